@@ -87,7 +87,7 @@ def clustered(bench: Bench, chance: np.random.Generator, trials: int) -> None:
 
 
 def a_year(bench: Bench, chance: np.random.Generator, years: int) -> None:
-    """Twenty retrainings of the same true score, each asked beside the champion: who is accepted, and what the
+    """Nineteen retrainings of the same true score, each asked beside the champion: who is accepted, and what the
     champion's score on its questions says beyond the truth."""
     truth, weeks = 0.8, 20
     for questions in (200, 500, 2000):

@@ -8,6 +8,7 @@ are still right come from the text alone.
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import json
 import math
@@ -117,7 +118,10 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         store.write("predictions.jsonl", seal_lines(map(asdict, predictions[""])))
     loss = validation_loss(job, subject, worker)
     chat = subject.model.chat
-    del subject  # its model, before another one is loaded
+    del subject  # its model, before another one is loaded; transformers' own are part of reference cycles
+    gc.collect()
+    if worker.device.type == "cuda":
+        torch.cuda.empty_cache()
     rescored = rescore(job, champion, held_out, mine, worker) if champion else None
     if not progress:
         return

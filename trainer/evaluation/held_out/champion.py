@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from pydantic import ValidationError
 
@@ -88,6 +89,8 @@ def _answers(
         for start in range(0, len(fair), size):
             batch = [(one, _asked(own, held_out, one)) for one in fair[start : start + size]]
             predictions += answer(own, asking, batch, worker.device)
+    except torch.OutOfMemoryError:
+        return Rescored(pointer, obstacle="it cannot be asked: these GPUs have too little memory for it")
     except (UserError, ValidationError) as error:
         found = error.found if isinstance(error, UserError) else str(error.errors()[0]["msg"])
         return Rescored(pointer, obstacle=f"it cannot be asked: {found}")

@@ -50,8 +50,11 @@ class HeldOut:
             turns = self.shards.turns(self.split.sample_location(sample))
             identity, system = self.split.ids[sample], turns[0].system
             for number, turn in asked_turns(turns):
-                earlier = tuple(turns[:number]) if earlier_turns == "reference" else ()
-                marks = sum(one.question.count(IMAGE_TOKEN) for one in turns[: number + 1]) if earlier else None
+                earlier: tuple[Turn, ...] = ()
+                marks = None
+                if earlier_turns == "reference":
+                    earlier = tuple(turns[:number])
+                    marks = sum(one.question.count(IMAGE_TOKEN) for one in turns[: number + 1])
                 question = Question(sample, identity, number, turn.slice, turn.question, turn.answer, system)
                 questions.append(question.after(earlier, marks))
         return questions

@@ -7,6 +7,8 @@ question is taken as long as the mean sample, and the longest as long as a packe
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -165,8 +167,8 @@ def _questions(
     inner = language.intermediate * (3 if language.gated else 2) + 4 * language.hidden
     pass_bytes = count * prompt * inner * number_bytes + count * prompt**2 * MASK_BYTES
     yield MemoryPart("prompts", pass_bytes, f"a layer's activations and the mask of {why}")
-    images = round(count * images_each) if count > 1 else 1
-    yield MemoryPart("images", _images(config, shape, images, number_bytes), f"{images} of these questions")
+    images = math.ceil(count * prompt / mean * images_each)
+    yield MemoryPart("images", _images(config, shape, images, number_bytes), f"{images} images of {why}")
     yield MemoryPart("logits", count * shape.vocabulary * LOGIT_BYTES, "of the next token")
 
 
@@ -233,5 +235,5 @@ def _remedy(config: RunConfig, shape: ModelShape, load: Workload, job: Asking) -
                 given = machine.model_dump(exclude_defaults=True)
                 text = ", ".join(f"{name}: {value}" for name, value in given.items())
                 changes.append(f"cluster.evaluate_machine={{{text}}}")
-            return f"it fits with {' '.join(changes)}"
+            return f"it fits with {shlex.join(changes)}"
     return "set cluster.evaluate_machine to a machine with larger or more GPUs"

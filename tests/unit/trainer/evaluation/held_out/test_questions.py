@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+
 from vlmpipe.trainer.data.sample import Turn
-from vlmpipe.trainer.evaluation.held_out.questions import asked_turns
+from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, asked_turns
 
 GOOD, UNLEARNED, SHOWN = Turn("A?", "B."), Turn("A?", "wrong", is_context=True), Turn("Show it.", "<image>")
 
@@ -14,3 +19,21 @@ def test_an_answer_that_was_no_label_is_not_asked() -> None:
 
 def test_samples_with_images_in_answers_are_not_asked() -> None:
     assert asked_turns([GOOD, SHOWN]) == []
+
+
+class OneSample(SimpleNamespace):
+    """A split of one sample."""
+
+    def __len__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(("earlier_turns", "images"), [("reference", [1, 2]), ("none", [None, None])])
+def test_a_turn_sees_the_images_up_to_it_as_in_training(
+    earlier_turns: Literal["reference", "none"], images: list[int | None]
+) -> None:
+    turns = [Turn("<image>\nWhat is it?", "A cat."), Turn("<image>\nAnd this?", "A dog.")]
+    split: Any = OneSample(ids=["one"], sample_location=lambda number: number)
+    shards: Any = SimpleNamespace(turns=lambda _place: turns)
+    asked = HeldOut(split, shards).questions(0, earlier_turns)
+    assert [one.images for one in asked] == images

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,17 +62,17 @@ def test_shipped_run_files_are_found() -> None:
 def test_a_model_that_no_gpu_holds_is_red_and_the_named_setting_fits() -> None:
     (error,) = errors(BIG, "cluster.evaluate_machine=null")
     assert "job evaluate does not fit" in error and "weights (132.1 GiB, bf16)" in error
-    remedy = error.partition("it fits with ")[2]
-    assert "processes_per_replica" in remedy
-    assert errors(BIG, remedy) == []
+    remedy = shlex.split(error.partition("it fits with ")[2])
+    assert "processes_per_replica" in remedy[-1]
+    assert errors(BIG, *remedy) == []
 
 
 def test_a_batch_that_is_too_large_is_red_and_the_named_setting_fits() -> None:
     path = ROOT / "configs/qwen2-5-vl-7b-qlora.yaml"
     (error,) = errors(path, "evaluate.batch_questions=64")
-    remedy = error.partition("it fits with ")[2]
-    assert re.fullmatch(r"evaluate.batch_questions=[0-9]+", remedy)
-    assert errors(path, remedy) == []
+    remedy = shlex.split(error.partition("it fits with ")[2])
+    assert re.fullmatch(r"evaluate.batch_questions=[0-9]+", remedy[0])
+    assert errors(path, *remedy) == []
 
 
 def test_a_7b_trained_in_bf16_is_evaluated_on_an_l4_and_one_trained_in_fp32_is_not() -> None:
