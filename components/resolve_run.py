@@ -48,11 +48,14 @@ def resolve_run(
     from vlmpipe.components.runtime.step_context import exit_on_error, step_context
     from vlmpipe.config.sections.stages import run_uri
     from vlmpipe.registry.release import was_accepted
+    from vlmpipe.trainer.config.job import run_uri_of
 
     with exit_on_error():
         uri = run_uri(compiled, run_id, job_name)
-        is_local = json.loads(compiled)["target"] == "local"  # whose runs hold a lock
-        other_job = "" if is_local else unfinished_job(uri, job_name)
+        settings = json.loads(compiled)
+        is_local = settings["target"] == "local"  # whose runs hold a lock
+        whole = run_uri_of(settings["root_uri"], run_id, job_name)
+        other_job = "" if is_local else unfinished_job(uri, whole, job_name)
     with step_context(uri, "resolve-run") as progress:
         progress.update(0, job_name=job_name)  # whose records these are: notify counts no other job's
         resolved = resolve(

@@ -12,13 +12,16 @@ from vlmpipe.trainer.storage.records import unseal
 FIRST, LAST = "resolve-run", "notify"
 
 
-def unfinished_job(run_uri: str, job_name: str) -> str:
+def unfinished_job(stage_uri: str, run_uri: str, job_name: str) -> str:
     """A sentence about another job that began in this folder and has recorded no end; empty where there is none.
 
     Whether it still runs only its service knows. Training holds the folder: the job that starts later takes over.
+
+    Args:
+        stage_uri: the stage's folder, in which its first step is recorded; of a run without stages the run's.
+        run_uri: the run's, in which its end is.
     """
-    store = open_storage(run_uri)
-    first, last = _record(store, FIRST), _record(store, LAST)
+    first, last = _record(open_storage(stage_uri), FIRST), _record(open_storage(run_uri), LAST)
     other = str(first.detail.get("job_name") or "") if first else ""
     if first is None or other in ("", job_name) or (last and last.ended_s and last.started_s >= first.started_s):
         return ""

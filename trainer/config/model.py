@@ -128,7 +128,7 @@ class ModelConfig(Section):
     language_model: WeightsConfig = Field(
         description="Causal language model. For llava; weights may be those of a whole LLaVA."
     )
-    tokenizer: str = Field(
+    tokenizer: StorageUri = Field(
         min_length=1,
         description="Hub id or folder of a tokenizer, gs://bucket/folder, run:RUN_ID, or train:N to train a byte-level "
         "BPE of N entries on the first 200,000 training samples of the data.",

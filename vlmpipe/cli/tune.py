@@ -51,6 +51,7 @@ def tune(
     """Search over fields of train, by the section tune. On this machine the table of trials is printed."""
     from vlmpipe.config.target_requirements import require_vertex
     from vlmpipe.pipelines.tune import search as tuning
+    from vlmpipe.runs.short_names import full_name
 
     if not from_run:
         raise ConfigError(
@@ -71,6 +72,7 @@ def tune(
         if not dry_run:
             usd = _approval(settings, yes=yes)
     root_uri = settings.root_uri(target.value)
+    from_run = full_name(from_run, settings.root_uri("local"))
     search = tuning.open_search(settings, from_run, search_id, root_uri)
     if target == TuneTarget.local and not fresh and (earlier := tuning.unfinished_search(search, root_uri)):
         to_stderr(f"continuing search {earlier}, which was stopped (--fresh starts a new one)")

@@ -51,17 +51,17 @@ WORDS = {
     "max_restarts": "cluster.restart_job_on_worker_restart restarts the whole job on Vertex AI; here it is "
     "vlmpipe run --retries N",
     "sharding_strategy": "train.strategy: fsdp, or hsdp within nodes",
-    "data_parallel": "nothing: it is the number of ranks divided by tensor_parallel, pipeline_parallel and "
+    "data_parallel": "leave it out: it is the number of ranks divided by tensor_parallel, pipeline_parallel and "
     "context_parallel",
     "scheduler": "train.lr_schedule and train.warmup_fraction",
     "fp16": "train.precision: fp16; bf16 on A100 and newer GPUs",
     "bf16": "train.precision: bf16",
-    "num_workers": "nothing: pictures are prepared by as many threads as a rank has cores; data.workers is of data "
+    "num_workers": "leave it out: images are prepared by as many threads as a rank has cores; data.workers is of data "
     "preparation",
-    "find_unused_parameters": "nothing: which parameters are trained is known (model.freeze, model.lora)",
-    "bucket_cap_mb": "nothing: DDP's buckets are torch's default; of ZeRO it is "
+    "find_unused_parameters": "leave it out: which parameters are trained is known (model.freeze, model.lora)",
+    "bucket_cap_mb": "leave it out: DDP's buckets are torch's default; of ZeRO it is "
     "train.deepspeed.zero_optimization.reduce_bucket_size, in elements",
-    "min_num_params": "nothing: layers are FSDP's units, which suit every size",
+    "min_num_params": "leave it out: layers are FSDP's units, which suit every size",
     "warmup_steps": "train.warmup_fraction, a share of all steps",
 }
 # Words of guides for values.

@@ -168,7 +168,9 @@ def _section(place: dict[str, Any] | list[Any], name: str) -> dict[str, Any] | l
     if place.get(name) is None:
         place[name] = {}
     inner = place[name]
-    return inner if isinstance(inner, dict | list) else f"{name} is a single value and has no fields of its own"
+    if isinstance(inner, dict | list):
+        return inner
+    return f"{name} is a single value and has no fields of its own (found {show(inner)})"
 
 
 def _by_name(sections: Sequence[Any]) -> dict[str, dict[str, Any]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmpipe.config.run_config import RunConfig, parse_run_config
+from vlmpipe.config.validation_errors import MAY_HOLD_SECRETS
 from vlmpipe.trainer.checkpoint.commit import committed
 from vlmpipe.trainer.checkpoint.resume_rules import Change, Outcome, Rule, rules_by_field
 from vlmpipe.trainer.config.job import RunPaths
@@ -70,7 +71,9 @@ class ChangedSettings:
         return all(change.outcome == "same" for change in self.all)
 
     def texts(self) -> list[str]:
-        return [change.text() for change in self.all]
+        """A sentence for each change, without values that may hold secrets."""
+        hidden = [change.field.startswith(MAY_HOLD_SECRETS) for change in self.all]
+        return [f"{one.field} changed" if hides else one.text() for one, hides in zip(self.all, hidden, strict=True)]
 
 
 def changed_settings(before: RunConfig, after: RunConfig) -> ChangedSettings:

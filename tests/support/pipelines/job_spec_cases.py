@@ -172,6 +172,16 @@ CASES = [
     Case("VP216", started(), started("/app/start.sh")),
     Case(
         "VP216",
+        {CONTAINER: ABSENT, f"{P0}.python_package_spec": PACKAGE | {"args": ["--epochs", "3"]}},
+        {
+            CONTAINER: ABSENT,
+            f"{P0}.python_package_spec": PACKAGE
+            | {"python_module": "vlmpipe.trainer.launch", "args": ["--epochs", "3"]},
+        },
+    ),
+    Case("VP216", started("python", "train.py"), started("python", "-m", "deepspeed.launcher.runner", "train.py")),
+    Case(
+        "VP216",
         {CONTAINER: ABSENT, f"{P0}.python_package_spec": PACKAGE},
         {CONTAINER: ABSENT, f"{P0}.python_package_spec": PACKAGE, MACHINE: {"machine_type": "n1-standard-8"}},
     ),

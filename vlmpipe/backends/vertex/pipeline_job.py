@@ -60,10 +60,10 @@ class Submission:
 
 
 def job_id_at(config: RunConfig, moment: datetime) -> str:
-    """A new name of the pipeline job and, without --run-id, of the run: <name>-<date>-<time>-<six random digits>.
+    """A new name of the pipeline job and, without --run-id, of the run: <name>-<date>-<time>-<random>.
 
-    Of the seeds of a matrix several are submitted in one second, and a name that two have is one folder. At most 63 +
-    23 of the 128 characters that Vertex AI takes; a run file's name holds no others than it does.
+    Random are six hexadecimal digits: of the seeds of a matrix several are submitted in one second, and a name that two
+    have is one folder. At most 63 + 23 of the 128 characters that Vertex AI takes; a run file's name holds no others.
     """
     return f"{config.name}-{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 

@@ -125,7 +125,7 @@ def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) ->
 
 def _gate_between(stage: StageConfig) -> dict[str, Any] | str:
     """The gate of a stage whose model is not registered: its own bounds, and no default ones."""
-    if not isinstance(stage.gate, Mapping) or not stage.gate:
+    if not isinstance(stage.gate, Mapping) or not stage.gate or stage.gate == {"bounds": "none"}:
         return "none"
     return {"min_margin_over_chance": None, "min_questions": 1, **stage.gate}
 

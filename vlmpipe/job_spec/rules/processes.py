@@ -28,6 +28,8 @@ def check(job: Job) -> Iterator[Violation]:
         if not pool.is_node or pool.is_tpu:
             continue
         path, words = _command(pool)
+        if module := pool.get("python_package_spec", "python_module"):
+            words = ["python", "-m", module, *words]
         is_torchrun = any(_TORCHRUN.search(word) for word in words)
         if pool.accelerator_count > 1:
             yield from _processes(pool, path, words, is_torchrun=is_torchrun)
@@ -51,10 +53,9 @@ def _processes(pool: Pool, path: FieldPath, words: Sequence[str], *, is_torchrun
         yield Violation("VP216", path, found, PER_GPU, f"--nproc_per_node={gpus}")
     elif any(_LAUNCHERS.search(word) for word in words):
         return
-    elif pool.get("python_package_spec") or (program := _program(words)):
-        started = f"python -m {pool.get('python_package_spec', 'python_module')}" if not words else program
+    elif program := _program(words):
         fix = f"torchrun --nproc_per_node={gpus} PROGRAM; nothing, if it uses all GPUs (tf.distribute, mp.spawn)"
-        yield Violation("VP216", path, f"one process ({started}) on {gpus} GPUs", PER_GPU, fix)
+        yield Violation("VP216", path, f"one process ({program}) on {gpus} GPUs", PER_GPU, fix)
     elif not pool.get("container_spec", "command"):  # of a script of one's own nothing is known
         found = f"no command on {gpus} GPUs: the image's entry point starts the processes, or starts one"
         fix = 'look at the ENTRYPOINT of the image; ENTRYPOINT ["python", ...] leaves GPUs idle that are paid for'

@@ -15,6 +15,7 @@ from vlmpipe.runs.local.run import (
     LocalRun,
     Marker,
     all_markers,
+    is_running,
     require_writable,
     run_argument,
     runs_folder,
@@ -61,7 +62,7 @@ def choose_run(folder: Path, config: RunConfig, *, run_id: str, fresh: bool, now
         return Choice(new_run(folder, config.name, now))
     notes = list[str]()
     for marker, changed in _unfinished(folder, markers, config):
-        if changed.cannot_matter:
+        if changed.cannot_matter and not (changed.all and is_running(folder / marker.run_id)):
             return Choice(marker.run_id, marker, _changed_lines(changed))
         if not notes and all(change.outcome == "taken" or change.outcome == "same" for change in changed.all):
             notes = [

@@ -144,3 +144,8 @@ def test_a_run_that_another_version_has_started_is_left_to_training(started: Run
 
 def test_the_page_has_a_row_for_every_rule() -> None:
     assert set(REST) <= set(RULES_OF_ALL)
+
+
+def test_a_variable_that_may_hold_a_secret_is_named_without_its_value() -> None:
+    before, after = (of(f"cluster.env={{OPTION: {value}}}") for value in ("one-value", "other"))
+    assert changed_settings(before, after).texts() == ["cluster.env.OPTION changed"]

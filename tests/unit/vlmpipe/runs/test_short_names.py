@@ -13,7 +13,7 @@ from vlmpipe.runs.submitted import RunRecord
 from vlmpipe.runs.vertex.names import Address
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
-JOB = "projects/p/locations/europe-west4/pipelineJobs/qwen-20260103-000000"
+JOB = "projects/p/locations/europe-west4/pipelineJobs/qwen-20260103-000000-a3f09c"
 
 
 @pytest.fixture
@@ -22,23 +22,33 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     for name, started_s in (("digits-20260101-000000", 1.0), ("digits-20260102-000000", 2.0), ("digits-dpo-1", 3.0)):
         Marker(name, "d", ("digits.yaml",), started_s, started_s + 1, 0).write(tmp_path / "root/runs" / name)
-    RunRecord(JOB, "gs://bucket/runs/qwen-20260103-000000", submitted_s=4.0).write("qwen-20260103-000000")
+    RunRecord(JOB, "gs://bucket/runs/qwen-20260103-000000-a3f09c", submitted_s=4.0).write("qwen-20260103-000000-a3f09c")
     return str(tmp_path / "root")
 
 
 @pytest.mark.parametrize(
     ("short", "long"),
     [
-        ("@last", "qwen-20260103-000000"),
+        ("@last", "qwen-20260103-000000-a3f09c"),
         ("@last:digits-dpo", "digits-dpo-1"),
         ("@last:digits", "digits-20260102-000000"),
         ("@last:digits-2026", "digits-20260102-000000"),
         ("digits-20260102", "digits-20260102-000000"),
-        ("qw", "qwen-20260103-000000"),
+        ("qw", "qwen-20260103-000000-a3f09c"),
     ],
 )
 def test_a_short_name_is_one_run(root: str, short: str, long: str) -> None:
     assert full_name(short, root) == long
+
+
+PREFERENCES = "digits-preferences-20260104-000000-b0c1d2"
+
+
+def test_a_submitted_runs_random_digits_are_no_part_of_its_name(root: str) -> None:
+    for number, name in enumerate(("digits-20260104-000000-a3f09c", PREFERENCES), start=5):
+        RunRecord(JOB, f"gs://bucket/runs/{name}", submitted_s=float(number)).write(name)
+    assert full_name("@last:digits", root) == "digits-20260104-000000-a3f09c"
+    assert full_name("@last", root) == PREFERENCES
 
 
 @pytest.mark.parametrize(
@@ -64,7 +74,7 @@ def test_several_runs_of_one_beginning_are_named(root: str) -> None:
 def test_no_run_of_a_name_is_said(root: str, name: str) -> None:
     with pytest.raises(UserError, match=f"no run for {name}") as caught:
         full_name(name, root)
-    assert caught.value.code == ExitCode.NOT_FOUND and "qwen-20260103-000000" in str(caught.value.expected)
+    assert caught.value.code == ExitCode.NOT_FOUND and "qwen-20260103-000000-a3f09c" in str(caught.value.expected)
 
 
 def test_without_any_run_the_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
