@@ -24,6 +24,7 @@ from vlmpipe.trainer.data.sources.base import FileSource
 from vlmpipe.trainer.data.sources.columns import names_files
 from vlmpipe.trainer.data.sources.file_patterns import Files
 from vlmpipe.trainer.data.sources.image_files import ImageFiles, require_size
+from vlmpipe.trainer.data.sources.parquet_pages import PageHeaderError
 from vlmpipe.trainer.data.sources.parquet_sizes import TooLargeRowError, row_bytes
 from vlmpipe.trainer.errors import DataError, os_errors
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -43,7 +44,7 @@ IDENTIFYING = (
 )  # columns, of rows without an id
 ARROW = ".arrow"
 ARROW_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # of a whole stream; without it one may have been cut at a batch
-DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError, TooLargeRowError)
+DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError, PageHeaderError, TooLargeRowError)
 
 
 class RowSource(FileSource):

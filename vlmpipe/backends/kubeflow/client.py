@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,13 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 LIMIT: dict[str, Any] = {"_request_timeout": (10, 60)}  # seconds to connect, to read
 POD_VARIABLE = "KFP_POD_NAME"
 PASSING = (408, 429, 500, 502, 503, 504)
+# What a kubelet and the API server say of a container that has not started, was cleared away, or is not in the pod; of
+# any other bad request they answer 400 as well (kubernetes/kubernetes: pkg/kubelet/kubelet_pods.go,
+# pkg/registry/core/pod/strategy.go).
+NO_LOG = re.compile(
+    r"is waiting to start|previous terminated container .* not found"
+    r"|is not available|is terminated|is not valid for pod"
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,16 @@ class Kind:
 TRAIN_JOB = Kind(
     "TrainJob", f"{GROUP}/{VERSION}", "Kubeflow Trainer", "2.2 or newer", "kubeflow", "vlmpipe docs run-on-kubeflow"
 )
+
+WORKFLOW = Kind(
+    "Workflow",
+    "argoproj.io/v1alpha1",
+    "Argo Workflows",
+    "of Kubeflow Pipelines",
+    "kubeflow",
+    "vlmpipe docs run-on-kubeflow",
+)
+WORKFLOW_ENDS = ("Succeeded", "Failed", "Error")  # WorkflowPhase (argoproj/argo-workflows, workflow_types.go)
 
 
 class Jobs:
@@ -119,10 +137,33 @@ class Jobs:
                     **LIMIT,
                 )
             except ApiException as error:
-                if error.status == 400:  # the container has not started, or the one before it was cleared away
+                if has_no_log(error):
                     raise NoSuchObject(_message(error)) from error
                 raise
         return str(answer.data.decode("utf-8", "replace")).splitlines()
+
+
+def is_workflow_over(name: str, namespace: str) -> bool:
+    """Whether the workflow of a pipeline run has ended; one that is gone was cleared away after its end.
+
+    Raises UserError where the cluster does not say, also where this step may not read workflows.
+    """
+    api, _ = connection()
+    try:
+        with translated_errors("look at the workflow of another run, for", WORKFLOW):
+            found = client.CustomObjectsApi(api).get_namespaced_custom_object(
+                "argoproj.io", "v1alpha1", namespace, "workflows", name, **LIMIT
+            )
+    except NoSuchObject:
+        return True
+    except Unreachable as error:
+        raise UserError(str(error), code=ExitCode.UNAVAILABLE) from error
+    return str((found.get("status") or {}).get("phase")) in WORKFLOW_ENDS
+
+
+def has_no_log(error: ApiException) -> bool:
+    """Whether the refused log is one that does not exist yet, or no longer."""
+    return _is_of_object(error) or (error.status == 400 and bool(NO_LOG.search(_message(error))))
 
 
 def connection() -> tuple[client.ApiClient, str]:
@@ -164,7 +205,7 @@ def _refusal(error: ApiException, doing: str, kind: Kind) -> Exception:
         return Unreachable(f"the Kubernetes API answers {error.status}: {said}")
     if error.status == 409:
         return AlreadyThere(said)
-    if error.status == 404 and _status(error).get("details", {}).get("name"):  # about an object, not about the path
+    if _is_of_object(error):
         return NoSuchObject(said)
     if error.status == 404:  # a path that the server does not have: no such kind of object
         return UserError(
@@ -188,6 +229,11 @@ def _refusal(error: ApiException, doing: str, kind: Kind) -> Exception:
         expected=f"{kind.product} {kind.release}" if old else f"a {kind.name} that its rules allow",
         fix=f"have {kind.product} updated" if old else f"correct the section {kind.section} of the run file",
     )
+
+
+def _is_of_object(error: ApiException) -> bool:
+    """Whether it is an object that is missing, and not a path that the server does not have."""
+    return error.status == 404 and bool((_status(error).get("details") or {}).get("name"))
 
 
 def _message(error: ApiException) -> str:

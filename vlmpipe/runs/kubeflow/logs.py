@@ -17,7 +17,7 @@ from kubernetes import client as k8s
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from vlmpipe.backends.kubeflow.client import LIMIT, connection
+from vlmpipe.backends.kubeflow.client import LIMIT, connection, has_no_log
 from vlmpipe.runs.kubeflow.names import KubeflowRun
 from vlmpipe.trainer.errors import ExitCode, UserError
 
@@ -85,7 +85,7 @@ class PodLogs:
                 pod, self._namespace, container=CONTAINER, timestamps=True, _preload_content=False, **LIMIT
             )
         except ApiException as error:
-            if error.status in (400, 404):  # a pod that has not started, has no such container, or is cleared away
+            if has_no_log(error):
                 raise _NotStartedError from error
             raise
         return str(answer.data.decode("utf-8", "replace"))

@@ -1,0 +1,128 @@
+"""Headers of a column's pages in a Parquet file: what their values take in memory, before one is decoded.
+
+The file's footer repeats some of it, and a damaged or made-up footer may say less than the pages hold. Headers are
+structs of Thrift's compact protocol (apache/thrift, doc/specs/thrift-compact-protocol.md; apache/parquet-format,
+parquet.thrift), with fields in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+# Fields of PageHeader and of its parts.
+TYPE, UNCOMPRESSED, COMPRESSED, PARTS, ENCODINGS = 1, 2, 3, (5, 8), {5: 2, 8: 4}
+DICTIONARY_PAGE = 2
+DELTA_BYTE_ARRAY = 7  # an encoding, in which a value may repeat the one before it
+FIRST_READ_BYTES, MOST_HEADER_BYTES = 1 << 10, 16 << 20  # statistics in a header hold values
+MOST_VARINT_BYTES, MOST_DEPTH = 10, 8
+TRUE, FALSE, BYTE, I64, DOUBLE, BINARY, LIST, SET, STRUCT = 1, 2, 3, 6, 7, 8, 9, 10, 12
+
+
+class PageHeaderError(Exception):
+    """A page's header that is no header, or leads out of its column."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page's header says of it."""
+
+    uncompressed_bytes: int
+    num_values: int
+    is_dictionary: bool
+    repeats: bool  # values may be longer than what is stored of them
+
+
+def pages(file: BinaryIO, start: int, size_bytes: int) -> Iterator[Page]:
+    """The pages of a column of a row group. Raises PageHeaderError."""
+    end = start + size_bytes
+    while start < end:
+        header, header_bytes = _header(file, start, end)
+        uncompressed, compressed = header.get(UNCOMPRESSED), header.get(COMPRESSED)
+        if not (isinstance(uncompressed, int) and isinstance(compressed, int) and min(uncompressed, compressed) >= 0):
+            raise PageHeaderError(f"a page at byte {start:,} has no size")
+        parts = {part: header[part] for part in PARTS if isinstance(header.get(part), dict)}
+        yield Page(
+            uncompressed,
+            max((value for part in parts.values() if isinstance(value := part.get(1), int)), default=0),
+            header.get(TYPE) == DICTIONARY_PAGE,
+            any(part.get(ENCODINGS[number]) == DELTA_BYTE_ARRAY for number, part in parts.items()),
+        )
+        start += header_bytes + compressed
+
+
+def _header(file: BinaryIO, start: int, end: int) -> tuple[dict[int, Any], int]:
+    """The fields of a page's header, and its length."""
+    limit = FIRST_READ_BYTES
+    while True:
+        file.seek(start)
+        data = file.read(min(limit, end - start))
+        reader = _Compact(data)
+        try:
+            return reader.struct(), reader.at
+        except IndexError:  # more of it follows
+            if len(data) < limit or limit >= MOST_HEADER_BYTES:
+                raise PageHeaderError(f"the header of a page at byte {start:,} does not end") from None
+            limit = min(8 * limit, MOST_HEADER_BYTES)
+
+
+class _Compact:
+    """Reads values of Thrift's compact protocol. Raises IndexError behind the data's end."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self.at = data, 0
+
+    def struct(self, depth: int = 0) -> dict[int, Any]:
+        """Numbers and structs by the number of their field; others are passed over."""
+        if depth > MOST_DEPTH:
+            raise PageHeaderError(f"a header has structs {depth} deep")
+        fields: dict[int, Any] = {}
+        number = 0
+        while byte := self._byte():
+            number = number + (byte >> 4) if byte >> 4 else self._zigzag()
+            fields[number] = self._value(byte & 0x0F, depth)
+        return fields
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in (TRUE, FALSE):
+            return kind == TRUE
+        if kind == BYTE:
+            return self._byte()
+        if BYTE < kind <= I64:
+            return self._zigzag()
+        if kind in (DOUBLE, BINARY):
+            self._pass(8 if kind == DOUBLE else self._varint())
+            return None
+        if kind in (LIST, SET):
+            byte = self._byte()
+            for _ in range(byte >> 4 if byte >> 4 < 15 else self._varint()):
+                inner = byte & 0x0F
+                self._byte() if inner in (TRUE, FALSE) else self._value(inner, depth + 1)
+            return None
+        if kind == STRUCT:
+            return self.struct(depth + 1)
+        raise PageHeaderError(f"a header has a field of the kind {kind}")
+
+    def _pass(self, count: int) -> None:
+        self.at += count
+        if self.at > len(self._data):
+            raise IndexError
+
+    def _byte(self) -> int:
+        byte = self._data[self.at]
+        self.at += 1
+        return byte
+
+    def _varint(self) -> int:
+        value = 0
+        for shift in range(0, 7 * MOST_VARINT_BYTES, 7):
+            byte = self._byte()
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise PageHeaderError(f"a number of more than {MOST_VARINT_BYTES} bytes")
+
+    def _zigzag(self) -> int:
+        value = self._varint()
+        return value >> 1 ^ -(value & 1)
