@@ -21,13 +21,15 @@ def notify(
     import os
     from urllib.parse import quote
 
-    from vlmpipe.components.runtime.step_context import STOPPED_VARIABLE, step_context
+    from vlmpipe.components.runtime.folder_lock import leaving_folder
+    from vlmpipe.components.runtime.step_context import STOPPED_VARIABLE, exit_on_error, step_context
     from vlmpipe.components.runtime.step_logic import close_run
     from vlmpipe.components.runtime.vertex_experiments import log_run
     from vlmpipe.components.runtime.webhook import send_notification
     from vlmpipe.runs.ending import FIRST, Ending, ending_of
     from vlmpipe.trainer.config.job import require_run_id, run_uri_of
-    from vlmpipe.trainer.errors import ConfigError
+    from vlmpipe.trainer.errors import ConfigError, ExitCode
+    from vlmpipe.trainer.storage import open_storage
 
     try:
         require_run_id(run_id or job_name)
@@ -36,13 +38,20 @@ def notify(
         print(send_notification(webhook, refused, Ending("failed", FIRST, int(error.code), error.found)), flush=True)
         return
     run_uri = run_uri_of(root_uri, run_id, job_name)
-    word = "stopped" if os.environ.get(STOPPED_VARIABLE) else status.state
-    with step_context(run_uri, "notify", even_when_stopped=True) as progress:
-        ending = ending_of(run_uri, job_name=job_name, last_step=last_step, word=word, error=status.error_message or "")
-        said = []
-        try:
-            said.append(close_run(run_uri, ending.outcome))
-        finally:  # also of a run whose report cannot be written
-            said += [ending.note, send_notification(webhook, run_uri, ending), log_run(run_uri, ending.outcome)]
-            print("\n".join(filter(None, said[-3:])), flush=True)
-        progress.finish(message="; ".join(filter(None, said)))
+    with exit_on_error(even_when_stopped=True), leaving_folder(open_storage(run_uri), job_name) as holder:
+        if holder:  # as the first step said; nothing is written into the other job's folder
+            found = f"pipeline job {holder.job_name} holds the run's folder"
+            print(send_notification(webhook, run_uri, Ending("failed", FIRST, int(ExitCode.UNAVAILABLE), found)))
+            return
+        word = "stopped" if os.environ.get(STOPPED_VARIABLE) else status.state
+        with step_context(run_uri, "notify", even_when_stopped=True) as progress:
+            ending = ending_of(
+                run_uri, job_name=job_name, last_step=last_step, word=word, error=status.error_message or ""
+            )
+            said = []
+            try:
+                said.append(close_run(run_uri, ending.outcome))
+            finally:  # also of a run whose report cannot be written
+                said += [ending.note, send_notification(webhook, run_uri, ending), log_run(run_uri, ending.outcome)]
+                print("\n".join(filter(None, said[-3:])), flush=True)
+            progress.finish(message="; ".join(filter(None, said)))

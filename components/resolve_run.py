@@ -43,19 +43,22 @@ def resolve_run(
     import json
 
     from vlmpipe.components.runtime.differences import record_differences
-    from vlmpipe.components.runtime.earlier_job import unfinished_job
+    from vlmpipe.components.runtime.folder_lock import take_folder
+    from vlmpipe.components.runtime.job_states import state_of_job, this_job
     from vlmpipe.components.runtime.resolve import resolve
     from vlmpipe.components.runtime.step_context import exit_on_error, step_context
     from vlmpipe.config.sections.stages import run_uri
     from vlmpipe.registry.release import was_accepted
     from vlmpipe.trainer.config.job import run_uri_of
+    from vlmpipe.trainer.storage import open_storage
 
     with exit_on_error():
         uri = run_uri(compiled, run_id, job_name)
         settings = json.loads(compiled)
         is_local = settings["target"] == "local"  # whose runs hold a lock
         whole = run_uri_of(settings["root_uri"], run_id, job_name)
-        other_job = "" if is_local else unfinished_job(uri, whole, job_name)
+        if not is_local and (said := take_folder(open_storage(whole), this_job(compiled, job_name), state_of_job)):
+            print(said, flush=True)
     with step_context(uri, "resolve-run") as progress:
         progress.update(0, job_name=job_name)  # whose records these are: notify counts no other job's
         resolved = resolve(
@@ -72,7 +75,7 @@ def resolve_run(
             resume=resume,
             min_exact_match=min_exact_match,
         )
-        record_differences(progress, resolved.differences, resolved.since_last_start, other_job)
+        record_differences(progress, resolved.differences, resolved.since_last_start)
         stage_state = "accepted" if was_accepted(resolved.run_uri) else "open"
         progress.finish(message=f"run file and job specs are valid; output in {resolved.run_uri}")
     return (

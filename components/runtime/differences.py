@@ -8,20 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vlmpipe.config.overrides import Differences, difference_rows
-from vlmpipe.trainer.errors import print_warning
 from vlmpipe.trainer.progress import Progress
 
 SHOWN_IN_NOTE = 6
 
 
-def record_differences(
-    progress: Progress, differences: Differences, since_last_start: Sequence[str], other_job: str = ""
-) -> None:
-    """Print every difference, and leave it in the record of the step resolve-run, which status and the report read.
-
-    Args:
-        other_job: `unfinished_job` of the run's folder.
-    """
+def record_differences(progress: Progress, differences: Differences, since_last_start: Sequence[str]) -> None:
+    """Print every difference, and leave it in the record of the step resolve-run, which status and the report read."""
     rows = difference_rows(differences)
     lines = [f"{field} is {now}, compiled with {was}" for field, was, now in rows]
     notes = [_said(f"{_count(lines)} from the compiled pipeline", lines)] if lines else []
@@ -29,10 +22,6 @@ def record_differences(
         notes.append(_said(f"{_count(since_last_start)} from the last start of this run", since_last_start))
     if not notes:
         print("the settings are those of the compiled pipeline", flush=True)
-    if other_job:
-        print_warning(other_job, step="resolve-run")
-        notes.append(other_job)
-    if not notes:
         return
     progress.update(0, notes=notes, changed_settings=[list(row) for row in rows])
 

@@ -27,13 +27,15 @@ from tests.fakes.kubernetes.train_job_rules import denials, pod_name_violation, 
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 USER, TOKEN = "system:serviceaccount:team:pipeline-runner", "a-token"
 ALL_VERBS = frozenset(
-    {"create trainjobs", "get trainjobs", "delete trainjobs", "list pods", "get pods", "get pods/log"}
+    {"create trainjobs", "get trainjobs", "delete trainjobs", "list pods", "get pods", "get pods/log", "get workflows"}
     | {f"{verb} {kserve.PLURAL}" for verb in ("create", "get", "update", "delete")}
 )
 JOBS = re.compile(rf"/apis/{GROUP}/{VERSION}/namespaces/(?P<namespace>[^/]+)/{PLURAL}(/(?P<name>[^/]+))?")
 SERVICES = re.compile(
     rf"/apis/{kserve.GROUP}/{kserve.VERSION}/namespaces/(?P<namespace>[^/]+)/{kserve.PLURAL}(/(?P<name>[^/]+))?"
 )
+ARGO = "argoproj.io"
+WORKFLOWS = re.compile(rf"/apis/{ARGO}/v1alpha1/namespaces/(?P<namespace>[^/]+)/workflows/(?P<name>[^/]+)")
 PODS = re.compile(r"/api/v1/namespaces/(?P<namespace>[^/]+)/pods(/(?P<name>[^/]+)(?P<log>/log)?)?")
 RUN_SELECTOR = re.compile(r"pipeline/runid=([0-9a-f-]{36})")
 SELECTOR = re.compile(r"jobset\.sigs\.k8s\.io/jobset-name=([^,]+),jobset\.sigs\.k8s\.io/replicatedjob-name=node")
@@ -68,6 +70,7 @@ class FakeKubernetes:
         # Of runs of Kubeflow Pipelines: their pods, and the lines of each with their times; None before it has started.
         self.run_pods: dict[str, dict[str, list[tuple[str, str]] | None]] = {}
         self.faults: list[tuple[str, int]] = []  # code of a method's next answer; 0: cut off after the work is done
+        self.workflows: dict[str, str] = {}  # phases of pipeline runs; "" before the first one
         self.deletions_take = 0  # GETs for which a deleted TrainJob is still there
         self.requests: list[str] = []
         self.lock = threading.Lock()
@@ -128,6 +131,16 @@ class FakeKubernetes:
             if not self.installed:
                 raise Refused(404, "404 page not found\n", plain=True)
             return self._inference_service(method, match["name"], query, body)
+        if match := WORKFLOWS.fullmatch(path):
+            self._require(match["namespace"], {"GET": "get"}, method, "workflows")
+            if match["name"] not in self.workflows:
+                raise Refused(404, f'workflows.{ARGO} "{match["name"]}" not found', name=match["name"])
+            phase = self.workflows[match["name"]]
+            return {
+                "kind": "Workflow",
+                "metadata": {"name": match["name"]},
+                "status": {"phase": phase} if phase else {},
+            }
         if match := PODS.fullmatch(path):
             verb = "get" if match["name"] else "list"
             self._require(match["namespace"], {"GET": verb}, method, f"pods{match['log'] or ''}")
@@ -177,7 +190,7 @@ class FakeKubernetes:
     def _require(self, namespace: str, verbs: dict[str, str], method: str, what: str) -> None:
         if method not in verbs:
             raise Refused(501, f"{method} of {what} is not known here")
-        verb, group = verbs[method], {"trainjobs": GROUP, kserve.PLURAL: kserve.GROUP}.get(what, "")
+        verb, group = verbs[method], {"trainjobs": GROUP, kserve.PLURAL: kserve.GROUP, "workflows": ARGO}.get(what, "")
         if f"{verb} {what}" not in self.allowed or namespace != self.namespace:
             text = f'{what}{group and "." + group} is forbidden: User "{USER}" cannot {verb} resource "{what}" in API '
             raise Refused(403, f'{text}group "{group}" in the namespace "{namespace}"')

@@ -13,9 +13,11 @@ from tests.fakes.receiver import Receiver
 from tests.support.paths import ROOT
 from vlmpipe.components.notify import notify
 from vlmpipe.components.runtime import webhook
+from vlmpipe.components.runtime.folder_lock import RUNNING, Holder, read_holder, take_folder
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.runs.ending import Ending
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage.local import LocalStorage
 
 DIGITS = ROOT / "configs/digits.yaml"
 SECRET = "projects/my-project/secrets/chat"
@@ -169,3 +171,20 @@ def test_the_exit_handler_writes_nothing_for_a_run_id_that_is_refused(
     (message,) = receiver.messages
     assert (message["outcome"], message["step"], message["exit_code"]) == ("failed", "resolve-run", 64)
     assert "run_id is" in message["text"] and list(tmp_path.rglob("*")) == [root]
+
+
+def test_the_exit_handler_of_a_job_that_was_refused_leaves_the_holders_folder_as_it_is(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    run = LocalStorage(tmp_path / "runs/one")
+    take_folder(run, Holder("job-1", "vertex"), lambda _: RUNNING)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    status = PipelineTaskFinalStatus("FAILED", "projects/p/j", "run", 1, "resolve-run failed")
+    notify("one", "job-2", str(tmp_path), receiver.address, "register-model", status)
+    (message,) = receiver.messages
+    assert (message["outcome"], message["step"], message["exit_code"]) == ("failed", "resolve-run", 69)
+    assert "pipeline job job-1 holds the run's folder" in message["text"]
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    notify("one", "job-1", str(tmp_path), "", "register-model", status)
+    holder, _ = read_holder(run)
+    assert holder and holder.closed and run.stat("steps/notify.json")
