@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from vlmpipe.trainer.distributed.cluster_env import LAUNCHED_VARIABLE, NODE_LEVEL_VARIABLES, Cluster, read_cluster
+from vlmpipe.trainer.distributed.launcher_guard import guarded
 from vlmpipe.trainer.distributed.rendezvous import meet, rendezvous_timeout_s
 from vlmpipe.trainer.errors import CAUSES, EXIT_FOLDER_VARIABLE, ConfigError, ExitCode, UserError, run_main
 from vlmpipe.trainer.preflight.devices import require_gpu_each, visible_gpus
@@ -67,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault(SHUTDOWN_VARIABLE, str(SHUTDOWN_S))  # who sent the signal has a limit, and knows it
     if not any(os.environ.get(variable) for variable in ALLOCATOR_VARIABLES):
         os.environ[ALLOCATOR_VARIABLES[0]] = GROWING_SEGMENTS
-    with _exit_folder() as exit_folder:
+    with guarded(), _exit_folder() as exit_folder:
         if processes > 1:  # torchrun gives each one thread, too few for an optimizer step on the CPU (train.offload)
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
             os.environ.setdefault(THREADS_VARIABLE, str(max(1, cores // processes)))

@@ -10,10 +10,10 @@ import io
 import re
 import threading
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from vlmpipe.trainer.data.pdf_pages import PAGES, NoSuchPageError, PageError
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import content_of, png_bytes
 from vlmpipe.trainer.data.video import VIDEOS, Video, VideoLimits, media_package
@@ -21,9 +21,6 @@ from vlmpipe.trainer.errors import UserError
 
 PDF, TIFFS = ".pdf", frozenset({".tif", ".tiff"})
 FRAGMENT = re.compile(r"(.+)#(?:page=([1-9]\d*)|t=(\d+(?:\.\d+)?)|(?:frame=([1-9]\d*)/|frames=)([1-9]\d*))")
-PDF_POINTS = 72  # an inch
-PAGE_DPI = 144
-MOST_PAGE_PIXELS = 50_000_000  # a page may claim any size
 PNG_MODES = frozenset(
     {"1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I;16B", "I", "F"}
 )  # those of numbers are refused later
@@ -136,15 +133,13 @@ class _Opened:
             self._video.close()
 
     def _pdf_page(self, part: Part) -> bytes:
-        pdfium = media_package("pypdfium2")
-        with _PDFIUM, closing(pdfium.PdfDocument(self._data)) as document:
-            document.init_forms()  # before a page is loaded, else fields are left out
-            if part.page > len(document):
-                raise _missing(part, f"{len(document)} pages")
-            page = document[part.page - 1]
-            width, height = (points * PAGE_DPI / PDF_POINTS for points in page.get_size())
-            shrunk = min(1.0, (MOST_PAGE_PIXELS / max(1.0, width * height)) ** 0.5)
-            return png_bytes(page.render(scale=shrunk * PAGE_DPI / PDF_POINTS).to_pil().convert("RGB"))
+        media_package("pypdfium2")
+        try:
+            return PAGES.png(self._data, self.content, part.page)
+        except NoSuchPageError as error:
+            raise _missing(part, str(error)) from error
+        except PageError as error:
+            raise RejectedError(RejectCode.MEDIA_UNREADABLE, f"{part.file} #{part.fragment}: {error}") from error
 
     def _tiff_page(self, part: Part) -> bytes:
         from PIL import Image  # a machine that compiles only has none
@@ -163,9 +158,6 @@ class _Opened:
             if page.mode not in PNG_MODES:
                 page = page.convert("RGB")
             return png_bytes(page)
-
-
-_PDFIUM = threading.Lock()  # the library is not safe to use from several threads
 
 
 def _missing(part: Part, has: str) -> RejectedError:

@@ -6,13 +6,11 @@ bounds of the operating system for both, and nothing of the run: no secret is in
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
-import resource
 import sys
-from pathlib import Path
 from typing import Any
+
+from vlmpipe.trainer.data.bounded_process import bound_memory, bound_time
 
 CPU_S = 10  # of one rendering; the longest of published templates take milliseconds
 MEMORY_BYTES = 512 << 20  # beyond what the process has when it starts
@@ -50,16 +48,10 @@ def main() -> None:
     import jinja2  # noqa: F401, before memory is bounded
     from transformers.utils.chat_template_utils import render_jinja_template  # noqa: F401
 
-    with contextlib.suppress(OSError, ValueError):  # where there is no /proc, time alone is bounded
-        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
-        most_bytes = pages * resource.getpagesize() + MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    bound_memory(MEMORY_BYTES)
     print(flush=True)  # ready
     for line in sys.stdin:
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used.ru_utime + used.ru_stime) + CPU_S, hard))
+        bound_time(CPU_S)
         try:
             answer = json.dumps({"text": render(**json.loads(line))})
         except TemplateError as error:

@@ -15,7 +15,8 @@ from urllib.parse import unquote
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.conversations.message_parts import inline_bytes
-from vlmpipe.trainer.data.media import MOST_PAGE_PIXELS, PDF, MediaFiles, Part, part_of
+from vlmpipe.trainer.data.media import PDF, MediaFiles, Part, part_of
+from vlmpipe.trainer.data.pdf_pages import MOST_PAGE_PIXELS
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import IMAGE_SUFFIXES, Clip, ImageRef, content_of
 from vlmpipe.trainer.data.sources.file_patterns import fingerprint_of

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from vlmpipe.backends.finished_program import FinishedProgram
 from vlmpipe.backends.kubeflow.manifest import GROUP, PLURAL, VERSION, job_name, train_job
 from vlmpipe.backends.kubeflow.watch import Watch, stoppable
 from vlmpipe.backends.step_record import recorded_job
@@ -43,7 +44,7 @@ def run_on_kubeflow(display_name: str, job_spec: Mapping[str, Any], *, labels: M
 
         jobs = Jobs()
         with stoppable() as wait:
-            Watch(jobs, body, wait=wait, starting=record.open).run()
+            Watch(jobs, body, wait=wait, starting=record.open, program=FinishedProgram(store, step)).run()
     path = f"apis/{GROUP}/{VERSION}/namespaces/{jobs.namespace}/{PLURAL}/{name}"
     return json.dumps({"resources": [{"resourceType": "TrainJob", "resourceUri": path}]})
 

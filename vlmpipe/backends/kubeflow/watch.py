@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from vlmpipe.backends.finished_program import FinishedProgram
 from vlmpipe.backends.job_failure import failure, meaning
 from vlmpipe.backends.kubeflow.logs import NodeLog, say
 from vlmpipe.backends.kubeflow.status import (
@@ -43,23 +44,29 @@ class Stopped(Exception):
 
 
 class Watch:
-    """One TrainJob. `starting` is called before it is created.
+    """One TrainJob. `starting` is called before it is created; `program` tells whether a job goes on without reason.
 
     `wait` waits for some seconds, or raises Stopped: then the TrainJob is deleted.
     """
 
     def __init__(
-        self, jobs: Jobs, body: dict[str, Any], *, wait: Callable[[float], None], starting: Callable[[], object]
+        self,
+        jobs: Jobs,
+        body: dict[str, Any],
+        *,
+        wait: Callable[[float], None],
+        starting: Callable[[], object],
+        program: FinishedProgram,
     ) -> None:
         self._jobs, self._body, self._name = jobs, body, str(body["metadata"]["name"])
-        self._wait, self._starting = wait, starting
+        self._wait, self._starting, self._program = wait, starting, program
         self._log = NodeLog(jobs)
         self._ended: dict[Ended, None] = {}  # in the order in which it was seen
         self._said: dict[str, str] = {}
         self._stuck_s: dict[str, float] = {}
 
     def run(self) -> None:
-        """Return when the job is complete.
+        """Return when the job is complete, or when its program is and the job does not end: then it is deleted.
 
         Raises UserError: with the exit code of the node that failed, PREEMPTED when the job was stopped or deleted,
         UNAVAILABLE when the API or an image cannot be had, NOT_FOUND without Kubeflow Trainer.
@@ -131,6 +138,9 @@ class Watch:
             if state.phase == "deleting":
                 text = f"TrainJob {self._name} was deleted from outside"
                 raise UserError(text, fix="run again to continue", code=ExitCode.PREEMPTED)
+            if self._program.lingers():
+                self._end(self._program.sentence())
+                return
             if (ended := cause(self._ended)) and ended.permanent:  # Kubernetes would start it again all the same
                 self._end(f"{ended.pod} ended with {ended.code}{meaning(ended.code)}")
                 raise self._failure(state)

@@ -16,7 +16,7 @@ class Attempt:
     strategy: str  # the option's name: a scheduling strategy, or reservation
     token: str  # label by which its job is found again
     job: str = ""  # resource name, once an answer came
-    cancelled_for: str = ""  # wait, spend, time or stop, if we cancelled it
+    cancelled_for: str = ""  # wait, spend, time, stop, or end of its program, if we cancelled it
     outcome: str = ""  # no capacity, done, failed or stopped
     why: str = ""
     usd: float | None = None  # spent at most, at the plan's prices

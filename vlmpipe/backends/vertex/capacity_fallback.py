@@ -23,6 +23,7 @@ from google.auth.exceptions import GoogleAuthError
 from google.cloud.aiplatform_v1 import types as api
 from requests.exceptions import RequestException
 
+from vlmpipe.backends.finished_program import FinishedProgram
 from vlmpipe.backends.vertex.capacity_attempts import FILE, Attempt, parse_attempts
 from vlmpipe.backends.vertex.client import Place, job_client, translate_errors
 from vlmpipe.backends.vertex.custom_job import POLL_S, REQUESTS, WHAT, create_job, find_job
@@ -90,6 +91,7 @@ class CapacityFallback:
         fallback = [CapacityOption.model_validate(one) for one in cluster["capacity_fallback"]]
         self._falls_back = bool(fallback) and step == "train"
         self._file = FILE if self._falls_back else f"vertex_jobs/{step}.json"
+        self._program = FinishedProgram(self._store, step, clock=now)
         self._what = "training" if step == "train" else step
         self._options = fallback if self._falls_back else [_only_option(settings)]
         self._max_spend_usd: float | None = cluster["max_spend_usd"] if self._falls_back else None
@@ -177,6 +179,9 @@ class CapacityFallback:
                     break
             elif now_s >= self._until_s:
                 self._cancel(attempt, "time")
+            elif self._program.lingers():
+                attempt.why = self._program.sentence()
+                self._cancel(attempt, "end")
             elif state not in WAITING:
                 waiting_since_s = None
                 spent_usd = sum(one.usd or 0.0 for one in self.attempts)
@@ -195,7 +200,7 @@ class CapacityFallback:
     def _judge(self, attempt: Attempt, job: api.CustomJob) -> None:
         state, said = _state(job), _first_line(job.error.message)
         no_capacity = job.error.code == RESOURCE_EXHAUSTED or NO_CAPACITY.search(job.error.message)
-        if state in ("SUCCEEDED", "PARTIALLY_SUCCEEDED"):
+        if state in ("SUCCEEDED", "PARTIALLY_SUCCEEDED") or attempt.cancelled_for == "end":
             attempt.outcome = "done"
         elif attempt.cancelled_for == "wait":
             attempt.outcome = "no capacity"

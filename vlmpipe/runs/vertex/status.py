@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vlmpipe.backends.finished_program import FINISHED, LINGERS_S
 from vlmpipe.backends.vertex.capacity_attempts import waiting_message
 from vlmpipe.config.sections.stages import STAGES_FOLDER
 from vlmpipe.job_spec.build import JOBS, step_of
@@ -275,6 +276,9 @@ def _step(
     if state == "running" and record is None:
         message = "machines are being found or started" if name in JOB_STEPS else "its machine is being started"
         message = (name == "train" and waiting_message(files.options)) or message
+    if state == "running" and record and record.state in FINISHED and now_s - record.ended_s > LINGERS_S:
+        minutes = (now_s - record.ended_s) / 60
+        message = f"its program ended {minutes:.0f} min ago and its job has not: cancel the run and continue it"
     if state == "running" and "CANCEL" in task.state.name:
         message = "it is being stopped"
     detail = dict(said.detail)

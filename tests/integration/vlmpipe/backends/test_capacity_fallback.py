@@ -7,6 +7,7 @@ import http.client
 import json
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +33,9 @@ from vlmpipe.pipelines.compile import compile_pipeline
 from vlmpipe.planner.sweep import plan_config
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.progress import StepRecord
 from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import write_record
 
 SPOT_FILE = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
 FALLBACK = (
@@ -565,3 +568,15 @@ def _post(server: FakeVertex, path: str, content: object) -> int:
         return connection.getresponse().status
     finally:
         connection.close()
+
+
+def test_a_job_whose_program_has_ended_is_cancelled_and_training_is_done(server: FakeVertex, run: Path) -> None:
+    """As a launcher that is stopped, or a frozen container, after "train: done"."""
+    record = StepRecord("train", "done", ended_s=5.0)
+    write_record(LocalStorage(run), "steps/train.json", asdict(record))
+    server.custom_jobs.scripts = [[*WAITS, *[Step("RUNNING")] * 60]]
+    climb(server, run)
+    (job,) = server.custom_jobs.jobs.values()
+    assert job.state.name in ("JOB_STATE_CANCELLED", "JOB_STATE_CANCELLING") and tried(run) == [("spot", "done")]
+    (attempt,) = json.loads((run / "capacity_fallback.json").read_text())["attempts"]
+    assert attempt["cancelled_for"] == "end" and "train has recorded its end" in attempt["why"]

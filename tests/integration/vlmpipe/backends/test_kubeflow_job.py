@@ -13,6 +13,7 @@ import pytest
 from tests.fakes.kubernetes.api import FakeKubernetes
 from tests.fakes.kubernetes.pods import Course, Scene, pod
 from tests.support.pipelines.kubeflow_steps import inputs, run_folder, start_step, step_record
+from vlmpipe.backends import finished_program
 from vlmpipe.backends.kubeflow import watch as train_job_watch
 from vlmpipe.components.jobs.run_kubeflow_job import run_kubeflow_job
 from vlmpipe.trainer.errors import ExitCode
@@ -264,3 +265,16 @@ def test_a_request_to_stop_deletes_the_job(cluster: FakeKubernetes, run: Path) -
     said = step.communicate(timeout=60)[0]
     assert (step.returncode, cluster.jobs) == (ExitCode.PREEMPTED, {}), said
     assert step_record(run)["state"] == "stopped"
+
+
+def test_a_job_whose_program_has_ended_is_deleted_and_its_step_is_done(
+    cluster: FakeKubernetes, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a launcher that is stopped, or a frozen container, after "train: done"."""
+    monkeypatch.setattr(finished_program, "LOOK_S", 0.0)
+    monkeypatch.setattr(finished_program, "LINGERS_S", 0.05)
+    monkeypatch.setattr(finished_program.FinishedProgram, "_recorded_end", lambda _: 5.0)
+    cluster.runs = [Course([Scene(pods=[pod(0, state=RUNNING)], logs={"pod-0": ["train: done"]})])]
+    run_kubeflow_job(**inputs(run))
+    assert cluster.jobs == {} and step_record(run)["state"] == "done"
+    assert "train has recorded its end, and its job has not ended for 0.05 s" in capsys.readouterr().out

@@ -9,9 +9,11 @@ import pytest
 
 from tests.support.short_form import chosen
 from tests.support.trainer.chat_templates import PLAIN
-from vlmpipe.trainer.data.chat import render, render_process
+from vlmpipe.trainer.data.bounded_process import ENVIRONMENT, SETTINGS, BoundedProcess
+from vlmpipe.trainer.data.chat import render
 from vlmpipe.trainer.data.chat.render import TemplateError
-from vlmpipe.trainer.data.chat.render_process import ENVIRONMENT, RenderProcess
+from vlmpipe.trainer.data.chat.render_process import MODULE
+from vlmpipe.trainer.data.chat.render_process import render as render_there
 
 CHAT = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "It."}]
 SLOW = {
@@ -36,8 +38,8 @@ WRONG = {
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[RenderProcess]:
-    made = RenderProcess()
+def process() -> Iterator[BoundedProcess]:
+    made = BoundedProcess(MODULE, "renders chat templates", cpu_s=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", "hf_secret")
         yield made
@@ -46,41 +48,26 @@ def process() -> Iterator[RenderProcess]:
 
 @pytest.mark.timeout(400)
 def test_what_takes_too_much_is_refused_and_the_next_template_is_rendered(
-    process: RenderProcess, monkeypatch: pytest.MonkeyPatch
+    process: BoundedProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_start", started_with(process, cpu_s=1))
+    # The same program with less time, which tests need not wait for.
+    code = "from vlmpipe.trainer.data.chat import render; render.CPU_S = 1; render.main()"
+    monkeypatch.setattr(process, "_command", [*process._command[:2], "-c", code])
+    process.end()
     for name, source in chosen(SLOW, lambda name: name != "a large power").items():  # each start takes seconds
         with pytest.raises(TemplateError, match="takes"):
-            print(name, process.render(source, CHAT, {}, add_generation_prompt=False)[:100])
-    assert process.render(PLAIN, CHAT, {}, add_generation_prompt=False).count("<|end|>") == 2
+            print(name, render_there(source, CHAT, {}, add_generation_prompt=False, process=process)[:100])
+    assert render_there(PLAIN, CHAT, {}, add_generation_prompt=False, process=process).count("<|end|>") == 2
 
 
-def started_with(process: RenderProcess, cpu_s: int) -> object:
-    """A start of the same program with less time, which tests need not wait for."""
-    start = type(process)._start
-    code = f"from vlmpipe.trainer.data.chat import render; render.CPU_S = {cpu_s}; render.main()"
-
-    def started() -> object:
-        with pytest.MonkeyPatch.context() as patch:
-            popen = render_process.subprocess.Popen
-            patch.setattr(
-                render_process.subprocess,
-                "Popen",
-                lambda command, **options: popen([*command[:2], "-c", code], **options),
-            )
-            return start(process)
-
-    return started
-
-
-def test_whatever_a_template_does_wrong_is_a_sentence(process: RenderProcess) -> None:
+def test_whatever_a_template_does_wrong_is_a_sentence(process: BoundedProcess) -> None:
     for name, source in WRONG.items():
         with pytest.raises(TemplateError) as error:
-            process.render(source, CHAT, {}, add_generation_prompt=False)
+            render_there(source, CHAT, {}, add_generation_prompt=False, process=process)
         assert str(error.value).startswith(("does not allow", "is no valid Jinja", "takes too much memory")), name
 
 
-def test_the_process_renders_what_this_one_renders(process: RenderProcess) -> None:
+def test_the_process_renders_what_this_one_renders(process: BoundedProcess) -> None:
     chat = [
         {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "\u4e2d\ud800\x00\n\u2028?"}]},
         *CHAT[1:],
@@ -88,18 +75,11 @@ def test_the_process_renders_what_this_one_renders(process: RenderProcess) -> No
     for prompt in (False, True):
         for source in (PLAIN, "{{ bos }}{{ strftime_now('%d') }}{{ messages | tojson }}"):
             here = render.render(source, chat, {"bos": "<s>"}, add_generation_prompt=prompt)
-            assert process.render(source, chat, {"bos": "<s>"}, add_generation_prompt=prompt) == here
+            assert render_there(source, chat, {"bos": "<s>"}, add_generation_prompt=prompt, process=process) == here
 
 
-def test_the_process_sees_no_secret(process: RenderProcess) -> None:
-    assert process.render("x", CHAT, {}, add_generation_prompt=False) == "x" and process._process
-    with open(f"/proc/{process._process.pid}/environ", "rb") as file:
+def test_the_process_sees_no_secret(process: BoundedProcess) -> None:
+    assert render_there("x", CHAT, {}, add_generation_prompt=False, process=process) == "x" and process.pid
+    with open(f"/proc/{process.pid}/environ", "rb") as file:
         names = {entry.partition(b"=")[0].decode() for entry in file.read().split(b"\0") if entry}
-    assert names <= {*ENVIRONMENT, "HF_HUB_OFFLINE", "PYTHONIOENCODING"} and "HF_TOKEN" in os.environ
-
-
-def test_a_forked_child_has_a_process_of_its_own() -> None:
-    before = render_process.PROCESS
-    render_process._forget_in_child()
-    assert render_process.PROCESS is not before
-    render_process.PROCESS = before
+    assert names <= {*ENVIRONMENT, *SETTINGS} and "HF_TOKEN" in os.environ

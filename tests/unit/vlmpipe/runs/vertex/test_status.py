@@ -137,3 +137,12 @@ def test_a_sweep_that_is_over_shows_its_comparison(tmp_path: Path) -> None:
     found = status(tmp_path, tasks, job_state="SUCCEEDED")
     assert any("a  0.500 (0.400 to 0.600)" in line for line in found.lines())
     assert found.as_json()["comparison"]["baseline"] == "a"
+
+
+@pytest.mark.parametrize("minutes", [5, 25])
+def test_a_job_that_goes_on_after_its_program_is_said(tmp_path: Path, minutes: int) -> None:
+    now_s = BEGAN_S + 7200
+    put(tmp_path, "steps/train.json", asdict(StepRecord("train", "done", BEGAN_S, now_s - 60 * minutes)))
+    found = status(tmp_path, {"finetune-train": "RUNNING"})
+    message = next(step.message for step in found.state.steps if step.title == "finetune-train")
+    assert ("its program ended 25 min ago and its job has not" in message) is (minutes == 25)
