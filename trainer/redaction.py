@@ -186,6 +186,8 @@ class _RedactedStream:
         words = _LAST_WORD.split(self._line)
         if len(words) > 1 and words[-2].rstrip().lower().endswith(("bearer", "basic")):
             del words[-2:]
+        elif headers := [place for place in range(-3, 0) if "authorization" in "".join(words[place:][:1]).lower()]:
+            del words[headers[0] :]
         elif may_begin_secret(words[-1]):
             words.pop()
         unfinished = _without_beginning("".join(words), _own_secrets())

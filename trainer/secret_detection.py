@@ -32,7 +32,16 @@ _ASSIGNMENT = re.compile(
     r"""|(?P<name>-{0,2}[A-Za-z][\w.-]{1,80})["']?\s{0,2}[=:]\s{0,2}["']?)"""
     r"""(?=(?P<value>[^\s"',;&()\[\]{}<>]{1,512}))"""  # ahead: a value may hold the next name
 )
-_NAME_WORDS = ("key", "token", "secret", "passw", "passphrase", "credential")  # is_secret_name finds no other
+_NAME_WORDS = (
+    "key",
+    "token",
+    "secret",
+    "passw",
+    "passphrase",
+    "credential",
+    "_pwd",
+    "-pwd",
+)  # is_secret_name finds no other
 _SHORTEST_ASSIGNED = 6
 _SWITCH = re.compile(r"true|false|yes|no|on|off|none|null|0|1", re.IGNORECASE)
 

@@ -17,6 +17,7 @@ NonNegative = Annotated[float, Field(ge=0.0)]
 Positive = Annotated[int, Field(gt=0)]
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # line ends and tabs are text
 _BUCKET = re.compile(r"(gs|s3)://[a-z0-9][a-z0-9._-]*(/|$)")
+_OF_WINDOWS = re.compile(r"[A-Za-z]:[\\/]|\\\\")  # C:\data, \\server\share
 _LINES = ("Cc", "Zl", "Zp")  # characters that end a line, or control a terminal
 
 
@@ -31,6 +32,8 @@ def storage_uri(value: str) -> str:
     if match := MISTYPED.match(value):
         scheme = match[0].lower()
         raise ValueError(f"expected {scheme}//{'/' if scheme == 'file:' else ''}{value[match.end() :].lstrip('/')}")
+    if _OF_WINDOWS.match(value):
+        raise ValueError("expected a path of this system: here, one of Windows is the name of a folder")
     if value.startswith("file://"):
         if not value.startswith("file:///"):
             raise ValueError("expected file:///folder with a path from the root, or the path alone")

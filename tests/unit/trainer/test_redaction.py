@@ -64,7 +64,16 @@ SECRETS = [
     "https://x0123456789abcdefghij@",
     "X-Goog-Signature=" + 64 * "a",
     "wandb_v1_" + 40 * "aB3",
+    "&x-goog-signature=" + 64 * "a",
+    "?Signature=" + 40 * "a~",
+    "&key=" + 20 * "a1",
+    "?code=" + 20 * "a1",
+    "api.telegram.org/bot123456789:" + 35 * "a",
+    "Authorization: token " + 20 * "a1",
+    "authorization=ApiKey " + 20 * "a1",
+    "%3A%2F%2Fuser%3Aletmein%40",
 ]
+COOKIE = "Cookie: session=" + 20 * "a1" + "; user=ann"  # to the line's end
 GLUED = [
     one
     for one in SECRETS
@@ -82,10 +91,12 @@ NO_SECRETS = [
     '{"url":"http://localhost:8080","mail":"ann@example.com"}', "http://[::1]:8080/@scope", "a bearer of bad news",
     "Bearer authentication/authorization", "https://hooks.slack.com/services/...", "https://hooks.slack.com/services/a",
     "https://discord.com/api/webhooks/", "1//2", "https://example.com/1//2", "a.b.c", "hvs.short", "SG.1.2",
+    "cookie: yes", "/search?key=name&code=de", "Authorization: required by the server", "http%3A%2F%2Flocalhost%3A8080",
 ]  # fmt: skip
 ASSIGNED = [  # in each, the value is the secret
     "WANDB_API_KEY=", "AWS_SECRET_ACCESS_KEY=", '"client_secret": "', "password: ", "--hf-token ", "--password=",
     "https://example.com/?api_key=", "export HF_TOKEN='", "my_passwd = ",
+    "PGPASSWORD=", "MYSQL_PWD=",
 ]  # fmt: skip
 VALUES = ["wJalrXUtnFEMI/K7MDENG", 40 * "0a", "hunter2"]
 NOT_ASSIGNED = [
@@ -115,6 +126,10 @@ def test_letters_before_a_token_do_not_show_it(secret: str) -> None:
 def test_a_bare_key_of_weights_and_biases_is_hidden_where_the_words_before_it_say_so(words: str) -> None:
     assert redact(f"{words}{20 * '0a'} in a line\n") == f"{words}{HIDDEN} in a line\n"
     assert redact(f"commit {20 * '0a'}\n") == f"commit {20 * '0a'}\n"
+
+
+def test_all_of_a_cookie_is_hidden() -> None:
+    assert redact(f"> {COOKIE}\n< set-{COOKIE}\nnext\n") == f"> {HIDDEN}\n< {HIDDEN}\nnext\n"
 
 
 def test_a_signature_at_the_start_of_a_line_is_hidden() -> None:
@@ -347,7 +362,7 @@ def test_search_time_for_assignments_is_linear_in_the_text() -> None:
 
 def _hostile(form: Form) -> set[str]:
     """Beginnings of the form, to be repeated: each could be the start of a match that then fails."""
-    known = [secret for secret in [*SECRETS, *ADDRESSES, KEY] if form.pattern.search(secret)]
+    known = [secret for secret in [*SECRETS, *ADDRESSES, KEY, COOKIE] if form.pattern.search(secret)]
     assert known, f"no example of {form.name}"
     ends = [(secret, end) for secret in known[:2] for end in range(1, min(len(secret), 40))]
     return {secret[:end] + between for secret, end in ends for between in ("", "-", " ")} | {"a:", "://:@", "a://b:"}

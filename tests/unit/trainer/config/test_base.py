@@ -18,6 +18,9 @@ FIELDS = ("output.root_uri", "data.image_folder", "checkpoint.mirror_uri", "gcp.
     ("text", "words"),
     [
         ("gs:/bucket/x", "expected gs://bucket/x"),
+        ("C:\\data\\run", "expected a path of this system"),
+        ("D:/data", "expected a path of this system"),
+        ("\\\\server\\share", "expected a path of this system"),
         ("gs:bucket/x", "expected gs://bucket/x"),
         ("S3:/bucket", "expected s3://bucket"),
         ("file:/x/y", "expected file:///x/y"),
