@@ -17,10 +17,15 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.reports import make_run
+from tests.support.runs_root import write_run
 from vlmpipe.compare.compare import compare
 from vlmpipe.compare.page import SHOWN, build_page
 from vlmpipe.compare.sides import read_sides
+from vlmpipe.inventory.listing import read_inventory
+from vlmpipe.inventory.page import build_page as all_runs_page
+from vlmpipe.inventory.tags import change_tags
 from vlmpipe.report.build import write_report
+from vlmpipe.report.svg_charts import PARTS
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
 
@@ -164,6 +169,42 @@ def test_a_comparison_reads_well(page: sync_api.Page, comparison: Path, width: i
     assert page.evaluate(LOW_CONTRAST) == []
     answers = page.evaluate("[...document.querySelectorAll('.sample dd')].map(answer => answer.clientWidth)")
     assert min(answers) > 100, "an answer is written along its line, not letter below letter"
+
+
+@pytest.mark.parametrize(("width", "scheme"), list(zip(WIDTHS, SCHEMES, strict=True)))
+def test_the_page_over_all_runs_reads_well(page: sync_api.Page, tmp_path: Path, width: int, scheme: str) -> None:
+    for number in range(12):
+        losses = tuple(3 / (step + number + 1) for step in range(60))
+        settings = {"train": {"optimizer": {"learning_rate": number / 1000}, "epochs": number % 3}}
+        folder = write_run(
+            tmp_path,
+            f"digits-20260101-00000{number}",
+            started_s=number,
+            exit_code=0 if number % 3 else 130,
+            settings=settings,
+            losses=losses,
+            exact_match=number / 12 if number % 3 else None,
+        )
+    change_tags(folder, ["baseline", "a-tag-of-many-letters-and-no-space"])
+    (folder / "report.html").write_text("<title>its report</title>")
+    runs = tmp_path / "runs.html"
+    runs.write_text(all_runs_page(read_inventory(str(tmp_path)), runs))
+    complaints: list[str] = []
+    requests: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("request", lambda request: requests.append(request.url))
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    page.goto(f"file://{runs}")
+    page.screenshot(path=str(SCREENSHOTS / f"runs-{width}-{scheme}.png"), full_page=True)
+    assert complaints == [] and requests == [f"file://{runs}"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(LOW_CONTRAST) == []
+    assert min(page.evaluate(CHART_TEXT_PIXELS)) >= 11
+    colours = page.evaluate("[...document.querySelectorAll('.line.own')].map(line => getComputedStyle(line).stroke)")
+    assert len(set(colours[:PARTS])) == PARTS
+    page.get_by_role("link", name=folder.name).click()
+    assert page.title() == "its report"
 
 
 def test_hovering_a_line_shows_its_point(page: sync_api.Page, report: str) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from vlmpipe.cli.arguments import AsJson, run_ids
 from vlmpipe.cli.output import doing, print_error, print_json, print_lines, to_stderr
-from vlmpipe.cli.runs import Root
+from vlmpipe.cli.runs.options import Root
 from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
 from vlmpipe.trainer.printable import one_line
 

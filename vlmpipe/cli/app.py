@@ -18,13 +18,13 @@ from vlmpipe.cli import compile as compile_commands
 from vlmpipe.cli import data as data_commands
 from vlmpipe.cli import gate as gate_command
 from vlmpipe.cli import prove as prove_command
-from vlmpipe.cli import runs as run_commands
 from vlmpipe.cli import schedule as schedule_commands
 from vlmpipe.cli import start as start_commands
 from vlmpipe.cli import tune as tune_command
 from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Stage, TargetOption, load, load_training, run_files
 from vlmpipe.cli.examples import add_examples
 from vlmpipe.cli.output import begin, doing, print_error, print_json, print_lines, to_stderr
+from vlmpipe.cli.runs import compare, folder, logs, status
 from vlmpipe.trainer import __version__
 from vlmpipe.trainer.errors import (
     DEBUG_VARIABLE,
@@ -54,13 +54,18 @@ cache = typer.Typer(help="The cache of vision features.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
 app.add_typer(data_commands.app, name="data")
 app.add_typer(schedule_commands.app, name="schedule")
+app.add_typer(folder.app, name="runs")
 app.command()(init.init)
 app.command()(init.docs)
 app.command(name="compile")(compile_commands.compile_)
 for command in (
     compile_commands.publish,
     *start_commands.ALL,
-    *run_commands.ALL,
+    status.status,
+    status.cancel,
+    logs.logs,
+    status.diagnose,
+    compare.compare,
     *answers.ALL,
     tune_command.tune,
     prove_command.prove,

@@ -36,6 +36,11 @@ EXAMPLES = {
     "docs": ("", "tutorial", "bring-your-own-data"),
     "prove": ("", "configs/digits.yaml train.strategy=fsdp --output build/prove", "my-run.yaml --law resume --json"),
     "status": ("", "digits-20260301-120000 --watch", "digits-20260301-120000 --deep"),
+    "runs list": ("", "--name digits --outcome done --json", "--tag baseline"),
+    "runs tag": ("@last baseline", "digits-20260301-120000 baseline --remove"),
+    "runs rm": ("digits-20260301-120000 --dry-run", "@last:digits --unfinished --yes"),
+    "runs prune": ("--dry-run", "--keep 5 --older-than-days 30 --yes", "--name digits --keep 1 --unfinished"),
+    "runs page": ("", "--output build/runs.html"),
     "cancel": ("digits-20260301-120000", "runs/runs/digits-20260301-120000 --json"),
     "logs": (
         "digits-20260301-120000 --step train --follow",

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlmpipe import api
-from vlmpipe.cli import runs as run_commands
 from vlmpipe.cli.arguments import (
     AsJson,
     FailOnReject,
@@ -22,6 +21,8 @@ from vlmpipe.cli.arguments import (
     load_source,
 )
 from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
+from vlmpipe.cli.runs.options import Location, Plain, Project
+from vlmpipe.cli.runs.watching import follow, leave, show_end, watch_and_show
 from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def run(
             show_default=False,
         ),
     ] = None,
-    plain: run_commands.Plain = False,
+    plain: Plain = False,
     as_json: AsJson = False,
     fail_on_reject: FailOnReject = False,
     force: Annotated[bool, _flag(*FORCE, ELSEWHERE)] = False,
@@ -113,8 +114,8 @@ def run(
         say=say,
         raise_on_failure=False,
     )
-    run_commands.show_end(found, as_json=as_json, fail_on_reject=fail_on_reject)
-    run_commands.leave(found, fail_on_reject)
+    show_end(found, as_json=as_json, fail_on_reject=fail_on_reject)
+    leave(found, fail_on_reject)
 
 
 def submit(
@@ -128,7 +129,7 @@ def submit(
         str, typer.Option(help="An earlier run on Vertex AI to continue; default a new one.", show_default=False)
     ] = "",
     detach: Annotated[bool, _flag(*DETACH)] = False,
-    plain: run_commands.Plain = False,
+    plain: Plain = False,
     as_json: AsJson = False,
     fail_on_reject: FailOnReject = False,
     only: Annotated[
@@ -143,8 +144,8 @@ def submit(
         Path | None,
         typer.Option("--job-spec", metavar="FILE", help="Start the custom job of this spec instead of a run file's."),
     ] = None,
-    project: run_commands.Project = "",
-    location: run_commands.Location = "",
+    project: Project = "",
+    location: Location = "",
 ) -> None:
     """Start a run on Vertex AI or Kubeflow and watch it. Plans, compiles, asks before much is spent, and sends it."""
     if bool(config) == bool(job_spec) or (job_spec and only):
@@ -205,10 +206,8 @@ def submit(
     if watching:
         read = vertex_reader(submitted.address)
         name = submitted.address.argument
-        found = run_commands.watch_and_show(
-            name, read, on_service=True, plain=plain, as_json=as_json, fail_on_reject=fail_on_reject
-        )
-        run_commands.leave(found, fail_on_reject)
+        found = watch_and_show(name, read, on_service=True, plain=plain, as_json=as_json, fail_on_reject=fail_on_reject)
+        leave(found, fail_on_reject)
 
 
 def _submit_spec(path: Path, project: str, location: str, *, yes: bool, dry_run: bool) -> SubmittedJob:
@@ -269,9 +268,7 @@ def _follow_probe(probe: SubmittedProbe, *, detach: bool, plain: bool, as_json: 
 
     ended = []
     for address in watched:
-        ended.append(
-            run_commands.follow(address.argument, job_reader(address), on_service=True, plain=plain or as_json)
-        )
+        ended.append(follow(address.argument, job_reader(address), on_service=True, plain=plain or as_json))
         if not as_json:
             print_lines(["", *ended[-1].lines()])
     if as_json:
@@ -293,8 +290,8 @@ def _follow_job(answer: SubmittedJob, *, detach: bool, plain: bool, as_json: boo
         from vlmpipe.pipelines.find import job_reader
 
         name, read = address.argument, job_reader(address)
-        found = run_commands.watch_and_show(name, read, on_service=True, plain=plain, as_json=as_json)
-        run_commands.leave(found, fail_on_reject=False)
+        found = watch_and_show(name, read, on_service=True, plain=plain, as_json=as_json)
+        leave(found, fail_on_reject=False)
 
 
 def _submit_to_kubeflow(
@@ -324,7 +321,7 @@ def _submit_to_kubeflow(
         print_json(submitted.as_json())
     if submitted.run and watching:
         name = submitted.run.argument
-        found = run_commands.watch_and_show(
+        found = watch_and_show(
             name,
             kubeflow_reader(submitted.run),
             on_service=True,
@@ -332,7 +329,7 @@ def _submit_to_kubeflow(
             as_json=as_json,
             fail_on_reject=fail_on_reject,
         )
-        run_commands.leave(found, fail_on_reject)
+        leave(found, fail_on_reject)
 
 
 def _refuse_options(given: dict[str, bool], place: str, fix: str) -> None:

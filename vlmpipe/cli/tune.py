@@ -57,7 +57,7 @@ def tune(
         raise ConfigError(
             "tune has no --from",
             expected="the run whose prepared data and features the trials share",
-            fix="run the pipeline once, train.max_steps=1 is enough, and add --from RUN; vlmpipe status lists runs",
+            fix="run the pipeline once, train.max_steps=1 is enough, and add --from RUN; vlmpipe runs lists runs",
         )
     settings = load(config, overrides)
     found = tuning.require_tuning(settings)

@@ -135,6 +135,11 @@ def read_run(run_uri: str) -> RunFiles:
     return files
 
 
+def read_metrics(run_uri: str) -> list[dict[str, Any]]:
+    """The metrics of a run's training, a line for each logged step; those that cannot be read are left out."""
+    return _last_of_each_step(_Reader(open_storage(run_uri), {}).lines("metrics.jsonl", "train"))
+
+
 def _profiles(run: _Reader) -> list[str]:
     names = [info.name for info in run.store.list("profile")]
     return [name for name in names if name.endswith(".json")]

@@ -13,6 +13,7 @@ LEFT, RIGHT, TOP, BOTTOM = 70, 14, 14, 52  # room for tick labels, also at the l
 MOST_POINTS = 400  # a line has no more corners than a screen has columns
 MOST_HOVERS = 120
 NAME_WIDTH = 90  # of a spot's name, about
+PARTS = 7  # colours of lines and parts that the style sheet has
 SMOOTH_FROM = 40  # with fewer points the raw line reads well by itself
 
 Point = tuple[float, float]
@@ -112,6 +113,22 @@ def line_chart(
         *([_line(frame, smooth(points), "line")] if smoothed else []),
         *(_hover(frame, point, x_label) for point in thin_out(points, MOST_HOVERS)),
     ]
+    svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>')
+    return svg.format(WIDTH, HEIGHT, label, Markup("").join(drawn))
+
+
+def lines_chart(lines: Mapping[str, Sequence[Point]], *, label: str, x_label: str) -> Markup:
+    """A line for each name, in the colours of `PARTS` in their order. Points as for `line_chart`, at least one each."""
+    points = [point for line in lines.values() for point in line]
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    y_ticks = nice_ticks(min(ys), max(ys))
+    x_low, x_high = (min(xs), max(xs)) if min(xs) < max(xs) else (min(xs) - 1, min(xs) + 1)
+    frame = _Frame(x_low, x_high, y_ticks[0], y_ticks[-1])
+    drawn = [_axes(frame, [tick for tick in nice_ticks(x_low, x_high) if x_low <= tick <= x_high], y_ticks, x_label)]
+    for number, (name, line) in enumerate(lines.items()):
+        group = Markup('<g style="color:var(--part{})">{}{}</g>')
+        hovers = (_hover(frame, point, f"{name}, {x_label}") for point in thin_out(line, MOST_HOVERS))
+        drawn.append(group.format(number % PARTS, _line(frame, line, "line own"), Markup("").join(hovers)))
     svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>')
     return svg.format(WIDTH, HEIGHT, label, Markup("").join(drawn))
 

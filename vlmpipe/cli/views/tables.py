@@ -1,10 +1,9 @@
-"""Tables of findings, violations, runs and schedules."""
+"""Tables of findings, violations, a run's steps and schedules."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -12,16 +11,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vlmpipe.runs.live_view import LOOKS, render
+from vlmpipe.runs.live_view import render
 from vlmpipe.runs.terminal import TerminalConsole
 
 if TYPE_CHECKING:
     from vlmpipe.job_spec.rules import Violation
     from vlmpipe.pipelines.check import Finding
     from vlmpipe.pipelines.schedules.base import RunSchedule
-    from vlmpipe.runs.local.summary import RunReport
     from vlmpipe.runs.run_state import RunState
-    from vlmpipe.runs.submitted import RunRecord
 
 PIPE_WIDTH = 160
 PLAN_LOOKS = {"green": ("✓", "bold green"), "amber": ("!", "bold yellow"), "red": ("✗", "bold red")}
@@ -55,10 +52,11 @@ def ruled_table(*columns: str, right: Sequence[str] = (), wrap: bool = True) -> 
     return table
 
 
-def _list_table(*columns: str) -> Table:
-    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
+def list_table(*columns: str, right: Sequence[str] = ()) -> Table:
+    """A table without lines."""
+    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", justify="right" if column in right else "left")
     return table
 
 
@@ -103,38 +101,6 @@ def print_violations(violations: Sequence[Violation], region: str, not_checked: 
         console.print(Text(f"Not checked: {', '.join(not_checked)}."))
 
 
-def print_runs(runs: Sequence[RunReport], root: str) -> None:
-    """All runs of this machine, the newest last."""
-    console = standard_output()
-    if not runs:
-        console.print(Text(f"No runs under {root}. Start with: vlmpipe run configs/digits.yaml"))
-        return
-    table = _list_table("run", "started", "outcome", "accuracy", "gate")
-    for run in runs:
-        results = run.as_json()
-        evaluation, decision = results["evaluation"] or {}, results["decision"] or {}
-        accuracy = evaluation.get("exact_match")
-        sign, style = LOOKS.get(run.outcome, ("", ""))
-        table.add_row(
-            run.marker.run_id,
-            f"{datetime.fromtimestamp(run.marker.started_s):%Y-%m-%d %H:%M}",
-            Text(f"{sign} {run.outcome}", style=style),
-            f"{100 * accuracy:.1f} %" if isinstance(accuracy, int | float) else "–",
-            "–" if not decision else "accepted" if decision.get("accepted") else "not accepted",
-        )
-    console.print(table)
-
-
-def print_submitted(submitted: Mapping[str, RunRecord]) -> None:
-    """The runs that were submitted to Vertex AI from this folder; only the service knows their status."""
-    table = _list_table("submitted to Vertex AI", "at", "planned", "to see its status")
-    for name, note in submitted.items():
-        planned = "–" if note.usd is None else f"${note.usd:,.2f}"
-        at = f"{datetime.fromtimestamp(note.submitted_s):%Y-%m-%d %H:%M}"
-        table.add_row(name, at, planned, f"vlmpipe status {name}")
-    standard_output().print("", table)
-
-
 def print_state(state: RunState) -> None:
     """The steps of one run."""
     console = standard_output()
@@ -144,7 +110,7 @@ def print_state(state: RunState) -> None:
 
 def print_schedules(schedules: Sequence[RunSchedule]) -> None:
     """Schedules that are live, a line each."""
-    table = _list_table("schedule", "state", "when", "next start", "runs started", "resource")
+    table = list_table("schedule", "state", "when", "next start", "runs started", "resource")
     for live in schedules:
         following = f"{live.next_start:%Y-%m-%d %H:%M UTC}" if live.next_start else "-"
         started = "-" if live.started is None else str(live.started)

@@ -157,12 +157,6 @@ def find_run(root: str, name: str) -> RunReport:
     return report_of(folder / name)
 
 
-def list_runs(root: str) -> list[RunReport]:
-    """All runs under `root`, oldest first."""
-    folder = Path(join_uri(root, "runs"))
-    return [report_of(folder / marker.run_id) for marker in all_markers(folder)]
-
-
 def success(report: RunReport) -> list[str]:
     """The lines after a completed run: accuracy, the gate's decision, files, next commands."""
     folder, marker, results = report.folder, report.marker, report.results_folder

@@ -263,7 +263,7 @@ def test_following_logs_prints_each_line_once_until_the_end(
         started.print(started.jobs[RUN], "train", "step 2", "step 3")
         course(started, Move({"train": "FAILED"}, "FAILED", "no"))
 
-    monkeypatch.setattr("vlmpipe.cli.runs.time.sleep", go_on)
+    monkeypatch.setattr("vlmpipe.cli.runs.logs.time.sleep", go_on)
     answer = vlmpipe("logs", RUN, "--follow", "--last", "1")
     assert [line[-6:] for line in answer.out.splitlines()] == ["step 1", "step 2", "step 3"]
 

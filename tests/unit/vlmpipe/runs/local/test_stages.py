@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vlmpipe.cli.runs import leave
+from vlmpipe.cli.runs.watching import leave
 from vlmpipe.runs.file_check import check_files
 from vlmpipe.runs.live_view import PlainView
 from vlmpipe.runs.local import summary

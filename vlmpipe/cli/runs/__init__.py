@@ -1,0 +1,1 @@
+"""Commands about runs: of one, of several, and of all in a folder."""

@@ -1,0 +1,66 @@
+"""`vlmpipe compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vlmpipe.cli.arguments import AsJson, run_ids
+from vlmpipe.cli.output import doing, print_json, print_lines
+from vlmpipe.cli.runs.options import Root
+from vlmpipe.trainer.errors import os_errors
+
+
+def compare(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="Two or more evaluated runs: ids, folders, gs:// addresses, or MODEL@ALIAS or MODEL@VERSION of the "
+            "registry. All are compared with the first.",
+            autocompletion=run_ids,
+        ),
+    ],
+    root: Root = "runs",
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Also write a page, with pictures.", show_default=False),
+    ] = None,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(
+            "--predictions",
+            metavar="FILE",
+            help="Also write all answers: .parquet, or .jsonl for Vertex AI's evaluation service.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare evaluated runs. Scores by slice with the paired bootstrap, disagreements, time, cost and tokens."""
+    with doing(f"comparing {', '.join(runs)}"):
+        from vlmpipe.compare.compare import compare as compared
+        from vlmpipe.compare.sides import read_sides
+
+        found = compared(read_sides(runs, root))
+    written = []
+    if html:
+        from vlmpipe.compare.page import build_page
+
+        with os_errors(f"writing {html}"):
+            html.write_text(build_page(found), encoding="utf-8")
+        written.append(f"page         {html}")
+    if predictions:
+        from vlmpipe.compare.predictions import write_predictions
+
+        written.append(f"predictions  {predictions}, {write_predictions(found, predictions):,} rows")
+    if as_json:
+        print_json(found.as_json())
+        return
+    from vlmpipe.cli.views.comparison import print_comparison
+
+    print_comparison(found)
+    if written:
+        print_lines(["", *written])

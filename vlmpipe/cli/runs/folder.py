@@ -1,0 +1,194 @@
+"""`vlmpipe runs`: all runs of an output folder, their sizes and tags, their page, and the removal of some."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vlmpipe.cli.arguments import AsJson, run_ids
+from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
+from vlmpipe.cli.runs.options import Root, Run
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
+
+if TYPE_CHECKING:
+    from vlmpipe.inventory.listing import Inventory
+    from vlmpipe.inventory.removal import Removal
+
+app = typer.Typer(help="List, tag and remove the runs of an output folder.", invoke_without_command=True)
+
+
+class Outcome(StrEnum):
+    """How runs ended."""
+
+    running = "running"
+    done = "done"
+    stopped = "stopped"
+    failed = "failed"
+    damaged = "damaged"
+
+
+Names = Annotated[
+    list[str],
+    typer.Argument(metavar="RUN...", help="Ids, their beginnings, @last or @last:NAME.", autocompletion=run_ids),
+]
+Unfinished = Annotated[
+    bool, typer.Option("--unfinished", help="Also runs that stopped or failed, which the same command would continue.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Remove without asking.")]
+Name = Annotated[str, typer.Option(metavar="NAME", help="Only runs of this run file.", show_default=False)]
+
+
+@app.callback()
+def _list_by_default(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        list_()
+
+
+@app.command("list")
+def list_(
+    name: Name = "",
+    outcome: Annotated[Outcome | None, typer.Option(help="Only runs that ended so.", show_default=False)] = None,
+    tag: Annotated[str, typer.Option(help="Only runs with this tag.", show_default=False)] = "",
+    root: Root = "runs",
+    as_json: AsJson = False,
+) -> None:
+    """List the runs of this machine, and those submitted from this folder. Newest last, with sizes."""
+    from vlmpipe.cli.views.inventory import print_inventory, print_submitted
+    from vlmpipe.runs.submitted import run_records
+
+    inventory, submitted = _read(root), {} if name or outcome or tag else run_records()
+    chosen = [
+        run
+        for run in inventory.runs
+        if name in ("", run.name) and outcome in (None, run.outcome) and (not tag or tag in run.tags)
+    ]
+    if as_json:
+        elsewhere = [{"run_id": job, **vars(record)} for job, record in submitted.items()]
+        shared = [{**vars(one), "folder": str(one.folder)} for one in inventory.shared]
+        runs = [run.as_json() for run in chosen]
+        print_json({"runs": runs, "submitted": elsewhere, "shared": shared, "other_bytes": inventory.sizes})
+        return
+    print_inventory(inventory, chosen)
+    if submitted:
+        print_submitted(submitted)
+
+
+@app.command()
+def tag(
+    run: Run,
+    tags: Annotated[list[str], typer.Argument(metavar="TAG...", help="Words without spaces.")],
+    remove: Annotated[bool, typer.Option("--remove", help="Take the tags away.")] = False,
+    root: Root = "runs",
+    as_json: AsJson = False,
+) -> None:
+    """Give a run tags. They are listed, filter, and keep it from vlmpipe runs prune."""
+    from vlmpipe.inventory.tags import change_tags
+    from vlmpipe.runs.local.summary import find_run
+    from vlmpipe.runs.short_names import full_name
+
+    folder = find_run(root, full_name(run, root)).folder
+    found = change_tags(folder, [] if remove else tags, tags if remove else [])
+    if as_json:
+        print_json({"run_id": folder.name, "tags": found})
+    else:
+        print_lines([f"{folder.name}: {', '.join(found) or 'no tags'}"])
+
+
+@app.command()
+def rm(
+    runs: Names,
+    unfinished: Unfinished = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    root: Root = "runs",
+    as_json: AsJson = False,
+) -> None:
+    """Remove runs by name. One that a registry, another run or the same command refers to stays (exit 64)."""
+    from vlmpipe.inventory.removal import removal_of
+    from vlmpipe.runs.short_names import full_name
+
+    inventory, names = _read(root), [full_name(run, root) for run in runs]
+    known = {run.run_id for run in inventory.runs}
+    if missing := [name for name in names if name not in known]:
+        raise UserError(
+            f"no run {missing[0]!r} in {inventory.root}",
+            expected="a run of this machine",
+            fix="vlmpipe runs list, or give its --root",
+            code=ExitCode.NOT_FOUND,
+        )
+    _remove(removal_of(inventory, names, unfinished=unfinished), dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+@app.command()
+def prune(
+    keep: Annotated[int, typer.Option(min=1, metavar="N", help="The newest N runs of each run file stay.")] = 3,
+    older_than_days: Annotated[
+        float, typer.Option(min=0, metavar="DAYS", help="Only runs that began so long ago.", show_default=False)
+    ] = 0,
+    name: Name = "",
+    unfinished: Unfinished = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    root: Root = "runs",
+    as_json: AsJson = False,
+) -> None:
+    """Remove old runs that nothing refers to, and data that no run uses. Champions and tagged runs stay."""
+    from vlmpipe.inventory.removal import Policy, pruning_of
+
+    removal = pruning_of(_read(root), Policy(keep, older_than_days, name, unfinished))
+    _remove(removal, dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+@app.command()
+def page(
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Default runs.html in the root.", show_default=False)
+    ] = None,
+    root: Root = "runs",
+    as_json: AsJson = False,
+) -> None:
+    """Write one page over all runs: curves, settings that differ, tags. It needs no server."""
+    from vlmpipe.inventory.page import build_page
+
+    inventory = _read(root)
+    if not inventory.runs:
+        raise UserError(f"no runs in {inventory.root}", expected="runs of this machine", code=ExitCode.NOT_FOUND)
+    path = output or inventory.root / "runs.html"
+    with doing("reading the curves of all runs"), os_errors(f"writing {path}"):
+        path.write_text(build_page(inventory, path), encoding="utf-8")
+    print_json({"page": str(path)}) if as_json else print_lines([f"{path}, {len(inventory.runs)} runs"])
+
+
+def _read(root: str) -> Inventory:
+    from vlmpipe.inventory.listing import read_inventory
+
+    with doing(f"reading the runs in {root}"):
+        return read_inventory(root)
+
+
+def _remove(removal: Removal, *, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Show what is to be removed, ask, and remove it."""
+    from vlmpipe.cli.views.inventory import removal_lines
+    from vlmpipe.inventory.listing import size_text
+    from vlmpipe.planner.cost.approval import terminal_confirm
+
+    content = {**removal.as_json(), "dry_run": dry_run}
+    if not as_json:
+        print_lines(removal_lines(removal))
+    if not (dry_run or removal.is_empty):
+        ask = None if yes else terminal_confirm()
+        if not (yes or ask):
+            raise ConfigError(
+                "nothing was removed: there is no terminal to ask in", expected="--yes, which removes without asking"
+            )
+        if ask and not ask(f"Remove {size_text(removal.size_bytes)} for good?"):
+            raise UserError("nothing was removed", expected="the answer y", code=ExitCode.INTERRUPTED)
+        removal.apply(say=to_stderr)
+    if as_json:
+        print_json({**content, "removed": not dry_run})
+    elif not removal.is_empty:
+        print_lines([f"{'would free' if dry_run else 'freed'} {size_text(content['size_bytes'])}"])

@@ -1,0 +1,144 @@
+"""`vlmpipe status`, `cancel` and `diagnose`, for runs on this machine, on Vertex AI and on Kubeflow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vlmpipe.cli.arguments import AsJson, FailOnReject, run_ids
+from vlmpipe.cli.output import doing, print_json, print_lines
+from vlmpipe.cli.runs.options import RUN_HELP, Location, Plain, Project, Root, Run
+from vlmpipe.cli.runs.watching import leave, show, watch_and_show
+from vlmpipe.trainer.errors import ConfigError
+
+
+def status(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="[RUN]", help=f"{RUN_HELP} Default the newest.", autocompletion=run_ids, show_default=False
+        ),
+    ] = "@last",
+    root: Root = "runs",
+    project: Project = "",
+    location: Location = "",
+    watching: Annotated[
+        bool, typer.Option("--watch", help="Follow the run to its end, and leave with its exit code.")
+    ] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also compare all files of a local run with their checksums (exit 65).")
+    ] = False,
+    plain: Plain = False,
+    as_json: AsJson = False,
+    fail_on_reject: FailOnReject = False,
+) -> None:
+    """Show the status of a run: its steps, its results or what failed."""
+    with doing(f"looking for run {run}"):
+        from vlmpipe.pipelines.find import reader_of
+
+        read, on_service = reader_of(run, root=root, project=project, location=location)
+    if deep:
+        _check_files(run, root, as_json)
+        return
+    if watching:
+        found = watch_and_show(
+            run, read, on_service=on_service, plain=plain, as_json=as_json, fail_on_reject=fail_on_reject
+        )
+        leave(found, fail_on_reject)
+    if fail_on_reject:
+        raise ConfigError("--fail-on-reject is given without --watch", fix="add --watch, or leave it out")
+    with doing(f"asking {'its service' if on_service else 'its records'} for the status of run {run}"):
+        found = read()
+    show(found, as_json)
+
+
+def _check_files(run: str, root: str, as_json: bool) -> None:
+    from vlmpipe.runs.file_check import check_files
+    from vlmpipe.runs.local.summary import find_run
+    from vlmpipe.runs.short_names import full_name
+    from vlmpipe.trainer.errors import DataError
+
+    checks = []
+    for check in check_files(str(find_run(root, full_name(run, root)).folder)):
+        checks.append(check)
+        if not as_json:
+            print_lines([check.line()])
+    if as_json:
+        is_whole = not any(check.problem for check in checks)
+        print_json({"ok": is_whole, "checks": [check.as_json() for check in checks]})
+    if damaged := [check for check in checks if check.problem]:
+        raise DataError(
+            f"{damaged[0].part}: {damaged[0].problem}",
+            expected="the bytes that the run wrote",
+            fix="run the run file again: each step checks the files that it reuses, and replaces damaged ones",
+        )
+
+
+def cancel(
+    run: Run, root: Root = "runs", project: Project = "", location: Location = "", as_json: AsJson = False
+) -> None:
+    """Ask a run to stop. Saved checkpoints stay; the same command or --run-id continues it."""
+    from vlmpipe.pipelines.find import find
+    from vlmpipe.pipelines.tune.status import find_search
+    from vlmpipe.runs.kubeflow.names import KubeflowRun
+    from vlmpipe.runs.local import control as local_control
+    from vlmpipe.runs.short_names import full_name
+    from vlmpipe.runs.vertex.names import Address
+
+    run = full_name(run, root)
+    search = find_search(run, root)
+    found = None if search else find(run, root=root, project=project, location=location)
+    if search:
+        name, asked = search.name, search.cancel()
+    elif isinstance(found, Address):
+        from vlmpipe.runs.vertex.client import Runs
+        from vlmpipe.runs.vertex.custom_job import CustomJobs
+
+        with doing(f"asking Vertex AI to cancel run {run}"):
+            jobs: CustomJobs | Runs = CustomJobs(found.place) if found.is_custom_job else Runs(found.place)
+            name, asked = found.argument, jobs.cancel(found)
+    elif isinstance(found, KubeflowRun):
+        from vlmpipe.runs.kubeflow.client import KubeflowRuns
+
+        with doing(f"asking Kubeflow to cancel run {run}"):
+            name, asked = found.argument, KubeflowRuns(found.endpoint, found.namespace).cancel(found)
+    else:
+        assert found
+        name, asked = found.folder.name, local_control.cancel(found)
+    if as_json:
+        print_json({"run_id": name, "asked": asked})
+        return
+    said = "asked to stop" if asked else "stopping already, or stopped"
+    print_lines([f"run {name}: {said}", f"  to see it end: vlmpipe status {name} --watch"])
+
+
+def diagnose(
+    run: Run, root: Root = "runs", project: Project = "", location: Location = "", as_json: AsJson = False
+) -> None:
+    """Say why a run failed or stopped, and what to do. From its records, logs, exit codes and stacks."""
+    from vlmpipe.pipelines.find import find
+    from vlmpipe.runs.kubeflow.names import KubeflowRun
+    from vlmpipe.runs.local import diagnose as local
+    from vlmpipe.runs.vertex.names import Address
+
+    with doing(f"reading the records and logs of run {run}"):
+        run_at = None if local.is_run_folder(run) else find(run, root=root, project=project, location=location)
+        if isinstance(run_at, Address) and run_at.is_custom_job:
+            raise ConfigError(
+                f"{run} is a custom job without a pipeline",
+                expected="a run of the whole pipeline, whose steps leave records",
+                fix=f"vlmpipe status {run}, vlmpipe logs {run}",
+            )
+        if isinstance(run_at, Address):
+            from vlmpipe.runs.vertex.diagnose import diagnose_vertex
+
+            found = diagnose_vertex(run_at)
+        elif isinstance(run_at, KubeflowRun):
+            from vlmpipe.runs.kubeflow.diagnose import diagnose_kubeflow
+
+            found = diagnose_kubeflow(run_at)
+        else:
+            found = local.diagnose_folder(run_at.folder if run_at else Path(run))
+    print_json(found.as_json()) if as_json else print_lines(found.lines())

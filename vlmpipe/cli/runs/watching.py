@@ -1,0 +1,87 @@
+"""Follow a run to its end, show how it ended, and leave with its exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+from vlmpipe.cli.output import print_json, print_lines, to_stderr
+from vlmpipe.trainer.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from vlmpipe.pipelines.tune.status import SearchStatus
+    from vlmpipe.runs.kubeflow.status import KubeflowStatus
+    from vlmpipe.runs.local.summary import RunReport
+    from vlmpipe.runs.vertex.custom_job import JobStatus
+    from vlmpipe.runs.vertex.status import VertexStatus
+
+    AnyStatus = RunReport | SearchStatus | JobStatus | VertexStatus | KubeflowStatus
+
+
+def watch_and_show(
+    run: str,
+    read: Callable[[], AnyStatus],
+    *,
+    on_service: bool,
+    plain: bool,
+    as_json: bool,
+    fail_on_reject: bool = False,
+) -> AnyStatus:
+    """Follow a run to its end and show how it ended."""
+    found = follow(run, read, on_service=on_service, plain=plain or as_json, say=to_stderr if as_json else print)
+    show_end(found, as_json=as_json, fail_on_reject=fail_on_reject)
+    return found
+
+
+def show_end(found: AnyStatus, *, as_json: bool, fail_on_reject: bool) -> None:
+    """Print how a run ended: as JSON with the exit code that `leave` ends this command with."""
+    if as_json:
+        code = ExitCode.REJECTED if _is_rejected(found, fail_on_reject) else found.exit_code
+        print_json({**found.as_json(), "exit_code": code})
+    else:
+        print_lines(["", *found.lines()])
+
+
+def follow(
+    run: str, read: Callable[[], AnyStatus], *, on_service: bool, plain: bool, say: Callable[[str], None] = to_stderr
+) -> AnyStatus:
+    """Follow a run to its end."""
+    from vlmpipe.runs.live_view import view_for
+    from vlmpipe.runs.watch import LOCAL_POLL_S, SERVICE_POLL_S, watch
+
+    view = view_for(plain=plain, say=say)
+    return watch(run, read, view, every_s=SERVICE_POLL_S if on_service else LOCAL_POLL_S)
+
+
+def leave(found: AnyStatus, fail_on_reject: bool) -> NoReturn:
+    """End with the run's exit code. Raises UserError (76) for a rejected model where `fail_on_reject`."""
+    if _is_rejected(found, fail_on_reject):
+        raise UserError(
+            f"the gate rejected the model. {found.as_json()['decision'].get('reason', '')}",
+            expected="an accepted model, because --fail-on-reject is given",
+            fix="train for longer or on other data, or change the gate section of the run file",
+            code=ExitCode.REJECTED,
+        )
+    raise typer.Exit(found.exit_code or 0)
+
+
+def _is_rejected(found: AnyStatus, fail_on_reject: bool) -> bool:
+    decision = found.as_json().get("decision") or {}
+    return fail_on_reject and not found.exit_code and decision.get("accepted") is False
+
+
+def show(found: AnyStatus, as_json: bool) -> None:
+    """Print the status of a run."""
+    if as_json:
+        print_json(found.as_json())
+        return
+    from vlmpipe.cli.views.tables import print_state
+    from vlmpipe.pipelines.tune.status import SearchStatus
+
+    if isinstance(found, SearchStatus):  # its lines are the table
+        print_lines(found.lines())
+        return
+    print_state(found.state)
+    print_lines(["", *found.lines()])
