@@ -234,7 +234,16 @@ def _suggest(settings: RunConfig, config: str, overrides: list[str], goal: str, 
         found = suggest(settings, model, load, prices, wanted)
     if as_json:
         fills, ways = [vars(one) for one in load.fills], [vars(one) for one in found.ways]
-        print_json({"goal": goal, "suggestions": ways, "left_out": found.left_out, "sequence_lengths": fills})
+        today = vars(found.today) if found.today else None
+        print_json(
+            {
+                "goal": goal,
+                "today": today,
+                "suggestions": ways,
+                "left_out": [*found.left_out, *filter(None, [found.without_today])],
+                "sequence_lengths": fills,
+            }
+        )
     else:
         print_suggestions(found, wanted, settings, config, overrides)
         if advice := length_advice(load.fills, settings):

@@ -15,7 +15,7 @@ from vlmpipe.cli.views.tables import standard_output
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.cost.approval import dollars
 from vlmpipe.planner.search.choice import ERROR, WORTH
-from vlmpipe.planner.search.search import Goal, Suggestions
+from vlmpipe.planner.search.search import Goal, Suggestion, Suggestions
 
 TITLES = {
     "cheapest": "The cheapest ways to train {name}",
@@ -28,7 +28,10 @@ TITLES = {
 def print_suggestions(
     suggestions: Suggestions, goal: Goal, config: RunConfig, path: str, overrides: Sequence[str] = ()
 ) -> None:
-    """The best first, and the command that plans with it. `overrides`: a.b=c, as they were given for the run file."""
+    """Today's settings, then the best first, and the command that plans with it.
+
+    `overrides`: a.b=c, as they were given for the run file.
+    """
     found = suggestions.ways
     title = TITLES[goal.kind].format(name=config.name, bound=goal.bound)
     where = f"on {config.cluster.scheduling_strategy} capacity in {config.gcp.location}, the same batches and steps"
@@ -36,16 +39,11 @@ def print_suggestions(
     for column in ("machines", "strategy", "GiB of each GPU", "MFU", "hours", "start", "whole run"):
         justify: Literal["left", "right"] = "left" if column in ("machines", "strategy") else "right"
         table.add_column(column, justify=justify, overflow="fold")
+    if suggestions.today:
+        _add_row(table, suggestions.today, "today: ")
+        table.add_section()
     for one in found:
-        table.add_row(
-            one.machines,
-            one.strategy,
-            f"{one.memory_gib:.0f} of {one.capacity_gib:.0f}",
-            f"{one.mfu:.0%}",
-            f"{one.hours:,.1f}{_around(one.hours_range, '{:,.1f}'.format)}",
-            f"{one.start_min:.0f} min",
-            f"{'at least ' * one.is_lower_bound}{dollars(one.usd)}{_around(one.usd_range, dollars)}",
-        )
+        _add_row(table, one)
     screen = standard_output()
     screen.print(table)
     best = [
@@ -61,9 +59,24 @@ def print_suggestions(
             style="dim",
         )
     )
+    if suggestions.without_today:
+        screen.print(Text(f"No row of today's settings: {suggestions.without_today}.", style="yellow"))
     if suggestions.left_out:
         screen.print(Text(f"Left out: {'; '.join(suggestions.left_out)}.", style="yellow"))
     screen.print(Text("Estimates, not measurements: vlmpipe docs planner says how they are made.", style="dim"))
+
+
+def _add_row(table: Table, way: Suggestion, label: str = "") -> None:
+    table.add_row(
+        label + way.machines,
+        way.strategy,
+        f"{way.memory_gib:.0f} of {way.capacity_gib:.0f}" + ("" if way.fits else ": does not fit"),
+        f"{way.mfu:.0%}",
+        f"{way.hours:,.1f}{_around(way.hours_range, '{:,.1f}'.format)}",
+        f"{way.start_min:.0f} min",
+        f"{'at least ' * way.is_lower_bound}{dollars(way.usd)}{_around(way.usd_range, dollars)}",
+        style="" if way.fits else "red",
+    )
 
 
 def _around(ends: tuple[float, float] | None, shown: Callable[[float], str]) -> str:

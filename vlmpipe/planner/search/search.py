@@ -84,14 +84,20 @@ class Suggestion:
     usd_range: tuple[float, float] | None = None
     start_min: float = 0.0  # until the training job's machines train
     is_lower_bound: bool = False  # a part of it has no price
+    fits: bool = True  # only today's settings are shown where they do not
 
 
 @dataclass(frozen=True)
 class Suggestions:
-    """Ways to run the training, the best first, and machines that could not be compared, with why."""
+    """Ways to run the training, the best first, and machines that could not be compared, with why.
+
+    today: the run file's own settings; None where they cannot be estimated, with why in without_today.
+    """
 
     ways: tuple[Suggestion, ...]
     left_out: tuple[str, ...]
+    today: Suggestion | None = None
+    without_today: str = ""
 
 
 @dataclass(frozen=True)
@@ -196,7 +202,25 @@ def suggest(
             expected="a bound that some machines meet",
             fix="raise it, or change cluster.scheduling_strategy, gcp.location or plan.prices_file",
         )
-    return Suggestions(tuple(row.shown for row in ordered(rows)[:most]), tuple(left_out(base, load_catalog(), prices)))
+    today, without_today = _today(searches[0], goal)
+    ways = tuple(row.shown for row in ordered(rows)[:most])
+    return Suggestions(ways, tuple(left_out(base, load_catalog(), prices)), today, without_today)
+
+
+def _today(search: _Search, goal: Goal) -> tuple[Suggestion | None, str]:
+    """The run file as it is, also where it does not fit or is not within the goal; or why it cannot be estimated."""
+    config, catalog = search.config, load_catalog()
+    cluster = config.cluster
+    machine, gpu = catalog.machines.get(cluster.machine_type), catalog.gpus.get(cluster.accelerator_type)
+    if machine is None or gpu is None:
+        return None, f"{cluster.machine_type} {'is not in the catalogue' if machine is None else 'has no GPU'}"
+    place = Cluster(machine, gpu, cluster.accelerator_count, cluster.replica_count)
+    way = _priced(search, goal, place, {}, config)
+    if way is None:
+        where = f"{cluster.scheduling_strategy} capacity in {config.gcp.location}"
+        return None, f"no price or no time is known of {cluster.machine_type} on {where}"
+    memory = estimate_memory(config, search.model, machine, gpu, load=search.load, nearest=False)
+    return _shown(way, config, memory.total_bytes / GIB, fits=memory.fits), ""
 
 
 def _with_sharded_frozen_weights(search: _Search) -> _Search | None:
@@ -312,22 +336,26 @@ def _suggestion(search: _Search, way: _Candidate) -> Suggestion | None:
     memory = estimate_memory(config, search.model, place.machine, place.gpu, load=search.load, nearest=False)
     if not memory.fits:
         return None
+    return _shown(way, config, memory.total_bytes / GIB)
+
+
+def _shown(way: _Candidate, config: RunConfig, memory_gib: float, *, fits: bool = True) -> Suggestion:
+    place, interval = way.cluster, way.time.interval
     return Suggestion(
         change=way.change,
         machines=f"{place.nodes} x {place.machine.machine_type} ({place.gpus_per_node} GPUs)",
         strategy=_in_words(config),
-        memory_gib=memory.total_bytes / GIB,
+        memory_gib=memory_gib,
         capacity_gib=place.gpu.memory_gib,
         step_s=way.time.step_s or 0.0,
         mfu=way.time.mfu or 0.0,
         hours=way.hours,
         usd=way.usd,
-        hours_range=(way.time.interval.low * way.hours, way.time.interval.high * way.hours)
-        if way.time.interval
-        else None,
+        hours_range=(interval.low * way.hours, interval.high * way.hours) if interval else None,
         usd_range=cost.usd_range(way.price, way.time),
         start_min=sum(step.start_s for step in way.price.pipeline.steps if step.name == "train") / 60,
         is_lower_bound=way.price.is_lower_bound,
+        fits=fits,
     )
 
 

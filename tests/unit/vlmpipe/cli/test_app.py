@@ -197,15 +197,18 @@ def test_a_red_plan_ends_with_64_and_names_settings_that_fit(vlmpipe: Vlmpipe) -
 @only_whole
 def test_suggestions_keep_to_the_bound_and_can_be_planned_as_printed(vlmpipe: Vlmpipe) -> None:
     answer = vlmpipe("plan", "tests/fixtures/run_files/llava-7b-zero2-spot.yaml", "--suggest", "under:1200", "--json")
-    suggestions = json.loads(answer.out)["suggestions"]
+    suggestions, today = json.loads(answer.out)["suggestions"], json.loads(answer.out)["today"]
+    assert today["change"] == {} and today["usd"] > 0
     assert suggestions and all(one["usd"] <= 1200 for one in suggestions)
     assert [one["hours"] for one in suggestions] == sorted(one["hours"] for one in suggestions)
     strategies = {one["change"]["train.strategy"] for one in suggestions}
     assert strategies & {"pp", "tp", "tp+pp+dp"}  # more GPUs than a step has rows
-    for one in suggestions:
+    for one in (today, *suggestions):
         change = [f"{field}={json.dumps(value)}" for field, value in one["change"].items()]
         plan = json.loads(vlmpipe("plan", "tests/fixtures/run_files/llava-7b-zero2-spot.yaml", *change, "--json").out)
-        assert plan["memory"]["fits"] and plan["memory"]["total_bytes"] / 2**30 == pytest.approx(one["memory_gib"])
+        assert plan["memory"]["fits"] == one["fits"] and plan["memory"]["total_bytes"] / 2**30 == pytest.approx(
+            one["memory_gib"]
+        )
         assert plan["time"]["step_s"] == pytest.approx(one["step_s"])
         assert plan["cost"]["usd"] == pytest.approx(one["usd"])
 
@@ -264,3 +267,8 @@ def test_suggest_answers_for_a_whole_model(vlmpipe: Vlmpipe, whole_model: str) -
     sizes = [*SIZES, "gcp.location=us-central1", "train.global_batch_size=32"]
     answer = vlmpipe("plan", whole_model, *sizes, *cluster, "--suggest", "cheapest", "--json")
     assert answer.json["suggestions"]
+    today, plan = answer.json["today"], vlmpipe("plan", whole_model, *sizes, *cluster, "--json").json
+    assert today["usd"] == pytest.approx(plan["cost"]["usd"]) and today["step_s"] == pytest.approx(
+        plan["time"]["step_s"]
+    )
+    assert today["memory_gib"] == pytest.approx(plan["memory"]["total_bytes"] / 2**30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -174,6 +175,23 @@ def test_a_table_names_its_order(goal: str, title: str, capsys: pytest.CaptureFi
     way = Suggestion({"train.strategy": "fsdp"}, "1 x a", "fsdp", 1.0, 2.0, 3.0, 0.4, 5.0, 6.0)
     print_suggestions(Suggestions((way,), ("b: no price is known",)), Goal.parse(goal), run_file(), "run.yaml")
     assert re.match(title, capsys.readouterr().out.strip())
+
+
+def test_the_table_begins_with_todays_settings(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where they do not fit, in 80 columns; and says why they have no row."""
+    way = Suggestion({"train.strategy": "fsdp"}, "1 x a3-highgpu-8g (8 GPUs)", "fsdp", 1.0, 2.0, 3.0, 0.4, 5.0, 6.0)
+    today = replace(way, change={}, machines="4 x a2-ultragpu-8g (8 GPUs)", usd=214.0, memory_gib=95.0, fits=False)
+    monkeypatch.setattr("vlmpipe.cli.views.tables.PIPE_WIDTH", 80)
+    print_suggestions(Suggestions((way,), (), today), Goal("cheapest"), run_file(), "run.yaml")
+    screen = capsys.readouterr().out
+    lines = screen.splitlines()
+    assert max(map(len, lines[:-4])) <= 80
+    first, second = (next(n for n, line in enumerate(lines) if text in line) for text in ("today:", "a3-high"))
+    assert first < second and "$214" in lines[first] and "does" in lines[first] and "not fit" in screen
+    print_suggestions(Suggestions((way,), (), None, "n1-standard-8 has no GPU"), Goal("cheapest"), run_file(), "x.yaml")
+    assert "No row of today's settings: n1-standard-8 has no GPU." in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(("nodes", "most"), [(1, 16), (16, 16), (64, 64), (512, 512), (2000, 512)])
