@@ -6,7 +6,7 @@ import typer
 
 # Arguments of each command, as typed behind its name.
 EXAMPLES = {
-    "init": ("", "llava --output my-run.yaml"),
+    "init": ("", "llava --output my-run.yaml", "--data photos --output photos.yaml"),
     "check": ("configs/digits.yaml", "configs/llava-local.yaml data.source=my.json", "--job-spec job.yaml"),
     "doctor": ("configs/digits.yaml", "my-run.yaml gcp.location=europe-west4 --json"),
     "plan": (

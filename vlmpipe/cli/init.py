@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
-from vlmpipe.cli.output import print_lines
+from vlmpipe.cli.output import doing, print_lines
 from vlmpipe.trainer.errors import ConfigError, os_errors
 
 TEMPLATES = Path(__file__).parents[1] / "run_files"
@@ -46,20 +47,62 @@ def init(
         Path | None,
         typer.Option(metavar="FILE", help="Run file to write; default <template>.yaml.", show_default=False),
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            metavar="PLACE",
+            help="Look at this folder or file of data, and write the run file that fits it.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Write a commented run file to begin with. An existing file is never overwritten."""
+    if data is not None:
+        if template is not Template.digits:
+            raise ConfigError(f"--data with the template {template}", expected="one of the two")
+        _init_from_data(data, output or Path(f"{data.resolve().stem or 'data'}.yaml"))
+        return
     name, following = FILES[template]
     path = output or Path(f"{template.value}.yaml")
     text = (TEMPLATES / name).read_text(encoding="utf-8")
     # An editor finds the schema in the clone only.
     text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("# yaml-language-server"))
+    _create(path, text)
+    print_lines([f"{path} written", f"  next: {following.format(path=path)}"])
+
+
+def _create(path: Path, text: str) -> None:
     with os_errors(f"writing {path}"):
         try:
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)
         except FileExistsError:
             raise ConfigError(f"{path} exists already", fix="remove it, or give another name: --output FILE") from None
-    print_lines([f"{path} written", f"  next: {following.format(path=path)}"])
+
+
+def _init_from_data(data: Path, path: Path) -> None:
+    if path.exists():
+        raise ConfigError(f"{path} exists already", fix="remove it, or give another name: --output FILE")
+    with doing(f"looking at {data}"):
+        from vlmpipe.drafting.run_file import draft_run_file, facts_lines
+
+        draft = draft_run_file(data, path)
+    _create(path, draft.text)
+    from vlmpipe.cli.views.tables import grid, standard_output
+
+    table = grid(columns=2)
+    for label, text in facts_lines(draft):
+        table.add_row(label, Text(text))
+    standard_output().print(table)
+    if draft.questions:
+        print_lines(["", "not seen in the data, as comments in the run file:"])
+        table = grid(columns=2)
+        for number, question in enumerate(draft.questions, 1):
+            table.add_row(f" {number}", Text(question))
+        standard_output().print(table)
+    made = [f"{draft.table[0]} written, {len(draft.layout.table):,} rows"] if draft.table else []
+    print_lines(["", *made, f"{path} written", f"  next: vlmpipe check {path}", f"        vlmpipe run {path}"])
 
 
 def docs(

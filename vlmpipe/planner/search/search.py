@@ -203,8 +203,8 @@ def suggest(
             fix="raise it, or change cluster.scheduling_strategy, gcp.location or plan.prices_file",
         )
     today, without_today = _today(searches[0], goal)
-    ways = tuple(row.shown for row in ordered(rows)[:most])
-    return Suggestions(ways, tuple(left_out(base, load_catalog(), prices)), today, without_today)
+    shown = tuple(row.shown for row in ordered(rows)[:most])
+    return Suggestions(shown, tuple(left_out(base, load_catalog(), prices)), today, without_today)
 
 
 def _today(search: _Search, goal: Goal) -> tuple[Suggestion | None, str]:

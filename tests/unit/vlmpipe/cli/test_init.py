@@ -1,4 +1,4 @@
-"""Pages and run files of the package, which a user without a clone has too."""
+"""Pages and run files of the package, which a user without a clone has too, and run files for data."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.command_line import Vlmpipe
+from tests.support.data.photo_folders import as_class_folders, as_other_columns
 from tests.support.paths import ROOT
+from tests.support.short_form import only_whole
+from vlmpipe import api
 from vlmpipe.cli.examples import EXAMPLES
+from vlmpipe.config.run_config import load_run_file
 from vlmpipe.config.yaml_loader import shipped
 
 PRODUCT = ("vlmpipe", "trainer", "pipelines", "components")
@@ -77,3 +81,26 @@ def test_run_files_of_examples_are_there_without_a_clone(tmp_path: Path, monkeyp
     Path("configs").mkdir()
     Path("configs/digits.yaml").touch()
     assert shipped(Path("configs/digits.yaml")) is None, "a file that is here"
+
+
+def test_a_run_file_and_its_table_are_written_and_nothing_is_overwritten(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
+    place, path = as_class_folders(tmp_path / "things"), tmp_path / "things.yaml"
+    answer = vlmpipe("init", "--data", str(place), "--output", str(path))
+    assert answer.code == 0 and "a folder of images for each answer" in answer.out
+    assert f"{tmp_path}/things-data.csv written, 12 rows" in answer.out
+    again = vlmpipe("init", "--data", str(place), "--output", str(path))
+    assert again.code == 64 and "exists already" in again.err
+    path.unlink()
+    again = vlmpipe("init", "--data", str(place), "--output", str(path))
+    assert again.code == 64 and "things-data.csv exists already" in again.err and not path.exists()
+    assert vlmpipe("init", "llava", "--data", str(place)).code == 64
+
+
+@only_whole
+def test_the_file_passes_check_and_its_run_trains(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
+    place, path = as_other_columns(tmp_path / "things"), tmp_path / "things.yaml"
+    vlmpipe("init", "--data", str(place), "--output", str(path))
+    findings = api.check(load_run_file(path, [f"output.root_uri={tmp_path}/runs"]))
+    assert [one.text for one in findings if one.state == "failed"] == []
+    answer = vlmpipe("run", str(path), "train.max_steps=2", f"output.root_uri={tmp_path}/runs", "--plain")
+    assert answer.code == 0 and "Done in" in answer.out

@@ -1,0 +1,1 @@
+"""Run files drafted from data: what a folder holds, and the run file that fits it."""

@@ -1,0 +1,125 @@
+"""What the samples of a source are like, from a look at the first of them: sizes, languages, tokens, splits."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.data.accounting.coverage import Coverage
+from vlmpipe.trainer.data.chat.make import make_chat
+from vlmpipe.trainer.data.prepare.deduplicate import NEW
+from vlmpipe.trainer.data.prepare.languages import language_of
+from vlmpipe.trainer.data.prepare.validate_sample import Accepted, SampleValidator, final_entry
+from vlmpipe.trainer.data.rejects import Reject
+from vlmpipe.trainer.data.sample import Sample, stable_shuffle
+from vlmpipe.trainer.data.sources import open_source
+from vlmpipe.trainer.errors import DataError
+
+BUDGET_S = 10.0
+MOST_READ, MOST_CHECKED = 5_000, 200  # samples
+MOST_LANGUAGES = 200  # texts whose language is guessed
+
+
+@dataclass
+class Facts:
+    """is_part: there are more samples than were read. Lengths and sizes are those of the `checked` samples.
+
+    answers: of how many questions each answer is the right one. answer_tokens: of the longest answer.
+    """
+
+    coverage: Coverage = field(default_factory=Coverage)
+    read: int = 0
+    is_part: bool = False
+    bad: list[Reject] = field(default_factory=list)
+    splits: Counter[str] = field(default_factory=Counter)
+    languages: Counter[str] = field(default_factory=Counter)
+    questions: Counter[str] = field(default_factory=Counter)
+    answers: Counter[str] = field(default_factory=Counter)
+    words: set[str] = field(default_factory=set)
+    checked: int = 0
+    images: set[str] = field(default_factory=set)  # digests of the distinct ones of the checked samples
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    answer_tokens: int = 0
+
+    @property
+    def languages_shown(self) -> str:
+        return ", ".join(
+            f"{name} {count / self.languages.total():.0%}" for name, count in self.languages.most_common(3)
+        )
+
+    @property
+    def middle_size(self) -> tuple[int, int]:
+        """The image of median area; 0 x 0 without images."""
+        ordered = sorted(self.sizes, key=lambda size: size[0] * size[1])
+        return ordered[len(ordered) // 2] if ordered else (0, 0)
+
+
+def look(config: RunConfig, *, clock: Callable[[], float] = time.monotonic) -> Facts:
+    """Look at the run file's source: up to MOST_READ samples, of which some are checked as preparation does.
+
+    The run file's tokenizer is trained on the texts that were read. Raises DataError where no sample can be used.
+    """
+    facts, samples, started_s = Facts(), list[Sample](), clock()
+    for record in open_source(config.data):
+        if facts.read == MOST_READ or clock() - started_s > BUDGET_S / 2:
+            facts.is_part = True
+            break
+        facts.read += 1
+        if isinstance(record, Reject):
+            facts.bad.append(record)
+            continue
+        facts.coverage.add(record)
+        _count_texts(facts, record)
+        samples.append(record)
+    if not samples:
+        why = facts.bad[0].sentence() if facts.bad else "it holds no samples"
+        raise DataError(
+            f"nothing of {config.data.source} can be read: {why}",
+            expected="samples with an image and a text",
+            fix="vlmpipe docs bring-your-own-data shows the forms, and how columns of other names are read",
+        )
+    facts.coverage.check(config.data.source)
+    chosen = stable_shuffle(range(len(samples)), "look")[:MOST_CHECKED]
+    texts = (text for sample in samples for turn in sample.turns for text in (turn.question, turn.answer))
+    job = JobConfig.model_validate(config.to_run_json(RunPaths(run_id="init", root_uri="init")))
+    chat = make_chat(config.model, config.data, texts)
+    validate = SampleValidator(job, chat)
+    for number in chosen:
+        if facts.checked and clock() - started_s > BUDGET_S:
+            break
+        facts.checked += 1
+        found = validate(final_entry(samples[number], NEW, "train"))
+        if isinstance(found, Accepted):
+            facts.sizes += [(image.width, image.height) for image in found.images]
+            facts.images.update(image.sha256 for image in found.images)
+            facts.tokens.append(len(found.encoded.input_ids))
+            answers = (chat.tokenizer(turn.answer).input_ids for turn in found.turns)
+            facts.answer_tokens = max(facts.answer_tokens, *map(len, answers))
+        else:
+            facts.bad.append(found)
+    if not facts.tokens:
+        raise DataError(f"none of {facts.checked:,} samples that were checked is good: {facts.bad[0].sentence()}")
+    return facts
+
+
+def _count_texts(facts: Facts, sample: Sample) -> None:
+    facts.splits[sample.split or "none"] += 1
+    for turn in sample.turns:
+        facts.questions[turn.question.replace("<image>", "").strip()] += 1
+        facts.answers[turn.answer] += 1
+        if len(facts.words) < MOST_READ:
+            facts.words.update(f"{turn.question} {turn.answer}".lower().split())
+    if facts.languages.total() < MOST_LANGUAGES:
+        texts = " ".join(f"{turn.question} {turn.answer}" for turn in sample.turns)
+        facts.languages[language_of(texts.replace("<image>", ""))] += 1
+
+
+def power_of_two(value: float) -> int:
+    """The smallest one that is not below `value`."""
+    return 2 ** math.ceil(math.log2(max(1.0, value)))
