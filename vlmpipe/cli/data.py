@@ -140,6 +140,34 @@ def export(
     print_lines([f"{output}: samples {counts}; {exported.images:,} images", *_first_files(exported.files)])
 
 
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The data set's id on the Hugging Face hub.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="New or empty folder; default the name.", show_default=False),
+    ] = None,
+    subset: Annotated[str, typer.Option(help="Of a data set with several subsets this one.", show_default=False)] = "",
+    revision: Annotated[str, typer.Option(help="Branch, tag or commit.", show_default=False)] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a data set of the Hugging Face hub as Parquet files. Needs the extra hub; a run reads the folder."""
+    folder = output or Path(name.rstrip("/").rpartition("/")[2])
+    with doing(f"fetching {name}"):
+        from vlmpipe.drafting.hub_data import fetch as fetch_data
+
+        found = fetch_data(name, folder, subset=subset, revision=revision)
+    if as_json:
+        print_json({**vars(found), "folder": str(found.folder)})
+        return
+    counts = ", ".join(f"{count:,} of {split}" for split, count in found.samples.items())
+    at = f" at commit {found.commit[:12]}" if found.commit else ""
+    size = f"{found.size_bytes / 1e6:,.1f} MB"
+    print_lines(
+        [f"{folder}: {counts}, {size}{at}", f"  next: vlmpipe init --data {folder} --output {folder.name}.yaml"]
+    )
+
+
 def _page(job: JobConfig, samples: Sequence[InspectedSample]) -> str:
     from vlmpipe.report.inspect_page import build_page, card_of
     from vlmpipe.trainer.data.prepare.overview import overview

@@ -62,6 +62,7 @@ EXAMPLES = {
               "http://localhost:8000/v1/chat/completions --model digits"),
     "schema": ("--markdown", "--output docs/reference"),
     "cache explain": ("configs/digits.yaml", "configs/digits.yaml model.image_size=128 --json"),
+    "data fetch": ("lmms-lab/DocVQA --subset DocVQA --output docvqa", "my-team/receipts --revision v2 --json"),
     "data inspect": ("configs/digits.yaml", "my-run.yaml --first 100 --count 10 --json"),
     "data export": ("digits-20260301-120000 --format llama-factory --output build/digits",
                     "configs/digits.yaml --format messages --output build/digits --json"),

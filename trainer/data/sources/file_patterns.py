@@ -26,6 +26,7 @@ from vlmpipe.trainer.storage.regular_files import NotRegularFileError, kind_of, 
 SPECIAL = re.compile(r"[{*?\[]")
 BRACES = re.compile(r"\{([^{}]*)\}")
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
+HUB_ID = re.compile(r"[\w-]+/[\w-]+")  # as a data set of the Hugging Face hub is called, or a path without a suffix
 MOST_FILES = 1_000_000  # of a brace pattern
 SHARE_OF_CACHE = 0.5  # the prepared data needs disk space, too
 
@@ -168,6 +169,9 @@ def find_files(source: str, cache_gib: float = 0.0) -> Files:
             f"data.source {source!r} does not exist{where}",
             expected="an existing LLaVA file, tar, Parquet file, COCO file or folder; a relative path starts at the "
             "current folder",
+            fix=f"a data set of the hub is fetched first: vlmpipe data fetch {source}"
+            if HUB_ID.fullmatch(source)
+            else "",
         )
     return Files(source, storage, infos, is_folder=True, cache_gib=cache_gib)
 
