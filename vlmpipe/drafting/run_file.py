@@ -50,14 +50,13 @@ def draft_run_file(place: Path, path: Path) -> Draft:
         table = path.with_name(f"{path.stem}-data.csv"), _csv(layout.table)
         _create(*table)
     try:
-        name = re.sub(r"[^a-z0-9]+", "-", (path.stem or "data").lower()).strip("-")
         data: dict[str, Any] = {
             "source": str(table[0]) if table else layout.source,
             "image_folder": layout.image_folder,
         }
         if layout.columns:
             data["columns"] = dict(layout.columns)
-        changes = {"name": name if len(name) > 2 and name[0].isalpha() else f"data-{name}"}
+        changes = {"name": run_file_name(path)}
         changes |= {f"data.{field}": value for field, value in data.items()}
         template = parse_yaml(TEMPLATE.read_text(encoding="utf-8"), TEMPLATE.name)
         tried = {"data.sequence_length": LONGEST, "model.language_model.config.max_position_embeddings": LONGEST}
@@ -71,6 +70,12 @@ def draft_run_file(place: Path, path: Path) -> Draft:
             table[0].unlink()
         raise
     return Draft(text, layout, facts, questions, table)
+
+
+def run_file_name(path: Path) -> str:
+    """A name for the run file in `path`, of the form that names must have."""
+    words = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-")[:50].strip("-")
+    return words if len(words) > 3 and words[0].isalpha() else f"data-{words}" if words else "data"
 
 
 def _create(path: Path, text: str) -> None:

@@ -20,8 +20,9 @@ from tests.support.data.photo_folders import (
     pictures,
     write_csv,
 )
+from tests.support.paths import ROOT
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.drafting.run_file import draft_run_file
+from vlmpipe.drafting.run_file import draft_run_file, run_file_name
 from vlmpipe.trainer.data.prepare.look import look_at
 from vlmpipe.trainer.data.sources import open_source
 from vlmpipe.trainer.errors import ConfigError, DataError
@@ -61,6 +62,13 @@ def test_what_cannot_be_seen_is_asked_in_comments(tmp_path: Path) -> None:
     assert max(len(line) for line in text.splitlines() if line.startswith("#")) <= 100
     german = draft_run_file(as_llava(tmp_path / "b"), tmp_path / "b.yaml").text
     assert "languages: German 100%" in german
+
+
+@pytest.mark.parametrize("stem", ["run", "9 lives", "--", "Größe", "a" * 90, "my_Photos.v2"])
+def test_any_file_name_makes_a_name_that_a_run_file_may_have(stem: str) -> None:
+    name = run_file_name(Path(f"{stem}.yaml"))
+    changed = load_run_file(ROOT / "configs/digits.yaml", [f"name={name}"])
+    assert changed.name == name
 
 
 def test_long_texts_get_long_sequences_and_few_epochs(tmp_path: Path) -> None:
