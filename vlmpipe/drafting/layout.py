@@ -63,7 +63,9 @@ def find_layout(place: Path) -> Layout:
     if (place / METADATA).is_file():
         return _with_columns(str(place), place / METADATA, f"images with {METADATA}")
     if is_of_shards:
-        return Layout(str(place), "a folder of Parquet, Arrow or tar files")
+        first = next(iter(sorted(place.rglob("*.parquet"))), None)
+        kind = "a folder of Parquet, Arrow or tar files"
+        return _with_columns(str(place), first, "a folder of Parquet files") if first else Layout(str(place), kind)
     tables = [path for path in names if path.suffix.lower() in TABLES]
     if len(tables) == 1:
         return _with_columns(str(tables[0]), tables[0], f"images with {tables[0].name}")
