@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from vlmpipe.cli.output import doing, print_lines
 from vlmpipe.trainer.errors import ConfigError, os_errors
@@ -89,6 +88,8 @@ def _init_from_data(data: Path, path: Path) -> None:
 
         draft = draft_run_file(data, path)
     _create(path, draft.text)
+    from rich.text import Text
+
     from vlmpipe.cli.views.tables import grid, standard_output
 
     table = grid(columns=2)
