@@ -45,7 +45,7 @@ def deploy_problems(config: RunConfig) -> Iterator[Problem]:
     if config.model.relevance:
         text = "found with model.relevance, which vLLM and transformers serve ignore: they give the model all tokens of"
         yield Problem("deploy", f"{text} an image; expected no deploy: vlmpipe predict and evaluate select tokens")
-    own = [one for one in deploy.args if one.startswith(PROCESSOR) and not resizes_by_pillow(one)]
+    own = [one for one in deploy.args if option_of(one).startswith(PROCESSOR) and not resizes_by_pillow(one)]
     if own:
         text = (
             f"found {own[0]}, which takes the place of the deployment's own: images would be resized otherwise than in"
@@ -65,6 +65,11 @@ def deploy_problems(config: RunConfig) -> Iterator[Problem]:
         deploy.arguments(config.model_name, config.model, config.train.precision)
     except ConfigError as error:
         yield Problem("deploy", f"{error.found}; expected {error.expected}")
+
+
+def option_of(argument: str) -> str:
+    """Its option as vLLM names it, which also takes underscores (vllm/utils/argparse_utils.py)."""
+    return argument.partition("=")[0].replace("_", "-")
 
 
 def resizes_by_pillow(argument: str) -> bool:

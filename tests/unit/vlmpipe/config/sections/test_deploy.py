@@ -97,14 +97,16 @@ def test_an_image_without_a_digest_is_refused(image: str) -> None:
 @pytest.mark.parametrize(
     ("value", "fits"),
     [
-        ('{"max_pixels": 3136}', False),
-        ('{"use_fast": true}', False),
-        ("nothing", False),
-        ('{"use_fast": false, "a": 1}', True),
+        ('-kwargs={"max_pixels": 3136}', False),
+        ('-kwargs={"use_fast": true}', False),
+        ('_kwargs={"use_fast": true}', False),
+        ("-kwargs.use_fast=true", False),
+        ("-kwargs=nothing", False),
+        ('-kwargs={"use_fast": false, "a": 1}', True),
     ],
 )
 def test_settings_of_images_that_would_choose_another_library_are_refused(value: str, fits: bool) -> None:
-    argument = "deploy.args=" + json.dumps([f"--mm-processor-kwargs={value}"])
+    argument = "deploy.args=" + json.dumps([f"--mm-processor{value}"])
     if fits:
         assert container_of(config(argument).to_dict()).args[-1].endswith(value)
         return
