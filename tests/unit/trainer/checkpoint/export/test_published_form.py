@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,17 +13,36 @@ from transformers import AutoModelForImageTextToText
 
 from tests.support.hf.kinds import INSTALLED
 from tests.support.hf.publish import model_section, publish, tokenizer_of
-from tests.support.hf.published_names import MODELS, TABLE, blueprint, config_named, exported_names, names_of
+from tests.support.hf.published_names import MODELS, TABLE, blueprint, config_named, exported_names, names_of, shapes
 from tests.support.short_form import chosen
-from vlmpipe.trainer.checkpoint.export.published_form import published_form
+from tests.support.trainer import tiny_native
+from tests.support.trainer.tiny_runs import TINY, merged
+from vlmpipe.trainer.checkpoint.export.published_form import published_form, stored_tensors
 from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
 from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.data.tokenize import make_tokenizer
+from vlmpipe.trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.models.layers.lora import without_adapters
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.weights_digest import weights_sha256
 
 PUBLISHED = json.loads(TABLE.read_text())
 # One of each: renamed, with another prefix in the tower, split, merged, transposed, cut into unequal parts.
 FORMS = ("llava", "gemma3", "glm4v_moe", "qianfan_ocr", "qwen3_vl_moe", "molmo2")
+
+# Native families from random weights: parts that are put together, and whole models.
+LLAMA = {"model.language_model.config.model_type": "llama"}
+NATIVE: dict[str, dict[str, Any]] = {
+    "llava_siglip": {"family": "llava"} | dict(merged(TINY, LLAMA)["model"]),
+    **{family: tiny_native.model_section(family) for family in ("smolvlm", "qwen2_5_vl", "qwen3_vl")},
+}
+# Published names that these tiny models lack: their encoder pools nothing, their head is the embedding.
+LACKED = {"llava_siglip": "vision_tower.vision_model.head.", "qwen3_vl": "lm_head."}
+TRAINED: dict[str, dict[str, Any]] = {
+    "all": {},
+    "adapters": {"freeze": [], "lora": {"rank": 2, "parts": ["language_model", "projector", "tower"]}},
+    "adapters of 4 bits": {"freeze": ["tower"], "lora": {"rank": 2, "quantize_base": "nf4"}},
+}
 
 
 def test_every_type_has_published_names() -> None:
@@ -33,6 +53,18 @@ def test_every_type_has_published_names() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_an_export_has_the_names_and_shapes_of_the_published_model(name: str) -> None:
     assert exported_names(name) == PUBLISHED[name]["tensors"]
+
+
+@pytest.mark.parametrize("trained", TRAINED)
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_native_familys_export_has_them_too_whatever_was_trained(name: str, trained: str) -> None:
+    """Of all strategies, whose checkpoints are read by the names of this blueprint."""
+    config = ModelConfig.model_validate(NATIVE[name] | TRAINED[trained])
+    family = family_of(config)
+    tokenizer = make_tokenizer("train:300", ["USER: what digit is this? ASSISTANT:"], image_form_of(config))
+    model = family.blueprint(without_adapters(config), tokenizer)
+    expected = {stored for stored in PUBLISHED[name]["tensors"] if not stored.startswith(LACKED.get(name, " "))}
+    assert names_of(shapes(stored_tensors(published_form(model)))).keys() == expected
 
 
 # As other programs look for them: vLLM's and llama.cpp's loaders, and what people print of these models' indexes.
