@@ -221,7 +221,10 @@ class TrainConfig(Section):
     seed: int = Field(0, description="Seed of the data order.")
     log_every_steps: Positive = Field(10, description="Steps between lines of metrics.jsonl.")
     validate_every_steps: int = Field(
-        0, ge=0, description="Steps between validation losses (validation_loss in metrics.jsonl); 0 takes none."
+        0,
+        ge=0,
+        description="Steps between validation losses (validation_loss in metrics.jsonl). One more is taken after the "
+        "last step, which evaluate compares with that of the export. 0 takes none.",
     )
     validation_sequences: Positive = Field(
         64, description="Packed sequences of the evaluation split that are validated on, the same ones each time."

@@ -35,6 +35,13 @@ def test_shipped_run_files_are_valid_and_complete_for_vertex(path: Path) -> None
     assert warnings(config) == []
 
 
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_shipped_run_file_lets_evaluate_compare_the_exports_loss_with_trainings(path: Path) -> None:
+    """Of preference pairs training takes no validation loss."""
+    for stage, config in load_run_file(path).stage_runs().items():
+        assert bool(config.train.validate_every_steps) == (config.train.objective == "sft"), stage
+
+
 def test_the_spot_run_file_has_reducers_for_the_bandwidth_of_its_nodes() -> None:
     cluster = load_run_file(ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml").cluster
     node_gbps, reducer_gbps = 100, 32
