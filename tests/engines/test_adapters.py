@@ -6,12 +6,13 @@ Needs `make recipe-vllm`. `make test-engines` runs all of it, `make test-whole` 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(7200), only
 
 ALL = os.environ.get("VLMPIPE_ENGINES") == "all"
 FAMILIES = ("qwen2_5_vl", "smolvlm") if ALL else ("qwen2_5_vl",)
+# All runs of a family in one process, which trains them once.
+GROUPED = [pytest.param(family, marks=pytest.mark.xdist_group(f"adapters of {family}")) for family in FAMILIES]
 BASE, ADAPTER = "gs://bucket/base", "gs://bucket/registry/tiny/1/model"
 MOST_DIFFERENCE = 1e-3  # of log probabilities, in fp32
 LORA = {"rank": 12, "alpha": 24.0, "export": "adapter"}
@@ -48,6 +51,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "whole": {"freeze": ["tower"], "lora": LORA},
     "dora": {"freeze": ["tower", "projector"], "lora": LORA | {"use_dora": True}},
 }
+ANSWERING = ("frozen", "adapted", "merged") if ALL else ("frozen", "adapted")
+NAMES = {"qwen2_5_vl": tuple(RUNS) if ALL else ANSWERING, "smolvlm": ANSWERING}
 SIZES = ("size", "min_pixels", "max_pixels", "max_image_size")  # of image processors
 
 
@@ -92,20 +97,22 @@ BASES = {"qwen2_5_vl": qwen, "smolvlm": smolvlm}
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], JobConfig]:
-    """Runs of each family by the names in RUNS."""
-    root, made = tmp_path_factory.mktemp("adapters"), dict[tuple[str, str], JobConfig]()
-    data = write_pictures(root / "pictures")
-    for family in FAMILIES:
-        published, family_section = BASES[family](root / f"published-{family}")
-        base = other_base(published, root / f"base-{family}")
-        for name, changes in RUNS.items():
-            if not ALL and name not in ("frozen", "adapted"):
-                continue
-            sources = {"pretrained": {"weights": str(base)}, "tokenizer": str(published)}
-            learning_rate = {"train.optimizer.learning_rate": 0.01, "name": name}
-            run = {"model": family_section | sources | changes, "data": data, **SETTINGS, **learning_rate}
-            made[family, name] = make_run(root / family, name, run, features="off")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], JobConfig]:
+    """The run of a family by a name in RUNS. All runs of a family are trained when the first is asked for."""
+    root = tmp_path_factory.mktemp("adapters")
+    trained = functools.cache(lambda family: trained_adapters(root / family, family))
+    return lambda family, name: trained(family)[name]
+
+
+def trained_adapters(root: Path, family: str) -> dict[str, JobConfig]:
+    published, family_section = BASES[family](root / "published")
+    base = other_base(published, root / "base")
+    sources = {"pretrained": {"weights": str(base)}, "tokenizer": str(published)}
+    data, made = write_pictures(root / "data"), dict[str, JobConfig]()
+    for name in NAMES[family]:
+        changes = {"train.optimizer.learning_rate": 0.01, "name": name}
+        run = {"model": family_section | sources | RUNS[name], "data": data, **SETTINGS, **changes}
+        made[name] = make_run(root / "runs", name, run, features="off")
     train_runs(list(made.values()), processes=1, timeout_s=900)
     for job in made.values():
         sync_run(job)
@@ -140,13 +147,13 @@ def compared(job: JobConfig, log: Path, without: str = "") -> Comparison:
         return compare(job, url, served_name(settings))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", ["frozen", "adapted", *(["merged"] if ALL else [])])
+@pytest.mark.parametrize("family", GROUPED)
+@pytest.mark.parametrize("name", ANSWERING)
 def test_it_answers_as_it_was_evaluated(
-    runs: dict[tuple[str, str], JobConfig], bucket: FakeGcs, family: str, name: str, tmp_path: Path
+    run_of: Callable[[str, str], JobConfig], bucket: FakeGcs, family: str, name: str, tmp_path: Path
 ) -> None:
-    found = compared(runs[family, name], tmp_path / "log")
-    print(found.as_json())  # what the table in docs is made of
+    found = compared(run_of(family, name), tmp_path / "log")
+    found.keep(f"{family} adapter, {name}", NEWEST.title)
     assert found.questions >= 15 and found.distinct_answers > found.questions / 2, "answers that could differ"
     assert found.equal_prompts == found.questions
     assert found.largest_difference <= MOST_DIFFERENCE
@@ -155,10 +162,12 @@ def test_it_answers_as_it_was_evaluated(
 
 @pytest.mark.skipif(not ALL, reason="make test-engines")
 @pytest.mark.parametrize("without", ["--enable-tower-connector-lora", "--settings="])
+@pytest.mark.parametrize("family", GROUPED[:1])
 def test_what_deploy_adds_has_an_effect(
-    runs: dict[tuple[str, str], JobConfig], bucket: FakeGcs, without: str, tmp_path: Path
+    run_of: Callable[[str, str], JobConfig], bucket: FakeGcs, family: str, without: str, tmp_path: Path
 ) -> None:
-    found = compared(runs["qwen2_5_vl", "adapted"], tmp_path / "log", without)
+    found = compared(run_of(family, "adapted"), tmp_path / "log", without)
+    found.keep(f"{family} adapter without {without.strip('-=')}", NEWEST.title)
     assert found.largest_difference > 10 * MOST_DIFFERENCE
     assert found.equal_answers < found.questions / 2
     assert (found.equal_prompts == 0) == (without == "--settings=")
@@ -166,11 +175,12 @@ def test_what_deploy_adds_has_an_effect(
 
 @pytest.mark.skipif(not ALL, reason="make test-engines")
 @pytest.mark.parametrize(("name", "said"), [("whole", "modules_to_save"), ("dora", "does not yet support DoRA")])
+@pytest.mark.parametrize("family", GROUPED[:1])
 def test_vllm_opens_no_adapter_that_check_refuses(
-    runs: dict[tuple[str, str], JobConfig], bucket: FakeGcs, name: str, said: str, tmp_path: Path
+    run_of: Callable[[str, str], JobConfig], bucket: FakeGcs, family: str, name: str, said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(AssertionError, match="vLLM did not start"):
-        compared(runs["qwen2_5_vl", name], tmp_path / "log")
+        compared(run_of(family, name), tmp_path / "log")
     assert said in (tmp_path / "log").read_text()
 
 

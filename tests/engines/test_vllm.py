@@ -17,7 +17,6 @@ from tests.support.engines.chat_contract import FOUND, RECORD, answers_of
 from tests.support.engines.comparison import compare
 from tests.support.engines.trained_runs import NATIVE, PUBLISHED, trained_runs
 from tests.support.engines.vllm_server import RELEASES, needs_vllm, vllm_of
-from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
 from vlmpipe.config.sections.deploy import served_name
 from vlmpipe.trainer.config.job import JobConfig
@@ -28,8 +27,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(7200), only
 ALL = os.environ.get("VLMPIPE_ENGINES") == "all"
 SHORT = ("llava", "vllm-032")
 FAMILIES = [*NATIVE, *PUBLISHED] if ALL else [SHORT[0]]
-CASES = [(family, release) for release in RELEASES for family in FAMILIES if ALL or (family, release) == SHORT]
-RESULTS = ROOT / "build/engines.json"  # what the table in docs is made of
+# Both releases of a family in one process, which trains its run once.
+CASES = [
+    pytest.param(family, release, marks=pytest.mark.xdist_group(family))
+    for family in FAMILIES
+    for release in RELEASES
+    if ALL or (family, release) == SHORT
+]
 # Image tokens of these see each other in transformers, and in vLLM only by attention for GPUs.
 CAUSAL = ("gemma3",)
 # This release overrides a deployment's choice of Pillow for these types, in their own `get_hf_processor`, and heeds a
@@ -60,7 +64,7 @@ def test_vllm_answers_as_the_evaluation(
         contract = answers_of(url.removesuffix("/v1"), served_name(settings)) if (family, release) == SHORT else {}
     if contract:
         FOUND.write_text(json.dumps({"server": RELEASES[release].title, "cases": contract}, indent=1) + "\n")
-    keep(family, release, found.as_json())
+    found.keep(family, RELEASES[release].title)
     assert found.questions >= 15
     assert found.distinct_answers > found.questions / 2, "answers that could differ"
     assert found.equal_prompts == found.questions
@@ -83,13 +87,7 @@ def test_an_export_in_bf16_answers_as_it_was_evaluated(tmp_path: Path) -> None:
     settings = read_record_file(Path(job.run.run_uri) / "run.json")
     with vllm_of(settings, f"{job.run.run_uri}/export", tmp_path / "log") as url:
         found = compare(job, url, served_name(settings))
-    keep("llava, exported in bf16", SHORT[1], found.as_json())
+    found.keep("llava in bf16", RELEASES[SHORT[1]].title)
     assert found.distinct_answers > found.questions / 2, "answers that could differ"
     assert found.equal_answers == found.equal_prompts == found.questions, found.others
     assert found.largest_difference <= MOST_DIFFERENCE
-
-
-def keep(family: str, release: str, result: dict[str, object]) -> None:
-    kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    kept.setdefault(RELEASES[release].title, {})[family] = result
-    RESULTS.write_text(json.dumps(kept, indent=1))

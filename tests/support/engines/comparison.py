@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.support.paths import ROOT
 from vlmpipe.serving.agreement import measure_agreement
 from vlmpipe.serving.openai import CHAT_PATH, ChatServer, request_body
 from vlmpipe.serving.questions import HeldOutQuestion, held_out_questions
@@ -20,6 +21,7 @@ from vlmpipe.trainer.evaluation import evaluate
 from vlmpipe.trainer.evaluation.answer import encoded_inputs, published_inputs
 from vlmpipe.trainer.evaluation.held_out.questions import with_images
 
+RESULTS = ROOT / "build/engines"  # a file for each comparison
 TOP = 5  # tokens whose probabilities are compared
 DEVICE = torch.device("cpu")
 
@@ -37,8 +39,11 @@ class Comparison:
     difference_as_requested: float = 0.0  # the same where each request has options of its own
     others: list[dict[str, Any]] = field(default_factory=list)
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+    def keep(self, model: str, server: str) -> None:
+        """Write it down: what the tables in docs are made of."""
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        content = {"model": model, "server": server, **asdict(self)}
+        (RESULTS / f"{model}, {server}.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
 def compare(
