@@ -21,9 +21,12 @@ from vlmpipe.config.sections.deploy import PORT, DeployConfig, arguments_of
 
 RECIPES = ROOT / "build/recipes"
 ENVIRONMENT = RECIPES / "vllm"
-# Of CPUs only: memory for keys and values in GiB, threads, and no word to vLLM's makers.
+# Of CPUs only: memory for keys and values in GiB, and no word to vLLM's makers. The model is in the engine's own
+# process, as another would import everything once more; it has one thread, as two wait for each other at each operation
+# of a tiny model; and nothing is compiled.
 OF_CPUS = {
-    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "2",
+    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1",
     "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
 }  # fmt: skip
 START_S, LOG_LINES, STOP_S = 900, 40, 30
