@@ -215,7 +215,7 @@ test-whole: $(INSTALLED_DEV) $(FLOAT8) $(WEIGHTS) $(SERVING)  ## run the tests w
 
 .PHONY: test-engines
 test-engines: $(INSTALLED_DEV) recipe-vllm recipe-old-transformers  ## exports as other programs open and serve them: every family, two releases of vLLM and two of transformers (CPU)
-	VLMPIPE_TESTS=whole VLMPIPE_ENGINES=all $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --timeout 7200 tests/engines tests/integration/trainer/checkpoint/test_older_transformers.py $(args)
+	VLMPIPE_TESTS=whole VLMPIPE_ENGINES=all $(BIN)/python -m pytest --numprocesses 2 --dist load --maxschedchunk 1 --timeout 7200 tests/engines tests/integration/trainer/checkpoint/test_older_transformers.py $(args)
 
 .PHONY: test-numerics
 test-numerics: $(INSTALLED_DEV)  ## tests that compare numbers, under other kernels, threads and orders of sums: args='--only SSE2 FILE'

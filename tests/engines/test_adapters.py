@@ -38,10 +38,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(7200), only
 
 ALL = os.environ.get("VLMPIPE_ENGINES") == "all"
 FAMILIES = ("qwen2_5_vl", "smolvlm") if ALL else ("qwen2_5_vl",)
-# All runs of a family in one process, which trains them once.
-GROUPED = [pytest.param(family, marks=pytest.mark.xdist_group(f"adapters of {family}")) for family in FAMILIES]
 BASE, ADAPTER = "gs://bucket/base", "gs://bucket/registry/tiny/1/model"
 MOST_DIFFERENCE = 1e-3  # of log probabilities, in fp32
+MOST_UNROUNDED = 2  # answers that differ because evaluation rounds what a frozen vision encoder gives
 LORA = {"rank": 12, "alpha": 24.0, "export": "adapter"}
 # Ways out of a projector that is trained whole beside an adapter, and what vLLM refuses otherwise.
 RUNS: dict[str, dict[str, Any]] = {
@@ -147,8 +146,8 @@ def compared(job: JobConfig, log: Path, without: str = "") -> Comparison:
         return compare(job, url, served_name(settings))
 
 
-@pytest.mark.parametrize("family", GROUPED)
 @pytest.mark.parametrize("name", ANSWERING)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_it_answers_as_it_was_evaluated(
     run_of: Callable[[str, str], JobConfig], bucket: FakeGcs, family: str, name: str, tmp_path: Path
 ) -> None:
@@ -157,17 +156,17 @@ def test_it_answers_as_it_was_evaluated(
     assert found.questions >= 15 and found.distinct_answers > found.questions / 2, "answers that could differ"
     assert found.equal_prompts == found.questions
     assert found.largest_difference <= MOST_DIFFERENCE
-    assert found.equal_answers == found.questions, found.others
+    assert found.equal_answers + found.unrounded_answers == found.questions, found.others
+    assert found.unrounded_answers <= MOST_UNROUNDED
 
 
 @pytest.mark.skipif(not ALL, reason="make test-engines")
 @pytest.mark.parametrize("without", ["--enable-tower-connector-lora", "--settings="])
-@pytest.mark.parametrize("family", GROUPED[:1])
 def test_what_deploy_adds_has_an_effect(
-    run_of: Callable[[str, str], JobConfig], bucket: FakeGcs, family: str, without: str, tmp_path: Path
+    run_of: Callable[[str, str], JobConfig], bucket: FakeGcs, without: str, tmp_path: Path
 ) -> None:
-    found = compared(run_of(family, "adapted"), tmp_path / "log", without)
-    found.keep(f"{family} adapter without {without.strip('-=')}", NEWEST.title)
+    found = compared(run_of("qwen2_5_vl", "adapted"), tmp_path / "log", without)
+    found.keep(f"qwen2_5_vl adapter without {without.strip('-=')}", NEWEST.title)
     assert found.largest_difference > 10 * MOST_DIFFERENCE
     assert found.equal_answers < found.questions / 2
     assert (found.equal_prompts == 0) == (without == "--settings=")
@@ -175,12 +174,11 @@ def test_what_deploy_adds_has_an_effect(
 
 @pytest.mark.skipif(not ALL, reason="make test-engines")
 @pytest.mark.parametrize(("name", "said"), [("whole", "modules_to_save"), ("dora", "does not yet support DoRA")])
-@pytest.mark.parametrize("family", GROUPED[:1])
 def test_vllm_opens_no_adapter_that_check_refuses(
-    run_of: Callable[[str, str], JobConfig], bucket: FakeGcs, family: str, name: str, said: str, tmp_path: Path
+    run_of: Callable[[str, str], JobConfig], bucket: FakeGcs, name: str, said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(AssertionError, match="vLLM did not start"):
-        compared(run_of(family, name), tmp_path / "log")
+        compared(run_of("qwen2_5_vl", name), tmp_path / "log")
     assert said in (tmp_path / "log").read_text()
 
 

@@ -27,13 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(7200), only
 ALL = os.environ.get("VLMPIPE_ENGINES") == "all"
 SHORT = ("llava", "vllm-032")
 FAMILIES = [*NATIVE, *PUBLISHED] if ALL else [SHORT[0]]
-# Both releases of a family in one process, which trains its run once.
-CASES = [
-    pytest.param(family, release, marks=pytest.mark.xdist_group(family))
-    for family in FAMILIES
-    for release in RELEASES
-    if ALL or (family, release) == SHORT
-]
+CASES = [(family, release) for family in FAMILIES for release in RELEASES if ALL or (family, release) == SHORT]
 # Image tokens of these see each other in transformers, and in vLLM only by attention for GPUs.
 CAUSAL = ("gemma3",)
 # This release overrides a deployment's choice of Pillow for these types, in their own `get_hf_processor`, and heeds a

@@ -1,4 +1,8 @@
-"""What a server answers beside what the evaluation did: prompts, answers, and probabilities of first tokens."""
+"""What a server answers beside what the evaluation did: prompts, answers, and probabilities of first tokens.
+
+Evaluation rounds what a frozen vision encoder gives to bf16, as training does, and a server in fp32 does not. First
+tokens are compared with those of a model that does not either, and so are answers that differ.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,12 @@ import torch
 from torch import Tensor
 
 from tests.support.paths import ROOT
-from vlmpipe.serving.agreement import measure_agreement
+from vlmpipe.serving.agreement import Disagreement, is_cut_copy, measure_agreement
 from vlmpipe.serving.openai import CHAT_PATH, ChatServer, request_body
 from vlmpipe.serving.questions import HeldOutQuestion, held_out_questions
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.evaluation import evaluate
-from vlmpipe.trainer.evaluation.answer import encoded_inputs, published_inputs
+from vlmpipe.trainer.evaluation.answer import answer_questions, encoded_inputs, published_inputs
 from vlmpipe.trainer.evaluation.held_out.questions import with_images
 
 RESULTS = ROOT / "build/engines"  # a file for each comparison
@@ -34,6 +38,7 @@ class Comparison:
     distinct_answers: int = 0
     equal_answers: int = 0
     cut_answers: int = 0  # of the equal ones, those that are cut within a character
+    unrounded_answers: int = 0  # of the others, those that the model gives where features are not rounded
     equal_prompts: int = 0
     largest_difference: float = 0.0
     difference_as_requested: float = 0.0  # the same where each request has options of its own
@@ -62,13 +67,15 @@ def compare(
         options: fields of a request, with which first tokens are asked for once more.
     """
     asked = held_out_questions(job.run.run_uri, most)
-    expected = evaluated(job, causal_images=causal_images)
+    reference = Reference(job)
+    expected = reference.first_tokens(causal_images=causal_images)
     agreement = measure_agreement(asked, ChatServer(f"{url}{CHAT_PATH}", name).ask)
     assert not agreement.unfinished
     found = Comparison(
         questions=agreement.asked,
         equal_answers=agreement.asked - len(agreement.disagreements),
         cut_answers=agreement.cut,
+        unrounded_answers=sum(map(reference.gives, agreement.disagreements)),
         others=[asdict(one) for one in agreement.disagreements],
     )
     for one in asked:
@@ -104,28 +111,45 @@ def first_token(
     return answer["prompt_token_ids"], top
 
 
-@torch.inference_mode()
-def evaluated(job: JobConfig, *, causal_images: bool = False) -> dict[tuple[str, int], tuple[list[int], Tensor]]:
-    """By question and turn: the prompt's tokens, and the log probabilities of the answer's first token."""
-    worker: Any = SimpleNamespace(device=DEVICE)
-    subject, found = evaluate.load_subject(job, worker), {}
-    model = subject.model
-    inputs = published_inputs if model.chat.form.published else encoded_inputs
-    held_out = subject.held_out
-    questions = held_out.questions(job.evaluate.max_samples, job.evaluate.earlier_turns)
-    for question, asked in with_images(held_out, questions):
-        shown = asked.shown
-        prompt = model.chat.prompt(asked.turn, shown.counts, shown.sizes, asked.earlier)
-        ids = torch.tensor([prompt])
-        given = inputs(job, model, [shown], DEVICE, is_blank=False)(ids)
-        if causal_images:
-            given["token_type_ids"] = torch.zeros_like(ids)
-        made: Any = model.model.generate(
-            **{"attention_mask": torch.ones_like(ids), **given},
-            max_new_tokens=1,
-            do_sample=False,
-            output_logits=True,
-            return_dict_in_generate=True,
+class Reference:
+    """The export as transformers computes it, without rounding of features."""
+
+    def __init__(self, job: JobConfig) -> None:
+        worker: Any = SimpleNamespace(device=DEVICE)
+        subject = evaluate.load_subject(job, worker)
+        self._model = subject.model
+        self._job = job.model_copy(update={"model": job.model.model_copy(update={"freeze": ()})})
+        questions = subject.held_out.questions(job.evaluate.max_samples, job.evaluate.earlier_turns)
+        self._asked = {(one.id, one.turn): asked for one, asked in with_images(subject.held_out, questions)}
+
+    def gives(self, one: Disagreement) -> bool:
+        """Whether its answer is the served one."""
+        most = self._job.evaluate.max_new_tokens
+        (found,) = answer_questions(
+            self._job, self._model, [self._asked[one.id, one.turn]], DEVICE, max_new_tokens=most
         )
-        found[question.id, question.turn] = prompt, made.logits[0][0].float().log_softmax(-1)
-    return found
+        is_same = found.text == one.served or is_cut_copy(found.text, one.served)
+        return is_same and found.finish_reason == one.served_finish
+
+    @torch.inference_mode()
+    def first_tokens(self, *, causal_images: bool) -> dict[tuple[str, int], tuple[list[int], Tensor]]:
+        """By question and turn: the prompt's tokens, and the log probabilities of the answer's first token."""
+        model, found = self._model, {}
+        inputs = published_inputs if model.chat.form.published else encoded_inputs
+        for key, asked in self._asked.items():
+            shown = asked.shown
+            prompt = model.chat.prompt(asked.turn, shown.counts, shown.sizes, asked.earlier)
+            ids = torch.tensor([prompt])
+            given = inputs(self._job, model, [shown], DEVICE, is_blank=False)(ids)
+            if causal_images:
+                given["token_type_ids"] = torch.zeros_like(ids)
+            whole: Any = model.model
+            made = whole.generate(
+                **{"attention_mask": torch.ones_like(ids), **given},
+                max_new_tokens=1,
+                do_sample=False,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+            found[key] = prompt, made.logits[0][0].float().log_softmax(-1)
+        return found
