@@ -165,6 +165,7 @@ def summarised(records: Sequence[dict[str, Any]], exact_match: float | None) -> 
     """Means over questions, and some relevance maps."""
     images = sum(one["images"] for one in records)
     mean_tokens = sum(one["tokens"] for one in records) / images if images else None
+    balances = [one["balance"] for one in records if one["balance"]]  # a question without an image has none
     return {
         "mean_image_tokens": mean_tokens,
         "all_image_tokens": sum(one["all_tokens"] for one in records) / images if images else None,
@@ -172,7 +173,7 @@ def summarised(records: Sequence[dict[str, Any]], exact_match: float | None) -> 
         "query_sensitivity": _mean(one["sensitivity"] for one in records),
         "target_kept": _mean(one["target_kept"] for one in records),
         "target_kept_untrained": _mean(one["target_kept_untrained"] for one in records),
-        "balance": [_mean(values) for values in zip(*(one["balance"] for one in records), strict=True)],
+        "balance": [_mean(values) for values in zip(*balances, strict=True)],
     }
 
 

@@ -36,7 +36,9 @@ def test_sensitivity_is_one_minus_the_overlap() -> None:
 def test_a_summary_has_means_over_images_and_questions() -> None:
     line = {"tokens": 4, "all_tokens": 36, "images": 1, "sensitivity": 0.5, "target_kept": 1.0,
             "target_kept_untrained": 0.0, "balance": [0.25, 0.75]}  # fmt: skip
-    found = summarised([line, line | {"tokens": 2, "target_kept": None}], 0.9)
+    without_image = {"tokens": 0, "all_tokens": 0, "images": 0, "sensitivity": 0.0, "target_kept": None,
+                     "target_kept_untrained": None, "balance": []}  # fmt: skip
+    found = summarised([line, without_image, line | {"tokens": 2, "target_kept": None}], 0.9)
     assert found["mean_image_tokens"] == 3 and found["all_image_tokens"] == 36
     assert found["exact_match_per_token"] == pytest.approx(0.3)
     assert found["target_kept"] == 1 and found["target_kept_untrained"] == 0 and found["balance"] == [0.25, 0.75]
