@@ -4,7 +4,7 @@
 # Needs CONTAINER_IMAGE_REGISTRY (see env.sh.example), an installed vlmpipe, and a builder: a Docker daemon here, or Cloud
 # Build through gcloud. Options from the environment: TAG, REDUCTION_SERVER=1 (its NCCL plugin is put into the trainer image),
 # HOROVOD=1 (built into the trainer image), EXTRAS (of pyproject.toml, for the trainer image, such as wandb), BASE_IMAGE
-# (instead of python:3.11-slim), and torch's builds: TORCH_BUILD of the trainer image (cu130) with TORCH_INDEX_URL, and
+# (instead of the recipes', by digest), and torch's builds: TORCH_BUILD of the trainer image (cu130) with TORCH_INDEX_URL, and
 # PIPELINE_TORCH_BUILD of the pipeline image (cpu) with TORCH_CPU_INDEX_URL.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,7 +22,7 @@ tag=${TAG:-$(git rev-parse --short HEAD)}
 plugin=${REDUCTION_SERVER:-0}
 horovod=${HOROVOD:-0}
 extras=${EXTRAS:-}
-base=${BASE_IMAGE:-python:3.11-slim}
+base=${BASE_IMAGE:-$(sed -n 's/^ARG BASE_IMAGE=//p' container/trainer.Dockerfile)}
 trainer_torch=${TORCH_BUILD:-cu130}
 pipeline_torch=${PIPELINE_TORCH_BUILD:-cpu}
 trainer_index=${TORCH_INDEX_URL:-}
@@ -31,6 +31,11 @@ pipeline_index=${TORCH_CPU_INDEX_URL:-}
   "set it in env.sh, for example europe-west4-docker.pkg.dev/my-project/vlmpipe"
 command -v "$python" >/dev/null || fail "vlmpipe is not installed: there is no $python" "make install"
 [ -z "$run_file" ] || [ -f "$run_file" ] || fail "there is no run file $run_file" "give the path of one: config=FILE"
+case $base in
+  *@sha256:*) ;;
+  *) fail "BASE_IMAGE is $base, and a tag can be moved" \
+    "name the image by its digest, NAME@sha256:..., which docker buildx imagetools inspect $base shows" ;;
+esac
 for torch in "$trainer_torch" "$pipeline_torch"; do
   [ -f "container/torch_builds/$torch.txt" ] || fail "there is no container/torch_builds/$torch.txt, of torch's build $torch" \
     "$python container/pin_torch.py $torch --index-url INDEX writes it"

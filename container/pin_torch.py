@@ -4,17 +4,15 @@
 
 BUILD is torch's own name of it, the text behind the plus of its version: cu130, cu126, cpu. pip resolves it from the
 given index, or from those that it is configured with. Where torch accepts a range of versions, the lowest is taken:
-that of the CUDA release which torch was built with. Later ones are for later drivers.
+that of the CUDA release which torch was built with. Later ones are for later drivers. Run it with the images' Python,
+3.11 on Linux for x86-64: a package has the digest of the one file that pip takes there.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import Specifier
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from resolve import digest, resolved
 
 FOLDER = Path(__file__).with_name("torch_builds")
 CONSTRAINTS = Path(__file__).parent.parent / "constraints.txt"
@@ -38,12 +37,13 @@ def main() -> int:
     options = parser.parse_args()
     torch = torch_requirement(options.build, CONSTRAINTS.read_text(encoding="utf-8"))
     index = ["--index-url", options.index_url] if options.index_url else []
-    pins = [torch, *pins_of(_resolved([torch], index))]
-    resolved = {canonicalize_name(each["metadata"]["name"]) for each in _resolved(pins, index)}
-    unused = [pin for pin in pins if canonicalize_name(Requirement(pin).name) not in resolved]
+    pins = [torch, *pins_of(resolved([*index, torch]))]
+    lines, unused = with_digests(pins, resolved([*index, *pins]))
     if unused:
         sys.exit(f"with the pins, torch brings none of {', '.join(unused)}: nothing was written")
-    FOLDER.joinpath(f"{options.build}.txt").write_text(header(options.build) + "\n".join(pins) + "\n", encoding="utf-8")
+    FOLDER.joinpath(f"{options.build}.txt").write_text(
+        header(options.build) + "\n".join(lines) + "\n", encoding="utf-8"
+    )
     print(f"{len(pins)} versions written to {FOLDER / options.build}.txt")
     return 0
 
@@ -81,13 +81,12 @@ def lowest(needed: Iterable[Specifier]) -> str | None:
     return None if exact or not bounds else max(bounds, key=Version)
 
 
-def _resolved(requirements: list[str], index: list[str]) -> list[Mapping[str, Any]]:
-    with tempfile.NamedTemporaryFile(suffix=".json") as report:
-        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
-        command += ["--report", report.name, *index, *requirements]
-        subprocess.run(command, check=True)
-        found: list[Mapping[str, Any]] = json.loads(Path(report.name).read_text(encoding="utf-8"))["install"]
-        return found
+def with_digests(pins: Iterable[str], report: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+    """The pins with the digests of the files that pip's report would install, and those that it has no file for."""
+    files = {canonicalize_name(each["metadata"]["name"]): each for each in report}
+    names = {pin: canonicalize_name(Requirement(pin).name) for pin in pins}
+    lines = [f"{pin} {digest(files[name])}" for pin, name in names.items() if name in files]
+    return lines, [pin for pin, name in names.items() if name not in files]
 
 
 if __name__ == "__main__":

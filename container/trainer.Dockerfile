@@ -1,18 +1,21 @@
 # What runs on the training machines: the trainer and nothing of the pipeline (kfp pins requests and urllib3 exactly).
 # torch's own wheels bring the CUDA libraries; the machine brings the driver, of a branch that is at least the label
 # vlmpipe.min-driver. Needs BuildKit, or buildah.
-ARG BASE_IMAGE=python:3.11-slim
+ARG BASE_IMAGE=python:3.11-slim@sha256:9c900dea9e8fb7e16277c179b555cc72d29a352dbc33cff48ad5a0412fd5bfc7
 FROM ${BASE_IMAGE} AS system
 
 # 1: with NCCL's plugin for Reduction Server (cluster.reduction_server), from Google's packages. NCCL takes one plugin: the
 # minus at a name's end removes Fast Socket, in case the base has it.
 ARG REDUCTION_SERVER=0
 ARG GOOGLE_PACKAGES=https://packages.cloud.google.com/apt
+# apt takes signatures of these keys only, whatever else the downloaded file holds: Google's Artifact Registry Repository
+# Signer, and its Rapture Automatic Signing Key of 2022.
+ARG GOOGLE_KEYS=35BAA0B33E9EB396F59CA838C0BA5CE6DC6315A3,A362B822F6DEDC652817EA46B53DC80D13EDEF05
 # hadolint ignore=DL3008
 RUN if [ "$REDUCTION_SERVER" = 1 ]; then \
-    key=/usr/share/keyrings/google-packages.asc \
+    key=/etc/apt/trusted.gpg.d/google-packages.asc \
     && python -c 'import sys, urllib.request; urllib.request.urlretrieve(*sys.argv[1:])' "$GOOGLE_PACKAGES/doc/apt-key.gpg" $key \
-    && echo "deb [signed-by=$key] $GOOGLE_PACKAGES google-fast-socket main" > /etc/apt/sources.list.d/google.list \
+    && echo "deb [signed-by=$GOOGLE_KEYS] $GOOGLE_PACKAGES google-fast-socket main" > /etc/apt/sources.list.d/google.list \
     && apt-get update \
     && apt-get install --yes --no-install-recommends google-reduction-server google-fast-socket- \
     && rm -rf /var/lib/apt/lists/* /etc/apt/sources.list.d/google.list $key; fi
@@ -32,7 +35,7 @@ WORKDIR /app
 
 # The packages first, which take minutes: changed code does not install them again. Where they come from a mirror, its
 # pip.conf is handed in as the secret `pip`, of which nothing stays in the image.
-COPY pyproject.toml constraints.txt README.md LICENSE container/requirements.py ./
+COPY pyproject.toml constraints.txt README.md LICENSE container/requirements.py container/packages.txt ./
 COPY container/torch_builds torch_builds
 # EXTRAS: of pyproject.toml, such as wandb.
 ARG EXTRAS=
@@ -42,9 +45,13 @@ ARG TORCH_BUILD=cu130
 # hadolint ignore=SC2086
 RUN --mount=type=secret,id=pip --mount=type=secret,id=torch_index export PIP_CONFIG_FILE=/run/secrets/pip \
     && python requirements.py trainer data s3 $EXTRAS > requirements.txt \
+    && python requirements.py build > build.txt && grep '^torch=' "torch_builds/$TORCH_BUILD.txt" > torch.txt \
+    && pip install --no-deps --require-hashes --requirement build.txt \
     && if [ -s /run/secrets/torch_index ]; then \
-    pip install --no-deps --index-url "$(cat /run/secrets/torch_index)" --constraint "torch_builds/$TORCH_BUILD.txt" torch; fi \
-    && pip install --constraint constraints.txt --constraint "torch_builds/$TORCH_BUILD.txt" --requirement requirements.txt
+    pip install --no-deps --require-hashes --index-url "$(cat /run/secrets/torch_index)" --requirement torch.txt; fi \
+    && pip install --no-deps --require-hashes --no-build-isolation --use-pep517 \
+    --requirement "torch_builds/$TORCH_BUILD.txt" --requirement requirements.txt \
+    && pip check
 # 1: with Horovod (recipes/horovod), built for CPUs against the torch that was just installed: 10 to 30 minutes.
 ARG HOROVOD=0
 COPY recipes/horovod/build_wheel.sh ./
@@ -63,10 +70,11 @@ RUN --mount=type=secret,id=pip if [ "$HOROVOD" = 1 ]; then \
 # What was installed, as CycloneDX: found by a tool in an environment of its own, which is not part of the image.
 RUN --mount=type=secret,id=pip export PIP_CONFIG_FILE=/run/secrets/pip \
     && python -m venv /tmp/sbom \
-    && /tmp/sbom/bin/pip install --constraint constraints.txt cyclonedx-bom \
+    && python requirements.py sbom > sbom.txt \
+    && /tmp/sbom/bin/pip install --no-deps --require-hashes --requirement sbom.txt \
     && /tmp/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file sbom.cdx.json \
     "$(command -v python)" \
-    && rm -rf /tmp/sbom
+    && rm -rf /tmp/sbom sbom.txt
 
 COPY vlmpipe vlmpipe
 COPY pipelines pipelines

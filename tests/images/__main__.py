@@ -172,7 +172,7 @@ def packages(builder: Builder) -> None:
 
 def pinned(path: Path) -> dict[str, str]:
     """Versions of a constraints file by package."""
-    lines = (re.fullmatch(r"(\S+?)===?(\S+)", line) for line in path.read_text(encoding="utf-8").splitlines())
+    lines = (re.match(r"(\S+?)===?(\S+)", line) for line in path.read_text(encoding="utf-8").splitlines())
     return {_plain(match[1]): match[2] for match in lines if match}
 
 

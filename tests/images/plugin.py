@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.images.builder import BASE, Builder
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 SUITE = "google-fast-socket"  # where Google keeps both plugins
 PLUGIN, OTHER = "google-reduction-server", "google-fast-socket"
@@ -22,8 +23,11 @@ SHORT_BASE = "localhost/vlmpipe-base-with-fast-socket"
 
 
 def installed_plugins(builder: Builder, folder: Path) -> dict[str, list[str]]:
-    """Which of the two plugins is in an image whose base has Fast Socket, without the option and with it."""
-    with package_source(folder) as address:
+    """Which of the two plugins is in an image whose base has Fast Socket, without the option and with it.
+
+    Raises UserError where the packages are taken although their key is none of those that the recipe names.
+    """
+    with package_source(folder) as (address, key):
         container = builder.buildah("from", "--pull-never", BASE)
         builder.buildah("copy", container, str(folder / f"{OTHER}.deb"), "/tmp/")
         builder.run(container, ["dpkg", "--install", f"/tmp/{OTHER}.deb"])
@@ -32,7 +36,9 @@ def installed_plugins(builder: Builder, folder: Path) -> dict[str, list[str]]:
         for option in ("0", "1"):
             arguments = [f"BASE_IMAGE={SHORT_BASE}", f"REDUCTION_SERVER={option}", f"GOOGLE_PACKAGES={address}"]
             options = ["--target=system", *(f"--build-arg={argument}" for argument in arguments)]
-            builder.build("trainer", tag=f"plugin-{option}", options=options)
+            if option == "1":
+                _require_refusal(builder, options)
+            builder.build("trainer", tag=f"plugin-{option}", options=[*options, f"--build-arg=GOOGLE_KEYS={key}"])
             with builder.container(f"plugin-{option}") as container:
                 listed = builder.run(
                     container, ["dpkg-query", "--show", "--showformat=${db:Status-Status} ${Package}\n"]
@@ -42,17 +48,28 @@ def installed_plugins(builder: Builder, folder: Path) -> dict[str, list[str]]:
     return found
 
 
+def _require_refusal(builder: Builder, options: list[str]) -> None:
+    """Raise UserError unless the recipe's own keys, of which none signed these packages, end the build for that."""
+    try:
+        builder.build("trainer", tag="plugin-of-another-key", options=options)
+    except UserError as error:
+        if "is not signed" not in error.found:
+            raise
+        return
+    raise UserError("packages signed by a key that the recipe does not name were installed", code=ExitCode.UNEXPECTED)
+
+
 @contextmanager
-def package_source(folder: Path) -> Iterator[str]:
-    """Serve a signed apt repository with an empty package of each name. Yields its address."""
+def package_source(folder: Path) -> Iterator[tuple[str, str]]:
+    """Serve a signed apt repository with an empty package of each name. Yields its address, the key's fingerprint."""
     folder.mkdir(parents=True)
     site = folder / "site"
-    _write_source(site, [_package(folder, name) for name in (PLUGIN, OTHER)], folder / "keys")
+    key = _write_source(site, [_package(folder, name) for name in (PLUGIN, OTHER)], folder / "keys")
     handler = functools.partial(_Quiet, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield f"http://127.0.0.1:{server.server_port}", key
         finally:
             server.shutdown()
 
@@ -75,7 +92,8 @@ def _package(folder: Path, name: str) -> Path:
     return path
 
 
-def _write_source(site: Path, packages: list[Path], keys: Path) -> None:
+def _write_source(site: Path, packages: list[Path], keys: Path) -> str:
+    """Write the repository below `site`. Returns the fingerprint of the key that signs it."""
     entries = []
     (site / "pool").mkdir(parents=True)
     for package in packages:
@@ -101,7 +119,9 @@ def _write_source(site: Path, packages: list[Path], keys: Path) -> None:
     _run(*gpg, "--clearsign", "--output", str(suite / "InRelease"), str(suite / "Release"))
     (site / "doc").mkdir()
     _run(*gpg, "--armor", "--output", str(site / "doc/apt-key.gpg"), "--export")
+    listed = _run(*gpg, "--with-colons", "--list-keys")
     _run("gpgconf", "--homedir", str(keys), "--kill", "all")
+    return next(line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr:"))
 
 
 def _run(*command: str) -> str:

@@ -22,7 +22,17 @@ from tests.support.paths import ROOT
 FOLDERS = ("tests/unit/trainer", "tests/integration/trainer")
 COUNTED = re.compile(r"(\d+) (passed|failed|error|skipped)")
 LIMIT_S = 7200  # of one setting
-PYTEST = ("-q", "--tb=short", "--show-capture=no", "-p", "no:cacheprovider", "--dist", "loadfile")
+PATIENT = {"VLMPIPE_TESTS_PATIENCE": "10"}  # minutes of all processors: there is other work beside it
+PYTEST = (
+    f"--timeout={LIMIT_S}",
+    "-q",
+    "--tb=short",
+    "--show-capture=no",
+    "-p",
+    "no:cacheprovider",
+    "--dist",
+    "loadfile",
+)
 
 
 def comparing(pattern: re.Pattern[str] = COMPARES) -> list[Path]:
@@ -33,7 +43,7 @@ def comparing(pattern: re.Pattern[str] = COMPARES) -> list[Path]:
 
 def tried(setting: Setting, files: Sequence[Path], processes: int = 0) -> tuple[dict[str, int], str]:
     """How many tests ended how, and what was said where some failed."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **setting.environment}
+    environment = {**os.environ, **PATIENT, "OMP_NUM_THREADS": "1", **setting.environment}
     command = [sys.executable, "-m", "pytest", *PYTEST, "--numprocesses", str(processes), *map(str, files)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     (*_, last) = done.stdout.strip().splitlines() or [""]

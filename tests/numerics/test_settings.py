@@ -78,8 +78,9 @@ def test_the_files_that_compare_numbers_are_found() -> None:
 def test_a_failure_is_counted_and_shown(tmp_path: Path) -> None:
     file = tmp_path / "test_wrong.py"
     tests = [f"def test_{number}():\n    assert os.environ['OMP_NUM_THREADS'] == '{number}'\n" for number in (1, 4)]
-    file.write_text("\n".join(["import os\n", *tests]))
+    patient = "def test_limits():\n    from tests.support.short_form import PATIENCE\n    assert PATIENCE > 1\n"
+    file.write_text("\n".join(["import os\n", *tests, patient]))
     counts, said = tried(Setting({"OMP_NUM_THREADS": "4"}), [file])
-    assert counts == {"failed": 1, "passed": 1} and "'4' == '1'" in said
+    assert counts == {"failed": 1, "passed": 2} and "'4' == '1'" in said
     file.write_text("no python")
     assert tried(Setting({}), [file])[0]["error"] == 1

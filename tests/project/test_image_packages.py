@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -24,7 +26,7 @@ BUILT_WITH = {"pip", "setuptools"}  # of the base image, or of the environment
 
 def pins(path: Path) -> dict[str, str]:
     """Versions of a constraints file by package."""
-    lines = (re.fullmatch(r"([\w.-]+)===?(\S+)", line) for line in path.read_text(encoding="utf-8").splitlines())
+    lines = (re.match(r"([\w.-]+)===?(\S+)", line) for line in path.read_text(encoding="utf-8").splitlines())
     return {canonicalize_name(match[1]): match[2] for match in lines if match}
 
 
@@ -45,9 +47,11 @@ def required(lines: Iterable[str], extra: str = "") -> Iterator[Requirement]:
 
 def closure(recipe: str) -> dict[str, str | None]:
     """Packages of an image as this environment has them, all that they need too; None: not installed here."""
-    command = [sys.executable, "container/requirements.py", *extras(recipe)]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    waiting, found = list(required(printed.splitlines())), dict[str, str | None]()
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    asked = [*content["build-system"]["requires"], *content["project"]["dependencies"]]
+    for extra in extras(recipe):
+        asked += content["project"]["optional-dependencies"][extra]
+    waiting, found = list(required(asked)), dict[str, str | None]()
     seen: set[tuple[str, str]] = set()
     while waiting:
         requirement = waiting.pop()
@@ -80,6 +84,46 @@ def test_the_tests_import_the_versions_that_the_image_holds(recipe: str) -> None
     assert differences.keys() <= build.keys() - {"torch"}, "only torch's build may differ"
 
 
+def printed(*words: str) -> subprocess.CompletedProcess[str]:
+    """What container/requirements.py prints for these words."""
+    command = [sys.executable, str(ROOT / "container/requirements.py"), *words]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_image_installs_every_package_that_it_needs_at_the_pinned_version_by_digest(recipe: str) -> None:
+    lines = printed(*extras(recipe)).stdout.splitlines() + BUILDS[RECIPES[recipe]].read_text().splitlines()[1:]
+    form = re.compile(r"([\w.-]+)===?(\S+)( --hash=sha256:[0-9a-f]{64})+")
+    matches = [form.fullmatch(line) for line in lines]
+    assert all(matches), "pip installs no other line by --require-hashes"
+    versions = {canonicalize_name(match[1]): match[2] for match in matches if match}
+    assert len(versions) == len(lines), "one version of each"
+    here = closure(recipe)
+    assert here.keys() <= versions.keys(), "pip resolves nothing when it builds the image"
+    wanted = pins(ROOT / "constraints.txt") | pins(BUILDS[RECIPES[recipe]])
+    assert {name: version for name, version in versions.items() if name not in BUILT_WITH} == {
+        name: wanted.get(name) for name in versions if name not in BUILT_WITH
+    }
+
+
+def test_every_extra_that_an_image_may_have_meets_what_the_project_asks_for() -> None:
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    asked: dict[str, list[str]] = content["project"]["optional-dependencies"]
+    of_torch = pins(BUILDS["cu130"])
+    for extra in asked.keys() - {"all", "bench", "dev"}:
+        found = [re.match(r"(\S+?)==(\S+)", line) for line in printed(extra).stdout.splitlines()]
+        versions = of_torch | {match[1]: match[2] for match in found if match}
+        for requirement in required([*content["project"]["dependencies"], *asked[extra]]):
+            assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), (extra, requirement)
+
+
+def test_an_extra_without_digests_is_refused_and_the_known_ones_are_named() -> None:
+    done = printed("trainer", "wandbb")
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr.startswith("wandbb: expected extras that packages.txt has: bigquery, build, data, ")
+    assert [line.partition("==")[0] for line in printed("build").stdout.splitlines()] == ["setuptools"]
+
+
 @pytest.mark.parametrize("build", BUILDS)
 def test_a_build_of_torch_contradicts_no_pin_of_the_project(build: str) -> None:
     wanted, own = pins(ROOT / "constraints.txt"), pins(BUILDS[build])
@@ -95,13 +139,18 @@ def test_every_package_of_cuda_that_torch_brings_is_pinned() -> None:
     assert {"triton", "cuda-toolkit", "nvidia-cublas", "nvidia-nvjitlink"} <= cu130.keys()
 
 
+def script(name: str) -> ModuleType:
+    """A program of container/, with the folder that Python would find its modules in."""
+    sys.path.insert(0, str(ROOT / "container"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(ROOT / "container"))
+
+
 @pytest.fixture(scope="module")
 def pin_torch() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("pin_torch", ROOT / "container/pin_torch.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("pin_torch")
 
 
 REPORT = [
@@ -140,4 +189,26 @@ def test_a_build_of_pypi_keeps_out_others_of_the_same_version(pin_torch: ModuleT
     assert pin_torch.torch_requirement("cu126", "torch==2.13.0\n") == "torch==2.13.0+cu126"
     constraints = (ROOT / "constraints.txt").read_text()
     for build, path in BUILDS.items():
-        assert pin_torch.torch_requirement(build, constraints) in path.read_text().splitlines()
+        assert f"\n{pin_torch.torch_requirement(build, constraints)} --hash" in path.read_text()
+
+
+def installation(name: str, version: str, digit: str) -> dict[str, Any]:
+    hashes = {"sha256": digit * 64}
+    return {"metadata": {"name": name, "version": version}, "download_info": {"archive_info": {"hashes": hashes}}}
+
+
+def test_pins_of_a_build_have_the_digests_of_what_pip_would_install(pin_torch: ModuleType) -> None:
+    pins = ["torch===2.13.0", "nvidia-made-up==1.0", "gone==1"]
+    report = [installation("nvidia_made_up", "1.0", "b"), installation("torch", "2.13.0", "a")]
+    lines = [f"torch===2.13.0 --hash=sha256:{'a' * 64}", f"nvidia-made-up==1.0 --hash=sha256:{'b' * 64}"]
+    assert pin_torch.with_digests(pins, report) == (lines, ["gone==1"])
+
+
+def test_packages_name_every_extra_that_needs_them_and_none_is_of_torchs_build() -> None:
+    pin_packages = script("pin_packages")
+    one, two = installation("A_b", "1", "a"), installation("torch", "2", "b")
+    found = {"wandb": [one], "data": [two, one]}
+    left_out = pin_packages.of_torch("# of torch\ntorch===2 --hash=sha256:b\n")
+    assert pin_packages.packages(found, left_out) == [f"a-b==1 --hash=sha256:{'a' * 64}  # data wandb"]
+    asked = pin_packages.asked(tomllib.loads((ROOT / "pyproject.toml").read_text()))
+    assert asked["project"][0].startswith("setuptools") and asked["wandb"] and "dev" not in asked

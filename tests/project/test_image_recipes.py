@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -27,7 +25,28 @@ def test_a_recipe_installs_packages_before_it_copies_code(name: str) -> None:
     installs = [i for i, step in enumerate(steps) if "pip install" in step and "--no-index" not in step]
     assert len(installs) == 2
     assert max(installs) < code, "or changed code would install every package again"
-    assert all("--mount=type=secret,id=pip " in steps[i] and "--constraint" in steps[i] for i in installs)
+    assert all("--mount=type=secret,id=pip " in steps[i] for i in installs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_installs_only_files_whose_digests_it_knows(name: str) -> None:
+    text = (ROOT / f"container/{name}.Dockerfile").read_text().replace("\\\n", " ")
+    text = "\n".join(line for line in text.splitlines() if '"$HOROVOD" = 1' not in line)  # an option, built from source
+    installs = re.findall(r"pip install [^&;]*", text)
+    assert len(installs) == 5
+    (of_the_code,) = (call for call in installs if "--no-index" in call)
+    assert all("--require-hashes --" in call and "--no-deps" in call for call in installs if call != of_the_code)
+
+
+def test_the_base_is_named_by_its_digest() -> None:
+    assert re.fullmatch(r"python:3\.11-slim@sha256:[0-9a-f]{64}", arguments("trainer")["BASE_IMAGE"])
+    assert arguments("pipeline")["BASE_IMAGE"] == arguments("trainer")["BASE_IMAGE"]
+
+
+def test_apt_takes_googles_packages_by_the_fingerprints_of_its_keys() -> None:
+    text = (ROOT / "container/trainer.Dockerfile").read_text()
+    assert re.fullmatch(r"[0-9A-F]{40}(,[0-9A-F]{40})*", arguments("trainer")["GOOGLE_KEYS"])
+    assert 'echo "deb [signed-by=$GOOGLE_KEYS] $GOOGLE_PACKAGES' in text
 
 
 def variables(name: str) -> dict[str, str]:
@@ -63,27 +82,13 @@ def test_cloud_build_takes_the_recipes_defaults_and_gives_every_argument() -> No
         given = dict(re.findall(r"--build-arg=(\w+)=\$\{(\w+)\}", " ".join(step["args"])))
         defaults = {argument: content["substitutions"][value] for argument, value in given.items()}
         unset = arguments(name).items() - defaults.items()
-        assert {argument for argument, _ in unset} <= {"GOOGLE_PACKAGES"}
+        assert {argument for argument, _ in unset} <= {"GOOGLE_KEYS", "GOOGLE_PACKAGES"}
 
 
 def test_the_trainer_image_is_not_roots_and_has_a_place_for_extensions() -> None:
     last_lines = (ROOT / "container/trainer.Dockerfile").read_text().splitlines()[-6:]
     assert "USER 1000" in last_lines
     assert any(line.startswith("ENV TORCH_EXTENSIONS_DIR=/home/vlmpipe/") for line in last_lines)
-
-
-def test_requirements_of_an_image_are_those_of_the_project() -> None:
-    printed = subprocess.run(
-        [sys.executable, "container/requirements.py", "trainer", "data"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    content = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    extras = content["project"]["optional-dependencies"]
-    own = content["build-system"]["requires"] + content["project"]["dependencies"]
-    assert printed == own + extras["trainer"] + extras["data"]
 
 
 def calls(recipe: str, folder: Path, *, index: str) -> list[str]:
@@ -93,10 +98,14 @@ def calls(recipe: str, folder: Path, *, index: str) -> list[str]:
     command = re.sub(r"^RUN( --mount=\S+)*", "", step).replace("/run/secrets", str(folder))
     command = command.replace("/opt/lmms-eval/bin/", "")
     (folder / "bin").mkdir()
-    for program, answer in {"pip": f'echo "$@" >> {folder}/calls', "python": "echo requirements", "rm": ":"}.items():
+    for program, answer in {"pip": f'echo "$@" >> {folder}/calls', "python": ":", "rm": ":"}.items():
         stand_in = folder / "bin" / program
         stand_in.write_text(f"#!/bin/sh\n{answer}\n")
         stand_in.chmod(0o755)
+    (folder / "torch_builds").mkdir()
+    (folder / "torch_builds/cu126.txt").write_text(
+        "# of torch\ntorch==2+cu126 --hash=sha256:1\ntriton==3 --hash=sha256:2\n"
+    )
     if index:
         (folder / "torch_index").write_text(index)
     environment = {"PATH": f"{folder}/bin:/usr/bin:/bin", "TORCH_BUILD": "cu126", "EXTRAS": ""}
@@ -104,7 +113,7 @@ def calls(recipe: str, folder: Path, *, index: str) -> list[str]:
     return (folder / "calls").read_text().splitlines()
 
 
-@pytest.mark.parametrize("recipe", [*NAMES, "lmms-eval"])
+@pytest.mark.parametrize("recipe", NAMES)
 def test_an_index_given_as_a_secret_gives_torch_and_nothing_else(recipe: str, tmp_path: Path) -> None:
     (tmp_path / "with").mkdir()
     (tmp_path / "without").mkdir()
@@ -112,8 +121,19 @@ def test_an_index_given_as_a_secret_gives_torch_and_nothing_else(recipe: str, tm
     found, usual = (
         calls(recipe, tmp_path / name, index=address) for name, address in [("with", index), ("without", "")]
     )
-    constraint = "--constraint torch_builds/cu126.txt"
-    only_torch = f"install --no-deps --index-url {index} {constraint} torch"
+    only_torch = f"install --no-deps --require-hashes --index-url {index} --requirement torch.txt"
     assert [call for call in found if call not in usual] == [only_torch]
     assert [call for call in found if call != only_torch] == usual
-    assert constraint in usual[-1] and found.index(only_torch) < found.index(usual[-1])
+    rest = "--requirement torch_builds/cu126.txt --requirement requirements.txt"
+    assert [call.endswith(rest) for call in usual] == [False, True, False], "what it is built with, packages, pip check"
+    assert usual[-1] == "check" and found.index(only_torch) < len(usual) - 1
+    assert (tmp_path / "with/torch.txt").read_text() == "torch==2+cu126 --hash=sha256:1\n"
+
+
+def test_lmms_evals_environment_takes_torch_from_the_index_and_nothing_else(tmp_path: Path) -> None:
+    index = "https://user:secret@index.example/cu126"
+    only_torch, rest = calls("lmms-eval", tmp_path, index=index)[1:]
+    assert only_torch == f"install --no-deps --index-url {index} --constraint torch.txt torch"
+    assert rest == "install --constraint torch.txt --requirement lmms-eval.txt"
+    kept = (tmp_path / "torch.txt").read_text()
+    assert "torch==2+cu126\ntriton==3\n" in kept and "--hash" not in kept, "pip takes no digests in constraints"
