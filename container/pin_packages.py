@@ -64,8 +64,9 @@ def packages(found: Mapping[str, Iterable[Mapping[str, Any]]], left_out: set[str
 
 
 def _resolved(lines: list[str]) -> list[Mapping[str, Any]]:
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as build:  # pip takes constraints with digests for its mode
-        build.writelines(f"{line.partition(' --hash')[0]}\n" for line in OF_TORCH.read_text().splitlines())
+    pins = [line.partition(" --hash")[0] for line in OF_TORCH.read_text(encoding="utf-8").splitlines()]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as build:
+        build.write("\n".join(pins))  # digests in constraints would ask for those of all packages
         build.flush()
         return resolved(["--constraint", str(CONSTRAINTS), "--constraint", build.name, *lines])
 
