@@ -113,6 +113,7 @@ def test_every_extra_that_an_image_may_have_meets_what_the_project_asks_for() ->
     for extra in asked.keys() - {"all", "bench", "dev"}:
         found = [re.match(r"(\S+?)==(\S+)", line) for line in printed(extra).stdout.splitlines()]
         versions = of_torch | {match[1]: match[2] for match in found if match}
+        assert found, f"no digests for {extra}: python container/pin_packages.py"
         for requirement in required([*content["project"]["dependencies"], *asked[extra]]):
             assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), (extra, requirement)
 
