@@ -59,7 +59,26 @@ MANIFEST = FileKind(
     frozenset({"apiVersion", "kind"}),
     "give a run file; vlmpipe compile makes what Kubeflow takes",
 )
-KINDS = (RUN_FILE, PIPELINE, JOB_SPEC, DEEPSPEED, MODEL_CONFIG, RESULT, MANIFEST)
+NOTEBOOK = FileKind(
+    "a notebook",
+    frozenset({"cells", "nbformat", "nbformat_minor"}),
+    "give a run file; from a notebook, vlmpipe.run(\"RUN_FILE\") starts it",
+)
+OTHER_TRAINER = FileKind(
+    "a file of settings of another training program",
+    frozenset({
+        "model_name_or_path", "finetuning_type", "do_train", "output_dir", "per_device_train_batch_size",
+        "num_train_epochs", "base_model", "sequence_len", "lora_target", "dataset_prepared_path", "datasets", "adapter",
+    }),
+    "give a run file whose train.trainer.command starts that program with {path}; see vlmpipe docs "
+    "bring-your-own-trainer",
+)  # fmt: skip
+ACCELERATE = FileKind(
+    "a configuration of accelerate",
+    frozenset({"compute_environment", "distributed_type", "num_machines", "fsdp_config", "deepspeed_config"}),
+    "give a run file: its sections train and cluster decide this",
+)
+KINDS = (RUN_FILE, PIPELINE, JOB_SPEC, DEEPSPEED, MODEL_CONFIG, RESULT, MANIFEST, NOTEBOOK, OTHER_TRAINER, ACCELERATE)
 
 
 def kind_of_content(content: Mapping[str, Any]) -> FileKind | None:

@@ -137,8 +137,10 @@ def shipped(path: Path) -> Path | None:
 
 def read_run_file(path: Path) -> dict[str, Any]:
     """The mapping in a run file. Raises ConfigError for a missing, too large or unreadable file."""
-    path = shipped(path) or path
-    if not path.is_file():
+    with os_errors(f"reading {path.name[:80]}"):  # such as a name that is too long
+        path = shipped(path) or path
+        is_there = path.is_file()
+    if not is_there:
         raise _missing(path)
     text = read_text(path, "a run file")
     expected = "a run file with sections such as model, data and train"

@@ -15,7 +15,7 @@ from vlmpipe.config.yaml_loader import read_mapping, read_run_file
 from vlmpipe.job_spec.build import job_spec, jobs_of
 from vlmpipe.job_spec.file import read_spec_file
 from vlmpipe.pipelines.compile import compile_pipeline
-from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.errors import ConfigError, UserError
 
 DIGITS = ROOT / "configs/digits.yaml"
 
@@ -45,6 +45,13 @@ FILES = {
     ),
     "a Kubernetes object": lambda folder: written(folder, "job.yaml", "apiVersion: v1\nkind: Job\n"),
     "a result of a run": lambda folder: written(folder, "evaluate.json", '{"exact_match": 0.5, "questions": 3}'),
+    "a notebook": lambda folder: written(folder, "a.ipynb", '{"cells": [], "nbformat": 4, "nbformat_minor": 5}'),
+    "a file of settings of another training program": lambda folder: written(
+        folder, "sft.yaml", "model_name_or_path: x\nstage: sft\nfinetuning_type: lora\n"
+    ),
+    "a configuration of accelerate": lambda folder: written(
+        folder, "a.yaml", "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n"
+    ),
     "a page for a browser": lambda folder: written(folder, "report.html", "\n<!DOCTYPE html>\n<html>: {</html>"),
 }
 
@@ -58,6 +65,11 @@ def test_a_file_of_another_kind_is_named(name: str, tmp_path: Path) -> None:
     if name == "a job spec":
         assert f"vlmpipe check --job-spec {path}" in caught.value.fix
         assert read_spec_file(path).form == "spec", "and the command takes it"
+
+
+def test_a_name_that_is_too_long_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="file name too long"):
+        read_run_file(tmp_path / ("x" * 5000))
 
 
 def test_every_shipped_run_file_is_one() -> None:
