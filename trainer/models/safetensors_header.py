@@ -12,7 +12,7 @@ from typing import Any
 
 from vlmpipe.trainer.errors import DataError, os_errors
 from vlmpipe.trainer.storage.model_folders import INDEX, WEIGHTS
-from vlmpipe.trainer.storage.regular_files import open_regular, read_regular
+from vlmpipe.trainer.storage.regular_files import head_of, open_regular, read_regular, stand_in_of
 
 LENGTH_BYTES, MAX_HEADER_BYTES = 8, 100_000_000  # of the header's size, and of the header
 MAX_INDEX_BYTES = 256 << 20
@@ -59,6 +59,8 @@ def read_header(path: Path) -> dict[str, tuple[int, ...]]:
         header_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
         begin = LENGTH_BYTES + header_bytes
         if size_bytes < LENGTH_BYTES or header_bytes > MAX_HEADER_BYTES or begin > size_bytes:
+            if found := stand_in_of(head_of(path)):
+                raise DataError(f"{path} is {found[0]}", expected="the weights themselves", fix=found[1])
             raise _damaged(path, "has no header of safetensors")
         header = file.read(header_bytes)
     try:

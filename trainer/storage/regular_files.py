@@ -21,6 +21,21 @@ KINDS = {
     stat.S_IFSOCK: "a socket",
     stat.S_IFDIR: "a folder",
 }
+# First bytes of files that arrive in another's place and under its name: what each is, and what makes it the file.
+STAND_INS = {
+    b"version https://git-lfs.github.com/spec/": ("a pointer of Git LFS to the file", "git lfs pull in its repository"),
+    b"\x1f\x8b": ("compressed by gzip", "gunzip it"),
+    b"\x28\xb5\x2f\xfd": ("compressed by Zstandard", "unzstd it"),
+    b"BZh": ("compressed by bzip2", "bunzip2 it"),
+    b"\xfd7zXZ\x00": ("compressed by xz", "unxz it"),
+    b"PK\x03\x04": ("a ZIP archive", "unzip it"),
+    b"\xff\xfe": ("text in UTF-16", "iconv -f UTF-16 -t UTF-8"),
+    b"\xfe\xff": ("text in UTF-16", "iconv -f UTF-16 -t UTF-8"),
+    b"<!doctype html": ("a web page, such as one to sign in", "download the file itself"),
+    b"<html": ("a web page, such as one to sign in", "download the file itself"),
+    b"<?xml": ("an XML document, such as a store's answer to a refused request", "download the file itself"),
+}
+STAND_IN_BYTES = 64
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 LOCK = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | os.O_NOFOLLOW
 UNOPENABLE = (errno.ELOOP, errno.ENXIO, errno.ENODEV)  # a loop of links, a socket, a device without a driver
@@ -76,6 +91,24 @@ def require_regular_files(folder: Path) -> None:
         for path in sorted(folder.iterdir()):
             if not path.is_dir():
                 require_regular(path)
+
+
+def stand_in_of(head: bytes) -> tuple[str, str] | None:
+    """What a file with these first bytes is, and what makes it the file that was meant; None where neither is known.
+
+    For errors of files that could not be read as what their names say.
+    """
+    lowered = head.lstrip(b" \t\r\n").lower()
+    return next((found for start, found in STAND_INS.items() if lowered.startswith(start.lower())), None)
+
+
+def head_of(path: Path | str) -> bytes:
+    """The first bytes of a file; none of one that cannot be read."""
+    try:
+        with open_regular(path) as file:
+            return file.read(STAND_IN_BYTES)
+    except (OSError, DataError):
+        return b""
 
 
 def open_lock(path: Path, mode: int = 0o600, *, create: bool = True) -> int:

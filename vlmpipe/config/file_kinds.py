@@ -62,7 +62,7 @@ MANIFEST = FileKind(
 NOTEBOOK = FileKind(
     "a notebook",
     frozenset({"cells", "nbformat", "nbformat_minor"}),
-    "give a run file; from a notebook, vlmpipe.run(\"RUN_FILE\") starts it",
+    'give a run file; from a notebook, vlmpipe.run("RUN_FILE") starts it',
 )
 OTHER_TRAINER = FileKind(
     "a file of settings of another training program",

@@ -19,6 +19,7 @@ from vlmpipe.trainer.data.prepare.strip_exif import damaged_chunk, without_metad
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError, Repair
 from vlmpipe.trainer.data.sample import EXTENSIONS, IMAGE_SUFFIXES, Clip, Turn, png_bytes
 from vlmpipe.trainer.sizing.image_grids import VideoSize
+from vlmpipe.trainer.storage.regular_files import STAND_IN_BYTES, stand_in_of
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 # Formats that are stored unconverted. MPO is a JPEG with further images behind the first.
@@ -138,7 +139,9 @@ def _open(data: bytes) -> Image.Image:
         raise RejectedError(RejectCode.IMAGE_TOO_LARGE, str(error)) from error
     except UnidentifiedImageError as error:
         start = data[:16].decode("latin-1")
-        message = f"none of {', '.join(FORMATS)}; the file starts with {start!r}"
+        found = stand_in_of(data[:STAND_IN_BYTES])
+        is_what = f"the file is {found[0]} ({found[1]})" if found else f"the file starts with {start!r}"
+        message = f"none of {', '.join(FORMATS)}; {is_what}"
         raise RejectedError(RejectCode.IMAGE_UNIDENTIFIED, message) from error
     except DECODE_ERRORS as error:
         raise RejectedError(RejectCode.IMAGE_DECODE_ERROR, f"the header does not decode: {error}") from error

@@ -46,14 +46,20 @@ def open_source(config: DataConfig) -> Source:
 
 
 def _open_files(config: DataConfig) -> Source:
-    from vlmpipe.trainer.data.sources.coco import CocoSource
     from vlmpipe.trainer.data.sources.file_patterns import find_files
+
+    files = find_files(config.source, config.shard_cache_gib)
+    with files.naming_stand_ins():
+        return _of_format(files, config)
+
+
+def _of_format(files: Files, config: DataConfig) -> Source:
+    from vlmpipe.trainer.data.sources.coco import CocoSource
     from vlmpipe.trainer.data.sources.image_folder import METADATA, ImageFolderSource
     from vlmpipe.trainer.data.sources.llava import LlavaSource
     from vlmpipe.trainer.data.sources.vlmevalkit import VlmEvalKitSource
     from vlmpipe.trainer.data.sources.webdataset import WebDatasetSource
 
-    files = find_files(config.source, config.shard_cache_gib)
     suffix = _suffix(files, METADATA)
     if suffix == ".tar":
         return WebDatasetSource(files.ending(suffix), config)

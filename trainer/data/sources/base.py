@@ -95,10 +95,11 @@ class FileSource(Source):
     def _read(self, name: str) -> Iterator[Sample | Reject]:
         """The samples of one file, in the split that the file's name states, if their records state none."""
         split, record = self.splits.get(name), None
-        for record in self.read(name):
-            if split and isinstance(record, Sample) and record.split is None:
-                record = replace(record, split=split)
-            yield record
+        with self.files.naming_stand_ins(name):
+            for record in self.read(name):
+                if split and isinstance(record, Sample) and record.split is None:
+                    record = replace(record, split=split)
+                yield record
         if record is None:
             self._empty[name] = None
 

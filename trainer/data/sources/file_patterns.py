@@ -21,7 +21,13 @@ from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import ObjectInfo, Storage
 from vlmpipe.trainer.storage.file_sums import crc32c_in
 from vlmpipe.trainer.storage.local import LocalStorage
-from vlmpipe.trainer.storage.regular_files import NotRegularFileError, kind_of, open_regular
+from vlmpipe.trainer.storage.regular_files import (
+    NotRegularFileError,
+    head_of,
+    kind_of,
+    open_regular,
+    stand_in_of,
+)
 
 SPECIAL = re.compile(r"[{*?\[]")
 BRACES = re.compile(r"\{([^{}]*)\}")
@@ -95,6 +101,20 @@ class Files:
                 yield Path(f"/dev/fd/{handle}")
         finally:
             os.close(handle)
+
+    @contextmanager
+    def naming_stand_ins(self, *names: str) -> Iterator[None]:
+        """An error about the files in the block says what they are, where that is known: a pointer, a web page."""
+        try:
+            yield
+        except DataError as error:
+            for name in names or self.names[:1]:
+                if found := stand_in_of(head_of(self.path(name))):
+                    what, fix = found
+                    raise DataError(
+                        f"{self.storage.uri(name)} is {what}", expected="the data itself", fix=fix
+                    ) from error
+            raise
 
     @cached_property
     def _cached(self) -> ShardFiles:
