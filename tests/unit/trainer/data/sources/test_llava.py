@@ -108,9 +108,11 @@ def test_file_of_another_format_is_reported(
         read(tmp_path / name)
 
 
-def test_file_in_another_encoding_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_bytes(json.dumps([record(1)]).encode("utf-16"))
-    with pytest.raises(DataError, match="not UTF-8"):
+@pytest.mark.parametrize(("encoding", "said"), [("utf-16", "is text in UTF-16"), ("latin-1", "not UTF-8")])
+def test_file_in_another_encoding_is_reported(tmp_path: Path, encoding: str, said: str) -> None:
+    text = json.dumps([record(1) | {"id": "größe"}], ensure_ascii=False)
+    (tmp_path / "a.json").write_bytes(text.encode(encoding))
+    with pytest.raises(DataError, match=said):
         read(tmp_path / "a.json")
 
 
