@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 STOPPED_S = 540.0  # before a local job's supervisor ends the job
-LOOK_S = 15.0
+LOOK_S, END_S = 15.0, 10.0
 PROCESSES = Path("/proc")
 STOPPED = "T"  # proc_pid_stat(5), field 3
 
@@ -35,6 +35,9 @@ def guarded(*, stopped_s: float = STOPPED_S, look_s: float = LOOK_S) -> Iterator
         finally:
             assert process.stdin
             process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+            process.kill()  # one that was stopped too
 
 
 def guard(pid: int, stopped_s: float, look_s: float) -> None:
