@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from vlmpipe.trainer.evaluation.predict import Answer
 
 Target = Literal["vertex", "kubeflow", "local"]
+PLAN_IS_RED = "Warning: by its plan this run cannot end well on this machine: {} (vlmpipe plan --target local)"
 
 
 class RunFailedError(UserError):
@@ -89,11 +90,13 @@ def plan(config: RunConfig, target: Target = "vertex") -> Plan | StagesPlan | Sw
 
     A run file with stages has a StagesPlan: the plan of each, and the sums; one with a sweep a SweepPlan, of variants.
 
-    Reads prepared data's index where there is one; downloads no weights. For the target local, `Plan.cost` is None.
+    Reads prepared data's index where there is one; downloads no weights. The target local is this machine: its cores,
+    the memory that is free now, its GPUs; `Plan.cost` is None.
     """
+    from vlmpipe.catalog.this_machine import this_machine
     from vlmpipe.planner.sweep import plan_config
 
-    return plan_config(config, priced=target != "local")
+    return plan_config(config, here=this_machine() if target == "local" else None)
 
 
 @missing_packages()
@@ -161,10 +164,10 @@ def run(
 
         cluster = config.cluster
         parse_faults(inject_faults, nodes=cluster.replica_count, ranks_per_node=cluster.processes)
-    require_runnable(config)
+    errors = require_runnable(config)
     this = open_run(config, config.source, run_id=run_id, fresh=fresh, say=say)
     try:
-        for line in filter(None, (*this.introduction(), missing_gpus(config))):
+        for line in filter(None, (*this.introduction(), missing_gpus(config), *map(PLAN_IS_RED.format, errors))):
             say(line)
         view = view or view_for(plain=True, say=say)
         execute(this, view, pipeline_command(this, retries=retries, faults=inject_faults))

@@ -204,11 +204,12 @@ def _checked(
     # On this machine nothing is paid for, and planning takes seconds: plan only where a setting depends on it.
     plan = None
     if config.train.epochs and (elsewhere or config.features.cache == "auto"):
+        from vlmpipe.catalog.this_machine import this_machine
         from vlmpipe.planner.plan import plan_run  # not above: compiling needs this module, and no planner
         from vlmpipe.planner.steps.estimate import Stage
 
         place = Stage(is_last=stage == settings["stages"][-1], disks=settings["disks"].get(stage, {}))
-        plan = plan_run(config, priced=elsewhere, stage=place)
+        plan = plan_run(config, here=None if elsewhere else this_machine(), stage=place)
     if not elsewhere or config.plan.fail_on_error:
         check_jobs(config, paths.run_uri)
     if plan and elsewhere and config.plan.fail_on_error:

@@ -18,6 +18,8 @@ from vlmpipe.trainer.config.compiling import LEAST_FOR_FLOAT8
 
 FOLDER = Path(__file__).parent
 MIB_PER_GIB = 1024
+# Vertex AI says that its agents may take up to 40 % of an n1-standard-4's memory; the same is assumed of others.
+CPU_SHARE = 0.6
 REDUCER_GBPS = 32  # n1-highcpu-16 and n2-highcpu-16, the Reduction Server's machines in Vertex AI's documentation
 
 # libyaml reads the files ten times faster; PyYAML may be installed without it.
@@ -25,13 +27,29 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """One GPU. Peaks are dense (without sparsity), of the tensor cores where the GPU has them."""
+class Device:
+    """A GPU as memory is planned on it; how fast it computes is not known."""
 
-    accelerator_type: str
-    device: str  # word in the name that the driver gives it, such as H100
+    device: str  # of the catalogue: word in the name that the driver gives it, such as H100; else the whole name
     memory_gib: float  # the total that the driver reports
     compute_capability: float
+
+    @property
+    def label(self) -> str:
+        """What a plan calls it."""
+        return self.device
+
+    @property
+    def has_float8(self) -> bool:
+        """Whether it multiplies matrices of 8-bit floats."""
+        return self.compute_capability >= LEAST_FOR_FLOAT8
+
+
+@dataclass(frozen=True)
+class Gpu(Device):
+    """A GPU of the catalogue. Peaks are dense (without sparsity), of the tensor cores where the GPU has them."""
+
+    accelerator_type: str
     bf16_tflops: float | None  # None: no bf16 units
     fp16_tflops: float | None
     fp32_tflops: float  # plain fp32, outside the tensor cores
@@ -49,9 +67,9 @@ class Gpu:
     unconfirmed: tuple[str, ...] = ()  # fields without a document
 
     @property
-    def has_float8(self) -> bool:
-        """Whether it multiplies matrices of 8-bit floats."""
-        return self.compute_capability >= LEAST_FOR_FLOAT8
+    def label(self) -> str:
+        """What a plan calls it."""
+        return self.accelerator_type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +89,15 @@ class Machine:
     needs_reservation: bool = False
     reduction_server: bool = False  # may be a GPU node of a job with a Reduction Server
     network: str = ""  # what NCCL uses between such machines (nccl.yaml); empty for machines without GPUs
+    memory_share: float = CPU_SHARE  # of its memory, that a job may take
     source: str
     date: str  # ISO 8601
     unconfirmed: tuple[str, ...] = ()  # fields without a document
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory that a job may take."""
+        return int(self.memory_share * self.memory_gib * 2**30)
 
     @property
     def accelerator_type(self) -> str:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from vlmpipe.catalog import nccl
-from vlmpipe.catalog.machines import Catalog, Gpu, Machine, load_catalog
+from vlmpipe.catalog.machines import Catalog, Device, Gpu, Machine, load_catalog
 from vlmpipe.catalog.prices import Prices, load_prices
+from vlmpipe.catalog.this_machine import NAME as THIS_MACHINE
+from vlmpipe.catalog.this_machine import LocalMachine
 from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.job_spec.build import Job, job_spec, job_violations, jobs_of, unknown_gpu_code
 from vlmpipe.job_spec.violation import Violation
@@ -16,6 +18,7 @@ from vlmpipe.job_spec.worker_pools import is_reducers
 from vlmpipe.planner.cost import estimate as cost
 from vlmpipe.planner.cost.estimate import Cost
 from vlmpipe.planner.jobs.memory import JobMemory, memory_beside_training
+from vlmpipe.planner.jobs.nodes import Nodes, nodes_of, on_this_machine, too_few_gpus
 from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.memory.rank import GIB, NEAR, Memory
 from vlmpipe.planner.memory.zero_config import unpriced
@@ -67,6 +70,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     trainer: str = ""  # name of train.trainer
     nccl_plugin: str = ""  # that NCCL is expected to use between the nodes of training; empty for none
+    here: LocalMachine | None = None  # of a local run, which has no job specs, no steps with machines and no cost
 
     @property
     def stages(self) -> dict[str, Plan]:
@@ -185,24 +189,29 @@ class Plan:
             "pipeline": self.pipeline.as_dict() if self.pipeline else None,
             "trainer": self.trainer,
             "nccl_plugin": self.nccl_plugin,
+            "this_machine": self.here.as_dict() if self.here else None,
             "notes": list(self.notes),
         }
 
 
-def plan_run(config: RunConfig, *, priced: bool = True, stage: Stage = WHOLE) -> Plan:
+def plan_run(config: RunConfig, *, here: LocalMachine | None = None, stage: Stage = WHOLE) -> Plan:
     """Plan a run of one training. Reads no data but the index of prepared data, and downloads no weights.
 
-    `priced=False` leaves out cost and the pipeline's steps, for a run on the user's own machine.
+    `here`: the machine of a local run, which has no cost and no steps with machines of their own.
     """
     paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
     jobs: dict[str, list[dict[str, Any]]] = {}
     findings: list[Violation] = []
-    for job in jobs_of(config):
-        pools = job_spec(config, job, paths.run_uri)["worker_pool_specs"]
-        jobs[job] = [_pool(number, pool) for number, pool in enumerate(pools)]
-        findings += [one for one in job_violations(config, job, paths.run_uri) if one not in findings]
     notes = [str(problem) for problem in warnings(config)]
-    notes += dict.fromkeys(filter(None, (unknown_gpu_code(config, job) for job in jobs_of(config))))
+    if here:
+        jobs = {job: [_launchers(config, job)] for job in jobs_of(config)}
+        config = on_this_machine(config, here)
+    else:
+        for job in jobs_of(config):
+            pools = job_spec(config, job, paths.run_uri)["worker_pool_specs"]
+            jobs[job] = [_pool(number, pool) for number, pool in enumerate(pools)]
+            findings += [one for one in job_violations(config, job, paths.run_uri) if one not in findings]
+        notes += dict.fromkeys(filter(None, (unknown_gpu_code(config, job) for job in jobs_of(config))))
     if config.train.quantized:
         notes.append("Memory leaves out what quantizing needs beside the weights and gradients it rounds (ZeRO++).")
     if ignored := unpriced(config.train.deepspeed):
@@ -210,11 +219,12 @@ def plan_run(config: RunConfig, *, priced: bool = True, stage: Stage = WHOLE) ->
     if config.register_.registry.startswith("vertex://"):
         notes.append("An accepted model becomes a version in Vertex AI Model Registry; serving it is not in this plan.")
     catalog = load_catalog()
-    machine = described_machine(config, catalog)
-    gpu = catalog.gpus.get(config.cluster.accelerator_type)
+    nodes = nodes_of(config, "train", here)
+    if not here:
+        nodes = dataclasses.replace(nodes, machine=described_machine(config, catalog))
     trainer = config.train.trainer.name if config.train.trainer else ""
-    bare = Plan(config.name, tuple(findings), jobs, notes=tuple(notes), trainer=trainer)
-    if priced:
+    bare = Plan(config.name, tuple(findings), jobs, notes=tuple(notes), trainer=trainer, here=here)
+    if not here:
         unknown: dict[Job, float | None] = dict.fromkeys(jobs_of(config))
         hours = stage.hours_of(unknown | ({} if is_cached(config) else {"cache_features": 0.0}))
         pipeline = plan_steps(config, stage, shape=None, samples=None, job_hours=hours)
@@ -226,12 +236,13 @@ def plan_run(config: RunConfig, *, priced: bool = True, stage: Stage = WHOLE) ->
             raise
         note = f"Memory, time and cost are open: the model's sizes are not known. {error.text()}"
         return dataclasses.replace(bare, notes=(*notes, note))
-    if machine is None:
+    if nodes.machine is None:
         note = f"Memory, time and cost are open: nothing is known of the machine {config.cluster.machine_type}; "
         note += "give plan.machine.nic_gbps and plan.machine.memory_gib."
         return dataclasses.replace(bare, model=model, notes=(*notes, note))
-    bare = dataclasses.replace(bare, nccl_plugin=nccl.expected(config, machine))
-    return _estimated(bare, config, model, machine, gpu, paths, priced=priced, stage=stage)
+    if not here:
+        bare = dataclasses.replace(bare, nccl_plugin=nccl.expected(config, nodes.machine))
+    return _estimated(bare, config, model, nodes, paths, stage)
 
 
 def described_machine(config: RunConfig, catalog: Catalog) -> Machine | None:
@@ -262,22 +273,14 @@ def plan_basis(config: RunConfig) -> tuple[Architecture, Workload, Prices]:
     return model, planned_workload(config, model, paths)[0], load_prices(config.plan.prices_file)
 
 
-def _estimated(
-    bare: Plan,
-    config: RunConfig,
-    model: Architecture,
-    machine: Machine,
-    gpu: Gpu | None,
-    paths: RunPaths,
-    *,
-    priced: bool,
-    stage: Stage,
-) -> Plan:
-    trainer = config.train.trainer
+def _estimated(bare: Plan, config: RunConfig, model: Architecture, nodes: Nodes, paths: RunPaths, stage: Stage) -> Plan:
+    trainer, here, machine, device = config.train.trainer, bare.here, nodes.machine, nodes.device
+    assert machine
+    gpu = device if isinstance(device, Gpu) else None
     if trainer:
         config = config.model_copy(update={"features": config.features.model_copy(update={"cache": "off"})})
     layout = layout_of(config)
-    prices = load_prices(config.plan.prices_file) if priced else None
+    prices = None if here else load_prices(config.plan.prices_file)
     load, note = planned_workload(config, model, paths)
     shape = load.sized(model.shape)
     cache = feature_cache.advise(config, shape, layout, load, gpu, prices)
@@ -294,7 +297,7 @@ def _estimated(
     if not trainer and (advice := length_advice(load.fills, config)):
         notes.append(advice)
     for what in (machine, gpu):
-        if what is not None and what.unconfirmed:
+        if what is not None and what.unconfirmed and not here:
             named = getattr(what, "machine_type", None) or getattr(what, "accelerator_type", "")
             notes.append(f"{named}: {', '.join(what.unconfirmed)} of the catalogue are not confirmed by a document.")
     estimated = cost.estimate_cost(case, time, cache, prices, stage) if prices else None
@@ -303,12 +306,13 @@ def _estimated(
         jobs={job: pools for job, pools in bare.jobs.items() if job != "cache_features" or cache.state != "off"},
         model=model,
         load=load,
-        memory=None if trainer else estimate_memory(config, model, machine, gpu, load=load),
-        beside_training=memory_beside_training(config, shape, load, encodes=cache.state == "on"),
+        memory=None if trainer else estimate_memory(config, model, machine, device, load=load),
+        beside_training=memory_beside_training(config, shape, load, encodes=cache.state == "on", here=here),
         time=time,
         compiling=None if trainer else case.compiling,
         unsupported=(
-            *_unsupported(config, gpu),
+            *_unsupported(config, device),
+            *filter(None, [too_few_gpus(config, here) if here else ""]),
             *unservable(config, model),
         ),
         features_cache=None if trainer else cache,
@@ -321,13 +325,13 @@ def _estimated(
     )
 
 
-def _unsupported(config: RunConfig, gpu: Gpu | None) -> tuple[str, ...]:
+def _unsupported(config: RunConfig, gpu: Device | None) -> tuple[str, ...]:
     """What the GPU cannot do, with the nearest setting that works."""
     if gpu is None or gpu.has_float8 or config.train.float8 == "none":
         return ()
     able = ", ".join(other.accelerator_type for other in load_catalog().gpus.values() if other.has_float8)
     return (
-        f"train.float8 {config.train.float8} does not work on {gpu.accelerator_type}, of compute capability "
+        f"train.float8 {config.train.float8} does not work on {gpu.label}, of compute capability "
         f"{gpu.compute_capability}: use one of {able}, or train.float8=none",
     )
 
@@ -345,6 +349,23 @@ def _pool(number: int, pool: dict[str, Any]) -> dict[str, Any]:
         "boot_disk_size_gb": disk.get("boot_disk_size_gb", 0),
         "image_uri": container.get("image_uri", "") or pool["python_package_spec"]["executor_image_uri"],
         "runs": args[args.index("--") + 1] if "--" in args else "",
+    }
+
+
+def _launchers(config: RunConfig, job: Job) -> dict[str, Any]:
+    """A job's launchers on this machine, in the form of a worker pool."""
+    cluster = config.cluster.of_job(job)
+    return {
+        "role": "launchers",
+        "replica_count": cluster.replica_count,
+        "processes_per_replica": cluster.processes,
+        "machine_type": THIS_MACHINE,
+        "accelerator_type": "",
+        "accelerator_count": 0,
+        "boot_disk_type": "",
+        "boot_disk_size_gb": 0,
+        "image_uri": "",
+        "runs": "",
     }
 
 

@@ -21,7 +21,7 @@ class Scenario:
     layout: Layout
     load: Workload
     machine: Machine
-    gpu: Gpu | None  # None: CPU only
+    gpu: Gpu | None  # None: CPU only, or a GPU whose rates are not known
     cached: bool = False  # features are read instead of computed
 
     @property
@@ -29,7 +29,7 @@ class Scenario:
         """The resolved `train.compile`."""
         return compile_choice(
             self.config.train,
-            on_gpu=self.gpu is not None,
+            on_gpu=bool(self.config.cluster.accelerator_count),
             parameters=self.shape.total_parameters,
             sequence_length=self.config.data.sequence_length,
             quantizes_base=self.config.model.quantizes_base,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from vlmpipe.catalog.this_machine import LocalMachine
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.planner.cost.cron import runs_per_month
@@ -80,17 +81,17 @@ class StagesPlan:
         }
 
 
-def plan_whole_run(config: RunConfig, *, priced: bool = True, last: Stage = WHOLE) -> Plan | StagesPlan:
+def plan_whole_run(config: RunConfig, *, here: LocalMachine | None = None, last: Stage = WHOLE) -> Plan | StagesPlan:
     """Plan a run with all its stages; one without stages has the plan of its only training.
 
     Each stage is taken to encode all its images. `last`: of the last stage. Raises UserError that names the stage.
     """
     if not config.stages:
-        return plan_run(config, priced=priced, stage=last)
+        return plan_run(config, here=here, stage=last)
     runs, plans = config.stage_runs(), dict[str, Plan]()
     for name, run in runs.items():
         with naming_stage(name):
-            plans[name] = plan_run(run, priced=priced, stage=last if name == list(runs)[-1] else Stage(is_last=False))
+            plans[name] = plan_run(run, here=here, stage=last if name == list(runs)[-1] else Stage(is_last=False))
     names = list(runs)
     weights = [part.weights for part in config.model.sources.values() if part and part.weights]
     starts = {name: f"export of {before}" for before, name in itertools.pairwise(names)}
@@ -99,7 +100,7 @@ def plan_whole_run(config: RunConfig, *, priced: bool = True, last: Stage = WHOL
         stages=plans,
         starts={names[0]: ", ".join(dict.fromkeys(weights)) or "random weights", **starts},
         data={name: run.data.described() for name, run in runs.items()},
-        schedule_runs_per_month=runs_per_month(config.schedule.cron) if config.schedule and priced else None,
+        schedule_runs_per_month=runs_per_month(config.schedule.cron) if config.schedule and not here else None,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vlmpipe.catalog.this_machine import LocalMachine, this_machine
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.config.sections.sweep import variants_of
@@ -154,32 +155,36 @@ class SweepPlan:
         return [value(one) for one in self.variants.values()] * self.starts
 
 
-def plan_config(config: RunConfig, *, priced: bool = True) -> Plan | StagesPlan | SweepPlan:
-    """Plan a run file: one training, its stages, or a sweep. Raises UserError that names the stage or the variant."""
-    return plan_sweep(config, priced=priced) if config.sweep else plan_whole_run(config, priced=priced)
+def plan_config(config: RunConfig, *, here: LocalMachine | None = None) -> Plan | StagesPlan | SweepPlan:
+    """Plan a run file: one training, its stages, or a sweep. Raises UserError that names the stage or the variant.
+
+    `here`: the machine of a local run.
+    """
+    return plan_sweep(config, here=here) if config.sweep else plan_whole_run(config, here=here)
 
 
-def require_runnable(config: RunConfig) -> None:
+def require_runnable(config: RunConfig) -> list[str]:
     """Raise UserError where planning finds a model that cannot be built or trained, for a run on this machine.
 
-    Weights that are not at hand here are left to the job, and the memory planned is that of other machines.
+    Weights that are not at hand here are left to the job. Returns why the plan is red, a line each: memory is an
+    estimate, and what is free changes.
     """
-    plan_config(config, priced=False)
+    return plan_config(config, here=this_machine()).errors
 
 
-def plan_sweep(config: RunConfig, *, priced: bool = True) -> SweepPlan:
+def plan_sweep(config: RunConfig, *, here: LocalMachine | None = None) -> SweepPlan:
     """Plan every variant of the sweep. Raises UserError that names the variant or the stage."""
     assert config.sweep
     last_stage = Stage(sweep=config.sweep, sweep_jobs=_jobs(config))
-    shared = plan_whole_run(config.model_copy(update={"sweep": None}), priced=priced, last=last_stage)
+    shared = plan_whole_run(config.model_copy(update={"sweep": None}), here=here, last=last_stage)
     last = list(shared.stages.values())[-1]
     variants = {}
     for variant in variants_of(config.sweep):
         run = config.training_of(variant)
         with naming_stage(variant.name, kind="variant"):
-            variants[variant.name] = _variant(variant.name, run, last, priced=priced)
+            variants[variant.name] = _variant(variant.name, run, last, here)
     return SweepPlan(
-        config.name, shared, variants, config.sweep.starts, config.sweep.parallelism, _jobs(config), priced
+        config.name, shared, variants, config.sweep.starts, config.sweep.parallelism, _jobs(config), here is None
     )
 
 
@@ -190,8 +195,8 @@ def _jobs(config: RunConfig) -> int:
     return sum(-(-config.sweep.starts * count // config.sweep.trainings_per_job) for count in clusters.values())
 
 
-def _variant(name: str, run: RunConfig, last: Plan, *, priced: bool) -> VariantPlan:
-    plan = plan_run(run, priced=priced) if run.train.epochs else None
+def _variant(name: str, run: RunConfig, last: Plan, here: LocalMachine | None) -> VariantPlan:
+    plan = plan_run(run, here=here) if run.train.epochs else None
     cost = (plan or last).cost
     steps = {step.job: step for step in cost.steps} if cost else {}
     evaluation = steps.get("evaluate")

@@ -11,6 +11,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from vlmpipe.catalog.this_machine import NAME as THIS_MACHINE
 from vlmpipe.cli.views.amounts import UNKNOWN, amount, between, hours_text
 from vlmpipe.cli.views.memory_bar import GIB, memory_bar, share_text
 from vlmpipe.cli.views.pipeline_steps import pipeline_steps
@@ -78,6 +79,7 @@ def _blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     yield Text(headline(plan), style="bold")
     if plan["model"]:
         yield Text(_model_line(plan["model"]), style="dim")
+    yield from (Text(error, style="red") for error in _unshown_errors(plan))
     if plan["findings"]:
         yield ""
         yield from (_finding(finding) for finding in sorted(plan["findings"], key=lambda one: one["severity"]))
@@ -90,7 +92,10 @@ def _blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
         yield from _cost(plan["cost"])
     yield from _advice(plan)
     yield ""
-    yield machines_table(plan["jobs"], width)
+    if here := plan.get("this_machine"):  # plans of earlier releases have none
+        yield Text(_on_this_machine(plan["jobs"], here["text"]))
+    else:
+        yield machines_table(plan["jobs"], width)
     if pipeline := plan.get("pipeline"):  # plans of earlier releases have none
         yield ""
         yield from pipeline_steps(pipeline)
@@ -124,6 +129,17 @@ def machines_table(jobs: Mapping[str, Any], width: int = WIDEST) -> Table:
             )
             job = ""  # named once, in its first line
     return table
+
+
+def _on_this_machine(jobs: Mapping[str, Any], machine: str) -> str:
+    """What the jobs of a local run start, and where."""
+    started = []
+    for job, (pool,) in jobs.items():
+        launchers, processes = pool["replica_count"], pool["processes_per_replica"]
+        each = f"{processes} process{'es' if processes > 1 else ''}"
+        several = f"{launchers} launchers of {each} each" if launchers > 1 else each
+        started.append(f"{job.replace('_', '-')} in {several}")
+    return f"On this machine ({machine}): {', '.join(started)}."
 
 
 def _fit(memory: Mapping[str, Any] | None) -> str:
@@ -168,6 +184,14 @@ def _model_line(model: Mapping[str, Any]) -> str:
     return f"{_parameters(whole)} parameters, {_parameters(trained)} trained{frozen}; sizes from: {model['origin']}"
 
 
+def _unshown_errors(plan: Mapping[str, Any]) -> list[str]:
+    """Errors that neither the table of findings, which are the first ones, nor the headline has."""
+    findings = sum(finding["severity"] == "error" for finding in plan["findings"])
+    memory = plan["memory"]
+    said = f"does not fit: {memory['total_bytes'] / GIB:,.1f} GiB on " if memory else UNKNOWN
+    return [error for error in plan["errors"][findings:] if not error.startswith(said)]
+
+
 def _finding(finding: Mapping[str, Any]) -> Table:
     sign, style = FINDING_LOOKS["failed" if finding["severity"] == "error" else "warning"]
     table = grid(columns=2)
@@ -187,9 +211,9 @@ def _memory(memory: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
         if host := memory.get(name):
             names = ", ".join(part["name"] for part in host["parts"])
             room = f"{host['total_bytes'] / GIB:,.1f} of {host['capacity_bytes'] / GIB:,.1f} GiB"
-            yield Text(
-                f"In the memory of each {host['machine']}: {room} ({names})", style="" if host["fits"] else "bold red"
-            )
+            is_here = host["machine"] == THIS_MACHINE
+            where = "each launcher's share of this machine" if is_here else f"each {host['machine']}"
+            yield Text(f"In the memory of {where}: {room} ({names})", style="" if host["fits"] else "bold red")
     if disk_bytes := memory.get("disk_bytes"):
         yield Text(f"On a disk of each machine (train.nvme_path): {disk_bytes / GIB:,.1f} GiB")
     if memory["nearest"]:

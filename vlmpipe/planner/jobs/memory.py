@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from vlmpipe.catalog.machines import Gpu, Machine, load_catalog
+from vlmpipe.catalog.this_machine import NAME as THIS_MACHINE
+from vlmpipe.catalog.this_machine import LocalMachine
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.config.sections.cluster import ClusterConfig, JobMachineConfig
+from vlmpipe.config.sections.cluster import JobMachineConfig
+from vlmpipe.planner.jobs.nodes import Nodes, nodes_of
 from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart
-from vlmpipe.planner.memory.host import CPU_SHARE, GIB, PROCESS_BYTES, HostMemory
+from vlmpipe.planner.memory.host import GIB, PROCESS_BYTES, HostMemory
 from vlmpipe.planner.memory.rank import CONTEXT_BYTES, WORKSPACE_BYTES
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.evaluation.questions_at_once import questions_at_once
@@ -85,37 +87,33 @@ class JobMemory:
 
 
 def memory_beside_training(
-    config: RunConfig, shape: ModelShape, load: Workload, *, encodes: bool
+    config: RunConfig, shape: ModelShape, load: Workload, *, encodes: bool, here: LocalMachine | None = None
 ) -> tuple[JobMemory, ...]:
     """Of every job but training, and of `vlmpipe predict`, whose machine is anybody's.
 
-    encodes: features are made in a job. Machines that nothing is known of are left out: the plan says so.
+    encodes: features are made in a job. here: of a local run. Machines that nothing is known of are left out: the plan
+    says so.
     """
-    found = [_encoding(config, shape)] if encodes else []
+    found = [_encoding(config, nodes_of(config, "cache_features", here), shape)] if encodes else []
     trainer = config.train.trainer
+    asking: list[Asking] = []
     if not (trainer and trainer.evaluate_command):  # a command of the user's own
-        found += [_asking(config, shape, load, "evaluate"), _asking(config, shape, load, "predict")]
+        asking += ["evaluate", "predict"]
     if config.evaluate.lmms_eval:
-        found.append(_asking(config, shape, load, "benchmark"))
+        asking.append("benchmark")
+    found += [_asking(config, nodes_of(config, job, here), shape, load, job) for job in asking]
     return tuple(one for one in found if one)
 
 
-def _machine(cluster: ClusterConfig) -> tuple[Machine | None, Gpu | None]:
-    catalog = load_catalog()
-    return catalog.machines.get(cluster.machine_type), catalog.gpus.get(cluster.accelerator_type)
-
-
-def _asking(config: RunConfig, shape: ModelShape, load: Workload, job: Asking) -> JobMemory | None:
-    found = _asked_on(config, config.cluster.of_job(job), shape, load, job)
+def _asking(config: RunConfig, nodes: Nodes, shape: ModelShape, load: Workload, job: Asking) -> JobMemory | None:
+    found = _asked_on(config, nodes, shape, load, job)
     if found is None or found.fits:
         return found
-    return JobMemory(**{**vars(found), "remedy": _remedy(config, shape, load, job)})
+    return JobMemory(**{**vars(found), "remedy": _remedy(config, nodes, shape, load, job)})
 
 
-def _asked_on(
-    config: RunConfig, cluster: ClusterConfig, shape: ModelShape, load: Workload, job: Asking
-) -> JobMemory | None:
-    machine, gpu = _machine(cluster)
+def _asked_on(config: RunConfig, nodes: Nodes, shape: ModelShape, load: Workload, job: Asking) -> JobMemory | None:
+    cluster, machine, gpu = nodes.cluster, nodes.machine, nodes.device
     if machine is None and job != "predict":
         return None
     number_bytes = BF16_BYTES if config.train.precision == "bf16" else FP32_BYTES
@@ -130,11 +128,11 @@ def _asked_on(
         processes = MemoryPart("processes", ranks * PROCESS_BYTES, "Python, torch and transformers, assumed")
         asked = () if gpu else tuple(_questions(config, shape, load, shape.language.layers, number_bytes, questions))
         on_host = (copies, processes, *(MemoryPart(p.name, ranks * p.bytes, p.why) for p in asked))
-        host = HostMemory(machine.machine_type, int(CPU_SHARE * machine.memory_gib * GIB), on_host)
+        host = HostMemory(machine.machine_type, machine.usable_bytes, on_host)
     if job != "predict" and gpu is None:
         return JobMemory(job, "", 1, 0, (), host)
     capacity = int(gpu.memory_gib * GIB) if gpu and job != "predict" else 0
-    devices = devices_needed(weights, capacity, cluster.accelerator_count // ranks) if capacity else 1
+    devices = devices_needed(weights, capacity, max(1, cluster.accelerator_count // ranks)) if capacity else 1
     outside = number_bytes * (shape.total_parameters - shape.parameters["language_layers"])
     in_layer = number_bytes * shape.parameters["language_layers"] // shape.language.layers
     held, layers = fullest_device(outside, [in_layer] * shape.language.layers, devices)
@@ -145,7 +143,7 @@ def _asked_on(
         MemoryPart("CUDA context", CONTEXT_BYTES, "measured once"),
         MemoryPart("cuBLAS workspaces", WORKSPACE_BYTES, "measured"),
     )
-    return JobMemory(job, gpu.accelerator_type if capacity and gpu else "", devices, capacity, parts, host)
+    return JobMemory(job, gpu.label if capacity and gpu else "", devices, capacity, parts, host)
 
 
 def _questions(
@@ -187,9 +185,8 @@ def _tower_pass(shape: ModelShape, number_bytes: int) -> int:
     return shape.tower_tokens * (FP32_BYTES * shape.patch_pixels + number_bytes * numbers)
 
 
-def _encoding(config: RunConfig, shape: ModelShape) -> JobMemory | None:
-    cluster = config.cluster.of_job("cache_features")
-    machine, gpu = _machine(cluster)
+def _encoding(config: RunConfig, nodes: Nodes, shape: ModelShape) -> JobMemory | None:
+    cluster, machine, gpu = nodes.cluster, nodes.machine, nodes.device
     if machine is None:
         return None
     number_bytes = BF16_BYTES if config.train.precision == "bf16" else FP32_BYTES
@@ -203,7 +200,7 @@ def _encoding(config: RunConfig, shape: ModelShape) -> JobMemory | None:
         MemoryPart("processes", ranks * PROCESS_BYTES, "Python, torch and transformers, assumed"),
         *([] if gpu else [MemoryPart("images", ranks * pass_bytes, "features.batch_images at once")]),
     )
-    host = HostMemory(machine.machine_type, int(CPU_SHARE * machine.memory_gib * GIB), on_host)
+    host = HostMemory(machine.machine_type, machine.usable_bytes, on_host)
     remedy = "set features.batch_images or features.shard_images lower, or cluster.features_machine to a larger machine"
     if gpu is None:
         return JobMemory("cache_features", "", 1, 0, (), host, remedy)
@@ -214,18 +211,20 @@ def _encoding(config: RunConfig, shape: ModelShape) -> JobMemory | None:
         MemoryPart("cuBLAS workspaces", WORKSPACE_BYTES, "measured"),
     )
     capacity = int(gpu.memory_gib * GIB)
-    return JobMemory("cache_features", gpu.accelerator_type, 1, capacity, parts, host, remedy)
+    return JobMemory("cache_features", gpu.label, 1, capacity, parts, host, remedy)
 
 
-def _remedy(config: RunConfig, shape: ModelShape, load: Workload, job: Asking) -> str:
+def _remedy(config: RunConfig, nodes: Nodes, shape: ModelShape, load: Workload, job: Asking) -> str:
     """The nearest setting with which the job fits: fewer questions at once, or fewer ranks that share the GPUs."""
-    evaluate, cluster = config.evaluate, config.cluster.of_job(job)
+    evaluate, cluster = config.evaluate, nodes.cluster
+    is_here = cluster.machine_type == THIS_MACHINE
     batches = [evaluate.batch_questions >> halvings for halvings in range(1, evaluate.batch_questions.bit_length())]
-    for ranks in [cluster.processes, *(count for count in (4, 2, 1) if count < cluster.processes)]:
+    fewer_ranks = [] if is_here else [count for count in (4, 2, 1) if count < cluster.processes]
+    for ranks in [cluster.processes, *fewer_ranks]:
         for questions in [evaluate.batch_questions, *batches]:
             other = config.model_copy(update={"evaluate": evaluate.model_copy(update={"batch_questions": questions})})
             on = cluster.model_copy(update={"processes_per_replica": ranks})
-            found = _asked_on(other, on, shape, load, job)
+            found = _asked_on(other, replace(nodes, cluster=on), shape, load, job)
             if found is None or not found.fits:
                 continue
             changes = [f"evaluate.batch_questions={questions}"] if questions != evaluate.batch_questions else []
@@ -236,4 +235,6 @@ def _remedy(config: RunConfig, shape: ModelShape, load: Workload, job: Asking) -
                 text = ", ".join(f"{name}: {value}" for name, value in given.items())
                 changes.append(f"cluster.evaluate_machine={{{text}}}")
             return f"it fits with {shlex.join(changes)}"
+    if is_here:
+        return "this machine has too little memory for this model"
     return "set cluster.evaluate_machine to a machine with larger or more GPUs"

@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from vlmpipe.catalog.machines import Gpu, Machine
+from vlmpipe.catalog.machines import Device, Machine
+from vlmpipe.catalog.this_machine import NAME as THIS_MACHINE
 from vlmpipe.config.overrides import apply_overrides
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.planner.memory.activations import activations, tower_ahead_bytes
 from vlmpipe.planner.memory.components import MemoryPart, Setting
-from vlmpipe.planner.memory.host import CPU_SHARE, PROCESS_BYTES, host_memory, micro_batches, start_memory
+from vlmpipe.planner.memory.host import PROCESS_BYTES, host_memory, micro_batches, start_memory
 from vlmpipe.planner.memory.phases import run_phases
 from vlmpipe.planner.memory.pipeline_partition import planned_stages
 from vlmpipe.planner.memory.pipeline_stage import stage_phases
@@ -30,7 +31,7 @@ def estimate_memory(
     config: RunConfig,
     model: Architecture,
     machine: Machine,
-    gpu: Gpu | None,
+    gpu: Device | None,
     *,
     load: Workload | None = None,
     nearest: bool = True,
@@ -51,11 +52,13 @@ def estimate_memory(
     if gpu is None:
         processes = "1 process" if layout.ranks_per_node == 1 else f"{layout.ranks_per_node} processes"
         device = f"{machine.machine_type}, {processes}"
-        capacity = int(CPU_SHARE * machine.memory_gib * GIB / layout.ranks_per_node)
+        if machine.machine_type == THIS_MACHINE:
+            device = "process on this machine"
+        capacity = machine.usable_bytes // layout.ranks_per_node
         parts.append(MemoryPart("process", PROCESS_BYTES, "Python, torch and transformers, assumed"))
         parts.append(ahead)
     else:
-        device, capacity = gpu.accelerator_type, int(gpu.memory_gib * GIB)
+        device, capacity = gpu.label, int(gpu.memory_gib * GIB)
         if layout.pipeline_parallel == 1:
             idle = idle_parts(config, model.shape, layout, moment, parts)
         parts += device_parts(parts, layout)
@@ -104,10 +107,12 @@ def _stage_phases(
 
 
 def _nearest(
-    config: RunConfig, model: Architecture, machine: Machine, gpu: Gpu | None, load: Workload | None
+    config: RunConfig, model: Architecture, machine: Machine, gpu: Device | None, load: Workload | None
 ) -> Iterator[Setting]:
     """Changes that make it fit, those first that leave most as it is. None changes what the model learns."""
     for change in _changes(config, model.shape.language.heads):
+        if machine.machine_type == THIS_MACHINE and any(key.startswith("cluster.") for key in change):
+            continue  # of this one there are no more
         try:
             other = parse_run_config(apply_overrides(config.to_dict(), change), "a nearby setting")
         except ConfigError:

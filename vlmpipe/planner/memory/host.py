@@ -39,8 +39,6 @@ ERRORS = "error feedback"
 SAVED = ("optimizer", "optimizer's weights", "averaged weights", ERRORS, WEIGHTS)
 
 GIB = 2**30
-# Vertex AI says that its agents may take up to 40 % of an n1-standard-4's memory; the same is assumed of others.
-CPU_SHARE = 0.6
 TOKEN_BYTES = 6 * 8  # identity, label with its place, and positions on up to three axes
 PROCESS_BYTES = 1 << 30  # Python with torch and transformers, per rank
 
@@ -121,7 +119,7 @@ def host_memory(parts: Sequence[MemoryPart], layout: Layout, machine: Machine) -
     ranks = layout.ranks_per_node
     held = [MemoryPart(part.name, ranks * part.bytes, part.why) for part in parts if part.place == "machine"]
     processes = MemoryPart("processes", ranks * PROCESS_BYTES, "Python, torch and transformers, assumed")
-    capacity = int(CPU_SHARE * machine.memory_gib * GIB)
+    capacity = machine.usable_bytes
     if any(part.place == "disk" for part in parts):
         return HostMemory(machine.machine_type, capacity, (*held, processes))
     saved = sum(int(ranks * _staged_share(part.name, layout) * part.bytes) for part in parts if part.name in SAVED)
@@ -151,7 +149,7 @@ def start_memory(
     if bf16_weights and layout.strategy == "zero3":
         slices = split(shape.trainable_parameters, layout.world_size)
         parts.append(MemoryPart("masters at the start", ranks * FP32_BYTES * slices, "in fp32, each rank's slice"))
-    return HostMemory(machine.machine_type, int(CPU_SHARE * machine.memory_gib * GIB), tuple(parts))
+    return HostMemory(machine.machine_type, machine.usable_bytes, tuple(parts))
 
 
 def _staged_share(part: str, layout: Layout) -> float:

@@ -138,8 +138,9 @@ def _per_image(
             return online_s / cached_s, None
         rates, _ = reached(config, shape, layout, encoder, cached=False)
     encoding = config.cluster.of_job("cache_features")
-    cores, ranks = load_catalog().machines[encoding.machine_type].vcpus, encoding.processes
-    prepare_s = rank_preparation_s(config.model.family, shape, cores=cores, ranks=ranks)
+    prepare_s = 0.0  # of a machine that the catalogue does not have, cores are not known
+    if known := load_catalog().machines.get(encoding.machine_type):
+        prepare_s = rank_preparation_s(config.model.family, shape, cores=known.vcpus, ranks=encoding.processes)
     encode_s = max(tower_flops_per_image(shape, config.model.feature_layer) / rates.beside, write_s, prepare_s)
     return online_s / cached_s, ((online_s - cached_s) * gpus / load.images_per_sequence, encode_s)
 

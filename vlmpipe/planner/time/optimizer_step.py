@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.planner.memory.host import CPU_SHARE, GIB, PROCESS_BYTES
+from vlmpipe.planner.memory.host import PROCESS_BYTES
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.communication import Work
@@ -78,7 +78,7 @@ def _stays_in_memory(case: Scenario) -> bool:
     next.
     """
     of_rank = PROCESS_BYTES + _owned(case) * (BYTES_PER_PARAMETER_BESIDE_DISK + _disk_bytes(case.config) / 2)
-    return case.layout.ranks_per_node * of_rank <= CPU_SHARE * case.machine.memory_gib * GIB
+    return case.layout.ranks_per_node * of_rank <= case.machine.usable_bytes
 
 
 def update_sentences(case: Scenario) -> list[str]:

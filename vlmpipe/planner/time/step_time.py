@@ -102,7 +102,10 @@ def _time_of_steps(case: Scenario) -> Time:
     """As `estimate_time`, if all steps take the same time."""
     config, shape, layout, load = case.config, case.shape, case.layout, case.load
     if case.gpu is None:
-        why = "Training on CPUs: how fast they compute is not known, so there is no time and no cost."
+        what = "Training on CPUs: how fast they compute"
+        if config.cluster.accelerator_count:
+            what = "How fast this machine's GPUs compute, which the catalogue does not have,"
+        why = f"{what} is not known, so there is no time and no cost."
         return Time(None, (), None, "", load.steps, None, None, None, 0.0, (why, load.origin))
     rates, assumptions = reached(config, shape, layout, case.gpu, cached=case.cached)
     work = work_of(case)

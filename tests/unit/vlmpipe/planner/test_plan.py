@@ -69,6 +69,12 @@ def test_a_described_machine_takes_the_place_of_the_catalogues() -> None:
     assert described_machine(unknown, catalog) is None
 
 
+def test_a_machine_that_the_catalogue_does_not_have_is_planned_by_what_the_run_file_says() -> None:
+    found = planned("cluster.machine_type=my-box", "plan.machine.nic_gbps=100", "plan.machine.memory_gib=600")
+    assert found.memory and found.memory.fits and found.time and found.time.train_hours
+    assert found.features_cache and found.features_cache.encode_gpu_hours
+
+
 def test_a_job_that_the_run_leaves_out_is_not_among_its_machines(plan: Plan) -> None:
     cached = planned("features.cache=on")
     assert plan.jobs.keys() == {"train", "evaluate"}, "one epoch is not worth a cache"

@@ -74,6 +74,20 @@ def test_a_red_plan_shows_the_excess_and_errors_before_warnings() -> None:
     assert "30.0 GiB, fits: train.strategy=fsdp" in text
 
 
+def test_every_reason_for_red_is_printed_once() -> None:
+    plan = red()
+    memory = plan["memory"]["total_bytes"] / GIB
+    said = [
+        f"does not fit: {memory:,.1f} GiB on a device",
+        "train.float8 does not work on it",
+        "the run never ends on spot",
+    ]
+    plan["errors"] += said
+    text = printed(plan)
+    assert [text.count(one) for one in said] == [0, 1, 1]  # the first one is the headline's
+    assert text.count("a3-megagpu-9g") == 1  # a finding's own table has it
+
+
 def test_unknown_values_have_a_reason() -> None:
     text = printed(amber())
     assert "2.00 s a step, training hours unknown; cost unknown." in text

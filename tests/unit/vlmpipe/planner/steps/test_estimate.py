@@ -11,6 +11,7 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.pipelines import golden_pipelines
 from tests.support.short_form import WHOLE
+from vlmpipe.catalog.this_machine import LocalMachine
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.plan import Plan, plan_run
@@ -176,5 +177,5 @@ def test_a_small_model_of_the_catalogue_is_not_built_to_compile(monkeypatch: pyt
 
 
 def test_a_run_on_this_machine_has_no_machines_of_steps() -> None:
-    plan: Plan = plan_run(load_run_file(ROOT / "configs/digits.yaml"), priced=False)
+    plan: Plan = plan_run(load_run_file(ROOT / "configs/digits.yaml"), here=LocalMachine(2, 2**34, 2**34))
     assert plan.pipeline is None and plan.as_dict()["pipeline"] is None
