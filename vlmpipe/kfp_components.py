@@ -16,7 +16,7 @@ from vlmpipe.trainer.errors import missing_packages
 with missing_packages():
     from vlmpipe.components.decide import decide as _decide
     from vlmpipe.components.jobs.collect_features import collect_features as _collect_features
-    from vlmpipe.components.jobs.run_local_job import run_local_job as _run_local_job
+    from vlmpipe.components.jobs.run_job import run_job as _run_job
     from vlmpipe.components.notify import notify as _notify
     from vlmpipe.components.open_run import open_run as _open_run
     from vlmpipe.components.prepare_data import prepare_data as _prepare_data
@@ -30,7 +30,7 @@ _IMAGE = os.environ.get(IMAGE_VARIABLE, "vlmpipe.invalid/pipeline:latest")
 
 open_run = component_of(_open_run, _IMAGE)
 prepare_data = component_of(_prepare_data, _IMAGE)
-run_local_job = component_of(_run_local_job, _IMAGE)
+run_job = component_of(_run_job, _IMAGE)
 collect_features = component_of(_collect_features, _IMAGE)
 sync_checkpoint = component_of(_sync_checkpoint, _IMAGE)
 decide = component_of(_decide, _IMAGE)
@@ -44,6 +44,6 @@ __all__ = [
     "open_run",
     "prepare_data",
     "register_model",
-    "run_local_job",
+    "run_job",
     "sync_checkpoint",
 ]

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vlmpipe.components.runtime.jobs_on_targets import TARGETS
 from vlmpipe.components.runtime.parameters import from_compiled, require_fixed, with_parameters
 from vlmpipe.config.overrides import Differences
 from vlmpipe.config.run_config import RunConfig
@@ -219,11 +220,13 @@ def _checked(
     return _with_decided_cache(config, plan), plan
 
 
-def open_run_folder(run_file: str, root_uri: str, *, run_id: str, overrides: str = "") -> str:
+def open_run_folder(run_file: str, root_uri: str, *, run_id: str, overrides: str = "", target: str = "local") -> str:
     """Check a run file (YAML or JSON text) and write `run.json` into <root_uri>/runs/<run_id>. Returns that folder.
 
     For steps in pipelines of others, where no compiled pipeline fixes any settings. Raises as `resolve` does.
     """
+    if target not in TARGETS:
+        raise ConfigError(f"target {target!r}", expected=f"one of {', '.join(TARGETS)}")
     content = parse_yaml(run_file, "run_file")
     if not isinstance(content, dict):
         raise ConfigError(
@@ -231,7 +234,7 @@ def open_run_folder(run_file: str, root_uri: str, *, run_id: str, overrides: str
         )
     compiled = json.dumps(
         {
-            "target": "local",
+            "target": target,
             "root_uri": root_uri,
             "stage": "",
             "stages": [""],

@@ -7,12 +7,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vlmpipe.components.runtime.jobs_on_targets import config_of_run, run_on_target
 from vlmpipe.components.runtime.step_logic import point_to_features, prepare_run
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.config.sections.sweep import SweepConfig, Variant, baseline_of
-from vlmpipe.job_spec.build import job_settings, job_spec, sweep_job_spec
-from vlmpipe.job_spec.worker_pools import STEP_LABEL
+from vlmpipe.job_spec.build import job_spec, sweep_job_spec
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, print_error
 from vlmpipe.trainer.progress import step_progress
@@ -173,7 +173,7 @@ def _encode(run_uri: str, prepared_uri: str, target: str) -> str:
         with step_progress(run_uri, "cache-features") as progress:
             progress.finish("reused" if pointers.features == "reuse" else "done", f"features: {pointers.features}")
         return f"cache-features: {pointers.features}"
-    config = _config(store)
+    config = config_of_run(store)
     ended, error = _run(config, job_spec(config, "cache_features", run_uri), "cache-features", target, run_uri)
     if error:  # without features, each training would find that out on machines of its own
         write_record(store, FEATURES_ERROR, {"error": error})
@@ -185,7 +185,7 @@ def train_variants(job: str, target: str) -> str:
     number, _, run_uri = job.partition(" ")
     store = open_storage(run_uri)
     sweep = read_record(store, SWEEP_FILE)
-    config = _config(open_storage(sweep["trainings"][sweep["jobs"][int(number)][0]]["run_uri"]))
+    config = config_of_run(open_storage(sweep["trainings"][sweep["jobs"][int(number)][0]]["run_uri"]))
     spec = sweep_job_spec(config, run_uri, int(number))
     if target == "local":  # jobs beside each other share the cores
         share = max(1, (os.cpu_count() or 1) // min(len(sweep["jobs"]), sweep["parallelism"]))
@@ -196,40 +196,11 @@ def train_variants(job: str, target: str) -> str:
     return _run(config, spec, f"{JOB_STEP}-{number}", target, run_uri)[0]
 
 
-def _config(store: Storage) -> RunConfig:
-    content = read_record(store, "run.json")
-    return RunConfig.model_validate({name: value for name, value in content.items() if name != "run"})
-
-
 def _run(config: RunConfig, spec: Mapping[str, Any], step: str, target: str, run_uri: str) -> tuple[str, str]:
     """Run the job on the target. Returns how it ended, and its error: a failure is none here, but for a request to
     stop."""
-    settings = job_settings(config, "train")
-    labels = {**settings["labels"], STEP_LABEL: step}
-    name = f"{config.name}-{step}"
     try:
-        if target == "local":
-            from vlmpipe.backends.local.job import run_job
-
-            run_job(name, spec, labels=labels)
-        elif target == "kubeflow":
-            from vlmpipe.backends.kubeflow.job import run_on_kubeflow
-
-            run_on_kubeflow(name, spec, labels=labels)
-        else:
-            from vlmpipe.backends.vertex.capacity_fallback import run_with_fallback
-
-            scheduling = dict(spec["scheduling"])
-            wanted = {
-                "display_name": name,
-                "project": config.gcp.project,
-                "location": config.gcp.location,
-                "labels": labels,
-                "encryption_spec_key_name": config.gcp.encryption_spec_key_name,
-                "strategy": scheduling.pop("strategy", "STANDARD"),
-                "max_wait_duration": scheduling.pop("max_wait_duration", "86400s"),
-            }
-            run_with_fallback(wanted, {**spec, "scheduling": scheduling})
+        run_on_target(config, spec, step, target)
     except UserError as error:
         if error.code in STOPPED:
             raise

@@ -1,0 +1,91 @@
+"""Runs a job on a target from a step: on this machine, as a CustomJob of Vertex AI or as a TrainJob of Kubeflow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from vlmpipe.components.runtime.step_logic import why_nothing_is_encoded
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.target_requirements import require_kubeflow, require_vertex
+from vlmpipe.job_spec.build import Job, job_settings, job_spec, jobs_of, step_of
+from vlmpipe.job_spec.worker_pools import STEP_LABEL
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.progress import step_progress
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.records import read_record
+
+TARGETS = ("vertex", "kubeflow", "local")
+NOTHING_RAN = "{}"  # gcp_resources of a job that has nothing to do
+
+
+def config_of_run(store: Storage) -> RunConfig:
+    """The run file that a run's folder has in run.json."""
+    content = read_record(store, "run.json")
+    return RunConfig.model_validate({name: value for name, value in content.items() if name != "run"})
+
+
+def run_on_target(config: RunConfig, spec: Mapping[str, Any], step: str, target: str) -> str:
+    """Run the job of a CustomJobSpec and watch it to its end. Returns its `gcp_resources`.
+
+    Args:
+        spec: The spec, snake_case, of a job of `config`.
+        step: Name of the step in whose record the job reports.
+        target: vertex, kubeflow or local.
+
+    Raises UserError with the job's exit code where it fails.
+    """
+    labels = {**job_settings(config, "train")["labels"], STEP_LABEL: step}
+    name = f"{config.name}-{step}"
+    if target == "local":
+        from vlmpipe.backends.local.job import run_job
+
+        return run_job(name, spec, labels=labels)
+    if target == "kubeflow":
+        from vlmpipe.backends.kubeflow.job import run_on_kubeflow
+
+        return run_on_kubeflow(name, spec, labels=labels)
+    from vlmpipe.backends.vertex.capacity_fallback import run_with_fallback
+
+    scheduling = dict(spec["scheduling"])
+    wanted = {
+        "display_name": name,
+        "project": config.gcp.project,
+        "location": config.gcp.location,
+        "labels": labels,
+        "encryption_spec_key_name": config.gcp.encryption_spec_key_name,
+        "strategy": scheduling.pop("strategy", "STANDARD"),
+        "max_wait_duration": scheduling.pop("max_wait_duration", "86400s"),
+    }
+    return run_with_fallback(wanted, {**spec, "scheduling": scheduling})
+
+
+def run_job_of_run(run_uri: str, job: str, target: str) -> str:
+    """Run a job of the run in this folder on a target. Returns its `gcp_resources`.
+
+    cache_features does nothing, and says why, where all images have features or none are wanted.
+
+    Raises ConfigError for a job that the run does not have, and for a target that the run file has no settings for.
+    """
+    if job not in get_args(Job) or target not in TARGETS:
+        raise ConfigError(
+            f"job {job!r} on target {target!r}",
+            expected=f"a job of {', '.join(get_args(Job))}, on {', '.join(TARGETS)}",
+        )
+    store = open_storage(run_uri)
+    config = config_of_run(store)
+    if job not in jobs_of(config):
+        raise ConfigError(f"job {job}, which this run does not have", expected=f"one of {', '.join(jobs_of(config))}")
+    {"vertex": require_vertex, "kubeflow": require_kubeflow}.get(target, _nothing)(config)
+    if job == "cache_features":
+        features = read_record(store, "prepared.json")["features"]
+        if features != "encode":
+            with step_progress(run_uri, "cache-features") as progress:
+                progress.finish("reused" if features == "reuse" else "done", why_nothing_is_encoded(run_uri, features))
+            return NOTHING_RAN
+    return run_on_target(config, job_spec(config, job, run_uri), step_of(job), target)
+
+
+def _nothing(config: RunConfig) -> None:
+    """This machine needs no settings."""
