@@ -102,7 +102,8 @@ def ask(
             image.open("rb").close()
         predictor = Predictor.load(_job_of(run, root))
     answers = []
-    for text in [question] if question else _asked_lines():
+    alone = "Each question is asked by itself: the model sees no earlier one (vlmpipe chat shows them)."
+    for text in [question] if question else _asked_lines(f"{alone} An empty line or Ctrl-D ends."):
         try:
             (rows,) = predictor.answer([ToAnswer(image, text)])
         except DataError as error:
@@ -117,11 +118,43 @@ def ask(
         print_json({"answers": answers})
 
 
-def _asked_lines() -> Iterator[str]:
+def chat(
+    run: RunName,
+    image: Annotated[Path, typer.Argument(help="The image to talk about; it is shown where the terminal can.")],
+    root: Root = "runs",
+) -> None:
+    """Talk with a run's model about one image. Each question is asked after the earlier ones and their answers."""
+    from vlmpipe.cli.views.terminal_image import show_image
+
+    with os_errors(f"reading {image}"):
+        image.open("rb").close()
+    show_image(image)
+    with doing(f"loading the model of {run}"):
+        from vlmpipe.serving.conversation import Conversation
+        from vlmpipe.trainer.evaluation.predict import Predictor
+
+        conversation = Conversation(Predictor.load(_job_of(run, root)), image)
+    for text in _asked_lines("/new forgets what was said. An empty line or Ctrl-D ends."):
+        if text == "/new":
+            conversation.turns = []
+            continue
+        try:
+            reply = conversation.ask(text)
+        except DataError as error:
+            if not sys.stdin.isatty():
+                raise
+            print_error(error, as_json=False)
+            continue
+        if reply.forgotten:
+            to_stderr(f"note: the oldest {reply.forgotten} questions are forgotten: the model takes no more tokens")
+        print_lines([one_line(reply.text)])
+
+
+def _asked_lines(hint: str) -> Iterator[str]:
     """Questions from standard input, until it ends or a terminal's line is empty."""
     asks = sys.stdin.isatty()
     if asks:
-        to_stderr("Each question is asked by itself: the model sees no earlier one. An empty line or Ctrl-D ends.")
+        to_stderr(hint)
     while True:
         if asks:
             print("> ", end="", file=sys.stderr, flush=True)
@@ -187,4 +220,4 @@ def serve(
     require_agreement(found, min_agreement)
 
 
-ALL = (ask, predict, serve)
+ALL = (ask, chat, predict, serve)

@@ -53,6 +53,7 @@ EXAMPLES = {
         "digits@3 digits@4 --predictions build/answers.parquet --json",
     ),
     "ask": ("@last photo.jpg 'what digit is this?'", "digits@champion photo.jpg"),
+    "chat": ("@last photo.jpg", "digits@champion photo.jpg --root runs"),
     "predict": (
         "@last photo.jpg --question 'what digit is this?'",
         "digits-20260301-120000 my-images --question 'what digit is this?' --output build/answers.jsonl",

@@ -45,6 +45,7 @@ TO_DO = {
     ExitCode.PREEMPTED: "run the same command: it continues this run",
     ExitCode.NO_PERMISSION: "correct the permissions, then run the same command: it continues this run",
 }
+SCORES = ("exact_match", "vqa_accuracy", "anls", "cider_d", "chance", "loss")  # of evaluate.json
 COMPARISON = "comparison.json"  # of a sweep
 RESULTS = {"evaluate": "evaluation", "decision": "decision", "registered": "registered"}  # file: key in JSON
 
@@ -90,6 +91,26 @@ class RunReport:
         """The run's report, an HTML page; None before it is written."""
         path = self.folder / "report.html"
         return path if path.is_file() else None
+
+    @property
+    def model(self) -> Path | None:
+        """The folder of the exported model, for from_pretrained; None before it is written."""
+        path = self.results_folder / "export"
+        return path if path.is_dir() else None
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Scores on the validation questions, baselines and benchmarks among them; empty before the evaluation.
+
+        Such as exact_match, chance, shuffled_image.exact_match and mmmu.accuracy.
+        """
+        evaluation = read_record_file(self.results_folder / "evaluate.json")
+        found = {name: evaluation.get(name) for name in SCORES}
+        for control, result in (evaluation.get("controls") or {}).items():
+            found[f"{control}.exact_match"] = result.get("exact_match")
+        for benchmark, result in (evaluation.get("benchmarks") or {}).items():
+            found |= {f"{benchmark}.{metric}": value for metric, value in (result.get("scores") or {}).items()}
+        return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
 
     def lines(self) -> list[str]:
         """For people."""
