@@ -46,9 +46,10 @@ class Choice:
 def choose_run(folder: Path, config: RunConfig, *, run_id: str, fresh: bool, now: datetime) -> Choice:
     """Continue the run of that id, or the newest unfinished one whose weights this run file would train, or start anew.
 
-    Settings that change what is trained are taken by a run that is named only. Raises ConfigError for a `run_id` that
-    cannot be used, for a finished run whose settings are the same, and for settings with which the checkpoints of that
-    run cannot be continued.
+    An unfinished run is not continued without its id where a run with the settings of this file began after it and is
+    finished: that one has taken its place. Settings that change what is trained are taken by a run that is named only.
+    Raises ConfigError for a `run_id` that cannot be used, for a finished run whose settings are the same, and for
+    settings with which the checkpoints of that run cannot be continued.
     """
     markers = all_markers(folder)
     taken = {marker.run_id: marker for marker in markers}
@@ -61,10 +62,17 @@ def choose_run(folder: Path, config: RunConfig, *, run_id: str, fresh: bool, now
     if fresh:
         return Choice(new_run(folder, config.name, now))
     notes = list[str]()
+    digest = config.digest()
+    finished = [one for one in markers if one.finished and one.config_digest == digest]
     for marker, changed in _unfinished(folder, markers, config):
-        if changed.cannot_matter and not (changed.all and is_running(folder / marker.run_id)):
+        if changed.cannot_matter and finished and finished[-1].started_s > marker.started_s:
+            notes = notes or [
+                f"Run {marker.run_id} was not finished, and {finished[-1].run_id}, which began after it, was",
+                f"To continue it: --run-id {marker.run_id}",
+            ]
+        elif changed.cannot_matter and not (changed.all and is_running(folder / marker.run_id)):
             return Choice(marker.run_id, marker, _changed_lines(changed))
-        if not notes and all(change.outcome == "taken" or change.outcome == "same" for change in changed.all):
+        elif not notes and all(change.outcome == "taken" or change.outcome == "same" for change in changed.all):
             notes = [
                 f"Run {marker.run_id} was not finished and has other settings: {'; '.join(changed.texts())}",
                 f"To continue it with these instead: --run-id {marker.run_id}",
@@ -174,7 +182,7 @@ def open_run(
         folder.mkdir(parents=True, exist_ok=True)
         lock = take_lock(folder, say=say)
     marker = Marker(choice.run_id, config.digest(), tuple(arguments), time.time())
-    run = LocalRun(folder, marker, choice.earlier, lock, tuple(choice.notes))
+    run = LocalRun(folder, marker, choice.earlier, lock, tuple(choice.notes), is_named=bool(run_id))
     try:
         write_record(LocalStorage(folder), RUN_FILE_COPY, config.to_dict(), indent=1)
         marker.write(folder)

@@ -83,6 +83,7 @@ class LocalRun:
     earlier: Marker | None  # of the attempt that this one continues
     lock: int
     notes: tuple[str, ...] = ()  # what has changed since, or which run could be continued instead
+    is_named: bool = False  # chosen by --run-id, with which --fresh is refused
 
     @property
     def log(self) -> Path:
@@ -97,7 +98,8 @@ class LocalRun:
             return [f"Starting run {self.folder.name}", *notes, f"Log: {self.log}"]
         ended = self.earlier.exit_code
         how = "was stopped" if ended in STOPPED else f"failed with exit code {ended}" if ended else "was finished"
-        first = f"Continuing run {self.folder.name}, which {how} (--fresh starts a new one)"
+        instead = "" if self.is_named else " (--fresh starts a new one)"
+        first = f"Continuing run {self.folder.name}, which {how}{instead}"
         return [first, *notes, f"Log: {self.log}"]
 
     def state(self) -> RunState:

@@ -63,6 +63,18 @@ def test_the_newest_unfinished_run_is_continued(exit_code: int | None, runs: Run
     assert runs.choose() == Choice("new", new)
 
 
+def test_an_unfinished_run_whose_place_a_finished_one_has_taken_is_continued_by_name_only(runs: Runs) -> None:
+    """Stopped, then begun again with --fresh: the same command starts a third one, and says how to go on with the
+    first. One that was continued after that is the newest again."""
+    runs.add("stopped", started_s=1, exit_code=130)
+    runs.add("whole", started_s=2, exit_code=0)
+    notes = ["Run stopped was not finished, and whole, which began after it, was", "To continue it: --run-id stopped"]
+    assert runs.choose() == Choice(NEW.run_id, notes=notes)
+    assert runs.choose(run_id="stopped").earlier is not None
+    again = runs.add("stopped", started_s=3, exit_code=130)
+    assert runs.choose() == Choice("stopped", again)
+
+
 def test_a_finished_run_is_followed_by_a_new_one(runs: Runs) -> None:
     runs.add("old", started_s=1, exit_code=0)
     assert runs.choose() == NEW
@@ -209,7 +221,7 @@ def test_the_first_lines_name_what_has_changed(tmp_path: Path) -> None:
     assert lines[0] == f"Continuing run {first.folder.name}, which was stopped (--fresh starts a new one)"
     assert lines[1] == "Since then: gate.min_exact_match changed from 0.75 to 0.5"
     longer = open_run(of(root, "train.epochs=9"), ["c.yaml"], run_id=first.folder.name)
-    assert "which was finished" in longer.introduction()[0]
+    assert longer.introduction()[0].endswith("which was finished"), "--run-id and --fresh exclude each other"
     longer.close(0)
 
 
