@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import io
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -18,13 +15,11 @@ from torch import Tensor
 
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
-from tests.support.hf.publish import publish
 from tests.support.trainer.flop_cases import model_config
 from tests.support.trainer.tiny_native import CONFIGS
-from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.models import image_threads
-from vlmpipe.trainer.models.hf.processor import published_images
-from vlmpipe.trainer.models.image_processor import image_preparer, published_inputs
+from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.registry import family_of
 
@@ -50,7 +45,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def preparing(bench: Bench) -> None:
     """CPU time of an image; and for Qwen's patches the processor's own loop, whose bits ours must be."""
     sides = SIDES[:1] if bench.quick else SIDES
-    bench.expect(len(sides) * (len(MODELS) + 2))
+    bench.expect(len(sides) * (len(MODELS) + 1))
     for side in sides:
         data = f"{side} x {side} JPEG"
         found = photographs(side, 2 if bench.quick else COUNT)
@@ -60,21 +55,6 @@ def preparing(bench: Bench) -> None:
             of_each = [1000 * one.cpu_per_unit for one in times["ours"]]
             bench.report.figure(f"an image prepared: {name}", data, "ms of CPU time", Side("one thread", of_each))
         beside_the_processor(bench, data, found)
-        in_threads(bench, data, found)
-
-
-def in_threads(bench: Bench, data: str, found: Sequence[bytes]) -> None:
-    """Family hf, which runs the library's processor: two threads beside one by wall time."""
-    size = {"shortest_edge": 56 * 56, "longest_edge": MOST_PIXELS}
-    with tempfile.TemporaryDirectory(prefix="vlmpipe-bench-") as scratch:
-        weights = WeightsConfig(weights=str(publish("qwen2_5_vl", Path(scratch, "model"))))
-        images = published_images(weights, {"size": size, "patch_size": 14, "merge_size": 2})
-        prepare = functools.partial(published_inputs, images)
-        works = {name: counted(prepare, found, threads=threads) for name, threads in (("one", 1), ("two", 2))}
-        times = bench.take_timed_turns(f"family hf, {data}", works)
-    rates = {name: [one.units / one.wall_s for one in measured] for name, measured in times.items()}
-    two, one = Side("two threads", rates["two"]), Side("one thread", rates["one"])
-    bench.report.compare("family hf: images a second and rank, two cores", data, "images", two, one)
 
 
 def beside_the_processor(bench: Bench, data: str, found: Sequence[bytes]) -> None:
@@ -100,6 +80,9 @@ def beside_the_processor(bench: Bench, data: str, found: Sequence[bytes]) -> Non
 
 
 def counted(prepare: Callable[[Sequence[bytes]], object], found: Sequence[bytes], *, threads: int) -> Callable[[], int]:
+    """Preparing `found` in so many threads. They are those of the round before, as in training: new ones would copy the
+    processor, and take new memory, in the time that is measured."""
+
     def work() -> int:
         with on_threads(threads):
             prepare(found)
@@ -110,12 +93,12 @@ def counted(prepare: Callable[[Sequence[bytes]], object], found: Sequence[bytes]
 
 @contextmanager
 def on_threads(threads: int) -> Iterator[None]:
-    """Prepare images in so many threads, whatever the machine has."""
+    """Prepare images in so many threads, whatever the machine has. Threads stay until others are asked for."""
     with mock.patch.object(image_threads, "num_threads", lambda: threads):
-        image_threads._pool.cache_clear()
+        if threads > 1 and image_threads._pool()._max_workers != threads:
+            image_threads._pool().shutdown()
+            image_threads._pool.cache_clear()
         yield
-    image_threads._pool().shutdown()
-    image_threads._pool.cache_clear()
 
 
 def processor_loop(config: ModelConfig) -> Callable[[Sequence[bytes]], Tensor]:
