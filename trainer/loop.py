@@ -46,6 +46,7 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
         end_step=setup.total_steps,
         replica=setup.replica,
         device=worker.device,
+        sources=setup.source_losses.names if setup.source_losses else (),
     )
     profiler = StepProfiler(job, worker, first_step=first_step, total_steps=setup.total_steps)
     unread, stopping = MetricsQueue(worker), False
@@ -68,6 +69,7 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
                 save=checkpoints.wants_again,
                 replica=setup.replica,
                 worker=worker,
+                sources=setup.source_losses,
             )
             report.count(unread.add(pending, read_all=validates or saves or report.is_due(done)))
             if setup.validation and validates:

@@ -18,7 +18,7 @@ from vlmpipe.trainer.checkpoint.resume_rules import settings_of
 from vlmpipe.trainer.config.compiling import CompileChoice, compile_choice
 from vlmpipe.trainer.config.job import DataPointers, JobConfig, defers_weights
 from vlmpipe.trainer.config.train import TrainConfig
-from vlmpipe.trainer.data.chat.added_tokens import require_trained_tokens
+from vlmpipe.trainer.data.chat.added_tokens import require_trained_tokens, trained_tokens
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.loader import PackedLoader
 from vlmpipe.trainer.data.sampler import PackedBatchSampler
@@ -26,7 +26,7 @@ from vlmpipe.trainer.data.shards.index import Index, SplitIndex
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.dataloading.batches import ImageSource, cached_images, no_images, online_images
 from vlmpipe.trainer.dataloading.readers import Readers, open_readers, warnings
-from vlmpipe.trainer.distributed.agreement import meet
+from vlmpipe.trainer.distributed.agreement import meet, on_first
 from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank, replica_of, require_divisible
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import print_warning
@@ -42,11 +42,13 @@ from vlmpipe.trainer.models.layers.compile import compile_layers, has_compiler
 from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights
 from vlmpipe.trainer.models.layers.float8 import compute_in_float8
 from vlmpipe.trainer.models.layers.freeze import frozen_weights, require_frozen_tower, require_something_trained, trains
+from vlmpipe.trainer.models.layers.lora import train_rows_only
 from vlmpipe.trainer.models.layers.nf4 import quantize_base, require_bitsandbytes
 from vlmpipe.trainer.models.layers.preference import pair_loss_of
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.monitoring.rank_metrics import ForwardTimer, waitless
+from vlmpipe.trainer.monitoring.source_losses import SourceLosses
 from vlmpipe.trainer.sizing.checkpoint_size import node_bytes
 from vlmpipe.trainer.sizing.flops import SequenceFlops, flops_per_sequence
 from vlmpipe.trainer.sizing.model_shape import ModelShape
@@ -79,6 +81,7 @@ class TrainingSetup:
     shape: ModelShape
     compiling: CompileChoice
     validation: Validation | None  # where the run validates
+    source_losses: SourceLosses | None  # where the run has several sources
     forward_timer: ForwardTimer | None  # None with nothing to time
 
 
@@ -128,7 +131,9 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
         built = dataclasses.replace(built, deferred=centre_questions(built.model, built.deferred, rows))
     shape = family.shape(job.model)
     compiling = _compile_choice(job, shape, worker)
-    strategy, timer = build_strategy(job, family, data, built, worker, compiling)
+    source_names = [source.name for source in job.data.sources]
+    source_losses = SourceLosses(source_names, worker.device) if source_names else None
+    strategy, timer = build_strategy(job, family, data, built, worker, compiling, source_losses)
     image_source = _image_source(job, readers.features, built.tower_sha256, replica)
     record = _record(job, strategy, data, built, worker)
     if job.train.has_reference:
@@ -149,6 +154,7 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
         shape=shape,
         compiling=compiling,
         validation=build_validation(job, data, readers, image_source, replica),
+        source_losses=source_losses,
         forward_timer=timer,
     )
 
@@ -204,12 +210,12 @@ def build_model(
     else:
         model = family.build(job.model, data.chat.tokenizer)
     require_trained_tokens(model, job.model, data.chat.tokenizer)
+    if tokens := trained_tokens(job.model, data.chat.tokenizer):
+        train_rows_only(model, tokens)
     tower = family.tower(model)
     if data.cached:
         require_frozen_tower(job.model, sum(one.numel() for one in tower.parameters() if one.requires_grad))
-    tower_sha256 = ""
-    if not trains(tower):
-        tower_sha256 = weights_sha256(family.build_tower(job.model) if deferred else tower)
+    tower_sha256 = "" if trains(tower) else _tower_sha256(job, family, None if deferred else tower, worker)
     frozen = frozen_weights(model)
     num_trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     require_something_trained(job.model, num_trainable)
@@ -227,6 +233,16 @@ def build_model(
         quantize_base(model)
     seed_random_states(job.train.seed, replica, step=0)
     return built
+
+
+def _tower_sha256(job: JobConfig, family: Family, tower: nn.Module | None, worker: ProcessContext) -> str:
+    """Digest of a frozen vision encoder, by rank 0 for all: the others neither read it, where it is None, nor hash it.
+    Collective."""
+
+    def digest() -> str:
+        return weights_sha256(family.build_tower(job.model) if tower is None else tower)
+
+    return on_first(worker, digest) if worker.world_size > 1 else digest()
 
 
 def build_loader(
@@ -257,6 +273,7 @@ def build_strategy(
     built: BuiltModel,
     worker: ProcessContext,
     compiling: CompileChoice,
+    source_losses: SourceLosses | None,
 ) -> tuple[Strategy, ForwardTimer | None]:
     """The training module under its strategy, and a timer of what no rank waits for another in."""
     module = family.training_module(job.model, built.model, cached=data.cached).train()
@@ -264,6 +281,7 @@ def build_strategy(
     use_tf32(job.train.precision, worker.device)
     units = dataclasses.replace(family.blocks(module), sequence_flops=built.sequence_flops)
     units.loss.pair_loss = pair_loss_of(job.train)
+    units.loss.note_terms = source_losses.add if source_losses else None
     if built.deferred:
         fill = DeferredWeights(built.model, built.deferred, worker.device).fill
         units = dataclasses.replace(units, fill=fill)
@@ -339,6 +357,7 @@ def mean_sequence_flops(
         loss_chunks=job.train.loss_chunks(job.train.micro_batch_size * label_tokens),
         feature_layer=job.model.feature_layer,
         sample_pairs=epoch.squared_tokens / epoch.sequences,
+        recomputes_tower=job.train.tower_activation_checkpointing,
     )
 
 

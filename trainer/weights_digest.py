@@ -72,7 +72,7 @@ def model_sha256(job: JobConfig) -> str:
     }
     without["hub_token_secret"] = True  # gives access to weights, and does not decide them
     if lora := job.model.lora:
-        added = ("use_rslora", "use_dora", "parts", "pretrained")
+        added = ("use_rslora", "use_dora", "parts", "pretrained", "train_tokens")
         without["lora"] = {"export"} | {name for name in added if name not in changed_fields(lora)}
     section = job.model.model_dump(mode="json", exclude_none=True, exclude=without)
     return hashlib.sha256(json.dumps(section, sort_keys=True).encode()).hexdigest()

@@ -98,8 +98,9 @@ RULES: tuple[Rule, ...] = (
         _in(
             "train",
             "tensor_parallel sequence_parallel pipeline_parallel virtual_stages context_parallel micro_batch_size "
-            "offload nvme_path shard_frozen_weights reshard_after_forward prefetch_layers activation_checkpointing "
-            "activation_offloading loss_chunk_tokens compile compile_backend overlap_vision_encoder zero_hpz",
+            "offload nvme_path shard_frozen_weights reshard_after_forward prefetch_layers "
+            "activation_checkpointing tower_activation_checkpointing activation_offloading loss_chunk_tokens "
+            "compile compile_backend overlap_vision_encoder zero_hpz",
         ),
         "Where and how the same sums are computed. With another number of ranks or other degrees, dropout goes on with "
         "draws of its own.",
@@ -178,6 +179,7 @@ RULES: tuple[Rule, ...] = (
             "language_model.revision language_model.config tokenizer tokenizer_revision feature_layer feature_select "
             "image_size longest_edge min_pixels max_pixels image_processor freeze freeze_parameters train_parameters "
             "lora.rank lora.alpha lora.use_rslora lora.use_dora lora.parts lora.dropout lora.targets lora.pretrained "
+            "lora.train_tokens "
             "lora.quantize_base relevance.channels relevance.scorers relevance.balancer relevance.allocation "
             "relevance.max_tokens relevance.min_tokens relevance.mass relevance.temperature relevance.explore "
             "relevance.estimator relevance.samples relevance.token_cost relevance.centre_questions relevance.width "

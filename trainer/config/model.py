@@ -85,6 +85,12 @@ class LoraConfig(Section):
         description="Linear layers of the blocks of tower and language model, such as q_proj or mlp.up_proj, and of "
         "the projector; empty is all of them.",
     )
+    train_tokens: Literal["added"] | tuple[str, ...] = Field(
+        (),
+        description="Tokens whose rows in the embedding and the head are trained beside the adapters, other rows "
+        "staying as they are: by name, or added for all that the tokenizer adds to those of the model. The optimizer "
+        "has room for both matrices as a whole.",
+    )
     pretrained: str = Field(
         "",
         description="Adapter to start from, in PEFT's format: a hub id, a local folder, gs://bucket/folder, or "
@@ -275,6 +281,9 @@ class ModelConfig(Section):
             raise ValueError("lora.quantize_base is for adapters of the language model: leave lora.parts out")
         if self.lora.quantize_base and self.lora.use_dora:
             raise ValueError("lora.use_dora needs the weights that quantize_base stores in 4 bits: leave one out")
+        if self.lora.train_tokens and (self.lora.quantize_base or self.lora.pretrained):
+            other = "quantize_base" if self.lora.quantize_base else "pretrained"
+            raise ValueError(f"lora.train_tokens does not work with lora.{other}: leave one out")
         return self
 
     @model_validator(mode="after")
@@ -328,7 +337,7 @@ class ModelConfig(Section):
     @property
     def has_patterns(self) -> bool:
         """Whether parameters are chosen by their names, beyond whole parts."""
-        return bool(self.freeze_parameters or self.train_parameters)
+        return bool(self.freeze_parameters or self.train_parameters or (self.lora and self.lora.train_tokens))
 
     @property
     def quantizes_base(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,6 +48,7 @@ class PackedBatch:
     image_tokens: int | None = None  # of all images, if known
     pairs: PreferencePairs | None = None  # of samples that are pairs
     selection: SelectionInputs | None = None  # where the model selects tokens of images
+    loss_sources: Tensor | None = None  # (labels,) or (pairs,) index of the source, where losses are told apart by it
 
     def to(self, device: torch.device, *, images: bool = True) -> dict[str, Any]:
         """Arguments of a training module by name, tensors on the device. `images`: include those of images."""
@@ -97,8 +98,18 @@ class MicroBatches(Sized, Iterable[PackedBatch], Protocol):
     """The micro-batches of a step: as many as their length says, which may be iterated over once."""
 
 
-def collate(rows: Sequence[PackedSequence], image_source: ImageSource, *, part: int = 0, parts: int = 1) -> PackedBatch:
-    """One micro-batch of packed sequences, with the labels of one of `parts` equal parts of their tokens."""
+def collate(
+    rows: Sequence[PackedSequence],
+    image_source: ImageSource,
+    *,
+    part: int = 0,
+    parts: int = 1,
+    sources: Mapping[str, int] | None = None,
+) -> PackedBatch:
+    """One micro-batch of packed sequences, with the labels of one of `parts` equal parts of their tokens.
+
+    sources: index of each source by its name, for losses by source.
+    """
     labels = np.stack([row.labels for row in rows])
     next_is_label = np.zeros(labels.shape, dtype=bool)
     next_is_label[:, :-1] = labels[:, 1:] != IGNORED
@@ -117,20 +128,34 @@ def collate(rows: Sequence[PackedSequence], image_source: ImageSource, *, part: 
         image_tokens=sum(sum(row.image_token_counts) for row in rows),
         pairs=_pairs(rows, label_index),
         selection=selection_inputs(rows, label_index) if rows[0].selectable else None,
+        loss_sources=_loss_sources(rows, start + label_index, sources) if sources else None,
     )
+
+
+def _loss_sources(rows: Sequence[PackedSequence], places: Int64Array, sources: Mapping[str, int]) -> Tensor:
+    """Of each label, or of each pair. places: positions before those of labels, in the flattened rows."""
+    of_samples = np.array([sources[sample.partition("/")[0]] for row in rows for sample in row.sample_ids], np.int64)
+    if rows[0].references is not None:
+        return torch.from_numpy(of_samples)
+    return torch.from_numpy(of_samples[np.searchsorted(_sample_ends(rows), places + 1, side="right")])
+
+
+def _sample_ends(rows: Sequence[PackedSequence]) -> list[int]:
+    """In the flattened rows, of each sample, or conversation of a pair: the index behind its last token."""
+    length, ends = len(rows[0].input_ids), []
+    for number, row in enumerate(rows):
+        ends += (number * length + np.cumsum(row.sample_tokens, dtype=np.int64)).tolist()
+    return ends
 
 
 def _pairs(rows: Sequence[PackedSequence], label_index: Int64Array) -> PreferencePairs | None:
     """label_index: positions before those of labels, in the flattened rows."""
     if rows[0].references is None:
         return None
-    length, ends = len(rows[0].input_ids), []
-    for number, row in enumerate(rows):
-        ends += (number * length + np.cumsum(row.sample_tokens, dtype=np.int64)).tolist()
     references = np.concatenate([row.references for row in rows if row.references is not None])
     is_known = not np.isnan(references).any()
     return PreferencePairs(
-        torch.from_numpy(np.searchsorted(ends, label_index + 1, side="right")),
+        torch.from_numpy(np.searchsorted(_sample_ends(rows), label_index + 1, side="right")),
         len(references),
         torch.from_numpy(references) if is_known else None,
     )

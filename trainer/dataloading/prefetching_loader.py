@@ -66,12 +66,14 @@ class PrefetchingLoader:
         replica: DataParallelRank,
         device: torch.device,
         ahead_bytes: int = AHEAD_BYTES,
+        sources: Sequence[str] = (),
     ) -> None:
+        """sources: their names, where losses are told apart by them."""
         self.waited_s = 0.0
         self._pins = device.type == "cuda"
         self._loader, self._image_source, self._micro_rows = loader, image_source, micro_batch_size
         self._steps = range(first_step, end_step)
-        self._replica = replica
+        self._replica, self._sources = replica, {name: number for number, name in enumerate(sources)}
         self._queue: MicroBatchQueue[StepBatches | MicroBatch | BaseException | None] = MicroBatchQueue(ahead_bytes)
         self._thread = start_thread(self._produce, name="batches")
 
@@ -127,7 +129,8 @@ class PrefetchingLoader:
         return all(self._put(list(islice(rows, self._micro_rows))) for _ in range(len(batches)))
 
     def _put(self, rows: Sequence[PackedSequence]) -> bool:
-        batch = collate(rows, self._image_source, part=self._replica.part, parts=self._replica.parts)
+        part, parts = self._replica.part, self._replica.parts
+        batch = collate(rows, self._image_source, part=part, parts=parts, sources=self._sources)
         made = MicroBatch(
             batch.pinned() if self._pins else batch,
             useful_tokens=sum(row.tokens for row in rows),

@@ -56,6 +56,7 @@ class PackedVLM(nn.Module):
         image_tokens: int | None = None,
         encoded: bool = False,
         pairs: PreferencePairs | None = None,
+        loss_sources: Tensor | None = None,
     ) -> Tensor:
         """Summed cross-entropy of the label tokens, a scalar in fp32. A pipeline stage without the head returns hidden
         states (sequences, tokens, hidden) instead.
@@ -73,6 +74,7 @@ class PackedVLM(nn.Module):
         image_tokens: of all images together. Raises DataError when the images give another number.
         encoded: `images` is the output of `encode`.
         pairs: of the samples; the loss is then that of pairs (see `TokenLoss`).
+        loss_sources: index of the source of each label, or of each pair.
         """
         sample_positions = position_ids if position_ids.ndim == 2 else position_ids[0]
         inputs: dict[str, Any] = block_diagonal_mask(self.language_model.config, sample_positions, samples)
@@ -85,7 +87,7 @@ class PackedVLM(nn.Module):
         hidden = self.language_model(
             inputs_embeds=hidden, position_ids=position_ids, use_cache=False, **inputs
         ).last_hidden_state
-        return loss_at_labels(self.token_loss, self.model.lm_head, hidden, label_index, label_ids, pairs)
+        return loss_at_labels(self.token_loss, self.model.lm_head, hidden, label_index, label_ids, pairs, loss_sources)
 
     def encode(self, images: Tensor, image_grids: Sequence[Grid] | None = None) -> Tensor:
         """Tower features of pixel values, in bf16 when the tower is frozen.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from vlmpipe.trainer.dataloading.prefetching_loader import StepBatches
 from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.monitoring.source_losses import SourceLosses
 from vlmpipe.trainer.strategies.base import StepResult
 
 
@@ -42,6 +43,8 @@ class StepTotals:
     samples: int
     stop: bool  # some rank got a stop request
     save: bool  # a save has failed, and rank 0 asks for another
+    # Of each source its summed loss and the terms of it, label tokens or pairs, both times the ranks that hold a copy.
+    sources: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 class AsyncStepMetrics:
@@ -57,9 +60,11 @@ class AsyncStepMetrics:
         save: bool,
         replica: DataParallelRank,
         worker: ProcessContext,
+        sources: SourceLosses | None = None,
     ) -> None:
         self._step, self._epoch, self._label_tokens = data.step + 1, data.epoch, data.global_label_tokens
         self._sample_ids, self._skipped = data.sample_ids, result.skipped
+        self._sources = sources.names if sources else ()
         counted = (data.useful_tokens, data.slot_tokens, data.images, len(data.sample_ids))
         on_gpu = worker.device.type == "cuda"
         own = torch.tensor(
@@ -67,7 +72,13 @@ class AsyncStepMetrics:
             dtype=torch.float64,
             pin_memory=on_gpu,
         )
-        sums = torch.cat([loss_share.double().reshape(1), own.to(worker.device, non_blocking=True)])
+        sums = torch.cat(
+            [
+                loss_share.double().reshape(1),
+                own.to(worker.device, non_blocking=True),
+                *([sources.take()] if sources else []),
+            ]
+        )
         if worker.world_size > 1:
             dist.all_reduce(sums)
         norm = torch.as_tensor(result.grad_norm, dtype=torch.float64).reshape(1)  # the same on all ranks already
@@ -84,8 +95,9 @@ class AsyncStepMetrics:
         """Wait for the device. Raises DataError for a loss or gradient norm that is not finite."""
         if self._copied:
             self._copied.synchronize()
-        loss, useful, slots, images, samples, stops, saves, norm = self._values.tolist()
+        loss, useful, slots, images, samples, stops, saves, *of_sources, norm = self._values.tolist()
         self._require_finite("loss", loss)
+        count = len(self._sources)
         if not self._skipped:
             self._require_finite("gradient norm", norm)
         return StepTotals(
@@ -100,6 +112,7 @@ class AsyncStepMetrics:
             samples=int(samples),
             stop=stops > 0,
             save=saves > 0,
+            sources=dict(zip(self._sources, zip(of_sources[:count], of_sources[count:], strict=True), strict=True)),
         )
 
     def _require_finite(self, name: str, value: float) -> None:

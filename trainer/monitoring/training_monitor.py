@@ -82,6 +82,9 @@ class TrainingMonitor:
         self._last_step = first_step
         self._started = self._window_started = time.perf_counter()
         self._window: Counter[str] = Counter()  # since the last line
+        self._sources: Counter[tuple[str, str]] = (
+            Counter()
+        )  # of each source losses and their terms, since the last line
         self._totals = Counter(tokens=0, label_tokens=0)
         self._graphs: int | None = None  # compiled before the last line
         self._stall_s = self._window_stall_s = 0.0
@@ -125,6 +128,8 @@ class TrainingMonitor:
                 label_tokens=totals.label_tokens,
                 steps=1,
             )
+            for source, (losses, terms) in totals.sources.items():
+                self._sources.update({(source, "losses"): losses, (source, "terms"): terms})
             self._totals.update(tokens=totals.useful_tokens, label_tokens=totals.label_tokens)
             self._last, self._last_step, self._last_loss = totals, totals.step, totals.loss
             self.stop_requested |= totals.stop
@@ -225,6 +230,7 @@ class TrainingMonitor:
             {
                 "epoch": totals.epoch,
                 "loss": totals.loss,
+                **self._source_metrics(totals),
                 **self._validated,
                 "learning_rate": strategy.learning_rate(),
                 **({} if totals.grad_norm is None else {"grad_norm": totals.grad_norm}),
@@ -262,6 +268,12 @@ class TrainingMonitor:
         self._note_usage()
         self._window = Counter()
         self._window_started, self._rank_metrics, self._window_stall_s = now, ranks, 0.0
+
+    def _source_metrics(self, totals: StepTotals) -> dict[str, float]:
+        """Mean loss of each source over what was trained of it since the last line; empty with a single source."""
+        window, self._sources = self._sources, Counter()
+        terms = {source: window[source, "terms"] for source in totals.sources}
+        return {f"loss/{source}": window[source, "losses"] / count for source, count in terms.items() if count}
 
     def _note_usage(self) -> None:
         self._usage.note(self._last_step, **self._totals, checkpoint_stall_s=self._stall_s)

@@ -9,6 +9,7 @@ from torch import nn
 
 from vlmpipe.trainer.config.optimizer import OptimizerConfig
 from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.models.layers.chunked_loss import trained_rows_of
 from vlmpipe.trainer.models.layers.freeze import part_of
 from vlmpipe.trainer.optimizer.adamw_8bit import AdamW8bit
 from vlmpipe.trainer.sizing.optimizer_state import fits_8_bits
@@ -17,13 +18,15 @@ PLACES = {"projector": 1, "tower": 2}  # of the parts that may have a rate of th
 
 
 def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters. Matrices decay; biases, norms and embeddings of one dimension do not.
+    """AdamW over the trainable parameters. Matrices decay; biases, norms and embeddings of one dimension do not, nor do
+    embeddings and heads of which only some rows are trained: the others would shrink.
 
     Each group keeps its peak rate as `peak_rate`; `set_rates` scales it. Parameters that lie on different sets of ranks
     are in groups of their own: torch cannot update such together.
     """
     wants_8_bits = config.name == "adamw_8bit"
     own_rates = (0.0, config.projector_learning_rate, config.tower_learning_rate)
+    in_rows = {id(one.weight) for one in module.modules() if trained_rows_of(one) is not None}
     groups: dict[tuple[int, bool, str, int], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
@@ -31,7 +34,8 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.A
             place = PLACES.get(part_of(name), 0)
             bits = 8 if wants_8_bits and fits_8_bits(name, parameter.shape) else 32
             shape = getattr(parameter, "ds_shape", parameter.shape)  # ZeRO-3 leaves a partitioned parameter empty
-            kind = (place, len(shape) >= 2, str(getattr(parameter, "device_mesh", "")), bits)
+            decays = len(shape) >= 2 and id(parameter) not in in_rows
+            kind = (place, decays, str(getattr(parameter, "device_mesh", "")), bits)
             groups.setdefault(kind, []).append(parameter)
     described = []
     for (place, decays, _, bits), parameters in sorted(groups.items()):

@@ -82,6 +82,7 @@ def flops_per_sequence(
     loss_chunks: int = 1,
     feature_layer: int = -1,
     sample_pairs: float | None = None,
+    recomputes_tower: bool = False,
 ) -> SequenceFlops:
     """What the hardware computes for one sequence of `sequence_length` tokens, padding included.
 
@@ -91,6 +92,7 @@ def flops_per_sequence(
     loss_chunks: equal chunks of labels; all but one go through the head twice.
     feature_layer: of the run file; layers of a tower after it do not run.
     sample_pairs: sum of the squares of the samples' lengths; None for a single sample.
+    recomputes_tower: of a trained tower, the layers that run and get gradients are computed once more.
 
     The backward pass ends at the first trained layer. If patterns choose some of its weights, all its products count,
     except those for the gradient of its input if only matrices are trained. The same holds for the projector.
@@ -124,7 +126,7 @@ def flops_per_sequence(
     again_in_head = head * (loss_chunks - 1) / loss_chunks if head_products and loss_chunks > 1 else 0
     passes = shape.selections
     return SequenceFlops(
-        tower=PartFlops() if cached else _tower(shape, feature_layer).times(images),
+        tower=PartFlops() if cached else _tower(shape, feature_layer, recomputes=recomputes_tower).times(images),
         projector=_projector(shape, reaches_inputs=not cached and shape.trains_tower).times(images),
         language_layers=PartFlops(
             layers, _rounded(reached * layers + own_products) - unreached, _rounded(again * (layers - last_products))
@@ -194,7 +196,7 @@ def _attention_flops(stack: Stack, pairs: float) -> float:
     return 4 * pairs * stack.heads * stack.head_dim
 
 
-def _tower(shape: ModelShape, feature_layer: int) -> PartFlops:
+def _tower(shape: ModelShape, feature_layer: int, *, recomputes: bool = False) -> PartFlops:
     stack, tokens = shape.tower, shape.tower_tokens
     patches = 2 * tokens * shape.patch_pixels * stack.hidden  # one too many with a class token: below 0.1 %
     if shape.counted:
@@ -207,10 +209,12 @@ def _tower(shape: ModelShape, feature_layer: int) -> PartFlops:
     if in_adapters := 2 * tokens * shape.parameters["tower_adapters"]:
         # Query, key and value of the first layer need no gradient of their input.
         backward = (in_weights + 2 * attention) * used_layers / stack.layers - tokens * _input_flops_per_token(stack)
-        return PartFlops(int(forward + in_adapters), int(backward + 2 * in_adapters))
+        again = (in_used_layers + in_adapters) * recomputes
+        return PartFlops(int(forward + in_adapters), int(backward + 2 * in_adapters), int(again))
     if "tower" in shape.frozen:
         return PartFlops(int(forward))
     backward = patches + 2 * in_used_layers  # pixels need no gradient
+    again = in_used_layers * recomputes
     if shape.chosen:
         chosen, per_parameter = shape.chosen.tower, 2 * tokens
         outside = shape.chosen.parameters["tower"] - sum(chosen.parameters)  # assumed before the layers
@@ -220,7 +224,8 @@ def _tower(shape: ModelShape, feature_layer: int) -> PartFlops:
         backward += patches if outside else 0
         if not outside and not chosen.has_vectors_first:
             backward -= tokens * _input_flops_per_token(stack)
-    return PartFlops(int(forward), int(backward))
+        again *= reached * stack.layers / used_layers if used_layers else 0
+    return PartFlops(int(forward), int(backward), int(again))
 
 
 def _counted_in_tower(shape: ModelShape, patches: float) -> tuple[float, float]:

@@ -86,7 +86,7 @@ def trace_step(
         inputs = inputs_of(config, shape, vocabulary, cached=cached, context_parallel=context_parallel)
         if isinstance(module, HfVLM) and shape.images and not cached:
             patches = len(inputs["images"]["pixel_values"])
-            module.vision_bytes = vision_bytes(config.model_dump_json(), patches, compute)
+            module.vision_bytes = vision_bytes(config.model_dump_json(), patches, compute, recomputes=recompute.tower)
         return trace_module(module, inputs, compute, lambda parameter: not sliced or id(parameter) in in_layers)
 
 

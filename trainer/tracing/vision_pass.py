@@ -21,10 +21,11 @@ from transformers.initialization import no_init_weights
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.models.hf.examine import fewer_tower_layers
 from vlmpipe.trainer.models.hf.family import HfFamily
-from vlmpipe.trainer.models.hf.model import HfVLM, VisionBytes, fewer_layers
+from vlmpipe.trainer.models.hf.model import HfVLM, VisionBytes, fewer_layers, layers_of
 from vlmpipe.trainer.models.hf_native.pretrained import part_config
 from vlmpipe.trainer.models.layers.deferred_weights import parameters_on_meta
 from vlmpipe.trainer.models.layers.freeze import part_of
+from vlmpipe.trainer.models.layers.recompute_policy import recompute_tower
 from vlmpipe.trainer.sizing.trace_results import Compute, Held
 from vlmpipe.trainer.tracing.memory_tracker import MemoryTracker, cast_weights
 
@@ -32,11 +33,12 @@ MEASURED = (448, 448)  # pixels
 
 
 @functools.lru_cache(64)
-def vision_bytes(section: str, patches: int, compute: Compute) -> VisionBytes:
-    """Of images with so many patches together. section: the model section as JSON."""
+def vision_bytes(section: str, patches: int, compute: Compute, *, recomputes: bool = False) -> VisionBytes:
+    """Of images with so many patches together. section: the model section as JSON; recomputes: the encoder's layers, in
+    the backward pass."""
     config = ModelConfig.model_validate_json(section)
     with unset_fake_temporarily(), torch.device("cpu"):
-        measured = dict(_by_depth(config, compute))
+        measured = dict(_by_depth(config, compute, recomputes))
     share = patches / HfFamily().images(config).patches_of(MEASURED)[0]
     layers = int(part_config(config.tower).vision_config.num_hidden_layers)
     (few, least), (more, most) = min(measured.items()), max(measured.items())
@@ -51,7 +53,7 @@ def vision_bytes(section: str, patches: int, compute: Compute) -> VisionBytes:
     return VisionBytes(*found)
 
 
-def _by_depth(config: ModelConfig, compute: Compute) -> Iterator[tuple[int, tuple[Held, Held, Held]]]:
+def _by_depth(config: ModelConfig, compute: Compute, recomputes: bool) -> Iterator[tuple[int, tuple[Held, Held, Held]]]:
     """For some numbers of encoder layers: what is held at the peak of the forward pass, behind it, and at the peak of
     the backward pass."""
     whole = copy.deepcopy(part_config(config.tower))
@@ -61,10 +63,12 @@ def _by_depth(config: ModelConfig, compute: Compute) -> Iterator[tuple[int, tupl
     for depth in {few, min(few + 1, layers)}:
         each = copy.deepcopy(whole)
         each.vision_config.num_hidden_layers = depth
-        yield depth, _measured(config, each, compute)
+        yield depth, _measured(config, each, compute, recomputes)
 
 
-def _measured(config: ModelConfig, whole: PreTrainedConfig, compute: Compute) -> tuple[Held, Held, Held]:
+def _measured(
+    config: ModelConfig, whole: PreTrainedConfig, compute: Compute, recomputes: bool
+) -> tuple[Held, Held, Held]:
     family = HfFamily()
     images = family.images(config)
     fewer_layers(whole.get_text_config(), 1)
@@ -72,6 +76,8 @@ def _measured(config: ModelConfig, whole: PreTrainedConfig, compute: Compute) ->
         model = family.freeze(family.kind(family.type_of(config))(whole).float(), config, is_whole=False)
     _give_zeros(model)
     module = HfVLM(config, model, images).train()
+    if recomputes:
+        recompute_tower(layers_of(module.tower))
     cast_weights(module, compute)
     takes = module.features_of
     inputs = {name: one for name, one in images.tensors([Image.new("RGB", MEASURED)]).items() if name in takes}

@@ -10,6 +10,7 @@ OTHER_NAMES = {
     "num_train_epochs": "epochs",
     "max_grad_norm": "clip_grad_norm",
     "gradient_checkpointing": "activation_checkpointing",
+    "vit_gradient_checkpointing": "tower_activation_checkpointing",
     "warmup_ratio": "warmup_fraction",
     "max_seq_length": "sequence_length",
     "num_nodes": "replica_count",

@@ -61,7 +61,7 @@ def architecture(config: RunConfig) -> Architecture:
         require_something_trained(model, shape.trainable_parameters)
     if is_cached(config):
         require_frozen_tower(model, shape.trained["tower"])
-    if {"embedding", "head"} & shape.frozen:
+    if {"embedding", "head"} & shape.frozen or (model.lora and model.lora.train_tokens):
         _require_trained_tokens(config.model)
     return Architecture(model, shape, " and ".join(origins))
 
@@ -73,11 +73,12 @@ def _require_trained_tokens(model: ModelConfig) -> None:
         return
     import torch
 
-    from vlmpipe.trainer.data.chat.added_tokens import added_tokens, require_trained_tokens
+    from vlmpipe.trainer.data.chat.added_tokens import added_tokens, require_trained_tokens, trained_tokens
     from vlmpipe.trainer.data.tokenize import pretrained_tokenizer
     from vlmpipe.trainer.models.registry import family_of
 
     tokenizer = pretrained_tokenizer(model.tokenizer)
+    trained_tokens(model, tokenizer)
     if added_tokens(model, tokenizer):
         with torch.device("meta"):
             skeleton = family_of(model).skeleton(model, vocabulary=len(tokenizer))

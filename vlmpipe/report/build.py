@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import platform
 import shlex
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,7 @@ def _charts(files: RunFiles) -> list[dict[str, Any]]:
     resumed, held_out = number(files.summary.get("resumed_from_step")), number(files.evaluation.get("loss"))
     evaluated = None if held_out is None else (held_out, f"evaluation loss {held_out:.3g}")
     charts = []
-    for name, (title, unit, from_zero) in CHARTS.items():
+    for name, (title, unit, from_zero) in _charted(files.metrics).items():
         points = column(files.metrics, name)
         if not points:
             continue
@@ -147,13 +148,26 @@ def _charts(files: RunFiles) -> list[dict[str, Any]]:
             label=f"{title}, {unit}, {ends}",
             x_label="step",
             from_zero=from_zero,
-            smoothed=name in NOISY and len(points) >= SMOOTH_FROM,
+            smoothed=name.partition("/")[0] in NOISY and len(points) >= SMOOTH_FROM,
             reference=evaluated if name == "loss" else None,
             marks=[(resumed, f"continued from step {int(resumed)}")] if resumed and first <= resumed <= last else [],
         )
-        broken = len(files.metrics) - len(points)
+        broken = sum(name in line for line in files.metrics) - len(points)
         note = f"{broken} logged steps have no finite value." if broken else ""
         charts.append({"metric": name, "title": title, "unit": unit, "svg": svg, "note": note})
+    return charts
+
+
+def _charted(metrics: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str, bool]]:
+    """`CHARTS`, each followed by those of its metric by source, such as loss/captions."""
+    named = dict.fromkeys(name for line in metrics for name in line)
+    charts = {}
+    for metric, (title, unit, from_zero) in CHARTS.items():
+        charts[metric] = (title, unit, from_zero)
+        for name in named:
+            kind, _, source = name.partition("/")
+            if source and kind == metric:
+                charts[name] = (f"{title}: {source}", unit, from_zero)
     return charts
 
 

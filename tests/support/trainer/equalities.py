@@ -34,6 +34,9 @@ AVERAGED = {"train.ema_decay": 0.6}
 TOWER_TRAINED = {"model.freeze": [], "features.cache": "off"}
 
 
+TOWER_RECOMPUTED = TOWER_TRAINED | {"train.tower_activation_checkpointing": True}
+
+
 # 2 nodes with 2 processes each: hsdp tells ranks of a node from those of another, tp has two copies to shard over,
 # tp+pp+dp has two stages of two ranks.
 NODES = {"hsdp": 2, "tp": 2, "tp+pp+dp": 2}

@@ -158,6 +158,7 @@ AUTOCAST, BF16_SUMS = {"train.precision": "bf16-autocast"}, {"train.gradient_acc
 SELECTIVE = {"train.activation_checkpointing": "selective"}
 ONLINE: dict[str, Any] = {"features.cache": "off"}
 TOWER_TRAINED: dict[str, Any] = {"model.freeze": [], "features.cache": "off"}
+RECOMPUTED: dict[str, Any] = {"train.tower_activation_checkpointing": True}
 PROJECTOR: dict[str, Any] = {"model.freeze": ["tower", "language_model"]}
 IN_HOST: dict[str, Any] = CHECKPOINTING | {"train.activation_offloading": True}
 ADAPTERS: dict[str, Any] = {"model.lora": {"rank": 8}}
@@ -340,6 +341,7 @@ NATIVE_CASES = {
         "fsdp online": Case("fsdp", ONLINE, cached=False),
         "fsdp bf16 checkpointing": Case("fsdp", BF16 | CHECKPOINTING),
         "fsdp tower trained": Case("fsdp", TOWER_TRAINED, cached=False),
+        "fsdp tower recomputed": Case("fsdp", TOWER_TRAINED | RECOMPUTED, cached=False),
         "zero2 online": Case("zero2", ONLINE, cached=False),
         "zero2 bf16 checkpointing": Case("zero2", BF16 | CHECKPOINTING),
         "zero3": Case("zero3"),

@@ -20,6 +20,7 @@ from vlmpipe.trainer.checkpoint.export.weight_reader import WeightReader, holds_
 from vlmpipe.trainer.checkpoint.staging import export_folder
 from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles
 from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.chat.added_tokens import trained_tokens
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.tokenize import load_tokenizer
 from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
@@ -28,7 +29,7 @@ from vlmpipe.trainer.models.base import Weights
 from vlmpipe.trainer.models.hf_native.peft_folder import stored_names, write_adapter
 from vlmpipe.trainer.models.hf_native.weight_files import read_in_passing
 from vlmpipe.trainer.models.layers.freeze import frozen_weights
-from vlmpipe.trainer.models.layers.lora import Adapter, adapters_of, without_adapters
+from vlmpipe.trainer.models.layers.lora import Adapter, adapters_of, train_rows_only, without_adapters
 from vlmpipe.trainer.models.layers.nf4 import QuantizedWeights, quantized_names
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.sizing.export_size import MAX_SHARD_BYTES
@@ -69,6 +70,8 @@ def export_checkpoint(
     family = family_of(job.model)
     tokenizer = load_tokenizer(open_prepared(job.pointers().prepared_uri))
     adapted = family.blueprint(job.model, tokenizer)
+    if tokens := trained_tokens(job.model, tokenizer):
+        train_rows_only(adapted, tokens)
     adapters = adapters_of(adapted)
     blueprint = family.blueprint(without_adapters(job.model), tokenizer) if adapters else adapted
     blueprint = blueprint.to(DTYPES[job.export_dtype])

@@ -22,15 +22,15 @@ from vlmpipe.trainer.checkpoint.export.published_form import published_form, sto
 from vlmpipe.trainer.checkpoint.export.safetensors_writer import DTYPES
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.models.hf.processor import kind_of
-from vlmpipe.trainer.models.hf_native.peft_folder import WEIGHTS, older_keys, stored_names
+from vlmpipe.trainer.models.hf_native.peft_folder import ROWS, WEIGHTS, older_keys, stored_names
 from vlmpipe.trainer.models.layers.deferred_weights import parameters_on_meta
-from vlmpipe.trainer.models.layers.lora import ADAPTER
+from vlmpipe.trainer.models.layers.lora import ADAPTER, rows_in
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.export_manifest import FOLDER
 
 HEADER_LENGTH_BYTES = 8
 TYPES = {name: dtype for dtype, name in DTYPES.items()}
-PARTS = (".lora_", ".modules_to_save.")  # in PEFT's names of what an adapter holds
+PARTS = (".lora_", ".modules_to_save.", f".{ROWS}")  # in PEFT's names of what an adapter holds
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,11 @@ def _require_index(run: Storage, index: Path, found: dict[str, Stored]) -> None:
 
 
 def _adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {stored: model.get_parameter(name) for name, stored in stored_names(model).items()}
+    rows = rows_in(model)
+    tensors: dict[str, Tensor] = {
+        stored: model.get_parameter(name)[: len(rows[name])] if name in rows else model.get_parameter(name)
+        for name, stored in stored_names(model).items()
+    }
     return tensors | {older: tensors[stored] for stored, older in older_keys(model).items()}
 
 

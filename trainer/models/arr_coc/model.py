@@ -53,13 +53,14 @@ class RelevanceVLM(QwenVLM):
         samples: CuSeqlens | None = None,
         image_tokens: int | None = None,
         encoded: bool = False,
+        loss_sources: Tensor | None = None,
     ) -> Tensor:
         """Summed loss of the label tokens. In training with an estimator it is the mean over drawn selections, and its
         gradient is that of the policy, and of the base's trained weights.
 
         selection: of the images, which have `slots` image tokens each in `input_ids`. Other arguments: see `PackedVLM`.
         """
-        inputs = Packed(input_ids, position_ids, label_index, label_ids, selection, samples)
+        inputs = Packed(input_ids, position_ids, label_index, label_ids, selection, samples, loss_sources)
         # First here, so last in the backward pass: the module's gradients are ready in the same order on every rank,
         # whatever images it has. ZeRO-2 sums them in that order.
         idle = self.relevance.idle()
@@ -120,7 +121,7 @@ class RelevanceVLM(QwenVLM):
         ).last_hidden_state
         of_samples = PreferencePairs(inputs.selection.label_samples, inputs.selection.num_samples, None)
         found = loss_at_labels(
-            self.token_loss, self.model.lm_head, hidden, laid.label_index, laid.label_ids, of_samples
+            self.token_loss, self.model.lm_head, hidden, laid.label_index, laid.label_ids, of_samples, laid.loss_sources
         )
         return -found
 
@@ -155,9 +156,10 @@ class Packed:
         label_ids: Tensor,
         selection: SelectionInputs,
         samples: CuSeqlens | None,
+        loss_sources: Tensor | None = None,
     ) -> None:
         self.input_ids, self.position_ids, self.selection, self.samples = input_ids, position_ids, selection, samples
-        self.label_index, self.label_ids = label_index, label_ids
+        self.label_index, self.label_ids, self.loss_sources = label_index, label_ids, loss_sources
 
     def with_kept(self, kept: Sequence[Kept], image_token: int, padding: int) -> Packed:
         """The same with positions of kept tokens in the image's own grid, without the slots that are left over."""
@@ -175,8 +177,8 @@ class Packed:
         position_ids[2:, places] = start + rows_and_columns.T
         position_ids = position_ids.view(-1, *shape)
         if bool(used.all()):
-            laid = Packed(self.input_ids, position_ids, self.label_index, self.label_ids, selection, self.samples)
-            return laid
+            of_labels = (self.label_index, self.label_ids)
+            return Packed(self.input_ids, position_ids, *of_labels, selection, self.samples, self.loss_sources)
         return self._without(slots[~used], position_ids, kept, padding)
 
     def _without(self, dropped: Tensor, position_ids: Tensor, kept: Sequence[Kept], padding: int) -> Packed:
@@ -195,7 +197,7 @@ class Packed:
         position_ids[0] = torch.from_numpy(document).to(position_ids.device)
         label_index = moved_to.flatten()[self.label_index] + self.label_index // length * length
         samples = CuSeqlens.of(sample_tokens, length).to(self.input_ids.device)
-        return Packed(input_ids, position_ids, label_index, self.label_ids, self.selection, samples)
+        return Packed(input_ids, position_ids, label_index, self.label_ids, self.selection, samples, self.loss_sources)
 
 
 def with_textures(features: Tensor, patches: Tensor, grids: Sequence[Grid], processor: Any) -> Tensor:

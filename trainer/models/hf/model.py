@@ -100,6 +100,7 @@ class HfVLM(nn.Module):
         samples: CuSeqlens | None = None,
         image_tokens: int | None = None,
         pairs: PreferencePairs | None = None,
+        loss_sources: Tensor | None = None,
     ) -> Tensor:
         """Summed cross-entropy of the label tokens, a scalar in fp32. See `trainer.models.packed_vlm.PackedVLM`.
 
@@ -107,7 +108,7 @@ class HfVLM(nn.Module):
         """
         hidden = self.hidden_states(input_ids, position_ids, images, samples)
         head = self.model.get_output_embeddings()
-        return loss_at_labels(self.token_loss, head, hidden, label_index, label_ids, pairs)
+        return loss_at_labels(self.token_loss, head, hidden, label_index, label_ids, pairs, loss_sources)
 
     def hidden_states(
         self, input_ids: Tensor, position_ids: Tensor, images: dict[str, Any], samples: CuSeqlens | None = None

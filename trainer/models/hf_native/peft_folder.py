@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from vlmpipe.trainer.config.model import LoraConfig, ModelConfig, WeightsConfig
 from vlmpipe.trainer.errors import ConfigError, os_errors
 from vlmpipe.trainer.models.layers.freeze import is_adapter, plain_name
-from vlmpipe.trainer.models.layers.lora import ADAPTER, MAGNITUDE, peft_settings
+from vlmpipe.trainer.models.layers.lora import ADAPTER, MAGNITUDE, peft_settings, rows_in
 from vlmpipe.trainer.models.published import model_file, published_json
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # PEFT's, of all names
+ROWS = "token_adapter.trainable_tokens_delta"  # PEFT's name of an embedding's or a head's trained rows
 # PEFT's name of a setting -> the field of model.lora
 FIELDS = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "use_rslora", "use_dora": "use_dora"}
 # Vision encoders that hold their layers themselves since transformers 5.6, and the module that did in 4.5x.
@@ -38,12 +39,16 @@ def write_adapter(model: nn.Module, config: ModelConfig, read: Callable[[str], T
     settings = peft_settings(config.lora, sorted(adapted | set(older_names(model, adapted).values())))
     settings.base_model_name_or_path = config.pretrained.weights
     settings.revision = config.pretrained.revision or None
+    rows = rows_in(model)
+    # Of a tied head PEFT takes the embedding's rows, by the model's own settings.
+    settings.trainable_token_indices = {_module_of(name): tokens.tolist() for name, tokens in rows.items()} or None
     saved = saved_modules(model)
     settings.modules_to_save = [*saved, *older_names(model, saved).values()] or None
     settings.inference_mode = True
     with os_errors(f"writing {folder}"):
         settings.save_pretrained(str(folder))
         tensors = {stored: read(name) for name, stored in names.items()}
+        tensors |= {names[name]: tensors[names[name]][tokens].contiguous() for name, tokens in rows.items()}
         tensors |= {older: tensors[stored].clone() for stored, older in older_keys(model).items()}
         save_file(tensors, folder / WEIGHTS, {"format": "pt"})
 
@@ -71,7 +76,7 @@ def saved_modules(model: nn.Module) -> list[str]:
     Raises ConfigError where a trained weight lies in none, beside weights that are not saved.
     """
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    own = {name for name in trained if not is_adapter(name)}
+    own = {name for name in trained if not is_adapter(name)} - rows_in(model).keys()
     parents = sorted({name.rpartition(".")[0] for name in own})
     outer = [name for name in parents if not any(name.startswith(f"{other}.") for other in parents if other)]
     for parent in outer:
@@ -171,7 +176,15 @@ def merged_model(kind: Any, folder: Path, load: Callable[[Any, WeightsConfig], n
 def stored_names(model: nn.Module) -> dict[str, str]:
     """Names of the trained parameters -> those in PEFT's file."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad and not is_adapter(name)]
-    return _adapter_names(model) | {name: f"{PREFIX}{plain_name(name)}" for name in trained}
+    rows = rows_in(model)
+    return _adapter_names(model) | {
+        name: f"{PREFIX}{_module_of(name)}.{ROWS}" if name in rows else f"{PREFIX}{plain_name(name)}"
+        for name in trained
+    }
+
+
+def _module_of(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _adapter_names(model: nn.Module) -> dict[str, str]:

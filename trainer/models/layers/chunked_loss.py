@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,12 +15,16 @@ from torch.nn import functional as F
 
 from vlmpipe.trainer.models.layers.preference import PairLoss, PreferencePairs, log_probabilities
 
+TRAINED_ROWS = "trained_rows"  # buffer of an embedding and a head: (tokens,)
+
 
 class TokenLoss(nn.Module):
     """Summed cross-entropy of label tokens, or the loss of pairs, a scalar in fp32.
 
     chunk_tokens: label tokens that have logits at a time (see `compute_in_chunks`); 0 means all.
     pair_loss: of the run; None where only log probabilities are asked for.
+    note_terms: gets the losses of tokens or pairs and the index of each one's source, in training; None with a single
+        source.
     """
 
     chunk_tokens = 0
@@ -27,23 +32,33 @@ class TokenLoss(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.pair_loss: PairLoss | None = None
+        self.note_terms: Callable[[Tensor, Tensor], None] | None = None
+        self.of_logits = functools.partial(F.cross_entropy, reduction="none")  # replaced where ranks share a vocabulary
 
     def forward(
-        self, head: nn.Module, hidden: Tensor, label_ids: Tensor, pairs: PreferencePairs | None = None
+        self,
+        head: nn.Module,
+        hidden: Tensor,
+        label_ids: Tensor,
+        pairs: PreferencePairs | None = None,
+        sources: Tensor | None = None,
     ) -> Tensor:
-        """hidden: (labels, hidden), of label positions only. label_ids: (labels,).
+        """hidden: (labels, hidden), of label positions only. label_ids: (labels,). sources: (labels,), or of each pair.
 
         Of pairs without references, their log probabilities instead.
         """
         if self.chunk_tokens:
-            losses: Tensor = head(hidden, label_ids)  # (labels,), or their sum under tensor parallelism
+            terms: Tensor = head(hidden, label_ids)  # (labels,)
         else:
-            losses = F.cross_entropy(head(hidden).float(), label_ids, reduction="sum" if pairs is None else "none")
-        if pairs is None:
-            return losses.sum()
-        if pairs.references is None or self.pair_loss is None:  # sequences of padding have no references that lack
-            return log_probabilities(losses, pairs)
-        return self.pair_loss(losses, pairs)
+            terms = self.of_logits(head(hidden).float(), label_ids)
+        # Sequences of padding have no references that lack.
+        gives_loss = pairs is None or (pairs.references is not None and self.pair_loss is not None)
+        if pairs is not None and gives_loss:
+            assert self.pair_loss is not None
+            terms = self.pair_loss(terms, pairs)  # (pairs,)
+        if self.note_terms and sources is not None and self.training:
+            self.note_terms(terms, sources)
+        return terms.sum() if pairs is None or gives_loss else log_probabilities(terms, pairs)
 
 
 def loss_at_labels(
@@ -53,17 +68,18 @@ def loss_at_labels(
     label_index: Tensor,
     label_ids: Tensor,
     pairs: PreferencePairs | None = None,
+    sources: Tensor | None = None,
 ) -> Tensor:
     """Summed loss of the label tokens; without a head, `hidden` for the next pipeline stage.
 
     hidden: (sequences, tokens, hidden). label_index: (labels,), positions in the flattened sequences. label_ids:
-    (labels,).
+    (labels,). pairs, sources: see `TokenLoss`.
     """
     if head is None:
         return hidden
     # Only label positions go through the head: logits of all tokens would not fit.
     labelled = hidden.flatten(0, 1).index_select(0, label_index)  # (labels, hidden)
-    summed: Tensor = loss(head, labelled, label_ids, *([pairs] if pairs else []))
+    summed: Tensor = loss(head, labelled, label_ids, pairs, sources)
     return summed
 
 
@@ -74,7 +90,7 @@ def compute_in_chunks(loss: TokenLoss, head: nn.Module, chunk_tokens: int) -> No
     """
 
     def forward(layer: nn.Module, hidden: Tensor, label_ids: Tensor) -> Tensor:
-        return chunked_losses(hidden, layer.weight, label_ids, chunk_tokens)
+        return chunked_losses(hidden, layer.weight, label_ids, chunk_tokens, rows=trained_rows_of(layer))
 
     loss.chunk_tokens = chunk_tokens
     head.forward = functools.partial(forward, head)
@@ -88,16 +104,17 @@ def chunked_losses(
     *,
     first: int = 0,
     group: ProcessGroup | None = None,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """Cross-entropy of `hidden @ weight.T` at each label, computed for at most `chunk_tokens` labels at a time.
 
     hidden: (labels, hidden). weight: (vocabulary, hidden); if the ranks of `group` share the vocabulary, this rank's
     part of it, from token `first` on. label_ids: (labels,). Each rank returns the whole losses, and its part's
-    gradients.
+    gradients. rows: tokens whose rows of the weight have gradients, the others' are 0; None: all.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    losses: Tensor = _ChunkedLosses.apply(hidden, weight, label_ids, chunk_tokens, dtype, first, group)
+    losses: Tensor = _ChunkedLosses.apply(hidden, weight, label_ids, chunk_tokens, dtype, first, group, rows)
     return losses
 
 
@@ -119,6 +136,7 @@ class _ChunkedLosses(torch.autograd.Function):
         dtype: torch.dtype,
         first: int,
         group: ProcessGroup | None,
+        rows: Tensor | None,
     ) -> Tensor:
         size = _even_chunk(len(hidden), chunk_tokens)
         losses, log_sums = (hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in range(2))
@@ -142,7 +160,7 @@ class _ChunkedLosses(torch.autograd.Function):
                 log_sums[start : start + size] = sums[0].log() + largest
         ctx.save_for_backward(hidden, weight, label_ids, log_sums)
         ctx.probabilities = scores.div_(sums[0].unsqueeze(1))  # of the last chunk
-        ctx.size, ctx.dtype, ctx.first = size, dtype, first
+        ctx.size, ctx.dtype, ctx.first, ctx.rows = size, dtype, first, rows
         return losses
 
     @staticmethod
@@ -168,7 +186,16 @@ class _ChunkedLosses(torch.autograd.Function):
             if d_weight is not None:
                 _add_product(d_weight, d_logits.t(), chunk)
             del d_logits
-        return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None, None, None, None
+        if d_weight is not None and ctx.rows is not None:
+            index, is_mine = on_this_rank(ctx.rows, ctx.first, len(weight))
+            d_weight *= d_weight.new_zeros(len(weight)).index_add_(0, index, is_mine.float()).ne(0).unsqueeze(1)
+        return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), *[None] * 6
+
+
+def trained_rows_of(layer: nn.Module) -> Tensor | None:
+    """Tokens whose rows in an embedding or a head are all that is trained of it (`model.lora.train_tokens`)."""
+    rows: Tensor | None = getattr(layer, TRAINED_ROWS, None)
+    return rows
 
 
 def _even_chunk(labels: int, most: int) -> int:

@@ -69,10 +69,11 @@ def freeze(model: nn.Module, config: ModelConfig, *, unused: Iterable[nn.Module]
         gradients = {name: id(parameter) not in idle for name, parameter in names.items()}
         beside = token_rows(model) if config.lora and config.has_patterns and not config.quantizes_base else {}
         _require_matches(config, gradients, copies, beside)
+    token_weights = token_rows(model) if config.lora and config.lora.train_tokens else {}
     for name, parameter in names.items():
         trained = part_of(name) not in config.frozen
         trained = trained and not _matches(name, config.freeze_parameters)
-        trained = trained or _matches(name, config.train_parameters)
+        trained = trained or _matches(name, config.train_parameters) or name in token_weights
         parameter.requires_grad_(trained and id(parameter) not in idle)
     for name, source in copies.items():  # two parameters on the meta device
         model.get_parameter(name).requires_grad_(model.get_parameter(source).requires_grad)

@@ -9,7 +9,7 @@ m * V / |V|, and m starts at |W|.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from vlmpipe.trainer.config.model import LoraConfig, ModelConfig
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.models.layers.freeze import freeze, part_of, tower_layers_of
+from vlmpipe.trainer.models.layers.chunked_loss import TRAINED_ROWS, trained_rows_of
+from vlmpipe.trainer.models.layers.freeze import freeze, part_of, tied_names, tower_layers_of
 
 # peft imports bitsandbytes, which then warns that its kernels for CPUs are not installed; nothing here needs them.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
@@ -121,6 +122,34 @@ def draw_adapters(model: nn.Module, device: torch.device) -> None:
             if ADAPTER in module.lora_magnitude_vector:
                 lengths = row_lengths(module.base_layer.weight.detach())
                 module.lora_magnitude_vector[ADAPTER].weight = nn.Parameter(lengths)
+
+
+def train_rows_only(model: Any, tokens: Sequence[int]) -> None:
+    """Have only these tokens' rows of embedding and head get gradients (`model.lora.train_tokens`); those of the others
+    are 0. Both matrices stay parameters as a whole, so that every strategy shards and saves them as any other.
+
+    Call it before a strategy changes the model. AdamW leaves a row without gradients as it is, where nothing decays:
+    see `vlmpipe.trainer.optimizer.build`.
+    """
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    for layer in (embedding, head):
+        device = "cpu" if layer.weight.is_meta else layer.weight.device
+        layer.register_buffer(TRAINED_ROWS, torch.tensor(tokens, device=device), persistent=False)
+    embedding.register_forward_hook(_only_trained_rows)
+
+
+def _only_trained_rows(embedding: nn.Module, tokens: tuple[Tensor], embedded: Tensor) -> Tensor:
+    rows = trained_rows_of(embedding)
+    assert rows is not None
+    is_trained = torch.isin(tokens[0], rows).unsqueeze(-1)
+    return torch.where(is_trained, embedded, embedded.detach())
+
+
+def rows_in(model: nn.Module) -> dict[str, Tensor]:
+    """Trained embeddings and heads of which only some rows are trained -> those; a tied head's are the embedding's."""
+    layers = {f"{name}.weight": trained_rows_of(module) for name, module in model.named_modules()}
+    copies = tied_names(model)
+    return {name: rows for name, rows in layers.items() if rows is not None and name not in copies}
 
 
 def adapters_of(model: nn.Module) -> dict[str, Adapter]:

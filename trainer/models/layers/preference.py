@@ -35,7 +35,7 @@ class PreferencePairs:
         return replace(self, label_sequences=self.label_sequences.pin_memory(), references=pinned)
 
 
-PairLoss = Callable[[Tensor, PreferencePairs], Tensor]  # (labels,) losses of tokens -> sum over pairs
+PairLoss = Callable[[Tensor, PreferencePairs], Tensor]  # (labels,) losses of tokens -> losses of pairs, (pairs,)
 
 
 def pair_loss_of(train: TrainConfig) -> PairLoss | None:
@@ -51,11 +51,11 @@ def log_probabilities(token_losses: Tensor, pairs: PreferencePairs) -> Tensor:
 
 
 def dpo_loss(token_losses: Tensor, pairs: PreferencePairs, beta: float) -> Tensor:
-    """-log sigmoid(beta * (reward of the chosen answer - that of the rejected one)), summed over pairs. A reward is the
-    log probability beyond the reference's."""
+    """-log sigmoid(beta * (reward of the chosen answer - that of the rejected one)) of each pair. A reward is the log
+    probability beyond the reference's."""
     assert pairs.references is not None
     rewards = (log_probabilities(token_losses, pairs) - pairs.references).view(-1, 2)
-    return -F.logsigmoid(beta * (rewards[:, 0] - rewards[:, 1])).sum()
+    return -F.logsigmoid(beta * (rewards[:, 0] - rewards[:, 1]))
 
 
 def answer_tokens(pairs: PreferencePairs) -> Tensor:
@@ -65,8 +65,8 @@ def answer_tokens(pairs: PreferencePairs) -> Tensor:
 
 
 def simpo_loss(token_losses: Tensor, pairs: PreferencePairs, beta: float, gamma: float) -> Tensor:
-    """-log sigmoid(reward of the chosen answer - that of the rejected one - gamma), summed over pairs. A reward is beta
+    """-log sigmoid(reward of the chosen answer - that of the rejected one - gamma) of each pair. A reward is beta
     times the mean log probability of the answer's tokens: equation 6 of the paper."""
     rewards = beta * log_probabilities(token_losses, pairs) / answer_tokens(pairs).clamp(min=1)
     rewards = rewards.view(-1, 2)
-    return -F.logsigmoid(rewards[:, 0] - rewards[:, 1] - gamma).sum()
+    return -F.logsigmoid(rewards[:, 0] - rewards[:, 1] - gamma)

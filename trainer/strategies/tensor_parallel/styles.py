@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import functional as F
 
-from vlmpipe.trainer.models.layers.chunked_loss import chunked_losses, on_this_rank
+from vlmpipe.trainer.models.layers.chunked_loss import chunked_losses, on_this_rank, trained_rows_of
 
 SCALE = "embed_scale"  # buffer of embeddings that multiply what they look up (Gemma)
 FUSED = 3  # queries, keys and values in one product
@@ -133,7 +133,7 @@ class VocabParallelEmbedding(ParallelStyle):
 
 
 class VocabParallelLoss(ParallelStyle):
-    """Summed cross-entropy of a head sharded by vocabulary."""
+    """Cross-entropy of each label, of a head sharded by vocabulary."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
@@ -142,11 +142,12 @@ class VocabParallelLoss(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         first, group = first_row(self._vocabulary, device_mesh), device_mesh.get_group()
 
-        def forward(_module: nn.Module, head: nn.Module, hidden: Tensor, label_ids: Tensor) -> Tensor:
-            loss: Tensor = _VocabParallelCrossEntropy.apply(head(hidden).float(), label_ids, first, group)
-            return loss
+        def of_logits(logits: Tensor, label_ids: Tensor) -> Tensor:
+            losses: Tensor = _VocabParallelCrossEntropy.apply(logits, label_ids, first, group)
+            return losses
 
-        return with_forward(module, forward)
+        module.of_logits = of_logits
+        return module
 
 
 class ChunkedHeadLoss(ParallelStyle):
@@ -161,7 +162,8 @@ class ChunkedHeadLoss(ParallelStyle):
         _shard_parameter(module, "weight", device_mesh, Shard(0))
 
         def forward(layer: nn.Module, hidden: Tensor, label_ids: Tensor) -> Tensor:
-            return chunked_losses(hidden, _local(layer.weight), label_ids, self._chunk_tokens, first=first, group=group)
+            weight, rows = _local(layer.weight), trained_rows_of(layer)
+            return chunked_losses(hidden, weight, label_ids, self._chunk_tokens, first=first, group=group, rows=rows)
 
         return with_forward(module, forward)
 
@@ -270,7 +272,7 @@ class _ReduceFromModelParallel(torch.autograd.Function):
 
 
 class _VocabParallelCrossEntropy(torch.autograd.Function):
-    """Every rank returns the whole loss and computes the gradient of its own logits."""
+    """Every rank returns all losses, (labels,), and computes the gradient of its own logits."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, label_ids: Tensor, first: int, group: ProcessGroup) -> Tensor:
@@ -282,12 +284,12 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         sums = torch.stack([scores.sum(dim=-1), wanted])
         dist.all_reduce(sums, group=group)
         ctx.save_for_backward(scores.div_(sums[0].unsqueeze(1)), columns, is_mine)
-        return (sums[0].log() - sums[1]).sum()
+        return sums[0].log() - sums[1]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         probabilities, columns, is_mine = ctx.saved_tensors
-        of_logits = probabilities * gradient
+        of_logits = probabilities * gradient.unsqueeze(1)
         labels = torch.arange(len(columns), device=columns.device)
         of_logits[labels, columns] -= is_mine * gradient
         return of_logits, None, None, None

@@ -12,6 +12,7 @@ from vlmpipe.trainer.sizing.deepspeed_config import uses_hpz
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.trainer.config.model import ModelConfig
 
 
 def setting_warnings(config: RunConfig) -> Iterator[Problem]:
@@ -34,6 +35,8 @@ def setting_warnings(config: RunConfig) -> Iterator[Problem]:
     if "decay_fraction" in train.model_fields_set and train.lr_schedule != "wsd":
         yield Problem("train.decay_fraction", "has no effect: only train.lr_schedule wsd has a decay of its own")
     yield from _rates_of_frozen_parts(config)
+    if train.tower_activation_checkpointing and _freezes_tower(config.model):
+        yield Problem("train.tower_activation_checkpointing", "has no effect: the tower is frozen (model.freeze)")
     if train.float8 != "none" and not cluster.accelerator_count:
         yield Problem("train.float8", "is emulated without GPUs: slower than bf16, for tests")
     if train.zero_hpz and not uses_hpz(nodes=cluster.replica_count, node_ranks=cluster.processes):
@@ -55,6 +58,11 @@ def setting_warnings(config: RunConfig) -> Iterator[Problem]:
     for path, image in (("cluster.image_uri", cluster.image_uri), ("gcp.pipeline_image", config.gcp.pipeline_image)):
         if image and "@sha256:" not in image:
             yield Problem(path, "names an image by tag, which may change; a digest (@sha256:...) does not")
+
+
+def _freezes_tower(model: ModelConfig) -> bool:
+    adapted = model.lora.parts if model.lora else ()
+    return "tower" in model.freeze and not model.train_parameters and "tower" not in adapted
 
 
 def _rates_of_frozen_parts(config: RunConfig) -> Iterator[Problem]:

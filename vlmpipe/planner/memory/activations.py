@@ -98,7 +98,9 @@ def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int,
     few = shape.levels  # one is added to each layer but the last
     if train.activation_checkpointing == "full":
         few = max(few, 2)  # one alone may be fullest at another place; its input, offloaded, has none before it
-    few = layers if config.model.has_patterns else min(few, layers)
+    # A recomputed tower may be fullest where few language layers lie behind it, and not where all do.
+    is_exact = config.model.has_patterns or (train.tower_activation_checkpointing and shape.trains_tower)
+    few = layers if is_exact else min(few, layers)
     # Where the backward pass ends: what is held then does not depend on the layers behind.
     at_end = min(shape.first_reached_layer(cached=is_cached(config)), layers - 1) + 1 if shape.chosen else 1
 
@@ -115,6 +117,11 @@ def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int,
         backward_end={str(name): count for name, count in traced(*mix, at_end).backward.bytes_by_category.items()},
         input_bytes=one.input_bytes,
     )
+
+
+def can_recompute_tower(config: RunConfig, shape: ModelShape) -> bool:
+    """Whether train.tower_activation_checkpointing would take less memory."""
+    return shape.trains_tower and not is_cached(config) and not config.train.tower_activation_checkpointing
 
 
 def tower_ahead_bytes(config: RunConfig, shape: ModelShape) -> int:

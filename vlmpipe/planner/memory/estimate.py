@@ -10,7 +10,7 @@ from vlmpipe.catalog.machines import Device, Machine
 from vlmpipe.catalog.this_machine import NAME as THIS_MACHINE
 from vlmpipe.config.overrides import apply_overrides
 from vlmpipe.config.run_config import RunConfig, parse_run_config
-from vlmpipe.planner.memory.activations import activations, tower_ahead_bytes
+from vlmpipe.planner.memory.activations import activations, can_recompute_tower, tower_ahead_bytes
 from vlmpipe.planner.memory.components import MemoryPart, Setting
 from vlmpipe.planner.memory.host import PROCESS_BYTES, host_memory, micro_batches, start_memory
 from vlmpipe.planner.memory.phases import run_phases
@@ -23,6 +23,7 @@ from vlmpipe.planner.parallel_layout import Layout, layout_of, more_context_para
 from vlmpipe.planner.workload import Workload, is_cached
 from vlmpipe.trainer.config.job import defers_weights
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 NEAREST = 3
 
@@ -110,7 +111,7 @@ def _nearest(
     config: RunConfig, model: Architecture, machine: Machine, gpu: Device | None, load: Workload | None
 ) -> Iterator[Setting]:
     """Changes that make it fit, those first that leave most as it is. None changes what the model learns."""
-    for change in _changes(config, model.shape.language.heads):
+    for change in _changes(config, model.shape):
         if machine.machine_type == THIS_MACHINE and any(key.startswith("cluster.") for key in change):
             continue  # of this one there are no more
         try:
@@ -122,12 +123,15 @@ def _nearest(
             yield Setting(change, memory.total_bytes, True)
 
 
-def _changes(config: RunConfig, heads: int) -> Iterator[dict[str, Any]]:
+def _changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, Any]]:
     train, nodes = config.train, config.cluster.replica_count
-    checkpointing: dict[str, Any] = {}
+    tower: dict[str, Any] = {}
+    if can_recompute_tower(config, shape):
+        tower = {"train.tower_activation_checkpointing": True}
+    checkpointing: dict[str, Any] = dict(tower)
     selective: dict[str, Any] = {}
     if train.activation_checkpointing != "full":
-        checkpointing = {"train.activation_checkpointing": "full"}
+        checkpointing |= {"train.activation_checkpointing": "full"}
     if train.activation_checkpointing == "none":
         selective = {"train.activation_checkpointing": "selective"}
     in_host: dict[str, Any] = {}
@@ -149,13 +153,13 @@ def _changes(config: RunConfig, heads: int) -> Iterator[dict[str, Any]]:
     if train.prefetch_layers > 1:
         gathered |= {"train.prefetch_layers": 1}
     fullest = checkpointing | smaller | sharded
-    singles = [gathered, without_copy, selective, checkpointing, smaller, partly, sharded]
+    singles = [gathered, without_copy, selective, tower, checkpointing, smaller, partly, sharded]
     pairs = [checkpointing | smaller, checkpointing | partly, checkpointing | sharded, smaller | sharded]
     more_nodes = [
         fullest | {"cluster.replica_count": factor * nodes, "cluster.reduction_server": None} for factor in (2, 4)
     ]
     pairs.append(in_host)
-    shared = [checkpointing | smaller | degree for degree in more_context_parallel(config, heads)]
+    shared = [checkpointing | smaller | degree for degree in more_context_parallel(config, shape.language.heads)]
     seen: list[dict[str, Any]] = []
     smallest = checkpointing | smaller | frozen_too
     offloaded = [offload, fullest | {"train.offload": "optimizer+weights"}] if train.offload == "none" else []

@@ -31,6 +31,7 @@ def sequence_flops(config: RunConfig, shape: ModelShape, load: Workload, *, cach
         label_tokens=load.label_tokens_per_sequence,
         cached=cached,
         activation_checkpointing=config.train.activation_checkpointing,
+        recomputes_tower=config.train.tower_activation_checkpointing,
         loss_chunks=config.train.loss_chunks(config.train.micro_batch_size * load.label_tokens_per_sequence),
         feature_layer=config.model.feature_layer,
         sample_pairs=load.sample_pairs_per_sequence,

@@ -31,7 +31,7 @@ class SearchMemory:
     model: Architecture
     load: Workload
     cached: bool
-    _traces: dict[tuple[Computing, str], tuple[Activations, Activations]] = field(default_factory=dict)
+    _traces: dict[tuple[Computing, str, bool], tuple[Activations, Activations]] = field(default_factory=dict)
     _least: dict[tuple[Layout, str], int] = field(default_factory=dict)
 
     def least_bytes(self, config: RunConfig) -> int:
@@ -51,7 +51,8 @@ class SearchMemory:
         whole = config.model_copy(update={"model": self.model.model})
         if layout.pipeline_parallel > 1:
             return self._of_stages(whole, layout)
-        key = (computing_of(config), config.train.activation_checkpointing)
+        train = config.train
+        key = (computing_of(config), train.activation_checkpointing, train.tower_activation_checkpointing)
         if key not in self._traces:
             self._traces[key] = self._traced(whole, 1), self._traced(whole, 2)
         of_one, of_two = self._traces[key]

@@ -23,6 +23,7 @@ from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.job_spec.build import job_violations, jobs_of
 from vlmpipe.planner.cost import estimate as cost
 from vlmpipe.planner.cost.estimate import TermCost
+from vlmpipe.planner.memory.activations import can_recompute_tower
 from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.memory.rank import GIB
 from vlmpipe.planner.model_architecture import Architecture
@@ -36,6 +37,7 @@ from vlmpipe.planner.time.feature_cache import CacheAdvice
 from vlmpipe.planner.time.step_time import Time, estimate_time
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 CHECKPOINTING_WORDS = {"none": "", "selective": "selective checkpointing", "full": "checkpointing"}
 _GOAL = re.compile(r"^(?P<kind>cheapest|fastest|under|by)(:(?P<bound>[0-9]+(\.[0-9]+)?))?$")
@@ -302,24 +304,26 @@ def _chosen(ways: Iterable[_Candidate], goal: Goal) -> _Fit | None:
             continue
         if one:
             choice.take(_Fit(way, one))
-        elif change := less_memory(way.config, search.model.shape.language.heads):
+        elif change := less_memory(way.config, search.model.shape):
             again = _priced(search, goal, way.cluster, way.change | change, _with(way.config, change))
             if again and goal.allows(again):
                 heapq.heappush(queue, (again.value, number, again))
     return choice.way
 
 
-def less_memory(config: RunConfig, heads: int) -> dict[str, Any]:
-    """The next change that takes less memory and more time: more activation checkpointing, then ranks of a node that
-    share a sequence. Empty after the last. heads: of the language model."""
+def less_memory(config: RunConfig, shape: ModelShape) -> dict[str, Any]:
+    """The next change that takes less memory and more time: more activation checkpointing, of a trained tower too, then
+    ranks of a node that share a sequence. Empty after the last."""
     train = config.train
     if train.activation_checkpointing == "none":
         return {"train.activation_checkpointing": "selective"}
     if train.activation_checkpointing != "full":
         return {"train.activation_checkpointing": "full"}
+    if can_recompute_tower(config, shape):
+        return {"train.tower_activation_checkpointing": True}
     if train.micro_batch_size > 1:  # candidates with fewer sequences share none
         return {}
-    return next(iter(more_context_parallel(config, heads)), {})
+    return next(iter(more_context_parallel(config, shape.language.heads)), {})
 
 
 def _suggestion(search: _Search, way: _Candidate) -> Suggestion | None:
@@ -370,5 +374,6 @@ def _in_words(config: RunConfig) -> str:
         f"{train.pipeline_parallel} stages" if train.pipeline_parallel > 1 else "",
         f"{train.micro_batch_size} sequence{'' if train.micro_batch_size == 1 else 's'}",
         CHECKPOINTING_WORDS[train.activation_checkpointing],
+        "tower recomputed" if train.tower_activation_checkpointing else "",
     ]
     return ", ".join(filter(None, words))

@@ -130,7 +130,11 @@ class Degrees:
         )
 
 
-WITHOUT_CHECKPOINTING = {"train.activation_checkpointing": "none", "train.activation_offloading": False}
+WITHOUT_CHECKPOINTING = {
+    "train.activation_checkpointing": "none",
+    "train.tower_activation_checkpointing": False,
+    "train.activation_offloading": False,
+}
 
 
 def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterator[dict[str, Any]]:

@@ -72,6 +72,7 @@ class Work:
     sequence_length: int
     precision: Precision
     activation_checkpointing: Checkpointing
+    recomputes_tower: bool = False
     max_images_per_sequence: float = 0.0  # that the tower runs on in the step; none when features are cached
     sequence_label_tokens: float = 0.0
     bf16_weights: bool = False  # weights that compute are bf16, also at rest (train.has_bf16_weights)
@@ -314,7 +315,7 @@ def _tensor_sums(shape: ModelShape, work: Work, stage: Stage) -> float:
     layer_bytes = (2 + _sums_again(shape, work)) * bytes_of("language_layers") + 2 * work.compute_bytes
     language = (len(stage.layers) - _num_shared(shape, work, stage)) * layer_bytes
     embedding = bytes_of("embedding") * stage.is_first
-    tower_bytes = 2 * bytes_of("tower") + 2 * work.compute_bytes * shape.trains_tower
+    tower_bytes = (2 + work.recomputes_tower) * bytes_of("tower") + 2 * work.compute_bytes * shape.trains_tower
     tower_layers = shape.tower.layers * (stage.is_first and shape.shards_tower)
     tower = work.micro_batch_size * work.max_images_per_sequence * shape.tower_tokens * tower_layers * tower_bytes
     head = stage.is_last * labels * (shape.language.hidden * work.compute_bytes + 3 * FP32_BYTES)

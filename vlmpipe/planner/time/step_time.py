@@ -240,6 +240,7 @@ def work_of(case: Scenario) -> Work:
         bf16_weights=train.has_bf16_weights,
         reduce_bytes=2 if train.reduce_dtype == "bf16" else 4,
         activation_checkpointing=train.activation_checkpointing,
+        recomputes_tower=train.tower_activation_checkpointing and case.shape.trains_tower,
         max_images_per_sequence=0.0 if case.cached else load.images_per_sequence,
         sequence_label_tokens=load.label_tokens_per_sequence,
         rounds_gradients=train.rounds_gradients,

@@ -64,6 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
     "reshard_after_forward": {"train.reshard_after_forward": "always"},
     "prefetch_layers": {"train.prefetch_layers": 2},
     "activation_checkpointing": {"train.activation_checkpointing": "full"},
+    "tower_activation_checkpointing": {"train.tower_activation_checkpointing": True},
     "activation_offloading": {"train.activation_checkpointing": "full", "train.activation_offloading": True},
     "loss_chunk_tokens": {"train.loss_chunk_tokens": 0},
     "compile": {"train.compile": "on", "train.compile_backend": "aot_eager"},

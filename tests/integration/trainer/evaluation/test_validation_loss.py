@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_tra
 from tests.support.trainer.runs import losses, make_run, metrics, summary, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
 from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.setup import build_training
@@ -48,14 +50,15 @@ STRATEGIES = chosen(
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
-    """`reference` and those that drop out on one process, each strategy on two, or on two nodes of two."""
+    """`plain` and those that drop out on one process, and of two sources one process, and each strategy on two, or on
+    two nodes of two."""
     root = tmp_path_factory.mktemp("held-out")
 
     def job(name: str, changes: dict[str, Any]) -> JobConfig:
         return make_run(root, name, RUN | changes, features="off")
 
     done = {
-        "reference": job("reference", VALIDATING | EVERY_STEP),
+        "plain": job("plain", VALIDATING),
         "dropping": job("dropping", DROPPING),
         "dropping, validating": job("dropping-validating", DROPPING | VALIDATING | OF_THE_START),
     }
@@ -64,10 +67,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     for nodes in sorted(set(STRATEGIES.values())):
         names = [name for name in STRATEGIES if STRATEGIES[name] == nodes]
         rows = {"train.micro_batch_size": 2 // nodes}
-        done |= {name: job(name, VALIDATING | strategy_changes(name) | rows) for name in names}
-        if nodes == 1:
-            names.append("of two sources, shared")
-            done[names[-1]] = job("of-two-sources-shared", VALIDATING | OF_TWO_SOURCES | rows)
+        done |= {name: job(name, VALIDATING | OF_TWO_SOURCES | strategy_changes(name) | rows) for name in names}
         train_runs([done[name] for name in names], processes=2, nodes=nodes)
     return done
 
@@ -77,7 +77,7 @@ def held_out(job: JobConfig) -> dict[int, float]:
 
 
 def test_validation_runs_at_its_interval_and_at_the_end(runs: dict[str, JobConfig]) -> None:
-    found = held_out(runs["reference"])
+    found = held_out(runs["plain"])
     assert list(found) == [2, 4, NUM_STEPS]
     assert len(set(found.values())) == len(found), "the model learns between them"
     assert held_out(runs["dropping"]) == {}
@@ -101,7 +101,7 @@ def test_validation_uses_averaged_weights(runs: dict[str, JobConfig]) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_finds_the_same_and_trains_on_the_same(strategy: str, runs: dict[str, JobConfig]) -> None:
-    job, reference = runs[strategy], runs["reference"]
+    job, reference = runs[strategy], runs["of two sources"]
     assert summary(job)["world_size"] == 2 * STRATEGIES[strategy]
     assert held_out(job) == pytest.approx(held_out(reference), rel=RELATIVE)
     require_equal_training(job, reference)
@@ -110,7 +110,7 @@ def test_every_strategy_finds_the_same_and_trains_on_the_same(strategy: str, run
 def test_the_loss_of_each_source_is_a_share_of_the_whole(runs: dict[str, JobConfig]) -> None:
     """On one process and on two, whose sequences are divided source by source."""
     alone, shared = ([line for line in metrics(runs[name]) if "validation_loss" in line]
-                     for name in ("of two sources", "of two sources, shared"))  # fmt: skip
+                     for name in ("of two sources", "ddp"))  # fmt: skip
     names = ["validation_loss", "validation_loss/digits", "validation_loss/few"]
     for line, other in zip(alone, shared, strict=True):
         assert [line[name] for name in names] == pytest.approx([other[name] for name in names], rel=RELATIVE)
@@ -122,7 +122,32 @@ def test_the_loss_of_each_source_is_a_share_of_the_whole(runs: dict[str, JobConf
     (*_, last) = alone
     mean = sum(last[f"validation_loss/{name}"] * tokens for name, tokens in weights.items()) / sum(weights.values())
     assert last["validation_loss"] == pytest.approx(mean, rel=1e-6)
-    assert not any("/" in name for line in metrics(runs["reference"]) for name in line)
+    assert not any("/" in name for line in metrics(runs["plain"]) for name in line)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_training_loss_of_each_source_does_not_depend_on_the_strategy(
+    strategy: str, runs: dict[str, JobConfig]
+) -> None:
+    """Nor on accumulation and ranks; and their mean over label tokens is the loss."""
+    reference = metrics(runs["of two sources"])
+    setup = build_training(runs["of two sources"], ProcessContext(0, 1, 0, 1, torch.device("cpu")))
+    train, sampler = Index.load(runs["of two sources"].pointers().prepared_uri).split("train"), setup.loader.sampler
+    seen = set[str]()
+    for line, other in zip(reference, metrics(runs[strategy]), strict=True):
+        parts = {name: value for name, value in line.items() if name.startswith("loss/")}
+        found = {name: value for name, value in other.items() if name.startswith("loss/")}
+        assert found == pytest.approx(parts, rel=RELATIVE)
+        labels = Counter[str]()
+        batch = sampler.batch(line["step"] - 1)
+        for row in batch.sequences_of(0, 1):
+            for sample in sampler.plan(batch.epoch).row(row):
+                labels["loss/" + train.ids[sample].partition("/")[0]] += int(train.label_tokens[sample])
+        assert labels.keys() == parts.keys()
+        mean = sum(parts[name] * count for name, count in labels.items()) / labels.total()
+        assert line["loss"] == pytest.approx(mean, rel=1e-6)
+        seen |= parts.keys()
+    assert seen == {"loss/digits", "loss/few"} and len(reference) == NUM_STEPS
 
 
 def test_a_run_that_cannot_validate_is_refused(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from vlmpipe.trainer.models.hf import examine
 from vlmpipe.trainer.models.hf.processor import PublishedImages
 from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.image_tokens import image_form_of, sample_image_tokens
+from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.strategies.tensor_parallel.plan import require_shardable
@@ -122,6 +123,13 @@ def test_packed_samples_equal_plain_transformers_on_each(model_type: str, publis
         torch.testing.assert_close(found[name], gradient, rtol=RELATIVE, atol=RELATIVE * largest, msg=name)
     module(**inputs_of([ids[1]]), images={}).backward()
     assert gradients_of(model).keys() == expected.keys()
+    last = dict(images=made.values, **inputs)
+    module(**last).backward()
+    plain = gradients_of(model)
+    Recompute(tower=True).apply(family, module)
+    module(**last).backward()
+    again = gradients_of(model)
+    assert all(torch.equal(again[name], gradient) for name, gradient in plain.items())
 
 
 @pytest.mark.parametrize("model_type", [name for name in TYPES if name not in PREFIX])

@@ -24,6 +24,8 @@ from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import PARTS
 from vlmpipe.trainer.config.strategies import DECOMPOSING
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.data.tokenize import load_tokenizer
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.image_tokens import image_tokens_of
 from vlmpipe.trainer.models.layers.freeze import is_adapter
@@ -51,6 +53,8 @@ IN_ALL_PARTS = {
 }
 ROWS = {"model.train_parameters": ["*embed_tokens.weight", "lm_head.weight"]}  # whole, beside adapters of the blocks
 BESIDE = ("fsdp", "ddp", "zero2", "tp") if WHOLE else ()
+TOKENS = ["e", "s", "7"]  # of which the rows alone are trained
+SINGLE_ROWS = chosen(dict.fromkeys(("ddp", "fsdp", "zero2", "zero3", "tp", "pp")), lambda name: name in ("tp", "zero3"))
 TEXT = {"vocab_size": 280, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
@@ -82,6 +86,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, base: Path) -> dict[str, JobC
         "reference": run("reference", one),
         "reference dropping": run("reference-dropping", DROPPING),
         "reference everywhere": run("reference-everywhere", one | IN_ALL_PARTS),
+        "reference single rows": run("reference-single-rows", one | {"model.lora.train_tokens": TOKENS}),
         "reference decomposed": run("reference-decomposed", one | IN_ALL_PARTS | {"model.lora.use_dora": True}),
     }
     if BESIDE:
@@ -93,6 +98,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory, base: Path) -> dict[str, JobC
         changes = strategy_changes(strategy) | IN_ALL_PARTS | {"model.lora.use_dora": how == "decomposed"}
         made[f"{strategy} {how}"] = run(f"{strategy}-{how}", changes)
     made |= {f"{name} rows": run(f"{name}-rows", strategy_changes(name) | ROWS) for name in BESIDE}
+    for strategy in SINGLE_ROWS:
+        here = strategy_changes(strategy) | {"model.lora.train_tokens": TOKENS}
+        made[f"{strategy} single rows"] = run(f"{strategy}-single-rows", here)
     for strategy in STRATEGIES:
         here = strategy_changes(strategy)
         made[f"{strategy} accumulated"] = run(f"{strategy}-accumulated", here)
@@ -122,6 +130,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, base: Path) -> dict[str, JobC
     [
         *((f"{strategy} accumulated", "reference") for strategy in STRATEGIES),
         *((f"{strategy} rows", "reference rows") for strategy in BESIDE),
+        *((f"{strategy} single rows", "reference single rows") for strategy in SINGLE_ROWS),
         *((f"{strategy} {how}", f"reference {how}") for strategy, how in map(everywhere, EVERYWHERE)),
     ],
 )
@@ -131,6 +140,23 @@ def test_adapters_trained_by_two_processes_equal_those_of_one(
     found, expected = runs[name], runs[reference]
     assert summary(found)["world_size"] == 2
     require_equal_training(found, expected)
+
+
+@pytest.mark.parametrize("name", ["reference", *SINGLE_ROWS])
+def test_of_embedding_and_head_the_named_tokens_rows_learn_alone(
+    name: str, base: Path, runs: dict[str, JobConfig]
+) -> None:
+    """In checkpoints, with the decay of all weights on: every other row is the base's to the bit."""
+    job = runs[f"{name} single rows"]
+    tokenizer = load_tokenizer(open_prepared(job.pointers().prepared_uri))
+    tokens = set(tokenizer.convert_tokens_to_ids(TOKENS))
+    trained, model = trained_weights(job), Qwen2ForCausalLM.from_pretrained(base)
+    rows = {"embed_tokens": model.get_input_embeddings().weight, "lm_head": model.lm_head.weight}
+    assert job.train.optimizer.weight_decay > 0
+    for part, weight in rows.items():
+        (found,) = (tensor for name, tensor in trained.items() if part in name)
+        changed = (found[: len(weight)] != weight).any(1).nonzero().flatten().tolist()
+        assert changed and tokens.issuperset(changed), part
 
 
 @pytest.mark.parametrize("strategy", COMPUTING)

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
 from tests.support.short_form import WHOLE, only_whole
-from tests.support.trainer.equalities import TOWER_TRAINED
+from tests.support.trainer.equalities import TOWER_RECOMPUTED, TOWER_TRAINED
 from tests.support.trainer.native_models import SIZES, picture, write_data
 from tests.support.trainer.native_sequences import (
     Picture,
@@ -215,20 +215,20 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     two = {name: make_run(root, name, base | {"train.strategy": name}) for name in ("ddp", "fsdp")}
     two["online"] = make_run(root, "online", base, features="off")
     fsdp = {**base, "train.strategy": "fsdp"}
-    two["fsdp-tower"] = make_run(root, "fsdp-tower", fsdp | TOWER_TRAINED, features="off")
+    two["fsdp-tower"] = make_run(root, "fsdp-tower", fsdp | TOWER_RECOMPUTED, features="off")
     train_runs([make_run(root, "resumed", {**fsdp, "train.max_steps": STOP_STEP}), *two.values()], processes=2)
     resumed = make_run(root, "resumed", fsdp)
     more = {"resumed": resumed}
     if WHOLE:
         more["adapters"] = make_run(root, "adapters", fsdp | ADAPTERS)
-        more["ddp-tower"] = make_run(root, "ddp-tower", base | TOWER_TRAINED, features="off")
+        more["ddp-tower"] = make_run(root, "ddp-tower", base | TOWER_RECOMPUTED, features="off")
         more["bf16"] = make_run(root, "bf16", fsdp | {"train.precision": "bf16"}, features="off")
         more["checkpointing"] = make_run(root, "checkpointing", base | {"train.activation_checkpointing": "selective"})
     if WHOLE:
         for name in SPLIT:
             more[name] = make_run(root, name, base | strategy_changes(name))
             more[f"{name}-tower"] = make_run(
-                root, f"{name}-tower", base | strategy_changes(name) | TOWER_TRAINED, features="off"
+                root, f"{name}-tower", base | strategy_changes(name) | TOWER_RECOMPUTED, features="off"
             )
     train_runs(list(more.values()), processes=2)
     if WHOLE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import torch
 
 from tests.support.trainer.packed_rows import ROW_TOKENS, no_images, row
@@ -41,3 +42,29 @@ def test_host_counts_image_tokens() -> None:
     batch = collate([row([IGNORED] * ROW_TOKENS, images=2), row([IGNORED] * ROW_TOKENS, images=1)], no_images)
     assert batch.image_tokens == 3
     assert batch.to(torch.device("cpu"))["image_tokens"] == 3
+
+
+def test_each_label_and_each_part_of_a_batch_has_the_source_of_its_sample() -> None:
+    first = dataclasses.replace(
+        row([IGNORED, 1, 2, IGNORED, 3, IGNORED, IGNORED, IGNORED]),
+        sample_ids=("cats/1", "dogs/1"),
+        sample_tokens=(3, 2),
+    )
+    rows = [first, dataclasses.replace(row([IGNORED, 7] + [IGNORED] * 6), sample_ids=("dogs/2",))]
+    assert collate(rows, no_images).loss_sources is None
+    sources = {"cats": 0, "dogs": 1}
+    whole = collate(rows, no_images, sources=sources).loss_sources
+    assert whole is not None and whole.tolist() == [0, 0, 1, 1]
+    parts = [collate(rows, no_images, part=part, parts=4, sources=sources).loss_sources for part in range(4)]
+    assert [index for part in parts if part is not None for index in part.tolist()] == whole.tolist()
+
+
+def test_each_pair_has_the_source_of_its_sample() -> None:
+    pairs = dataclasses.replace(
+        row([IGNORED, 1, IGNORED, 3, IGNORED, 5, IGNORED, 7]),
+        sample_ids=("dogs/1", "cats/1"),
+        sample_tokens=(2, 2, 2, 2),
+        references=np.zeros(4, np.float32),
+    )
+    found = collate([pairs], no_images, sources={"cats": 0, "dogs": 1}).loss_sources
+    assert found is not None and found.tolist() == [1, 0]

@@ -13,6 +13,7 @@ from vlmpipe.trainer.dataloading.prefetching_loader import StepBatches
 from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.monitoring.source_losses import SourceLosses
 from vlmpipe.trainer.monitoring.step_metrics import AsyncStepMetrics, MetricsQueue
 from vlmpipe.trainer.strategies.base import StepResult
 
@@ -44,7 +45,13 @@ def test_each_step_is_read_once_in_order_and_one_is_left_on_a_gpu(device: str, b
 
 
 def pending(
-    loss: float, norm: float, *, skipped: bool = False, stop: bool = False, save: bool = False
+    loss: float,
+    norm: float,
+    *,
+    skipped: bool = False,
+    stop: bool = False,
+    save: bool = False,
+    sources: SourceLosses | None = None,
 ) -> AsyncStepMetrics:
     """Of one process without a process group: there is nobody to sum with."""
     data = StepBatches(
@@ -54,7 +61,7 @@ def pending(
     result = StepResult(torch.tensor(norm), skipped=skipped)
     replica = DataParallelRank(index=0, count=1, leads=True, takes_images=True)
     return AsyncStepMetrics(
-        torch.tensor(loss), result, data, stop=stop, save=save, replica=replica, worker=worker("cpu")
+        torch.tensor(loss), result, data, stop=stop, save=save, replica=replica, worker=worker("cpu"), sources=sources
     )
 
 
@@ -75,3 +82,13 @@ def test_norm_of_a_skipped_step_is_ignored() -> None:
 def test_one_process_sums_its_own_numbers(stop: bool, save: bool) -> None:
     totals = pending(2.5, 1.5, stop=stop, save=save).read()
     assert (totals.grad_norm, totals.label_tokens, totals.stop, totals.save) == (1.5, 10, stop, save)
+
+
+def test_losses_by_source_are_summed_from_micro_batches_and_begin_again() -> None:
+    sources = SourceLosses(("cats", "dogs", "none"), torch.device("cpu"))
+    sources.add(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([1, 0, 1]))
+    sources.add(torch.tensor([8.0]), torch.tensor([1]))
+    totals = pending(2.5, 1.5, sources=sources).read()
+    assert totals.sources == {"cats": (2.0, 1.0), "dogs": (13.0, 3.0), "none": (0.0, 0.0)}
+    assert (totals.grad_norm, totals.samples) == (1.5, 2)
+    assert not sources.take().any()

@@ -37,9 +37,13 @@ class Strategy:
 
 
 def monitored(
-    folder: Path, ranks: Sequence[RankMetrics], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    ranks: Sequence[RankMetrics],
+    monkeypatch: pytest.MonkeyPatch,
+    sources: Sequence[Sequence[dict[str, tuple[float, float]]]] = (),
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Lines and notes of a run whose ranks tell these, a line a step."""
+    """Lines and notes of a run whose ranks tell these, a line a step. sources: losses by source of the steps that each
+    line counts."""
     store = open_storage(str(folder / "runs/r1"))
     content = merged(TINY, {"run": {"run_id": "r1", "root_uri": str(folder)}})
 
@@ -54,7 +58,9 @@ def monitored(
     )  # fmt: skip
     monitor = TrainingMonitor(job, WORKER, setup, first_step=0, start=Attempts(attempt=1))
     for step in range(1, len(ranks) + 1):
-        monitor.count([StepTotals(step, 1, 2.0, 1.0, 100, 128, 20, 4, 4, stop=False, save=False)])
+        for of_step in sources[step - 1] if sources else [{}]:
+            totals = StepTotals(step, 1, 2.0, 1.0, 100, 128, 20, 4, 4, stop=False, save=False, sources=of_step)
+            monitor.count([totals])
         monitor.step(step, Strategy(), 0.0, None)  # type: ignore[arg-type]
     monitor.flush()
     lines = [json.loads(line) for line in store.read("metrics.jsonl").decode().splitlines()]
@@ -82,3 +88,15 @@ def test_a_straggler_is_named_with_its_node_and_cpus_have_no_gauges(
     (note,) = notes
     assert "rank 2 (node 1) is a straggler" in note
     assert not any(name.startswith("gpu") for line in lines for name in line)
+
+
+def test_a_sources_loss_is_the_mean_of_all_its_label_tokens_since_the_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [
+        [{"cats": (6.0, 2.0), "dogs": (0.0, 0.0)}, {"cats": (4.0, 3.0), "dogs": (9.0, 3.0)}],
+        [{"cats": (0.0, 0.0), "dogs": (8.0, 2.0)}],
+    ]
+    lines, _ = monitored(tmp_path, [told([COOL] * 4)] * 2, monkeypatch, steps)
+    found = [{name: value for name, value in line.items() if name.startswith("loss/")} for line in lines]
+    assert found == [{"loss/cats": 2.0, "loss/dogs": 3.0}, {"loss/dogs": 4.0}]

@@ -60,6 +60,19 @@ def test_caching_saves_exactly_the_tower() -> None:
     assert online.total - cached.total == 5 * tower_flops_per_image(shape) > 0
 
 
+@pytest.mark.parametrize("freeze", [(), ("tower",)])
+def test_a_trained_tower_that_is_recomputed_runs_its_layers_once_more(freeze: tuple[str, ...]) -> None:
+    shape = LlavaFamily().shape(model_config(freeze=freeze))
+    sizes: dict[str, Any] = {"sequence_length": 100, "images": 5, "label_tokens": 10, "cached": False}
+    kept, again = (
+        flops_per_sequence(shape, **sizes, activation_checkpointing="none", recomputes_tower=value).tower
+        for value in (False, True)
+    )
+    patches = 5 * 2 * shape.tower_tokens * shape.patch_pixels * shape.tower.hidden
+    assert again.recompute == (0 if freeze else pytest.approx(kept.forward - patches, abs=5))
+    assert (again.forward, again.backward) == (kept.forward, kept.backward) and not kept.recompute
+
+
 def test_model_flops_count_neither_padding_nor_other_samples_nor_recomputation() -> None:
     shape = LlavaFamily().shape(model_config())
     alone = flops_per_sequence(

@@ -310,6 +310,7 @@ ADAPTED = {
     [
         ({"data__image_folder": "x"}, "data.image_folder"),
         ({"train__decay_fraction": 0.1}, "train.decay_fraction"),
+        ({"train__tower_activation_checkpointing": True}, "train.tower_activation_checkpointing"),
         ({"cluster__max_wait_duration": "5s"}, "cluster.max_wait_duration"),
         (
             {"cluster__scheduling_strategy": "spot", "cluster__replica_count": 2},

@@ -249,6 +249,26 @@ def test_memory_of_several_sequences_is_extrapolated_from_one_and_two() -> None:
     assert sum(scaled.backward.values()) == pytest.approx(sum(many.backward.values()), rel=0.02)
 
 
+def test_a_recomputed_tower_takes_less_memory_where_it_is_trained() -> None:
+    config = _small(tower={"num_hidden_layers": 12})
+    for freeze, is_less in (((), True), (("tower",), False)):
+        model = config.model.model_copy(update={"freeze": freeze})
+        features = config.features.model_copy(update={"cache": "off"})
+        config = config.model_copy(update={"model": model, "features": features})
+        shape = architecture(config).shape
+        kept, again = (
+            activations(
+                config.model_copy(
+                    update={"train": config.train.model_copy(update={"tower_activation_checkpointing": value})}
+                ),
+                shape,
+                mixes=[(2, 40)],
+            ).forward["vision"]
+            for value in (False, True)
+        )
+        assert (again < 0.5 * kept) if is_less else (again == kept)
+
+
 def test_more_recomputation_takes_less_memory() -> None:
     config = _small(precision="bf16-autocast")  # whose forward pass is fullest in the loss
     shape = architecture(config).shape

@@ -153,6 +153,19 @@ def test_a_profile_of_another_form_never_breaks_the_report(run: Path, field: str
     assert "Training report" in build_report(str(run))
 
 
+def test_losses_by_source_have_charts_of_their_own_behind_the_whole(run: Path) -> None:
+    """A line has a source only if it was trained since the line before."""
+    path = run / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for number, line in enumerate(lines):
+        line |= {"loss/dogs": 2.0} | ({"loss/cats": 3.0} if number % 2 else {})
+    path.write_text("\n".join(json.dumps(line) for line in lines), encoding="utf-8")
+    page = Page(build_report(str(run)))
+    charts = [label.partition(",")[0] for label in page.attributes("svg", "aria-label")]
+    assert charts[:3] == ["Loss", "Loss: dogs", "Loss: cats"]
+    assert "no finite value" not in page.text
+
+
 def test_earlier_stages_have_a_section_and_a_report_of_their_own(run: Path) -> None:
     for name, began_s in (("warm-up", 1.0), ("align", 2.0)):
         shutil.copytree(run, run / "stages" / name, ignore=shutil.ignore_patterns("stages"))

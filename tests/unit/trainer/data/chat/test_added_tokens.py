@@ -14,7 +14,7 @@ from tests.support.trainer.chat_templates import PLAIN, with_template
 from tests.support.trainer.flop_cases import CLIP
 from vlmpipe.planner.model_architecture import _require_trained_tokens
 from vlmpipe.trainer.config.model import ModelConfig
-from vlmpipe.trainer.data.chat.added_tokens import added_tokens, require_trained_tokens
+from vlmpipe.trainer.data.chat.added_tokens import added_tokens, require_trained_tokens, trained_tokens
 from vlmpipe.trainer.data.tokenize import pretrained_tokenizer
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.registry import family_of
@@ -68,7 +68,9 @@ def test_new_tokens_with_frozen_rows_are_refused_and_the_remedy_trains_them(
                 _require_trained_tokens(config)
             else:
                 require_trained_tokens(skeleton(config, tokenizer), config, tokenizer)
-        assert refused.value.fix == f"set model.train_parameters: [{', '.join(ROWS)}]"
+        whole = f"model.train_parameters: [{', '.join(ROWS)}]"
+        rows = f"set model.lora.train_tokens: added, or {whole} for all rows"
+        assert refused.value.fix == (rows if "lora" in more else f"set {whole}")
     require(model_of(folders, **more, train_parameters=ROWS))
     require(model_of(folders, "base", **more))
     require(model_of(folders))
@@ -81,3 +83,43 @@ def test_rows_beyond_the_embedding_and_tokens_of_another_tokenizer_are_new(folde
     grown = model_of(folders, "base")  # tokens were added to the folder of the model itself
     assert added_tokens(grown, tokenizer) == [f"<far_{n}>" for n in range(2, 8)]
     assert added_tokens(model_of(folders, "base"), pretrained_tokenizer(str(folders["base"]))) == []
+
+
+def test_rows_of_added_tokens_are_trained_beside_adapters(folders: dict[str, Path]) -> None:
+    tokenizer = pretrained_tokenizer(str(folders["more"]))
+    expected = sorted(tokenizer.convert_tokens_to_ids(NEW))
+    for wanted in ("added", NEW):
+        config = model_of(folders, lora={"rank": 2, "train_tokens": wanted})
+        require(config)
+        assert trained_tokens(config, tokenizer) == expected
+        trained = {name for name, weight in skeleton(config, tokenizer).named_parameters() if weight.requires_grad}
+        assert {name for name in trained if ".lora_" not in name and "projector" not in name} == set(ROWS)
+    assert trained_tokens(model_of(folders, lora={"rank": 2}), tokenizer) == []
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "wanted", "said", "fix"),
+    [
+        ("base", "added", "adds no token to those of the pretrained model", "or name the tokens"),
+        ("more", ["<act_3>"], "has '<act_3>', which model.tokenizer", "correct the name"),
+        (
+            "more",
+            NEW[:1],
+            r"has 1 tokens .* \('<act_2>'\).* does not name them",
+            "set model.lora.train_tokens: added, or",
+        ),
+    ],
+)
+def test_tokens_that_cannot_be_trained_or_are_left_out_are_refused(
+    folders: dict[str, Path], tokenizer: str, wanted: Any, said: str, fix: str
+) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        require(model_of(folders, tokenizer, lora={"rank": 2, "train_tokens": wanted}))
+    assert fix in (refused.value.fix or "")
+
+
+def test_an_adapter_with_rows_that_its_base_lacks_is_refused(folders: dict[str, Path]) -> None:
+    config = model_of(folders, "far", lora={"rank": 2, "train_tokens": "added", "export": "adapter"})
+    with pytest.raises(ConfigError, match=r"beyond the \d+ rows of the base's embedding") as refused:
+        require(config)
+    assert refused.value.fix == "set model.lora.export to merged"

@@ -10,23 +10,26 @@ from typing import Any
 import peft
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast
 
 from tests.support.trainer.flop_cases import model_config
 from vlmpipe.trainer.checkpoint.export.hf_export import Merged
-from vlmpipe.trainer.config.model import PARTS, ModelConfig
+from vlmpipe.trainer.config.model import GRID_FAMILIES, PARTS, ModelConfig
+from vlmpipe.trainer.data.chat.added_tokens import trained_tokens
 from vlmpipe.trainer.data.tokenize import make_tokenizer
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.models.hf_native.peft_folder import SETTINGS, require_same_adapter, write_adapter
+from vlmpipe.trainer.models.hf_native.peft_folder import SETTINGS, WEIGHTS, require_same_adapter, write_adapter
 from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of
 from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights
-from vlmpipe.trainer.models.layers.lora import adapters_of, without_adapters
+from vlmpipe.trainer.models.layers.lora import adapters_of, rows_in, train_rows_only, without_adapters
 from vlmpipe.trainer.models.registry import family_of
 
 LLAVA: dict[str, Any] = {}
 SMOLVLM = {"family": "smolvlm"}
 QWEN = {"family": "qwen2_5_vl", "max_pixels": 2048}
+TIED = {"family": "qwen3_vl", "max_pixels": 2048}
 CASES = {
     "the projector is trained too": (LLAVA, {}, ("tower",)),
     "adapters alone, rsLoRA": (SMOLVLM, {"use_rslora": True}, ("tower", "projector")),
@@ -94,7 +97,7 @@ def logits(config: ModelConfig, model: nn.Module) -> torch.Tensor:
     count = image_tokens_of(config)(32, 32)
     ids = torch.tensor([[5, *[int(model.config.image_token_id)] * count, 9, 2, 7, 30]])
     torch.manual_seed(1)
-    if config.family == "qwen2_5_vl":
+    if config.family in GRID_FAMILIES:
         pixels, grids = torch.rand(count * 4, 96), [(1, 8, 8)]
     else:
         pixels, grids = torch.rand(1, 3, config.image_size, config.image_size), None
@@ -134,6 +137,37 @@ def test_peft_loads_what_is_written_onto_the_base_and_training_starts_from_it(ca
         for other in (built, deferred):
             assert other.get_parameter(name).equal(parameter), name
             assert other.get_parameter(name).requires_grad == parameter.requires_grad, name
+
+
+@pytest.mark.parametrize(("base", "is_tied"), [(SMOLVLM, False), (TIED, True)])
+def test_peft_loads_trained_rows_of_tokens_onto_the_base(base: dict[str, Any], is_tied: bool, tmp_path: Path) -> None:
+    """As its trainable_token_indices: a file of rows, not of matrices."""
+    plain = model_config(**base)
+    names = tuple(tokenizer_of(plain).convert_ids_to_tokens([30, 9]))
+    config = on_base(base, tmp_path / "base", {"train_tokens": names}, ("tower", "projector"))
+    tokenizer = tokenizer_of(config)
+    tokens = trained_tokens(config, tokenizer)
+    model = family_of(config).build(config, tokenizer)
+    train_rows_only(model, tokens)
+    torch.manual_seed(3)
+    rows = [weight for name, weight in model.named_parameters() if name in rows_in(model)]
+    with torch.no_grad():
+        for weight in rows:
+            weight[tokens] += 0.1 * torch.randn(2, weight.shape[1])
+    assert (tokens, len(rows)) == ([9, 30], 1 if is_tied else 2)
+    assert (model.lm_head.weight is model.get_input_embeddings().weight) == is_tied
+    write_adapter(model, config, Weights(model).read, tmp_path / "adapter")
+
+    stored = load_file(tmp_path / "adapter" / WEIGHTS)
+    assert max(tensor.numel() for tensor in stored.values()) < rows[0].numel() / 4
+    on = AutoModelForImageTextToText.from_pretrained(tmp_path / "base", dtype=torch.float32).eval()
+    before = logits(config, on)
+    on_peft = peft.PeftModel.from_pretrained(on, tmp_path / "adapter").eval()
+    expected = logits(config, model.eval())
+    torch.testing.assert_close(logits(config, on_peft.get_base_model()), expected, rtol=1e-5, atol=1e-5)
+    merged = on_peft.merge_and_unload()
+    torch.testing.assert_close(logits(config, merged), expected, rtol=1e-5, atol=1e-5)
+    assert (before - expected).abs().max() > 1e-3
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,18 @@ from transformers import GPT2Config, LlavaConfig, PreTrainedTokenizerFast
 
 from tests.support.hf.publish import model_section, publish
 from tests.support.hf.publish import tokenizer_of as published_tokenizer
-from tests.support.trainer.flop_cases import CASES, model_config
+from tests.support.trainer.flop_cases import CASES, LLAMA, QWEN2, model_config
 from vlmpipe.trainer.config.model import LoraConfig, ModelConfig
+from vlmpipe.trainer.config.optimizer import OptimizerConfig
 from vlmpipe.trainer.data.tokenize import make_tokenizer
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.image_tokens import image_form_of
-from vlmpipe.trainer.models.layers.freeze import frozen_weights, is_adapter
-from vlmpipe.trainer.models.layers.lora import adapters_of, add_adapters, without_adapters
+from vlmpipe.trainer.models.layers.freeze import frozen_weights, is_adapter, token_rows
+from vlmpipe.trainer.models.layers.lora import adapters_of, add_adapters, train_rows_only, without_adapters
+from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.models.llava.family import LlavaFamily
 from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.optimizer.build import build_optimizer
 
 FAMILY = LlavaFamily()
 
@@ -139,3 +142,49 @@ def test_a_language_model_without_linear_layers_is_refused() -> None:
 def test_lora_settings_without_effect_are_refused(parts: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         ModelConfig.model_validate(model_config().model_dump() | parts)
+
+
+@pytest.mark.parametrize("chunk", [0, 3])
+@pytest.mark.parametrize("language_model", [QWEN2, LLAMA])
+def test_of_an_embedding_and_a_head_only_the_named_rows_learn(
+    chunk: int, language_model: dict[str, Any], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Their gradients are those of the matrices trained whole; after steps of AdamW with decay all other rows are the
+    same to the bit. The second is a model with a tied head."""
+    names = tuple(tokenizer.convert_ids_to_tokens([7, 40, 41]))
+    frozen = {"freeze": ("tower", "projector"), "language_model": language_model}
+    config = model_config(**frozen, lora={"rank": 4, "train_tokens": names})
+    torch.manual_seed(0)
+    model = FAMILY.build(config, tokenizer)
+    weights = token_rows(model)
+    assert {name for name, weight in model.named_parameters() if weight.requires_grad and not is_adapter(name)} == set(
+        weights
+    )
+    ids = torch.tensor([[7, 40, 12, 13, 7, 40, 5, 41, 9, 9, 200, 41]])
+    inputs = {
+        "input_ids": ids, "position_ids": torch.arange(ids.shape[1])[None], "images": torch.zeros(0, 16, 48),
+        "label_index": torch.arange(ids.shape[1] - 1), "label_ids": ids[0, 1:],
+    }  # fmt: skip
+
+    def gradients() -> dict[str, torch.Tensor]:
+        module = FAMILY.training_module(config, model, cached=True).train()
+        module.project = lambda features: features.new_zeros(0, 64)
+        Recompute(loss_chunk_tokens=chunk).apply(FAMILY, module)
+        module(**inputs).backward()
+        return {name: weight.grad.clone() for name, weight in weights.items()}
+
+    whole = gradients()
+    model.zero_grad()
+    model.lm_head.__dict__.pop("forward", None)
+    train_rows_only(model, [7, 40, 41])
+    for name, gradient in gradients().items():
+        assert whole[name].abs().amax(1).count_nonzero() > 3
+        torch.testing.assert_close(gradient[[7, 40, 41]], whole[name][[7, 40, 41]])
+        assert gradient.abs().amax(1).nonzero().flatten().tolist() == [7, 40, 41]
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    optimizer = build_optimizer(model, OptimizerConfig(learning_rate=0.01, weight_decay=0.1))
+    for _ in range(3):
+        optimizer.step()
+    for name, weight in weights.items():
+        changed = (weight != before[name]).any(1).nonzero().flatten().tolist()
+        assert changed == [7, 40, 41], name

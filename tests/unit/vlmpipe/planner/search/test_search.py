@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,17 +140,21 @@ def test_degrees_of_context_parallelism_divide_gpus_heads_and_tokens(
     assert more_context_parallel(config, 12) == [{"train.context_parallel": degree} for degree in degrees]
 
 
-def test_a_search_shares_sequences_last() -> None:
+@pytest.mark.parametrize("trains_tower", [False, True])
+def test_a_search_shares_sequences_last(trains_tower: bool) -> None:
     train: dict[str, Any] = {"train.strategy": "fsdp", "train.micro_batch_size": 1, "cluster.processes_per_replica": 4}
+    train |= {"model.freeze": [], "features.cache": "off"} if trains_tower else {}
+    shape: Any = SimpleNamespace(trains_tower=trains_tower, language=SimpleNamespace(heads=12))
     tried = []
     while True:
         config = parse_run_config(merged(run_file().to_dict(), train), "test")
-        change = less_memory(config, 12)
+        change = less_memory(config, shape)
         if not change:
             break
         tried.append(change)
         train |= change
-    assert [next(iter(change.values())) for change in tried] == ["selective", "full", 2, 4]
+    of_tower = [True] if trains_tower else []
+    assert [next(iter(change.values())) for change in tried] == ["selective", "full", *of_tower, 2, 4]
 
 
 def test_the_printed_command_includes_the_given_overrides(capsys: pytest.CaptureFixture[str]) -> None:
