@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(7200), only
 ALL = os.environ.get("VLMPIPE_ENGINES") == "all"
 FAMILIES = ("qwen2_5_vl", "smolvlm") if ALL else ("qwen2_5_vl",)
 BASE, ADAPTER = "gs://bucket/base", "gs://bucket/registry/tiny/1/model"
-MOST_DIFFERENCE = 1e-3  # of log probabilities, in fp32
+MOST_DIFFERENCE = 1e-4  # of log probabilities, in fp32
 MOST_UNROUNDED = 2  # answers that differ because evaluation rounds what a frozen vision encoder gives
 LORA = {"rank": 12, "alpha": 24.0, "export": "adapter"}
 # Ways out of a projector that is trained whole beside an adapter, and what vLLM refuses otherwise.
@@ -167,7 +167,7 @@ def test_what_deploy_adds_has_an_effect(
 ) -> None:
     found = compared(run_of("qwen2_5_vl", "adapted"), tmp_path / "log", without)
     found.keep(f"qwen2_5_vl adapter without {without.strip('-=')}", NEWEST.title)
-    assert found.largest_difference > 10 * MOST_DIFFERENCE
+    assert found.largest_difference > 100 * MOST_DIFFERENCE
     assert found.equal_answers < found.questions / 2
     assert (found.equal_prompts == 0) == (without == "--settings=")
 
