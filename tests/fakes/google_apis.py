@@ -23,9 +23,9 @@ from vlmpipe.rehearsal.http_server import ApiError, Handler, LocalServer
 # From Google's index of roles and permissions, read in November 2026: of each role what these tests meet.
 ROLES: dict[str, set[str]] = {
     "roles/aiplatform.user": {
-        "aiplatform.pipelineJobs.create", "aiplatform.pipelineJobs.cancel", "aiplatform.schedules.create",
-        "aiplatform.customJobs.create", "aiplatform.customJobs.cancel", "aiplatform.models.upload",
-        "aiplatform.tensorboardExperiments.create",
+        "aiplatform.pipelineJobs.create", "aiplatform.pipelineJobs.get", "aiplatform.pipelineJobs.cancel",
+        "aiplatform.schedules.create", "aiplatform.customJobs.create", "aiplatform.customJobs.cancel",
+        "aiplatform.models.upload", "aiplatform.tensorboardExperiments.create",
     },
     "roles/logging.viewer": {"logging.logEntries.list"},
     "roles/logging.logWriter": {"logging.logEntries.create"},
