@@ -40,7 +40,7 @@ class RejectCode(StrEnum):
     CONV_ROLES = "conv.roles"  # turns do not alternate human, gpt
     CONV_IMAGE_COUNT = "conv.image_count"  # <image> marks and images differ in number, or a system text has one
     CONV_NO_MEDIA = "conv.no_media"  # a caption without an image, or <video> or <audio> without a file
-    CONV_LABELS = "conv.labels"  # a key that changes what is a label, such as weight or tool_calls, which is not read
+    CONV_LABELS = "conv.labels"  # a key that changes what is a label, such as a weight of the record, which is not read
     CONV_OBJECTS = "conv.objects"  # <bbox> and <ref-object> marks that differ from `objects`, or a box out of its image
     CONV_TEMPLATE = "conv.template"  # the chat template does not allow or changes the conversation
     CONV_TOO_LONG = "conv.too_long"  # more tokens than data.sequence_length

@@ -48,15 +48,24 @@ class Turn:
     is_context: bool = False  # the answer is read and is no label
     # Left, top, right and bottom of what the answer is about, as shares of the sample's only image; empty: not known.
     region: tuple[float, ...] = ()
+    tools: str = ""  # of the conversation, in its first turn: a JSON list of functions
+    calls: str = ""  # of tools, behind the answer: a JSON list
+    results: tuple[str, ...] = ()  # of the calls before, in place of a question
+
+    @property
+    def has_tools(self) -> bool:
+        return bool(self.tools or self.calls or self.results)
 
     def texts(self) -> tuple[str, ...]:
         """All texts; without those that most samples lack, where they are empty."""
         others = (self.system, self.thinking) if self.system or self.thinking else ()
-        return (self.question, self.answer, *others, *((self.rejected,) if self.rejected else ()))
+        of_tools = tuple(filter(None, (self.tools, self.calls, *self.results))) if self.has_tools else ()
+        return (self.question, self.answer, *others, *((self.rejected,) if self.rejected else ()), *of_tools)
 
     def identity(self) -> tuple[object, ...]:
         """Equal for turns from which a model learns the same."""
-        return (*self.texts(), True) if self.is_context else self.texts()
+        of_tools = ((self.tools, self.calls, *self.results),) if self.has_tools else ()
+        return (*self.texts(), *((True,) if self.is_context else ()), *of_tools)
 
 
 def shuffled_turns(questions: Iterable[tuple[str, str, str]], key: str) -> tuple[Turn, ...]:

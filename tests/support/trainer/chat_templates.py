@@ -21,8 +21,22 @@ THINKS = PLAIN.replace(
     "{% if message.content is", "{{ '<think>' + message.reasoning_content + '</think>' if message.reasoning_content }}"
     "{% if message.content is",
 )  # fmt: skip
+CALLS = (
+    "{% for call in message.tool_calls %}<call>{{ call.function.name }} {{ call.function.arguments | tojson }}</call>"
+    "{% endfor %}"
+)
+TOOLS = "{% if tools %}<|turn|>tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|end|>\n{% endif %}"
+WITH_TOOLS = TOOLS + PLAIN.replace("{% endif %}<|end|>", "{% endif %}" + CALLS + "<|end|>")
 TEMPLATES = {
     "plain": PLAIN,
+    "tools": WITH_TOOLS,
+    "tools without calls": TOOLS + PLAIN,
+    "calls without tools": WITH_TOOLS.removeprefix(TOOLS),
+    "calls by name": WITH_TOOLS.replace("{{ call.function.arguments | tojson }}", ""),
+    "calls without an end": WITH_TOOLS.replace("<|end|>\n{% endfor %}{% if add", "{{ '' if message.tool_calls else "
+        "'<|end|>' }}\n{% endfor %}{% if add"),
+    "calls in Python": WITH_TOOLS.replace("arguments | tojson", "arguments"),
+    "prompt thinks, with tools": WITH_TOOLS.replace("assistant\n{% endif %}", "assistant\n<think></think>{% endif %}"),
     "thinks": THINKS,
     "drops earlier thinking": THINKS.replace("reasoning_content }}", "reasoning_content and loop.last }}"),
     "moves tagged thinking": PLAIN.replace("{{ part.text }}", "{{ part.text.split('</think>')[-1] }}"),

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.chat.layout import NO_ANSWER, ChatTemplate, Layout, refused
-from vlmpipe.trainer.data.chat.messages import Message, as_chat, context_answers, messages_of, shape_of, texts_of
+from vlmpipe.trainer.data.chat.messages import (
+    Message,
+    as_chat,
+    context_answers,
+    messages_of,
+    shape_of,
+    texts_of,
+    tools_of,
+)
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.tokenize import FOLDER, load_tokenizer, lost_characters, own_template
 from vlmpipe.trainer.errors import ConfigError
@@ -183,7 +191,7 @@ class Chat:
         where all images are marked.
         """
         question = turn.question if earlier else asked_question(turn.question, len(counts))
-        asked = self.messages([*earlier, dataclasses.replace(turn, question=question, answer="")])
+        asked = self.messages([*earlier, dataclasses.replace(turn, question=question, answer="", calls="")])
         return self.encode_messages(asked, counts, sizes, is_prompt=True).input_ids
 
     def encode_messages(
@@ -232,7 +240,7 @@ class Chat:
     def verify(self, messages: Sequence[Message]) -> None:
         """Render the conversation as a whole. Raises RejectedError where the template changes it by what texts say."""
         layout, texts = self.layout(shape_of(messages)), list(texts_of(messages))
-        if layout.rendered(texts) == self.template.render(as_chat(messages, layout.strings)):
+        if layout.rendered(texts) == self.template.render(as_chat(messages, layout.strings), tools=tools_of(messages)):
             return
         tags = "</think>" in "".join(texts)
         hint = ": thinking belongs into the answer's 'thinking' or 'reasoning_content'" if tags else ""

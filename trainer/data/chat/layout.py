@@ -15,8 +15,9 @@ from itertools import pairwise, product
 from typing import Any
 
 from vlmpipe.trainer.data.chat import render, render_process
-from vlmpipe.trainer.data.chat.messages import Message, Role, Shape, as_chat, described, filled
+from vlmpipe.trainer.data.chat.messages import Message, Role, Shape, as_chat, described, filled, tools_of
 from vlmpipe.trainer.data.chat.render import DATE_MARK
+from vlmpipe.trainer.data.chat.tools import lacking_tools
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 
 FIRST_MARK = 0xE000  # private use
@@ -79,11 +80,12 @@ class ChatTemplate:
     as_text: bool = False
     is_trusted: bool = False
 
-    def render(self, chat: list[dict[str, Any]], *, add_generation_prompt: bool = False) -> str:
+    def render(self, chat: list[dict[str, Any]], *, tools: str = "", add_generation_prompt: bool = False) -> str:
         """As transformers renders it, but for the date. Raises RejectedError for what the template does not allow."""
         rendering = render.render if self.is_trusted else render_process.render
+        tokens = dict(self.special_tokens)
         try:
-            return rendering(self.source, chat, dict(self.special_tokens), add_generation_prompt=add_generation_prompt)
+            return rendering(self.source, chat, tokens, tools=tools, add_generation_prompt=add_generation_prompt)
         except render.TemplateError as error:
             raise refused(str(error)) from error
 
@@ -122,15 +124,21 @@ class _Reading:
         if DATE_MARK in text:
             raise refused("writes the date of the day here: give every conversation a system text")
         pieces = self._pieces(text)
-        images = sum(not is_text for _, _, parts in self._shape for is_text in parts)
+        images = sum(not is_text for message in self._shape for is_text in message.are_texts)
         if (written := sum(piece.count(self._template.placeholder) for piece in pieces)) != images:
             raise refused(f"writes {written} images of {images}" + self._in_answers())
+        if lacking := lacking_tools(self._shape, pieces):
+            raise refused(f"leaves out {lacking}")
         strips = self._strips(pieces)
         labels, starts_at_prompt = self._labels(text, pieces)
         return Layout(tuple(self._segments(pieces, strips, labels)), self._strings, starts_at_prompt)
 
     def _rendered(self, messages: Sequence[Message], *, prompt: bool = False) -> str:
-        return self._template.render(as_chat(messages, self._strings), add_generation_prompt=prompt or self._is_prompt)
+        return self._template.render(
+            as_chat(messages, self._strings),
+            tools=tools_of(messages),
+            add_generation_prompt=prompt or self._is_prompt,
+        )
 
     def _pieces(self, text: str) -> list[str]:
         """The literal text before each mark and behind the last."""
@@ -156,7 +164,7 @@ class _Reading:
         return ", once another turn follows: end the conversation there" if earlier else ""
 
     def _in_answers(self) -> str:
-        answers = any(role == "assistant" and not all(parts) for role, _, parts in self._shape)
+        answers = any(message.role == "assistant" and not all(message.are_texts) for message in self._shape)
         return ": those in answers may be what it leaves out" if answers else ""
 
     def _strips(self, pieces: Sequence[str]) -> list[Callable[[str], str]]:
@@ -185,13 +193,19 @@ class _Reading:
         labels, at_prompt, slot = _Labels(), True, 0
         places = self._places(text)
         ends_of_pieces = [places[mark] for mark in self._marks]
-        last = max((n for n, (role, *_) in enumerate(self._shape) if role == "assistant"), default=0)
+        last = max((n for n, message in enumerate(self._shape) if message.role == "assistant"), default=0)
         ends_of_prompts: dict[str, int | None] = {}  # in the piece before the answer; None: not in it
+        openings: set[str] = set()  # before answers that only call tools
         answer = NO_ANSWER
-        for number, (role, has_thinking, parts) in enumerate(self._shape):
-            first, slot = slot, slot + has_thinking + sum(parts)
-            answer += role == "assistant"
-            if role != "assistant" or self._is_prompt or first == slot:
+        for number, message in enumerate(self._shape):
+            first, slot = slot, slot + message.num_texts
+            answer += message.role == "assistant"
+            if message.role != "assistant" or self._is_prompt:
+                continue
+            if first == slot:
+                if message.calls:
+                    begin = self._start_of_calls(text, pieces, number, slot, openings)
+                    labels.add(slot, begin, self._end_of_calls(pieces[slot], begin, answer), answer)
                 continue
             labels.texts.update(dict.fromkeys(range(first, slot), answer))
             end_of_piece = ends_of_pieces[first]
@@ -208,11 +222,36 @@ class _Reading:
             for inner in range(first + 1, slot):
                 if self._template.placeholder not in pieces[inner]:
                     labels.add(inner, 0, len(pieces[inner]), answer)
-            if end := self._end(pieces[slot], self._names[slot - 1]):
+            if message.calls:
+                labels.add(slot, 0, self._end_of_calls(pieces[slot], 0, answer), answer)
+            elif end := self._end(pieces[slot], self._names[slot - 1]):
                 labels.add(slot, *end, answer)
             else:
                 labels.added[slot] = answer
         return labels, at_prompt
+
+    def _start_of_calls(self, text: str, pieces: Sequence[str], number: int, slot: int, openings: set[str]) -> int:
+        """Where an answer without a text begins in its piece: where the prompt of its turn ends.
+
+        openings: the literal texts before such answers so far. The prompt is rendered for the first with each.
+        """
+        piece = pieces[slot]
+        if known := next((opening for opening in openings if piece.startswith(opening)), ""):
+            return len(known)
+        before = sum(map(len, pieces[:slot])) + slot  # a mark is one character
+        prompt = self._rendered(self._marked[:number], prompt=True)
+        start = len(prompt) - before
+        if not text.startswith(prompt) or not 0 < start <= len(piece):
+            raise refused("writes a call of a tool where no prompt leads to it")
+        openings.add(piece[:start])
+        return start
+
+    def _end_of_calls(self, piece: str, start: int, answer: int) -> int:
+        """Where the end token behind an answer's calls of tools ends."""
+        ends = "|".join(map(re.escape, self._template.end_tokens))
+        if found := re.compile(ends).search(piece, start):
+            return found.end()
+        raise refused(f"writes no end token behind the calls of answer {answer + 1} (of {ends})")
 
     def _end(self, piece: str, name: str) -> tuple[int, int] | None:
         """Range of the end token in what follows an answer's last text; None where it is to be added."""

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.sample import Turn
 
 BESIDE_MARK = re.compile(rf"\n?{re.escape(IMAGE_TOKEN)}\n?")
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
 Part = str | None  # None: an image
-# Per message its role, whether it has thinking, and which of its parts are texts.
-Shape = tuple[tuple[Role, bool, tuple[bool, ...]], ...]
+
+
+class MessageShape(NamedTuple):
+    """All that decides how a template writes a message, but its texts."""
+
+    role: Role
+    has_thinking: bool
+    are_texts: tuple[bool, ...]  # which of its parts are
+    calls: str = ""
+    tools: str = ""
+
+    @property
+    def num_texts(self) -> int:
+        """Also of its thinking."""
+        return self.has_thinking + sum(self.are_texts)
+
+
+Shape = tuple[MessageShape, ...]
+NAMES: dict[Role, str] = {
+    "system": "the system message", "user": "question", "assistant": "answer", "tool": "the result of call",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +43,8 @@ class Message:
     content: tuple[Part, ...]
     thinking: str = ""  # of an answer: the template's `reasoning_content`
     is_context: bool = False  # an answer that is no label
+    calls: str = ""  # of tools, in an answer: the JSON of the template's `tool_calls`
+    tools: str = ""  # of the conversation, in its first message: the JSON of the template's `tools`
 
 
 def messages_of(turns: Iterable[Turn], image_text: str | None = None) -> list[Message]:
@@ -34,10 +56,14 @@ def messages_of(turns: Iterable[Turn], image_text: str | None = None) -> list[Me
     for turn in turns:
         if turn.system:
             messages.append(Message("system", (turn.system,)))
-        messages.append(Message("user", _content(turn.question, image_text)))
-        if turn.answer:
-            content = _content(turn.answer, image_text)
-            messages.append(Message("assistant", content, turn.thinking, turn.is_context))
+        messages += [Message("tool", (result,)) for result in turn.results]
+        if not turn.results:
+            messages.append(Message("user", _content(turn.question, image_text)))
+        if turn.answer or turn.calls:
+            content = _content(turn.answer, image_text) if turn.answer else ()
+            messages.append(Message("assistant", content, turn.thinking, turn.is_context, turn.calls))
+        if turn.tools:
+            messages[0] = replace(messages[0], tools=turn.tools)
     return messages
 
 
@@ -58,7 +84,12 @@ def content_parts(text: str) -> tuple[Part, ...]:
 
 
 def shape_of(messages: Iterable[Message]) -> Shape:
-    return tuple((one.role, bool(one.thinking), tuple(part is not None for part in one.content)) for one in messages)
+    return tuple(
+        MessageShape(
+            one.role, bool(one.thinking), tuple(part is not None for part in one.content), one.calls, one.tools
+        )
+        for one in messages
+    )
 
 
 def texts_of(messages: Iterable[Message]) -> Iterator[str]:
@@ -87,32 +118,44 @@ def filled(shape: Shape, texts: Iterable[str]) -> list[Message]:
             role,
             thinking=next(left) if has_thinking else "",
             content=tuple(next(left) if is_text else None for is_text in parts),
+            calls=calls,
+            tools=tools,
         )
-        for role, has_thinking, parts in shape
+        for role, has_thinking, parts, calls, tools in shape
     ]
 
 
 def described(shape: Shape) -> list[str]:
     """What each of `texts_of` is, for people: "the text of answer 2"."""
-    names, counts = [], {"system": 0, "user": 0, "assistant": 0}
-    for role, has_thinking, parts in shape:
-        counts[role] += 1
-        if role == "system":
-            where = "the system message"
-        else:
-            where = f"{'question' if role == 'user' else 'answer'} {counts[role]}"
-        names += [f"the thinking of {where}"] * has_thinking + [f"the text of {where}"] * sum(parts)
+    names, counts = [], dict.fromkeys(NAMES, 0)
+    for message in shape:
+        counts[message.role] += 1
+        where = NAMES[message.role] + (f" {counts[message.role]}" if message.role != "system" else "")
+        names += [f"the thinking of {where}"] * message.has_thinking
+        names += [f"the text of {where}"] * sum(message.are_texts)
     return names
 
 
 def as_chat(messages: Sequence[Message], plain: frozenset[Role] = frozenset()) -> list[dict[str, Any]]:
-    """The messages as `apply_chat_template` takes them. plain: roles whose text-only contents are given as strings."""
+    """The messages as `apply_chat_template` takes them. plain: roles whose text-only contents are given as strings.
+
+    Results of tools, and answers that only call tools, always are: some templates print other contents as Python does.
+    """
     chat = []
     for message in messages:
         parts = [{"type": "image"} if part is None else {"type": "text", "text": part} for part in message.content]
         content: Any = parts
-        if message.role in plain and len(parts) == 1 and message.content[0] is not None:
+        is_plain = message.role in plain or message.role == "tool"
+        if is_plain and len(parts) == 1 and message.content[0] is not None:
             content = message.content[0]
+        if message.calls and not parts:
+            content = ""
         thinking = {"reasoning_content": message.thinking} if message.thinking else {}
-        chat.append({"role": message.role, "content": content, **thinking})
+        calls = {"tool_calls": json.loads(message.calls)} if message.calls else {}
+        chat.append({"role": message.role, "content": content, **thinking, **calls})
     return chat
+
+
+def tools_of(messages: Sequence[Message]) -> str:
+    """The conversation's tools, as JSON; empty where it has none."""
+    return messages[0].tools if messages else ""

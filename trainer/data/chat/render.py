@@ -22,8 +22,13 @@ class TemplateError(Exception):
     """A template does not render a conversation: what is wrong, as the end of a sentence about the template."""
 
 
-def render(source: str, chat: list[dict[str, Any]], tokens: dict[str, str], *, add_generation_prompt: bool) -> str:
-    """The text of a conversation, with a mark in place of the date. Raises TemplateError."""
+def render(
+    source: str, chat: list[dict[str, Any]], tokens: dict[str, str], *, tools: str = "", add_generation_prompt: bool
+) -> str:
+    """The text of a conversation, with a mark in place of the date. Raises TemplateError.
+
+    tools: those of the conversation, as JSON.
+    """
     import jinja2
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -31,6 +36,7 @@ def render(source: str, chat: list[dict[str, Any]], tokens: dict[str, str], *, a
         rendered, _ = render_jinja_template(
             conversations=[chat],
             chat_template=CLOCK + source if "strftime_now" in source else source,
+            tools=json.loads(tools) if tools else None,
             add_generation_prompt=add_generation_prompt,
             **tokens,
         )

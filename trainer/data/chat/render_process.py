@@ -17,11 +17,14 @@ def render(
     chat: list[dict[str, Any]],
     tokens: dict[str, str],
     *,
+    tools: str = "",
     add_generation_prompt: bool,
     process: BoundedProcess = PROCESS,
 ) -> str:
     """The text of a conversation, rendered within the budget of the process. Raises TemplateError."""
-    asked = {"source": source, "chat": chat, "tokens": tokens, "add_generation_prompt": add_generation_prompt}
+    asked = {
+        "source": source, "chat": chat, "tokens": tokens, "tools": tools, "add_generation_prompt": add_generation_prompt
+    }  # fmt: skip
     answer = process.ask(json.dumps(asked).encode())
     if answer is None:
         limits = f"{CPU_S} s of processor time and {MEMORY_BYTES >> 20} MiB of memory"

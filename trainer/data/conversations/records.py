@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vlmpipe.trainer.config.data import BY_IMAGE, BY_RECORD
@@ -20,6 +20,17 @@ from vlmpipe.trainer.data.conversations.message_parts import (
     objects,
     text,
 )
+from vlmpipe.trainer.data.conversations.tools import (
+    CALL_ROLES,
+    RESULT_ROLES,
+    TOOL_CALLS,
+    TOOL_KEYS,
+    TOOLS,
+    calls_in,
+    calls_json,
+    calls_of_text,
+    tools_json,
+)
 from vlmpipe.trainer.data.json_stream import BadJsonError, parse_json
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import DEFAULT_SLICE, SPLIT_NAMES, ImageRef, Split, Turn, Unread
@@ -30,7 +41,7 @@ PAIR = 2
 REJECTED = ("rejected", "rejected_response")  # the answer that is not preferred; the latter is ms-swift's
 EITHER_MARK = re.compile("|".join(map(re.escape, MARKS.values())))
 THINKING = ("thinking", "reasoning_content")  # of an answer
-MESSAGE_KEYS = frozenset({"from", "value", "role", "content", *THINKING, *LOSS_FLAGS})
+MESSAGE_KEYS = frozenset({"from", "value", "role", "content", *THINKING, *LOSS_FLAGS, *TOOL_KEYS})
 
 
 def turns_of(record: Record, num_images: int, caption_question: str, keys: Sequence[str]) -> tuple[Turn, ...]:
@@ -45,6 +56,8 @@ def turns_of(record: Record, num_images: int, caption_question: str, keys: Seque
     turns = SHAPES[key](record, caption_question)
     if turns and key in (*ALTERNATING, "response") and not turns[0].system and isinstance(record.peek("system"), str):
         turns[0] = replace(turns[0], system=text(record["system"], "system"))
+    if turns and key in (*ALTERNATING, *TEXT_OR_MESSAGES) and record.has(TOOLS):
+        turns[0] = replace(turns[0], tools=tools_json(record[TOOLS]))
     is_unmarked = key in UNMARKED or (key in TEXT_OR_MESSAGES and isinstance(record.peek(key), str))
     if is_unmarked and turns and not any(IMAGE_TOKEN in turn.question for turn in turns):
         turns[0] = replace(turns[0], question=f"{IMAGE_TOKEN}\n" * num_images + turns[0].question)
@@ -174,32 +187,73 @@ def _slices(record: Record, key: str, turns: int) -> list[str]:
     return [text(name, "slice") for name in names]
 
 
+@dataclass
+class _Said:
+    """A message, or several in a row that are one: calls of tools and their results."""
+
+    role: Any
+    text: str
+    thinking: str = ""
+    is_learned: bool = True
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    results: list[str] = field(default_factory=list)
+
+
 def _alternating(record: Record, key: str, messages: Any) -> list[Turn]:
     """Alternating questions and answers, perhaps after a system message."""
-    roles, texts, thinking, learned = [], [], [], []
+    said = _spoken(record, key, messages)
+    system = said.pop(0).text if said and said[0].role == "system" else ""
+    asked, answered = said[::2], said[1::2]
+    known = all(one.role in (*QUESTION_ROLES, *RESULT_ROLES) for one in asked)
+    if len(asked) != len(answered) or not known or not all(one.role in ANSWER_ROLES for one in answered):
+        roles = [one.role for one in said]
+        raise RejectedError(RejectCode.CONV_ROLES, f"roles are {roles[:6]}, not human and gpt in turn")
+    before: _Said | None = None
+    for question, answer in zip(asked, answered, strict=True):
+        if question.results and not (before and before.calls):
+            raise RejectedError(RejectCode.CONV_ROLES, f"a message of the role {question.role!r} without a call before")
+        before = answer
+    turns = [
+        Turn(
+            question.text,
+            answer.text,
+            thinking=answer.thinking,
+            is_context=not answer.is_learned,
+            calls=calls_json(answer.calls),
+            results=tuple(question.results),
+        )
+        for question, answer in zip(asked, answered, strict=True)
+    ]
+    return [replace(turns[0], system=system), *turns[1:]] if turns else []
+
+
+def _spoken(record: Record, key: str, messages: Any) -> list[_Said]:
+    said: list[_Said] = []
     for number, message in enumerate(objects(messages, key), 1):
         place = f"{key} {number}"
         if left := message.keys() - MESSAGE_KEYS:
             record.note(left, message, key, place)
         role = _one_of(message, "from", "role", place)
-        roles.append(role)
-        learned.append(is_learned(message, place, is_answer=role in ANSWER_ROLES))
-        texts.append(content_text(_one_of(message, "value", "content", place), place, record))
-        thinking.append(text(next((message[key] for key in THINKING if message.get(key) is not None), ""), place))
-    system = ""
-    if roles and roles[0] == "system":
-        system, *texts = texts
-        del roles[0], thinking[0], learned[0]
-    asked, answered = roles[::2], roles[1::2]
-    known = all(role in QUESTION_ROLES for role in asked) and all(role in ANSWER_ROLES for role in answered)
-    if len(asked) != len(answered) or not known:
-        raise RejectedError(RejectCode.CONV_ROLES, f"roles are {roles[:6]}, not human and gpt in turn")
-    said = zip(texts[::2], texts[1::2], thinking[1::2], learned[1::2], strict=True)
-    turns = [
-        Turn(question, answer, thinking=thought, is_context=not is_label)
-        for question, answer, thought, is_label in said
-    ]
-    return [replace(turns[0], system=system), *turns[1:]] if turns else []
+        is_answer, calls = role in (*ANSWER_ROLES, *CALL_ROLES), calls_in(message, place)
+        if calls and not is_answer:
+            raise RejectedError(RejectCode.CONV_ROLES, f"{place} has {TOOL_CALLS!r} and the role {role!r}")
+        flag = is_learned(message, place, is_answer=is_answer)
+        content = _one_of(message, "value", "content", place)
+        words = "" if calls and content is None else content_text(content, place, record)
+        thinking = text(next((message[key] for key in THINKING if message.get(key) is not None), ""), place)
+        last = said[-1] if said else None
+        if role in RESULT_ROLES and last and last.results:
+            last.results.append(words)
+        elif role in RESULT_ROLES:
+            said.append(_Said(role, "", results=[words]))
+        elif role in CALL_ROLES and last and last.role in ANSWER_ROLES:
+            last.calls += calls_of_text(words, place)
+            last.is_learned &= flag
+        elif role in CALL_ROLES:
+            said.append(_Said(ANSWER_ROLES[0], "", thinking, flag, calls_of_text(words, place)))
+        else:
+            said.append(_Said(role, words, thinking, flag, calls))
+    return said
 
 
 def _one_of(message: Mapping[str, Any], first: str, second: str, place: str) -> Any:
@@ -234,7 +288,7 @@ def _completed(record: Record, _: str) -> list[Turn]:
         return [Turn(text(record.get("prompt"), "prompt"), text(completion, "completion"))]
     prompt = objects(listed(record, "prompt") if record.has("prompt") else None, "prompt")
     turns = _alternating(record, "completion", [*prompt, *objects(completion, "completion")])
-    before = sum(message.get("role", message.get("from")) in ANSWER_ROLES for message in prompt)
+    before = sum(one.role in ANSWER_ROLES for one in _spoken(record, "prompt", prompt))
     return [replace(turn, is_context=turn.is_context or number < before) for number, turn in enumerate(turns)]
 
 
@@ -260,7 +314,8 @@ def _last_answer(rejected: Any) -> str:
 
 
 CONTEXT = "is_context"  # of prepared data's turns
-TURN_TEXTS = ("system", "thinking", "rejected")  # of prepared data, beside question and answer
+TURN_TEXTS = ("system", "thinking", "rejected", "tools", "calls")  # of prepared data, beside question and answer
+RESULTS = "results"
 
 
 def _pairs(record: Record, key: str, question: str, answer: str) -> list[Turn]:
@@ -268,12 +323,17 @@ def _pairs(record: Record, key: str, question: str, answer: str) -> list[Turn]:
     for number, turn in enumerate(objects(listed(record, key), key), 1):
         place = f"{key} {number}"
         more = {name: text(turn[name], f"{place}.{name}") for name in TURN_TEXTS if turn.get(name) is not None}
-        if left := turn.keys() - {question, answer, "slice", *TURN_TEXTS, *LOSS_FLAGS, CONTEXT}:
+        if left := turn.keys() - {question, answer, "slice", *TURN_TEXTS, RESULTS, *LOSS_FLAGS, CONTEXT}:
             record.note(left, turn, key, place)
         is_context = turn.get(CONTEXT) is True or not is_learned(turn, place, is_answer=True)
         asked, answered = (text(turn.get(name), f"{place}.{name}") for name in (question, answer))
-        system, thinking, rejected = (more.get(name, "") for name in TURN_TEXTS)
-        turns.append(Turn(asked, answered, DEFAULT_SLICE, system, thinking, rejected, is_context))
+        results = turn.get(RESULTS) or []
+        if not isinstance(results, list):
+            raise RejectedError(RejectCode.RECORD_FORM, f"{place}.{RESULTS} is {kind_of(results)}, not a list")
+        said = tuple(text(one, f"{place}.{RESULTS}") for one in results)
+        system, thinking, rejected, tools, calls = (more.get(name, "") for name in TURN_TEXTS)
+        texts = (asked, answered, DEFAULT_SLICE, system, thinking, rejected)
+        turns.append(Turn(*texts, is_context, tools=tools, calls=calls, results=said))
     return turns
 
 

@@ -6,6 +6,7 @@ out, as in our native chat templates: trainers that replace the mark in place th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,11 +49,12 @@ def as_stored(sample: StoredSample) -> list[Record]:
 def messages_record(sample: StoredSample, paths: Sequence[str]) -> Record:
     """`messages` and `images`; of a pair also `rejected_response`."""
     rejected = {"rejected_response": sample.rejected} if sample.rejected else {}
-    return {"id": sample.id, "messages": _marked(sample), "images": list(paths), **rejected}
+    return {"id": sample.id, "messages": _marked(sample), **_tools(sample), "images": list(paths), **rejected}
 
 
 def llava_record(sample: StoredSample, paths: Sequence[str]) -> Record:
     """`conversations` of `from` and `value`; `image` is one path, or a list of several."""
+    require_no_tools(sample, "llava")
     spoken = [{"from": LLAVA_ROLES[one.pop("role")], "value": one.pop("content"), **one} for one in as_stored(sample)]
     image = {"image": paths[0] if len(paths) == 1 else list(paths)} if paths else {}
     return {"id": sample.id, **image, "conversations": spoken} | _rejected(sample)
@@ -62,7 +64,7 @@ def trl_record(sample: StoredSample, paths: Sequence[str]) -> Record:
     """`messages` of typed parts; a pair as `prompt`, `chosen` and `rejected`."""
     _require_all_learned(sample, "trl")
     messages = as_chat(messages_of(sample.turns))
-    images = {"images": list(paths)}
+    images = {**_tools(sample), "images": list(paths)}
     if not sample.rejected:
         return {"id": sample.id, "messages": messages, **images}
     rejected = as_chat([Message("assistant", (sample.rejected,))])
@@ -71,6 +73,7 @@ def trl_record(sample: StoredSample, paths: Sequence[str]) -> Record:
 
 def llama_factory_record(sample: StoredSample, paths: Sequence[str]) -> Record:
     """ShareGPT with OpenAI's keys; a pair as `messages`, `chosen` and `rejected`."""
+    require_no_tools(sample, "llama-factory")
     _require_no_thinking(sample, "llama-factory")
     _require_all_learned(sample, "llama-factory")
     messages, images = _marked(sample), {"images": list(paths)}
@@ -82,6 +85,7 @@ def llama_factory_record(sample: StoredSample, paths: Sequence[str]) -> Record:
 
 def nemo_record(sample: StoredSample, paths: Sequence[str]) -> Record:
     """As LLaMA-Factory's. NeMo drops what is no question or answer without a word."""
+    require_no_tools(sample, "nemo")
     _require_no_thinking(sample, "nemo")
     _require_all_learned(sample, "nemo")
     for found, what in ((sample.rejected, "a rejected answer"), (sample.turns[0].system, "a system text")):
@@ -92,7 +96,7 @@ def nemo_record(sample: StoredSample, paths: Sequence[str]) -> Record:
 
 def webdataset_record(sample: StoredSample) -> Record:
     """The member that ends in .json."""
-    return {"id": sample.id, "messages": as_stored(sample)} | _rejected(sample)
+    return {"id": sample.id, "messages": as_stored(sample)} | _tools(sample) | _rejected(sample)
 
 
 def llama_factory_index(names: Sequence[str], folder: Path, *, pairs: bool) -> tuple[str, Record]:
@@ -135,6 +139,16 @@ def _flagged(messages: Sequence[Message]) -> list[Record]:
 
 def _rejected(sample: StoredSample) -> Record:
     return {"rejected": sample.rejected} if sample.rejected else {}
+
+
+def _tools(sample: StoredSample) -> Record:
+    return {"tools": json.loads(sample.turns[0].tools)} if sample.turns[0].tools else {}
+
+
+def require_no_tools(sample: StoredSample, data_format: str) -> None:
+    """Raise ConfigError for a sample with tools or calls of them, which few formats keep."""
+    if any(turn.has_tools for turn in sample.turns):
+        raise _lacking(data_format, sample, "tools and calls of them", "messages, trl or webdataset")
 
 
 def _require_no_thinking(sample: StoredSample, data_format: str) -> None:

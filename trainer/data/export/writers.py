@@ -89,6 +89,7 @@ class TfRecordWriter:
             self.close()
             self.names.append(f"{self._split}-{len(self.names):06d}.tfrecord")
             self._file = (self._folder / self.names[-1]).open("wb")
+        records.require_no_tools(sample, "tfrecord")
         features = {
             "id": [sample.id.encode()],
             "messages": [json.dumps(records.as_stored(sample), ensure_ascii=False).encode()],

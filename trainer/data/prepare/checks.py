@@ -187,14 +187,17 @@ def check_turns(turns: tuple[Turn, ...], num_images: int, control_tokens: Sequen
     if all(turn.is_context for turn in turns):
         raise RejectedError(RejectCode.CONV_LABELS, "no answer is learned: each has a weight of 0, or loss false")
     for number, turn in enumerate(turns, 1):
-        if not turn.question.strip() or not turn.answer.strip():
-            part = "answer" if turn.question.strip() else "question"
+        is_asked, is_answered = turn.question.strip() or turn.results, turn.answer.strip() or turn.calls
+        if not is_asked or not is_answered:
+            part = "answer" if is_asked else "question"
             raise RejectedError(RejectCode.TEXT_EMPTY, f"turn {number} has an empty {part}")
         for token in control_tokens:
             if any(token in text for text in turn.texts()):
                 raise RejectedError(RejectCode.TEXT_SPECIAL_TOKEN, f"turn {number} spells the control token {token!r}")
-        if IMAGE_TOKEN in turn.system or IMAGE_TOKEN in turn.thinking:
-            part = "system text" if IMAGE_TOKEN in turn.system else "thinking"
+        places: dict[str, tuple[str, ...]] = {"system text": (turn.system,), "thinking": (turn.thinking,)}
+        if turn.has_tools:
+            places |= {"tools or calls": (turn.tools, turn.calls), "result of a tool": turn.results}
+        if part := next((part for part, texts in places.items() if any(IMAGE_TOKEN in text for text in texts)), ""):
             raise RejectedError(RejectCode.CONV_IMAGE_COUNT, f"turn {number} has {IMAGE_TOKEN} in its {part}")
     marks = sum((turn.question + turn.answer).count(IMAGE_TOKEN) for turn in turns)
     if marks != num_images:

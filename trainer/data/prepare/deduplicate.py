@@ -103,7 +103,7 @@ class AnswerCounts:
             )
             for counts in [(split == "train", split == "eval")]
             for turn in turns
-            if not turn.is_context
+            if not turn.is_context and not turn.has_tools
         )
         self.add_counted(rows)
 

@@ -215,6 +215,8 @@ class SampleValidator:
             return tuple(replace(turn, rejected="") for turn in turns)
         if any(mark in turn.rejected for turn in turns for mark in MARKS):
             raise RejectedError(RejectCode.CONV_OBJECTS, "a mark of objects in a rejected answer, which is not filled")
+        if turns and turns[-1].calls:
+            raise RejectedError(RejectCode.PAIR_INCOMPLETE, "the last answer calls a tool, and pairs are of texts")
         if turns and turns[-1].is_context:
             raise RejectedError(RejectCode.PAIR_INCOMPLETE, "the last answer, which the pair is about, is not learned")
         if turns and turns[-1].rejected in ("", turns[-1].answer):

@@ -126,7 +126,10 @@ class ShardReader:
     def turns(self, members: Members) -> tuple[Turn, ...]:
         """The conversation of a sample."""
         record = json.loads(self.read(members.shard, members.json_offset, members.json_bytes))
-        return tuple(Turn(**{**turn, "region": tuple(turn.get("region", ()))}) for turn in record["turns"])
+        return tuple(
+            Turn(**{**turn, "region": tuple(turn.get("region", ())), "results": tuple(turn.get("results", ()))})
+            for turn in record["turns"]
+        )
 
     def images(self, members: Members) -> list[bytes]:
         """The encoded (JPEG, PNG or WebP) images of a sample, in order of their marks; of videos a VideoFile."""

@@ -201,7 +201,7 @@ def _in_slice(turn: Turn, name: str) -> Turn:
     # Each record is read three times or more, and dataclasses.replace takes four times as long.
     part = name if turn.slice == DEFAULT_SLICE else f"{name}/{turn.slice}"
     texts = (turn.question, turn.answer, part, turn.system, turn.thinking, turn.rejected)
-    return Turn(*texts, turn.is_context, turn.region)
+    return Turn(*texts, turn.is_context, turn.region, turn.tools, turn.calls, turn.results)
 
 
 @dataclass(frozen=True)

@@ -63,10 +63,10 @@ class HeldOut:
 def asked_turns(turns: Sequence[Turn]) -> list[tuple[int, Turn]]:
     """The turns of a sample that can be asked, with their numbers.
 
-    None of a sample with images in answers, as the model answers in text, and none whose answer was no label, which may
-    be wrong.
+    None of a sample with images in answers or with tools, as the model answers in text and no tool is there to answer
+    it, and none whose answer was no label, which may be wrong.
     """
-    if any(IMAGE_TOKEN in turn.answer for turn in turns):
+    if any(IMAGE_TOKEN in turn.answer or turn.has_tools for turn in turns):
         return []
     return [(number, turn) for number, turn in enumerate(turns) if not turn.is_context]
 

@@ -95,7 +95,7 @@ IN_LINES: dict[RejectCode, Callable[[Path], Line]] = {
     RejectCode.CONV_IMAGE_COUNT: _talk("What?", "This."),
     RejectCode.RECORD_CONFLICT: _line(record(0, id="bad", images=["1.png"])),
     RejectCode.CONV_NO_MEDIA: _talk("<image>\n<audio> What?", "This."),
-    RejectCode.CONV_LABELS: _line(record(0, id="bad", tools=[{"name": "look"}])),
+    RejectCode.CONV_LABELS: _line(record(0, id="bad", functions=[{"name": "look"}])),
     RejectCode.CONV_OBJECTS: _talk("<image>\nWhere is it?", "At <bbox>."),
     RejectCode.CONV_TEMPLATE: _line(record(0, id="bad", conversations=_THOUGHT_OVER)),
     RejectCode.CONV_TOO_LONG: _talk("<image>\nWhat?", "long " * 300),

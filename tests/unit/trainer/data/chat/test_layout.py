@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from tests.support.trainer.chat_templates import TEMPLATES, with_template
 from vlmpipe.trainer.data.chat.encode import IGNORED, Chat
-from vlmpipe.trainer.data.chat.messages import Message, as_chat, shape_of, texts_of
+from vlmpipe.trainer.data.chat.messages import Message, as_chat, shape_of, texts_of, tools_of
 from vlmpipe.trainer.data.rejects import RejectedError
 
 ONE = Message("user", (None, "What is this?"))
@@ -20,7 +23,21 @@ BLANKS = Message("user", (" \n one ", None, " two \n\n"))
 SHOWS = Message("assistant", ("Here: ", None, " and there."))
 ENDS_IN_IMAGE = Message("assistant", ("Here: ", None))
 
+LOOK = {"name": "look", "description": 'Shows a "place".', "parameters": {"properties": {"at": {"type": "string"}}}}
+TOOLS = json.dumps([{"type": "function", "function": LOOK}])
+CALL = json.dumps([{"type": "function", "function": {"name": "look", "arguments": {"at": "the \u00e9nd", "n": 2}}}])
+WRITTEN = '<call>look {"at": "the \u00e9nd", "n": 2}</call><|end|>'
+ASKS = Message("user", (None, "Where?"), tools=TOOLS)
+CALLS, SAYS_AND_CALLS = Message("assistant", (), calls=CALL), Message("assistant", ("One moment.",), calls=CALL)
+RESULT = Message("tool", ("Paris",))
+
 ALLOWED = [
+    ("tools", (ASKS, CALLS, RESULT, CAT), [WRITTEN, "A cat.<|end|>"]),
+    ("tools", (ASKS, SAYS_AND_CALLS, RESULT, RESULT, CALLS, RESULT, CAT),
+     ["One moment." + WRITTEN, WRITTEN, "A cat.<|end|>"]),
+    ("tools", (ASKS, CALLS, RESULT, CALLS, RESULT, CALLS), [WRITTEN] * 3),
+    ("tools", (replace(SYSTEM, tools=TOOLS), ONE, CAT, *MORE), ["A cat.<|end|>", "No.<|end|>"]),
+    ("calls in Python", (ASKS, CALLS), ["<call>look {'at': 'the \u00e9nd', 'n': 2}</call><|end|>"]),
     ("plain", (SYSTEM, ONE, CAT, *MORE), ["A cat.<|end|>", "No.<|end|>"]),
     ("plain", (ONE, SHOWS), ["Here: ", " and there.<|end|>"]),
     ("plain", (ONE, ENDS_IN_IMAGE), ["Here: ", "<|end|>"]),
@@ -38,6 +55,14 @@ ALLOWED = [
     ("parts as code", (SYSTEM, ONE, CAT), ["A cat.<|end|>"]),
 ]  # fmt: skip
 REFUSED = [
+    ("plain", (ASKS, CAT), "leaves out the tool 'look'"),
+    ("tools without calls", (ASKS, CALLS), "leaves out the call of 'look'"),
+    ("tools without calls", (ASKS, SAYS_AND_CALLS, RESULT, CAT), "leaves out the call of 'look'"),
+    ("calls without tools", (ASKS, CALLS), "leaves out the tool 'look'"),
+    ("calls by name", (ASKS, CALLS), "leaves out the call of 'look'"),
+    ("calls without an end", (ASKS, CALLS), "writes no end token behind the calls of answer 1"),
+    ("calls without an end", (ASKS, SAYS_AND_CALLS), "writes no end token behind the calls of answer 1"),
+    ("prompt thinks, with tools", (ASKS, CALLS), "writes a call of a tool where no prompt leads to it"),
     ("drops earlier thinking", (ONE, THOUGHT, *MORE), "leaves out the thinking of answer 1, once another turn follows"),
     ("plain", (ONE, THOUGHT), "leaves out the thinking of answer 1"),
     ("no end token", (ONE, CAT), "writes no end token behind the text of answer 1 .*data.answer_end"),
@@ -64,7 +89,8 @@ def chat_of(template: str) -> Chat:
 def test_labels_are_answers_and_their_ends(template: str, messages: tuple[Message, ...], answers: list[str]) -> None:
     chat = chat_of(template)
     layout = chat.layout(shape_of(messages))
-    rendered = chat.tokenizer.apply_chat_template(as_chat(messages, layout.strings), tokenize=False)
+    tools = json.loads(tools_of(messages) or "null")
+    rendered = chat.tokenizer.apply_chat_template(as_chat(messages, layout.strings), tools=tools, tokenize=False)
     assert layout.rendered(list(texts_of(messages))) == rendered
     images, labelled = chat.answers(messages)
     assert labelled == answers

@@ -25,7 +25,7 @@ from tests.support.data.prepared import (
     run_prepare,
     write_json,
 )
-from tests.support.trainer.chat_templates import PLAIN, TEMPLATES, with_template
+from tests.support.trainer.chat_templates import PLAIN, TEMPLATES, WITH_TOOLS, with_template
 from tests.support.trainer.tiny_native import model_section
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import ModelConfig
@@ -102,6 +102,34 @@ def test_training_reads_which_answers_are_learned(tmp_path: Path) -> None:
     assert sequence.label_tokens == split.label_tokens[0] == (sequence.labels != IGNORED).sum()
     slices = json.loads(storage.read("stats.json"))["slices"]
     assert slices["all"]["train_questions"] == 2, "context is no answer that a baseline may give"
+
+
+def test_training_reads_calls_of_tools_as_the_template_writes_them(tmp_path: Path) -> None:
+    config = config_of(tmp_path, WITH_TOOLS)
+    tools = [{"type": "function", "function": {"name": "zoom"}}]
+    asked, answered = conversation("<image>\nWhat?", "A cat.")
+    called = {"from": "gpt", "value": "", "tool_calls": [{"function": {"name": "zoom", "arguments": {"by": 2}}}]}
+    said = [asked, called, {"from": "tool", "value": "A bigger image."}, answered]
+    write_json(tmp_path / "data.json", [record(0, conversations=said, tools=tools, split="train"), *GOOD[1:]])
+    prepared = run_prepare(config)
+    storage = open_storage(prepared.uri)
+    chat, split = Chat.load(storage, SQUARES, is_proved=True), Index.load(prepared.uri).split("train")
+    sampler = PackedBatchSampler(split, config.data, seed=0, global_batch_size=1)
+    sequence = PackedLoader(split, sampler, chat, ShardReader.open(storage)).pack_sequence([0])
+    labels = chat.tokenizer.decode(sequence.labels[sequence.labels != IGNORED])
+    assert labels == '<call>zoom {"by": 2}</call><|end|>A cat.<|end|>'
+    text = chat.tokenizer.decode(sequence.input_ids[: sequence.tokens])
+    assert text.startswith('<|turn|>tools\n{"type": "function", "function": {"name": "zoom"}}\n<|end|>')
+    assert "<|turn|>tool\nA bigger image.<|end|>" in text
+
+
+def test_tools_that_the_template_leaves_out_reject_the_record(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    tools = [{"type": "function", "function": {"name": "zoom"}}]
+    write_json(tmp_path / "data.json", [record(0, tools=tools), *GOOD[1:]])
+    storage = open_storage(run_prepare(config).uri)
+    (reject,) = map(json.loads, storage.read("rejects.jsonl").splitlines())
+    assert reject["code"] == "conv.template" and "leaves out the tool 'zoom'" in reject["message"]
 
 
 def test_another_template_is_other_data(tmp_path: Path) -> None:

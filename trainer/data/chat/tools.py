@@ -1,0 +1,56 @@
+"""Whether a rendering has a conversation's tools and calls, which many templates leave out without a word."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from vlmpipe.trainer.data.chat.messages import Shape
+
+
+def lacking_tools(shape: Shape, pieces: Sequence[str]) -> str:
+    """The first tool or part of a call that a rendering lacks, for people; "" where it has all.
+
+    Looks for the name, the description and the names of parameters of each tool, and the name and all arguments of each
+    call.
+
+    Args:
+        pieces: the literal text before each text of the conversation, and behind the last.
+    """
+    written = "".join(pieces)
+    slot = 0
+    for message in shape:
+        slot += message.num_texts
+        for tool in json.loads(message.tools) if message.tools else ():
+            function = tool["function"]
+            parameters = function.get("parameters") or {}
+            words = [function["name"], function.get("description") or "", *(parameters.get("properties") or {})]
+            if any(not _is_in(word, written) for word in words):
+                return f"the tool {function['name']!r}"
+        for call in json.loads(message.calls) if message.calls else ():
+            function = call["function"]
+            if any(not _is_in(word, pieces[slot]) for word in (function["name"], *_leaves(function["arguments"]))):
+                return f"the call of {function['name']!r}"
+    return ""
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Keys and values of arguments, but for true, false and null, which each template spells in its own way."""
+    if isinstance(value, dict):
+        yield from value
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            yield from _leaves(one)
+    elif value is not None and not isinstance(value, bool):
+        yield value
+
+
+def _is_in(value: Any, text: str) -> bool:
+    """Whether a text has the value, as JSON or as it is."""
+    if not isinstance(value, str):
+        return json.dumps(value) in text or str(value) in text
+    return value in text or any(
+        json.dumps(value, ensure_ascii=ascii_only)[1:-1] in text for ascii_only in (False, True)
+    )

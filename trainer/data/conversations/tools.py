@@ -1,0 +1,111 @@
+"""Tools of a conversation, calls of them and their results, as OpenAI, ms-swift and LLaMA-Factory write them.
+
+Sources: https://platform.openai.com/docs/guides/supervised-fine-tuning (tools, tool_calls),
+https://swift.readthedocs.io/en/latest/Instruction/Agent-support.html (tool_call, tool_response),
+https://llamafactory.readthedocs.io/en/latest/getting_started/data_preparation.html (function_call, observation).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from vlmpipe.trainer.data.conversations.message_parts import kind_of, text
+from vlmpipe.trainer.data.json_stream import BadJsonError, parse_json
+from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
+
+TOOLS, TOOL_CALLS = "tools", "tool_calls"
+CALL_ROLES = ("tool_call", "function_call")  # messages whose content is a call
+RESULT_ROLES = ("tool", "tool_response", "observation")
+MAX_DEPTH = 64  # of nested objects and lists
+TOOL_KEYS = frozenset({TOOL_CALLS, "tool_call_id"})  # of messages
+
+
+def tools_json(value: Any) -> str:
+    """A record's tools as templates take them: a JSON list of {type, function}; "" for none. Raises RejectedError."""
+    tools = [_tool(tool, f"tools {number}") for number, tool in enumerate(_listed(value, TOOLS), 1)]
+    return _json(tools) if tools else ""
+
+
+def calls_in(message: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
+    """The calls under `tool_calls` of an answer, as templates take them. Raises RejectedError."""
+    calls = _listed(message.get(TOOL_CALLS), f"{place}.{TOOL_CALLS}")
+    return [_call(call, f"{place}.{TOOL_CALLS} {number}") for number, call in enumerate(calls, 1)]
+
+
+def calls_of_text(content: str, place: str) -> list[dict[str, Any]]:
+    """The calls that a message of CALL_ROLES consists of: one or a list. Raises RejectedError."""
+    value = _parsed(content, place)
+    return [_call(call, place) for call in (value if isinstance(value, list) else [value])]
+
+
+def calls_json(calls: list[dict[str, Any]]) -> str:
+    return _json(calls) if calls else ""
+
+
+def _tool(tool: Any, place: str) -> dict[str, Any]:
+    function = _object(tool, place).get("function", tool)
+    if not isinstance(_object(function, place).get("name"), str):
+        raise _refused(f"{place} has no 'name'")
+    return {"type": "function", "function": _without_nulls(function)}
+
+
+def _call(call: Any, place: str) -> dict[str, Any]:
+    holder = _object(call, place)
+    function = _object(holder.get("function", holder), place)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = _parsed(arguments, f"{place}.arguments") if arguments.strip() else {}
+        _without_nulls(arguments)  # bounds their depth
+    else:
+        arguments = _without_nulls(arguments or {})
+    if not isinstance(function.get("name"), str):
+        raise _refused(f"{place} has no 'name'")
+    if not isinstance(arguments, dict):
+        raise _refused(f"{place}.arguments is {kind_of(arguments)}, not an object")
+    named = {"id": text(holder["id"], f"{place}.id")} if holder.get("id") is not None else {}
+    return {**named, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _without_nulls(value: Any, depth: int = MAX_DEPTH) -> Any:
+    """Without keys whose value is null: columns give each object all keys of all objects."""
+    if not depth:
+        raise _refused(f"tools or calls are nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, dict):
+        return {key: _without_nulls(one, depth - 1) for key, one in value.items() if one is not None}
+    return [_without_nulls(one, depth - 1) for one in value] if isinstance(value, list) else value
+
+
+def _listed(value: Any, place: str) -> list[Any]:
+    if value is None or value == "":
+        return []
+    found = _parsed(value, place) if isinstance(value, str) else value
+    if not isinstance(found, list):
+        raise _refused(f"{place!r} is {kind_of(found)}, not a list")
+    return found
+
+
+def _parsed(value: str, place: str) -> Any:
+    try:
+        return parse_json(value)
+    except BadJsonError as error:
+        raise RejectedError(RejectCode.RECORD_PARSE, f"{place!r} is not JSON: {error}") from error
+
+
+def _object(value: Any, place: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _refused(f"{place} is {kind_of(value)}, not an object")
+    return value
+
+
+def _json(value: Any) -> str:
+    """As texts of a sample are: whole characters. Raises RejectedError."""
+    try:
+        return text(json.dumps(value, ensure_ascii=False), "tools or calls")
+    except RecursionError as error:
+        raise _refused(f"tools or calls are nested deeper than {MAX_DEPTH} levels") from error
+
+
+def _refused(message: str) -> RejectedError:
+    return RejectedError(RejectCode.RECORD_FORM, message)
