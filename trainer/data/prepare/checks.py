@@ -14,22 +14,22 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
-from vlmpipe.trainer.data.prepare.decoding import BYTES_A_PIXEL, DECODING
-from vlmpipe.trainer.data.prepare.strip_exif import damaged_chunk, without_metadata
+from vlmpipe.trainer.data.images.decoding import BYTES_A_PIXEL, DECODING
+from vlmpipe.trainer.data.images.reencode import reencoded
+from vlmpipe.trainer.data.images.strip_exif import damaged_chunk, without_metadata
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError, Repair
-from vlmpipe.trainer.data.sample import EXTENSIONS, IMAGE_SUFFIXES, Clip, Turn, png_bytes
+from vlmpipe.trainer.data.sample import EXTENSIONS, IMAGE_SUFFIXES, Clip, Turn
 from vlmpipe.trainer.sizing.image_grids import VideoSize
 from vlmpipe.trainer.storage.regular_files import STAND_IN_BYTES, stand_in_of
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 # Formats that are stored unconverted. MPO is a JPEG with further images behind the first.
 KEPT_EXTENSION = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
-JPEG_QUALITY = 95
 FULL_GREY_BITS, DARK = (
     16,
     1 << 12,
 )  # an image of 16 bits without a value above 4,095 is one of 12 bits, and would be black
-ORIENTATION_TAG = 0x0112
+ORIENTATION_TAG, UPRIGHT = 0x0112, 1
 DECODE_ERRORS = (  # what Pillow's codecs raise
     OSError, SyntaxError, ValueError, EOFError, TypeError, LookupError, struct.error, zlib.error,
 )  # fmt: skip
@@ -83,7 +83,7 @@ def _checked(image: Image.Image, data: bytes, config: DataConfig, name: str) -> 
     suffix = "." + name.rpartition(".")[2].lower()
     if suffix in IMAGE_SUFFIXES and suffix not in EXTENSIONS[file_format]:
         repairs.append(Repair.EXTENSION_MISMATCH)
-    changed = []
+    changed, original, orientation = [], image, UPRIGHT
     if file_format not in KEPT_EXTENSION:
         changed.append(Repair.FORMAT_CONVERTED)
     try:
@@ -92,7 +92,7 @@ def _checked(image: Image.Image, data: bytes, config: DataConfig, name: str) -> 
                 raise RejectedError(RejectCode.IMAGE_ANIMATED, f"{file_format} with several frames")
             changed.append(Repair.FIRST_FRAME)
         image.load()
-        if image.getexif().get(ORIENTATION_TAG, 1) != 1:
+        if (orientation := _orientation(image)) != UPRIGHT:
             image = ImageOps.exif_transpose(image)
             changed.append(Repair.EXIF_TRANSPOSED)
         if image.mode not in ("L", "RGB") or image.has_transparency_data:
@@ -105,7 +105,7 @@ def _checked(image: Image.Image, data: bytes, config: DataConfig, name: str) -> 
     stripped = None if changed else without_metadata(data)
     if stripped is None:
         changed = changed or [Repair.METADATA_STRIPPED]
-        data, extension = _encoded(image, file_format)
+        data, extension = _encoded(image, original, data, orientation if len(changed) == 1 else UPRIGHT)
     elif stripped != data:
         data = stripped
         changed.append(Repair.METADATA_STRIPPED)
@@ -113,18 +113,19 @@ def _checked(image: Image.Image, data: bytes, config: DataConfig, name: str) -> 
     return CheckedImage(data, extension, image.width, image.height, sha256, (*repairs, *changed))
 
 
-def _encoded(image: Image.Image, file_format: str) -> tuple[bytes, str]:
-    """A changed image as a file and its extension: what was a JPEG stays small, with colours in full resolution.
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8; UPRIGHT for none and for a number without a meaning, such as 0."""
+    found = image.getexif().get(ORIENTATION_TAG)
+    return found if isinstance(found, int) and found in range(1, 9) else UPRIGHT
+
+
+def _encoded(image: Image.Image, original: Image.Image, data: bytes, orientation: int) -> tuple[bytes, str]:
+    """A changed image as a file and its extension.
 
     Pillow writes comments and texts that it has read, so they are removed again.
     """
-    if file_format not in ("JPEG", "MPO"):
-        data, extension = png_bytes(image), "png"
-    else:
-        buffer = io.BytesIO()
-        image.save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
-        data, extension = buffer.getvalue(), "jpg"
-    encoded = without_metadata(data)
+    written, extension = reencoded(image, original, data, orientation)
+    encoded = without_metadata(written)
     assert encoded is not None
     return encoded, extension
 
