@@ -81,7 +81,8 @@ class Repair(StrEnum):
     FIRST_FRAME = "first_frame"  # first frame of an animation
     FORMAT_CONVERTED = "format_converted"  # stored as PNG instead of GIF, BMP or TIFF
     EXTENSION_MISMATCH = "extension_mismatch"  # the name promises another format than the bytes hold
-    TURNS_DROPPED = "turns_dropped"  # last turns dropped to fit sequence_length (data.overlong_policy=truncate)
+    TURNS_DROPPED = "turns_dropped"  # turns dropped to fit sequence_length (data.overlong_policy=truncate or split)
+    TURNS_SPLIT = "turns_split"  # last turns made further samples (data.overlong_policy=split)
     CHARACTERS_LOST = "characters_lost"  # characters of the text that the tokenizer does not know
     ID_SUFFIXED = "id_suffixed"  # the id was taken by other content; a suffix tells them apart
 

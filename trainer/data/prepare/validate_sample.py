@@ -20,6 +20,8 @@ from vlmpipe.trainer.printable import unsafe_characters
 
 LONGEST_ID_CHARS = 256
 SHOWN_CHARACTERS = 20
+MOST_TURNS = 2000  # of a conversation that are looked at for one piece of it
+PIECE_AHEAD = 3  # times the characters of a piece of a conversation that are tokenized for the next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,22 @@ class Accepted:
     image_token_counts: tuple[int, ...]
     encoded: Encoded
     repairs: tuple[Repair, ...]
+    rest: tuple[Accepted, ...] = ()  # further samples of the same record
+
+    @property
+    def samples(self) -> tuple[Accepted, ...]:
+        """All samples of the record."""
+        return (self, *self.rest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """The first turns of a conversation that fit into a sequence, with their images."""
+
+    turns: tuple[Turn, ...]
+    images: tuple[CheckedImage, ...]
+    counts: tuple[int, ...]  # tokens of each image
+    encoded: Encoded
 
 
 def image_bytes(record: Entry | Sample | Reject) -> int:
@@ -110,6 +128,32 @@ def _marks_in(turns: Sequence[Turn]) -> int:
     return sum(text.count(IMAGE_TOKEN) for turn in turns for text in turn.texts())
 
 
+def _continued(turns: Sequence[Turn], start: int, shown: int, most_chars: int) -> tuple[Turn, ...]:
+    """The turns from number `start` on, as a conversation of its own, up to about `most_chars` characters; 0: all.
+
+    It begins with the system text, the tools and the `shown` images of the turns before.
+    """
+    following, chars = [turns[start]], 0
+    for turn in turns[start + 1 : start + MOST_TURNS]:
+        chars += sum(map(len, turn.texts()))
+        if most_chars and chars > most_chars:
+            break
+        following.append(turn)
+    if not start:
+        return tuple(following)
+    first = following[0]
+    question = f"{IMAGE_TOKEN}\n" * shown + first.question
+    begun = replace(first, question=question, system=first.system or turns[0].system, tools=turns[0].tools)
+    return (begun, *following[1:])
+
+
+def _with_results(turns: Sequence[Turn], start: int, kept: int) -> int:
+    """The most of `kept` turns from number `start` on behind which no result of a call follows; one at least."""
+    while kept > 1 and start + kept < len(turns) and turns[start + kept].results:
+        kept -= 1
+    return kept
+
+
 class SampleValidator:
     """All checks of one sample. Called in several threads at once."""
 
@@ -130,7 +174,7 @@ class SampleValidator:
         sample, repairs = entry.sample, list(entry.repairs)
         turns = self._checked_pair(sample.turns)
         check_turns(turns, len(sample.images), self._control_tokens)
-        if dropped := len(turns) - len(turns := self._short_enough(turns)):
+        if not self._splits and (dropped := len(turns) - len(turns := self._short_enough(turns))):
             sample = replace(sample, images=sample.images[: _marks_in(turns)])
             repairs += [Repair.TURNS_DROPPED] * dropped
         shown = 1 + self._in_pairs  # times that an image is in a packed sequence
@@ -143,32 +187,92 @@ class SampleValidator:
         self._require_few(shown * tiles, f"{len(images)} images in {tiles} tiles")
         if sample.boxes:
             turns = with_boxes(turns, sample.boxes, sizes, self._chat.form.box_area)
+        pieces = self._divided(turns, images) if self._splits else [(0, self._fit(turns, images, counts))]
+        repairs += [Repair.TURNS_DROPPED] * (len(turns) - sum(len(piece.turns) for _, piece in pieces))
+        repairs += [Repair.TURNS_SPLIT] * (len(pieces) - 1)
+        for _, piece in pieces:
+            if piece.encoded.lost:
+                self._require_tokens(piece.turns, piece.encoded.lost)
+                repairs.append(Repair.CHARACTERS_LOST)
+        first, *rest = [
+            Accepted(
+                f"{sample.id}~turn-{start + 1}" if number else sample.id,
+                sample.where,
+                entry.split,
+                piece.turns,
+                piece.images,
+                piece.counts,
+                piece.encoded,
+                () if number else tuple(repairs),
+            )
+            for number, (start, piece) in enumerate(pieces)
+        ]
+        return replace(first, rest=tuple(rest)) if rest else first
+
+    @property
+    def _splits(self) -> bool:
+        return self._data.overlong_policy == "split" and not self._in_pairs
+
+    def _fit(
+        self, turns: tuple[Turn, ...], images: Sequence[CheckedImage], counts: Sequence[int] | None = None
+    ) -> _Fitted:
+        """The first turns that fit, all where they are not to be dropped. Raises RejectedError where none do.
+
+        counts: tokens of each image, where they are known.
+        """
+        sizes = [image.size for image in images]
+        counts = self._counts(sizes) if counts is None else counts
         encoded = self._encoded(turns, counts, sizes)
-        while len(encoded.input_ids) > self._data.sequence_length:
+        most = self._data.sequence_length
+        while len(encoded.input_ids) > most:
             fitting = self._fitting(encoded, turns) if self._may_drop(turns) else len(turns)
             if fitting == len(turns):
-                message = (
-                    f"{len(encoded.input_ids)} tokens, more than data.sequence_length {self._data.sequence_length}"
-                )
+                message = f"{len(encoded.input_ids)} tokens, more than data.sequence_length {most}"
                 raise RejectedError(RejectCode.CONV_TOO_LONG, message)
-            repairs += [Repair.TURNS_DROPPED] * (len(turns) - fitting)
             turns = turns[:fitting]
-            kept = _marks_in(turns)
-            images, sizes = images[:kept], sizes[:kept]
+            images = images[: _marks_in(turns)]
+            sizes = [image.size for image in images]
             counts = self._counts(sizes)
             encoded = self._encoded(turns, counts, sizes)
         if not encoded.label_tokens:
-            message = f"no answer that is learned within data.sequence_length {self._data.sequence_length}"
+            message = f"no answer that is learned within data.sequence_length {most}"
             raise RejectedError(RejectCode.CONV_TOO_LONG, message)
-        if encoded.lost:
-            self._require_tokens(turns, encoded.lost)
-            repairs.append(Repair.CHARACTERS_LOST)
-        return Accepted(
-            sample.id, sample.where, entry.split, turns, tuple(images), tuple(counts), encoded, tuple(repairs)
-        )
+        return _Fitted(turns, tuple(images), tuple(counts), encoded)
+
+    def _divided(self, turns: tuple[Turn, ...], images: Sequence[CheckedImage]) -> list[tuple[int, _Fitted]]:
+        """The conversation in pieces that fit, each with the number of its first turn, from 0.
+
+        A turn that does not fit with the images before it is left out. Raises RejectedError where none fits.
+        """
+        pieces: list[tuple[int, _Fitted]] = []
+        problem: RejectedError | None = None
+        marks = [0, *accumulate(_marks_in([turn]) for turn in turns)]
+        most_chars, start = 0, 0
+        while start < len(turns) and not all(turn.is_context for turn in turns[start:]):
+            piece = _continued(turns, start, marks[start], most_chars)
+            try:
+                piece = self._short_enough(piece)
+                fitted = self._fit(piece, images[: _marks_in(piece)])
+                if len(fitted.turns) != (whole := _with_results(turns, start, len(fitted.turns))):
+                    fitted = self._fit(piece[:whole], images[: _marks_in(piece[:whole])])
+                pieces.append((start, fitted))
+                most_chars = PIECE_AHEAD * sum(len(text) for turn in fitted.turns for text in turn.texts())
+                start += len(fitted.turns)
+            except RejectedError as error:
+                if error.code != RejectCode.CONV_TOO_LONG:
+                    raise
+                problem = problem or error
+                most_chars = PIECE_AHEAD * sum(map(len, turns[start].texts()))
+                start += 1
+            while start < len(turns) and turns[start].results:  # of a call that is left out
+                start += 1
+        if not pieces:
+            assert problem
+            raise problem
+        return pieces
 
     def _may_drop(self, turns: Sequence[Turn]) -> bool:
-        return self._data.overlong_policy == "truncate" and len(turns) > 1 and not self._in_pairs
+        return self._data.overlong_policy != "reject" and len(turns) > 1 and not self._in_pairs
 
     def _fitting(self, encoded: Encoded, turns: Sequence[Turn]) -> int:
         """How many of the turns fit up to an answer that is learned, by the tokens up to the end of each; all but one

@@ -124,21 +124,21 @@ def build_chunk(
         )
         for position, (result, digest) in enumerate(results):
             read.update(digest)
+            samples = [] if isinstance(result, Reject) else _distinct(result, config, met)
             if isinstance(result, Accepted):
-                content = sample_digest(result.turns, [image.sha256 for image in result.images])
-                if config.duplicates == "drop" and content in met:
-                    dropped += 1
+                dropped += len(result.samples) - len(samples)
+                if not samples:
                     message = "the same images with the same text came before"
                     result = Reject(result.where, result.id, RejectCode.SAMPLE_DUPLICATE, message)
             if isinstance(result, Reject):
                 # The record's number in the chunk; `merge` knows its place in the source.
                 ledger.reject(replace(result, where=str(position)))
             else:
-                met.add(content)
                 ledger.accept(result.repairs)
-                answers.add(result.split, result.turns)
-                sheet.add(result.id, result.split, result.turns, result.images)
-                _store(result, content, writers[result.split], index)
+            for sample, content in samples:
+                answers.add(sample.split, sample.turns)
+                sheet.add(sample.id, sample.split, sample.turns, sample.images)
+                _store(sample, content, writers[sample.split], index)
             report(position + 1, ledger.rejected)
     for writer in writers.values():
         writer.close()
@@ -152,6 +152,17 @@ def build_chunk(
     shards = {split: writer.shards for split, writer in writers.items()}
     write_json(folder / SUMMARY, counts | {"dropped": dropped, "pictures": pictures, "shards": shards})
     return read.hexdigest()
+
+
+def _distinct(record: Accepted, config: DataConfig, met: set[str]) -> list[tuple[Accepted, str]]:
+    """The record's samples with their contents, without repeats where these are dropped. Adds them to `met`."""
+    found = []
+    for sample in record.samples:
+        content = sample_digest(sample.turns, [image.sha256 for image in sample.images])
+        if config.duplicates == "keep" or content not in met:
+            found.append((sample, content))
+        met.add(content)
+    return found
 
 
 def _store(sample: Accepted, content: str, writer: ShardWriter, index: IndexWriter) -> None:

@@ -173,6 +173,77 @@ def test_as_many_turns_are_kept_as_fit(truncating: SampleValidator, words: list[
     assert result.repairs.count(Repair.TURNS_DROPPED) == len(turns) - max(fitting)
 
 
+@pytest.fixture(scope="module")
+def splitting(tmp_path_factory: pytest.TempPathFactory) -> SampleValidator:
+    return reading(tmp_path_factory.mktemp("chat"), "split", 120)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=20))
+def test_a_long_conversation_is_divided_into_samples_without_loss(
+    splitting: SampleValidator, words: list[tuple[int, bool]]
+) -> None:
+    entry = talk([count for count, _ in words])
+    turns = tuple(replace(turn, is_context=is_so) for turn, (_, is_so) in zip(entry.sample.turns, words, strict=True))
+    fits = [len(splitting._encoded((turn,), [], []).input_ids) <= 120 for turn in turns]
+    result = splitting(replace(entry, sample=replace(entry.sample, turns=turns)))
+    learnable = [turn for turn, is_short in zip(turns, fits, strict=True) if is_short and not turn.is_context]
+    if not learnable:
+        assert isinstance(result, Reject) and result.code in (RejectCode.CONV_TOO_LONG, RejectCode.CONV_LABELS)
+        return
+    assert isinstance(result, Accepted)
+    kept = [turn for sample in result.samples for turn in sample.turns]
+    assert [turn for turn in kept if not turn.is_context] == learnable
+    assert all(len(one.encoded.input_ids) <= 120 and one.encoded.label_tokens for one in result.samples)
+    assert len({one.id for one in result.samples}) == len(result.samples) and result.id == "one"
+    assert result.repairs.count(Repair.TURNS_SPLIT) == len(result.rest)
+    assert result.repairs.count(Repair.TURNS_DROPPED) == len(turns) - len(kept)
+
+
+def test_further_samples_show_the_images_and_the_system_text_of_the_turns_before(tmp_path: Path) -> None:
+    config = config_of(tmp_path, overlong_policy="split", sequence_length=160, max_images_per_sequence=4)
+    asked = [("<image>\nFirst?", "One."), ("Why " * 12 + "?", "So."), ("<image> Second?", "Two."), ("So?", "Yes " * 9)]
+    said = conversation(*(words for pair in asked for words in pair))
+    long = record(0, image=["0.png", "1.png"], conversations=[SYSTEM, *said], split="train")
+    write_json(tmp_path / "data.json", [long, *GOOD[1:]])
+    prepared = run_prepare(config)
+    assert (prepared.counts["read"], prepared.counts["accepted"]) == (3, 3)
+    split, reader = Index.load(prepared.uri).split("train"), ShardReader.open(open_storage(prepared.uri))
+    found = {
+        identity: (reader.turns(split.sample_location(n)), reader.images(split.sample_location(n)))
+        for n, identity in enumerate(split.ids)
+    }
+    pieces = {name: value for name, value in found.items() if name.startswith("sample-0")}
+    assert len(pieces) > 1, "the fixture's conversation must be too long"
+    assert [turn.answer for turns, _ in pieces.values() for turn in turns] == [
+        "One.",
+        "So.",
+        "Two.",
+        ("Yes " * 9).strip(),
+    ]
+    for turns, images in pieces.values():
+        assert turns[0].system == "Be brief." and turns[0].question.startswith("<image>")
+        assert sum(turn.question.count("<image>") for turn in turns) == len(images)
+    (*_, (last, images)) = pieces.values()
+    assert len(images) == 2 and last[0].question.count("<image>") >= 1
+    repairs = json.loads(open_storage(prepared.uri).read("rejects_summary.json"))["repairs"]
+    assert repairs["turns_split"] == 1 and "turns_dropped" not in repairs
+
+
+def test_no_further_sample_begins_with_the_result_of_a_call(tmp_path: Path) -> None:
+    with_template(WITH_TOOLS.replace("<|image_pad|>", "<image>"), image="<image>").save_pretrained(tmp_path)
+    config = job_config(
+        tmp_path, tokenizer=str(tmp_path), chat_template="native", source="x", overlong_policy="split",
+        sequence_length=150,
+    )  # fmt: skip
+    validator = SampleValidator(config, make_chat(config.model, config.data, ()))
+    call = json.dumps([{"type": "function", "function": {"name": "look", "arguments": {}}}])
+    called = (Turn("Where is it?", "", calls=call), Turn("", "Over there.", results=("there " * 4,)))
+    result = validator(Entry(Sample("one", called * 6, (), "line 1"), (), "train"))
+    assert isinstance(result, Accepted) and len(result.rest) > 1
+    assert all(not one.turns[0].results and not one.turns[-1].calls for one in result.samples)
+    assert sum(len(one.turns) for one in result.samples) == 12
+
+
 @pytest.mark.parametrize("beyond", [0, 1])
 def test_a_last_answer_that_fits_without_what_is_written_behind_it_is_dropped(tmp_path: Path, beyond: int) -> None:
     entry = talk([4, 4, 4, 4, 4])
@@ -239,10 +310,12 @@ def test_boxes_are_stored_as_the_family_writes_them(tmp_path: Path, family: str,
     assert sample.content_digest() != moved.content_digest()
 
 
+@pytest.mark.parametrize("policy", ["truncating", "splitting"])
 def test_work_grows_with_the_turns_and_not_with_their_square(
-    truncating: SampleValidator, monkeypatch: pytest.MonkeyPatch
+    policy: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Renderings and tokenized characters of a record of many turns, counted instead of timed."""
+    validator: SampleValidator = request.getfixturevalue(policy)
     render, work = ChatTemplate.render, []
 
     def counted(self: ChatTemplate, chat: list[Any], **options: Any) -> str:
@@ -253,7 +326,7 @@ def test_work_grows_with_the_turns_and_not_with_their_square(
     rendered = {}
     for turns in (100, 400):
         work.clear()
-        assert isinstance(truncating(talk([turns % 7] * turns)), Accepted)
+        assert isinstance(validator(talk([turns % 7] * turns)), Accepted)
         rendered[turns] = sum(work)
     assert rendered[400] < 5 * rendered[100] and rendered[400] < 12 * 2 * 400
 
