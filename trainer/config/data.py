@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from vlmpipe.trainer.config.base import Fraction, NonNegative, Positive, Section, StorageUri, storage_uri
 from vlmpipe.trainer.config.model import ModelConfig
@@ -101,6 +101,8 @@ class DataPhase(Section):
 class DataConfig(Section):
     """Where samples come from and how they become rows."""
 
+    _fetched_folder: str = PrivateAttr("")  # not in the run file: it is below the root of the run
+
     source: SourceUri = Field(
         "",
         description="builtin:digits, builtin:easy-vqa, builtin:openmoji, bq://PROJECT.DATASET.TABLE, or a local or "
@@ -124,6 +126,18 @@ class DataConfig(Section):
     )
     image_folder: StorageUri = Field(
         "", description="Folder that image paths in records are relative to; by default that of the file."
+    )
+    fetch: bool = Field(
+        False,
+        description="Download images that records name by http or https before they are prepared, and keep them under "
+        "output.root_uri; by default such records are rejected. Only public addresses are asked.",
+    )
+    max_fetched_images: Positive = Field(
+        1_000_000, description="Addresses that records may name; more end the step before any is asked."
+    )
+    max_fetched_gib: float = Field(500.0, gt=0, description="GiB of downloaded images; more end the step.")
+    max_fetch_hours: float = Field(
+        24.0, gt=0, description="Hours of downloading, after which the step ends; the next run continues."
     )
     caption_question: str = Field(
         "Describe this image.", min_length=1, description="What is asked about an image that comes with a caption only."
@@ -233,9 +247,22 @@ class DataConfig(Section):
         description="Disk of each machine for shards from buckets, in GiB; 0 takes up to four fifths of what is free "
         "beside a checkpoint.",
     )
-    overlong_policy: Literal["reject", "truncate"] = Field(
-        "reject", description="What happens to a sample longer than sequence_length: truncate drops its last turns."
+    overlong_policy: Literal["reject", "truncate", "split"] = Field(
+        "reject",
+        description="What happens to a sample longer than sequence_length: truncate drops its last turns; split makes "
+        "further samples of them, each with the images that were shown before.",
     )
+
+    @property
+    def fetched_folder(self) -> str:
+        """Where images of the web are kept; "" where that is not known, or none is fetched."""
+        return self._fetched_folder
+
+    def fetching_into(self, folder: str) -> DataConfig:
+        """This section with a known `fetched_folder`."""
+        located = self.model_copy()
+        located._fetched_folder = folder
+        return located
 
     @property
     def all_sources(self) -> tuple[DataSource, ...]:

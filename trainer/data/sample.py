@@ -110,6 +110,7 @@ class ImageRef:
     size_bytes: Callable[[], int] | None = None  # of the stored file, without reading it; None: it is small
     clip: Clip | None = None  # it is no image but a video, whose frames `read` joins
     is_file: bool = False  # `known` is `content_of` the bytes that `read` returns
+    address: str = ""  # of the web, from which it is fetched
 
     def content(self) -> str:
         """Identity of the image's bytes, see `content_of`."""

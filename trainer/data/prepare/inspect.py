@@ -9,6 +9,7 @@ from itertools import chain, groupby, islice
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.chat.encode import IGNORED, Chat, Encoded
 from vlmpipe.trainer.data.chat.make import make_chat
+from vlmpipe.trainer.data.fetching.fetch import with_fetched_folder
 from vlmpipe.trainer.data.prepare.deduplicate import NEW
 from vlmpipe.trainer.data.prepare.pipeline import find_prepared
 from vlmpipe.trainer.data.prepare.validate_sample import Accepted, SampleValidator, final_entry
@@ -46,12 +47,17 @@ def inspect(config: JobConfig, *, first: int, count: int) -> tuple[Chat, Iterato
 
     Raises UserError (66) where the tokenizer is trained on the data and the data is not prepared yet.
     """
+    config = with_fetched_folder(config)
     chat = _chat(config)
     validator = SampleValidator(config, chat)
     members = open_source(config.data).members()
     records = chain.from_iterable(islice(member, first, first + count) for member in members)
     results = (validator(final_entry(record, NEW, "train")) for record in records)
-    return chat, (_inspected(chat, result) for result in results)
+    return chat, (
+        _inspected(chat, one)
+        for result in results
+        for one in ([result] if isinstance(result, Reject) else result.samples)
+    )
 
 
 def _chat(config: JobConfig) -> Chat:

@@ -35,6 +35,7 @@ class Look:
     checks: str
     coverage: Coverage = field(default_factory=Coverage)
     read: int = 0
+    of_web: int = 0  # images that are fetched when the run starts
     checked: int = 0
     unreadable: list[Reject] = field(default_factory=list)  # of the records that were read
     bad: list[Reject] = field(default_factory=list)  # of the samples that were checked
@@ -58,7 +59,8 @@ class Look:
             if too_many or len(self.bad) == self.checked:
                 return "failed", text, ExitCode.DATA
             return "warning", text, ExitCode.OK
-        text = f"{of} can be read: {self.coverage.described()}; {looked}"
+        fetched = f"; {self.of_web:,} images are fetched from the web when the run starts" if self.of_web else ""
+        text = f"{of} can be read: {self.coverage.described()}; {looked}{fetched}"
         if data.image_folder and not self.coverage.images:
             return "warning", f"{text}; data.image_folder is given, and none of these names an image", ExitCode.OK
         return "ok", text, ExitCode.OK
@@ -75,7 +77,7 @@ def look_at(
     """Read records from the beginnings of up to MOST_PARTS of the source's files, then check a sample that is spread
     over them, until the time is used up. Raises what reading the source raises.
 
-    Images in buckets are not looked at.
+    Images in buckets are not looked at, and with `data.fetch` none is.
 
     Args:
         validate: makes the tokens; None where there is no tokenizer yet.
@@ -92,6 +94,7 @@ def look_at(
                 look.unreadable.append(record)
             else:
                 look.coverage.add(record)
+                look.of_web += sum(bool(image.address) for image in record.images)
                 sample.add(record)
             if clock() > until_s:
                 look.is_part |= next(part, None) is not None
@@ -138,7 +141,7 @@ class _Check:
 
 
 def _check_of(config: DataConfig, validate: Validate | None) -> _Check:
-    if in_bucket(config.image_folder):
+    if in_bucket(config.image_folder) or config.fetch:
         return _Check("texts", _check_texts)
     if validate is None:
         return _Check("texts and images", lambda record: _check_images(record, config))

@@ -22,6 +22,7 @@ from vlmpipe.trainer.config.job import CHUNKS_FOLDER, PREPARED_FOLDER, JobConfig
 from vlmpipe.trainer.data.accounting.coverage import COVERAGE, not_read
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.chat.make import format_identity, make_chat
+from vlmpipe.trainer.data.fetching.fetch import fetch_images, with_fetched_folder
 from vlmpipe.trainer.data.mixture import described_passes
 from vlmpipe.trainer.data.prepare.chunks.chunk import build_chunk
 from vlmpipe.trainer.data.prepare.chunks.merge import STATS, Part, Shard, merge
@@ -63,7 +64,7 @@ TOKENIZER_SAMPLES = 200_000  # a tokenizer is trained on the first ones: its tra
 NOT_IN_FINGERPRINT = {
     "source", "sources", "stopping_strategy", "phases", "max_source_passes", "image_folder", "pack",
     "shuffle_shards", "shard_cache_gib",
-    "workers", "tasks",
+    "workers", "tasks", "max_fetched_images", "max_fetched_gib", "max_fetch_hours",
 }  # fmt: skip
 
 
@@ -74,6 +75,7 @@ NOT_TOKENIZER = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onn
 LATER_FIELDS = {
     "allowed_tokens",
     "columns",
+    "fetch",
     "grey_bits",
     "file_splits",
     "max_image_share",
@@ -120,6 +122,8 @@ def prepare(config: JobConfig, progress: Progress) -> Prepared:
     Raises DataError (exit 65) when more samples than `data.max_reject_fraction` are bad or a split is empty, and what
     `open_source` raises. A failed preparation leaves only finished chunks and, in the run's folder, its rejects.
     """
+    config = with_fetched_folder(config)
+    fetched = fetch_images(config, progress).sentence() if config.data.fetch else ""
     source = open_source(config.data)
     identity = _fingerprint(config, source)
     uri = join_uri(config.run.prepared_root, identity)
@@ -141,7 +145,7 @@ def prepare(config: JobConfig, progress: Progress) -> Prepared:
             open_storage(config.run.run_uri).delete_folder(KEPT)  # of an attempt before
             counts, chunks = built.counts, built.chunks
             _publish(config, identity, folder / "set", built)
-    notes = _notes(json.loads(storage.read(STATS)), config.data)
+    notes = _notes(json.loads(storage.read(STATS)), config.data) + (f"; {fetched}" if fetched else "")
     return Prepared(uri, identity, reused, counts, notes, chunks, changes_since_last(config, identity))
 
 
@@ -168,6 +172,9 @@ def mixture_note(stats: dict[str, Any], data: DataConfig) -> str:
 
 def plan_chunks(config: JobConfig, progress: Progress) -> int:
     """Plan the source's chunks for `prepare_share`. Returns their number; 0 where there is nothing to share."""
+    config = with_fetched_folder(config)
+    if config.data.fetch:
+        fetch_images(config, progress)
     source = open_source(config.data)
     identity = _fingerprint(config, source)
     if _done_counts(open_storage(join_uri(config.run.prepared_root, identity))) is not None:
@@ -179,6 +186,7 @@ def plan_chunks(config: JobConfig, progress: Progress) -> int:
 
 def prepare_share(config: JobConfig, task: int, tasks: int, progress: Progress) -> int:
     """Prepare every chunk whose number is `task` modulo `tasks`. Returns how many were missing."""
+    config = with_fetched_folder(config)
     source = open_source(config.data)
     with scratch() as folder:
         identity = _fingerprint(config, source)
@@ -195,6 +203,7 @@ def prepare_share(config: JobConfig, task: int, tasks: int, progress: Progress) 
 
 def fingerprint(config: JobConfig) -> str:
     """Name of this run's prepared data, 32 hexadecimal digits, derived from all that decides its bytes."""
+    config = with_fetched_folder(config)
     return _fingerprint(config, open_source(config.data))
 
 

@@ -15,6 +15,8 @@ from urllib.parse import unquote
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.conversations.message_parts import inline_bytes
+from vlmpipe.trainer.data.fetching.store import WEB, FetchedImages
+from vlmpipe.trainer.data.fetching.web_address import is_web, without_query
 from vlmpipe.trainer.data.media import PDF, MediaFiles, Part, part_of
 from vlmpipe.trainer.data.pdf_pages import MOST_PAGE_PIXELS
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
@@ -38,10 +40,17 @@ class ImageFiles:
     """Images in a local folder, or below a prefix of a bucket."""
 
     def __init__(
-        self, storage: Storage, max_image_bytes: int, max_media_bytes: int = 0, max_pixels: int = MOST_PAGE_PIXELS
+        self,
+        storage: Storage,
+        max_image_bytes: int,
+        max_media_bytes: int = 0,
+        max_pixels: int = MOST_PAGE_PIXELS,
+        web: FetchedImages | None = None,
     ) -> None:
-        """`max_pixels`: of a frame or a page of an image file; others are decoded here no further than their header."""
-        self._storage, self.max_image_bytes = storage, max_image_bytes
+        """`max_pixels`: of a frame or a page of an image file; others are decoded here no further than their header.
+        `web`: images of the web, where they are fetched.
+        """
+        self._storage, self.max_image_bytes, self._web = storage, max_image_bytes, web
         self._media = MediaFiles(
             lambda name: self._read(name, max_media_bytes, "data.max_media_bytes"), VideoLimits(max_pixels)
         )
@@ -56,6 +65,8 @@ class ImageFiles:
         """The image at that relative path, or the page or frame that it names. Raises RejectedError when the path could
         leave the folder.
         """
+        if self._web and is_web(path):
+            return self._web.reference(path)
         if (part := part_of(path)) and not part.is_clip:
             part = replace(part, file=self._name_of(part.file))
             # A file is read once for all its parts, so only the first one counts its bytes.
@@ -115,8 +126,10 @@ class ImageFiles:
     def _name_of(self, path: str) -> str:
         """The name of a relative path, of an absolute one in the folder, or of an address in the folder."""
         path = self._relative(path)
-        if path.startswith(("http://", "https://")):
-            message = f"{path}: files of the web are not fetched; download them into data.image_folder"
+        if is_web(path):
+            message = f"{without_query(path)}: files of the web are not fetched; download them into data.image_folder"
+            if PurePosixPath(without_query(path)).suffix.lower() not in {*VIDEOS, PDF}:
+                message += ", or set data.fetch: true"
             raise RejectedError(RejectCode.REF_MISSING, message)
         if unsafe := unsafe_characters(path):
             message = f"the name of image {path!r} has characters that show as nothing or reorder it: {unsafe}"
@@ -158,10 +171,17 @@ class ImageFiles:
 
     def fingerprint(self, names: Iterable[str]) -> str:
         """Changes when one of these images does; in a bucket, where asking for each is slow, when any of the folder."""
-        if self._root is None:
+        if self._root is None and self._web is None:
             return fingerprint_of(self._storage.list())
         digest = hashlib.sha256()
+        if self._root is None:
+            digest.update(fingerprint_of(self._storage.list()).encode())
         for name in names:
+            if self._web and name.startswith(WEB):
+                digest.update(f"{name} {self._web.content(name)}\n".encode())
+                continue
+            if self._root is None:
+                continue
             name = part.file if (part := part_of(name)) else name
             try:
                 stat = os.stat(self._root / name)
@@ -223,7 +243,8 @@ def open_image_files(config: DataConfig, image_folder: str, beside: Storage) -> 
 
     Raises ConfigError or DataError when `image_folder` does not exist or holds no images.
     """
-    limits = (config.max_image_bytes, config.max_media_bytes, config.max_image_pixels)
+    web = FetchedImages(config.fetched_folder, config.max_image_bytes) if config.fetch else None
+    limits = (config.max_image_bytes, config.max_media_bytes, config.max_image_pixels, web)
     if not image_folder:
         return ImageFiles(beside, *limits)
     storage = open_storage(image_folder)
