@@ -160,13 +160,17 @@ RULES: tuple[Rule, ...] = (
             "validation_fraction split_by max_reject_fraction duplicates max_image_pixels max_image_bytes "
             "max_media_bytes video video_frames video_fps video_times min_image_side max_image_aspect animated "
             "shard_samples chunk_samples sequence_length max_images_per_sequence overlong_policy allowed_tokens "
-            "file_splits max_image_share max_split_error grey_bits",
+            "file_splits max_image_share max_split_error grey_bits fetch",
         ),
         "What the samples are. Prepared data is named by its content.",
     ),
     Rule(
         "same",
-        _in("data", "workers tasks shard_cache_gib max_source_passes sources[].license"),
+        _in(
+            "data",
+            "workers tasks shard_cache_gib max_source_passes max_fetched_images max_fetched_gib max_fetch_hours "
+            "sources[].license",
+        ),
         "How data is prepared and kept, what is refused at the start, and its licence.",
     ),
     Rule("same", _in("model", "hub_token_secret lora.export"), "Access to weights, and the form of the export."),
