@@ -1,8 +1,8 @@
 """Encodes a changed image again in the way of its file, so that a turned photograph takes no more space than before.
 
 No library that is small and kept turns a JPEG's blocks without decoding them. With the quantization tables of the file,
-transposed as the image is, most values fall on the same steps again: the file has the same size within a few percent and
-loses little of what it still had.
+transposed as the image is, most values fall on the same steps again: the file has the same size within a few percent
+and loses little of what it still had.
 """
 
 from __future__ import annotations
