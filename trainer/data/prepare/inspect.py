@@ -9,8 +9,8 @@ from itertools import chain, groupby, islice
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.chat.encode import IGNORED, Chat, Encoded
 from vlmpipe.trainer.data.chat.make import make_chat
-from vlmpipe.trainer.data.fetching.fetch import with_fetched_folder
 from vlmpipe.trainer.data.prepare.deduplicate import NEW
+from vlmpipe.trainer.data.prepare.fetch_images import with_fetched_folder
 from vlmpipe.trainer.data.prepare.pipeline import find_prepared
 from vlmpipe.trainer.data.prepare.validate_sample import Accepted, SampleValidator, final_entry
 from vlmpipe.trainer.data.rejects import Reject

@@ -22,7 +22,6 @@ from vlmpipe.trainer.config.job import CHUNKS_FOLDER, PREPARED_FOLDER, JobConfig
 from vlmpipe.trainer.data.accounting.coverage import COVERAGE, not_read
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.chat.make import format_identity, make_chat
-from vlmpipe.trainer.data.fetching.fetch import fetch_images, with_fetched_folder
 from vlmpipe.trainer.data.mixture import described_passes
 from vlmpipe.trainer.data.prepare.chunks.chunk import build_chunk
 from vlmpipe.trainer.data.prepare.chunks.merge import STATS, Part, Shard, merge
@@ -37,6 +36,7 @@ from vlmpipe.trainer.data.prepare.chunks.prepare import (
 from vlmpipe.trainer.data.prepare.chunks.witness import SourceChangedError
 from vlmpipe.trainer.data.prepare.chunks.worker_pool import threads_for
 from vlmpipe.trainer.data.prepare.dataset_diff import Changes, changes_since_last
+from vlmpipe.trainer.data.prepare.fetch_images import fetch_images, with_fetched_folder
 from vlmpipe.trainer.data.prepare.previews import REJECTS_FOLDER
 from vlmpipe.trainer.data.prepare.scratch import scratch
 from vlmpipe.trainer.data.prepare.validate_sample import SampleValidator

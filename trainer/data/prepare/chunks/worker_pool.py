@@ -156,7 +156,7 @@ def main() -> None:
 
 def _maker(job: dict[str, Any]) -> ChunkMaker:
     from vlmpipe.trainer.data.chat.encode import Chat
-    from vlmpipe.trainer.data.fetching.fetch import with_fetched_folder
+    from vlmpipe.trainer.data.prepare.fetch_images import with_fetched_folder
     from vlmpipe.trainer.data.sources import open_source
     from vlmpipe.trainer.models.image_tokens import image_form_of
     from vlmpipe.trainer.storage import open_storage

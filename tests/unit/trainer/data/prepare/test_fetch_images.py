@@ -13,9 +13,8 @@ import pytest
 from tests.support.data.prepared import conversation, job_config, png, run_prepare
 from tests.support.data.web_server import Answer, WebServer
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.data.fetching import fetch
 from vlmpipe.trainer.data.fetching.download import DownloadError
-from vlmpipe.trainer.data.fetching.fetch import Fetched, fetch_images, with_fetched_folder
+from vlmpipe.trainer.data.prepare.fetch_images import FOLDER, Fetched, fetch_images, with_fetched_folder
 from vlmpipe.trainer.data.prepare.look import look_at
 from vlmpipe.trainer.data.prepare.pipeline import find_prepared, plan_chunks, prepare_share
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
@@ -168,4 +167,4 @@ def test_a_network_that_is_away_ends_the_step_soon(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="none of the first 64 addresses could be fetched") as found:
         fetched(config_of(tmp_path, addresses), download=download)
     assert found.value.code == ExitCode.UNAVAILABLE
-    assert not list((tmp_path / "root" / fetch.FOLDER).rglob("*.png")) and report(tmp_path)["failed"]
+    assert not list((tmp_path / "root" / FOLDER).rglob("*.png")) and report(tmp_path)["failed"]
