@@ -61,5 +61,5 @@ def test_a_process_that_runs_or_is_gone_is_not_stopped() -> None:
 
 def test_a_stopped_guard_does_not_keep_its_launcher() -> None:
     stops = "guard = __import__('psutil').Process().children()[0]; guard.suspend()"
-    out, _ = launcher(f"{stops}; guarded.__globals__.update(END_S=0.1)").communicate(timeout=60)
+    out, _ = launcher(f"{stops}; sys.modules[guarded.__module__].END_S = 0.1").communicate(timeout=60)
     assert out.endswith("done\n") and has_ended(int(out.split()[0]))
