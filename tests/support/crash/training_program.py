@@ -116,8 +116,8 @@ class Disk:
         durable = self._durable
 
         @contextlib.contextmanager
-        def full(store: LocalStorage, name: str, *arguments: Any) -> Iterator[str]:
-            with durable(store, name, *arguments) as temporary:
+        def full(store: LocalStorage, name: str, *arguments: Any, **options: Any) -> Iterator[str]:
+            with durable(store, name, *arguments, **options) as temporary:
                 if re.search(phase.names, name):
                     raise OSError(28, os.strerror(28), temporary)
                 yield temporary
