@@ -252,7 +252,7 @@ def test_memory_of_several_sequences_is_extrapolated_from_one_and_two() -> None:
 def test_a_recomputed_tower_takes_less_memory_where_it_is_trained() -> None:
     config = _small(tower={"num_hidden_layers": 12})
     for freeze, is_less in (((), True), (("tower",), False)):
-        model = config.model.model_copy(update={"freeze": freeze})
+        model = config.model.model_copy(update={"freeze": freeze, "feature_layer": -1})  # else no layer gets gradients
         features = config.features.model_copy(update={"cache": "off"})
         config = config.model_copy(update={"model": model, "features": features})
         shape = architecture(config).shape
