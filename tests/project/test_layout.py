@@ -17,6 +17,7 @@ LAWS_OF_A_FOLDER = {
     "trainer/data/sources/test_containers.py",
     "trainer/data/sources/test_formats.py",
     "trainer/data/sources/test_special_files.py",
+    "trainer/data/sources/test_stand_ins.py",
     "trainer/models/test_host_synchronization.py",
     "vlmpipe/config/test_run_file_fuzz.py",
     "vlmpipe/job_spec/test_run_file_keys.py",
