@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from vlmpipe.trainer.cpu_products import use_fastest_products
 from vlmpipe.trainer.distributed.cluster_env import read_cluster
 from vlmpipe.trainer.distributed.heartbeats import start_heart
 from vlmpipe.trainer.errors import ExitCode, leave, run_main
@@ -75,6 +76,7 @@ def start_worker(timeout: timedelta = COLLECTIVE_TIMEOUT, *, shares_gpus: bool =
         torch.cuda.set_device(device)
     else:
         keep_freed_memory()
+        use_fastest_products()
     # Objects and checkpoint plans travel on the CPU even on a GPU machine.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     alone: dict[str, Any] = {}
