@@ -18,6 +18,13 @@ SUITE = Suite(
         ),
         Part("layouts", "training.layouts", 50, "packed and padded batches; attention by sample and under a mask"),
         Part("split", "training.step_split", 90, "what a step spends CPU time on; its rate beside its products alone"),
+        Part(
+            "nanovlm",
+            "training.nanovlm",
+            240,
+            "beside nanoVLM's model and optimizer, from a checkout in build/nanovlm",
+            default=False,
+        ),
         Part("attention", "training.attention", 45, "one layer, by sample and under a mask", default=False),
         Part("compiled", "training.compiled_steps", 70, "train.compile beside eager layers"),
         Part(

@@ -60,7 +60,7 @@ class SteadySteps:
 
 def packed_steps(load: Workload, steps: int, *, cached: bool = True) -> list[ReadyStep]:
     """The first steps as they are planned."""
-    images, loader = cached_source(load) if cached else online_images(image_preparer(load.online.model)), load.loader()
+    images, loader = _image_source(load, cached=cached), load.loader()
     found = []
     for micro_batches in _members(load, steps):
         packed = [[loader.pack_sequence(members) for members in micro] for micro in micro_batches]
@@ -68,14 +68,18 @@ def packed_steps(load: Workload, steps: int, *, cached: bool = True) -> list[Rea
     return found
 
 
-def padded_steps(load: Workload, steps: int) -> list[ReadyStep]:
+def padded_steps(load: Workload, steps: int, *, cached: bool = True) -> list[ReadyStep]:
     """The same samples in the same micro-batches, one to a sequence, padded to the longest."""
-    images, loader = cached_source(load), load.loader()
+    images, loader = _image_source(load, cached=cached), load.loader()
     found = []
     for micro_batches in _members(load, steps):
         single = [[loader.pack_sequence([one]) for members in micro for one in members] for micro in micro_batches]
         found.append(ReadyStep([_padded(micro, images) for micro in single], _tokens(single)))
     return found
+
+
+def _image_source(load: Workload, *, cached: bool) -> ImageSource:
+    return cached_source(load) if cached else online_images(image_preparer(load.online.model))
 
 
 def cached_source(load: Workload) -> ImageSource:

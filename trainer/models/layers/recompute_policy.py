@@ -66,7 +66,9 @@ def recompute_layers(language_model: nn.Module, *, selective: bool) -> None:
     """
     settings: dict[str, Any] = {"use_reentrant": False}
     if selective:
-        settings["context_fn"] = _save_products
+        from vlmpipe.trainer.models.layers.saved_products import save_products
+
+        settings["context_fn"] = save_products
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # transformers 5.23 renames the method
         language_model.gradient_checkpointing_enable(settings)
@@ -94,13 +96,3 @@ def recompute_tower(layers: Sequence[nn.Module]) -> None:
             )
         layer._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)
         layer.gradient_checkpointing = True
-
-
-def _save_products() -> tuple[Any, Any]:
-    """The contexts of a layer's forward pass and of its recomputation."""
-    from torch.utils.checkpoint import create_selective_checkpoint_contexts
-
-    from vlmpipe.trainer.models.layers.saved_products import PRODUCTS, Reuse
-
-    forward, recomputation = create_selective_checkpoint_contexts(PRODUCTS)
-    return forward, Reuse(recomputation)

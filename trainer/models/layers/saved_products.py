@@ -1,12 +1,18 @@
-"""What selective activation checkpointing saves: matrix products and attention."""
+"""Selective activation checkpointing: saves matrix products and attention, and recomputes the rest of a layer."""
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from vlmpipe.trainer.models.attention.varlen import ATTEND
 
@@ -23,6 +29,27 @@ PRODUCTS: list[OpOverload] = [
     ATEN._scaled_dot_product_cudnn_attention.default,
     ATTEND,
 ]
+# Below autograd, above the kernels of all devices, and of none of these operations.
+KEY = torch._C.DispatchKey.BackendSelect
+BELOW = torch._C._dispatch_keyset_full_after(KEY)
+_LIBRARIES: dict[OpOverload, torch.library.Library] = {}  # a library that is collected takes its kernels along
+_ACTIVE = threading.local()  # `pass_`: of the layer that this thread runs
+
+
+def save_products() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """The contexts of a layer's forward pass and of its recomputation.
+
+    Each of torch's modes calls Python for every operation of the layer; kernels in front of the products' own do so for
+    products only. Where other modes are active, of traces, counters and compilers, they must see what is computed.
+    """
+    if torch._C._len_torch_dispatch_stack():
+        forward, recomputation = create_selective_checkpoint_contexts(PRODUCTS)
+        return forward, Reuse(recomputation)
+    for product in PRODUCTS:
+        if product not in _LIBRARIES:
+            _LIBRARIES[product] = _in_front_of(product)
+    results: Results = defaultdict(list)
+    return Forward(results), Recomputation(results)
 
 
 class Reuse(TorchDispatchMode):
@@ -40,3 +67,88 @@ class Reuse(TorchDispatchMode):
         if func in PRODUCTS:
             return self._mode.__torch_dispatch__(func, types, args, kwargs)
         return func(*args, **(kwargs or {}))
+
+
+Results = defaultdict[OpOverload, list[Any]]  # of each product, in the order of its calls; None once reused
+
+
+class Paused:
+    """No layer's pass."""
+
+    def __enter__(self) -> None:
+        self._outer, _ACTIVE.pass_ = getattr(_ACTIVE, "pass_", None), self._inner()
+
+    def __exit__(self, *_: object) -> None:
+        _ACTIVE.pass_ = self._outer
+
+    def _inner(self) -> Forward | None:
+        return None
+
+
+class Forward(Paused):
+    """A layer's forward pass."""
+
+    def __init__(self, results: Results) -> None:
+        self._results = results
+
+    def _inner(self) -> Forward:
+        return self
+
+    def result_of(self, product: OpOverload, keys: Any, args: Any, kwargs: Any) -> Any:
+        with Paused():  # a product may be made of others
+            result = product.redispatch(keys & BELOW, *args, **kwargs)
+        self._results[product].append(each_of(result, Tensor, Saved))
+        return result
+
+
+class Recomputation(Forward):
+    """Its recomputation, which finds the products."""
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._calls: defaultdict[OpOverload, int] = defaultdict(int)
+
+    def result_of(self, product: OpOverload, keys: Any, args: Any, kwargs: Any) -> Any:
+        results, call = self._results[product], self._calls[product]
+        self._calls[product] += 1
+        if call >= len(results) or results[call] is None:
+            raise RuntimeError(
+                f"a layer is recomputed with call {call + 1} of {product}, of which its forward pass left no result: "
+                "its operations must not differ between the passes, and one forward pass serves one backward pass"
+            )
+        result, results[call] = results[call], None
+        return each_of(result, Saved, Saved.unchanged)
+
+
+class Saved:
+    """A result outside of the graph, in the same memory."""
+
+    def __init__(self, result: Tensor) -> None:
+        # With this key a detached tensor counts the changes of the original, too.
+        with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+            self._result = result.detach()
+        self._version = self._result._version
+
+    def unchanged(self) -> Tensor:
+        """Raises RuntimeError when the result was changed in place since."""
+        if self._result._version != self._version:
+            raise RuntimeError("the result of a product that checkpointing saves was changed in place")
+        return self._result
+
+
+def each_of(result: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """What a product returns, with `change` of everything in it that is of this kind."""
+    if isinstance(result, tuple):
+        return tuple(change(part) if isinstance(part, kind) else part for part in result)
+    return change(result)
+
+
+def _in_front_of(product: OpOverload) -> torch.library.Library:
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if active := getattr(_ACTIVE, "pass_", None):
+            return active.result_of(product, keys, args, kwargs)
+        return product.redispatch(keys & BELOW, *args, **kwargs)
+
+    library = torch.library.Library(product.namespace, "IMPL")
+    library.impl(product, kernel, KEY.name, with_keyset=True)
+    return library
