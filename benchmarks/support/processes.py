@@ -49,10 +49,15 @@ def call(
             encoding="utf-8",
         ) as process:
             assert process.stdout is not None
-            for line in process.stdout:
-                printed.append(line)
-                if line.startswith(BEGINS):
-                    at(line.removeprefix(BEGINS).strip())
+            try:
+                for line in process.stdout:
+                    printed.append(line)
+                    if line.startswith(BEGINS):
+                        at(line.removeprefix(BEGINS).strip())
+            except BaseException:  # a benchmark that is stopped leaves no process that writes on
+                process.terminate()  # torchrun ends its ranks
+                process.communicate()
+                raise
         if process.returncode != 0:
             raise subprocess.CalledProcessError(process.returncode, command, "".join(printed))
         return json.loads(output.read_text(encoding="utf-8"))

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib
 import math
+import signal
 import subprocess
 import sys
 import tempfile
@@ -78,14 +79,17 @@ class Suite:
             report.settings["device"] = self.device(chosen)
         if math.isfinite(minutes):
             report.settings["minutes at most"] = f"{minutes:g}"
-        with tempfile.TemporaryDirectory(prefix="vlmpipe-bench-", dir=chosen.folder) as scratch:
-            bench = Bench(report, Path(scratch), Progress(len(parts)), rounds, quick=chosen.quick)
-            try:
-                failed = bench.run(parts, 60 * minutes)
-            except KeyboardInterrupt:  # what was found until then is worth having
-                failed = ["interrupted"]
-                report.note("Interrupted.")
-        report.publish(as_json=chosen.json, as_markdown=chosen.markdown)
+        with stopped_by_signals():
+            with tempfile.TemporaryDirectory(prefix="vlmpipe-bench-", dir=chosen.folder) as scratch:
+                bench = Bench(report, Path(scratch), Progress(len(parts)), rounds, quick=chosen.quick)
+                try:
+                    failed = bench.run(parts, 60 * minutes)
+                except KeyboardInterrupt:  # what was found until then is worth having
+                    failed = ["interrupted"]
+                    report.note(
+                        f"Interrupted in {bench.part}: what it was comparing, and the parts after it, are missing."
+                    )
+            report.publish(as_json=chosen.json, as_markdown=chosen.markdown)
         return 1 if failed else 0
 
     def _parser(self, description: str | None) -> argparse.ArgumentParser:
@@ -117,7 +121,7 @@ class Bench:
         self.report, self.scratch, self.rounds, self.quick = report, scratch, rounds, quick
         self._progress = progress
         self._left, self._expected, self._deadline_s = 1, 1, math.inf  # comparisons, and the end of the part's time
-        self._part = ""
+        self.part = ""  # the one that runs
         self._cut: list[str] = []
         self._failed_cases = 0
 
@@ -148,7 +152,7 @@ class Bench:
 
     def _run(self, part: Part) -> bool:
         self.expect(1)
-        self._part, self._failed_cases = part.name, 0
+        self.part, self._failed_cases = part.name, 0
         rows = len(self.report.rows), len(self.report.predictions)
         try:
             part.load()(self)
@@ -175,7 +179,7 @@ class Bench:
         except Exception as error:  # what the other cases find is worth having
             traceback.print_exc()
             self._failed_cases += 1
-            self.report.note(f"{self._part}, {case}: failed: {error}")
+            self.report.note(f"{self.part}, {case}: failed: {error}")
 
     def expect(self, comparisons: int) -> None:
         """Tell how many comparisons follow in this part: they share its time."""
@@ -241,7 +245,26 @@ class Bench:
     def _close(self, what: str, done: int, most: int, kind: str) -> None:
         self._left = max(self._left - 1, 0)
         if done < most:
-            self._cut.append(f"{self._part}: {what}, {done} of {most} {kind}")
+            self._cut.append(f"{self.part}: {what}, {done} of {most} {kind}")
+
+
+@contextlib.contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does. Once: what follows, another leaves in peace."""
+
+    def stop(_number: int, _frame: object) -> None:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def cases_in_time(

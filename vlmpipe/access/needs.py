@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +75,12 @@ def named(config: RunConfig) -> list[Named]:
 
 def needs(config: RunConfig) -> list[Need]:
     """What each account of the run needs, one for each account and resource."""
+    return _needs_of(named(config))
+
+
+def _needs_of(every: Sequence[Named]) -> list[Need]:
     resources = defaultdict[str, list[Named]](list)
-    for one in named(config):
+    for one in every:
         resources[one.row].append(one)
     found = defaultdict[tuple[Account, Kind, str], tuple[set[UseName], dict[str, None], dict[str, None]]](
         lambda: (set(), {}, {})
@@ -95,12 +99,11 @@ def needs(config: RunConfig) -> list[Need]:
 
 def addresses_read(config: RunConfig, account: Account) -> tuple[str, ...]:
     """Addresses in buckets that steps of the account read and do not write, in a run without its sweep's variants."""
-    alone = config.model_copy(update={"sweep": None})
-    buckets = {
-        need.resource for need in needs(alone) if (need.account, need.kind, need.uses) == (account, BUCKETS, ("read",))
-    }
+    every = named(config.model_copy(update={"sweep": None}))
+    only_read = (account, BUCKETS, ("read",))
+    buckets = {need.resource for need in _needs_of(every) if (need.account, need.kind, need.uses) == only_read}
     rows = {access.field for access in load_table().accesses() if (access.account, access.use) == (account, "read")}
-    read = (one for one in named(alone) if one.kind == BUCKETS and one.row in rows and one.resource in buckets)
+    read = (one for one in every if one.kind == BUCKETS and one.row in rows and one.resource in buckets)
     return tuple(dict.fromkeys(one.value for one in read))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.support.processes import announce, call
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench, Part, Suite, cases_in_time
 from tests.support.short_form import only_whole
@@ -140,6 +143,49 @@ def test_a_part_that_fails_leaves_the_figures_of_the_others(tmp_path: Path, caps
     assert [row["claim"] for row in content["rows"]] == ["half", "whole"], "an unfair comparison gives no figure"
     assert any("fails failed: broken" in note for note in content["notes"])
     assert "ValueError: broken" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_is_stopped_prints_what_it_has_and_leaves_no_scratch(
+    number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(bench: Bench) -> None:
+        (bench.scratch / "data").write_text("much")
+        bench.report.figure("whole", "", "s", Side("ours", [2.0, 3.0]))
+        bench.take_turns("more", {"ours": lambda: os.kill(os.getpid(), number)})
+
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    (tmp_path / "scratch").mkdir()
+    parts = [part("stopped", stopped), part("late", rounds_of(Clock(), 1, []))]
+    arguments = ["--json", str(tmp_path / "a.json"), "--folder", str(tmp_path / "scratch")]
+    assert Suite("test", parts).main(None, arguments) == 1
+    content = json.loads((tmp_path / "a.json").read_text())
+    assert [row["claim"] for row in content["rows"]] == ["whole"]
+    said = "Interrupted in stopped: what it was comparing, and the parts after it, are missing."
+    assert content["notes"] == [said]
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert not list((tmp_path / "scratch").iterdir())
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
+
+
+def sleeps_for_an_hour() -> None:
+    announce(str(os.getpid()))
+    time.sleep(3600)
+
+
+def test_a_run_that_is_stopped_stops_its_processes(tmp_path: Path) -> None:
+    started: list[int] = []
+
+    def waits(bench: Bench) -> None:
+        def stop_at(process: str) -> None:
+            started.append(int(process))
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        call(f"{__name__}:sleeps_for_an_hour", {}, at=stop_at)
+
+    assert Suite("test", [part("waits", waits)]).main(None, ["--folder", str(tmp_path)]) == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
 
 
 def test_only_and_list_name_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
