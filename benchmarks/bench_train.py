@@ -28,6 +28,13 @@ SUITE = Suite(
         Part("attention", "training.attention", 45, "one layer, by sample and under a mask", default=False),
         Part("compiled", "training.compiled_steps", 70, "train.compile beside eager layers"),
         Part(
+            "checkpointing",
+            "training.checkpointing",
+            40,
+            "full and selective checkpointing of small layers beside none",
+            default=False,
+        ),
+        Part(
             "telemetry",
             "training.telemetry",
             40,

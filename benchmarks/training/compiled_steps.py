@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,6 +53,13 @@ def compiled_or_eager(bench: Bench, load: Workload, *, cached: bool) -> None:
     bench.report.compare_rates("step: compiled or eager", data, "useful tokens", *pair)
     longer_s = sides["compiled"].first_s - sides["eager"].first_s
     bench.report.figure("time to compile", data, "s of wall time", Side("train.compile, inductor", [longer_s]))
+    walls = [[each.wall_per_unit for each in found[name]] for name in ("eager", "compiled")]
+    saved = 1 - statistics.median(compiled / eager for eager, compiled in zip(*walls, strict=True))
+    if saved > 0:
+        after = Side("train.compile, inductor", [longer_s / saved])
+        bench.report.figure("compiling has paid back", data, "s of eager training", after)
+    else:
+        bench.report.note(f"{data}: compiled steps took no less time in this run: compiling never pays back.")
 
 
 def with_compile(job: JobConfig, *, on: bool) -> JobConfig:

@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -22,9 +23,8 @@ from benchmarks.support.suite import Bench
 from benchmarks.support.timing import Clock, Measured, close
 from benchmarks.support.workloads import CONFIGS, Workload, workload
 from benchmarks.training.ready_steps import WARM_UP, ReadyStep, SteadySteps, packed_steps, padded_steps
-from benchmarks.training.step_split import one_thread
+from benchmarks.training.step_split import by_mkl, one_thread
 from benchmarks.training.workloads import TOLERANCE
-from vlmpipe.trainer.cpu_products import use_default_products, use_fastest_products
 from vlmpipe.trainer.models.registry import family_of
 
 CHECKOUT = CONFIGS.parent / "build" / "nanovlm"
@@ -78,28 +78,15 @@ def of_size(bench: Bench, name: str, size: Size) -> None:
     ours: dict[str, Any] = {}
     for kind, job in (("online", load.online), ("cached", load.cached)):
         steps = SteadySteps(job, worker, packed_steps(load, count, cached=kind == "cached"))
-        ours |= {f"ours, {kind} features": steps, f"ours by MKL, {kind} features": ByDefaultProducts(steps)}
-    found = bench.take_turns(name, {**ours, "nanoVLM": ByDefaultProducts(theirs)}, warm_up=False)
+        ours |= {f"ours, {kind} features": steps, f"ours by MKL, {kind} features": steps}
+    sides = {label: partial(by_mkl, steps) if "MKL" in label else steps for label, steps in ours.items()}
+    found = bench.take_turns(name, {**sides, "nanoVLM": partial(by_mkl, theirs)}, warm_up=False)
     for label, steps in ours.items():
         law = f"the losses before the rounds repeat are nanoVLM's (relative {TOLERANCE:g})"
         pair = steps.losses[:count], theirs.losses[:count]
         bench.report.require(close(*pair, TOLERANCE), law, found=f"{name}, {label}: {pair}")
-        sides = (label, found[label]), ("nanoVLM", found["nanoVLM"])
-        bench.report.compare_rates("step: ours or nanoVLM", name, "useful tokens", *sides)
-
-
-class ByDefaultProducts:
-    """Steps whose matrices torch multiplies as it does by default."""
-
-    def __init__(self, steps: SteadySteps | NanoSteps) -> None:
-        self._steps, self.losses = steps, steps.losses
-
-    def __call__(self) -> Measured:
-        use_default_products()
-        try:
-            return self._steps()
-        finally:
-            use_fastest_products()
+        both = (label, found[label]), ("nanoVLM", found["nanoVLM"])
+        bench.report.compare_rates("step: ours or nanoVLM", name, "useful tokens", *both)
 
 
 def overrides(size: Size, *, quick: bool) -> tuple[str, ...]:
@@ -143,7 +130,9 @@ class NanoSteps:
             self._model = nano_model(modules, job.model, size, load.chat.tokenizer)
         parts = (self._model.MP, self._model.decoder)
         self._model.vision_encoder.requires_grad_(False)  # as its learning rate of 0
-        groups = [{"params": list(part.parameters()), "lr": optimizer.learning_rate} for part in parts]
+        groups: list[dict[str, Any]] = [
+            {"params": list(part.parameters()), "lr": optimizer.learning_rate} for part in parts
+        ]
         self._optimizer = torch.optim.AdamW(groups, betas=optimizer.betas, eps=optimizer.eps, weight_decay=0.0)
         self._parameters = [parameter for group in groups for parameter in group["params"]]
         inputs = [(_inputs(step), step.useful_tokens) for step in ready]
@@ -156,9 +145,9 @@ class NanoSteps:
         self._train(self._ready)
         return clock.stop(sum(tokens for _, tokens in self._ready))
 
-    def _train(self, steps: Sequence[tuple[dict[str, Tensor], int]]) -> None:
+    def _train(self, steps: Sequence[tuple[dict[str, Any], int]]) -> None:
         for inputs, _ in steps:
-            _, loss = self._model(**inputs)
+            loss: Tensor = self._model(**inputs)[1]
             loss.backward()
             clip_grad_norm_(self._parameters, max_norm=self._clip)
             self._optimizer.step()
@@ -166,7 +155,7 @@ class NanoSteps:
             self.losses.append(loss.item())
 
 
-def _inputs(step: ReadyStep) -> dict[str, Tensor]:
+def _inputs(step: ReadyStep) -> dict[str, Any]:
     (batch,) = step.batches
     targets = torch.full_like(batch.input_ids, IGNORED)
     targets.view(-1)[batch.label_index] = batch.label_ids
@@ -174,15 +163,15 @@ def _inputs(step: ReadyStep) -> dict[str, Tensor]:
 
 
 @contextlib.contextmanager
-def nano_modules() -> Iterator[ModuleType]:
+def nano_modules() -> Iterator[Any]:
     """nanoVLM's `vision_language_model`. Its tokenizers, which are downloads, stay out."""
     if not (CHECKOUT / "models").is_dir():
         raise SystemExit(
             f"bench-train: no checkout of nanoVLM in {CHECKOUT.relative_to(CONFIGS.parent)}; make one by: git clone "
             f"https://github.com/huggingface/nanoVLM build/nanovlm && git -C build/nanovlm checkout {COMMIT}"
         )
-    processors = ModuleType("data.processors")
-    processors.get_tokenizer = None  # type: ignore[attr-defined]
+    processors: Any = ModuleType("data.processors")
+    processors.get_tokenizer = None
     sys.path.insert(0, str(CHECKOUT))
     sys.modules["data.processors"] = processors
     try:
@@ -193,7 +182,7 @@ def nano_modules() -> Iterator[ModuleType]:
             del sys.modules[name]
 
 
-def nano_model(module: ModuleType, config: Any, size: Size, tokenizer: Any) -> Any:
+def nano_model(module: Any, config: Any, size: Size, tokenizer: Any) -> Any:
     """nanoVLM's model of this size, with the weights that ours starts from."""
     family = family_of(config)
     ours = family.build(config, tokenizer)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,8 +22,10 @@ from benchmarks.support.workloads import Workload
 from benchmarks.training.compiled_steps import compiling_anew, with_compile
 from benchmarks.training.ready_steps import WARM_UP, SteadySteps, packed_steps
 from benchmarks.training.workloads import train_workloads
+from vlmpipe.trainer.cpu_products import use_default_products, use_fastest_products
 
 aten = torch.ops.aten
+Measure = TypeVar("Measure")
 PRODUCTS = (aten.mm.default, aten.addmm.default, aten.addmm_.default, aten.bmm.default, aten.baddbmm.default)
 ATTENTION = "vlmpipe::attend"  # begins the names of the operator and of its gradient, in which kernels run
 KERNELS, AROUND_KERNELS = "attention kernels", "around attention kernels"
@@ -80,15 +82,27 @@ def of_workload(bench: Bench, load: Workload, *, cached: bool) -> None:
             "the step": lambda: rate(steps),
             "the step, compiled": lambda: rate(compiled),
             "alone": products.rate_alone,
+            "alone by MKL": lambda: by_mkl(products.rate_alone),
             "shares": lambda: shares(steps),
         }
         found = bench.take_turns(data, sides)
     for name in ("the step", "the step, compiled"):
         rates = Side(name, found[name]), Side("its matrix products alone", found["alone"])
         bench.report.compare("rate of a step or of its products", data, "GFLOP / CPU s", *rates)
+    sides_alone = Side("as a job multiplies", found["alone"]), Side("by MKL", found["alone by MKL"])
+    bench.report.compare("rate of a step's products alone", data, "GFLOP / CPU s", *sides_alone)
     for kind in ALL_KINDS:
         values = [100 * each[kind] for each in found["shares"]]
         bench.report.figure("split of a step", data, "% of its time", Side(kind, values))
+
+
+def by_mkl(measure: Callable[[], Measure]) -> Measure:
+    """What `measure` finds while torch multiplies as it does by default."""
+    use_default_products()
+    try:
+        return measure()
+    finally:
+        use_fastest_products()
 
 
 class Products(TorchDispatchMode):

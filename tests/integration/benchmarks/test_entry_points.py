@@ -82,6 +82,8 @@ FIGURES = {  # without a baseline
     "time to compile", "telemetry as a share of a step",
     "outside forward, backward, optimizer: all threads", "outside forward, backward, optimizer: training thread",
 }  # fmt: skip
+MAYBE = {("compiling has paid back", "digits, cached features")}  # where compiled steps are faster
+FIGURES |= {claim for claim, _ in MAYBE}
 EQUAL_LOSSES = "losses with unchanged gradients equal those of the baseline (relative 1e-05)"
 CHECKS = {
     "bench_data": {
@@ -130,9 +132,8 @@ def short_run(entry_point: str, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("name", CLAIMS)
 def test_a_short_run_gives_every_claim_with_figures_and_fairness(name: str, tmp_path: Path) -> None:
     content = short_run(name, tmp_path)
-    assert {(row["claim"], row["data"]) for row in content["rows"]} == {
-        (claim, data) for claim, sets in CLAIMS[name].items() for data in sets
-    }
+    claims = {(row["claim"], row["data"]) for row in content["rows"]}
+    assert claims - MAYBE == {(claim, data) for claim, sets in CLAIMS[name].items() for data in sets}
     for row in content["rows"]:
         assert all(math.isfinite(number) and number > 0 for number in _numbers(row)), row
         assert (row["ratio"] is None) == (row["baseline"] is None) == (row["claim"] in FIGURES), row

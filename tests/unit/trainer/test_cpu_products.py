@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.i
 
 
 @pytest.fixture
-def by_onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+def by_onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
     """Shapes of the products that oneDNN makes, on any processor."""
     was_in_use = bool(cpu_products._REGISTERED)
     cpu_products.use_default_products()
@@ -63,7 +64,7 @@ def results(dtype: torch.dtype, sizes: tuple[int, int, int]) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", [LARGE, SMALL, (0, 4, 5), (4, 0, 5), (4, 5, 0)], ids=str)
 def test_replaced_operators_give_torchs_results(
-    by_onednn: list[tuple[int, int]], dtype: torch.dtype, sizes: tuple[int, int, int]
+    by_onednn: list[tuple[int, ...]], dtype: torch.dtype, sizes: tuple[int, int, int]
 ) -> None:
     expected = results(dtype, sizes)
     cpu_products.use_fastest_products()
@@ -74,7 +75,7 @@ def test_replaced_operators_give_torchs_results(
     assert len(by_onednn) == (8 if uses_onednn else 0)
 
 
-def test_gradients_of_linear_layers_agree(by_onednn: list[tuple[int, int]]) -> None:
+def test_gradients_of_linear_layers_agree(by_onednn: list[tuple[int, ...]]) -> None:
     torch.manual_seed(0)
     layer, inputs = nn.Linear(160, 192), torch.randn(2, 128, 160, requires_grad=True)
 
@@ -88,7 +89,7 @@ def test_gradients_of_linear_layers_agree(by_onednn: list[tuple[int, int]]) -> N
     assert sorted(by_onednn) == [(192, 160), (256, 160), (256, 192)]
 
 
-def test_torch_says_what_is_wrong_with_matrices(by_onednn: list[tuple[int, int]]) -> None:
+def test_torch_says_what_is_wrong_with_matrices(by_onednn: list[tuple[int, ...]]) -> None:
     cpu_products.use_fastest_products()
     with pytest.raises(RuntimeError, match=r"cannot be multiplied \(256x160 and 192x160\)"):
         torch.ones(256, 160) @ torch.ones(192, 160)
@@ -98,13 +99,13 @@ def test_torch_says_what_is_wrong_with_matrices(by_onednn: list[tuple[int, int]]
         torch.mm(torch.ones(3, 3), torch.ones(3, 3, dtype=torch.float64))
 
 
-def test_modes_see_the_operators_of_torch(by_onednn: list[tuple[int, int]]) -> None:
+def test_modes_see_the_operators_of_torch(by_onednn: list[tuple[int, ...]]) -> None:
     """Selective checkpointing and counters of FLOPs know products by their names."""
 
     class Seen(TorchDispatchMode):
         names: list[object] = []  # noqa: RUF012
 
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             self.names.append(func)
             return func(*args, **(kwargs or {}))
 
@@ -116,7 +117,7 @@ def test_modes_see_the_operators_of_torch(by_onednn: list[tuple[int, int]]) -> N
     assert by_onednn == [(256, 192)]
 
 
-def test_default_products_return(by_onednn: list[tuple[int, int]]) -> None:
+def test_default_products_return(by_onednn: list[tuple[int, ...]]) -> None:
     cpu_products.use_fastest_products()
     cpu_products.use_fastest_products()
     assert torch.equal(torch.ones(256, 160) @ torch.ones(160, 192), torch.full((256, 192), 160.0))

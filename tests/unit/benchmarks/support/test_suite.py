@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -152,7 +153,7 @@ def test_a_run_that_is_stopped_prints_what_it_has_and_leaves_no_scratch(
     def stopped(bench: Bench) -> None:
         (bench.scratch / "data").write_text("much")
         bench.report.figure("whole", "", "s", Side("ours", [2.0, 3.0]))
-        bench.take_turns("more", {"ours": lambda: os.kill(os.getpid(), number)})
+        bench.take_turns("more", {"ours": partial(os.kill, os.getpid(), number)})
 
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     (tmp_path / "scratch").mkdir()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -52,13 +54,13 @@ def gradients(model: nn.Module) -> list[Tensor]:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> dict[type, Counter]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> dict[type, Counter[Any]]:
     """Products that pass the kernels in front, by pass."""
-    counts: dict[type, Counter] = {}
+    counts: dict[type, Counter[Any]] = {}
     for kind in (Forward, Recomputation):
         counts[kind], result_of = Counter(), kind.result_of
 
-        def counted(self, product, *given, result_of=result_of, kind=kind):
+        def counted(self: Any, product: Any, *given: Any, result_of: Any = result_of, kind: Any = kind) -> Any:
             counts[kind][product] += 1
             return result_of(self, product, *given)
 
@@ -66,7 +68,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[type, Counter]:
     return counts
 
 
-def test_gradients_are_those_without_checkpointing_to_the_bit(calls: dict[type, Counter]) -> None:
+def test_gradients_are_those_without_checkpointing_to_the_bit(calls: dict[type, Counter[Any]]) -> None:
     for ours, plain in zip(
         gradients(language_model(selective=True)), gradients(language_model(selective=False)), strict=True
     ):
@@ -88,7 +90,7 @@ def test_no_mode_calls_python_for_every_operation() -> None:
     assert depths == [0] * 4  # two layers, two passes
 
 
-def test_counters_see_each_product_once(calls: dict[type, Counter]) -> None:
+def test_counters_see_each_product_once(calls: dict[type, Counter[Any]]) -> None:
     flops = {}
     for selective in (True, False):
         model = language_model(selective=selective)
@@ -99,7 +101,7 @@ def test_counters_see_each_product_once(calls: dict[type, Counter]) -> None:
     assert not calls[Forward]
 
 
-def test_a_product_of_products_is_saved_whole(monkeypatch: pytest.MonkeyPatch, calls: dict[type, Counter]) -> None:
+def test_a_product_of_products_is_saved_whole(monkeypatch: pytest.MonkeyPatch, calls: dict[type, Counter[Any]]) -> None:
     operation = torch.ops.vlmpipe_tests.two_products.default
     monkeypatch.setattr(saved_products, "PRODUCTS", [*PRODUCTS, operation])
     left, right = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3)
@@ -113,7 +115,7 @@ def test_a_product_of_products_is_saved_whole(monkeypatch: pytest.MonkeyPatch, c
     assert calls == {Forward: {operation: 1}, Recomputation: {operation: 1}}
 
 
-def run(layer, *, twice: bool = False) -> None:
+def run(layer: Callable[[Tensor], Tensor], *, twice: bool = False) -> None:
     rows = torch.randn(4, 4, requires_grad=True)
     output = checkpoint(layer, rows, use_reentrant=False, context_fn=save_products).sum()
     for _ in range(1 + twice):
