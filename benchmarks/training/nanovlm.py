@@ -46,12 +46,13 @@ class Size:
     tower_hidden: int
     tower_layers: int
     tower_heads: int
+    batch: int  # packed sequences of a step
 
 
 # The second has the layers of nanoVLM-222M (SmolLM2-135M, SigLIP B/16), 4 of its 30 and 2 of its 12.
 SIZES = {
-    "easy-vqa, small model": Size(128, 384, 4, 4, 4, 256, 6, 4),
-    "easy-vqa, layers of nanoVLM-222M": Size(576, 1536, 4, 9, 3, 768, 2, 12),
+    "easy-vqa, small model": Size(128, 384, 4, 4, 4, 256, 6, 4, batch=8),
+    "easy-vqa, layers of nanoVLM-222M": Size(576, 1536, 4, 9, 3, 768, 2, 12, batch=2),
 }
 NOTE = (
     "nanoVLM: its model, torch's AdamW as its train.py makes it, its clipping, fp32 on both sides; a batch holds the "
@@ -109,7 +110,7 @@ def overrides(size: Size, *, quick: bool) -> tuple[str, ...]:
     }  # fmt: skip
     model = {"family": "smolvlm", "pretrained": {"config": whole}, "tokenizer": "train:400", "image_size": SIDE}
     model |= {"tower": None, "language_model": None, "freeze": ["tower"]}  # parts of the run file's own family
-    batch = 2 if quick else 8
+    batch = 2 if quick else size.batch
     return (
         f"model={json.dumps(model)}",
         "data.max_samples=800",
