@@ -18,6 +18,7 @@ SUITE = Suite(
         Part("hf-threads", "data.hf_threads", 30, "images of family hf in two threads beside one"),
         Part("encoding", "data.encoding", 60, "the encoding job beside the sum of its parts"),
         Part("pictures", "data.pictures", 20, "preparation of a picture beside Pillow's decoding"),
+        Part("near-duplicates", "data.near_duplicates", 30, "images that look alike by nature; copies that are found"),
         Part(
             "mixture",
             "data.mixture",

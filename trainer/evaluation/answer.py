@@ -51,6 +51,7 @@ class ShownImages:
     sha256: Sequence[str]
     read: Callable[[], Sequence[bytes]]
     are_cached: bool  # their features are in the cache, where there is one
+    signatures: Sequence[bytes] = ()  # `image_signature` of each, where they were decoded just now
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,9 @@ def ask_about(job: JobConfig, chat: Chat, question: str, image: bytes, what: str
             expected="a question that can be asked",
             fix="correct the file or its image; the section data has the limits of images",
         ) from error
-    shown = ShownImages(counts, sizes, [checked.sha256], lambda: [checked.data], are_cached=False)
+    shown = ShownImages(
+        counts, sizes, [checked.sha256], lambda: [checked.data], are_cached=False, signatures=[checked.signature]
+    )
     return Asked(turn, shown, shown)
 
 

@@ -18,7 +18,7 @@ LONGEST_GRAM = 4
 SIGMA = 6.0  # words of difference in length
 SCALE = 10.0
 CAPTION_WORDS = 5.0  # average length from which references look like captions
-LEAST_PICTURES = 2  # document frequencies of a single image are meaningless
+MIN_PICTURES = 2  # document frequencies of a single image are meaningless
 
 Gram = tuple[str, ...]
 _CLITIC = re.compile(r"(?<=\w)(n't|'(?:s|re|ve|ll|d|m))(?!\w)")

@@ -9,11 +9,11 @@ from typing import Any
 
 from vlmpipe.trainer.evaluation.metrics import Prediction, normalise
 
-MOST_ANSWERS = 25  # of a readable table
+MAX_ANSWERS = 25  # of a readable table
 # Questions of each answer of a closed set, at least and on average.
-LEAST_QUESTIONS, MEAN_QUESTIONS = 2, 5
+MIN_QUESTIONS, MEAN_QUESTIONS = 2, 5
 RULE = (
-    f"2 to {MOST_ANSWERS} different expected answers, each of {LEAST_QUESTIONS} held-out questions or more, and of "
+    f"2 to {MAX_ANSWERS} different expected answers, each of {MIN_QUESTIONS} held-out questions or more, and of "
     f"{MEAN_QUESTIONS} on average"
 )
 OTHER = "other"
@@ -38,7 +38,7 @@ class Confusion:
     def is_closed(self) -> bool:
         """Whether the answers look like a closed set."""
         fewest = min(map(sum, self.counts))
-        return fewest >= LEAST_QUESTIONS and self.questions >= MEAN_QUESTIONS * len(self.answers)
+        return fewest >= MIN_QUESTIONS and self.questions >= MEAN_QUESTIONS * len(self.answers)
 
     def square(self) -> tuple[list[str], list[list[int]]]:
         """Names and rows of a square table: other predictions get an empty row."""
@@ -49,11 +49,11 @@ class Confusion:
 def confusion_of(pairs: Iterable[tuple[str, str]]) -> Confusion | None:
     """The table of (expected, predicted) texts, normalised as for exact match.
 
-    None unless there are 2 to MOST_ANSWERS different expected answers.
+    None unless there are 2 to MAX_ANSWERS different expected answers.
     """
     plain = [(normalise(answer), normalise(prediction)) for answer, prediction in pairs]
     asked = Counter(answer for answer, _ in plain)
-    if not 2 <= len(asked) <= MOST_ANSWERS:
+    if not 2 <= len(asked) <= MAX_ANSWERS:
         return None
     answers = tuple(sorted(asked, key=_natural))
     strays = OTHER

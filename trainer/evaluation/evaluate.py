@@ -158,6 +158,8 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         },
         "images": stats["splits"]["eval"]["unique_images"],
         "images_also_in_train": stats["eval_images_also_in_train"],
+        "images_like_train": stats["near_duplicates"]["eval_images"],
+        "like_train_compared": stats["near_duplicates"]["compared"],
         "held_out_sha256": hashlib.sha256(
             repr([(q.id, q.turn, q.question, q.answer) for q in questions]).encode()
         ).hexdigest(),

@@ -11,10 +11,10 @@ import numpy as np
 
 from vlmpipe.trainer.data.prepare.deduplicate import counted_question
 from vlmpipe.trainer.data.sample import Turn
-from vlmpipe.trainer.evaluation.cider import LEAST_PICTURES, Captioned, cider_d, looks_like_captions
+from vlmpipe.trainer.evaluation.cider import MIN_PICTURES, Captioned, cider_d, looks_like_captions
 from vlmpipe.trainer.evaluation.vqa_answers import normalise_answer
 
-LEAST_SIMILARITY = 0.5  # this and lower similarities score 0
+MIN_SIMILARITY = 0.5  # this and lower similarities score 0
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def scores(
             group[metric] = fmean(score(one.answer, one.prediction) for one in asked) if asked else None
         if captions == "on" or (captions == "auto" and looks_like_captions([one.answer for one in asked])):
             together = captioned(asked, pictures or {})
-            group["cider_d"] = fmean(cider_d(together)) if len(together) >= LEAST_PICTURES else None
+            group["cider_d"] = fmean(cider_d(together)) if len(together) >= MIN_PICTURES else None
     return found
 
 
@@ -96,11 +96,22 @@ def captioned(predictions: Sequence[Prediction], pictures: Mapping[tuple[str, in
 
 
 def overlap_sentence(evaluation: Mapping[str, Any]) -> str:
-    """A note about held-out images that training has seen; "" without any."""
-    shared, images = (evaluation.get(name) for name in ("images_also_in_train", "images"))
+    """A note about validation and benchmark images that training has seen, or that look like those; "" without any."""
+    notes = [
+        _share_sentence(evaluation, "images_also_in_train", "validation images are also in the training split"),
+        _share_sentence(evaluation, "images_like_train", "validation images look like training images"),
+    ]
+    for name, benchmark in (evaluation.get("benchmarks") or {}).items():
+        notes.append(_share_sentence(benchmark, "images_like_train", f"images of {name} look like training images"))
+    return "; ".join(filter(None, notes))
+
+
+def _share_sentence(counts: Mapping[str, Any], name: str, sentence: str) -> str:
+    shared, images, compared = (counts.get(key) for key in (name, "images", "like_train_compared"))
     if not isinstance(shared, int) or not isinstance(images, int) or not shared:
         return ""
-    return f"{shared:,} of {images:,} held-out images are also in the training split"
+    partly = isinstance(compared, float) and compared < 1 and name == "images_like_train"
+    return f"{shared:,} of {images:,} {sentence}" + (f" ({compared:.0%} of the pairs compared)" if partly else "")
 
 
 def cut_sentence(evaluation: Mapping[str, Any]) -> str:
@@ -172,10 +183,10 @@ def anls(answer: str, prediction: str) -> float:
     if expected == read:
         return 1.0
     longest = max(len(expected), len(read))
-    if min(len(expected), len(read)) <= LEAST_SIMILARITY * longest:  # the distance is the difference in length or more
+    if min(len(expected), len(read)) <= MIN_SIMILARITY * longest:  # the distance is the difference in length or more
         return 0.0
     similarity = 1 - levenshtein(expected, read) / longest
-    return similarity if similarity > LEAST_SIMILARITY else 0.0
+    return similarity if similarity > MIN_SIMILARITY else 0.0
 
 
 def levenshtein(one: str, other: str) -> int:

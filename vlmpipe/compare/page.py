@@ -11,7 +11,7 @@ from vlmpipe.compare.compare import Comparison
 from vlmpipe.compare.sides import HOUR_S, Usage
 from vlmpipe.report.load import count, duration
 from vlmpipe.report.pages import STYLE, page_template
-from vlmpipe.report.samples import EvaluationImages, sample_cards, spread
+from vlmpipe.report.samples import PreparedImages, sample_cards, spread
 from vlmpipe.trainer import __version__
 
 SHOWN = 24
@@ -21,7 +21,7 @@ NOT_RECORDED = "–"
 
 def build_page(comparison: Comparison) -> str:
     """The page's HTML, with pictures of questions that the runs disagree about."""
-    images = EvaluationImages(comparison.sides[0].prepared_uri)
+    images = PreparedImages(comparison.sides[0].prepared_uri)
     return page_template("vlmpipe.compare.page", "page.html.j2").render(
         style=Markup(STYLE),
         comparison=comparison,

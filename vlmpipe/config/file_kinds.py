@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-LEAST_KEYS = 2  # that a file has of its kind's
+MIN_KEYS = 2  # that a file has of its kind's
 HTML = ("<!doctype html", "<html")
 
 
@@ -86,7 +86,7 @@ def kind_of_content(content: Mapping[str, Any]) -> FileKind | None:
     found = max(KINDS, key=lambda kind: len(kind.keys & content.keys()))
     if "workerPoolSpecs" in content or "worker_pool_specs" in content:
         return JOB_SPEC
-    return found if len(found.keys & content.keys()) >= LEAST_KEYS else None
+    return found if len(found.keys & content.keys()) >= MIN_KEYS else None
 
 
 def is_html(text: str) -> bool:

@@ -21,7 +21,7 @@ from vlmpipe.config.other_names import EARLIER_PATHS, OTHER_NAMES, other_value, 
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.redaction import redact_all
 
-LEAST_SIMILARITY = 0.68
+MIN_SIMILARITY = 0.68
 MAY_HOLD_SECRETS = (
     "secrets",
     "cluster.env",
@@ -212,7 +212,7 @@ def closest_field(path: str, fields: Mapping[str, FieldInfo] | Sequence[str]) ->
     def score(candidate: str) -> float:
         home, _, name = candidate.rpartition(".")
         similarity = difflib.SequenceMatcher(None, key, name).ratio()
-        if similarity < LEAST_SIMILARITY:
+        if similarity < MIN_SIMILARITY:
             return 0.0
         nearness = 0.1 if home == section else 0.05 if home.startswith(f"{section}.") else 0.0
         return similarity + nearness

@@ -123,7 +123,10 @@ def decide(evaluation: Mapping[str, Any], gate: GateConfig, against: AgainstCham
         most = gate.max_mean_image_tokens
         checks.append(_limit("tokens an image", "relevance.mean_image_tokens", tokens, most, upper=True))
     if gate.max_images_also_in_train is not None:
-        checks.append(_overlap(evaluation, gate.max_images_also_in_train))
+        name, limit = "share of validation images also in training", gate.max_images_also_in_train
+        checks.append(_overlap(name, "images_also_in_train", evaluation, limit))
+    if gate.max_images_like_train is not None:
+        checks += _look_alikes(evaluation, gate.max_images_like_train)
     if against is not None:
         checks.append(_against_champion(evaluation, gate, against))
     return Decision(
@@ -242,10 +245,23 @@ class _Tested(NamedTuple):
         )  # fmt: skip
 
 
-def _overlap(evaluation: Mapping[str, Any], threshold: float) -> Check:
-    images, shared = (_finite(evaluation.get(name)) for name in ("images", "images_also_in_train"))
+def _overlap(name: str, metric: str, counts: Mapping[str, Any], threshold: float) -> Check:
+    images, shared = (_finite(counts.get(key)) for key in ("images", metric.rpartition(".")[2]))
     share = shared / images if images and shared is not None else shared  # no images: none of them are shared
-    return _limit("share of held-out images also in training", "images_also_in_train", share, threshold, upper=True)
+    return _limit(name, metric, share, threshold, upper=True)
+
+
+def _look_alikes(evaluation: Mapping[str, Any], threshold: float) -> list[Check]:
+    """Of the validation split and of each benchmark whose images the evaluation has seen: not those of lmms-eval."""
+    name, metric = "share of {} that look like training images", "images_like_train"
+    benchmarks = {name: one for name, one in (evaluation.get("benchmarks") or {}).items() if "images" in one}
+    return [
+        _overlap(name.format("validation images"), metric, evaluation, threshold),
+        *(
+            _overlap(name.format(f"images of {benchmark}"), f"benchmarks.{benchmark}.{metric}", counts, threshold)
+            for benchmark, counts in sorted(benchmarks.items())
+        ),
+    ]
 
 
 def _against_champion(evaluation: Mapping[str, Any], gate: GateConfig, against: AgainstChampion) -> Check:

@@ -27,7 +27,7 @@ from vlmpipe.trainer.storage.base import Storage, join_uri
 from vlmpipe.trainer.storage.export_manifest import require_whole_export
 from vlmpipe.trainer.storage.records import read_record, write_record
 
-MOST_RACES = 10  # with other runs, for the champion's place
+MAX_RACES = 10  # with other runs, for the champion's place
 
 
 def decide_run(run_uri: str) -> Decision:
@@ -64,7 +64,12 @@ def _against(
         left_out = asked.get("in_its_training")
         where = f" (without {left_out:,} questions of its training data)" if left_out else ""
         return AgainstChampion(champion, PairedCounts.model_validate(asked["paired"]), where=where)
-    paired = recorded_answers(store, open_storage(run_uri_of(settings["run"]["root_uri"], entry.run_id, "")))
+    try:
+        paired = recorded_answers(store, open_storage(run_uri_of(settings["run"]["root_uri"], entry.run_id, "")))
+    except UserError as error:
+        if error.code == ExitCode.UNAVAILABLE:
+            raise
+        return AgainstChampion(champion, obstacle=f"which images its questions share is not known: {error.found}")
     if paired is None:
         obstacle = "this evaluation did not ask it, and its run has left no answers to at least half of its questions"
         return AgainstChampion(champion, obstacle=obstacle)
@@ -150,7 +155,7 @@ def register_run(run_uri: str) -> Entry:
             registry.promote(model, entry.version, instead_of=_version(decision.champion))
             break
         except OvertakenError:
-            if races == MOST_RACES:
+            if races == MAX_RACES:
                 raise
             decision = _decided_again(run_uri)
     registered = {"model": model, "version": entry.version, "uri": entry.model_uri, "alias": alias}

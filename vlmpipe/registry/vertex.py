@@ -44,7 +44,7 @@ LOOK_S = 2.0  # between two looks
 POLLING = DEFAULT_POLLING
 ATTEMPTS = 3
 LEASE_S = 120.0  # after which a lock counts as left over: the three requests under it take less
-MOST_LABEL_CHARS = 63
+MAX_LABEL_CHARS = 63
 
 
 class VertexRegistry:
@@ -313,4 +313,4 @@ def _parent(uri: str) -> str:
 
 def _label(text: str) -> str:
     """`text` as a label's value."""
-    return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:MOST_LABEL_CHARS]
+    return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:MAX_LABEL_CHARS]

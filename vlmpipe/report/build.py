@@ -22,11 +22,12 @@ from vlmpipe.config.sections.stages import earlier_stages
 from vlmpipe.report import tables
 from vlmpipe.report.dataset_section import data_view
 from vlmpipe.report.load import RunFiles, column, flatten, number, read_run
+from vlmpipe.report.near_duplicates import alike_view, recorded_pairs
 from vlmpipe.report.pages import STYLE, page_template
 from vlmpipe.report.plan_section import plan_view
 from vlmpipe.report.profile_section import profile_view
 from vlmpipe.report.relevance_section import relevance_view
-from vlmpipe.report.samples import EvaluationImages, choose, prediction_browser, sample_cards
+from vlmpipe.report.samples import PreparedImages, choose, prediction_browser, sample_cards
 from vlmpipe.report.stages import stage_view, stages_outcome
 from vlmpipe.report.svg_charts import SMOOTH_FROM, compact, line_chart
 from vlmpipe.trainer.evaluation.metrics import overlap_sentence
@@ -70,7 +71,8 @@ def _context(files: RunFiles, stages: dict[str, RunFiles]) -> dict[str, Any]:
     confusions, not_confused = tables.confusions(files.predictions, shown_slice)
     splits, split_rows = tables.split_table(files.stats)
     timings, whole_s = tables.timings(files.steps)
-    images = EvaluationImages(files.prepared.get("prepared_uri", files.run_uri)) if files.predictions else None
+    shows_images = files.predictions or recorded_pairs(files)
+    images = PreparedImages(files.prepared.get("prepared_uri", files.run_uri)) if shows_images else None
     return {
         "files": files,
         # Our own files; everything else is escaped.
@@ -96,7 +98,7 @@ def _context(files: RunFiles, stages: dict[str, RunFiles]) -> dict[str, Any]:
         "profiles": profile_view(files.profiles),
         "training_facts": tables.training_facts(files),
         "cards": sample_cards(images, choose(files.predictions, SHOWN_SAMPLES)) if images else [],
-        "predictions": prediction_browser(images, files.predictions) if images else None,
+        "predictions": prediction_browser(images, files.predictions) if images and files.predictions else None,
         "tensorboard": f"tensorboard --logdir {shlex.quote(join_uri(files.run_uri, 'logs'))}",
         "relevance": relevance_view(files, images),
         "num_wrong": sum(not line.get("correct") for line in files.predictions),
@@ -107,6 +109,7 @@ def _context(files: RunFiles, stages: dict[str, RunFiles]) -> dict[str, Any]:
         "splits": splits,
         "split_rows": split_rows,
         "data": data_view(files),
+        "alike": alike_view(files, images),
         "config": _config(files.config),
         "changed": tables.changed_settings(files),
         "versions": _versions(files.summary),

@@ -102,6 +102,8 @@ def _warnings(stats: dict[str, Any]) -> list[str]:
     sentences = [
         (stats.get("eval_images_also_in_train"),
          "held-out pictures are also in the training split: the held-out score on them means less."),
+        (mapping(stats.get("near_duplicates")).get("eval_images"),
+         "held-out pictures look like pictures of the training split: the held-out score on them means less."),
         (stats.get("eval_samples_also_in_train"),
          "held-out samples are also in the training split, picture and text: the model has seen their answers."),
         (duplicates.get("samples_dropped"), "samples repeat another one's pictures and text, and were left out."),

@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from vlmpipe.report.load import RunFiles, number
-from vlmpipe.report.samples import EvaluationImages, Picture
+from vlmpipe.report.samples import Picture, PreparedImages
 
 SHOWN_MAPS = 8
 MAP_PIXELS = 192  # longer side of a map
@@ -22,7 +22,7 @@ NUMBERS = {  # of evaluate.json -> title and unit
 }
 
 
-def relevance_view(files: RunFiles, images: EvaluationImages | None) -> dict[str, Any] | None:
+def relevance_view(files: RunFiles, images: PreparedImages | None) -> dict[str, Any] | None:
     """Numbers, and maps of some questions; None for a model that gets all tokens."""
     found = files.evaluation.get("relevance")
     if not isinstance(found, Mapping):

@@ -12,6 +12,7 @@ from typing import Any
 
 from PIL import Image
 
+from vlmpipe.trainer.data.sample import Split
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.shards.tar import ShardReader
@@ -77,33 +78,51 @@ def spread(lines: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
     return chosen
 
 
-class EvaluationImages:
-    """Reads the images of evaluation samples from the shards of the prepared data."""
+class PreparedImages:
+    """Reads the images of samples from the shards of the prepared data."""
 
     def __init__(self, prepared_uri: str) -> None:
         try:
-            self._split, self._problem = Index.load(prepared_uri).split("eval"), ""
+            self._index, self._problem = Index.load(prepared_uri), ""
         except UserError as error:
             self._problem = f"The index cannot be read: {error.found}."
             return
         self._reader = ShardReader.open(open_prepared(prepared_uri))
-        self._numbers = {identity: number for number, identity in enumerate(self._split.ids)}
+        self._numbers: dict[Split, dict[str, int]] = {}
 
     def pictures(self, identity: Any, most: int, pixels: int) -> tuple[list[Picture], int]:
-        """Thumbnails of the first `most` images, or one with the reason why there are none; and the number left out."""
-        if self._problem:
-            return [Picture(problem=self._problem)], 0
-        number = self._numbers.get(str(identity))
-        if number is None:
-            return [Picture(problem="This sample is not in the prepared data any more.")], 0
-        try:
-            images = self._reader.images(self._split.sample_location(number))
-        except UserError as error:
-            return [Picture(problem=f"The picture cannot be read: {error.found}.")], 0
+        """Thumbnails of the first `most` images of a validation sample, or one with the reason why there are none; and
+        the number left out."""
+        images = self._read("eval", identity)
+        if isinstance(images, Picture):
+            return [images], 0
         return [thumbnail(image, pixels) for image in images[:most]], max(0, len(images) - most)
 
+    def picture(self, split: Split, identity: Any, place: Any) -> Picture:
+        """Thumbnail of one image of a sample of any split."""
+        images = self._read(split, identity)
+        if isinstance(images, Picture):
+            return images
+        known = isinstance(place, int) and 0 <= place < len(images)
+        return thumbnail(images[place]) if known else Picture(problem="The sample has no such picture any more.")
 
-def sample_cards(images: EvaluationImages, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _read(self, split: Split, identity: Any) -> Sequence[bytes] | Picture:
+        """The images of a sample, or a picture with the reason why they cannot be read."""
+        if self._problem:
+            return Picture(problem=self._problem)
+        samples = self._index.split(split)
+        if split not in self._numbers:
+            self._numbers[split] = {known: number for number, known in enumerate(samples.ids)}
+        number = self._numbers[split].get(str(identity))
+        if number is None:
+            return Picture(problem="This sample is not in the prepared data any more.")
+        try:
+            return self._reader.images(samples.sample_location(number))
+        except UserError as error:
+            return Picture(problem=f"The picture cannot be read: {error.found}.")
+
+
+def sample_cards(images: PreparedImages, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The chosen lines with their pictures."""
     cards = []
     for line in lines:
@@ -112,7 +131,7 @@ def sample_cards(images: EvaluationImages, lines: Sequence[dict[str, Any]]) -> l
     return cards
 
 
-def prediction_browser(images: EvaluationImages, predictions: Sequence[dict[str, Any]]) -> PredictionBrowser:
+def prediction_browser(images: PreparedImages, predictions: Sequence[dict[str, Any]]) -> PredictionBrowser:
     """Lines for the page's own list, wrong answers first, as many as TEXT_BYTES hold."""
     pictures: list[tuple[str, int, int]] = []
     places: dict[str, int | None] = {}

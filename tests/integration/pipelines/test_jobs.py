@@ -19,6 +19,7 @@ from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.config.benchmarks import SCORES, BenchmarkFormat
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.data.near_duplicates.table import SHOWN_PAIRS
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode
 from vlmpipe.trainer.evaluation.benchmarks.readers import read_benchmark
@@ -182,6 +183,8 @@ def test_benchmarks_are_answered_and_scored_with_intervals(
     lines = read_lines(open_storage(job.run.run_uri), f"benchmarks/{form}.jsonl")
     assert [line["id"] for line in lines] == [question.id for question in questions]
     found = result["benchmarks"][form]
+    assert 0 <= found["images_like_train"] <= found["images"] - found["images_without_signature"]
+    assert len(found["pairs_like_train"]) == min(found["images_like_train"], SHOWN_PAIRS)
     assert found["scores"] == score(form, questions, [line["prediction"] for line in lines]).scores()
     assert set(found["scores"]) == set(SCORES[form]) == set(found["intervals"])
     assert all(low <= found["scores"][name] <= high for name, (low, high) in found["intervals"].items())

@@ -17,6 +17,7 @@ from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.images.decoding import BYTES_A_PIXEL, DECODING
 from vlmpipe.trainer.data.images.reencode import reencoded
 from vlmpipe.trainer.data.images.strip_exif import damaged_chunk, without_metadata
+from vlmpipe.trainer.data.near_duplicates.signature import image_signature
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError, Repair
 from vlmpipe.trainer.data.sample import EXTENSIONS, IMAGE_SUFFIXES, Clip, Turn
 from vlmpipe.trainer.sizing.image_grids import VideoSize
@@ -45,6 +46,7 @@ class CheckedImage:
     height: int
     sha256: str  # of `data`
     repairs: tuple[Repair, ...]
+    signature: bytes = b""  # `image_signature`; none of a video
     clip: Clip | None = None  # of a video: `data` joins its frames, and the size is a frame's
 
     @property
@@ -59,7 +61,7 @@ def check_clip(data: bytes, clip: Clip, config: DataConfig) -> CheckedImage:
     """Check the size of a video's frames, which were decoded just now. Raises RejectedError."""
     image = _open(data)
     _check_size(image, config)
-    return CheckedImage(data, "jpg", image.width, image.height, hashlib.sha256(data).hexdigest(), (), clip)
+    return CheckedImage(data, "jpg", image.width, image.height, hashlib.sha256(data).hexdigest(), (), clip=clip)
 
 
 def check_image(data: bytes, config: DataConfig, *, name: str = "") -> CheckedImage:
@@ -109,8 +111,8 @@ def _checked(image: Image.Image, data: bytes, config: DataConfig, name: str) -> 
     elif stripped != data:
         data = stripped
         changed.append(Repair.METADATA_STRIPPED)
-    sha256 = hashlib.sha256(data).hexdigest()
-    return CheckedImage(data, extension, image.width, image.height, sha256, (*repairs, *changed))
+    sha256, all_repairs = hashlib.sha256(data).hexdigest(), (*repairs, *changed)
+    return CheckedImage(data, extension, image.width, image.height, sha256, all_repairs, image_signature(image))
 
 
 def _orientation(image: Image.Image) -> int:

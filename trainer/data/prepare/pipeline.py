@@ -58,7 +58,7 @@ from vlmpipe.trainer.storage.model_folders import local_folder
 from vlmpipe.trainer.storage.regular_files import read_regular
 from vlmpipe.trainer.storage.transfer import in_parallel
 
-FORMAT_VERSION = 10  # raise it when the same input gives other bytes
+FORMAT_VERSION = 11  # raise it when the same input gives other bytes
 TOKENIZER_SAMPLES = 200_000  # a tokenizer is trained on the first ones: its trainer holds every distinct word
 # Settings that do not change the prepared bytes, and the source, whose own fingerprint covers its content.
 NOT_IN_FINGERPRINT = {
@@ -157,7 +157,9 @@ def _notes(stats: dict[str, Any], data: DataConfig) -> str:
     for one in sources:
         unread.update(one["unread"])
     keys = not_read(dict(unread), sum(one["samples"] for one in sources))
-    notes = [*coverage.get("notes", ()), *filter(None, [mixture_note(stats, data)])]
+    near = stats["near_duplicates"]
+    alike = f"{near['eval_images']:,} of {near['searched']:,} validation images look like training images"
+    notes = [*coverage.get("notes", ()), *filter(None, [mixture_note(stats, data), near["eval_images"] and alike])]
     return keys + "".join(f"; {note}" for note in notes)
 
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.near_duplicates.table import like_train, validation_images
 from vlmpipe.trainer.data.packing import plan_packing
 from vlmpipe.trainer.data.prepare.deduplicate import AnswerCounts, ContentIndex
 from vlmpipe.trainer.data.sample import SPLITS, Split, Turn
@@ -75,6 +76,22 @@ def describe(folder: Path, counts: Counts, config: DataConfig, tile_tokens: int 
         # An evaluation score on images that were trained on means less.
         "eval_images_also_in_train": counts.images.in_both_splits(),
         "eval_samples_also_in_train": counts.samples.in_both_splits(),
+    }
+
+
+def near_duplicates(table: Path) -> dict[str, Any]:
+    """The part of stats.json about validation images that look like training images, equal ones among them."""
+    searched = validation_images(table)
+    result = like_train(table, {sha256: signature for sha256, (*_, signature) in searched.items()})
+    return {
+        "eval_images": len(result.found),
+        "searched": result.images,
+        "without_signature": result.without_signature,
+        "compared": result.compared,
+        "pairs": [
+            {"eval": searched[sha256][:2], "train": (identity, image), "distance": distance}
+            for sha256, (identity, image, distance) in result.closest()
+        ],
     }
 
 

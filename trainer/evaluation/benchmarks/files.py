@@ -9,7 +9,7 @@ from vlmpipe.trainer.data.json_stream import BadJsonError, parse_json
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.storage import open_storage
 
-MOST_BYTES = 4 << 30
+MAX_BYTES = 4 << 30
 KINDS = {str: "a text", int: "a whole number", list: "a list", dict: "an object"}
 
 
@@ -23,7 +23,7 @@ class BenchmarkFile:
 
     def text(self) -> str:
         folder, _, name = self.uri.rpartition("/")
-        data = open_storage(folder or ("/" if self.uri.startswith("/") else ".")).read(name, MOST_BYTES)
+        data = open_storage(folder or ("/" if self.uri.startswith("/") else ".")).read(name, MAX_BYTES)
         try:
             return data.decode("utf-8-sig")
         except UnicodeDecodeError as error:

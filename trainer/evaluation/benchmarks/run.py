@@ -12,6 +12,7 @@ from vlmpipe.trainer.config.benchmarks import ANSWERS_FOLDER, BenchmarkConfig
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, answer_questions, ask_about
+from vlmpipe.trainer.evaluation.benchmarks.like_train import images_like_train
 from vlmpipe.trainer.evaluation.benchmarks.question import BenchmarkQuestion
 from vlmpipe.trainer.evaluation.benchmarks.readers import read_benchmark
 from vlmpipe.trainer.evaluation.benchmarks.scores import score
@@ -36,19 +37,27 @@ def run_benchmarks(
     for config, questions in benchmarks:
         mine = questions[worker.rank :: worker.world_size]
         predictions: list[GeneratedAnswer] = []
+        signatures: dict[str, bytes] = {}  # by name of the image
         for start in range(0, len(mine), size):
             batch = [ask(job, model, config, question) for question in mine[start : start + size]]
+            signatures |= {
+                question.image.name: one.shown.signatures[0]
+                for question, one in zip(mine[start : start + size], batch, strict=True)
+            }
             answers = answer_questions(job, model, batch, worker.device, max_new_tokens=config.answer_tokens)
             predictions += answers
             if progress:
                 progress.update(len(predictions), len(mine), unit="questions", message=config.name)
-        everyone: list[list[GeneratedAnswer]] = [[]] * worker.world_size
-        dist.all_gather_object(everyone, predictions)
+        everyone: list[tuple[list[GeneratedAnswer], dict[str, bytes]]] = [([], {})] * worker.world_size
+        dist.all_gather_object(everyone, (predictions, signatures))
         if progress:
             ordered = [
-                everyone[place % worker.world_size][place // worker.world_size] for place in range(len(questions))
+                everyone[place % worker.world_size][0][place // worker.world_size] for place in range(len(questions))
             ]
-            results[config.name] = write_scores(job, config, questions, ordered)
+            of_images = {name: one for _, of_rank in everyone for name, one in of_rank.items()}
+            results[config.name] = write_scores(job, config, questions, ordered) | images_like_train(
+                job, config.name, questions, of_images
+            )
     return results
 
 

@@ -21,7 +21,7 @@ from vlmpipe.trainer.evaluation.vqa_answers import consensus
 TOLERANCE = 0.05  # ChartQA: of a number, relative to the right one
 CHOICE_MARKS = ".()[],:;!*#{}"
 LAST_WORDS = 4  # of an answer, among which the letter of the choice is looked for
-MOST_TEXT = 2  # times the characters of all choices: a longer answer is not searched for a choice's text
+MAX_TEXT = 2  # times the characters of all choices: a longer answer is not searched for a choice's text
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def chosen_letter(prediction: str, choices: Sequence[tuple[str, str]]) -> str:
     named = [letter for letter, _ in choices if letter in words]
     if len(named) == 1 and words.index(named[0]) >= len(words) - LAST_WORDS:
         return named[0]
-    if len(prediction) > MOST_TEXT * sum(len(text) for _, text in choices):
+    if len(prediction) > MAX_TEXT * sum(len(text) for _, text in choices):
         return ""
     said = prediction.lower()
     named = [letter for letter, text in choices if text.lower() in said]

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.chat.encode import Chat
-from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.data.shards.index import Index, SplitIndex
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import UserError
@@ -75,13 +75,7 @@ def _answers(
         if its_data == job.pointers().prepared_uri:
             fair = list(questions)
         else:
-            trained = Index.load(its_data).split("train")
-            ids, images = set(trained.ids), {one.decode() for one in trained.images().tolist()}
-            fair = [
-                one
-                for one in questions
-                if one.id not in ids and images.isdisjoint(held_out.split.image_sha256(one.sample))
-            ]
+            fair = not_trained_on(Index.load(its_data).split("train"), held_out.split, questions)
         family, model = load_export(own, worker.device)
         chat = Chat.load(open_prepared(its_data), image_form_of(own.model))
         asking = AnsweringModel(family, model, chat, None, BatchBudget(job.evaluate.batch_tokens))
@@ -95,6 +89,15 @@ def _answers(
         found = error.found if isinstance(error, UserError) else str(error.errors()[0]["msg"])
         return Rescored(pointer, obstacle=f"it cannot be asked: {found}")
     return Rescored(pointer, predictions, len(questions) - len(fair))
+
+
+def not_trained_on(trained: SplitIndex, held_out: SplitIndex, questions: Sequence[Question]) -> list[Question]:
+    """The questions of samples, and about images, that `trained` does not have.
+
+    trained: the champion's training split; held_out: the split that the questions are of.
+    """
+    ids, images = set(trained.ids), {one.decode() for one in trained.images().tolist()}
+    return [one for one in questions if one.id not in ids and images.isdisjoint(held_out.image_sha256(one.sample))]
 
 
 def _asked(job: JobConfig, held_out: HeldOut, question: Question) -> Asked:

@@ -12,7 +12,7 @@ from vlmpipe.trainer.config.base import Fraction, NonNegative, Positive, Section
 from vlmpipe.trainer.evaluation.significance.paired import default_margin
 from vlmpipe.trainer.secret_manager import SECRET_NAME
 
-MOST_SCORES = {"vqa_accuracy": 1.0, "anls": 1.0, "cider_d": 10.0, "preference_accuracy": 1.0}
+MAX_SCORES = {"vqa_accuracy": 1.0, "anls": 1.0, "cider_d": 10.0, "preference_accuracy": 1.0}
 MOST_DEPLOYMENT_S = 2 * 3600  # aiplatform_v1 ModelContainerSpec.deployment_timeout
 _REPO_ID = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?/\w([\w.-]*\w)?", re.ASCII)
 # 0 would ask for a model that is better beyond chance, which no number of questions shows of one that is as good.
@@ -88,7 +88,12 @@ class GateConfig(Section):
         "not check.",
     )
     max_images_also_in_train: Fraction | None = Field(
-        None, description="Largest share of held-out images that are also in the training split; null does not check."
+        None, description="Largest share of validation images that are also in the training split; null does not check."
+    )
+    max_images_like_train: Fraction | None = Field(
+        None,
+        description="Largest share of images that look like a training image: of the validation split, and of each of "
+        "evaluate.benchmarks; null does not check.",
     )
 
     @model_validator(mode="before")
@@ -100,8 +105,8 @@ class GateConfig(Section):
     @classmethod
     def _can_be_reached(cls, floors: dict[str, float]) -> dict[str, float]:
         for metric, floor in floors.items():
-            if floor > MOST_SCORES[metric]:  # probably a percentage
-                raise ValueError(f"{metric} {floor:g} is more than its largest value, {MOST_SCORES[metric]:g}")
+            if floor > MAX_SCORES[metric]:  # probably a percentage
+                raise ValueError(f"{metric} {floor:g} is more than its largest value, {MAX_SCORES[metric]:g}")
         return floors
 
     @model_validator(mode="after")
@@ -121,6 +126,7 @@ class GateConfig(Section):
         """Whether any threshold could reject a first model, which has no champion."""
         bounds = (
             self.max_loss, self.min_margin_over_chance, self.min_margin_over_shuffled_image, self.max_mean_image_tokens,
+            self.max_images_also_in_train, self.max_images_like_train,
         )  # fmt: skip
         named = self.min_exact_match or self.per_slice or self.min_scores or self.benchmarks
         return self.bounds == "required" and (bool(named) or any(bound is not None for bound in bounds))

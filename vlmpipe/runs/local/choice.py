@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vlmpipe.runs.changed_settings import ChangedSettings
 
 
-MOST_COMPARED = 20  # unfinished runs with other settings, the newest: each is read and checked
+MAX_COMPARED = 20  # unfinished runs with other settings, the newest: each is read and checked
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _unfinished(folder: Path, markers: Sequence[Marker], config: RunConfig) -> I
     for marker in (one for one in reversed(markers) if not one.finished):
         if marker.config_digest != digest:
             compared += 1
-            if compared > MOST_COMPARED:
+            if compared > MAX_COMPARED:
                 continue
         if (changed := _changed(folder / marker.run_id, marker, config)) is not None:
             yield marker, changed

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import (
     CLIPImageProcessorPil,
     CLIPVisionConfig,
     LlamaConfig,
+    LlamaForCausalLM,
     LlavaConfig,
     LlavaForConditionalGeneration,
     PreTrainedTokenizerFast,
@@ -220,6 +222,41 @@ def test_a_pickled_projector_is_refused_in_words(
     with pytest.raises(
         ConfigError, match=r"lacks 4 of the 4 weights of the projector[^|]*mm_projector.bin is a pickle"
     ):
+        family_of(config).build(config, tokenizer)
+
+
+def test_a_whole_model_that_is_a_pickle_alone_is_refused_in_words(
+    published: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text((published / "config.json").read_text())
+    torch.save({"lm_head.weight": torch.zeros(4, 4)}, tmp_path / "pytorch_model.bin")
+    config = config_of(pretrained={"weights": str(tmp_path)})
+    with pytest.raises(ConfigError, match=r"lacks \d+ of the \d+ weights[^|]*pytorch_model.bin is a pickle"):
+        family_of(config).build(config, tokenizer)
+
+
+def test_a_language_model_that_is_a_pickle_alone_is_read_as_tensors_only(
+    published: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    torch.manual_seed(3)
+    language_model = LlamaForCausalLM(LlamaConfig(**SIZES, vocab_size=len(tokenizer), tie_word_embeddings=False))
+    stored = {}
+    for name, save in (("safe", language_model.save_pretrained), ("pickle", None)):
+        folder = tmp_path / name
+        if save:
+            save(folder)
+        else:
+            folder.mkdir()
+            (folder / "config.json").write_text((tmp_path / "safe/config.json").read_text())
+            torch.save(language_model.state_dict(), folder / "pytorch_model.bin")
+        whole = {"weights": str(published)}
+        config = config_of(tower=whole, projector=whole, language_model={"weights": str(folder)})
+        stored[name] = family_of(config).build(config, tokenizer).state_dict()
+    assert stored["safe"].keys() == stored["pickle"].keys()
+    assert all(torch.equal(stored["pickle"][name], tensor) for name, tensor in stored["safe"].items())
+    code = b"\x80\x04cos\nsystem\n(S'false'\ntR."  # what a pickle may do
+    (folder / "pytorch_model.bin").write_bytes(code)
+    with pytest.raises((ConfigError, OSError, UnpicklingError)):
         family_of(config).build(config, tokenizer)
 
 

@@ -12,7 +12,7 @@ from kfp.dsl import HTML, ClassificationMetrics, Metrics
 
 from tests.support.reports import make_run
 from vlmpipe.components.decide import decide
-from vlmpipe.trainer.evaluation.confusion_matrix import MOST_ANSWERS, RULE, confusion_of, confusions, shown_confusion
+from vlmpipe.trainer.evaluation.confusion_matrix import MAX_ANSWERS, RULE, confusion_of, confusions, shown_confusion
 from vlmpipe.trainer.evaluation.metrics import Prediction, is_right
 
 TEXTS = st.sampled_from(["0", "2", "10", "Yes", "yes.", "no", "other", "(other)", ""])
@@ -44,7 +44,7 @@ def test_other_predictions_have_their_own_column() -> None:
 
 ONCE = [("a", "a")] * 9 + [("b", "b")]
 SELDOM = [("a", "a")] * 7 + [("b", "b")] * 2
-MANY = [(str(n), "0") for n in range(MOST_ANSWERS + 1) for _ in range(5)]
+MANY = [(str(n), "0") for n in range(MAX_ANSWERS + 1) for _ in range(5)]
 
 
 @pytest.mark.parametrize(

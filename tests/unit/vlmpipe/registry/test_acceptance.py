@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
+from tests.support.paths import ROOT
 from vlmpipe.config.sections.output import GateConfig
 from vlmpipe.registry.acceptance import DIFFERENCES, DIFFERING, acceptance, gate_rates
 from vlmpipe.registry.gate import AgainstChampion, decide
-from vlmpipe.trainer.evaluation.significance.paired import PairedCounts
+from vlmpipe.trainer.evaluation.significance.paired import PairedCounts, default_margin
 
 CHAMPION = {"version": 1, "run_id": "a", "exact_match": 0.5}
 
@@ -40,6 +41,20 @@ def test_better_models_are_accepted_more_often_and_the_level_holds() -> None:
         level = acceptance(questions, 0.2, -rates.margin, rates.margin)
         assert level is not None and level <= 0.055
     assert set(rates.accepted) == set(DIFFERING) and set(of_share) == set(DIFFERENCES)
+
+
+def test_the_page_states_what_is_computed() -> None:
+    page = (ROOT / "docs/reference/gate.md").read_text(encoding="utf-8")
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
+    start = next(number for number, cells in enumerate(lines) if cells[0] == "questions" and len(cells) == 10)
+    table = {int(cells[0].replace(",", "")): list(map(float, cells[1:])) for cells in lines[start + 2 :]}
+    assert sorted(table) == [60, 200, 500, 1000, 2000, 5000, 20000]
+    for questions, (margin, *stated) in table.items():
+        exact = default_margin(questions)
+        assert margin == pytest.approx(100 * exact, abs=0.051)
+        for difference, share in zip((-exact, *DIFFERENCES), stated, strict=True):
+            computed = acceptance(questions, 0.1, difference, exact)
+            assert computed is not None and share == pytest.approx(100 * computed, abs=0.051)
 
 
 def test_what_cannot_be_is_no_number_and_too_few_questions_accept_nothing() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.data.index import write_index
 from vlmpipe.config.sections.output import GateConfig
 from vlmpipe.registry.gate import AgainstChampion, Decision, decide
 from vlmpipe.registry.recorded_answers import recorded_answers
@@ -28,8 +29,13 @@ EVALUATION: dict[str, Any] = {
     "chance": 0.2,
     "images": 40,
     "images_also_in_train": 4,
+    "images_like_train": 6,
     "slices": {"digit": {"exact_match": 0.95}, "sum": {"exact_match": 0.7}},
-    "benchmarks": {"pope": {"scores": {"accuracy": 0.8, "f1": 0.7}}, "mmmu_val": {"scores": {"mmmu_acc": 0.4}}},
+    "benchmarks": {
+        "pope": {"scores": {"accuracy": 0.8, "f1": 0.7}, "images": 30, "images_like_train": 3},
+        "chart_qa": {"scores": {"accuracy": 0.5}, "images": 10, "images_like_train": 2, "like_train_compared": 0.5},
+        "mmmu_val": {"scores": {"mmmu_acc": 0.4}},  # of lmms-eval, whose images are not seen
+    },
     "controls": {"shuffled_image": {"exact_match": 0.3}, "no_image": {"exact_match": 0.25}},
 }
 CHAMPION: dict[str, Any] = {"version": 3, "run_id": "run-a", "exact_match": 0.88}
@@ -64,7 +70,8 @@ def failed(decision: Decision) -> list[str]:
         (GateConfig(benchmarks={"mmmu_val": {"mmmu_acc": 0.41}}), "mmmu_acc of mmmu_val"),
         (GateConfig(min_margin_over_chance=0.71), "margin over chance"),
         (GateConfig(min_margin_over_shuffled_image=0.61), "margin over shuffled image"),
-        (GateConfig(max_images_also_in_train=0.09), "share of held-out images also in training"),
+        (GateConfig(max_images_also_in_train=0.09), "share of validation images also in training"),
+        (GateConfig(max_images_like_train=0.19), "share of images of chart_qa that look like training images"),
     ],
 )
 def test_each_threshold_alone_rejects_and_is_named(gate: GateConfig, failing: str) -> None:
@@ -76,8 +83,9 @@ def test_each_threshold_alone_rejects_and_is_named(gate: GateConfig, failing: st
 
 
 def test_an_acceptance_mentions_shared_images_only_if_there_are_any() -> None:
-    decision = decide(evaluation(images_also_in_train=0), GateConfig(max_images_also_in_train=0.0))
-    assert decision.reason == "Accepted: all 3 checks passed."
+    without = evaluation(images_also_in_train=0, images_like_train=0, benchmarks={})
+    decision = decide(without, GateConfig(max_images_also_in_train=0.0, max_images_like_train=0.0))
+    assert decision.reason == "Accepted: all 4 checks passed."
     unknown = evaluation()
     del unknown["images_also_in_train"]
     assert failed(decide(unknown, GateConfig(max_images_also_in_train=0.5)))
@@ -96,7 +104,33 @@ def test_values_exactly_at_their_thresholds_pass() -> None:
     )
     decision = decide(EVALUATION, gate)
     assert decision.accepted
-    assert decision.reason == ("Accepted: all 8 checks passed; 4 of 40 held-out images are also in the training split.")
+    assert decision.reason == (
+        "Accepted: all 8 checks passed; 4 of 40 validation images are also in the training split; "
+        "6 of 40 validation images look like training images; 3 of 30 images of pope look like training images; "
+        "2 of 10 images of chart_qa look like training images (50% of the pairs compared)."
+    )
+
+
+@pytest.mark.parametrize("bound", ["max_images_also_in_train", "max_images_like_train"])
+def test_a_bound_on_images_of_training_is_a_bound(bound: str) -> None:
+    unbound = {"min_margin_over_chance": None, "max_regression": None}
+    assert not GateConfig(**unbound).checks_something
+    assert decide(EVALUATION, GateConfig(**unbound, **{bound: 0.5})).accepted
+    assert not decide(EVALUATION, GateConfig(**unbound, **{bound: 0.0})).accepted
+
+
+def test_a_bound_on_look_alikes_holds_for_each_set_of_images_that_was_seen() -> None:
+    decision = decide(EVALUATION, GateConfig(max_images_like_train=0.2))
+    metrics = [check.metric for check in decision.checks if check.metric.endswith("images_like_train")]
+    assert metrics == [
+        "images_like_train",
+        "benchmarks.chart_qa.images_like_train",
+        "benchmarks.pope.images_like_train",
+    ]
+    assert decision.accepted
+    unseen = evaluation()
+    del unseen["images_like_train"]
+    assert failed(decide(unseen, GateConfig(max_images_like_train=1.0)))
 
 
 def test_unknown_slice_is_a_failure_that_names_the_known_ones() -> None:
@@ -214,9 +248,13 @@ def test_recorded_answers_are_those_with_the_same_text_and_answer(tmp_path: Path
         store.write("predictions.jsonl", "".join(json.dumps(line) + "\n" for line in found).encode())
         return store
 
+    prepared = write_index(tmp_path / "prepared", {"a": ["x"], "b": ["x"], "d": [], "f": ["y", "z"]})
     champion = left_by("champion", ("a", "1", True), ("b", "2", True), ("c", "3", False), ("d", "4", True))
     own = left_by("own", ("a", "1", True), ("b", "2", False), ("c", "other", True), ("e", "5", True))
-    assert recorded_answers(own, champion) == PairedCounts(questions=2, only_model=0, only_other=1, images=2)
+    pointers = {"prepared_uri": str(prepared), "features_uri": "", "features": "off"}
+    own.write("prepared.json", json.dumps(pointers).encode())
+    compared = PairedCounts(questions=2, only_model=0, only_other=1, images=1, design_effect=2.0)
+    assert recorded_answers(own, champion) == compared, "two questions about one image"
     assert recorded_answers(left_by("few", ("a", "1", True)), champion) is None
     assert recorded_answers(own, LocalStorage(tmp_path / "gone")) is None
 

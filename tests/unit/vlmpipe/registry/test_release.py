@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 
 from tests.support.reports import RUN_ID, make_run, write_export, write_json
 from vlmpipe.registry.folder import FolderRegistry, overtaken
-from vlmpipe.registry.release import MOST_RACES, decide_run, register_run, was_accepted
+from vlmpipe.registry.release import MAX_RACES, decide_run, register_run, was_accepted
 from vlmpipe.trainer.checkpoint.resume_rules import settings_of
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
@@ -172,7 +172,7 @@ def test_a_race_without_an_end_is_ended(run: Path, monkeypatch: pytest.MonkeyPat
     decide_run(str(run))
     with pytest.raises(UserError, match="another run was faster") as caught:
         register_run(str(run))
-    assert caught.value.code == ExitCode.PREEMPTED and len(tries) == MOST_RACES
+    assert caught.value.code == ExitCode.PREEMPTED and len(tries) == MAX_RACES
 
 
 def test_deciding_about_the_champion_itself_is_refused(run: Path) -> None:

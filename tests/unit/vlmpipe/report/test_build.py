@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.data.prepared import seal
 from tests.support.planner.plans import amber, make_plan
 from tests.support.reports import make_run, write_json
 from tests.support.short_form import chosen
@@ -25,6 +26,7 @@ from vlmpipe.report.load import duration
 from vlmpipe.report.samples import choose, thumbnail
 from vlmpipe.report.svg_charts import line_chart, nice_ticks, thin_out
 from vlmpipe.report.tables import confusions, wilson
+from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.errors import UserError
 
 SECTIONS = ["decision", "training", "slices", "samples", "steps", "plan", "data", "configuration", "environment"]
@@ -93,6 +95,26 @@ def test_benchmarks_are_a_section_of_their_own(run: Path) -> None:
     assert "benchmarks" in page.attributes("section", "id")
     for text in ("pope-random", "3,000", "0.500", "0.400 to 0.61", "not measured"):
         assert text in page.text
+
+
+def test_pairs_that_look_alike_are_shown_as_pictures(run: Path, tmp_path: Path) -> None:
+    evaluation = json.loads((run / "evaluate.json").read_text(encoding="utf-8"))
+    pair = {"image": "val/1.jpg", "picture": "benchmarks/pope-0.png", "train": ["gone", 0], "distance": 12}
+    pope = {"format": "pope", "questions": 9, "scores": {}, "intervals": {}, "pairs_like_train": [pair]}
+    write_json(run / "evaluate.json", evaluation | {"benchmarks": {"pope": pope}})
+    pointers = json.loads((run / "prepared.json").read_text())
+    prepared = Path(shutil.copytree(pointers["prepared_uri"], tmp_path / "prepared"))  # other tests share it
+    write_json(run / "prepared.json", pointers | {"prepared_uri": str(prepared)})
+    stats = json.loads((prepared / "stats.json").read_text())
+    identity = Index.load(str(prepared)).split("eval").ids[0]
+    near = {"eval_images": 1, "pairs": [{"eval": [identity, 0], "train": ["also gone", 0], "distance": 3}]}
+    write_json(prepared / "stats.json", stats | {"near_duplicates": near})
+    seal(prepared)
+    page = build_report(str(run))
+    assert "1 held-out pictures look like pictures of the training split" in page
+    assert "The 2 closest pairs" in page and "val/1.jpg" in page and "12 of 256 bits differ" in page
+    assert page.count('alt="Scored picture of pair') == 1, "a picture that is gone is a sentence"
+    assert "This sample is not in the prepared data any more." in page
 
 
 def test_a_finished_run_shows_every_section_with_its_numbers(finished: Path) -> None:

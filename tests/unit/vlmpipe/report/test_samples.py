@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from vlmpipe.report.samples import EvaluationImages, Picture, prediction_browser, sample_cards
+from vlmpipe.report.samples import Picture, PreparedImages, prediction_browser, sample_cards
 
 
 class Pictures:
@@ -15,7 +15,7 @@ class Pictures:
 
 
 def test_samples_of_text_alone_are_listed_without_a_picture() -> None:
-    images = cast(EvaluationImages, Pictures())
+    images = cast(PreparedImages, Pictures())
     lines = [
         {"id": "text/1", "question": "1 + 1?", "answer": "2", "prediction": "3", "correct": False},
         {"id": "scans/1", "question": "<image>\nWhich?", "answer": "2", "prediction": "2", "correct": True},

@@ -20,6 +20,7 @@ from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.malloc_trim import trim_memory
+from vlmpipe.trainer.data.near_duplicates.table import SignatureWriter
 from vlmpipe.trainer.data.prepare.chunks.plan import PARTS, RECORDS_AHEAD, Chunk
 from vlmpipe.trainer.data.prepare.chunks.store import ChunkStore
 from vlmpipe.trainer.data.prepare.chunks.witness import SourceChangedError, Witness
@@ -110,7 +111,7 @@ def build_chunk(
         report: called after each record.
     """
     writers = {split: ShardWriter(folder, split, config.shard_samples) for split in SPLITS}
-    index, answers, sheet = IndexWriter(), AnswerCounts(), ContactSheet()
+    index, answers, sheet, signatures = IndexWriter(), AnswerCounts(), ContactSheet(), SignatureWriter()
     met, dropped, read = set(repeats), 0, hashlib.sha256()
     with (folder / REJECTS).open("w", encoding="utf-8") as lines:
         ledger = Ledger(config.max_reject_fraction, lines)
@@ -138,12 +139,15 @@ def build_chunk(
             for sample, content in samples:
                 answers.add(sample.split, sample.turns)
                 sheet.add(sample.id, sample.split, sample.turns, sample.images)
+                for place, image in enumerate(sample.images):
+                    signatures.add(sample.split, sample.id, place, image.sha256, image.signature)
                 _store(sample, content, writers[sample.split], index)
             report(position + 1, ledger.rejected)
     for writer in writers.values():
         writer.close()
     index.write(folder)
     sheet.write(folder)
+    signatures.write(folder)
     rows = [dict(zip(ANSWERS_SCHEMA.names, row, strict=True)) for row in answers.rows()]
     pq.write_table(pa.Table.from_pylist(rows, ANSWERS_SCHEMA), folder / ANSWERS)
     summary = ledger.summary()

@@ -19,9 +19,10 @@ import pyarrow.parquet as pq
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.malloc_trim import trim_memory
+from vlmpipe.trainer.data.near_duplicates import table as signatures
 from vlmpipe.trainer.data.prepare.chunks.chunk import ANSWERS, SUMMARY, write_json
 from vlmpipe.trainer.data.prepare.previews import ContactSheet, write_reject_pictures
-from vlmpipe.trainer.data.prepare.statistics import Counts, describe
+from vlmpipe.trainer.data.prepare.statistics import Counts, describe, near_duplicates
 from vlmpipe.trainer.data.rejects import IN_THE_RUN, REJECTS, Ledger, Reject, RejectCode
 from vlmpipe.trainer.data.rejects import SUMMARY as REJECTS_SUMMARY
 from vlmpipe.trainer.data.sample import SPLITS, ImageRef, Split
@@ -78,7 +79,10 @@ def merge(
     shards: list[Shard] = []
     first: Counter[Split] = Counter()  # number of each split's first shard in the next chunk
     (folder / SHARDS_FOLDER).mkdir()
-    with (folder / REJECTS).open("w", encoding="utf-8") as rejects:
+    with (
+        (folder / REJECTS).open("w", encoding="utf-8") as rejects,
+        pq.ParquetWriter(folder / signatures.NAME, signatures.SCHEMA) as looks,
+    ):
         ledger = Ledger(config.max_reject_fraction, rejects)
         for part in parts:
             summary = json.loads(part.files.read(SUMMARY))
@@ -92,6 +96,7 @@ def merge(
                 write_sidecar(folder, replace(sidecar, shard=new_name))
                 shards.append(Shard(part.name, name, new_name, sidecar.bytes, sidecar.crc32c))
             _add_samples(part, new_names, lines, counts)
+            looks.write_table(pq.read_table(part.files.fetch(signatures.NAME)))
             counts.dropped += summary["dropped"]
             sheet.add_sheet(part.files)
             first.update(summary["shards"])
@@ -108,7 +113,8 @@ def merge(
     for name, of_splits in stats.get("sources", {}).items():
         if not of_splits["train"]["samples"]:
             raise no_training_samples(name)
-    write_json(folder / STATS, stats | {"coverage": dict(coverage)})
+    near = near_duplicates(folder / signatures.NAME)
+    write_json(folder / STATS, stats | {"near_duplicates": near, "coverage": dict(coverage)})
     seen = {
         IMAGES: sum(one["images"] for one in stats["splits"].values()),
         WITHOUT_IMAGES: sum(sum(one["images_per_sample"][:1]) for one in stats["splits"].values()),

@@ -199,6 +199,25 @@ def test_a_picture_in_both_splits_is_counted(tmp_path: Path) -> None:
     assert stats["eval_images_also_in_train"] == 1
 
 
+def test_a_copy_of_a_training_picture_in_another_encoding_is_counted_and_named(tmp_path: Path) -> None:
+    images, _ = llava_folder(tmp_path, 3)
+    (images / "copy.jpg").write_bytes(encode(picture(1), "JPEG", quality=80))
+    lines = [
+        *(record(number, split="train") for number in range(2)),
+        record(2, id="new", split="eval"),
+        record(3, id="copied", image="copy.jpg", split="eval"),
+    ]
+    source = write_json(tmp_path / "a.json", lines)
+    prepared = run_prepare(job_config(tmp_path / "root", source=str(source), image_folder=str(images)))
+    stats = json.loads(Path(prepared.uri, "stats.json").read_text(encoding="utf-8"))
+    found = stats["near_duplicates"]
+    assert (found["eval_images"], found["searched"], found["without_signature"], found["compared"]) == (1, 2, 0, 1.0)
+    (pair,) = found["pairs"]
+    assert (pair["eval"], pair["train"]) == (["copied", 0], ["sample-1", 0]) and pair["distance"] > 0
+    assert stats["eval_images_also_in_train"] == 0, "its bytes are others"
+    assert "; 1 of 2 validation images look like training images" in prepared.notes
+
+
 def test_max_samples_uses_the_first_ones(tmp_path: Path) -> None:
     _, prepared = prepare_llava(tmp_path, max_samples=15)
     ids = {identity for name in SPLITS for identity in Index.load(prepared.uri).split(name).ids}

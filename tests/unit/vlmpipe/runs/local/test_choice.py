@@ -167,7 +167,7 @@ def test_of_stages_only_one_that_has_saved_refuses(tmp_path: Path) -> None:
 def test_of_many_unfinished_runs_the_newest_are_compared_and_an_equal_one_is_found(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "MOST_COMPARED", 2)
+    monkeypatch.setattr(choice, "MAX_COMPARED", 2)
     equal = runs.add("equal", started_s=1.0)
     runs.add("older", "gate.max_loss=1", started_s=2.0)
     for number in range(2):

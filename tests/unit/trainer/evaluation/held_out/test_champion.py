@@ -1,0 +1,79 @@
+"""Which questions the champion may be asked: none of data that it was trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.support.data.index import write_index
+from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.evaluation.held_out import champion as rescoring
+from vlmpipe.trainer.evaluation.held_out.champion import not_trained_on, rescore
+from vlmpipe.trainer.evaluation.held_out.champion_pointer import ChampionPointer
+from vlmpipe.trainer.evaluation.metrics import Prediction, Question
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import write_record
+
+HELD_OUT = {"new": ["x"], "moved": ["y"], "same picture": ["z"], "two pictures": ["v", "z"], "text": []}
+TRAINED = {"moved": ["another"], "elsewhere": ["z"], "text of others": []}
+FAIR = ["new", "new", "text", "text"]
+
+
+def questions(held_out: Any) -> list[Question]:
+    return [
+        Question(number, identity, turn, "all", "Which?", "this", "")
+        for number, identity in enumerate(held_out.ids)
+        for turn in range(2)
+    ]
+
+
+@pytest.fixture
+def held_out(tmp_path: Path) -> Any:
+    return Index.load(str(write_index(tmp_path / "held-out", HELD_OUT))).split("eval")
+
+
+def test_questions_of_its_samples_or_about_its_images_are_left_out(tmp_path: Path, held_out: Any) -> None:
+    trained = Index.load(str(write_index(tmp_path / "trained", TRAINED, "train"))).split("train")
+    fair = not_trained_on(trained, held_out, questions(held_out))
+    assert [one.id for one in fair] == FAIR
+
+
+def test_what_is_left_out_is_not_asked_and_counted(
+    tmp_path: Path, held_out: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    its_data = write_index(tmp_path / "trained", TRAINED, "train")
+    its_run = LocalStorage(tmp_path / "champion")
+    write_record(its_run, "run.json", {"name": "its"})
+    write_record(its_run, "prepared.json", {"prepared_uri": ""})
+    write_record(its_run, rescoring.EXPORT, {"checkpoint": "c1"})
+    evaluate = SimpleNamespace(batch_questions=3, batch_tokens=100)
+
+    def run_of(data: Path) -> Any:
+        pointers = SimpleNamespace(prepared_uri=str(data))
+        return SimpleNamespace(pointers=lambda: pointers, evaluate=evaluate, model=None, model_copy=lambda update: own)
+
+    own = run_of(its_data)
+
+    def answered(_job: Any, _asking: Any, batch: Any, _device: Any) -> list[Prediction]:
+        return [Prediction(one.id, one.turn, "all", "Which?", "this", "this", True, "stop") for one, _ in batch]
+
+    monkeypatch.setattr(rescoring, "JobConfig", SimpleNamespace(model_validate=lambda _record: own))
+    for name in ("load_export", "image_form_of", "open_prepared", "AnsweringModel", "_asked"):
+        monkeypatch.setattr(rescoring, name, lambda *_: (None, None))
+    monkeypatch.setattr(rescoring, "Chat", SimpleNamespace(load=lambda *_: None))
+    monkeypatch.setattr(rescoring, "answer", answered)
+    monkeypatch.setattr(rescoring.dist, "all_gather_object", lambda everyone, one: everyone.__setitem__(0, one))
+    pointer = ChampionPointer(version=1, run_id="champion", run_uri=str(tmp_path / "champion"), checkpoint="c1")
+    worker = cast(ProcessContext, SimpleNamespace(world_size=1, device=None))
+    subject = cast(Any, SimpleNamespace(split=held_out))
+    asked = questions(held_out)
+    result = rescore(run_of(tmp_path / "held-out"), pointer, subject, asked, worker)
+    assert (result.obstacle, result.in_its_training) == ("", len(asked) - len(FAIR))
+    assert sorted(one.id for one in result.predictions) == FAIR
+    none_fair = [one for one in asked if one.id not in FAIR]
+    obstacle = rescore(run_of(tmp_path / "held-out"), pointer, subject, none_fair, worker).obstacle
+    assert obstacle == "all questions are of data that it was trained on"

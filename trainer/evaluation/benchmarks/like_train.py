@@ -1,0 +1,36 @@
+"""Which of a benchmark's images look like images that the model was trained on: scores on them mean less."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlmpipe.trainer.config.benchmarks import ANSWERS_FOLDER
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.near_duplicates.table import NAME, like_train
+from vlmpipe.trainer.data.prepare.previews import thumbnail
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.evaluation.benchmarks.question import BenchmarkQuestion
+from vlmpipe.trainer.storage import open_storage
+
+
+def images_like_train(
+    job: JobConfig, benchmark: str, questions: Sequence[BenchmarkQuestion], signatures: Mapping[str, bytes]
+) -> dict[str, Any]:
+    """A benchmark's part of evaluate.json; writes small pictures of the closest images into the run's folder.
+
+    signatures: by name of an image.
+    """
+    result = like_train(open_prepared(job.pointers().prepared_uri).fetch(NAME), signatures)
+    images, run = {one.image.name: one.image for one in questions}, open_storage(job.run.run_uri)
+    pairs = []
+    for number, (name, (identity, image, distance)) in enumerate(result.closest()):
+        picture = f"{ANSWERS_FOLDER}/{benchmark}-like-train-{number}.png"
+        run.write(picture, thumbnail(images[name].read(), job.data.max_image_pixels))
+        pairs.append({"image": name, "picture": picture, "train": (identity, image), "distance": distance})
+    return {
+        "images_like_train": len(result.found),
+        "images_without_signature": result.without_signature,
+        "like_train_compared": result.compared,
+        "pairs_like_train": pairs,
+    }

@@ -1,0 +1,46 @@
+"""Pairs of pictures that look alike, one that the model is scored on and one that it was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from vlmpipe.report.load import RunFiles, mapping, number, sequence
+from vlmpipe.report.samples import Picture, PreparedImages, thumbnail
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.storage import open_storage
+
+
+def recorded_pairs(files: RunFiles) -> list[tuple[str, dict[str, Any]]]:
+    """The set that each pair is of, "" for the validation split, and the pair as it is recorded."""
+    found = [("", one) for one in sequence(mapping(files.stats.get("near_duplicates")).get("pairs"))]
+    for name, benchmark in mapping(files.evaluation.get("benchmarks")).items():
+        found += [(name, one) for one in sequence(mapping(benchmark).get("pairs_like_train"))]
+    return [(name, mapping(one)) for name, one in found]
+
+
+def alike_view(files: RunFiles, images: PreparedImages | None) -> list[dict[str, Any]]:
+    """For the template: the two pictures of each pair, whose they are, and how near."""
+    return list(_pairs(files, images)) if images else []
+
+
+def _pairs(files: RunFiles, images: PreparedImages) -> Iterator[dict[str, Any]]:
+    for benchmark, pair in recorded_pairs(files):
+        train, scored = sequence(pair.get("train")), sequence(pair.get("eval"))
+        if len(train) != 2 or not (benchmark or len(scored) == 2):
+            continue
+        yield {
+            "scored": _benchmark_picture(files, pair) if benchmark else images.picture("eval", *scored),
+            "scored_name": pair.get("image") if benchmark else scored[0],
+            "of": benchmark or "validation split",
+            "trained": images.picture("train", *train),
+            "trained_name": train[0],
+            "distance": number(pair.get("distance")),
+        }
+
+
+def _benchmark_picture(files: RunFiles, pair: dict[str, Any]) -> Picture:
+    try:
+        return thumbnail(open_storage(files.run_uri).read(str(pair.get("picture"))))
+    except UserError as error:
+        return Picture(problem=f"The picture cannot be read: {error.found}.")
