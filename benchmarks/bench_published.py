@@ -22,7 +22,7 @@ from benchmarks.planner.published_runs import (
 PICTURE = Path("docs/reference/forecasts.svg")
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 720, 420, 56, 24, 48
 LEAST, MOST = 0.5, 2.0  # predicted over published, on a logarithmic axis
-COLORS = {"A100": "#2a78b5", "H100": "#d1622b", "H200": "#4f8f3a"}
+COLORS = {"A100": "#2a78b5", "H100": "#d1622b", "H200": "#4f8f3a", "B200": "#7d5bb0", "GB200": "#b0567d"}
 
 
 def table(found: Iterable[Outcome]) -> list[str]:
@@ -83,7 +83,7 @@ def picture(runs: Sequence[Outcome], text_runs: Sequence[Outcome]) -> str:
         for one in found:
             if not one.unit.startswith("tokens"):
                 continue
-            color = COLORS[one.run.gpu[:4]]
+            color = COLORS[one.run.gpu.partition("-")[0]]
             look = f'fill="{color}"' if filled else f'fill="none" stroke="{color}" stroke-opacity="0.5"'
             parts.append(
                 f'<circle cx="{x(one.published):.1f}" cy="{y(one.ratio):.1f}" r="{4.5 if filled else 3}" {look}>'
@@ -93,7 +93,7 @@ def picture(runs: Sequence[Outcome], text_runs: Sequence[Outcome]) -> str:
         f'<text x="{WIDTH / 2}" y="{HEIGHT - 8}" text-anchor="middle">published tokens/s a GPU</text>',
         f'<text x="{LEFT}" y="14">predicted over published speed; shaded: 0.8 to 1.25</text>',
         *(
-            f'<text x="{WIDTH - 180 + 60 * number}" y="14" fill="{color}">● {gpu}</text>'
+            f'<text x="{WIDTH - 60 * (len(COLORS) - number)}" y="14" fill="{color}">● {gpu}</text>'
             for number, (gpu, color) in enumerate(COLORS.items())
         ),
         "</svg>",

@@ -31,6 +31,7 @@ from vlmpipe.trainer.sizing.model_shape import ModelShape, Part, Stack
 
 FOLDER = Path(__file__).parent
 FITTED = "llm-foundry"  # the source that rates were fitted to
+FITTED_GPUS = ("B200", "GB200")  # to whose runs, of one source, their own rates were
 # Text models get the smallest tower and no images.
 NO_TOWER = Stack(1, 64, 1, 1, 64, 64, False, 0)
 SMALLEST_CLIP = {
@@ -292,7 +293,7 @@ def by_source(found: Iterable[Outcome]) -> dict[str, list[Outcome]]:
     """Runs of sources that no rate was fitted to."""
     sources: dict[str, list[Outcome]] = {}
     for one in found:
-        if one.run.source != FITTED:
+        if one.run.source != FITTED and one.run.gpu not in FITTED_GPUS:
             sources.setdefault(one.run.source, []).append(one)
     return sources
 

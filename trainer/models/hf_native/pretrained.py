@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.models.hub_errors import hub_error
 from vlmpipe.trainer.models.safetensors_header import require_whole_folder
 from vlmpipe.trainer.storage.model_folders import CONFIG, bucket_address, local_folder, revision_of
+
+PICKLES = ("mm_projector.bin", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 if not sys.stderr.isatty():
     transformers_logging.disable_progress_bar()  # in a log every redraw is a line, on Vertex AI an error
@@ -34,6 +37,7 @@ def load_pretrained(loader: Any, part: WeightsConfig, **arguments: Any) -> Any:
         arguments |= {"dtype": torch.float32, "use_safetensors": True}  # other files are pickles
         if folder:
             require_whole_folder(folder)
+            _require_safetensors(folder, part.weights)
     try:
         return loader.from_pretrained(folder or part.weights, trust_remote_code=False, **arguments)
     except (OSError, ValueError, RuntimeError) as error:
@@ -91,6 +95,18 @@ def weights_description(config: ModelConfig) -> dict[str, Any]:
         address = bucket_address(tower.weights)
         return {"weights": tower.weights, "revision": tower.revision or (revision_of(address) if address else "")}
     return {"config": tower.config, "seed": config.seed}
+
+
+def _require_safetensors(folder: Path, weights: str) -> None:
+    """Raise ConfigError for a folder whose weights are a pickle alone."""
+    pickle = next((name for name in PICKLES if (folder / name).exists()), "")
+    if pickle and not any(folder.glob("*.safetensors")):
+        raise ConfigError(
+            f"{weights} has no .safetensors file; {pickle} is a pickle, which may run code, and is not read",
+            expected="weights in safetensors files",
+            fix="take a repository that has them, or convert the pickle once where you trust it: from_pretrained, then "
+            "save_pretrained",
+        )
 
 
 def load_complete(kind: Any, part: WeightsConfig, **arguments: Any) -> nn.Module:

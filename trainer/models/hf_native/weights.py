@@ -14,13 +14,12 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.base import Weights
-from vlmpipe.trainer.models.hf_native.pretrained import load_complete, part_config
+from vlmpipe.trainer.models.hf_native.pretrained import PICKLES, load_complete, part_config
 from vlmpipe.trainer.models.hf_native.weight_files import WeightFiles, weight_files
 from vlmpipe.trainer.models.safetensors_header import read_index
 
 HEAD = "lm_head.weight"
 ROWS_AT_ONCE = 1024  # of an embedding
-PICKLES = ("mm_projector.bin", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 @dataclass(frozen=True)

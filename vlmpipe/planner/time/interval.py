@@ -9,7 +9,8 @@ from typing import Literal, get_args
 from vlmpipe.catalog.machines import read_yaml
 from vlmpipe.planner.scenario import Scenario
 
-Kind = Literal["text", "images", "float8", "small_compiled", "other_gpus"]
+Kind = Literal["text", "images", "float8", "small_compiled", "blackwell", "other_gpus"]
+BLACKWELL = 10.0  # compute capability of B200 and GB200
 SMALL_PARAMETERS = 3_000_000_000  # a model below it computes little in each kernel
 
 
@@ -46,6 +47,8 @@ def kinds_of(case: Scenario) -> list[Kind]:
         kinds.append("small_compiled")
     if not case.gpu.has_published_runs:
         kinds.append("other_gpus")
+    elif case.gpu.compute_capability >= BLACKWELL:
+        kinds.append("blackwell")
     return kinds
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.planner.published_runs import (
+    FITTED_GPUS,
     Outcome,
     PublishedRun,
     by_source,
@@ -77,6 +78,7 @@ def test_no_run_is_off_by_more_than_a_factor_of_2_without_a_reason() -> None:
 
 
 LEFT_OUT = by_source(RUNS)
+BLACKWELL = [one for one in RUNS if one.run.gpu in FITTED_GPUS]
 
 
 def test_the_range_holds_eight_of_ten_runs_of_sources_that_no_rate_was_fitted_to() -> None:
@@ -92,6 +94,19 @@ def test_the_range_holds_most_runs_of_each_source(source: str) -> None:
     assert sum(map(is_inside, found)) >= 0.8 * len(found), [round(one.ratio, 2) for one in found if not is_inside(one)]
 
 
+def test_blackwell_is_planned_as_its_published_runs_and_they_are_no_source_left_out() -> None:
+    assert len(BLACKWELL) == 7 and 0.95 <= statistics.median(one.ratio for one in BLACKWELL) <= 1.06
+    assert all(is_inside(one) for one in BLACKWELL)
+    assert not {one.run.gpu for found in LEFT_OUT.values() for one in found} & set(FITTED_GPUS)
+
+
+def test_the_range_of_float8_is_that_of_its_runs_on_other_gpus() -> None:
+    found = [one for runs in LEFT_OUT.values() for one in runs if (one.run.train or {}).get("float8", "none") != "none"]
+    assert len(found) == 18
+    by_ratio = sorted(one.ratio for one in found)
+    assert 0.55 <= by_ratio[0] <= 0.6 and sum(map(is_inside, found)) >= 17, by_ratio
+
+
 def test_a_range_is_that_of_all_that_describes_a_run() -> None:
     def interval(**run: Any) -> tuple[float, float]:
         config = run_config(**run)
@@ -101,7 +116,7 @@ def test_a_range_is_that_of_all_that_describes_a_run() -> None:
 
     images = interval()
     assert images == (0.7, 1.6)
-    assert interval(train__strategy="fsdp", train__float8="tensorwise", train__compile="auto") == (0.6, 1.6)
+    assert interval(train__strategy="fsdp", train__float8="tensorwise", train__compile="auto") == (0.55, 1.6)
 
 
 def test_images_take_as_much_longer_as_in_the_median_published_run_with_images() -> None:
