@@ -162,6 +162,14 @@ def tower_flops_per_image(shape: ModelShape, feature_layer: int = -1) -> float:
     return _tower(shape, feature_layer).forward
 
 
+def tower_attention_share(shape: ModelShape, feature_layer: int = -1) -> float:
+    """Share of the tower's forward FLOPs that is attention between patches, which no weight takes part in."""
+    forward = tower_flops_per_image(shape, feature_layer)
+    attention = _counted_in_tower(shape, 0.0)[1] if shape.counted else _tower_attention(shape)
+    used_layers = feature_layer if feature_layer >= 0 else shape.tower.layers + 1 + feature_layer
+    return attention * used_layers / shape.tower.layers / forward if forward else 0.0
+
+
 def _trained_share(shape: ModelShape) -> float:
     """Trained share of the parameters in matrices of language layers."""
     if shape.chosen:

@@ -18,7 +18,7 @@ from vlmpipe.planner.memory.pipeline_partition import by_rank
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.config.compiling import compile_choice
-from vlmpipe.trainer.sizing.flops import SequenceFlops
+from vlmpipe.trainer.sizing.flops import SequenceFlops, tower_attention_share
 from vlmpipe.trainer.sizing.model_shape import ModelShape, Stack
 from vlmpipe.trainer.sizing.pipeline_partition import stages_of
 
@@ -51,7 +51,8 @@ class Rates:
     in_layers: float  # those of trained language layers, in 8 bits with train.float8
     frozen: float  # those of frozen parts of the model in the training step
     beside: float  # jobs beside training, which compute in bf16 where training does, and in fp32 otherwise
-    attention: float
+    attention: float  # of language layers, in which half of the pairs of tokens are computed
+    tower_attention: float  # between all patches of an image
     memory: float
     peak: float  # nominal, of the run's precision
     bytes_per_number: float
@@ -109,6 +110,7 @@ def reached(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, c
         beside=(peak if train.precision == "bf16" else fp32) * share,
         # A measured share of the peak counts attention as if every token saw every other, and all time as computing.
         attention=peak * (measured / 2 or gpu.attention_share),
+        tower_attention=peak * (measured or gpu.attention_share),
         memory=math.inf if measured else gpu.memory_gbytes_per_s * 1e9,
         peak=peak,
         bytes_per_number=COMPILED_BYTES_PER_NUMBER if compiled else BYTES_PER_NUMBER,
@@ -158,7 +160,9 @@ def compute_seconds(
     layers_rate, head_rate = (rates.frozen, rates.frozen) if left_whole else (rates.in_layers, rates.trained)
     tower_rate = rates.frozen if "tower" in shape.left_whole else rates.trained
     projector_rate = rates.frozen if "projector" in shape.left_whole else rates.trained
-    whole = flops.tower.total / tower_rate + moved.tower / rates.memory
+    attention = flops.tower.total * tower_attention_share(shape, config.model.feature_layer)
+    whole = (flops.tower.total - attention) / tower_rate + attention / min(tower_rate, rates.tower_attention)
+    whole += moved.tower / rates.memory
     whole = whole / (ranks if shape.shards_tower else 1) + flops.projector.total / projector_rate
     layers = flops.language_layers.total / layers_rate / ranks
     layers += flops.attention.total / 2 / rates.attention / ranks  # causal: half of the pairs are computed

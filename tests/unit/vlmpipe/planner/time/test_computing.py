@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.planner.configs import A100_80, H100, TEXT_8B, machine, run_config
+from tests.support.planner.configs import A100_80, H100, LLAVA_7B, TEXT_8B, machine, run_config
 from vlmpipe.catalog.machines import Gpu, load_catalog
 from vlmpipe.planner.memory.pipeline_partition import sequence_flops
 from vlmpipe.planner.parallel_layout import layout_of, make_layout
 from vlmpipe.planner.scenario import Scenario
-from vlmpipe.planner.time.computing import compute_seconds, moved_bytes, reached
+from vlmpipe.planner.time.computing import MovedBytes, compute_seconds, moved_bytes, reached
 from vlmpipe.planner.workload import Workload
-from vlmpipe.trainer.sizing.flops import SequenceFlops
+from vlmpipe.trainer.sizing.flops import PartFlops, SequenceFlops, tower_attention_share
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 TEXT: dict[str, Any] = {"train__strategy": "fsdp", "plan__sample_images": 0}
@@ -95,6 +95,25 @@ def test_ranks_that_share_tokens_compute_what_lies_between_layers_once() -> None
 
     assert seconds(8, shared=True) == pytest.approx(seconds(1, shared=True) / 8)
     assert seconds(8, shared=True) < seconds(8, shared=False)
+
+
+def test_attention_of_the_tower_takes_the_rate_of_attention_unless_efficiency_was_measured() -> None:
+    def tower_s(**changes: Any) -> float:
+        config = run_config(**changes)
+        layout, load = make_layout("ddp", 1, 1), Workload.assumed(config, LLAVA_7B)
+        flops = sequence_flops(config, LLAVA_7B, load, cached=False)
+        rates, _ = reached(config, LLAVA_7B, layout, A100_80, cached=False)
+        still = MovedBytes(0.0, 0.0, 0.0, 0.0)
+        whole = compute_seconds(flops, still, config, LLAVA_7B, layout, rates)
+        without = replace(flops, tower=PartFlops())
+        return (whole - compute_seconds(without, still, config, LLAVA_7B, layout, rates)) / flops.tower.total
+
+    share = tower_attention_share(LLAVA_7B, -1)
+    assert 0.05 < share < 0.2, "576 patches at a width of 1,024"
+    peak = 312e12
+    expected = (1 - share) / (A100_80.matmul_share * peak) + share / (A100_80.attention_share * peak)
+    assert tower_s() == pytest.approx(expected, rel=1e-6)
+    assert tower_s(plan__efficiency=0.4) == pytest.approx(1 / (0.4 * peak), rel=1e-6)
 
 
 def test_every_gpu_of_the_catalogue_has_rates_and_says_where_from() -> None:
