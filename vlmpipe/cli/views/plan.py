@@ -105,6 +105,8 @@ def headline(plan: Mapping[str, Any]) -> str:
     """Memory, hours and dollars in one sentence; a plan with a time and no cost is that of a local run."""
     fit = "memory of an unknown trainer is not planned" if plan.get("trainer") else _fit(plan["memory"])
     unsure = "if it fitted, " if plan["memory"] and fit.startswith("does not fit") else ""
+    if plan["cost"] and plan["cost"].get("never_ends"):  # plans of earlier releases do not say
+        return f"{fit[0].upper()}{fit[1:]}; training never ends on {plan['cost']['term']}: interruptions take it back."
     facts = [fit, unsure + _hours(plan["time"])]
     if plan["cost"] or not plan["time"]:
         facts.append(_price(plan["cost"]))

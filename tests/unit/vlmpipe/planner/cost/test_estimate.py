@@ -17,6 +17,7 @@ from tests.support.planner.configs import A100_80, LLAVA_7B, RoundPrices, machin
 from vlmpipe.catalog.machines import load_catalog, reducers_needed
 from vlmpipe.catalog.prices import load_prices
 from vlmpipe.catalog.steps import load_steps
+from vlmpipe.cli.views.plan import headline
 from vlmpipe.components.runtime.resolve import require_prices
 from vlmpipe.planner.cost.cron import runs_per_month, starts_after
 from vlmpipe.planner.cost.estimate import HOURS_PER_MONTH, PIPELINE, Cost, StepCost, estimate_cost
@@ -484,6 +485,8 @@ def test_a_spot_run_that_never_ends_is_red() -> None:
     assert cost.never_ends and time.train_hours
     plan = Plan("seven", (), {}, time=time, cost=cost)
     assert plan.state == "red" and "never ends on spot: at one interruption in 1 min" in plan.errors[0]
+    sentence = headline(plan.as_dict())
+    assert "training never ends on spot" in sentence and "$" not in sentence and " h (" not in sentence
     ends, _ = estimated()
     assert not ends.never_ends
 
