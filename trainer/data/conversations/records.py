@@ -37,6 +37,8 @@ from vlmpipe.trainer.data.sample import DEFAULT_SLICE, SPLIT_NAMES, ImageRef, Sp
 
 QUESTION_ROLES = ("human", "user")
 ANSWER_ROLES = ("gpt", "assistant")
+ASKING_ROLES = (*QUESTION_ROLES, *RESULT_ROLES)
+ANSWERING_ROLES = (*ANSWER_ROLES, *CALL_ROLES)
 PAIR = 2
 REJECTED = ("rejected", "rejected_response")  # the answer that is not preferred; the latter is ms-swift's
 EITHER_MARK = re.compile("|".join(map(re.escape, MARKS.values())))
@@ -65,18 +67,15 @@ def turns_of(record: Record, num_images: int, caption_question: str, keys: Seque
     other = next((name for name in REJECTED if record.has(name)), "")
     if turns and other:
         turns[-1] = replace(turns[-1], rejected=_last_answer(record[other]))
-    return tuple(
-        replace(
-            turn,
-            question=turn.question.strip(),
-            answer=turn.answer.strip(),
-            slice=name,
-            system=turn.system.strip(),
-            thinking=turn.thinking.strip(),
-            rejected=turn.rejected.strip(),
-        )
-        for turn, name in zip(turns, names, strict=True)
-    )
+    return tuple(_stripped(turn, name) for turn, name in zip(turns, names, strict=True))
+
+
+def _stripped(turn: Turn, name: str) -> Turn:
+    """The turn with the slice `name`, and without white space around its texts."""
+    # Each record is read three times or more, and dataclasses.replace takes four times as long.
+    question, answer, rejected = turn.question.strip(), turn.answer.strip(), turn.rejected.strip()
+    texts = (question, answer, name, turn.system.strip(), turn.thinking.strip(), rejected)
+    return Turn(*texts, turn.is_context, turn.region, turn.tools, turn.calls, turn.results)
 
 
 def require_media(
@@ -187,7 +186,7 @@ def _slices(record: Record, key: str, turns: int) -> list[str]:
     return [text(name, "slice") for name in names]
 
 
-@dataclass
+@dataclass(slots=True)
 class _Said:
     """A message, or several in a row that are one: calls of tools and their results."""
 
@@ -204,8 +203,8 @@ def _alternating(record: Record, key: str, messages: Any) -> list[Turn]:
     said = _spoken(record, key, messages)
     system = said.pop(0).text if said and said[0].role == "system" else ""
     asked, answered = said[::2], said[1::2]
-    known = all(one.role in (*QUESTION_ROLES, *RESULT_ROLES) for one in asked)
-    if len(asked) != len(answered) or not known or not all(one.role in ANSWER_ROLES for one in answered):
+    known = all(one.role in ASKING_ROLES for one in asked) and all(one.role in ANSWER_ROLES for one in answered)
+    if len(asked) != len(answered) or not known:
         roles = [one.role for one in said]
         raise RejectedError(RejectCode.CONV_ROLES, f"roles are {roles[:6]}, not human and gpt in turn")
     before: _Said | None = None
@@ -213,18 +212,13 @@ def _alternating(record: Record, key: str, messages: Any) -> list[Turn]:
         if question.results and not (before and before.calls):
             raise RejectedError(RejectCode.CONV_ROLES, f"a message of the role {question.role!r} without a call before")
         before = answer
-    turns = [
-        Turn(
-            question.text,
-            answer.text,
-            thinking=answer.thinking,
-            is_context=not answer.is_learned,
-            calls=calls_json(answer.calls),
-            results=tuple(question.results),
-        )
-        for question, answer in zip(asked, answered, strict=True)
-    ]
-    return [replace(turns[0], system=system), *turns[1:]] if turns else []
+    turns = []
+    for question, answer in zip(asked, answered, strict=True):
+        texts = (question.text, answer.text, DEFAULT_SLICE, system, answer.thinking, "")
+        calls = calls_json(answer.calls) if answer.calls else ""
+        turns.append(Turn(*texts, not answer.is_learned, (), "", calls, tuple(question.results)))
+        system = ""
+    return turns
 
 
 def _spoken(record: Record, key: str, messages: Any) -> list[_Said]:
@@ -234,13 +228,15 @@ def _spoken(record: Record, key: str, messages: Any) -> list[_Said]:
         if left := message.keys() - MESSAGE_KEYS:
             record.note(left, message, key, place)
         role = _one_of(message, "from", "role", place)
-        is_answer, calls = role in (*ANSWER_ROLES, *CALL_ROLES), calls_in(message, place)
+        is_answer = role in ANSWERING_ROLES
+        calls = calls_in(message, place) if TOOL_CALLS in message else []
         if calls and not is_answer:
             raise RejectedError(RejectCode.CONV_ROLES, f"{place} has {TOOL_CALLS!r} and the role {role!r}")
-        flag = is_learned(message, place, is_answer=is_answer)
+        flag = LOSS_FLAGS.isdisjoint(message) or is_learned(message, place, is_answer=is_answer)
         content = _one_of(message, "value", "content", place)
         words = "" if calls and content is None else content_text(content, place, record)
-        thinking = text(next((message[key] for key in THINKING if message.get(key) is not None), ""), place)
+        thought = next((message[key] for key in THINKING if message.get(key) is not None), "")
+        thinking = text(thought, place) if thought != "" else ""
         last = said[-1] if said else None
         if role in RESULT_ROLES and last and last.results:
             last.results.append(words)

@@ -134,7 +134,9 @@ def prepare(config: JobConfig, progress: Progress) -> Prepared:
         with scratch() as folder:
             try:
                 built = _build(config, source, identity, folder, progress)
-                if _fingerprint(config, open_source(config.data)) != identity:
+                now = open_source(config.data)
+                now.recall(source)
+                if _fingerprint(config, now) != identity:
                     raise SourceChangedError(config.data.described())
             except UserError as error:
                 if error.expected == SourceChangedError.EXPECTED:

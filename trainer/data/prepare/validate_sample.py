@@ -316,7 +316,7 @@ class SampleValidator:
     def _checked_pair(self, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
         """The turns with a rejected answer in the last one where the run trains on pairs, and else without any."""
         if not self._in_pairs:
-            return tuple(replace(turn, rejected="") for turn in turns)
+            return tuple(replace(turn, rejected="") if turn.rejected else turn for turn in turns)
         if any(mark in turn.rejected for turn in turns for mark in MARKS):
             raise RejectedError(RejectCode.CONV_OBJECTS, "a mark of objects in a rejected answer, which is not filled")
         if turns and turns[-1].calls:

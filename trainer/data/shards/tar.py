@@ -8,7 +8,7 @@ import os
 import re
 import tarfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from vlmpipe.trainer.data.sample import Turn, stable_digest
@@ -20,6 +20,7 @@ from vlmpipe.trainer.models.video_file import VideoFile
 from vlmpipe.trainer.storage.base import Storage, crc32c_of_file
 
 REQUIRED = ("question", "answer", "slice")  # of a turn; its other fields are written where they are not empty
+TURN_FIELDS = tuple(one.name for one in fields(Turn))
 KEY = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
@@ -51,7 +52,9 @@ def shard_name(split: str, number: int) -> str:
 
 def sample_json(identity: str, turns: Sequence[Turn]) -> bytes:
     """The `<key>.json` member."""
-    spoken = [{name: text for name, text in asdict(turn).items() if text or name in REQUIRED} for turn in turns]
+    spoken = [
+        {name: value for name in TURN_FIELDS if (value := getattr(turn, name)) or name in REQUIRED} for turn in turns
+    ]
     return json.dumps({"id": identity, "turns": spoken}, ensure_ascii=False).encode()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from vlmpipe.trainer.data.sample import DEFAULT_SLICE, ImageRef, Sample, Split, 
 from vlmpipe.trainer.data.sources.file_patterns import Files
 from vlmpipe.trainer.data.sources.image_files import open_image_files
 from vlmpipe.trainer.data.sources.split_names import stated_splits
+from vlmpipe.trainer.data.sqlite_table import disk_table
 
 Records = Iterable[Sample | Reject]
 
@@ -30,6 +32,11 @@ class Source(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """Changes when any sample or image of the source changes."""
+
+    def recall(self, earlier: Source) -> None:  # noqa: B027, most sources name no images
+        """Take over which images the records name from the same source, opened before: `fingerprint` then reads files'
+        metadata only, where the records' files are the same.
+        """
 
     @abstractmethod
     def __iter__(self) -> Iterator[Sample | Reject]:
@@ -67,6 +74,7 @@ class FileSource(Source):
         self.splits = stated_splits(files.names) if config.file_splits == "stated" else {}
         folder = config.image_folder if self.names_images else ""
         self.image_files = open_image_files(config, folder, files.storage)
+        self._names: sqlite3.Connection | None = None  # of images, once they were read
         self._empty: dict[str, None] = {}  # files that were read to their end and hold no sample
 
     @abstractmethod
@@ -85,9 +93,24 @@ class FileSource(Source):
         """Covers name, size and checksum (in a folder: modification time) of the files and of every image they name."""
         named = ""
         if self.names_images:
-            samples = (sample for sample in self if isinstance(sample, Sample))
-            named = self.image_files.fingerprint(image.name for sample in samples for image in sample.images)
+            named = self.image_files.fingerprint(self._image_names())
         return f"{self.format} {self.files.fingerprint()} {named}"
+
+    def recall(self, earlier: Source) -> None:
+        if isinstance(earlier, FileSource) and earlier.files.fingerprint() == self.files.fingerprint():
+            self._names = earlier._names
+
+    def _image_names(self) -> Iterator[str]:
+        """Names of all images in the order of the records, which are read for that once."""
+        if self._names is not None:
+            yield from (name for (name,) in self._names.execute("SELECT name FROM names ORDER BY rowid"))
+            return
+        names = disk_table("CREATE TABLE names (name TEXT)")
+        for sample in self:
+            for image in sample.images if isinstance(sample, Sample) else ():
+                names.execute("INSERT INTO names VALUES (?)", (image.name,))
+                yield image.name
+        self._names = names
 
     def parts(self) -> Sequence[Records]:
         return [Part(partial(self._read, name)) for name in self.files.names]
@@ -157,6 +180,11 @@ class SeveralSources(Source):
 
     def fingerprint(self) -> str:
         return stable_digest(*((name, one.fingerprint(), self._most[name]) for name, one in self._sources.items()))
+
+    def recall(self, earlier: Source) -> None:
+        if isinstance(earlier, SeveralSources):
+            for name, source in self._sources.items():
+                source.recall(earlier._sources[name])
 
     def parts(self) -> Sequence[Records]:
         return [part for name in self._sources for part in self._parts_of(name)]

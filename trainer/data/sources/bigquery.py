@@ -46,7 +46,7 @@ class BigQuerySource(RowSource):
         table = self._table
         described = stable_digest(self._name, str(table.modified), table.num_rows, [repr(one) for one in self._columns])
         named = ""
-        if self.config.image_folder:
+        if self.config.image_folder or self.config.fetch:
             samples = (sample for sample in self if isinstance(sample, Sample))
             named = self.image_files.fingerprint(image.name for sample in samples for image in sample.images)
         return f"{self.format} {described} {named}"
@@ -90,7 +90,7 @@ class BigQuerySource(RowSource):
         require_conversation([one.name for one in schema], mapped, f"{BIGQUERY}{self._name}")
         images = (*IMAGE_COLUMNS, *mapped.image)
         naming = [one.name for one in chosen if one.name in images and one.field_type == "STRING"]
-        if naming and not self.config.image_folder:
+        if naming and not self.config.image_folder and not self.config.fetch:
             raise ConfigError(
                 f"{BIGQUERY}{self._name} names files in its column {naming[0]}",
                 expected="data.image_folder: the folder, local or gs://, that they are in",
