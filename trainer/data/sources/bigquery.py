@@ -15,7 +15,7 @@ from google.auth.exceptions import GoogleAuthError
 from vlmpipe.trainer.config.data import BIGQUERY, DataConfig
 from vlmpipe.trainer.data.rejects import Reject
 from vlmpipe.trainer.data.sample import Sample, stable_digest
-from vlmpipe.trainer.data.sources.base import Part, Records
+from vlmpipe.trainer.data.sources.base import Part, Records, Source
 from vlmpipe.trainer.data.sources.image_files import open_image_files
 from vlmpipe.trainer.data.sources.parquet import IMAGE_COLUMNS, RowSource, require_conversation
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
@@ -50,6 +50,9 @@ class BigQuerySource(RowSource):
             samples = (sample for sample in self if isinstance(sample, Sample))
             named = self.image_files.fingerprint(image.name for sample in samples for image in sample.images)
         return f"{self.format} {described} {named}"
+
+    def recall(self, earlier: Source) -> None:
+        """A table's content is told by its metadata, and its images by their rows."""
 
     def parts(self) -> Sequence[Records]:
         return [Part(partial(self.read, str(start))) for start in range(0, self._table.num_rows, PART_ROWS)]
