@@ -57,7 +57,8 @@ gcp.psc_interface_config.dns_peering_configs.[].domain
 gcp.psc_interface_config.dns_peering_configs.[].target_network
 gcp.psc_interface_config.dns_peering_configs.[].target_project gcp.reserved_ip_ranges.[] kubeflow.endpoint
 kubeflow.experiment model.freeze_parameters.[] model.language_model.revision model.lora.targets.[]
-model.pretrained.revision model.projector.revision model.relevance.channels.[] model.tokenizer_revision
+model.lora.train_tokens.[] model.pretrained.revision model.projector.revision model.relevance.channels.[]
+model.tokenizer_revision
 model.tower.revision
 model.train_parameters.[] notify.email.[] plan.prices_file register.hub.revision register.serving.args.[]
 register.serving.command.[] register.serving.env.* train.mlflow.experiment train.mlflow.tracking_uri
