@@ -85,8 +85,9 @@ def mm_out(left: Tensor, right: Tensor, *, out: Tensor) -> Tensor:
 
 
 def addmm(added: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """`aten::addmm`, of which a bias of fp32 is oneDNN's."""
+    """`aten::addmm`, of which a bias of fp32 is oneDNN's. It reads one as if its numbers lay side by side."""
     is_bias = added.ndim == 1 and added.shape == right.shape[1:] and added.dtype == torch.float32
+    is_bias = is_bias and added.is_contiguous()
     if is_bias and beta == alpha == 1 and takes(left, right):
         return product(left, right, added)
     result: Tensor = aten.addmm.out(added, left, right, beta=beta, alpha=alpha, out=left.new_empty(0))

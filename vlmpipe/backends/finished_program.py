@@ -28,12 +28,17 @@ class FinishedProgram:
         self._since_s: float | None = None  # by this machine's clock: the record is by another's
         self._ended_s = 0.0  # by the record, which a restarted program opens again
 
-    def lingers(self) -> bool:
-        """Whether the program has recorded a good end, and the job has gone on for `LINGERS_S` since."""
+    def lingers(self, created_s: float = 0.0) -> bool:
+        """Whether the program has recorded a good end, and the job has gone on for `LINGERS_S` since.
+
+        created_s: Unix seconds of the job's creation. An end before it is that of an earlier job: the record of a run
+        that is continued stays until the new program opens it, which machines may be waited for.
+        """
         now_s = self._clock()
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
             ended_s = self._recorded_end()
+            ended_s = ended_s if ended_s >= created_s else 0.0
             if ended_s != self._ended_s or not ended_s:
                 self._ended_s, self._since_s = ended_s, now_s if ended_s else None
         return self._since_s is not None and now_s - self._since_s >= LINGERS_S

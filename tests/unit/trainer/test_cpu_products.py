@@ -57,6 +57,8 @@ def results(dtype: torch.dtype, sizes: tuple[int, int, int]) -> list[Tensor]:
         torch.addmm(total, left, right),
         torch.addmm(total[:, :1], left, right),
         torch.addmm(drawn(1)[0], left, right),
+        torch.addmm(drawn(1).expand(columns), left, right),
+        torch.addmm(drawn(2 * columns)[::2], left, right),
     ]
     return [*found, total.clone().addmm_(left, right), total.clone().addmm_(left, right, beta=0, alpha=2)]
 

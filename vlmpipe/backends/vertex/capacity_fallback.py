@@ -179,7 +179,7 @@ class CapacityFallback:
                     break
             elif now_s >= self._until_s:
                 self._cancel(attempt, "time")
-            elif self._program.lingers():
+            elif self._program.lingers(job.create_time.timestamp()):
                 attempt.why = self._program.sentence()
                 self._cancel(attempt, "end")
             elif state not in WAITING:

@@ -572,7 +572,7 @@ def _post(server: FakeVertex, path: str, content: object) -> int:
 
 def test_a_job_whose_program_has_ended_is_cancelled_and_training_is_done(server: FakeVertex, run: Path) -> None:
     """As a launcher that is stopped, or a frozen container, after "train: done"."""
-    record = StepRecord("train", "done", ended_s=5.0)
+    record = StepRecord("train", "done", ended_s=server.custom_jobs.now + 5.0)
     write_record(LocalStorage(run), "steps/train.json", asdict(record))
     server.custom_jobs.scripts = [[*WAITS, *[Step("RUNNING")] * 60]]
     climb(server, run)
@@ -580,3 +580,14 @@ def test_a_job_whose_program_has_ended_is_cancelled_and_training_is_done(server:
     assert job.state.name in ("JOB_STATE_CANCELLED", "JOB_STATE_CANCELLING") and tried(run) == [("spot", "done")]
     (attempt,) = json.loads((run / "capacity_fallback.json").read_text())["attempts"]
     assert attempt["cancelled_for"] == "end" and "train has recorded its end" in attempt["why"]
+
+
+def test_the_end_of_an_earlier_job_ends_no_later_one(server: FakeVertex, run: Path) -> None:
+    """A finished run that trains on: its record is the old one for as long as machines are waited for."""
+    record = StepRecord("train", "done", ended_s=server.custom_jobs.now - 5.0)
+    write_record(LocalStorage(run), "steps/train.json", asdict(record))
+    server.custom_jobs.scripts = [[*[Step("QUEUED")] * 60, *RUNS]]
+    (run / "run.json").write_text(json.dumps(config("cluster.capacity_fallback=[]").to_dict()))
+    climb(server, run, config("cluster.capacity_fallback=[]"))
+    (job,) = server.custom_jobs.jobs.values()
+    assert job.state.name == "JOB_STATE_SUCCEEDED"
