@@ -59,7 +59,8 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
                 result = strategy.step(rate_factor(settings, data.step, setup.total_steps))
             done = data.step + 1
             finished = done == setup.total_steps
-            validates = bool(setup.validation) and (finished or done % settings.validate_every_steps == 0)
+            every = settings.validate_every_steps
+            validates = bool(setup.validation) and (finished or (every > 0 and done % every == 0))
             saves = finished or done % settings.checkpoint_every_steps == 0
             pending = AsyncStepMetrics(
                 loss_share,

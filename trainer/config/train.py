@@ -20,6 +20,7 @@ CompileBackend = Literal["inductor", "aot_eager"]
 Float8 = Literal["none", "tensorwise", "rowwise"]
 ReshardAfterForward = Literal["auto", "always", "never"]
 
+MAX_COMPARED_SEQUENCES = 8  # of the validation after the last step, where a run takes no other
 MOST_EPOCHS = 100_000  # more is a slip of the finger
 
 
@@ -226,7 +227,7 @@ class TrainConfig(Section):
         0,
         ge=0,
         description="Steps between validation losses (validation_loss in metrics.jsonl). One more is taken after the "
-        "last step, which evaluate compares with that of the export. 0 takes none.",
+        "last step, which evaluate compares with that of the export. 0 takes that one only, on at most 8 sequences.",
     )
     validation_sequences: Positive = Field(
         64, description="Packed sequences of the evaluation split that are validated on, the same ones each time."
@@ -259,6 +260,12 @@ class TrainConfig(Section):
         if isinstance(value, str) and "nvme" in value:
             raise ValueError(f"{value}: use optimizer or optimizer+weights, and name a folder in train.nvme_path")
         return value
+
+    @property
+    def validated_sequences(self) -> int:
+        """The most packed sequences of a validation: few where its only use is to compare the export with."""
+        few = self.validation_sequences if self.validate_every_steps else MAX_COMPARED_SEQUENCES
+        return min(self.validation_sequences, few)
 
     @property
     def in_pairs(self) -> bool:

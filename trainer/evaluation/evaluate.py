@@ -236,7 +236,7 @@ def _as_in_training(job: JobConfig, run: Storage, found: HeldOutLoss) -> dict[st
         label_tokens=found.of_first_label_tokens,
     )
     if not compared:
-        print("evaluate: training took no validation loss of these weights (train.validate_every_steps), with which "
+        print("evaluate: training took no validation loss of these weights, as it does after its last step, with which "
               "that of the export would be compared", flush=True)  # fmt: skip
     return compared
 
@@ -269,7 +269,7 @@ def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) ->
             found = module(**batch.to(worker.device))
             if batch.pairs is None:
                 summed = torch.stack([found.double(), found.new_tensor(len(batch.label_ids)).double()])
-                is_first = step * worker.world_size + worker.rank < job.train.validation_sequences
+                is_first = step * worker.world_size + worker.rank < job.train.validated_sequences
                 total += torch.stack([summed, summed * is_first])
                 continue
             log_probs, tokens = found.view(-1, 2).double(), answer_tokens(batch.pairs).view(-1, 2)

@@ -1,6 +1,6 @@
 """Validation loss during training, on packed sequences of the evaluation split, and whether an export has it too.
 
-Each validation uses the first `train.validation_sequences` packed sequences of the split, whatever the number of
+Each validation uses the first `TrainConfig.validated_sequences` packed sequences of the split, whatever the number of
 processes, without dropout or random numbers, so that it does not change training.
 """
 
@@ -107,9 +107,9 @@ def validation_of(
     *,
     images: bool,
 ) -> Validation | None:
-    """None when the run does not validate. Raises ConfigError when it has nothing to validate on."""
+    """None for training on pairs, and where nothing is held out. Raises ConfigError where the run file asks for it."""
     settings = job.train
-    if not settings.validate_every_steps:
+    if settings.in_pairs or not (len(split) or settings.validate_every_steps):
         return None
     if not len(split):
         raise ConfigError(
@@ -127,7 +127,7 @@ def validation_of(
         most_kept=chat.form.most_kept,
     )
     plan = sequence.plan(0)
-    count = min(len(plan), settings.validation_sequences)
+    count = min(len(plan), settings.validated_sequences)
     sequences = {"": [plan.row(row).tolist() for row in range(count)]}
     if job.data.sources:
         sequences = by_source(sequences[""], lambda sample: split.ids[sample].partition("/")[0], sequence.fits)
@@ -191,7 +191,7 @@ def as_in_training(job: JobConfig, step: int, *, averaged: bool, loss: float, la
 
     Args:
         averaged: the export has the averaged weights.
-        loss, label_tokens: of the export, on the first `train.validation_sequences` packed sequences.
+        loss, label_tokens: of the export, on the first `TrainConfig.validated_sequences` packed sequences.
 
     Raises UserError (80) where they differ by more than rounding: the export holds other weights than were trained.
     """

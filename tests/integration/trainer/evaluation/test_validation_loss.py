@@ -80,7 +80,7 @@ def test_validation_runs_at_its_interval_and_at_the_end(runs: dict[str, JobConfi
     found = held_out(runs["plain"])
     assert list(found) == [2, 4, NUM_STEPS]
     assert len(set(found.values())) == len(found), "the model learns between them"
-    assert held_out(runs["dropping"]) == {}
+    assert list(held_out(runs["dropping"])) == [NUM_STEPS], "that with which the export is compared"
 
 
 def test_validation_does_not_change_training(runs: dict[str, JobConfig]) -> None:
@@ -154,3 +154,6 @@ def test_a_run_that_cannot_validate_is_refused(tmp_path: Path) -> None:
     job = make_run(tmp_path, "nothing-held-out", VALIDATING | {"data.validation_fraction": 0.0}, features="off")
     with pytest.raises(ConfigError, match=r"validate_every_steps 2, but no sample is held out"):
         build_training(job, ProcessContext(0, 1, 0, 1, torch.device("cpu")))
+    train = job.train.model_copy(update={"validate_every_steps": 0})
+    setup = build_training(job.model_copy(update={"train": train}), ProcessContext(0, 1, 0, 1, torch.device("cpu")))
+    assert setup.validation is None, "nobody asked for it"
