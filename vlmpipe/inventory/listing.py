@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,8 @@ from vlmpipe.trainer.storage.user_folders import expanded
 REMOVED = ".removed"  # where what is being removed lies, beside it: no run has that name
 SHARED = ("prepared", "features")  # that runs point at, and that are made again when they are missing
 POINTERS, REGISTERED = "prepared.json", "registered.json"
-_NAMED = re.compile(r"(?:run:|/runs/)([a-z0-9][a-z0-9-]{0,127})")  # runs in the texts of a run file
+# Runs in the texts of a run file. Matches overlap: the usual root is a folder that is called runs, too.
+_NAMED = re.compile(r"(?=(?:run:|\bruns/)([a-z0-9][a-z0-9-]{0,127}))")
 _STARTED = re.compile(r"-\d{8}-\d{6}(-[0-9a-f]+)?$")
 
 
@@ -60,7 +61,7 @@ class ListedRun:
 
 @dataclass(frozen=True)
 class SharedData:
-    """Prepared data or features. used_by: ids of the runs that point at it."""
+    """Prepared data or features. used_by: ids of the runs that point at it, also of folders without a run's records."""
 
     folder: Path
     kind: str
@@ -70,7 +71,8 @@ class SharedData:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What an output folder holds. Runs come oldest first. unknown: folders of runs without a run's records.
+    """What an output folder holds. Runs come oldest first. unknown: folders of runs without a run's records, such as
+    those of a pipeline's steps.
 
     sizes: of the output folder's other parts, such as the registry.
     """
@@ -107,7 +109,9 @@ def read_inventory(root: str) -> Inventory:
         else:
             unknown.append(folder)
     runs.sort(key=lambda run: (run.started_s, run.run_id))
-    shared = [_shared(kind, folder, runs) for kind in SHARED for folder in _folders(top / kind)]
+    uses: dict[str, Collection[str] | None] = {run.run_id: run.uses for run in runs}
+    uses |= {folder.name: _uses_of(folder) for folder in unknown}
+    shared = [_shared(kind, folder, uses) for kind in SHARED for folder in _folders(top / kind)]
     others = {path.name: size_of(path) for path in _folders(top) if path.name not in ("runs", *SHARED)}
     return Inventory(top, tuple(runs), tuple(shared), tuple(unknown), others)
 
@@ -220,9 +224,18 @@ class _Registries:
         return ""
 
 
-def _shared(kind: str, folder: Path, runs: list[ListedRun]) -> SharedData:
+def _uses_of(folder: Path) -> set[str] | None:
+    """What a folder without a run's records points at; None where its pointers are damaged."""
+    try:
+        return _Files(folder).uses()
+    except UserError:
+        return None
+
+
+def _shared(kind: str, folder: Path, uses: Mapping[str, Collection[str] | None]) -> SharedData:
+    """`uses`: of each run's folder; None where they are not known, and may be all."""
     place = os.path.realpath(folder)
-    used_by = tuple(run.run_id for run in runs if place in run.uses)
+    used_by = tuple(run_id for run_id, places in uses.items() if places is None or place in places)
     return SharedData(folder, kind, size_of(folder), used_by)
 
 

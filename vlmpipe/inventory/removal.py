@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlmpipe.inventory.listing import REMOVED, SHARED, Inventory, ListedRun, SharedData, size_of
+from vlmpipe.inventory.listing import REMOVED, SHARED, Inventory, ListedRun, SharedData, read_inventory, size_of
 from vlmpipe.runs.local.run import take_lock
 from vlmpipe.trainer.errors import ConfigError, os_errors
 
@@ -72,8 +72,11 @@ class Removal:
             "size_bytes": self.size_bytes,
         }
 
-    def apply(self, say: Callable[[str], None] = print) -> None:
-        """Remove. Raises UserError (69) for a run that was started in the meantime: what comes after it stays."""
+    def apply(self, say: Callable[[str], None] = print) -> tuple[SharedData, ...]:
+        """Remove. Returns the shared data that stayed, because a run has begun to use it in the meantime.
+
+        Raises UserError (69) for a run that was started in the meantime: what comes after it stays.
+        """
         for leftover in self.leftovers:
             _delete(leftover)
         for run in self.runs:
@@ -83,8 +86,16 @@ class Removal:
             finally:
                 os.close(lock)
             _delete(moved)
+        if not self.shared:
+            return ()
+        unused = {one.folder for one in _unused(read_inventory(str(self.inventory.root)), ())[0]}
         for one in self.shared:
-            _delete(_set_aside(one.folder))
+            if one.folder in unused:
+                _delete(_set_aside(one.folder))
+        stayed = tuple(one for one in self.shared if one.folder not in unused)
+        for one in stayed:
+            say(f"{one.kind}/{one.folder.name} stays: a run that began in the meantime may use it")
+        return stayed
 
 
 def removal_of(inventory: Inventory, names: Sequence[str], *, unfinished: bool = False) -> Removal:

@@ -187,7 +187,9 @@ def _remove(removal: Removal, *, dry_run: bool, yes: bool, as_json: bool) -> Non
             )
         if ask and not ask(f"Remove {size_text(removal.size_bytes)} for good?"):
             raise UserError("nothing was removed", expected="the answer y", code=ExitCode.INTERRUPTED)
-        removal.apply(say=to_stderr)
+        if stayed := removal.apply(say=to_stderr):
+            gone = [one for one in content["shared"] if one["uri"] not in {str(data.folder) for data in stayed}]
+            content |= {"shared": gone, "size_bytes": content["size_bytes"] - sum(one.size_bytes for one in stayed)}
     if as_json:
         print_json({**content, "removed": not dry_run})
     elif not removal.is_empty:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -135,6 +136,45 @@ def test_a_run_that_was_started_in_the_meantime_stays(tmp_path: Path) -> None:
         plan.apply()
     os.close(lock)
     assert (tmp_path / "runs/old/local.json").is_file()
+
+
+def test_shared_data_that_a_run_began_to_use_in_the_meantime_stays(tmp_path: Path) -> None:
+    write_run(tmp_path, "old", prepared="a")
+    write_run(tmp_path, "newest", started_s=2)
+    plan = pruning_of(read_inventory(str(tmp_path)), Policy(keep=1))
+    write_run(tmp_path, "later", started_s=3, prepared="a")
+    said: list[str] = []
+    assert plan.apply(said.append) == plan.shared and len(plan.shared) == 2
+    assert said[0] == "prepared/a stays: a run that began in the meantime may use it"
+    assert (tmp_path / "prepared/a/data").is_file() and not (tmp_path / "runs/old").exists()
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_shared_data_of_a_folder_without_a_runs_records_stays(is_damaged: bool, tmp_path: Path) -> None:
+    """Such as of a pipeline of one's own, whose steps ran on this machine."""
+    write_run(tmp_path, "newest")
+    prepared = tmp_path / "prepared/a"
+    for folder in (prepared, tmp_path / "runs/by-steps"):
+        folder.mkdir(parents=True)
+    record = "{" if is_damaged else json.dumps({"prepared_uri": str(prepared)})
+    (tmp_path / "runs/by-steps/prepared.json").write_text(record)
+    inventory = read_inventory(str(tmp_path))
+    assert [one.used_by for one in inventory.shared] == [("by-steps",)]
+    assert pruning_of(inventory, Policy()).is_empty
+
+
+@pytest.mark.parametrize("root", ["runs", "outputs/runs", "."])
+@pytest.mark.parametrize("is_absolute", [True, False])
+def test_a_run_that_is_named_by_its_path_stays_in_any_root(
+    root: str, is_absolute: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / root if is_absolute else Path(root)
+    write_run(place, "base")
+    write_run(
+        place, "tuned", started_s=2, settings={"model": {"pretrained": {"weights": str(place / "runs/base/export")}}}
+    )
+    assert read_inventory(root).referring["base"] == ["tuned"]
 
 
 RUNS = st.lists(
