@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors, require_package
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError, os_errors, require_package
 from vlmpipe.trainer.models.hub_errors import TOKEN
 
 ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -39,7 +39,8 @@ class Fetched:
 def fetch(name: str, folder: Path, *, subset: str = "", revision: str = "") -> Fetched:
     """Fetch a data set by its id OWNER/NAME, or convert a folder that the package datasets reads.
 
-    The folder appears when it is whole. Splits keep their names, by which preparation knows what is held out.
+    The folder appears when it is whole, and nothing is left of a fetch that fails. Splits keep their names, by which
+    preparation knows what is held out.
 
     Args:
         subset: of a data set with several; datasets calls it the configuration's name.
@@ -47,11 +48,14 @@ def fetch(name: str, folder: Path, *, subset: str = "", revision: str = "") -> F
 
     Raises:
         ConfigError: The folder is not empty, the id is none, or a subset has to be named.
+        DataError: The files cannot be read as one table.
         UserError: The hub cannot be reached (69), or has no such data set for this token (66).
     """
     require_package("datasets")
     if not ID.fullmatch(name) and not Path(name).is_dir():
         raise ConfigError(f"{name!r} is no data set's id", expected="OWNER/NAME, as in its address on the hub")
+    if folder.name in ("", ".."):
+        raise ConfigError(f"--output is {folder}", expected="a folder by its name", fix="give a new folder's name")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not empty", expected="a new or empty folder", fix="give another --output")
     import datasets
@@ -62,11 +66,15 @@ def fetch(name: str, folder: Path, *, subset: str = "", revision: str = "") -> F
     with os_errors(f"writing {partial}"):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-    with _hub_errors(name, subset):
-        commit = "" if Path(name).is_dir() else _commit_of(name, revision)
-        builder = datasets.load_dataset_builder(name, subset or None, revision=commit or None)
-        builder.download_and_prepare(str(partial), file_format="parquet", max_shard_size=SHARD_BYTES)
-    return _finished(partial, folder, name, subset, commit)
+    try:
+        with _hub_errors(name, subset):
+            commit = "" if Path(name).is_dir() else _commit_of(name, revision)
+            builder = datasets.load_dataset_builder(name, subset or None, revision=commit or None)
+            builder.download_and_prepare(str(partial), file_format="parquet", max_shard_size=SHARD_BYTES)
+        return _finished(partial, folder, name, subset, commit)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.with_name(f"{partial.name}_builder.lock").unlink(missing_ok=True)  # which datasets leaves
 
 
 def _finished(partial: Path, folder: Path, name: str, subset: str, commit: str) -> Fetched:
@@ -98,9 +106,16 @@ def _commit_of(name: str, revision: str) -> str:
 @contextmanager
 def _hub_errors(name: str, subset: str) -> Iterator[None]:
     """Errors of the hub's client and of the package datasets as errors for people."""
-    from datasets.exceptions import DatasetNotFoundError
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
+    of_client = HfHubHTTPError.__mro__[1]  # of the HTTP client below, whose errors of connections come as they are
     try:
         yield
     except GatedRepoError as error:
@@ -116,12 +131,18 @@ def _hub_errors(name: str, subset: str) -> Iterator[None]:
             fix=f"correct the id; for a private one {TOKEN}",
             code=ExitCode.NOT_FOUND,
         ) from error
-    except (ConnectionError, HfHubHTTPError) as error:
+    except (ConnectionError, LocalEntryNotFoundError, of_client) as error:
         raise UserError(
             f"the hub cannot be asked for {name}: {_first_line(error)}",
             expected="a network, or the data set's files on this machine",
             fix="try again with a network; copied files are read as they are: vlmpipe init --data FOLDER",
             code=ExitCode.UNAVAILABLE,
+        ) from error
+    except (DatasetsError, FileNotFoundError) as error:  # files without data, or of different columns
+        raise DataError(
+            f"{name} cannot be read as a table: {_first_line(error.__cause__ or error)}",
+            expected="files of the same columns",
+            fix="name a subset whose files have the same columns: --subset NAME",
         ) from error
     except ValueError as error:  # of datasets, whose errors are its own texts
         raise ConfigError(

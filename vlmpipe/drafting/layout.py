@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -11,7 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from vlmpipe.trainer.data.sources.image_files import IMAGE_SUFFIXES
+from vlmpipe.trainer.data.sample import IMAGE_SUFFIXES, SPLIT_NAMES
 from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
 
 METADATA = "metadata.csv"
@@ -59,11 +60,11 @@ def find_layout(place: Path) -> Layout:
         return _with_columns(str(place), place, f"the file {place.name}")
     with os_errors(f"reading {place}"):
         names = sorted(path for path in place.iterdir() if not path.name.startswith("."))
-        is_of_shards = any(path.suffix in SHARDS for path in place.rglob("*"))
+        is_of_shards = any(path.suffix in SHARDS for path in _visible(place))
     if (place / METADATA).is_file():
         return _with_columns(str(place), place / METADATA, f"images with {METADATA}")
     if is_of_shards:
-        first = next(iter(sorted(place.rglob("*.parquet"))), None)
+        first = next(iter(sorted(path for path in _visible(place) if path.suffix == ".parquet")), None)
         kind = "a folder of Parquet, Arrow or tar files"
         return _with_columns(str(place), first, "a folder of Parquet files") if first else Layout(str(place), kind)
     tables = [path for path in names if path.suffix.lower() in TABLES]
@@ -77,9 +78,16 @@ def find_layout(place: Path) -> Layout:
     return _of_images(place)
 
 
+def _visible(place: Path) -> Iterator[Path]:
+    """All below a folder, without what programs hide there, such as .ipynb_checkpoints, or copies of it by macOS."""
+    for path in place.rglob("*"):
+        if not any(part.startswith(".") or part == "__MACOSX" for part in path.relative_to(place).parts):
+            yield path
+
+
 def _of_images(place: Path) -> Layout:
     """Of images alone: names of their folders are labels, texts next to them captions."""
-    images = sorted(path for path in place.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    images = sorted(path for path in _visible(place) if path.suffix.lower() in IMAGE_SUFFIXES)
     if not images:
         raise DataError(f"{place} holds no images and no table", expected="images, with texts to learn")
     name = {path: path.relative_to(place).as_posix() for path in images}
@@ -92,9 +100,14 @@ def _of_images(place: Path) -> Layout:
             "", "images with captions in .txt files", str(place), table=tuple(rows), questions=questions if left else ()
         )
     labels = {path: path.relative_to(place).parts[:-1] for path in images}
-    if len(set(labels.values())) > 1 and all(labels.values()):
+    # Folders such as train/cat and val/cat state splits, too. Of train/cat alone some are held out.
+    splits = {SPLIT_NAMES.get(label[0].lower()) if len(label) > 1 else None for label in labels.values()}
+    have_splits = len(splits) > 1 and None not in splits
+    are_splits = all(label and label[-1].lower() in SPLIT_NAMES for label in labels.values())
+    if len(set(labels.values())) > 1 and all(labels.values()) and not are_splits:
         rows = [
             {"file_name": name[path], "question": LABEL_QUESTION, "answer": label[-1].replace("_", " ")}
+            | ({"split": label[0]} if have_splits else {})
             for path, label in labels.items()
         ]
         shown = ", ".join(dict.fromkeys(row["answer"] for row in rows))
@@ -168,7 +181,7 @@ def _records(table: Path) -> Iterator[dict[str, Any]]:
                     f"{table} has the columns {header.strip()!r}", expected="columns that are separated by commas",
                     fix="save it with commas; spreadsheets ask for the separator",
                 )  # fmt: skip
-            yield from csv.DictReader(io.StringIO(text))
+            yield from _rows(text)
         elif suffix == ".parquet":
             import pyarrow.parquet as pq
 
@@ -181,6 +194,13 @@ def _records(table: Path) -> Iterator[dict[str, Any]]:
 
             with open_json(table, "one JSON array of records") as reader:
                 yield from (record for record in islice(reader.items(), LOOKED_AT) if isinstance(record, dict))
+
+
+def _rows(text: str) -> Iterator[dict[str, Any]]:
+    """Lines of a CSV file by its header; fields beyond it, which the source refuses, have no name."""
+    with contextlib.suppress(csv.Error):  # the source's own reader says it better
+        for row in csv.DictReader(io.StringIO(text)):
+            yield {name: value for name, value in row.items() if name is not None}
 
 
 def _objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:

@@ -19,6 +19,7 @@ from vlmpipe.config.yaml_loader import parse_yaml
 from vlmpipe.drafting.facts import Facts, look, power_of_two
 from vlmpipe.drafting.layout import Layout, find_layout
 from vlmpipe.trainer.errors import ConfigError, os_errors
+from vlmpipe.trainer.printable import one_line
 
 TEMPLATE = Path(__file__).parents[1] / "run_files/llava-local.yaml"
 LONGEST = 8192  # tokens of a sample that a look takes
@@ -180,7 +181,8 @@ def _header(place: Path, layout: Layout, facts: Facts, questions: Sequence[str])
     if questions:
         paragraphs.append(("", "What it cannot tell:"))
         paragraphs += [("  ", f"{number}. {text}") for number, text in enumerate(questions, 1)]
-    lines = (textwrap.wrap(text, COLUMNS, initial_indent=f"# {indent}", subsequent_indent=f"# {indent}  ")
+    # Names and texts of the data: a line end in one would begin a line that is no comment.
+    lines = (textwrap.wrap(one_line(text), COLUMNS, initial_indent=f"# {indent}", subsequent_indent=f"# {indent}  ")
              for indent, text in paragraphs)  # fmt: skip
     return "".join(f"{line}\n" for of_paragraph in lines for line in of_paragraph)
 

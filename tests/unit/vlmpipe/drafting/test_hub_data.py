@@ -17,7 +17,7 @@ from vlmpipe.drafting import hub_data
 from vlmpipe.drafting.hub_data import fetch
 from vlmpipe.drafting.run_file import draft_run_file
 from vlmpipe.trainer.data.sources import open_source
-from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 
 
 def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +72,35 @@ def test_what_is_no_id_is_refused(tmp_path: Path, datasets: object) -> None:
     with pytest.raises(ConfigError, match="is no data set's id"):
         fetch("just-a-name", tmp_path / "a")
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.usefixtures("datasets")
+def test_a_hub_that_does_not_answer_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import HfApi
+
+    api = HfApi(endpoint="http://127.0.0.1:9")  # where nothing listens
+    monkeypatch.setattr(hub_data, "_commit_of", lambda name, _revision: api.dataset_info(name).sha)
+    with pytest.raises(UserError, match="the hub cannot be asked for owner/name") as caught:
+        fetch("owner/name", tmp_path / "a")
+    assert caught.value.code == ExitCode.UNAVAILABLE and not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("datasets")
+@pytest.mark.parametrize("tables", [{}, {"a.csv": "x,y\n1,2\n", "b.csv": "z\n1\n"}])
+def test_files_that_make_no_table_are_reported(tables: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    for name, text in tables.items():
+        (tmp_path / "files" / name).write_text(text)
+    with pytest.raises(DataError, match="cannot be read as a table"):
+        fetch(str(tmp_path / "files"), tmp_path / "a")
+    assert {path.name for path in tmp_path.iterdir()} <= {"files", "cache"}
+
+
+@pytest.mark.usefixtures("datasets")
+def test_a_folder_needs_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"--output is \."):
+        fetch("owner/name", Path("."))
 
 
 def errors() -> Iterator[tuple[BaseException, ExitCode, str]]:
