@@ -78,7 +78,7 @@ class Downloader:
 
     def _read(self, response: http.client.HTTPResponse) -> bytes | str:
         if response.status in REDIRECTS and (location := response.headers.get("Location")):
-            return location
+            return _as_utf8(location)
         if response.status != http.HTTPStatus.OK:
             asked = response.headers.get("Retry-After", "")
             wait_s = float(asked) if asked.isdecimal() else 0.0
@@ -103,7 +103,16 @@ class Downloader:
         return bytes(data)
 
     def _too_large(self) -> DownloadError:
-        return DownloadError(f"has more than {self.max_bytes} bytes (data.max_image_bytes)", is_final=True)
+        reason = f"has more than {self.max_bytes} bytes (data.max_image_bytes)"
+        return DownloadError(reason, is_final=False, is_tried_again=False)  # a later run may allow more
+
+
+def _as_utf8(header: str) -> str:
+    """A header's text where a server wrote UTF-8, which http.client reads as Latin-1."""
+    try:
+        return header.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return header
 
 
 def with_retries(

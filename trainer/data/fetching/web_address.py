@@ -16,6 +16,7 @@ SCHEMES = {"http": 80, "https": 443}
 LONGEST_CHARS = 4096
 SAFE = "%/:=&?~#+!$,;'@()*[]"  # of a path and a query, which are often written with blanks and letters of any script
 PROTOCOLS = ipaddress.ip_network("192.0.0.0/24")  # RFC 6890; releases of Python differ on it
+UNICAST = ipaddress.ip_network("2000::/3")  # all of IPv6 that is assigned to networks (RFC 4291); else it is local
 TRANSLATED = ipaddress.ip_network("64:ff9b::/96")  # IPv4 behind IPv6 (RFC 6052)
 
 
@@ -85,6 +86,8 @@ def is_public(address: str) -> bool:
             inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
         if inner:
             return is_public(str(inner))
+        if found not in UNICAST:
+            return False
     return found.is_global and not found.is_multicast and found not in PROTOCOLS
 
 
