@@ -115,7 +115,8 @@ def _hub_errors(name: str, subset: str) -> Iterator[None]:
         RevisionNotFoundError,
     )
 
-    of_client = HfHubHTTPError.__mro__[1]  # of the HTTP client below, whose errors of connections come as they are
+    # Of the HTTP client below, whose errors of connections come as they are.
+    of_client: type[Exception] = HfHubHTTPError.__mro__[1]
     try:
         yield
     except GatedRepoError as error:
