@@ -160,7 +160,8 @@ def _adapters(said: ModelConfig, model: Architecture) -> Iterator[str]:
         numbers = ", ".join(f"{counts[part]:,} of the {part.replace('_', ' ')}" for part in whole)
         yield (
             f"weights beside the adapters are trained ({numbers}), and {vllm.name} opens adapters only (no "
-            f"modules_to_save): expected {ways_out(whole, adapted)}; model.train_parameters thaws what it names"
+            f"modules_to_save): expected {ways_out(whole, adapted)}; train_parameters and lora.train_tokens "
+            "thaw what they name"
         )
 
 

@@ -171,6 +171,14 @@ def _require_matches(
                     "embedding and the head of a base that is not quantized",
                     fix="narrow the pattern, or leave model.lora out",
                 )
+            in_rows = [name for name in found if name in unadapted] if config.lora and config.lora.train_tokens else []
+            if in_rows:
+                raise ConfigError(
+                    f"model.{field} has {pattern!r}, which names {in_rows[0]}, and model.lora.train_tokens trains some "
+                    "rows of that",
+                    expected="one of both",
+                    fix="narrow the pattern, or leave model.lora.train_tokens out",
+                )
 
 
 def _unmatched(said: str, pattern: str, names: Mapping[str, bool], copies: Mapping[str, str]) -> ConfigError:

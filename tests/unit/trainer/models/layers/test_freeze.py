@@ -162,6 +162,12 @@ def test_with_lora_patterns_may_not_match_the_language_model(field: str) -> None
         shape_of(model_config(lora={"rank": 2}, **{field: ["*norm*"]}))
 
 
+@pytest.mark.parametrize("field", ["freeze_parameters", "train_parameters"])
+def test_a_pattern_and_rows_of_tokens_may_not_name_the_same_matrix(field: str) -> None:
+    with pytest.raises(ConfigError, match=rf"model\.{field} has .*, which names .*embed_tokens\.weight.* some rows of"):
+        shape_of(model_config(lora={"rank": 2, "train_tokens": ["<s>"]}, **{field: ["*embed_tokens*"]}))
+
+
 @pytest.mark.parametrize("family", ["llava", *FAMILIES[1:]])
 def test_with_lora_embedding_and_head_may_be_trained_whole(family: str) -> None:
     config = of_family(family, lora={"rank": 2}, train_parameters=["*embed_tokens.weight"])
