@@ -42,8 +42,12 @@ def test_each_sequence_is_of_one_source_and_within_the_budget(rows: list[list[in
     assert Counter(sample for of_source in found.values() for row in of_source for sample in row) == given_samples
 
 
-def compared(folder: Path, precision: str, lines: list[dict[str, Any]] = LINES, **changes: Any) -> dict[str, float]:
-    section = merged(TINY, {"train.precision": precision}) | {"run": {"run_id": "r", "root_uri": str(folder)}}
+def compared(
+    folder: Path, precision: str, lines: list[dict[str, Any]] = LINES, dtype: str = "auto", **changes: Any
+) -> dict[str, float]:
+    section = merged(TINY, {"train.precision": precision, "checkpoint.export_dtype": dtype}) | {
+        "run": {"run_id": "r", "root_uri": str(folder)}
+    }
     job = JobConfig.model_validate(section)
     open_storage(job.run.run_uri).write("metrics.jsonl", seal_lines(lines))
     given = {"step": STEP, "averaged": False, "loss": LOSS, "label_tokens": TOKENS} | changes
@@ -64,6 +68,13 @@ def test_what_rounding_explains_is_recorded_and_more_ends_the_step(
     with pytest.raises(UserError, match=r"had 1\.50000 after step 40 on the same 700 label tokens") as caught:
         compared(tmp_path, precision, loss=LOSS + sign * 1.2 * difference)
     assert caught.value.code == ExitCode.BAD_EXPORT
+
+
+def test_an_export_in_bf16_of_a_training_in_fp32_is_rounded(tmp_path: Path) -> None:
+    assert compared(tmp_path, "fp32", dtype="bf16", loss=LOSS + 0.09)
+    with pytest.raises(UserError, match="has a validation loss") as caught:
+        compared(tmp_path, "fp32", dtype="bf16", loss=LOSS + 0.11)
+    assert "rounding in bf16" in caught.value.expected
 
 
 def test_a_loss_that_is_no_number_ends_the_step(tmp_path: Path) -> None:
