@@ -29,6 +29,7 @@ from vlmpipe.trainer.data.conversations.tools import (
     calls_in,
     calls_json,
     calls_of_text,
+    require_prepared,
     tools_json,
 )
 from vlmpipe.trainer.data.json_stream import BadJsonError, parse_json
@@ -328,6 +329,10 @@ def _pairs(record: Record, key: str, question: str, answer: str) -> list[Turn]:
             raise RejectedError(RejectCode.RECORD_FORM, f"{place}.{RESULTS} is {kind_of(results)}, not a list")
         said = tuple(text(one, f"{place}.{RESULTS}") for one in results)
         system, thinking, rejected, tools, calls = (more.get(name, "") for name in TURN_TEXTS)
+        require_prepared(tools, calls, place)
+        if said and (asked.strip() or not (turns and turns[-1].calls)):
+            why = "a question next to them" if asked.strip() else "no call before"
+            raise RejectedError(RejectCode.RECORD_FORM, f"{place} has results of tools with {why}")
         texts = (asked, answered, DEFAULT_SLICE, system, thinking, rejected)
         turns.append(Turn(*texts, is_context, tools=tools, calls=calls, results=said))
     return turns

@@ -40,6 +40,16 @@ def calls_of_text(content: str, place: str) -> list[dict[str, Any]]:
     return [_call(call, place) for call in (value if isinstance(value, list) else [value])]
 
 
+def require_prepared(tools: str, calls: str, place: str) -> None:
+    """Raise RejectedError unless these are tools and calls as `tools_json` and `calls_json` write them."""
+    for tool in _listed(tools, f"{place}.tools"):
+        _tool({"function": _object(tool, place).get("function")}, f"{place}.tools")
+    for call in _listed(calls, f"{place}.calls"):
+        function = _object(_object(call, place).get("function"), f"{place}.calls")
+        _object(function.get("arguments"), f"{place}.calls.arguments")
+        _call(call, f"{place}.calls")
+
+
 def calls_json(calls: list[dict[str, Any]]) -> str:
     return _json(calls) if calls else ""
 
@@ -48,6 +58,9 @@ def _tool(tool: Any, place: str) -> dict[str, Any]:
     function = _object(tool, place).get("function", tool)
     if not isinstance(_object(function, place).get("name"), str):
         raise _refused(f"{place} has no 'name'")
+    parameters = function.get("parameters")
+    if parameters is not None and _object(parameters, f"{place}.parameters").get("properties") is not None:
+        _object(parameters["properties"], f"{place}.parameters.properties")
     return {"type": "function", "function": _without_nulls(function)}
 
 

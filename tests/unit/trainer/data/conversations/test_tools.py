@@ -107,6 +107,10 @@ def calling(calls: Any) -> dict[str, Any]:
     return {"messages": [ASKED, {"role": "assistant", "tool_calls": calls}]}
 
 
+def prepared(**more: Any) -> dict[str, Any]:
+    return {"turns": [{"question": "Where?", "answer": "Here.", **more}]}
+
+
 def deep(levels: int) -> dict[str, Any]:
     value: dict[str, Any] = {}
     for _ in range(levels):
@@ -132,6 +136,21 @@ REFUSED: dict[str, tuple[dict[str, Any], RejectCode, str]] = {
     "a result of no call": (
         {"messages": [ASKED, ANSWERED, SWIFT["messages"][2], ANSWERED]}, RejectCode.CONV_ROLES, "without a call before",
     ),
+    "parameters of a text": (
+        {"messages": [ASKED, ANSWERED], "tools": [LOOK | {"parameters": "at"}]}, RejectCode.RECORD_FORM, "is a text, not",
+    ),
+    "parameters of a list": (
+        {"messages": [ASKED, ANSWERED], "tools": [LOOK | {"parameters": {"properties": ["at"]}}]},
+        RejectCode.RECORD_FORM, "properties is a list, not an object",
+    ),
+    "prepared calls of a text": (prepared(calls="look"), RejectCode.RECORD_PARSE, "'turns 1.calls' is not JSON"),
+    "prepared calls of a number": (prepared(calls="[1]"), RejectCode.RECORD_FORM, "is a number, not an object"),
+    "prepared calls without arguments": (
+        prepared(calls='[{"function": {"name": "look"}}]'), RejectCode.RECORD_FORM, "arguments is nothing",
+    ),
+    "prepared tools of an object": (prepared(tools="{}"), RejectCode.RECORD_FORM, "is an object, not a list"),
+    "prepared results of no call": (prepared(question="", results=["x"]), RejectCode.RECORD_FORM, "no call before"),
+    "prepared results of a question": (prepared(results=["x"]), RejectCode.RECORD_FORM, "a question next to them"),
     "a result last": ({"messages": SWIFT["messages"][:3]}, RejectCode.CONV_ROLES, "not human and gpt in turn"),
 }  # fmt: skip
 
