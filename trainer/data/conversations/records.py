@@ -316,7 +316,7 @@ RESULTS = "results"
 
 
 def _pairs(record: Record, key: str, question: str, answer: str) -> list[Turn]:
-    turns = []
+    turns = list[Turn]()
     for number, turn in enumerate(objects(listed(record, key), key), 1):
         place = f"{key} {number}"
         more = {name: text(turn[name], f"{place}.{name}") for name in TURN_TEXTS if turn.get(name) is not None}

@@ -137,7 +137,7 @@ REFUSED: dict[str, tuple[dict[str, Any], RejectCode, str]] = {
         {"messages": [ASKED, ANSWERED, SWIFT["messages"][2], ANSWERED]}, RejectCode.CONV_ROLES, "without a call before",
     ),
     "parameters of a text": (
-        {"messages": [ASKED, ANSWERED], "tools": [LOOK | {"parameters": "at"}]}, RejectCode.RECORD_FORM, "is a text, not",
+        {"messages": [ASKED, ANSWERED], "tools": [LOOK | {"parameters": "at"}]}, RejectCode.RECORD_FORM, "is a text",
     ),
     "parameters of a list": (
         {"messages": [ASKED, ANSWERED], "tools": [LOOK | {"parameters": {"properties": ["at"]}}]},
