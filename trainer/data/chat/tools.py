@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,28 +11,30 @@ from vlmpipe.trainer.data.chat.messages import Shape
 
 
 def lacking_tools(shape: Shape, pieces: Sequence[str]) -> str:
-    """The first tool or part of a call that a rendering lacks, for people; "" where it has all.
+    """The first call or tool that a rendering lacks, for people; "" where it has all.
 
     Looks for the name, the description and the names of parameters of each tool, and the name and all arguments of each
-    call.
+    call. The names in calls are not those of tools.
 
     Args:
         pieces: the literal text before each text of the conversation, and behind the last.
     """
-    written = "".join(pieces)
-    slot = 0
+    called, slot = Counter[str](), 0
     for message in shape:
         slot += message.num_texts
-        for tool in json.loads(message.tools) if message.tools else ():
-            function = tool["function"]
-            parameters = function.get("parameters") or {}
-            words = [function["name"], function.get("description") or "", *(parameters.get("properties") or {})]
-            if any(not _is_in(word, written) for word in words):
-                return f"the tool {function['name']!r}"
         for call in json.loads(message.calls) if message.calls else ():
             function = call["function"]
+            called[function["name"]] += 1
             if any(not _is_in(word, pieces[slot]) for word in (function["name"], *_leaves(function["arguments"]))):
                 return f"the call of {function['name']!r}"
+    written = "".join(pieces)
+    for tool in (tool for message in shape if message.tools for tool in json.loads(message.tools)):
+        function = tool["function"]
+        parameters = function.get("parameters") or {}
+        words = [function.get("description") or "", *(parameters.get("properties") or {})]
+        is_named = sum(map(written.count, _spellings(function["name"]))) > called[function["name"]]
+        if not is_named or any(not _is_in(word, written) for word in words):
+            return f"the tool {function['name']!r}"
     return ""
 
 
@@ -51,6 +54,9 @@ def _is_in(value: Any, text: str) -> bool:
     """Whether a text has the value, as JSON or as it is."""
     if not isinstance(value, str):
         return json.dumps(value) in text or str(value) in text
-    return value in text or any(
-        json.dumps(value, ensure_ascii=ascii_only)[1:-1] in text for ascii_only in (False, True)
-    )
+    return any(spelling in text for spelling in _spellings(value))
+
+
+def _spellings(text: str) -> set[str]:
+    """A text as it is and as JSON."""
+    return {text, *(json.dumps(text, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True))}

@@ -27,6 +27,7 @@ LOOK = {"name": "look", "description": 'Shows a "place".', "parameters": {"prope
 TOOLS = json.dumps([{"type": "function", "function": LOOK}])
 CALL = json.dumps([{"type": "function", "function": {"name": "look", "arguments": {"at": "the \u00e9nd", "n": 2}}}])
 WRITTEN = '<call>look {"at": "the \u00e9nd", "n": 2}</call><|end|>'
+BARE = json.dumps([{"type": "function", "function": {"name": "look"}}])
 ASKS = Message("user", (None, "Where?"), tools=TOOLS)
 CALLS, SAYS_AND_CALLS = Message("assistant", (), calls=CALL), Message("assistant", ("One moment.",), calls=CALL)
 RESULT = Message("tool", ("Paris",))
@@ -36,6 +37,7 @@ ALLOWED = [
     ("tools", (ASKS, SAYS_AND_CALLS, RESULT, RESULT, CALLS, RESULT, CAT),
      ["One moment." + WRITTEN, WRITTEN, "A cat.<|end|>"]),
     ("tools", (ASKS, CALLS, RESULT, CALLS, RESULT, CALLS), [WRITTEN] * 3),
+    ("tools", (replace(ASKS, tools=BARE), CALLS, RESULT, CALLS), [WRITTEN] * 2),
     ("tools", (replace(SYSTEM, tools=TOOLS), ONE, CAT, *MORE), ["A cat.<|end|>", "No.<|end|>"]),
     ("calls in Python", (ASKS, CALLS), ["<call>look {'at': 'the \u00e9nd', 'n': 2}</call><|end|>"]),
     ("plain", (SYSTEM, ONE, CAT, *MORE), ["A cat.<|end|>", "No.<|end|>"]),
@@ -59,6 +61,7 @@ REFUSED = [
     ("tools without calls", (ASKS, CALLS), "leaves out the call of 'look'"),
     ("tools without calls", (ASKS, SAYS_AND_CALLS, RESULT, CAT), "leaves out the call of 'look'"),
     ("calls without tools", (ASKS, CALLS), "leaves out the tool 'look'"),
+    ("calls without tools", (replace(ASKS, tools=BARE), CALLS), "leaves out the tool 'look'"),
     ("calls by name", (ASKS, CALLS), "leaves out the call of 'look'"),
     ("calls without an end", (ASKS, CALLS), "writes no end token behind the calls of answer 1"),
     ("calls without an end", (ASKS, SAYS_AND_CALLS), "writes no end token behind the calls of answer 1"),
