@@ -191,7 +191,7 @@ class _Files:
 
     def names(self) -> set[str]:
         """Ids of the runs that the run's settings name."""
-        texts = (path.read_text(encoding="utf-8") for path in self._paths.get(RUN_FILE_COPY, ()))
+        texts = (path.read_text(encoding="utf-8", errors="replace") for path in self._paths.get(RUN_FILE_COPY, ()))
         return {found for text in texts for found in _NAMED.findall(text)}
 
 

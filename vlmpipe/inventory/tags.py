@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage.local import LocalStorage
-from vlmpipe.trainer.storage.records import read_record_file, write_record
+from vlmpipe.trainer.storage.records import damaged_record, read_record_file, write_record
 
 TAGS = "tags.json"  # in a run's folder
 _TAG = re.compile(r"[\w][\w.:+-]{0,39}")
@@ -16,7 +16,10 @@ _TAG = re.compile(r"[\w][\w.:+-]{0,39}")
 
 def read_tags(folder: Path) -> tuple[str, ...]:
     """The run's tags, sorted. Raises DataError for a damaged record."""
-    return tuple(read_record_file(folder / TAGS).get("tags", ()))
+    tags = read_record_file(folder / TAGS).get("tags", [])
+    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+        raise damaged_record(str(folder / TAGS), "its tags are no list of words")
+    return tuple(tags)
 
 
 def change_tags(folder: Path, add: Sequence[str], remove: Sequence[str] = ()) -> tuple[str, ...]:

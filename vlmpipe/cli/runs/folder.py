@@ -160,7 +160,8 @@ def page(
     path = output or inventory.root / "runs.html"
     with doing("reading the curves of all runs"), os_errors(f"writing {path}"):
         path.write_text(build_page(inventory, path), encoding="utf-8")
-    print_json({"page": str(path)}) if as_json else print_lines([f"{path}, {len(inventory.runs)} runs"])
+    number = f"{len(inventory.runs)} run{'' if len(inventory.runs) == 1 else 's'}"
+    print_json({"page": str(path)}) if as_json else print_lines([f"{path}, {number}"])
 
 
 def _read(root: str) -> Inventory:

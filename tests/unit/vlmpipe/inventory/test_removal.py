@@ -163,6 +163,22 @@ def test_shared_data_of_a_folder_without_a_runs_records_stays(is_damaged: bool, 
     assert pruning_of(inventory, Policy()).is_empty
 
 
+@pytest.mark.parametrize("tags", ["null", "5", "[1]"])
+def test_a_run_whose_tags_are_damaged_stays(tags: str, tmp_path: Path) -> None:
+    old = write_run(tmp_path, "digits-20260101-000000")
+    (old / "tags.json").write_text(f'{{"tags": {tags}}}')
+    write_run(tmp_path, "newest", started_s=2)
+    assert "tags are no list of words" in kept(tmp_path, Policy(keep=1))[old.name]
+
+
+def test_a_stage_whose_settings_are_no_text_still_names_its_runs(tmp_path: Path) -> None:
+    write_run(tmp_path, "base")
+    stage = write_run(tmp_path, "tuned", started_s=2) / "stages/second"
+    stage.mkdir(parents=True)
+    (stage / "run_file.json").write_bytes(b'{"name": "\xff", "model": {"tokenizer": "run:base"}}')
+    assert read_inventory(str(tmp_path)).referring == {"base": ["tuned"]}
+
+
 @pytest.mark.parametrize("root", ["runs", "outputs/runs", "."])
 @pytest.mark.parametrize("is_absolute", [True, False])
 def test_a_run_that_is_named_by_its_path_stays_in_any_root(
