@@ -243,16 +243,25 @@ def _with_value(section: AnySection, path: Sequence[str], value: Any) -> AnySect
 
 
 def changes(found: Mapping[str, Any], expected: Mapping[str, Any], checkpoint_format: str) -> list[Change]:
-    """Fields of two `settings_of` that differ, those that are refused first."""
+    """Fields of two `settings_of` that differ, those that are refused first.
+
+    A field that one of them does not have in a section that it has is at its default: its version knew no such field.
+    """
     rules = rules_by_field()
     differing = []
     for field in sorted({*found, *expected}):
-        was, now = found.get(field, _DEFAULTS.get(field)), expected.get(field, _DEFAULTS.get(field))
+        was, now = _recorded(found, field), _recorded(expected, field)
         if was != now:
             # A field that this version does not have decided something for the one that saved.
             outcome = rules[field].outcome_under(checkpoint_format) if field in rules else "refused"
             differing.append(Change(field, was, now, outcome))
     return sorted(differing, key=lambda change: change.outcome != "refused")
+
+
+def _recorded(settings: Mapping[str, Any], field: str) -> Any:
+    section = f"{field.rpartition('.')[0]}."
+    has_section = field in _OF_OPTIONAL_SECTIONS and any(other.startswith(section) for other in settings)
+    return settings.get(field, (_OF_OPTIONAL_SECTIONS if has_section else _DEFAULTS).get(field))
 
 
 def leaves(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo, bool]]:
@@ -315,4 +324,11 @@ _DEFAULTS = {
     path: _default_of(path, field, lacks)
     for name, section in SECTIONS.items()
     for path, field, lacks in leaves(section, name)
+}
+# Of fields in sections that may be null, the defaults where they are not.
+_OF_OPTIONAL_SECTIONS = {
+    path: _default_of(path, field, lacks=False)
+    for name, section in SECTIONS.items()
+    for path, field, lacks in leaves(section, name)
+    if lacks and "[]" not in path
 }

@@ -196,6 +196,22 @@ def test_a_field_at_its_default_is_not_recorded_and_compared_all_the_same() -> N
     assert "train.seed changed from 0 to 4" in refusal(job_of(), job_of(**{"train.seed": 4}), "ddp")
 
 
+@pytest.mark.parametrize("section", ["lora", "relevance"])
+def test_a_field_that_a_later_version_adds_to_an_optional_section_is_no_change(section: str) -> None:
+    """Checkpoints of versions without it are those of its default; the section itself may not come or go."""
+    model = job_of().model
+    kind = type(below(model, section))
+    now = settings_of(job_of().model_copy(update={"model": model.model_copy(update={section: kind.model_construct()})}))
+    fields = [field for field in now if field.startswith(f"model.{section}.")]
+    for field in fields:
+        older = {name: value for name, value in now.items() if name != field}
+        assert changes(older, now, "dcp") == changes(now, older, "dcp") == []
+        changed = older | {field: "another"}
+        assert [change.outcome for change in changes(older, changed, "dcp")] == ["refused"]
+    without = {name: value for name, value in now.items() if name not in fields}
+    assert [change.field for change in changes(without, now, "dcp")] == fields
+
+
 def test_rates_that_jump_are_said_in_one_sentence_and_equal_ones_are_not() -> None:
     saved = record(step=90, total_steps=100, learning_rate=1e-4)
     resumed = Resumed(Checkpoint("0001-00000090-a", saved), [])
