@@ -23,7 +23,7 @@ class Reply:
 
 @dataclass
 class Conversation:
-    """turns: what was said, without the image's mark."""
+    """turns: what was said and answered, without the image's mark."""
 
     predictor: Predictor
     image: Path
@@ -44,7 +44,9 @@ class Conversation:
             forgotten += 1
             asked = after(alone, question, self.turns[forgotten:])
         (answer,) = answer_questions(job, model, [asked], self.predictor.device, max_new_tokens=most)
-        self.turns = [*self.turns[forgotten:], Turn(question, answer.text)]
+        self.turns = self.turns[forgotten:]
+        if answer.text.strip():  # many templates refuse a question after one without an answer
+            self.turns.append(Turn(question, answer.text))
         return Reply(answer.text, forgotten)
 
     def _tokens(self, asked: Asked) -> int:

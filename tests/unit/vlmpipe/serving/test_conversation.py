@@ -70,3 +70,14 @@ def test_one_question_is_asked_however_long(tmp_path: Path, asked: list[Asked]) 
     talk = conversation(tmp_path, 1)
     talk.ask("one")
     assert talk.ask("two").forgotten == 1 and asked[-1].turn.question == "<image>\ntwo"
+
+
+def test_a_question_without_an_answer_is_not_said_again(
+    tmp_path: Path, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = conversation(tmp_path, 1000)
+    with monkeypatch.context() as silent:
+        silent.setattr(module, "answer_questions", lambda *_all, **_options: [SimpleNamespace(text=" ")])
+        assert talk.ask("one").text == " "
+    talk.ask("two")
+    assert not asked[-1].earlier and asked[-1].turn.question == "<image>\ntwo"
