@@ -121,8 +121,15 @@ def _of_images(place: Path) -> Layout:
 
 
 def _text(path: Path) -> str:
-    with os_errors(f"reading {path}"):
-        return path.read_text(encoding="utf-8").strip()
+    try:
+        with os_errors(f"reading {path}"):
+            return path.read_text(encoding="utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not UTF-8 at byte {error.start:,}",
+            expected="captions in UTF-8",
+            fix="save it as UTF-8",
+        ) from error
 
 
 def _with_columns(source: str, table: Path, kind: str) -> Layout:
@@ -132,10 +139,11 @@ def _with_columns(source: str, table: Path, kind: str) -> Layout:
     if not keys or set(keys) & set(CONVERSATIONS[:2]):
         return Layout(source, kind, folder)
     found, questions = dict[str, str](), list[str]()
+    read = READ | ({"image": ("file_name",)} if table.suffix.lower() == ".csv" else {})
     for role, aliases in ALIASES.items():
-        if set(READ[role]) & set(keys):
+        if set(read[role]) & set(keys):
             continue
-        known = [key for alias in aliases for key in keys if key.lower() == alias]
+        known = [key for alias in (*READ[role], *aliases) for key in keys if key.lower() == alias]
         if known:
             found[role] = known[0]
             if len(known) > 1:

@@ -23,6 +23,22 @@ def test_a_line_that_is_not_like_the_header_is_left_to_the_source(line: str, col
     assert find_layout(tmp_path).kind == "images with metadata.csv" + (f", columns {columns}" if columns else "")
 
 
+@pytest.mark.parametrize("header", ["image,label", "Image,Answer", "IMAGE,Caption", "images,class"])
+def test_columns_of_usual_names_are_read_from_a_table(header: str, tmp_path: Path) -> None:
+    rows = "".join(f"{name},{colour}\n" for name, colour in pictures(tmp_path))
+    (tmp_path / "rows.csv").write_text(f"{header}\n{rows}")
+    draft = draft_run_file(tmp_path, tmp_path / "a.yaml")
+    assert (draft.facts.read, draft.facts.coverage.images, draft.facts.bad) == (NUM, NUM, [])
+    assert set(draft.facts.answers) == {"red", "blue"}
+
+
+def test_a_caption_of_other_characters_is_named(tmp_path: Path) -> None:
+    pictures(tmp_path)
+    (tmp_path / "0.txt").write_bytes("Größe".encode("latin-1"))
+    with pytest.raises(DataError, match=r"0\.txt is not UTF-8 at byte 2"):
+        find_layout(tmp_path)
+
+
 def test_folders_of_splits_state_splits_and_no_answers(tmp_path: Path) -> None:
     for folder in ("train/cat", "train/dog", "val/cat"):
         pictures(tmp_path / "classes" / folder)
