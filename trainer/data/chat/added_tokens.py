@@ -55,7 +55,7 @@ def trained_tokens(config: ModelConfig, tokenizer: Any) -> list[int]:
             expected="tokens as the tokenizer's vocabulary has them",
             fix="correct the name, or add the token to the tokenizer's folder",
         )
-    tokens = sorted(vocabulary[name] for name in names)
+    tokens = sorted({vocabulary[name] for name in names})
     if config.exports_adapter and tokens[-1] >= (rows := _rows_of(config.language_model)):
         raise ConfigError(
             f"model.lora.train_tokens has tokens beyond the {rows} rows of the base's embedding, and PEFT loads an "

@@ -88,7 +88,7 @@ def test_rows_beyond_the_embedding_and_tokens_of_another_tokenizer_are_new(folde
 def test_rows_of_added_tokens_are_trained_beside_adapters(folders: dict[str, Path]) -> None:
     tokenizer = pretrained_tokenizer(str(folders["more"]))
     expected = sorted(tokenizer.convert_tokens_to_ids(NEW))
-    for wanted in ("added", NEW):
+    for wanted in ("added", NEW, [*NEW, *NEW]):
         config = model_of(folders, lora={"rank": 2, "train_tokens": wanted})
         require(config)
         assert trained_tokens(config, tokenizer) == expected
