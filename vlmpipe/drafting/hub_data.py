@@ -6,6 +6,7 @@ needs no network.
 
 from __future__ import annotations
 
+import glob
 import json
 import re
 import shutil
@@ -74,7 +75,8 @@ def fetch(name: str, folder: Path, *, subset: str = "", revision: str = "") -> F
         return _finished(partial, folder, name, subset, commit)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        partial.with_name(f"{partial.name}_builder.lock").unlink(missing_ok=True)  # which datasets leaves
+        for lock in partial.parent.glob(f"{glob.escape(partial.name)}*.lock"):  # which datasets leaves
+            lock.unlink(missing_ok=True)
 
 
 def _finished(partial: Path, folder: Path, name: str, subset: str, commit: str) -> Fetched:
@@ -142,8 +144,14 @@ def _hub_errors(name: str, subset: str) -> Iterator[None]:
     except (DatasetsError, FileNotFoundError) as error:  # files without data, or of different columns
         raise DataError(
             f"{name} cannot be read as a table: {_first_line(error.__cause__ or error)}",
-            expected="files of the same columns",
-            fix="name a subset whose files have the same columns: --subset NAME",
+            expected="whole files of the same columns",
+            fix="correct the files, or name a subset whose files have the same columns: --subset NAME",
+        ) from error
+    except RuntimeError as error:  # a program that would have to be run
+        raise ConfigError(
+            f"{name} cannot be read: {_first_line(error)}",
+            expected="a data set of files",
+            fix="choose a data set, or with --revision a state of it, that holds its data as files",
         ) from error
     except ValueError as error:  # of datasets, whose errors are its own texts
         raise ConfigError(

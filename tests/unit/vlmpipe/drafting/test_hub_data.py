@@ -57,6 +57,7 @@ def test_a_data_set_is_fetched_whole_with_its_splits_and_can_be_trained_on(tmp_p
     folder = tmp_path / "fetched"
     found = fetch(str(as_repository(tmp_path)), folder)
     assert found.samples == {"train": 8, "test": 4} and found.size_bytes > 0
+    assert {path.name for path in tmp_path.iterdir()} <= {"made", "repository", "cache", "fetched"}
     assert json.loads((folder / "fetched.json").read_text())["samples"] == found.samples
     assert {path.suffix for path in folder.iterdir()} == {".parquet", ".json"}
     path = tmp_path / "run.yaml"
@@ -94,6 +95,16 @@ def test_files_that_make_no_table_are_reported(tables: dict[str, str], tmp_path:
     with pytest.raises(DataError, match="cannot be read as a table"):
         fetch(str(tmp_path / "files"), tmp_path / "a")
     assert {path.name for path in tmp_path.iterdir()} <= {"files", "cache"}
+
+
+@pytest.mark.usefixtures("datasets")
+def test_a_program_that_makes_a_data_set_is_not_run(tmp_path: Path) -> None:
+    script = tmp_path / "made/made.py"
+    script.parent.mkdir()
+    script.write_text("raise SystemExit('it was run')")
+    with pytest.raises(ConfigError, match="scripts are no longer supported") as caught:
+        fetch(str(script.parent), tmp_path / "a")
+    assert "--revision" in caught.value.text()
 
 
 @pytest.mark.usefixtures("datasets")
