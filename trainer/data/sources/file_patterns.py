@@ -173,7 +173,8 @@ def find_files(source: str, cache_gib: float = 0.0) -> Files:
         raise NotRegularFileError(f"data.source {source!r}", kind)
     if name and (info := storage.stat(name)):
         return Files(source, storage, (info,), cache_gib=cache_gib)
-    if SPECIAL.search(name):
+    is_folder = isinstance(storage, LocalStorage) and (storage.root / name).is_dir()
+    if SPECIAL.search(name) and not is_folder:
         return replace(_matching(source, storage, name), cache_gib=cache_gib)
     storage = _open_folder(source)
     infos = tuple(storage.list())

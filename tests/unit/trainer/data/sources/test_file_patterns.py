@@ -59,6 +59,13 @@ def test_a_name_with_brackets_is_a_file_before_it_is_a_pattern(tmp_path: Path) -
     assert find_files(f"{tmp_path}/a[1].tar").names == ["a[1].tar"]
 
 
+@pytest.mark.parametrize("name", ["my [old] photos", "what?", "a{b,c}/d", "star*"])
+def test_a_name_with_brackets_is_a_folder_before_it_is_a_pattern(name: str, tmp_path: Path) -> None:
+    tree(tmp_path / name, "a.tar", "b.tar")
+    files = find_files(str(tmp_path / name))
+    assert files.is_folder and list(files.names) == ["a.tar", "b.tar"]
+
+
 @pytest.mark.parametrize(
     ("pattern", "error", "message"),
     [
