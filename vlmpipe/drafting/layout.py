@@ -14,6 +14,7 @@ from typing import Any
 
 from vlmpipe.trainer.data.sample import IMAGE_SUFFIXES, SPLIT_NAMES
 from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
+from vlmpipe.trainer.storage.user_folders import expanded
 
 METADATA = "metadata.csv"
 TABLES = (".csv", ".json", ".jsonl", ".parquet", ".tsv")
@@ -48,6 +49,7 @@ class Layout:
 
 def find_layout(place: Path) -> Layout:
     """The layout of a file or folder. Raises ConfigError or DataError where nothing can be learnt from it."""
+    place = expanded(place)  # of --data=~/photos, which shells leave as it is
     if not place.exists():
         raise ConfigError(
             f"--data is {place}, which does not exist",

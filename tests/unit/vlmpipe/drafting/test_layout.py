@@ -32,6 +32,13 @@ def test_columns_of_usual_names_are_read_from_a_table(header: str, tmp_path: Pat
     assert set(draft.facts.answers) == {"red", "blue"}
 
 
+def test_a_folder_of_the_user_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/metadata.csv").write_text("file_name,text\n0.png,red\n")
+    assert find_layout(Path("~/photos")).source == str(tmp_path / "photos")
+
+
 def test_a_caption_of_other_characters_is_named(tmp_path: Path) -> None:
     pictures(tmp_path)
     (tmp_path / "0.txt").write_bytes("Größe".encode("latin-1"))
