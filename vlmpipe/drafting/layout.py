@@ -6,13 +6,15 @@ import contextlib
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from vlmpipe.trainer.data.sample import IMAGE_SUFFIXES, SPLIT_NAMES
+from vlmpipe.trainer.data.sources.file_patterns import SPECIAL
+from vlmpipe.trainer.data.sources.split_names import split_in
 from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
 from vlmpipe.trainer.storage.user_folders import expanded
 
@@ -72,12 +74,22 @@ def find_layout(place: Path) -> Layout:
     tables = [path for path in names if path.suffix.lower() in TABLES]
     if len(tables) == 1:
         return _with_columns(str(tables[0]), tables[0], f"images with {tables[0].name}")
+    if _are_splits(tables) and not SPECIAL.search(f"{place}"):
+        named = ",".join(path.name for path in tables)
+        return _with_columns(f"{place}/{{{named}}}", tables[0], f"images with {' and '.join(named.split(','))}")
     if tables:
         shown = ", ".join(path.name for path in tables[:5])
         raise ConfigError(
             f"{place} holds {len(tables)} tables: {shown}", expected="one", fix=f"name it: --data {tables[0]}"
         )
     return _of_images(place)
+
+
+def _are_splits(tables: Sequence[Path]) -> bool:
+    """Whether tables of one form are the splits of one data set by their names, such as train.json and val.json."""
+    splits = {split_in(path.name) for path in tables}
+    are_alike = len({path.suffix.lower() for path in tables}) == 1
+    return len(splits) > 1 and None not in splits and are_alike and not any("," in path.name for path in tables)
 
 
 def _visible(place: Path) -> Iterator[Path]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.data.photo_folders import NUM, pictures
+from tests.support.data.photo_folders import NUM, pictures, write_csv
 from vlmpipe.config.yaml_loader import parse_yaml
 from vlmpipe.drafting.layout import find_layout
 from vlmpipe.drafting.run_file import draft_run_file
@@ -30,6 +30,23 @@ def test_columns_of_usual_names_are_read_from_a_table(header: str, tmp_path: Pat
     draft = draft_run_file(tmp_path, tmp_path / "a.yaml")
     assert (draft.facts.read, draft.facts.coverage.images, draft.facts.bad) == (NUM, NUM, [])
     assert set(draft.facts.answers) == {"red", "blue"}
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv"])
+def test_tables_of_splits_are_one_source(suffix: str, tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    rows = [{"image": name, "question": "Which?", "answer": colour} for name, colour in pictures(folder / "images")]
+    for name, part in {"train": rows[:8], "val": rows[8:]}.items():
+        if suffix == ".csv":
+            write_csv(folder / f"{name}.csv", part)
+        else:
+            lines = [json.dumps(row) for row in part]
+            (folder / f"{name}{suffix}").write_text(
+                f"[{','.join(lines)}]" if suffix == ".json" else "\n".join(lines) + "\n"
+            )
+    draft = draft_run_file(folder, tmp_path / "a.yaml")
+    assert (draft.facts.splits, draft.facts.bad) == ({"train": 8, "eval": 4}, [])
+    assert draft.layout.kind.startswith(f"images with train{suffix} and val{suffix}")
 
 
 def test_a_folder_of_the_user_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
