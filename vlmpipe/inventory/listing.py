@@ -23,7 +23,7 @@ from vlmpipe.trainer.storage.user_folders import expanded
 
 REMOVED = ".removed"  # where what is being removed lies, beside it: no run has that name
 SHARED = ("prepared", "features")  # that runs point at, and that are made again when they are missing
-POINTERS, REGISTERED = "prepared.json", "registered.json"
+POINTERS, REGISTERED, SETTINGS = "prepared.json", "registered.json", "run.json"
 # Runs in the texts of a run file. Matches overlap: the usual root is a folder that is called runs, too.
 _NAMED = re.compile(r"(?=(?:run:|\bruns/)([a-z0-9][a-z0-9-]{0,127}))")
 _STARTED = re.compile(r"-\d{8}-\d{6}(-[0-9a-f]+)?$")
@@ -74,7 +74,8 @@ class Inventory:
     """What an output folder holds. Runs come oldest first. unknown: folders of runs without a run's records, such as
     those of a pipeline's steps.
 
-    sizes: of the output folder's other parts, such as the registry.
+    sizes: of the output folder's other parts, such as the registry. named: ids of runs in the settings of each folder
+    without a run's records.
     """
 
     root: Path
@@ -82,14 +83,16 @@ class Inventory:
     shared: tuple[SharedData, ...]
     unknown: tuple[Path, ...]
     sizes: dict[str, int]
+    named: dict[str, set[str]] = field(default_factory=dict)
 
     @cached_property
     def referring(self) -> dict[str, list[str]]:
         """The runs that start from each run."""
         found: dict[str, list[str]] = {}
-        for run in self.runs:
-            for earlier in run.starts_from:
-                found.setdefault(earlier, []).append(run.run_id)
+        starts = {run.run_id: run.starts_from for run in self.runs} | self.named
+        for run_id, names in starts.items():
+            for earlier in names:
+                found.setdefault(earlier, []).append(run_id)
         return found
 
 
@@ -110,10 +113,12 @@ def read_inventory(root: str) -> Inventory:
             unknown.append(folder)
     runs.sort(key=lambda run: (run.started_s, run.run_id))
     uses: dict[str, Collection[str] | None] = {run.run_id: run.uses for run in runs}
-    uses |= {folder.name: _uses_of(folder) for folder in unknown}
+    others = {folder.name: _Files(folder) for folder in unknown}
+    uses |= {run_id: _uses_of(files) for run_id, files in others.items()}
+    named = {run_id: files.names(RUN_FILE_COPY, SETTINGS) - {run_id} for run_id, files in others.items()}
     shared = [_shared(kind, folder, uses) for kind in SHARED for folder in _folders(top / kind)]
-    others = {path.name: size_of(path) for path in _folders(top) if path.name not in ("runs", *SHARED)}
-    return Inventory(top, tuple(runs), tuple(shared), tuple(unknown), others)
+    sizes = {path.name: size_of(path) for path in _folders(top) if path.name not in ("runs", *SHARED)}
+    return Inventory(top, tuple(runs), tuple(shared), tuple(unknown), sizes, named)
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -126,14 +131,14 @@ def _listed(folder: Path, registries: _Registries) -> ListedRun:
     files = _Files(folder)
     name = _STARTED.sub("", folder.name)
     try:
-        settings = read_record_file(folder / RUN_FILE_COPY) or read_record_file(folder / "run.json")
+        settings = read_record_file(folder / RUN_FILE_COPY) or read_record_file(folder / SETTINGS)
         known = {
             "name": str(settings.get("name") or name),
             "tags": read_tags(folder),
             "uses": tuple(sorted(files.uses())),
             "registered": tuple(sorted(files.registered() | registries.versions_of(folder.name))),
             "champion": registries.champion_of(folder.name, files),
-            "starts_from": tuple(sorted(files.names() - {folder.name})),
+            "starts_from": tuple(sorted(files.names(RUN_FILE_COPY) - {folder.name})),
             "settings": settings,
         }
         state = _search_state(folder) if (folder / SEARCH_FILE).is_file() else _run_state(folder)
@@ -171,7 +176,7 @@ class _Files:
         self._paths: dict[str, list[Path]] = {}
         for path, size in _walk(folder):
             self.size_bytes += size
-            if path.name in (POINTERS, REGISTERED, RUN_FILE_COPY):
+            if path.name in (POINTERS, REGISTERED, RUN_FILE_COPY, SETTINGS):
                 self._paths.setdefault(path.name, []).append(path)
 
     def _records(self, name: str) -> Iterator[dict[str, Any]]:
@@ -189,9 +194,10 @@ class _Files:
         """Models that versions were made of, with the alias that was to name them."""
         return {(str(one.get("model")), str(one.get("alias") or "champion")) for one in self._records(REGISTERED)}
 
-    def names(self) -> set[str]:
-        """Ids of the runs that the run's settings name."""
-        texts = (path.read_text(encoding="utf-8", errors="replace") for path in self._paths.get(RUN_FILE_COPY, ()))
+    def names(self, *settings: str) -> set[str]:
+        """Ids of the runs that these files of settings name."""
+        paths = (path for name in settings for path in self._paths.get(name, ()))
+        texts = (path.read_text(encoding="utf-8", errors="replace") for path in paths)
         return {found for text in texts for found in _NAMED.findall(text)}
 
 
@@ -224,10 +230,10 @@ class _Registries:
         return ""
 
 
-def _uses_of(folder: Path) -> set[str] | None:
+def _uses_of(files: _Files) -> set[str] | None:
     """What a folder without a run's records points at; None where its pointers are damaged."""
     try:
-        return _Files(folder).uses()
+        return files.uses()
     except UserError:
         return None
 

@@ -163,6 +163,16 @@ def test_shared_data_of_a_folder_without_a_runs_records_stays(is_damaged: bool, 
     assert pruning_of(inventory, Policy()).is_empty
 
 
+def test_a_run_that_a_folder_without_a_runs_records_starts_from_stays(tmp_path: Path) -> None:
+    write_run(tmp_path, "base")
+    write_run(tmp_path, "newest", started_s=2)
+    steps = tmp_path / "runs/by-steps"
+    steps.mkdir()
+    settings = {"run": {"run_uri": str(steps)}, "model": {"pretrained": {"weights": "runs/runs/base/export"}}}
+    (steps / "run.json").write_text(json.dumps(settings))
+    assert kept(tmp_path, Policy(keep=1))["base"] == "by-steps starts from it"
+
+
 @pytest.mark.parametrize("tags", ["null", "5", "[1]"])
 def test_a_run_whose_tags_are_damaged_stays(tags: str, tmp_path: Path) -> None:
     old = write_run(tmp_path, "digits-20260101-000000")
