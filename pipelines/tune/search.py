@@ -75,7 +75,8 @@ def require_tuning(config: RunConfig) -> TuneConfig:
         raise ConfigError("the run file has no section tune", fix="add one: vlmpipe docs tune")
     if config.tune.metric == VALIDATION_LOSS and not config.train.validate_every_steps:
         raise ConfigError(
-            f"tune.metric is {VALIDATION_LOSS}, and train.validate_every_steps is 0, so nothing measures it",
+            f"tune.metric is {VALIDATION_LOSS}, and train.validate_every_steps is 0: trials would be compared by a few "
+            "sequences, once",
             fix="set train.validate_every_steps",
         )
     for name, spec in config.tune.parameters.items():

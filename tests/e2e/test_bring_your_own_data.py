@@ -6,13 +6,14 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from tests.support.commands import FENCE
 from tests.support.data.prepared import job_config, run_prepare
 from tests.support.paths import ROOT
 from vlmpipe.cli.app import app
-from vlmpipe.config.run_config import load_run_file
+from vlmpipe.config.run_config import load_run_file, parse_run_config
 
 PAGE = ROOT / "docs" / "how-to" / "bring-your-own-data.md"
 
@@ -25,6 +26,11 @@ def test_every_set_on_the_page_is_accepted(tmp_path: Path, monkeypatch: pytest.M
     for language, body in FENCE.findall(PAGE.read_text()):
         if language == "python":
             exec(compile(body, str(PAGE), "exec"), {"__name__": "page"})
+            continue
+        if language == "yaml":  # images of the web, which no test asks
+            content = load_run_file(ROOT / "configs/llava-local.yaml").to_dict()
+            content["data"] = {**content["data"], "image_folder": "", **yaml.safe_load(body)["data"]}
+            parse_run_config(content, "the page")
             continue
         program, verb, *arguments = shlex.split(body)
         assert program == "vlmpipe"

@@ -31,6 +31,6 @@ def parse_vlmpipe(arguments: Sequence[str]) -> list[str]:
     rest = list(arguments)
     while True:
         context = command.make_context(command.name, list(rest), parent=context)
-        if not hasattr(command, "resolve_command"):
+        if not rest or not hasattr(command, "resolve_command"):  # a group that is called alone does something, too
             return rest
         _, command, rest = command.resolve_command(context, rest)

@@ -84,7 +84,7 @@ def test_a_job_alone_is_watched_and_known_by_its_number(vertex: FakeVertex, prep
     answer = vlmpipe("status", number, "--json").json
     assert (answer["outcome"], answer["steps"][0]["name"], answer["exit_code"]) == ("running", "train", None)
     assert "  shell       workerpool0-0: https://shell.example/0" in vlmpipe("status", number).out
-    assert f"vlmpipe status {number}" in vlmpipe("status").out
+    assert f"vlmpipe status {number}" in vlmpipe("runs").out
     assert vlmpipe("cancel", number, "--json").json == {"run_id": number, "asked": True}
     assert vlmpipe("status", number, "--watch", "--plain").code == ExitCode.PREEMPTED
     again = vlmpipe("cancel", number)

@@ -89,8 +89,9 @@ def test_trials_are_stopped_early_by_training_metrics(
     server: FakeVertex, tmp_path: Path, stopping: str, field: str
 ) -> None:
     wanted = config(metric="validation_loss", goal="MINIMIZE", stopping=stopping)
+    train = wanted.train.model_copy(update={"validate_every_steps": 0})
     with pytest.raises(ConfigError, match="validate_every_steps is 0"):
-        opened(wanted, tmp_path)
+        opened(wanted.model_copy(update={"train": train}), tmp_path)
     train = wanted.train.model_copy(update={"validate_every_steps": 5})
     submit_search(opened(wanted.model_copy(update={"train": train}), tmp_path))
     (job,) = server.tuning_jobs.jobs

@@ -105,7 +105,7 @@ def _time_of_steps(case: Scenario) -> Time:
         what = "Training on CPUs: how fast they compute"
         if config.cluster.accelerator_count:
             what = "How fast this machine's GPUs compute, which the catalogue does not have,"
-        why = f"{what} is not known, so there is no time and no cost."
+        why = f"{what} is not known, so there is no time."
         return Time(None, (), None, "", load.steps, None, None, None, 0.0, (why, load.origin))
     rates, assumptions = reached(config, shape, layout, case.gpu, cached=case.cached)
     work = work_of(case)

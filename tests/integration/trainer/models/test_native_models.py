@@ -90,7 +90,7 @@ def test_a_packed_sample_equals_plain_transformers_on_it_alone(family_name: str,
         row, places = sequence_of(config, ROW)
         module = family.training_module(config, plain, cached=cached).eval()
         found: list[torch.Tensor] = []
-        module.token_loss.forward = lambda head, hidden, label_ids: found.append(head(hidden)) or torch.zeros(())
+        module.token_loss.forward = lambda head, hidden, label_ids, *_: found.append(head(hidden)) or torch.zeros(())
         index = torch.arange(row.shape[1])
         module(row, places, index, index, *given_to_module(all_images))
     torch.testing.assert_close(found[0], torch.cat(expected), rtol=1e-4, atol=1e-4)

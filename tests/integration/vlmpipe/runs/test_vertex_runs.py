@@ -53,7 +53,7 @@ def test_a_run_under_way_shows_its_steps_progress_and_money(
 def test_a_run_has_several_names(started: FakeVertex, vlmpipe: Submit, name: str) -> None:
     if name == "by note":
         RunRecord(RUN, "gs://b/runs/r", time.time(), 3.0).write(JOB)
-        assert f"vlmpipe status {JOB}" in vlmpipe("status").out
+        assert f"vlmpipe status {JOB}" in vlmpipe("runs").out
     flags = ["--project", "test-project", "--location", "us-central1"] if name == "by flags" else []
     answer = vlmpipe("status", name if "/" in name else JOB, "--json", *flags)
     assert (answer.code, answer.json["resource_name"], answer.json["outcome"]) == (0, RUN, "waiting")

@@ -30,6 +30,7 @@ def test_runs_are_listed_in_80_columns(vlmpipe: Vlmpipe, root: str, monkeypatch:
     assert lines[1].split()[4:8] == ["done", "94.0", "%", "champion"]
     assert lines[3].split()[4:8] == ["done", "25.0", "%", "rejected"]
     sizes = " ".join(lines[4:])
+    sizes = " ".join(sizes.split())
     assert sizes.startswith(f"3 runs in {root}: runs ") and "prepared 2 kB" in sizes and "registry" in sizes
 
 
