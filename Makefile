@@ -204,10 +204,10 @@ build:  ## build and push the container images, and put their digests into confi
 image-test: $(INSTALLED_DEV)  ## build both images without a registry and run them (needs root, buildah, debootstrap)
 	@$(BIN)/python -m tests.images $(args)
 
-# Three files at a time on two cores: for a fifth of their time tests wait for processes and disks.
+# Four files at a time on two cores: for a third of their time tests wait for processes and disks.
 .PHONY: test
-test: $(INSTALLED_DEV)  ## run the tests, three files at a time
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(args)
+test: $(INSTALLED_DEV)  ## run the tests, four files at a time
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder $(args)
 
 .PHONY: test-whole
 test-whole: $(INSTALLED_DEV) $(FLOAT8) $(WEIGHTS) $(SERVING)  ## run the tests with every case of the laws that `make test` checks in a short form
