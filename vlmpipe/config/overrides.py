@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -47,7 +48,7 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
         key = key.strip()
         # Bytes that are not UTF-8 reach Python as surrogates, which encode to nothing.
         if "\0" in text or text.encode(errors="ignore").decode() != text:
-            problems.append(Problem("", f"found {text!r}, expected text in UTF-8 without NUL"))
+            problems.append(Problem("", f"found {text!r}, expected text in UTF-8 without NUL{_of_this_python()}"))
         elif not equals or not all(key.split(".")):
             problems.append(Problem("", f"found {text!r}, expected an override of the form section.field=value"))
         elif key in overrides:
@@ -57,6 +58,14 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
     if problems:
         raise RunFileError("command line", problems)
     return overrides
+
+
+def _of_this_python() -> str:
+    """Why text in UTF-8 may not have arrived as such."""
+    encoding = sys.getfilesystemencoding()
+    if encoding == "utf-8":
+        return ""
+    return f"; this Python reads arguments in {encoding}: set PYTHONUTF8=1, or LC_ALL=C.UTF-8"
 
 
 def read_overrides(text: str) -> dict[str, Any]:

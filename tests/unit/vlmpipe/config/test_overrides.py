@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any, get_args, get_origin
 
@@ -110,6 +111,16 @@ def test_sections_of_a_list_are_found_by_name() -> None:
 def test_an_override_that_does_not_mean_one_thing_is_refused(overrides: dict[str, Any], problem: str) -> None:
     with pytest.raises(RunFileError, match=problem.replace(".", r"\.")):
         apply_overrides(BASE, overrides)
+
+
+@pytest.mark.parametrize(("encoding", "way_out"), [("ascii", "set PYTHONUTF8=1"), ("utf-8", "")])
+def test_text_that_did_not_arrive_is_refused_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, way_out: str
+) -> None:
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: encoding)
+    with pytest.raises(RunFileError, match="expected text in UTF-8 without NUL") as refused:
+        parse_overrides(["output.root_uri=l\udcc3\udca4ufe"])
+    assert way_out in str(refused.value) and ("PYTHONUTF8" in str(refused.value)) == bool(way_out)
 
 
 def test_an_empty_section_turns_one_on_that_is_null() -> None:
