@@ -48,6 +48,7 @@ SECRETS = [
     "webhook.office.com/webhookb2/" + 36 * "a" + "@" + 36 * "b" + "/IncomingWebhook/" + 32 * "c",
     "chat.googleapis.com/v1/spaces/AAAA/messages?key=" + 39 * "a" + "&token=" + 43 * "b",
     "?sig=" + 43 * "a",
+    "Signature=" + 8 * "0a1b2c3d",
     "&X-Goog-Signature=" + 64 * "a",
     "SG." + 22 * "a" + "." + 43 * "b",
     "hvs." + 90 * "a",
