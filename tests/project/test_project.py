@@ -156,3 +156,20 @@ def test_every_program_of_the_makefile_exists() -> None:
     places = [(f"{name}.py", f"{name}/__main__.py") for name in (module.replace(".", "/") for module in modules)]
     places += [(script,) for script in scripts]
     assert [place for place in places if not any((ROOT / file).is_file() for file in place)] == []
+
+
+@pytest.mark.parametrize("target", ["fuzz-data", "fuzz-config", "test-engines", "storage-conformance"])
+def test_every_test_file_of_a_target_exists(target: str) -> None:
+    printed = subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    files = re.findall(r"\btests/[\w/]+(?:\.py)?", printed)
+    assert files and [file for file in files if not (ROOT / file).exists()] == []
+
+
+def test_every_fuzzed_law_is_of_a_target() -> None:
+    makefile = subprocess.run(
+        ["make", "--dry-run", "fuzz-data", "fuzz-config"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    fuzzed = {
+        path for path in (ROOT / "tests").rglob("test_*.py") if "\nfrom tests.support.fuzz import" in path.read_text()
+    }
+    assert fuzzed and [str(path) for path in fuzzed if str(path.relative_to(ROOT)) not in makefile] == []
