@@ -24,7 +24,7 @@ from vlmpipe.trainer.data.sources.base import FileSource
 from vlmpipe.trainer.data.sources.columns import names_files
 from vlmpipe.trainer.data.sources.file_patterns import Files
 from vlmpipe.trainer.data.sources.image_files import ImageFiles, require_size
-from vlmpipe.trainer.data.sources.parquet_pages import PageHeaderError
+from vlmpipe.trainer.data.sources.parquet_pages import PageHeaderError, column_chunks
 from vlmpipe.trainer.data.sources.parquet_sizes import TooLargeRowError, row_bytes
 from vlmpipe.trainer.errors import DataError, os_errors
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -165,8 +165,12 @@ def _opened(path: Path, *, is_arrow: bool) -> Iterator[_Table]:
         promised = file.metadata.num_rows
 
         def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
+            chunks = column_chunks(path)
+            if len(chunks) != file.num_row_groups:
+                raise PageHeaderError("its footer describes other row groups than it has")
             for number in range(file.num_row_groups):
-                rows = _rows_at_once(row_bytes(path, file.metadata.row_group(number), columns))
+                num_rows = int(file.metadata.row_group(number).num_rows)
+                rows = _rows_at_once(row_bytes(path, chunks[number], num_rows, columns))
                 yield from file.iter_batches(rows, row_groups=[number], columns=columns)
 
         yield _Table(
@@ -197,8 +201,9 @@ def _damaged(uri: str, rows: int, how: str) -> DataError:
 def _image(value: Any, files: ImageFiles) -> ImageRef:
     path = ""
     if isinstance(value, dict):
-        path, value = value.get("path") or "", value.get("bytes")
-    if value is None and path and isinstance(path, str):
+        name, value = value.get("path"), value.get("bytes")
+        path = name if isinstance(name, str) else ""
+    if value is None and path:
         return files.reference(path)
     if isinstance(value, str):
         return files.named(value)

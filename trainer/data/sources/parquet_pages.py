@@ -7,8 +7,10 @@ parquet.thrift), with fields in any order.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 # Fields of PageHeader and of its parts.
@@ -16,6 +18,9 @@ TYPE, UNCOMPRESSED, COMPRESSED, PARTS, ENCODINGS = 1, 2, 3, (5, 8), {5: 2, 8: 4}
 DICTIONARY_PAGE = 2
 DELTA_BYTE_ARRAY = 7  # an encoding, in which a value may repeat the one before it
 FIRST_READ_BYTES, MOST_HEADER_BYTES = 1 << 10, 16 << 20  # statistics in a header hold values
+MAGIC = b"PAR1"
+# Fields of FileMetaData, RowGroup, ColumnChunk and ColumnMetaData.
+ROW_GROUPS, COLUMNS, DESCRIPTION, PLACE, SIZE, DATA_PAGE, DICTIONARY = 4, 1, 3, 3, 7, 9, 11
 MOST_VARINT_BYTES, MOST_DEPTH = 10, 8
 TRUE, FALSE, BYTE, I64, DOUBLE, BINARY, LIST, SET, STRUCT = 1, 2, 3, 6, 7, 8, 9, 10, 12
 
@@ -32,6 +37,24 @@ class Page:
     num_values: int
     is_dictionary: bool
     repeats: bool  # values may be longer than what is stored of them
+
+
+@dataclass(frozen=True)
+class ColumnChunk:
+    """A column of a row group: its place in the schema, and where its pages begin and how long they are, in bytes."""
+
+    place: str
+    start: int
+    size_bytes: int
+
+    @classmethod
+    def of(cls, fields: dict[int, Any]) -> ColumnChunk:
+        """From ColumnMetaData. Some writers name no dictionary, and begin with one."""
+        starts = [fields[DATA_PAGE]] + ([fields[DICTIONARY]] if fields.get(DICTIONARY) else [])
+        names = [name.decode() for name in fields[PLACE]]
+        if min(*starts, 0) < 0 or fields[SIZE] < 0:
+            raise ValueError("a place before the file's beginning")
+        return cls(".".join(names), min(starts), fields[SIZE])
 
 
 def pages(file: BinaryIO, start: int, size_bytes: int) -> Iterator[Page]:
@@ -67,14 +90,34 @@ def _header(file: BinaryIO, start: int, end: int) -> tuple[dict[int, Any], int]:
             limit = min(8 * limit, MOST_HEADER_BYTES)
 
 
+def column_chunks(path: Path) -> list[list[ColumnChunk]]:
+    """The columns of each row group, by the file's footer. Raises PageHeaderError.
+
+    pyarrow's own view of them aborts the process where a damaged footer leaves a column without its description.
+    """
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END) - len(MAGIC) - 4
+        file.seek(max(0, end))
+        size_bytes = int.from_bytes(file.read(4), "little")
+        if file.read() != MAGIC or size_bytes > end:
+            raise PageHeaderError("its footer is no footer")
+        file.seek(end - size_bytes)
+        reader = _Compact(file.read(size_bytes), keeps=True)
+    try:
+        groups = reader.struct()[ROW_GROUPS]
+        return [[ColumnChunk.of(chunk[DESCRIPTION]) for chunk in group[COLUMNS]] for group in groups]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise PageHeaderError("its footer describes no columns") from error
+
+
 class _Compact:
     """Reads values of Thrift's compact protocol. Raises IndexError behind the data's end."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data, self.at = data, 0
+    def __init__(self, data: bytes, *, keeps: bool = False) -> None:
+        self._data, self.at, self._keeps = data, 0, keeps
 
     def struct(self, depth: int = 0) -> dict[int, Any]:
-        """Numbers and structs by the number of their field; others are passed over."""
+        """Values by the number of their field; texts and lists only where they are kept, else None."""
         if depth > MOST_DEPTH:
             raise PageHeaderError(f"a header has structs {depth} deep")
         fields: dict[int, Any] = {}
@@ -92,14 +135,16 @@ class _Compact:
         if BYTE < kind <= I64:
             return self._zigzag()
         if kind in (DOUBLE, BINARY):
-            self._pass(8 if kind == DOUBLE else self._varint())
-            return None
+            self._pass(count := 8 if kind == DOUBLE else self._varint())
+            return self._data[self.at - count : self.at] if self._keeps else None
         if kind in (LIST, SET):
             byte = self._byte()
+            found, inner = [], byte & 0x0F
             for _ in range(byte >> 4 if byte >> 4 < 15 else self._varint()):
-                inner = byte & 0x0F
-                self._byte() if inner in (TRUE, FALSE) else self._value(inner, depth + 1)
-            return None
+                value = self._byte() if inner in (TRUE, FALSE) else self._value(inner, depth + 1)
+                if self._keeps:
+                    found.append(value)
+            return found if self._keeps else None
         if kind == STRUCT:
             return self.struct(depth + 1)
         raise PageHeaderError(f"a header has a field of the kind {kind}")

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from vlmpipe.trainer.data.sources.parquet_pages import pages
+from vlmpipe.trainer.data.sources.parquet_pages import ColumnChunk, pages
 
 MOST_ROW_BYTES = 1 << 30
 
@@ -18,29 +17,26 @@ class TooLargeRowError(Exception):
     """A row may take more memory than any sample needs."""
 
 
-def row_bytes(path: Path, group: Any, columns: Sequence[str]) -> int:
+def row_bytes(path: Path, chunks: Sequence[ColumnChunk], rows: int, columns: Sequence[str]) -> int:
     """Bytes that a row of a row group takes: the mean of what is stored as it is, all of what a value may repeat, as
     often as a row has values in the mean.
 
     Raises TooLargeRowError beyond MOST_ROW_BYTES, and PageHeaderError.
 
     Args:
-        group: pyarrow's metadata of the row group.
+        chunks, rows: of the row group.
         columns: names of those that are read, with what is nested in them.
     """
-    total, rows = 0, int(group.num_rows)
+    total = 0
     if not rows:  # whose columns have no pages
         return 0
     with path.open("rb") as file:
-        for chunk in (group.column(number) for number in range(group.num_columns)):
-            place = chunk.path_in_schema  # a name may have dots
-            if not any(place == name or place.startswith(f"{name}.") for name in columns):
+        for chunk in chunks:
+            # A name may have dots.
+            if not any(chunk.place == name or chunk.place.startswith(f"{name}.") for name in columns):
                 continue
             stored = repeated = num_values = 0
-            starts = [int(chunk.data_page_offset)]  # some writers name no dictionary, and begin with one
-            if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-                starts.append(int(chunk.dictionary_page_offset))
-            for page in pages(file, min(starts), int(chunk.total_compressed_size)):
+            for page in pages(file, chunk.start, chunk.size_bytes):
                 stored += page.uncompressed_bytes
                 repeated += page.uncompressed_bytes if page.is_dictionary or page.repeats else 0
                 num_values += page.num_values

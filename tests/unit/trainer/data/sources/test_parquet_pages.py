@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vlmpipe.trainer.data.sources.parquet_pages import Page, PageHeaderError, pages
+from vlmpipe.trainer.data.sources.parquet_pages import ColumnChunk, Page, PageHeaderError, column_chunks, pages
 from vlmpipe.trainer.data.sources.parquet_sizes import TooLargeRowError, row_bytes
 
 I32, BINARY, STRUCT, BOOL = 5, 8, 12, 1
@@ -106,17 +105,9 @@ def test_pages_of_a_real_column_are_all_counted(tmp_path: Path, version: str, op
 def test_a_footer_without_the_dictionary_or_with_small_sizes_hides_nothing(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": ["x" * 50_000] * 8}), tmp_path / "a.parquet")
     column = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0).column(0)
-    said = {
-        "path_in_schema": "a",
-        "total_compressed_size": column.total_compressed_size,
-        "data_page_offset": column.dictionary_page_offset,  # as writers that name no dictionary do
-        "has_dictionary_page": False,
-        "dictionary_page_offset": None,
-        "total_uncompressed_size": 10,
-        "encodings": (),
-    }
-    group = SimpleNamespace(num_columns=1, num_rows=8, column=lambda _: SimpleNamespace(**said))
-    assert row_bytes(tmp_path / "a.parquet", group, ["a"]) > 50_000
+    # As writers that name no dictionary do.
+    chunk = ColumnChunk("a", column.dictionary_page_offset, column.total_compressed_size)
+    assert row_bytes(tmp_path / "a.parquet", [chunk], 8, ["a"]) > 50_000
 
 
 def test_a_list_that_repeats_one_large_value_counts_each(tmp_path: Path) -> None:
@@ -125,6 +116,6 @@ def test_a_list_that_repeats_one_large_value_counts_each(tmp_path: Path) -> None
     lists = pa.ListArray.from_arrays(pa.array([0, 20_000], pa.int32()), value)
     pq.write_table(pa.table({"messages": lists}), tmp_path / "a.parquet", compression="zstd")
     assert (tmp_path / "a.parquet").stat().st_size < 8_000
-    group = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
+    (chunks,) = column_chunks(tmp_path / "a.parquet")
     with pytest.raises(TooLargeRowError):
-        row_bytes(tmp_path / "a.parquet", group, ["messages"])
+        row_bytes(tmp_path / "a.parquet", chunks, 1, ["messages"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 
 from tests.support.data.prepared import png
 from tests.support.fuzz import fuzzed
+from tests.support.short_form import WHOLE
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.rejects import Reject
 from vlmpipe.trainer.data.sample import Sample
 from vlmpipe.trainer.data.sources import open_source, parquet, parquet_sizes
+from vlmpipe.trainer.data.sources.parquet_pages import column_chunks
 from vlmpipe.trainer.data.sources.parquet_sizes import TooLargeRowError, row_bytes
 from vlmpipe.trainer.errors import UserError
 
@@ -28,6 +31,11 @@ ROWS = [
 
 def read(path: Path) -> list[Sample | Reject]:
     return list(open_source(DataConfig(source=str(path), sequence_length=100, max_image_bytes=100 * KIB)))
+
+
+def sized(path: Path, columns: list[str]) -> int:
+    """`row_bytes` of the first row group."""
+    return row_bytes(path, column_chunks(path)[0], pq.ParquetFile(path).metadata.row_group(0).num_rows, columns)
 
 
 def write_arrow(path: Path, table: pa.Table) -> Path:
@@ -99,8 +107,7 @@ def test_a_value_that_each_row_repeats_is_read_a_row_at_a_time(tmp_path: Path, m
         table, tmp_path / "a.parquet", compression="zstd", data_page_size=1 << 28, dictionary_pagesize_limit=1 << 28
     )
     assert (tmp_path / "a.parquet").stat().st_size < 6 * KIB
-    group = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
-    assert len(large) <= row_bytes(tmp_path / "a.parquet", group, ["image"]) < 2 * len(large)
+    assert len(large) <= sized(tmp_path / "a.parquet", ["image"]) < 2 * len(large)
     monkeypatch.setattr(parquet, "BATCH_BYTES", 1000 * KIB)
     batches: list[int] = []
     iter_batches = pq.ParquetFile.iter_batches
@@ -114,7 +121,7 @@ def test_a_value_that_each_row_repeats_is_read_a_row_at_a_time(tmp_path: Path, m
     assert batches == [4] and [type(one) for one in found] == [Reject] * 40
     monkeypatch.setattr(parquet_sizes, "MOST_ROW_BYTES", 100 * KIB)
     with pytest.raises(TooLargeRowError):
-        row_bytes(tmp_path / "a.parquet", group, ["image", "answer"])
+        sized(tmp_path / "a.parquet", ["image", "answer"])
     with pytest.raises(UserError, match="a row may take"):
         read(tmp_path / "a.parquet")
 
@@ -122,11 +129,28 @@ def test_a_value_that_each_row_repeats_is_read_a_row_at_a_time(tmp_path: Path, m
 @pytest.mark.parametrize("name", ["c", "a.b"])
 def test_a_column_counts_whatever_its_name(tmp_path: Path, name: str) -> None:
     pq.write_table(pa.table({name: ["x" * 50_000] * 8}), tmp_path / "a.parquet")
-    group = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
-    assert row_bytes(tmp_path / "a.parquet", group, [name]) > 50_000
+    assert sized(tmp_path / "a.parquet", [name]) > 50_000
 
 
 def test_usual_rows_are_read_together(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(ROWS * 20), tmp_path / "a.parquet")
-    group = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
-    assert parquet._rows_at_once(row_bytes(tmp_path / "a.parquet", group, list(ROWS[0]))) == parquet.BATCH_ROWS
+    assert parquet._rows_at_once(sized(tmp_path / "a.parquet", list(ROWS[0]))) == parquet.BATCH_ROWS
+
+
+def test_a_column_that_the_footer_does_not_describe_is_refused(originals: dict[str, bytes], tmp_path: Path) -> None:
+    """pyarrow ends the process where it is asked for such a column."""
+    path = tmp_path / "a.parquet"
+    path.write_bytes(originals["a.parquet"])
+    (chunks,) = column_chunks(path)
+    with pq.ParquetFile(path) as file:
+        group = file.metadata.row_group(0)
+        of_pyarrow = [group.column(number) for number in range(group.num_columns)]
+    assert [(chunk.place, chunk.size_bytes) for chunk in chunks] == [
+        (column.path_in_schema, column.total_compressed_size) for column in of_pyarrow
+    ]
+    assert [chunk.start for chunk in chunks] == [column.dictionary_page_offset for column in of_pyarrow]
+    data = originals["a.parquet"]
+    for place in range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(data), 1 if WHOLE else 5):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :])
+        with contextlib.suppress(UserError):
+            assert len(read(path)) == len(ROWS)
