@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlmpipe.catalog.machines import Device, Gpu, load_catalog
+from vlmpipe.catalog.machines import Device, load_catalog
 from vlmpipe.trainer.preflight import nvml
 
 NAME = "this machine"
@@ -67,12 +67,8 @@ def this_machine() -> LocalMachine:
     return LocalMachine(cores, total, free, gpus)
 
 
-def known_gpu(device: Device) -> Gpu | None:
-    """The catalogue's entry for a GPU of this machine, which has its rates; None for a GPU that it does not have."""
-    return device if isinstance(device, Gpu) else None
-
-
 def _device(name: str, memory_gib: float, compute_capability: float) -> Device:
+    """The catalogue's entry, which has rates, or a GPU of which only memory and capability are known."""
     words = name.replace("-", " ").split()
     for gpu in load_catalog().gpus.values():
         is_close = abs(gpu.memory_gib - memory_gib) <= SAME_MEMORY * gpu.memory_gib

@@ -1,8 +1,8 @@
-"""Headers of a column's pages in a Parquet file: what their values take in memory, before one is decoded.
+"""Where a Parquet file's columns lie and what the headers of their pages say, read without decoding a value.
 
-The file's footer repeats some of it, and a damaged or made-up footer may say less than the pages hold. Headers are
-structs of Thrift's compact protocol (apache/thrift, doc/specs/thrift-compact-protocol.md; apache/parquet-format,
-parquet.thrift), with fields in any order.
+The footer says where a column's pages are. Of their sizes a damaged or made-up footer may say less than the pages hold,
+so these come from the pages' own headers. Both are structs of Thrift's compact protocol (apache/thrift,
+doc/specs/thrift-compact-protocol.md; apache/parquet-format, parquet.thrift), with fields in any order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRUE, FALSE, BYTE, I64, DOUBLE, BINARY, LIST, SET, STRUCT = 1, 2, 3, 6, 7, 8, 9,
 
 
 class PageHeaderError(Exception):
-    """A page's header that is no header, or leads out of its column."""
+    """A footer or a page's header that is none, or leads out of its file or column."""
 
 
 @dataclass(frozen=True)
