@@ -20,6 +20,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.sources.image_files import IMAGE_SUFFIXES
+from vlmpipe.trainer.data.text_files.csv_rows import csv_rows
 from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, answer_questions, ask_about
 from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
@@ -190,7 +191,7 @@ def _table(source: Path) -> Iterator[Any]:
         if kind == ".jsonl":
             return iter([json.loads(line) for line in data.splitlines() if line.strip()])
         if kind == ".csv":
-            return iter(list(csv.DictReader(io.StringIO(data.decode("utf-8-sig")))))
+            return iter(list(csv_rows(io.StringIO(data.decode("utf-8-sig")))))
         import pyarrow.parquet as pq
 
         return iter(pq.read_table(io.BytesIO(data)).to_pylist())

@@ -15,7 +15,9 @@ from typing import Any
 from vlmpipe.trainer.data.sample import IMAGE_SUFFIXES, SPLIT_NAMES
 from vlmpipe.trainer.data.sources.file_patterns import SPECIAL
 from vlmpipe.trainer.data.sources.split_names import split_in
+from vlmpipe.trainer.data.text_files.csv_rows import csv_rows
 from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
+from vlmpipe.trainer.storage.regular_files import open_regular
 from vlmpipe.trainer.storage.user_folders import expanded
 
 METADATA = "metadata.csv"
@@ -31,6 +33,7 @@ READ = {"image": ("file_name", "image", "images"), "question": ("question",), "a
 CONVERSATIONS = ("conversations", "messages", "prompt", "texts")  # of a record whose columns are not mapped
 LABEL_QUESTION = "What is in the picture?"
 LOOKED_AT = 20  # records whose keys are collected
+START_BYTES = 1 << 20  # of a CSV file, in which they are looked for
 
 
 @dataclass(frozen=True)
@@ -196,7 +199,7 @@ def _records(table: Path) -> Iterator[dict[str, Any]]:
     suffix = table.suffix.lower()
     with os_errors(f"reading {table}"):
         if suffix == ".csv":
-            text = table.read_bytes()[: 1 << 20].decode("utf-8-sig", "replace")
+            text = _start_of(table).decode("utf-8-sig", "replace")
             header = text.partition("\n")[0]
             if ";" in header and "," not in header:
                 raise DataError(
@@ -212,16 +215,22 @@ def _records(table: Path) -> Iterator[dict[str, Any]]:
             with table.open(encoding="utf-8") as lines:
                 yield from _objects(line for line in islice(lines, LOOKED_AT))
         elif suffix == ".json":
-            from vlmpipe.trainer.data.json_stream import open_json
+            from vlmpipe.trainer.data.text_files.json_stream import open_json
 
             with open_json(table, "one JSON array of records") as reader:
                 yield from (record for record in islice(reader.items(), LOOKED_AT) if isinstance(record, dict))
 
 
+def _start_of(table: Path) -> bytes:
+    """The first bytes of a file that may be larger than memory."""
+    with open_regular(table) as file:
+        return file.read(START_BYTES)
+
+
 def _rows(text: str) -> Iterator[dict[str, Any]]:
     """Lines of a CSV file by its header; fields beyond it, which the source refuses, have no name."""
     with contextlib.suppress(csv.Error):  # the source's own reader says it better
-        for row in csv.DictReader(io.StringIO(text)):
+        for row in csv_rows(io.StringIO(text)):
             yield {name: value for name, value in row.items() if name is not None}
 
 

@@ -32,9 +32,9 @@ from vlmpipe.trainer.data.conversations.tools import (
     require_prepared,
     tools_json,
 )
-from vlmpipe.trainer.data.json_stream import BadJsonError, parse_json
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import DEFAULT_SLICE, SPLIT_NAMES, ImageRef, Split, Turn, Unread
+from vlmpipe.trainer.data.text_files.json_stream import BadJsonError, parse_json
 
 QUESTION_ROLES = ("human", "user")
 ANSWER_ROLES = ("gpt", "assistant")

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlmpipe.trainer.data.conversations.message_parts import kind_of, text
-from vlmpipe.trainer.data.json_stream import BadJsonError, parse_json
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
+from vlmpipe.trainer.data.text_files.json_stream import BadJsonError, parse_json
 
 TOOLS, TOOL_CALLS = "tools", "tool_calls"
 CALL_ROLES = ("tool_call", "function_call")  # messages whose content is a call

@@ -10,12 +10,12 @@ from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.accounting.keys import Record
 from vlmpipe.trainer.data.conversations.message_parts import kind_of, text
 from vlmpipe.trainer.data.conversations.records import identity_of
-from vlmpipe.trainer.data.json_stream import open_json
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import Sample
 from vlmpipe.trainer.data.sources.base import FileSource
 from vlmpipe.trainer.data.sources.file_patterns import Files
 from vlmpipe.trainer.data.sqlite_table import disk_table
+from vlmpipe.trainer.data.text_files.json_stream import open_json
 from vlmpipe.trainer.errors import DataError
 
 EXAMPLE = """{"images": [{"id": 1, "file_name": "cats/1.jpg"}],

@@ -16,6 +16,7 @@ from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import Sample, stable_digest
 from vlmpipe.trainer.data.sources.base import FileSource
 from vlmpipe.trainer.data.sources.file_patterns import Files
+from vlmpipe.trainer.data.text_files.csv_rows import csv_rows
 from vlmpipe.trainer.errors import DataError, os_errors
 from vlmpipe.trainer.storage.regular_files import open_regular
 
@@ -60,7 +61,7 @@ class ImageFolderSource(FileSource):
             os_errors(f"reading {path}"),
             io.TextIOWrapper(open_regular(path), "utf-8-sig", "surrogateescape", newline="") as file,
         ):
-            reader = csv.DictReader(_lines(path, file), strict=True)
+            reader = csv_rows(_lines(path, file), is_strict=True)
             try:
                 columns = list(reader.fieldnames or ())
                 mapped = self.config.columns

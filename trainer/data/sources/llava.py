@@ -13,11 +13,11 @@ from vlmpipe.trainer.data.conversations.label_studio import is_task, task_messag
 from vlmpipe.trainer.data.conversations.layouts import address_of, as_llava, media_values, require_same
 from vlmpipe.trainer.data.conversations.message_parts import GEMINI, MARKS, as_messages, kind_of, named_in
 from vlmpipe.trainer.data.conversations.records import SHAPES, identity_of, listed, with_media
-from vlmpipe.trainer.data.json_stream import BadJsonError, open_json, parse_json
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import ImageRef, Sample, stable_digest
 from vlmpipe.trainer.data.sources.base import FileSource
 from vlmpipe.trainer.data.sources.file_patterns import Files
+from vlmpipe.trainer.data.text_files.json_stream import BadJsonError, open_json, parse_json
 from vlmpipe.trainer.errors import DataError, os_errors
 from vlmpipe.trainer.storage.regular_files import open_regular
 

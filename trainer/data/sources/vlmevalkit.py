@@ -6,7 +6,6 @@ import csv
 import hashlib
 import io
 import string
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,12 +19,12 @@ from vlmpipe.trainer.data.sources.base import FileSource
 from vlmpipe.trainer.data.sources.file_patterns import Files
 from vlmpipe.trainer.data.sources.image_files import require_size
 from vlmpipe.trainer.data.sqlite_table import disk_table
+from vlmpipe.trainer.data.text_files.csv_rows import csv_rows
 from vlmpipe.trainer.errors import DataError, os_errors
 from vlmpipe.trainer.storage.regular_files import open_regular
 
 SUFFIX = ".tsv"
 LONGEST_INDEX_CHARS = 64  # an image of fewer characters is the index of the row that has it
-LONGEST_CELL_CHARS = 256 << 20
 PATHS = ("image_path",)  # of images on the machine of those who made the table
 
 
@@ -47,13 +46,12 @@ class VlmEvalKitSource(FileSource):
 
     def read(self, name: str) -> Iterator[Sample | Reject]:
         path = self.files.path(name)
-        csv.field_size_limit(min(LONGEST_CELL_CHARS, sys.maxsize))
         images = disk_table("CREATE TABLE images (row TEXT PRIMARY KEY, image TEXT) WITHOUT ROWID")
         with (
             os_errors(f"reading {path}"),
             io.TextIOWrapper(open_regular(path), "utf-8-sig", "surrogateescape", newline="") as file,
         ):
-            reader = csv.DictReader(file, delimiter="\t", strict=True)
+            reader = csv_rows(file, "\t", is_strict=True)
             try:
                 columns = list(reader.fieldnames or ())
                 if not {"image", "question"} <= {*columns, *self._named(columns)}:

@@ -15,12 +15,12 @@ from typing import Any
 from vlmpipe.trainer.data.accounting.keys import MEDIA_SUFFIXES, Record
 from vlmpipe.trainer.data.conversations.message_parts import kind_of
 from vlmpipe.trainer.data.conversations.records import SHAPES, identity_of
-from vlmpipe.trainer.data.json_stream import BadJsonError, parse_json
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import IMAGE_SUFFIXES, ImageRef, Sample, Unread
 from vlmpipe.trainer.data.sources.base import FileSource
 from vlmpipe.trainer.data.sources.image_files import require_size
 from vlmpipe.trainer.data.sources.tar_reader import DamagedTarError, Member, members, read_member
+from vlmpipe.trainer.data.text_files.json_stream import BadJsonError, parse_json
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.printable import unsafe_characters
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vlmpipe.trainer.data.json_stream import BadJsonError, parse_json
+from vlmpipe.trainer.data.text_files.json_stream import BadJsonError, parse_json
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.storage import open_storage
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import csv
 import io
 import string
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from vlmpipe.trainer.config.benchmarks import BenchmarkConfig, BenchmarkFormat
-from vlmpipe.trainer.data.json_stream import BadJsonError, parse_json
 from vlmpipe.trainer.data.rejects import RejectedError
 from vlmpipe.trainer.data.sample import ImageRef
 from vlmpipe.trainer.data.sources.image_files import ImageFiles
+from vlmpipe.trainer.data.text_files.csv_rows import csv_rows
+from vlmpipe.trainer.data.text_files.json_stream import BadJsonError, parse_json
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.evaluation.benchmarks.files import BenchmarkFile
 from vlmpipe.trainer.evaluation.benchmarks.question import BenchmarkQuestion
@@ -199,8 +199,7 @@ def read_chartqa(config: BenchmarkConfig, image: FIND_IMAGE) -> Iterator[Benchma
 def read_mmbench(config: BenchmarkConfig, image: FIND_IMAGE) -> Iterator[BenchmarkQuestion]:
     """MMBench (Liu et al. 2023): tab-separated values with images in base64. A rotated copy names its original's."""
     file = BenchmarkFile(config.uri, "MMBench's table", MMBENCH)
-    csv.field_size_limit(1 << 30)  # the default is less than an image
-    rows = csv.DictReader(io.StringIO(file.text(), newline=""), delimiter="\t")
+    rows = csv_rows(io.StringIO(file.text(), newline=""), "\t")
     missing = [
         name for name in ("index", "question", "A", "B", "answer", "image") if name not in (rows.fieldnames or ())
     ]

@@ -16,7 +16,11 @@ from vlmpipe.trainer.errors import DataError
 
 @pytest.mark.parametrize(
     ("line", "columns"),
-    [("0.png,a cat, sitting", "file_name, words"), (f"0.png,{'long' * 50_000}", "")],
+    [
+        ("0.png,a cat, sitting", "file_name, words"),
+        (f"0.png,{'long' * 50_000}", "file_name, words"),
+        ("0.png,a\rb,c", ""),
+    ],
 )
 def test_a_line_that_is_not_like_the_header_is_left_to_the_source(line: str, columns: str, tmp_path: Path) -> None:
     (tmp_path / "metadata.csv").write_text(f"file_name,words\n{line}\n")

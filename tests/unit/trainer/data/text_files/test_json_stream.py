@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmpipe.trainer.data import json_stream as json_reader
-from vlmpipe.trainer.data.json_stream import BadJsonError, JsonReader
+from vlmpipe.trainer.data.text_files import json_stream as json_reader
+from vlmpipe.trainer.data.text_files.json_stream import BadJsonError, JsonReader
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

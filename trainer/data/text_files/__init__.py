@@ -1,0 +1,1 @@
+"""Files of text that hold records: JSON values and CSV rows, read in bounded memory."""
