@@ -323,19 +323,13 @@ def build_validation(
 
 
 def _settings_warnings(settings: TrainConfig, total_steps: int) -> Iterator[str]:
-    """Of an average that has no time to forget the weights that training began with, and of a compression that never
-    begins."""
-    decay, start_step = settings.ema_decay, settings.powersgd.start_step
+    """Warn about an average whose decay is too high for the number of steps."""
+    decay = settings.ema_decay
     left = decay**total_steps if decay else 0.0
     if left >= MOST_OF_THE_START:
         yield (
             f"train.ema_decay {decay:g}: after all {total_steps} steps the average, which is what is exported, is "
             f"still {left:.0%} the weights of the start; a smaller decay forgets them sooner"
-        )
-    if settings.gradient_rank and start_step >= total_steps:
-        yield (
-            f"train.powersgd.start_step {start_step}: all {total_steps} steps are before it, so no gradient is "
-            "compressed; a smaller one begins sooner"
         )
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from vlmpipe.trainer.config.train_options import PowerSgdConfig
-
 if TYPE_CHECKING:
     from vlmpipe.trainer.config.train import TrainConfig
 
 Precision = Literal["fp32", "bf16", "bf16-autocast", "fp16"]
 ComputeType = Literal["fp32", "bf16", "fp16"]
 StateType = Literal["fp32", "bf16"]
-Compression = Literal["none", "bf16", "fp16", "powersgd"]
+Compression = Literal["none", "bf16", "fp16"]
 
 GATHERED_IN_BF16 = ("fsdp", "hsdp", "tp", "pp", "tp+pp+dp")  # which leaves autocast nothing to cast
 SUMMING_IN_BF16 = ("zero1", "zero2", "zero3")  # FSDP's sums are always fp32
@@ -66,14 +64,4 @@ def _require_compression(train: TrainConfig) -> None:
         raise ValueError(
             f"gradient_compression {compression} does not work with precision bf16: use precision bf16-autocast, or "
             "set reduce_dtype to bf16 in its place"
-        )
-    if compression == "powersgd" and train.precision == "fp16":
-        raise ValueError(
-            "gradient_compression powersgd does not work with precision fp16: the infinities of a step that overflows "
-            "would be added to the gradients of all later ones; use precision bf16-autocast, or compression fp16"
-        )
-    if compression != "powersgd" and train.powersgd != PowerSgdConfig():
-        raise ValueError(
-            f"powersgd has no meaning for gradient_compression {compression}: take it out, or set "
-            "gradient_compression to powersgd"
         )

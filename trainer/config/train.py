@@ -13,7 +13,7 @@ from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
 from vlmpipe.trainer.config.optimizer import OptimizerConfig
 from vlmpipe.trainer.config.precision import Compression, ComputeType, Precision, StateType, require_number_types
 from vlmpipe.trainer.config.strategies import GATHERING, PIPELINE_PARALLEL, require_support
-from vlmpipe.trainer.config.train_options import MlflowConfig, PowerSgdConfig, ProfileConfig, WandbConfig
+from vlmpipe.trainer.config.train_options import MlflowConfig, ProfileConfig, WandbConfig
 
 Checkpointing = Literal["none", "selective", "full"]
 CompileBackend = Literal["inductor", "aot_eager"]
@@ -191,12 +191,9 @@ class TrainConfig(Section):
     )
     gradient_compression: Compression = Field(
         "none",
-        description="What gradients become while they travel between ranks, for ddp. bf16 and fp16 round them: half "
-        "the bytes, and sums of rounded numbers. bf16 has the range of fp32; in fp16 what is below 6e-8 is lost. "
-        "powersgd sends matrices of low rank in their place, and adds what these leave out to the next step: far fewer "
-        "bytes, and another training.",
+        description="Number type in which ddp sends gradients between ranks: half the bytes, and sums of rounded "
+        "numbers. bf16 has the range of fp32; fp16 loses gradients below 6e-8. The default none sends fp32.",
     )
-    powersgd: PowerSgdConfig = Field(default_factory=PowerSgdConfig, description="For gradient_compression powersgd.")
     zero_quantized_weights: bool = Field(
         False,
         description="Weights travel in 8 bits a number, for zero3 on GPUs (ZeRO++'s qwZ): the model that computes is "
@@ -337,11 +334,6 @@ class TrainConfig(Section):
     def rounds_gradients(self) -> bool:
         """Whether gradients travel as numbers of two bytes."""
         return self.gradient_compression in ("bf16", "fp16")
-
-    @property
-    def gradient_rank(self) -> int:
-        """Of the matrices that travel for gradients; 0 where these travel themselves."""
-        return self.powersgd.rank if self.gradient_compression == "powersgd" else 0
 
     @property
     def quantized(self) -> list[str]:

@@ -8,21 +8,6 @@ from vlmpipe.trainer.config.base import Positive, Section
 from vlmpipe.trainer.secret_manager import SECRET_NAME
 
 
-class PowerSgdConfig(Section):
-    """PowerSGD (Vogels et al. 2019, arXiv 1905.13727), for train.gradient_compression powersgd."""
-
-    rank: Positive = Field(
-        4,
-        description="Rank of the matrices that stand for gradients. A gradient of n x m travels as rank x (n + m) "
-        "numbers, or as it is where these are half of its own or more.",
-    )
-    start_step: int = Field(
-        1000,
-        ge=2,
-        description="Steps at the start of the run in which gradients travel as they are; no fewer than warm-up takes.",
-    )
-
-
 class ProfileConfig(Section):
     """Steps that are profiled with torch.profiler. They take longer than others."""
 

@@ -7,7 +7,6 @@ from vlmpipe.trainer.config.train import TrainConfig
 # Bytes for each trained parameter.
 STATE_BYTES = 12  # fp32 weight and the two moments of AdamW
 AVERAGE_BYTES = 4  # average of the weights (train.ema_decay)
-ERROR_BYTES = 4  # PowerSGD's compression error, for each rank
 DEEPSPEED_WEIGHT_BYTES = 4  # the module's weights besides the optimizer's; half of it in bf16
 
 
@@ -16,8 +15,6 @@ def checkpoint_bytes(num_trainable: int, settings: TrainConfig, data_parallel: i
     per_parameter = STATE_BYTES
     if settings.ema_decay:
         per_parameter += AVERAGE_BYTES
-    if settings.gradient_rank and data_parallel > 1:
-        per_parameter += data_parallel * ERROR_BYTES
     if settings.strategy in ("zero1", "zero2"):
         per_parameter += _module_bytes(settings)
     return num_trainable * per_parameter

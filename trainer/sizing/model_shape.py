@@ -43,15 +43,6 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Matrices:
-    """Matrices of one shape. Tensors with more than two axes count with all but the first joined."""
-
-    rows: int
-    columns: int
-    count: int
-
-
-@dataclass(frozen=True)
 class TrainedLayers:
     """Trained parameters of each layer of a stack, without adapters."""
 
@@ -122,7 +113,6 @@ class ModelShape:
     levels: int = 1  # outputs of the tower, each with a merger; all but one are added to a language layer (DeepStack)
     windows: Windows | None = None
     projector_layers: int = 2
-    trained_matrices: tuple[Matrices, ...] = ()  # other trained parameters are vectors
     chosen: TrainableSubset | None = None  # None: each part is trained as a whole or not at all
     most_tiles: int = 1  # of one image
     shards_tower: bool = True  # tensor parallelism splits its layers too

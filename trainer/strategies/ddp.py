@@ -18,8 +18,7 @@ from vlmpipe.trainer.optimizer.build import build_optimizer
 from vlmpipe.trainer.sizing.ddp_gradients import bucket_cap_mib
 from vlmpipe.trainer.strategies.base import StepResult
 from vlmpipe.trainer.strategies.mixed_precision import LossScale, autocast
-from vlmpipe.trainer.strategies.powersgd import PowerSgd
-from vlmpipe.trainer.strategies.torch_base import TorchStrategy, clip_and_step, loss_without_gradients, trained_of
+from vlmpipe.trainer.strategies.torch_base import TorchStrategy, clip_and_step, loss_without_gradients
 from vlmpipe.trainer.strategies.vision_prefetch import micro_batches
 
 COMPRESSED = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -33,7 +32,6 @@ class Ddp(TorchStrategy):
         module = module.to(worker.device)
         self._arguments = micro_batches(config, module, worker.device)
         self._module: nn.Module = module
-        powersgd: PowerSgd | None = None
         if worker.world_size > 1:
             with warnings.catch_warnings():
                 # torch 2.13 renames broadcast_buffers; 2.11 and 2.12 know no other name.
@@ -48,12 +46,8 @@ class Ddp(TorchStrategy):
                     # sums over more than two ranks would be taken in another order.
                     find_unused_parameters=config.deterministic,
                 )
-            # Lambdas, because DDP checks a hook's annotations, which are strings here.
-            if config.gradient_compression == "powersgd":
-                names = {parameter: name for name, parameter in trained_of(module).items()}
-                hook = powersgd = PowerSgd(config.powersgd, names, rank=worker.rank, ranks=worker.world_size)
-                replicated.register_comm_hook(None, lambda _, bucket: hook(bucket))
-            elif number_type := COMPRESSED.get(config.gradient_compression):
+            if number_type := COMPRESSED.get(config.gradient_compression):
+                # A lambda, because DDP checks a hook's annotations, which are strings here.
                 replicated.register_comm_hook(None, lambda _, bucket: mean_of_rounded(number_type, bucket))
             self._module = replicated
         optimizer = build_optimizer(module, config.optimizer)
@@ -64,7 +58,6 @@ class Ddp(TorchStrategy):
             ema_decay=config.ema_decay,
             copies=worker.world_size,
             copy=worker.rank,
-            powersgd=powersgd,
         )
 
     def forward_backward(self, batches: MicroBatches, total_label_tokens: int) -> Tensor:

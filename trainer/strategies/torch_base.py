@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
@@ -30,7 +29,6 @@ from vlmpipe.trainer.optimizer.build import set_rates
 from vlmpipe.trainer.strategies.base import SavedFiles, StepResult
 from vlmpipe.trainer.strategies.ema import Ema
 from vlmpipe.trainer.strategies.mixed_precision import LossScale, autocast
-from vlmpipe.trainer.strategies.powersgd import PowerSgd, ranks_with_errors
 from vlmpipe.trainer.strategies.strided_checkpoint import with_strided_shards
 
 # Checkpoints leave out frozen parameters, which are rebuilt from their source and compared by digest.
@@ -148,10 +146,8 @@ class TorchStrategy:
         ema_decay: float = 0.0,
         copies: int = 1,
         copy: int = 0,
-        powersgd: PowerSgd | None = None,
     ) -> None:
         self._stateful, self._optimizer, self.loss_scale = module, optimizer, loss_scale
-        self._powersgd = powersgd
         self._copies, self._copy = copies, copy
         self._trained = list(trained_of(module)) if ema_decay else []
         self._ema = Ema(list(trained_of(module).values()), ema_decay) if ema_decay else None
@@ -170,8 +166,7 @@ class TorchStrategy:
         lasting |= self._average()
         if self._copies > 1:
             lasting = self._share(lasting)
-        of_hook = self._powersgd.state() if self._powersgd else {}
-        state = self._stager.stage(lasting | self.loss_scale.state() | of_hook)
+        state = self._stager.stage(lasting | self.loss_scale.state())
         assert isinstance(state, dict)
 
         def write() -> None:
@@ -212,14 +207,8 @@ class TorchStrategy:
             optim_state_dict={**wanted.optimizer_state, **wanted.state["optimizer"]},
             options=STATE_OPTIONS,
         )
-        of_hook = wanted.of_hook
         if self._ema and not wanted.has_average:
             self._ema.restart("the checkpoint")
-        if self._powersgd:
-            self._powersgd.restore(of_hook, saved)
-            self._powersgd.begin_at(max((int(held["step"]) for held in self._optimizer.state.values()), default=0))
-        elif ranks_with_errors(saved) and (not dist.is_initialized() or dist.get_rank() == 0):
-            print("train: the checkpoint's PowerSGD errors are dropped: this run does not use PowerSGD", flush=True)
 
     def _wanted(self, saved: Mapping[str, Any]) -> _Wanted:
         """What this rank loads of a checkpoint with the tensors `saved`; the average is filled in place."""
@@ -229,9 +218,8 @@ class TorchStrategy:
         scale = {name: tensor for name, tensor in self.loss_scale.state().items() if name in saved}
         average = self._average()
         has_average = all(f"{EMA}.{name}" in saved for name in average.get(EMA, ()))
-        of_hook = self._powersgd.wanted(saved) if self._powersgd else {}
-        state |= scale | (average if has_average else {}) | of_hook
-        return _Wanted(state, optimizer_state, scale, of_hook, has_average)
+        state |= scale | (average if has_average else {})
+        return _Wanted(state, optimizer_state, scale, has_average)
 
     def followed(self, result: StepResult) -> StepResult:
         """Update the averaged weights after a step that was not skipped; returns `result`."""
@@ -263,7 +251,6 @@ class _Wanted:
     state: dict[str, Any]
     optimizer_state: dict[str, Any]  # with parameter groups
     scale: dict[str, Any]
-    of_hook: dict[str, Any]
     has_average: bool
 
 

@@ -17,7 +17,6 @@ VOCABULARY, LARGE_VOCABULARY = 300, 8000
 EQUAL = 1e-5  # relative: fp32 sums in another order
 ROUNDED = 5e-3  # gradients of bf16, as in tests/integration/trainer/strategies/test_equalities.py
 QUANTIZED = 5e-2  # another base: of a model drawn at random, whose loss is near that of a guess
-START_STEP = 2  # of PowerSGD: the fewest that it takes
 
 LANGUAGE = "model.language_model.config"
 COMMON: dict[str, Any] = {
@@ -84,11 +83,6 @@ def _plain(*strategies: str) -> dict[str, TimedRun]:
     return {strategy: TimedRun(strategy) for strategy in strategies}
 
 
-def _powersgd() -> TimedRun:
-    changes = {"train.gradient_compression": "powersgd", "train.powersgd": {"rank": 4, "start_step": START_STEP}}
-    return TimedRun("ddp", changes, equal=START_STEP + 1)  # the first update of low rank shows in the loss behind it
-
-
 def _precisions(strategy: str) -> dict[str, TimedRun]:
     return {
         "autocast": TimedRun(strategy, {"train.precision": "bf16-autocast"}),
@@ -111,7 +105,6 @@ GROUPS = {
             "full checkpointing": TimedRun("ddp", {"train.activation_checkpointing": "full"}),
             "selective checkpointing": TimedRun("ddp", {"train.activation_checkpointing": "selective"}),
             "gradients as bf16": TimedRun("ddp", {"train.gradient_compression": "bf16"}, equal=1, rounded=ROUNDED),
-            "gradients by PowerSGD": _powersgd(),
         },
     ),
     "ddp, large vocabulary": Group(

@@ -15,13 +15,13 @@ from torch import Tensor
 from benchmarks.support.processes import announce
 from benchmarks.support.timing import Clock, Measured, RoundLimit, interleaved
 from benchmarks.support.tiny_run import drawn_batches, strategy_of
-from benchmarks.training.strategies.cases import GROUPS, MICRO_BATCHES, START_STEP
+from benchmarks.training.strategies.cases import GROUPS, MICRO_BATCHES
 from tests.support.trainer.memory_cases import Case
 from vlmpipe.trainer.distributed.data_parallel_rank import replica_of
 from vlmpipe.trainer.distributed.process import ProcessContext, start_worker
 
 STEPS_OF_DATA = 2  # the batches of as many steps are taken in turn, so that there is something to learn
-WARM_UP_STEPS = START_STEP  # so that what compresses gradients does so from the first round
+WARM_UP_STEPS = 2
 
 
 def time_group(name: str, rounds: int, quick: bool, seconds: float | None) -> tuple[int, dict[str, Any]]:

@@ -71,7 +71,6 @@ CLAIMS: dict[str, dict[str, set[str]]] = {
         "step: full checkpointing or none": {"ddp"},
         "step: selective checkpointing or none": {"ddp"},
         "step: gradients as bf16 or none": {"ddp"},
-        "step: gradients by PowerSGD or none": {"ddp"},
         "step: loss in chunks or none": {"ddp, large vocabulary"},
         "step: sequence parallelism or none": {"tp"},
         "step: interleaved or none": {"pp"},

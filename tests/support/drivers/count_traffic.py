@@ -6,7 +6,6 @@ torchrun ... -m tests.support.drivers.count_traffic --strategies ddp fsdp
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 from collections import Counter
@@ -17,7 +16,6 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from tests.support.trainer.flop_cases import QWEN2_5_VL, QWEN3_VL, model_config
-from tests.support.trainer.measure_memory import sums_at_once
 from tests.support.trainer.tiny_runs import strategy_changes
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.dataloading.batches import PackedBatch
@@ -32,7 +30,6 @@ MARK = "traffic: "
 SELECTIVE = {"activation_checkpointing": "selective"}
 # Beside each strategy by itself: changes of the model section, and of the train section.
 OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "ddp powersgd": ("ddp", {}, {"gradient_compression": "powersgd", "powersgd": {"rank": 3, "start_step": 2}}),
     "zero3 node weights": ("zero3", {}, {"zero_hpz": True}),
     "zero3 after them": ("zero3", {}, {}),  # in the same process, of which DeepSpeed keeps the groups
     "fsdp gathered once": ("fsdp", {}, {"reshard_after_forward": "never"}),
@@ -81,10 +78,8 @@ def count(name: str, worker: ProcessContext) -> dict[str, int]:
     strategy = build_strategy(settings, module, family.blocks(module), worker)
     batch = PackedBatch(**inputs_of(config, SequenceShape(MICRO_ROWS, ROW_TOKENS, 1, LABELS), VOCABULARY, cached=False))
     # In the first step ranks compare their models.
-    for _ in range(1 + (settings.powersgd.start_step if settings.gradient_rank else 1)):
-        # A sum that PowerSGD's hook asks for in gloo's threads would not be seen.
-        at_once = sums_at_once() if settings.gradient_rank else contextlib.nullcontext()
-        with at_once, profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+    for _ in range(2):
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
             strategy.forward_backward([batch] * MICRO_STEPS, total_label_tokens=100)
             strategy.step(1.0)
     found: Counter[str] = Counter()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import json
 import weakref
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -78,7 +76,7 @@ def measure(case: Case, worker: ProcessContext) -> dict[str, int]:
     job = case.config(worker.world_size)
     family = family_of(job.model)
     torch.manual_seed(0)
-    with sums_at_once() if job.train.gradient_rank else contextlib.nullcontext(), Scales() as scales:
+    with Scales() as scales:
         model = family.skeleton(job.model, vocabulary=case.vocabulary)
         draw(model)
         if job.model.quantizes_base:
@@ -92,8 +90,7 @@ def measure(case: Case, worker: ProcessContext) -> dict[str, int]:
         batches = [packed_batch(job.model, case.rows, case.vocabulary, cached=case.cached) for _ in range(case.passes)]
         if not replica_of(job.train, worker).takes_images:
             batches = [replace(batch, images=torch.empty(0)) for batch in batches]
-        begins = job.train.powersgd.start_step if job.train.gradient_rank else 0
-        for _ in range(begins + 2):  # the second step has the optimizer's state, and the hook's
+        for _ in range(2):  # the second step has the optimizer's state
             gc.collect()
             scales.peak_bytes = 0
             strategy.forward_backward(batches, sum(len(one.label_ids) for one in batches) * worker.world_size)
@@ -114,25 +111,6 @@ def measure(case: Case, worker: ProcessContext) -> dict[str, int]:
         "held": scales.held_bytes(),
         "peak": scales.peak_bytes,
     }
-
-
-@contextlib.contextmanager
-def sums_at_once() -> Iterator[None]:
-    """What PowerSGD's hook does after a sum is done on the thread that asked for it, as on a GPU, and not unseen in one
-    of gloo's."""
-    all_reduce = dist.all_reduce
-
-    def waited(*args: Any, **kwargs: Any) -> dist.Work | None:
-        work = all_reduce(*args, **kwargs)
-        if work is not None:
-            work.wait()
-        return work
-
-    dist.all_reduce = waited
-    try:
-        yield
-    finally:
-        dist.all_reduce = all_reduce
 
 
 def draw(model: nn.Module) -> None:

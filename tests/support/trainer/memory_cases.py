@@ -109,7 +109,6 @@ class Case:
 
 STRATEGIES = ("ddp", "fsdp", "zero2")
 AVERAGED = {"train.ema_decay": 0.9}
-POWERSGD: dict[str, Any] = {"train.gradient_compression": "powersgd", "train.powersgd": {"rank": 4, "start_step": 2}}
 ADAPTERS_WITH: dict[str, dict[str, Any]] = {
     "": {},
     " bf16": {"train.precision": "bf16"},
@@ -259,9 +258,6 @@ CASES |= {
     "zero3 all ahead": Case("zero3", own_zero(stage3_prefetch_bucket_size=10**8, stage3_max_live_parameters=10**9)),
     "zero3 persistent": Case("zero3", own_zero(stage3_param_persistence_threshold=20_000)),
     "ddp averaged": Case("ddp", AVERAGED),
-    "ddp powersgd": Case("ddp", POWERSGD),
-    "ddp powersgd autocast one pass": Case("ddp", POWERSGD | AUTOCAST, passes=1),
-    "ddp powersgd projector only": Case("ddp", POWERSGD | PROJECTOR),
     "fsdp averaged": Case("fsdp", AVERAGED),
     "zero2 averaged": Case("zero2", AVERAGED),
     "zero3 averaged": Case("zero3", AVERAGED),

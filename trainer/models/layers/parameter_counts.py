@@ -17,7 +17,6 @@ from vlmpipe.trainer.models.layers.nf4 import quantized_size
 from vlmpipe.trainer.sizing.model_shape import (
     ADAPTERS,
     PARTS,
-    Matrices,
     ModelShape,
     Part,
     Stack,
@@ -117,7 +116,6 @@ def model_shape(
         chosen=chosen,
         adapters=_adapter_parameters(language.layers),
         adapter_rank=config.lora.rank if config.lora else 0,
-        trained_matrices=_trained_matrices(model),
         quantized=quantized,
         quantized_bytes=quantized_bytes,
         in_8_bits=count_parameters(model, lambda name: _has_8_bit_moments(name, model.get_parameter(name))),
@@ -157,16 +155,6 @@ def _adapter_parameters(layers: Sequence[nn.Module]) -> dict[str, int]:
             if is_adapter(name):
                 counts[name.partition(".lora_")[0]] += parameter.numel()
     return {name: count // len(layers) for name, count in counts.items()}
-
-
-def _trained_matrices(model: nn.Module) -> tuple[Matrices, ...]:
-    """Shapes of the trained matrices, from `requires_grad`. A shared one counts once."""
-    shapes = Counter(
-        (len(parameter), parameter.numel() // len(parameter))
-        for parameter in model.parameters()
-        if parameter.requires_grad and parameter.ndim > 1
-    )
-    return tuple(Matrices(rows, columns, count) for (rows, columns), count in sorted(shapes.items()))
 
 
 def _chosen_parameters(

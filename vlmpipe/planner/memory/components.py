@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -156,7 +155,6 @@ class Run:
     on_gpu: bool
     offload: str
     rounded: bool
-    moving: Mapping[str, MemoryPart]  # under PowerSGD, by moment
     zero: ZeroSettings
     gathering: Gathering
 

@@ -35,8 +35,7 @@ LEAVE = {
 }
 TO_DISK = frozenset(("optimizer", "optimizer's weights", "averaged weights"))  # with train.nvme_path
 ACTIVATIONS = "offloaded activations"
-ERRORS = "error feedback"
-SAVED = ("optimizer", "optimizer's weights", "averaged weights", ERRORS, WEIGHTS)
+SAVED = ("optimizer", "optimizer's weights", "averaged weights", WEIGHTS)
 
 GIB = 2**30
 TOKEN_BYTES = 6 * 8  # identity, label with its place, and positions on up to three axes
@@ -155,7 +154,7 @@ def start_memory(
 def _staged_share(part: str, layout: Layout) -> float:
     """Of one rank's part, what each rank of the fullest node copies for a checkpoint: see
     `trainer.strategies.torch_base.TorchStrategy`; DeepSpeed writes weights that all ranks hold from the first alone."""
-    if layout.strategy == "ddp" and part != ERRORS:  # each rank has its own
+    if layout.strategy == "ddp":
         return 1 / layout.replicas
     if layout.strategy in ("zero1", "zero2") and part == WEIGHTS:
         return 1 / layout.ranks_per_node

@@ -40,8 +40,6 @@ def run_phases(
         offload=train.offload,
         to_disk=bool(train.nvme_path),
         rounded=train.rounds_gradients,
-        gradient_rank=train.gradient_rank,
-        reducers=config.cluster.reduction_server is not None,
         averaged=train.ema_decay > 0,
         deepspeed=train.deepspeed,
         persistent=persistent_elements(config, shape),

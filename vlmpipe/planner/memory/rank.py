@@ -24,8 +24,7 @@ from vlmpipe.planner.memory.components import (
     average_parts,
     split,
 )
-from vlmpipe.planner.memory.host import ACTIVATIONS, ERRORS, HostMemory, placed
-from vlmpipe.planner.memory.powersgd import FACTORS, lasting_parts, moving_parts
+from vlmpipe.planner.memory.host import ACTIVATIONS, HostMemory, placed
 from vlmpipe.planner.memory.reserved import TURN
 from vlmpipe.planner.memory.zero import gathered, partitioned, reduces_once
 from vlmpipe.planner.memory.zero_config import ZeroSettings
@@ -137,8 +136,6 @@ def training_phases(
     offload: str = "none",
     to_disk: bool = False,
     rounded: bool = False,
-    gradient_rank: int = 0,
-    reducers: bool = False,
     averaged: bool = False,
     in_8_bits: int = 0,
     deepspeed: Mapping[str, Any] | None = None,
@@ -155,8 +152,6 @@ def training_phases(
         recomputing: so are some of them.
         to_disk: what of the optimizer is offloaded lies on a disk (train.nvme_path).
         rounded: gradients travel in two bytes a number.
-        gradient_rank: of PowerSGD's factors; 0 without.
-        reducers: a Reduction Server sums gradients, in larger buckets.
         deepspeed: train.deepspeed, what a user has laid over the engine's configuration.
         persistent: weights that ZeRO-3 keeps whole, by a threshold that a user has set.
         averaged: a moving average of the weights is kept, where the optimizer has its state.
@@ -179,10 +174,6 @@ def training_phases(
     if layout.strategy.startswith("zero"):
         zero = ZeroSettings.of(deepspeed or {}, strategy=layout.strategy, offload=offload, trainable=weights.trainable)
         zero = replace(zero, persistent_elements=persistent)
-    rank = gradient_rank if layout.replicas > 1 else 0
-    static += lasting_parts(shape, rank) if rank else []
-    held = {"backward": activations.backward, "end": activations.backward_end}
-    moving = moving_parts(shape, held, reducers=reducers) if rank else {}
     run = Run(
         weights,
         layout,
@@ -196,7 +187,6 @@ def training_phases(
         on_gpu,
         offload,
         rounded,
-        moving,
         zero,
         gathering,
     )
@@ -229,9 +219,7 @@ def fullest(moments: Mapping[str, list[MemoryPart]]) -> tuple[str, list[MemoryPa
 
 def device_parts(parts: list[MemoryPart], layout: Layout) -> list[MemoryPart]:
     """What a GPU holds beside a step's own tensors, and the margin for holes between allocations."""
-    lasting = {
-        "weights", "frozen weights", QUANTIZED, "optimizer", "averaged weights", "gradients", ERRORS, FACTORS,
-    }  # fmt: skip
+    lasting = {"weights", "frozen weights", QUANTIZED, "optimizer", "averaged weights", "gradients"}
     passing = sum(part.bytes for part in parts if part.name not in lasting)
     return [
         MemoryPart("CUDA context", CONTEXT_BYTES, "measured once"),
@@ -289,8 +277,6 @@ def _extra(run: Run, when: Phase) -> list[MemoryPart]:
         gradients = MemoryPart("gradients", FP32_BYTES * whole, "fp32, in the buckets of all-reduce")
         if when == "end" and run.rounded:  # all of them, where the network is slower than the backward pass
             return [gradients, MemoryPart("gradients on their way", BF16_BYTES * whole, "compressed")]
-        if when in run.moving:
-            return [gradients, run.moving[when]]
         return [gradients]
     sharded = MemoryPart("gradients", FP32_BYTES * mine, "fp32, sharded")
     if when == "step":

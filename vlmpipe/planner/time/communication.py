@@ -18,7 +18,6 @@ from typing import Literal
 
 from vlmpipe.catalog.machines import Gpu, Machine
 from vlmpipe.planner.memory.pipeline_partition import StageWeights, by_rank
-from vlmpipe.planner.memory.powersgd import numbers_sent
 from vlmpipe.planner.parallel_layout import Layout
 from vlmpipe.trainer.config.precision import Precision
 from vlmpipe.trainer.config.train import Checkpointing, ReshardAfterForward
@@ -78,7 +77,6 @@ class Work:
     bf16_weights: bool = False  # weights that compute are bf16, also at rest (train.has_bf16_weights)
     reduce_bytes: int = FP32_BYTES  # of one gradient on its way, with bf16_weights and where FSDP reduces
     rounds_gradients: bool = False
-    gradient_rank: int = 0  # of PowerSGD's factors; 0 without
     quantized_weights: bool = False
     quantized_gradients: bool = False
     sequence_parallel: bool = False
@@ -144,7 +142,7 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> tuple[Transfer, ..
     """All traffic of one training step.
 
     What is sent is what `trainer/strategies` does; tests/integration/trainer/strategies/test_traffic.py counts it.
-    DDP all-reduces fp32 gradients once a step, or half of their bytes where they are rounded, or PowerSGD's factors.
+    DDP all-reduces fp32 gradients once a step, or half of their bytes where they are rounded.
     With bf16 weights (train.precision bf16) gradients travel in train.reduce_dtype and updated weights in bf16.
     ZeRO-2 does so after each micro-batch, matrices in the autocast type (DeepSpeed 0.19, stage_1_and_2.py,
     `reduce_ready_partitions_and_remove_grads`), and then gathers fp32 weights once. FSDP2 gathers the layers'
@@ -186,8 +184,6 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> tuple[Transfer, ..
     match strategy:
         case "ddp":
             sent_bytes = fp32 * BF16_BYTES / FP32_BYTES if work.rounds_gradients else reduced
-            if work.gradient_rank:
-                sent_bytes = FP32_BYTES * numbers_sent(shape, work.gradient_rank)
             found += data.collective("gradients", "all_reduce", sent_bytes, max(1.0, sent_bytes / DDP_BUCKET_BYTES))
         case "pp" | "tp+pp+dp":
             weights = _stage_weights(layout, shape, work, stage)

@@ -32,10 +32,10 @@ class Exposed:
 class Hiding:
     """Seconds of computing behind which communication hides.
 
-    DDP's all-reduces of gradients hide behind the backward pass of the last micro-batch, unless a hook waits for them
-    (torch's PowerSGD waits for the GPU in each bucket). FSDP's gathers hide behind the passes that they are for, and
-    its reductions behind what then is left of the backward passes. In a pipeline the gathers hide behind the first
-    micro-batch's forward pass, and the reductions, which torch starts after the last backward pass, behind nothing.
+    DDP's all-reduces of gradients hide behind the backward pass of the last micro-batch. FSDP's gathers hide behind the
+    passes that they are for, and its reductions behind what then is left of the backward passes. In a pipeline the
+    gathers hide behind the first micro-batch's forward pass, and the reductions, which torch starts after the last
+    backward pass, behind nothing.
     ZeRO with overlap_comm is taken to do as DDP and FSDP do; its gather after the update hides behind nothing. Nothing
     hides of tensor parallelism (the next product needs the sum) and of what stages pass on (torch's 1F1B schedule waits
     for what it receives right after it has sent).
@@ -62,7 +62,7 @@ class Hiding:
             return cls(True, in_backward, forward_s, backward_s)
         if strategy == "zero3" and overlaps:
             return cls(gathers=True, forward_s=forward_s, backward_s=backward_s)
-        if (strategy == "ddp" and not train.gradient_rank) or (strategy == "zero1" and overlaps):
+        if strategy == "ddp" or (strategy == "zero1" and overlaps):
             return cls(backward_s=backward_s / micro_steps)
         return cls(backward_s=backward_s) if strategy == "zero2" and overlaps else cls()
 

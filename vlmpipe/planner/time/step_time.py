@@ -74,32 +74,7 @@ class Time:
 
 
 def estimate_time(case: Scenario) -> Time:
-    """Time of a step and of the training job. Under PowerSGD a step is a compressed one, unless there is none."""
-    time, train = _time_of_steps(case), case.config.train
-    if not train.gradient_rank or case.layout.replicas == 1:
-        return time
-    plain = case.config.model_copy(update={"train": train.model_copy(update={"gradient_compression": "none"})})
-    return _after_first_steps(time, _time_of_steps(replace(case, config=plain)), train.powersgd.start_step)
-
-
-def _after_first_steps(time: Time, before: Time, first: int) -> Time:
-    """Time of a job whose first `first` steps take the time of `before`."""
-    if time.step_s is None or before.step_s is None:
-        return time
-    if time.steps is not None and time.steps <= first:
-        said = f"All {time.steps:,} steps are before train.powersgd.start_step {first:,}: no gradient is compressed."
-        return replace(before, save=time.save, assumptions=(*before.assumptions, said))
-    said = (
-        f"PowerSGD begins after {first:,} steps, which take {before.step_s:.3g} s each. What it computes is not in the "
-        "time of a step, and nothing hides what it sends: torch's hook waits for the GPU in each bucket."
-    )
-    more_hours = first * (before.step_s - time.step_s) / 3600
-    hours = None if time.train_hours is None else time.train_hours + more_hours
-    return replace(time, train_hours=hours, assumptions=(*time.assumptions, said))
-
-
-def _time_of_steps(case: Scenario) -> Time:
-    """As `estimate_time`, if all steps take the same time."""
+    """Time of a step and of the training job."""
     config, shape, layout, load = case.config, case.shape, case.layout, case.load
     if case.gpu is None:
         what = "Training on CPUs: how fast they compute"
@@ -244,7 +219,6 @@ def work_of(case: Scenario) -> Work:
         max_images_per_sequence=0.0 if case.cached else load.images_per_sequence,
         sequence_label_tokens=load.label_tokens_per_sequence,
         rounds_gradients=train.rounds_gradients,
-        gradient_rank=train.gradient_rank,
         quantized_weights=train.zero_quantized_weights,
         quantized_gradients=train.zero_quantized_gradients,
         sequence_parallel=train.sequence_parallel,

@@ -70,11 +70,6 @@ CASES: dict[str, dict[str, Any]] = {
     "compile": {"train.compile": "on", "train.compile_backend": "aot_eager"},
     "overlap_vision_encoder": {"train.overlap_vision_encoder": True},
     "gradient_compression": {"train.precision": "bf16-autocast", "train.gradient_compression": "bf16"},
-    "powersgd.rank": {
-        "train.precision": "bf16-autocast",
-        "train.gradient_compression": "powersgd",
-        "train.powersgd": {"rank": 1, "start_step": 3},
-    },
     "zero_hpz": {"train.zero_hpz": True},
     "deepspeed": {"train.deepspeed": {"zero_optimization": {"reduce_bucket_size": 1000}}},
     "seed": {"train.seed": 5},
@@ -89,7 +84,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 # Fields that a case above changes beside its own, and those that have none.
 WITH_OTHERS = {
-    "optimizer.reference_batch_size", "compile_backend", "powersgd.start_step", "validation_sequences",
+    "optimizer.reference_batch_size", "compile_backend", "validation_sequences",
     "keep_checkpoints", "profile.start_step", "stall_floor_s",
 }  # fmt: skip
 NOT_HERE = {

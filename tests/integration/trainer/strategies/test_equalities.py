@@ -38,7 +38,6 @@ from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.strategies.registry import strategy_names
 
 WHOLE_SET_ROWS = 64  # more rows than there are samples: one step reads the whole split, packed or not
-LOW_RANK_STEP = 2  # whose update is the first that shows, in the loss behind it
 ALL_LOGITS = {"train.loss_chunk_tokens": 0}  # at once
 
 
@@ -190,12 +189,6 @@ def _jobs(root: Path, strategy: str) -> dict[str, JobConfig]:
             f"{kind} gradients": make_run(root, f"ddp-{kind}-gradients", base | {"train.gradient_compression": kind})
             for kind in KINDS
         }
-    if strategy == "ddp" and WHOLE:
-        low_rank = {
-            "train.gradient_compression": "powersgd",
-            "train.powersgd": {"rank": 7, "start_step": LOW_RANK_STEP},
-        }
-        jobs["powersgd gradients"] = make_run(root, "ddp-powersgd-gradients", base | low_rank)
     if strategy not in THOROUGH:
         return jobs
     changes: dict[str, dict[str, Any]] = {
@@ -295,16 +288,6 @@ def test_compressed_gradients_change_losses_by_their_rounding(kind: str, runs_of
     assert compressed[0] == pytest.approx(plain[0], rel=RELATIVE), "weights are those of the start"
     assert compressed == pytest.approx(plain, rel=RELATIVE_BF16)
     assert compressed != pytest.approx(plain, rel=RELATIVE / 100)
-
-
-@only_whole
-def test_matrices_of_low_rank_change_losses_from_their_first_step_on(runs_of: Callable[[str], Runs]) -> None:
-    """More of the same: tests/integration/trainer/strategies/test_powersgd.py."""
-    low, plain = (losses(runs_of("ddp")[name]) for name in ("powersgd gradients", "accumulated"))
-    equal = LOW_RANK_STEP + 1
-    assert low[:equal] == pytest.approx(plain[:equal], rel=RELATIVE)
-    assert len(plain) > equal and low[equal:] != pytest.approx(plain[equal:], rel=RELATIVE)
-    assert low == pytest.approx(plain, rel=RELATIVE_BF16)
 
 
 @only_whole

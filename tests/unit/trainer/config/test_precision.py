@@ -29,7 +29,6 @@ def train(**changes: Any) -> TrainConfig:
         ),
         ({"strategy": "zero2", **OFFLOADED}, "use zero3, or set gradient_accumulation_dtype to bf16"),
         ({"gradient_compression": "bf16"}, "use precision bf16-autocast, or set reduce_dtype to bf16"),
-        ({"gradient_compression": "powersgd", "precision": "fp16"}, "use precision bf16-autocast, or compression fp16"),
         ({"strategy": "zero2", "deepspeed": {"bf16": {"enabled": False}}}, "decided by train.precision"),
         ({"strategy": "zero2", "deepspeed": {"communication_data_type": "fp16"}}, "decided by train.reduce_dtype"),
     ],

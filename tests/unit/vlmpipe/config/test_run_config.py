@@ -154,13 +154,6 @@ POPE = {"name": "pope", "format": "pope", "uri": "pope.json", "images": "images"
         ({"train__compile": "on", "train__strategy": "zero3"}, "train"),
         ({"train__float8": "rowwise", "train__strategy": "zero2"}, "train"),
         ({"train__gradient_compression": "bf16", "train__strategy": "fsdp"}, "train"),
-        ({"train__gradient_compression": "powersgd", "train__strategy": "zero2"}, "train"),
-        ({"train__gradient_compression": "powersgd", "train__precision": "fp16"}, "train"),
-        (
-            {"train__gradient_compression": "powersgd", "train__powersgd": {"start_step": 1}},
-            "train.powersgd.start_step",
-        ),
-        ({"train__gradient_compression": "bf16", "train__powersgd": {"rank": 2}}, "train"),
         ({"train__zero_hpz": True, "train__strategy": "zero2"}, "train"),
         ({"train__strategy": "tp+pp+dp", "train__tensor_parallel": 2}, "train"),
         ({"train__virtual_stages": 2}, "train"),

@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.drivers.ddp_buckets import MARK, MATRICES, STEPS, WIDTH
 from tests.support.trainer.runs import run_ranks
-from vlmpipe.trainer.sizing.ddp_gradients import MIB
+
+MIB = 2**20
 
 CLUSTER_SPEC = {
     "cluster": {"workerpool0": ["a:2222"], "workerpool1": ["b:2222"], "workerpool2": ["c:2222", "d:2222"]},

@@ -26,7 +26,6 @@ QUANTIZED: Content = {"model.lora": {"rank": 4, "alpha": 8.0, "quantize_base": "
 UNPACKED: Content = {"data.pack": False, "train.global_batch_size": 4}
 FULL, SELECTIVE = ({"train.activation_checkpointing": kind} for kind in ("full", "selective"))
 COMPILED: Content = {"train.compile": "on", "train.compile_backend": "aot_eager"}
-LOW_RANK: Content = {"train.gradient_compression": "powersgd", "train.powersgd": {"rank": 7, "start_step": 2}}
 VALIDATED: Content = {"train.validate_every_steps": STOP_STEP, "train.validation_sequences": 3}
 # Reference runs of one process.
 REFERENCES: dict[str, Content] = {
@@ -66,7 +65,6 @@ CASES: dict[str, tuple[int, str, Content, str]] = chosen(
         "ddp bf16": (2, "ddp", TWO, "bf16"),
         "zero2 bf16": (2, "zero2", TWO, "bf16"),
         "ddp bf16 gradients": (2, "ddp", TWO | {"train.gradient_compression": "bf16"}, "trained tower"),
-        "ddp low-rank gradients": (2, "ddp", TWO | LOW_RANK, "trained tower"),
     },
     lambda name: name in ("fsdp", "ddp"),
 )

@@ -22,7 +22,6 @@ from vlmpipe.planner.time.communication import (
     seconds,
     traffic,
 )
-from vlmpipe.trainer.sizing.model_shape import Matrices
 
 TRAINABLE = LLAVA_7B.trainable_parameters
 WORK = Work(micro_steps=4, micro_batch_size=1, sequence_length=4096, precision="bf16", activation_checkpointing="full")
@@ -80,16 +79,6 @@ def test_with_bf16_weights_a_weight_is_two_bytes_and_a_gradient_as_asked(strateg
     assert bf16["gradients"] == fp32["gradients"]
     assert payloads(bf16_weights=True, reduce_bytes=2)["gradients"] == bf16["gradients"] / 2
     assert "weights" not in fp32 or bf16["weights"] == fp32["weights"] / 2
-
-
-def test_powersgd_sends_factors_instead_of_matrices() -> None:
-    """rank x (n + m) numbers of each, where that is less than half of n x m; the rest as it is."""
-    matrices = (Matrices(4096, 4096, 3), Matrices(11008, 4096, 2), Matrices(8, 4096, 5))
-    numbers = sum(one.rows * one.columns * one.count for one in matrices)
-    shape = replace(LLAVA_7B, trained_matrices=matrices)
-    intra, inter = traffic(make_layout("ddp", 4, 8), shape, replace(WORK, gradient_rank=4))
-    factors = 4 * (3 * (4096 + 4096) + 2 * (11008 + 4096))
-    assert inter.payload_bytes == intra.payload_bytes == 4 * (TRAINABLE - numbers + factors + 5 * 8 * 4096)
 
 
 @given(NODES, RANKS, st.sampled_from(["fp32", "bf16", "fp16"]))

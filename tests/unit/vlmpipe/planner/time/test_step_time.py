@@ -26,9 +26,8 @@ from vlmpipe.planner.time.step_time import (
     sequence_flops,
 )
 from vlmpipe.planner.workload import Workload
-from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
 from vlmpipe.trainer.sizing.image_preparation import SQUARE_S
-from vlmpipe.trainer.sizing.model_shape import Matrices, ModelShape
+from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 NODE = machine()
 
@@ -359,41 +358,6 @@ def test_load_from_prepared_data() -> None:
     assert load.sample_pairs_per_sequence == 2_500_000
 
 
-POWERSGD: dict[str, Any] = {
-    "train__strategy": "ddp",
-    "train__precision": "bf16-autocast",
-    "train__gradient_compression": "powersgd",
-    "train__powersgd": {"rank": 4, "start_step": 100},
-    "cluster__replica_count": 4,
-    "train__global_batch_size": 64,
-}
-LAYERS = replace(LLAVA_7B, trained_matrices=(Matrices(11008, 4096, 96), Matrices(4096, 4096, 128)))
-
-
-def test_a_powersgd_job_has_plain_steps_before_compressed_ones() -> None:
-    plain = timed(run_config(**POWERSGD | {"train__gradient_compression": "none", "train__powersgd": {}}), LAYERS)
-    low = timed(run_config(**POWERSGD), LAYERS)
-    assert plain.steps == low.steps is not None and plain.steps > 100
-    assert plain.step_s is not None and low.step_s is not None
-    hours = (100 * plain.step_s + (plain.steps - 100) * low.step_s) / 3600
-    assert low.train_hours == pytest.approx(hours) and low.train_hours != plain.train_hours
-    assert any("PowerSGD begins after 100 steps" in said for said in low.assumptions)
-
-
-def test_a_job_that_ends_before_powersgd_begins_takes_the_time_of_plain_steps() -> None:
-    plain = timed(run_config(**POWERSGD | {"train__gradient_compression": "none", "train__powersgd": {}}), LAYERS)
-    late = timed(run_config(**POWERSGD | {"train__powersgd": {"start_step": 10**6}}), LAYERS)
-    assert (late.step_s, late.train_hours) == (plain.step_s, plain.train_hours)
-    assert any("no gradient is compressed" in said for said in late.assumptions)
-
-
-def test_powersgd_traffic_is_exposed() -> None:
-    low = timed(run_config(**POWERSGD), LAYERS)
-    assert part(low, "all-reduce of gradients") > 0 and part(low, OVERLAPPED) == 0
-    plain = timed(run_config(**POWERSGD | {"train__gradient_compression": "none", "train__powersgd": {}}), LAYERS)
-    assert part(plain, OVERLAPPED) > 0
-
-
 def test_hpz_gathers_inside_nodes_add_to_the_one_between_them() -> None:
     """Two collectives, one after the other, not two scopes of one."""
     changes: dict[str, Any] = {"train__strategy": "zero3", "cluster__replica_count": 4, "train__global_batch_size": 64}
@@ -403,17 +367,6 @@ def test_hpz_gathers_inside_nodes_add_to_the_one_between_them() -> None:
     assert part(copied, name) == pytest.approx(whole / gathers, rel=0.01)  # but for the tower all is trained
     assert 0 < part(copied, f"{name} within nodes") < whole - part(copied, name)
     assert sum(each.s for each in copied.parts if not each.hidden) == pytest.approx(copied.step_s)
-
-
-def test_a_checkpoint_holds_the_errors_of_all_ranks() -> None:
-    config = run_config(**POWERSGD)
-    layout, plain = (
-        layout_of(config),
-        run_config(**POWERSGD | {"train__gradient_compression": "none", "train__powersgd": {}}),
-    )
-    counts = LAYERS.trainable_parameters, layout.data_parallel
-    with_errors, without = (checkpoint_bytes(counts[0], each.train, counts[1]) for each in (config, plain))
-    assert with_errors - without == 4 * layout.world_size * LAYERS.trainable_parameters
 
 
 def test_llama_8b_with_262144_tokens_trains_at_about_torchtitans_rate() -> None:
