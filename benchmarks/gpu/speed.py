@@ -33,7 +33,6 @@ SPEED: dict[str, tuple[str, dict[str, Any], bool]] = {
     "cached, full checkpointing": ("ddp", BF16 | CHECKPOINTING, True),
     "cached, activations offloaded": ("ddp", BF16 | IN_HOST, True),
     "tower online": ("ddp", BF16 | ONLINE, False),
-    "tower online, on its own stream": ("ddp", BF16 | ONLINE | {"train.overlap_vision_encoder": True}, False),
     "cached, one shard": ("fsdp", BF16, True),
     "cached, one partition": ("zero2", BF16, True),
 }

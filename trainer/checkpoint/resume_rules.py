@@ -99,7 +99,7 @@ RULES: tuple[Rule, ...] = (
             "tensor_parallel sequence_parallel pipeline_parallel virtual_stages context_parallel micro_batch_size "
             "offload nvme_path shard_frozen_weights reshard_after_forward prefetch_layers "
             "activation_checkpointing tower_activation_checkpointing activation_offloading loss_chunk_tokens "
-            "compile compile_backend overlap_vision_encoder zero_hpz",
+            "compile compile_backend zero_hpz",
         ),
         "Where and how the same sums are computed. With another number of ranks or other degrees, dropout goes on with "
         "draws of its own.",

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 TENSOR_PARALLEL = ("tp", "tp+pp+dp")  # strategies in which ranks split each layer
 PIPELINE_PARALLEL = ("pp", "tp+pp+dp")  # and those in which they split the stack of layers
 CONTEXT_PARALLEL = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3")  # and those in which they may share sequences
-OVERLAPPING = ("ddp", "fsdp", "hsdp", "zero1", "zero2")  # a frozen tower is whole on each rank
 DEFERRING = ("fsdp", "hsdp", "zero3", "tp", "pp", "tp+pp+dp")  # read stored weights while they shard them
 STATE_IN_8_BITS = ("fsdp", "hsdp")  # strategies that shard 8-bit moments and save them by parameter name
 QUANTIZING = ("ddp", "fsdp", "hsdp")  # strategies under which a quantized base equals its dequantized weights
@@ -34,7 +33,6 @@ def require_support(train: TrainConfig) -> None:
         _activation_offloading_works,
         _compiling_works,
         _float8_works,
-        _vision_overlap_works,
         _optimizer_state_works,
         _offload_works,
         _frozen_sharding_works,
@@ -135,15 +133,6 @@ def _float8_works(train: TrainConfig) -> None:
         raise ValueError(f"{found} compile off, where casts take longer than products save: leave compile at auto")
 
 
-def _vision_overlap_works(train: TrainConfig) -> None:
-    if train.overlap_vision_encoder and train.strategy not in OVERLAPPING:
-        raise ValueError(
-            f"overlap_vision_encoder does not work with strategy {train.strategy}, under which ranks wait for "
-            "each other in "
-            f"the tower: use one of {', '.join(OVERLAPPING)}, or leave overlap_vision_encoder out"
-        )
-
-
 def _optimizer_state_works(train: TrainConfig) -> None:
     if train.optimizer.name == "adamw_8bit" and (train.strategy not in STATE_IN_8_BITS or train.offload != "none"):
         raise ValueError(
@@ -174,5 +163,3 @@ def _frozen_sharding_works(train: TrainConfig) -> None:
             f"shard_frozen_weights does not work with strategy {train.strategy}: use one of "
             f"{', '.join(SHARDING_FROZEN)}, or zero3, which does so without it"
         )
-    if train.shard_frozen_weights and train.overlap_vision_encoder:
-        raise ValueError("shard_frozen_weights shards the tower that overlap_vision_encoder runs: set one to false")

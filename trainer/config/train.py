@@ -183,12 +183,6 @@ class TrainConfig(Section):
         "runs. For ddp, fsdp and hsdp with precision bf16, on GPUs of compute capability 8.9 or newer (L4, H100). "
         "Never run on a GPU by this project.",
     )
-    overlap_vision_encoder: bool = Field(
-        False,
-        description="A frozen tower that runs online does so on a CUDA stream of its own, for the next micro-batch "
-        "while this one trains: more memory, and nothing gained in steps of one micro-batch. For ddp, fsdp, hsdp, "
-        "zero1 and zero2. Never run on a GPU by this project.",
-    )
     gradient_compression: Compression = Field(
         "none",
         description="Number type in which ddp sends gradients between ranks: half the bytes, and sums of rounded "

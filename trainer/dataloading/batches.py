@@ -24,8 +24,6 @@ from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.layers.preference import PreferencePairs
 from vlmpipe.trainer.models.registry import family_of
 
-OF_IMAGES = ("images", "image_grids")  # of a training module
-
 MOVABLE = (Tensor, CuSeqlens, PreferencePairs, SelectionInputs)
 
 ImageSource = Callable[[Sequence[PackedSequence]], Images]  # features or pixel values of the images, in order
@@ -50,14 +48,9 @@ class PackedBatch:
     selection: SelectionInputs | None = None  # where the model selects tokens of images
     loss_sources: Tensor | None = None  # (labels,) or (pairs,) index of the source, where losses are told apart by it
 
-    def to(self, device: torch.device, *, images: bool = True) -> dict[str, Any]:
-        """Arguments of a training module by name, tensors on the device. `images`: include those of images."""
-        named = {name: value for name, value in self._known().items() if images or name not in OF_IMAGES}
-        return {name: _on(value, device) for name, value in named.items()}
-
-    def images_to(self, device: torch.device) -> dict[str, Any]:
-        """The image arguments alone."""
-        return {name: _on(value, device) for name, value in self._known().items() if name in OF_IMAGES}
+    def to(self, device: torch.device) -> dict[str, Any]:
+        """Arguments of a training module by name, tensors on the device."""
+        return {name: _on(value, device) for name, value in self._known().items()}
 
     def pinned(self) -> PackedBatch:
         """A copy in page-locked memory, from which copies to a GPU are asynchronous."""

@@ -54,7 +54,6 @@ class PackedVLM(nn.Module):
         hidden: Tensor | None = None,
         samples: CuSeqlens | None = None,
         image_tokens: int | None = None,
-        encoded: bool = False,
         pairs: PreferencePairs | None = None,
         loss_sources: Tensor | None = None,
     ) -> Tensor:
@@ -72,14 +71,13 @@ class PackedVLM(nn.Module):
         hidden: output of the previous pipeline stage, for a stage without the embedding.
         samples: bounds of the packed samples, where the host knows them; otherwise positions separate them.
         image_tokens: of all images together. Raises DataError when the images give another number.
-        encoded: `images` is the output of `encode`.
         pairs: of the samples; the loss is then that of pairs (see `TokenLoss`).
         loss_sources: index of the source of each label, or of each pair.
         """
         sample_positions = position_ids if position_ids.ndim == 2 else position_ids[0]
         inputs: dict[str, Any] = block_diagonal_mask(self.language_model.config, sample_positions, samples)
         if hidden is None:
-            features = images if encoded or self.tower is None else self.encode(images, image_grids)
+            features = images if self.tower is None else self.encode(images, image_grids)
             projected = self.project(features)
             require_tokens(projected.shape[:-1].numel(), image_tokens)
             hidden, levels = self.embed(input_ids, projected)

@@ -19,7 +19,6 @@ from vlmpipe.trainer.sizing.ddp_gradients import bucket_cap_mib
 from vlmpipe.trainer.strategies.base import StepResult
 from vlmpipe.trainer.strategies.mixed_precision import LossScale, autocast
 from vlmpipe.trainer.strategies.torch_base import TorchStrategy, clip_and_step, loss_without_gradients
-from vlmpipe.trainer.strategies.vision_prefetch import micro_batches
 
 COMPRESSED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -30,7 +29,6 @@ class Ddp(TorchStrategy):
     def __init__(self, config: TrainConfig, module: nn.Module, worker: ProcessContext) -> None:
         self._config, self._worker = config, worker
         module = module.to(worker.device)
-        self._arguments = micro_batches(config, module, worker.device)
         self._module: nn.Module = module
         if worker.world_size > 1:
             with warnings.catch_warnings():
@@ -64,10 +62,10 @@ class Ddp(TorchStrategy):
         # DDP averages over ranks; the loss is a sum over ranks: multiply by their number.
         scale = self.loss_scale.value * self._worker.world_size / total_label_tokens
         loss_sum = torch.zeros((), device=self._worker.device)
-        for number, arguments in enumerate(self._arguments(batches), start=1):
+        for number, batch in enumerate(batches, start=1):
             with self._synchronise(number == len(batches)):
                 with autocast(self._config.precision, self._worker.device):
-                    loss = self._module(**arguments)
+                    loss = self._module(**batch.to(self._worker.device))
                 (loss * scale).backward()
             loss_sum += loss.detach()
         return loss_sum / total_label_tokens

@@ -25,7 +25,6 @@ from vlmpipe.trainer.optimizer.build import build_optimizer
 from vlmpipe.trainer.strategies.base import StepResult
 from vlmpipe.trainer.strategies.mixed_precision import LossScale, compute_policy
 from vlmpipe.trainer.strategies.torch_base import TorchStrategy, clip_and_step, loss_without_gradients
-from vlmpipe.trainer.strategies.vision_prefetch import micro_batches
 
 
 class Fsdp(TorchStrategy):
@@ -35,7 +34,6 @@ class Fsdp(TorchStrategy):
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: ShardingUnits, worker: ProcessContext) -> None:
         self._config, self._worker = config, worker
         rest_frozen(module, config.precision)
-        self._arguments = micro_batches(config, module, worker.device)
         # Not moved first: a layer is on the device whole while it is sharded, all of them together may not fit.
         self._module = shard(module, blocks, config, _mesh(config, worker))
         if not config.shard_frozen_weights:
@@ -56,11 +54,11 @@ class Fsdp(TorchStrategy):
         # FSDP averages over ranks; the loss is a sum over ranks: multiply by their number.
         scale = self.loss_scale.value * self._worker.world_size / total_label_tokens
         loss_sum = torch.zeros((), device=self._worker.device)
-        for number, arguments in enumerate(self._arguments(batches), start=1):
+        for number, batch in enumerate(batches, start=1):
             # Gradients are reduce-scattered after every micro-batch, or each rank would hold all of them. hsdp's
             # all-reduce between nodes runs once a step.
             self._module.set_requires_all_reduce(number == len(batches))
-            loss = self._module(**arguments)
+            loss = self._module(**batch.to(self._worker.device))
             (loss * scale).backward()
             loss_sum += loss.detach()
         return loss_sum / total_label_tokens

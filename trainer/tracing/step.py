@@ -14,11 +14,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vlmpipe.trainer.config.model import GRID_FAMILIES, ModelConfig
-from vlmpipe.trainer.dataloading.batches import OF_IMAGES
 from vlmpipe.trainer.models.attention.context_parallel import ContextParallel
 from vlmpipe.trainer.models.fixed_image_model import FixedImageVLM
 from vlmpipe.trainer.models.hf.model import HfVLM
-from vlmpipe.trainer.models.layers.bf16 import cast_to_bf16
 from vlmpipe.trainer.models.layers.nf4 import quantize_base
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.models.registry import family_of
@@ -88,25 +86,6 @@ def trace_step(
             patches = len(inputs["images"]["pixel_values"])
             module.vision_bytes = vision_bytes(config.model_dump_json(), patches, compute, recomputes=recompute.tower)
         return trace_module(module, inputs, compute, lambda parameter: not sliced or id(parameter) in in_layers)
-
-
-def trace_tower(config: ModelConfig, shape: SequenceShape, *, vocabulary: int, compute: Compute) -> int:
-    """Bytes of one micro-batch's images and, at the peak, of what a frozen tower allocates for them."""
-    with FakeTensorMode():
-        family = family_of(config)
-        model = family.skeleton(config, vocabulary=vocabulary, language_layers=1)
-        module = family.training_module(config, model, cached=False).train()
-        if compute == "bf16 weights":
-            cast_to_bf16(module.parameters())
-        without_numbers(config, module)
-        inputs = inputs_of(config, shape, vocabulary, cached=False)
-        images = {name: inputs[name] for name in OF_IMAGES if name in inputs}
-        held = [*module.parameters(), *module.buffers(), *tensors_of(images)]
-        with MemoryTracker(held, module.parameters()) as tracker, torch.no_grad():
-            with torch.autocast("cpu", torch.bfloat16, enabled=compute == "autocast"):
-                _features = module.encode(**images)  # held until its peak is taken
-            most = tracker.take_peak(next_category="vision").total_bytes
-        return most + sum(tensor.nbytes for tensor in tensors_of(images))
 
 
 def without_numbers(config: ModelConfig, module: nn.Module) -> None:

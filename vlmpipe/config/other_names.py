@@ -19,27 +19,7 @@ OTHER_NAMES = {
     "llm": "language_model",
     "lr_scheduler_type": "lr_schedule",
     "gradient_accumulation_steps": "global_batch_size",
-    # Earlier names of fields.
-    "row_tokens": "sequence_length",
-    "row_images": "max_images_per_sequence",
-    "over_long": "overlong_policy",
-    "held_out_fraction": "validation_fraction",
-    "global_batch_rows": "global_batch_size",
-    "micro_batch_rows": "micro_batch_size",
-    "reference_batch_rows": "reference_batch_size",
-    "validate_rows": "validation_sequences",
-    "tower_stream": "overlap_vision_encoder",
-    "zero_node_weights": "zero_hpz",
-    "whole": "pretrained",
-    "ladder": "capacity_fallback",
-    "refuse_red": "fail_on_error",
-    "asynchronous": "async_save",
-    "tuning": "tune",
 }
-# Earlier names that are still names of something else.
-EARLIER_PATHS = {"train.schedule": "train.lr_schedule", "cluster.strategy": "cluster.scheduling_strategy"}
-# Earlier values of fields.
-EARLIER_VALUES = {("train.strategy", "tp+fsdp"): "tp"}
 # Words of guides to training on several GPUs for what is set elsewhere, otherwise, or not at all: the last part of a
 # key, and what answers it.
 WORDS = {
@@ -86,8 +66,6 @@ def word_of_guides(path: str) -> str:
 
 
 def other_value(path: str, value: object) -> str:
-    """ "; it is X here" for an earlier value of a field or a guide's word for it, or nothing."""
-    if earlier := EARLIER_VALUES.get((path, str(value))):
-        return f"; it is {earlier} now"
+    """ "; it is X here" for a guide's word for a value, or nothing."""
     known = VALUES.get((path, str(value).lower()))
     return f"; it is {known} here" if known else ""

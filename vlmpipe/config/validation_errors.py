@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from vlmpipe.config.other_names import EARLIER_PATHS, OTHER_NAMES, other_value, word_of_guides
+from vlmpipe.config.other_names import OTHER_NAMES, other_value, word_of_guides
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.redaction import redact_all
 
@@ -203,8 +203,6 @@ def closest_field(path: str, fields: Mapping[str, FieldInfo] | Sequence[str]) ->
 
     A field in the same section wins over an equally similar one elsewhere, then one that is less deep.
     """
-    if path in EARLIER_PATHS:
-        return EARLIER_PATHS[path]
     section, _, key = path.rpartition(".")
     key = key.lower().replace("-", "_")
     key = OTHER_NAMES.get(key, key)

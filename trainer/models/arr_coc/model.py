@@ -52,7 +52,6 @@ class RelevanceVLM(QwenVLM):
         image_grids: Sequence[Grid] | None = None,
         samples: CuSeqlens | None = None,
         image_tokens: int | None = None,
-        encoded: bool = False,
         loss_sources: Tensor | None = None,
     ) -> Tensor:
         """Summed loss of the label tokens. In training with an estimator it is the mean over drawn selections, and its
@@ -65,7 +64,7 @@ class RelevanceVLM(QwenVLM):
         # whatever images it has. ZeRO-2 sums them in that order.
         idle = self.relevance.idle()
         with torch.set_grad_enabled(self.base_trains and torch.is_grad_enabled()):
-            features = images if encoded or self.tower is None else self.encode(images, image_grids)
+            features = images if self.tower is None else self.encode(images, image_grids)
             require_tokens(len(features), image_tokens)
             projected = self.project(features[:, : -len(CHANNELS)])
         found = self.relevance_of(input_ids, features[:, -len(CHANNELS) :], selection)

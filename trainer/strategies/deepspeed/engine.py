@@ -30,7 +30,6 @@ from vlmpipe.trainer.strategies.deepspeed.zero_init import partition_by_part
 from vlmpipe.trainer.strategies.ema import Ema
 from vlmpipe.trainer.strategies.mixed_precision import LossScale
 from vlmpipe.trainer.strategies.torch_base import host_stager
-from vlmpipe.trainer.strategies.vision_prefetch import micro_batches
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,7 +52,6 @@ class Zero:
         self, config: TrainConfig, module: nn.Module, blocks: ShardingUnits, worker: ProcessContext, *, stage: int
     ) -> None:
         self._config, self._worker, self._stage = config, worker, stage
-        self._arguments = micro_batches(config, module, worker.device)
         deepspeed = _import_deepspeed(worker)
         if config.zero_quantized_gradients:
             require_fp16_gradients(module)
@@ -103,10 +101,10 @@ class Zero:
         if self.loss_scale.is_on:
             self._engine.optimizer.override_loss_scale(self.loss_scale.value)
         loss_sum = torch.zeros((), device=self._worker.device)
-        for number, arguments in enumerate(self._arguments(batches), start=1):
+        for number, batch in enumerate(batches, start=1):
             # Set explicitly: an epoch's last step may have fewer micro-batches than the engine expects.
             self._engine.set_gradient_accumulation_boundary(number == len(batches))
-            loss = self._engine(**arguments)
+            loss = self._engine(**batch.to(self._worker.device))
             self._engine.backward(loss * scale)
             loss_sum += loss.detach()
             if number < len(batches):

@@ -41,10 +41,6 @@ def section_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("train.epochs", "found 0 with model.lora, whose adapters would be those of no training")
     if model.family == "hf":
         yield from _generic_model_problems(config)
-    if train.overlap_vision_encoder and (is_trained or is_cached):
-        state = "is trained" if is_trained else "does not run: features.cache is on"
-        text = f"found true, but the tower {state}; expected tower in model.freeze and cache off"
-        yield Problem("train.overlap_vision_encoder", text)
     yield from external_trainer_problems(config)
     yield from _sample_problems(config)
     yield from _mirror_problems(config)
@@ -162,9 +158,6 @@ def _generic_model_problems(config: RunConfig) -> Iterator[Problem]:
     if train.context_parallel > 1:
         text = f"found {train.context_parallel} with model.family hf, whose sequences are not shared; expected 1"
         yield Problem("train.context_parallel", text)
-    if train.overlap_vision_encoder:
-        text = "found true with model.family hf, whose forward pass runs the tower itself; expected false"
-        yield Problem("train.overlap_vision_encoder", text)
 
 
 def _mirror_problems(config: RunConfig) -> Iterator[Problem]:

@@ -124,30 +124,6 @@ def can_recompute_tower(config: RunConfig, shape: ModelShape) -> bool:
     return shape.trains_tower and not is_cached(config) and not config.train.tower_activation_checkpointing
 
 
-def tower_ahead_bytes(config: RunConfig, shape: ModelShape) -> int:
-    """Of `train.overlap_vision_encoder`: the images of one micro-batch, and the most that a frozen tower holds for
-    them. 0 where the tower does not run."""
-    if is_cached(config):
-        return 0
-    images, _ = max(largest_sequences(config, shape))
-    compute = computing_of(config)[0]
-    compute = "fp32" if compute == "bf16 parts" else compute  # FSDP does not cast what is frozen
-    rows = (config.train.micro_batch_size, config.data.sequence_length, images)
-    return _traced_tower(config.model.model_dump_json(), shape.vocabulary, rows=rows, compute=compute)
-
-
-@disk_cached
-def _traced_tower(model: str, vocabulary: int, *, rows: tuple[int, int, int], compute: str) -> int:
-    from vlmpipe.trainer.config.model import ModelConfig
-    from vlmpipe.trainer.tracing.fake_inputs import SequenceShape
-    from vlmpipe.trainer.tracing.step import trace_tower
-
-    num_sequences, sequence_length, images = rows
-    shape = SequenceShape(num_sequences, sequence_length, num_sequences * images, 1)
-    config = ModelConfig.model_validate_json(model)
-    return trace_tower(config, shape, vocabulary=vocabulary, compute=compute)  # type: ignore[arg-type]
-
-
 def require_degree(config: RunConfig) -> None:
     """Raises ConfigError for a model that train.tensor_parallel or train.context_parallel ranks cannot split."""
     if config.train.tensor_parallel > 1:

@@ -10,7 +10,7 @@ from vlmpipe.catalog.machines import Device, Machine
 from vlmpipe.catalog.this_machine import NAME as THIS_MACHINE
 from vlmpipe.config.overrides import apply_overrides
 from vlmpipe.config.run_config import RunConfig, parse_run_config
-from vlmpipe.planner.memory.activations import activations, can_recompute_tower, tower_ahead_bytes
+from vlmpipe.planner.memory.activations import activations, can_recompute_tower
 from vlmpipe.planner.memory.components import MemoryPart, Setting
 from vlmpipe.planner.memory.host import PROCESS_BYTES, host_memory, micro_batches, start_memory
 from vlmpipe.planner.memory.phases import run_phases
@@ -88,7 +88,6 @@ def _phases(config: RunConfig, model: Architecture, layout: Layout) -> dict[str,
         cached=is_cached(config),
         passes=train.global_batch_size // (layout.data_parallel * train.micro_batch_size),
         on_gpu=bool(config.cluster.accelerator_count),
-        ahead_bytes=tower_ahead_bytes(whole, model.shape) if train.overlap_vision_encoder else 0,
     )
 
 

@@ -20,7 +20,6 @@ def run_phases(
     cached: bool,
     passes: int,
     on_gpu: bool = True,
-    ahead_bytes: int = 0,
 ) -> dict[str, list[MemoryPart]]:
     """All that torch allocates. Arguments as `training_phases` has them; `held`: the activations."""
     train = config.train
@@ -43,7 +42,6 @@ def run_phases(
         averaged=train.ema_decay > 0,
         deepspeed=train.deepspeed,
         persistent=persistent_elements(config, shape),
-        ahead_bytes=ahead_bytes,
         in_8_bits=shape.in_8_bits if train.optimizer.name == "adamw_8bit" else 0,
         gathering=Gathering(train.keeps_gathered_weights, train.prefetch_layers),
     )

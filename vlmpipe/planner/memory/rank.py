@@ -140,7 +140,6 @@ def training_phases(
     in_8_bits: int = 0,
     deepspeed: Mapping[str, Any] | None = None,
     persistent: int = 0,
-    ahead_bytes: int = 0,
     gathering: Gathering = Gathering(),  # noqa: B008  # frozen
 ) -> dict[str, list[MemoryPart]]:
     """All that torch allocates at four moments of a step: forward pass, backward pass, its end, and update.
@@ -156,7 +155,6 @@ def training_phases(
         persistent: weights that ZeRO-3 keeps whole, by a threshold that a user has set.
         averaged: a moving average of the weights is kept, where the optimizer has its state.
         in_8_bits: trained parameters whose moments are stored in 8 bits.
-        ahead_bytes: of a tower that runs for the next micro-batch.
         gathering: how FSDP gathers weights.
     """
     weights = Weights.of(shape, layout, cached=cached)
@@ -201,9 +199,6 @@ def training_phases(
     }
     if layout.strategy in ("zero1", "zero2") or _by_fsdp(run):
         moments["backward, the last gradients are reduced"] = _extra(run, "rest")
-    if ahead_bytes and passes > 1:
-        ahead = MemoryPart("tower ahead", ahead_bytes, "the next micro-batch's images, traced")
-        moments = {name: parts if name == "step" else [*parts, ahead] for name, parts in moments.items()}
     return {
         moment: placed(
             [part for part in [*static, *parts] if part.bytes], layout, offload, to_disk=to_disk, on_gpu=on_gpu

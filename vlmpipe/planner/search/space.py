@@ -18,7 +18,6 @@ from vlmpipe.trainer.config.strategies import (
     COMPUTING_IN_FLOAT8,
     GATHERING,
     OFFLOADING,
-    OVERLAPPING,
     PIPELINE_PARALLEL,
     SHARDING_FROZEN,
     TENSOR_PARALLEL,
@@ -165,8 +164,6 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
             change["train.shard_frozen_weights"] = False
         if train.zero_hpz and strategy != "zero3":
             change["train.zero_hpz"] = False
-        if train.overlap_vision_encoder and strategy not in OVERLAPPING:
-            change["train.overlap_vision_encoder"] = False
         if train.compile == "on" and strategy not in COMPILING:
             change["train.compile"] = "auto"
         if train.float8 != "none" and strategy not in COMPUTING_IN_FLOAT8:

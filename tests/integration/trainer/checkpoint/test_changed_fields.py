@@ -68,7 +68,6 @@ CASES: dict[str, dict[str, Any]] = {
     "activation_offloading": {"train.activation_checkpointing": "full", "train.activation_offloading": True},
     "loss_chunk_tokens": {"train.loss_chunk_tokens": 0},
     "compile": {"train.compile": "on", "train.compile_backend": "aot_eager"},
-    "overlap_vision_encoder": {"train.overlap_vision_encoder": True},
     "gradient_compression": {"train.precision": "bf16-autocast", "train.gradient_compression": "bf16"},
     "zero_hpz": {"train.zero_hpz": True},
     "deepspeed": {"train.deepspeed": {"zero_optimization": {"reduce_bucket_size": 1000}}},

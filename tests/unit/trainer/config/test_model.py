@@ -70,7 +70,6 @@ TWO_RANKS = {"cluster__processes_per_replica": 2}
             "which has no stages",
         ),
         (TWO_RANKS | {"train__context_parallel": 2}, "train.context_parallel", "whose sequences are not shared"),
-        ({"train__overlap_vision_encoder": True}, "train.overlap_vision_encoder", "runs the tower itself"),
     ],
 )
 def test_what_family_hf_cannot_do_is_refused(changes: dict[str, Any], field: str, sentence: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -453,26 +452,3 @@ def test_the_builtin_sources_are_those_of_the_data_step() -> None:
     from vlmpipe.trainer.data.sources.builtin import BUILTIN_PREFIX
 
     assert set(BUILTIN_SOURCES) == {BUILTIN_PREFIX + name for name in _builtin_sources()}
-
-
-@pytest.mark.parametrize(
-    ("earlier", "now"),
-    [
-        ("data.row_tokens", "data.sequence_length"),
-        ("train.global_batch_rows", "train.global_batch_size"),
-        ("train.schedule", "train.lr_schedule"),
-        ("cluster.strategy", "cluster.scheduling_strategy"),
-        ("cluster.ladder", "cluster.capacity_fallback"),
-        ("model.whole", "model.pretrained"),
-        ("plan.refuse_red", "plan.fail_on_error"),
-        ("checkpoint.asynchronous", "checkpoint.async_save"),
-    ],
-)
-def test_an_earlier_field_name_is_answered_with_the_current_one(earlier: str, now: str) -> None:
-    with pytest.raises(RunFileError, match=f"{re.escape(earlier)}: unknown key, did you mean {re.escape(now)}"):
-        load_run_file(ROOT / "configs/digits.yaml", [f"{earlier}=1"])
-
-
-def test_an_earlier_value_of_a_field_is_answered_with_the_one_of_today() -> None:
-    with pytest.raises(RunFileError, match=r'train\.strategy: found "tp\+fsdp", expected one of .*; it is tp now'):
-        load_run_file(ROOT / "configs/digits.yaml", ["train.strategy=tp+fsdp"])

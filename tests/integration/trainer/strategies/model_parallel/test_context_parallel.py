@@ -52,7 +52,6 @@ CASES: dict[str, tuple[int, str, Content, str]] = chosen(
         "ddp nf4": (2, "ddp", TWO, "nf4"),
         "fsdp unpacked": (2, "fsdp", TWO | {"train.micro_batch_size": 4}, "unpacked"),
         "fsdp cached": (2, "fsdp", TWO | {"features.cache": "on"}, "frozen tower"),
-        "ddp overlapped": (2, "ddp", TWO | {"train.overlap_vision_encoder": True}, "frozen tower"),
         "fsdp all logits": (2, "fsdp", TWO | {"train.loss_chunk_tokens": 0}, "trained tower"),
         "fsdp two groups": (4, "fsdp", TWO, "trained tower"),
         "fsdp two groups unpacked": (4, "fsdp", TWO, "unpacked"),
