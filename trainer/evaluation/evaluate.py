@@ -134,7 +134,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     if job.model.relevance:
         found = [one for _, part, *_ in everyone for one in part]
         scored_by_slice["relevance"] = summarised([one for _, one in found], scored_by_slice["exact_match"])
-    pairs = Pairs(held_out, questions, predictions[""])
+    pairs = Pairs(predictions[""])
     resized, out_of_memory = (sum(part[number] for part in everyone) for number in (2, 3))
     result = {
         "samples": len({question.sample for question in questions}),

@@ -89,7 +89,7 @@ def _task(
         if each and math.isclose(float(np.mean(each)), value, rel_tol=1e-6, abs_tol=1e-9):
             first = first or metric
             drawn = resampled_sums(range(len(each)), [[one] for one in each])[:, 0] / len(each)
-            intervals[shown[name]] = interval(drawn)
+            intervals[shown[name]] = interval(drawn, len(each))
         elif error is not None:
             intervals[shown[name]] = (value - OF_NORMAL * error, value + OF_NORMAL * error)
     asked = repr([(line["doc_id"], line.get("input"), line.get("target")) for line in samples])

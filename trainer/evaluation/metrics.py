@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from hashlib import sha256
 from statistics import fmean
 from typing import Any, Literal
 
@@ -30,9 +31,7 @@ class Question:
     system: str = ""
     earlier: tuple[Turn, ...] = ()  # turns before it, asked with their reference answers
     images: int | None = None  # the first ones of its sample that it sees; None: all
-
-    def after(self, earlier: tuple[Turn, ...], images: int | None) -> Question:
-        return replace(self, earlier=earlier, images=images)
+    image_group: str = ""  # equal for questions of samples with the same images (`image_group`)
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,17 @@ class Prediction:
     prediction: str
     correct: bool
     finish_reason: str = ""  # why it ends, as in OpenAI's API: stop or length
+    image_group: str = ""  # of its question: answers of one group are no independent evidence
+
+
+def image_group(sample: str, images: Sequence[str]) -> str:
+    """A name of a sample's images, equal where they are the same ones; the sample's own without images.
+
+    images: their SHA-256 digests.
+    """
+    if not images:
+        return sample
+    return images[0] if len(images) == 1 else sha256(" ".join(images).encode()).hexdigest()
 
 
 def normalise(text: str) -> str:

@@ -1,15 +1,15 @@
 """Scores of runs on the questions that all of them were asked, with the paired bootstrap, and where they disagree.
 
-Each run is compared with the first. Intervals hold 95 % of 2,000 resamples, in which the questions about one sample are
-drawn together, and the same ones for all runs.
+Each run is compared with the first. Intervals are of 95 %, by 2,000 resamples in which the questions about the same
+images are drawn together, and the same ones for all runs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from vlmpipe.compare.settings import SettingsRow, settings_rows
 from vlmpipe.compare.sides import Side
@@ -24,34 +24,36 @@ SEEDS = (
     "trainings of the same settings differ too, by their seeds: only a sweep with several starts tells recipes apart"
 )
 METRICS = ("exact_match", "vqa_accuracy", "anls")
+Verdict = Literal["", "better", "worse", "no difference shown", "too few images"]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A score of one run, and its difference from the first run's; None for the first run itself."""
+    """A score of one run, and its difference from the first run's; None for the first run itself.
+
+    difference_interval: None of one image, too.
+    verdict: whether the difference is beyond chance; empty for the first run.
+    """
 
     run: str
     value: float
     interval: tuple[float, float]
     difference: float | None = None
     difference_interval: tuple[float, float] | None = None
-
-    @property
-    def verdict(self) -> str:
-        """Whether the difference is beyond chance: better, worse or no difference shown; empty for the first run."""
-        if self.difference_interval is None:
-            return ""
-        low, high = self.difference_interval
-        return "better" if low > 0 else "worse" if high < 0 else "no difference shown"
+    verdict: Verdict = ""
 
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """One score of all runs. `slice` is empty for all questions; of a benchmark it is the benchmark's name."""
+    """One score of all runs. `slice` is empty for all questions; of a benchmark it is the benchmark's name.
+
+    images: distinct ones, or sets of images, that the questions are about; a question without image counts as one.
+    """
 
     slice: str
     metric: str
     questions: int
+    images: int
     runs: tuple[Measured, ...]
 
 
@@ -133,8 +135,12 @@ def compare(sides: Sequence[Side]) -> Comparison:
     slices = [str(line["slice"]) for line in lines[0]]
     names = tuple(side.name for side in sides)
     tallies = [_scores(key[3], [of_run[number] for of_run in lines]) for number, key in enumerate(shared)]
-    rows = _rows(names, METRICS, [key[0] for key in shared], tallies, slices)
+    rows = _rows(names, METRICS, [sides[0].image_groups.get(key[0], key[0]) for key in shared], tallies, slices)
     benchmarks, notes = _benchmarks(sides)
+    if not sides[0].image_groups:
+        notes.append(f"which questions of {names[0]} share images is not known: samples are drawn in their place")
+    elif rows[0].images < len(shared):
+        notes.append(f"the {len(shared):,} questions are about {rows[0].images:,} images, which are what chance draws")
     if left := max(len(each) for each in answers) - len(shared):
         notes.insert(0, f"{left:,} questions that not all runs were asked are left out")
     notes.append(SEEDS)
@@ -190,8 +196,10 @@ def _rows(
     rows = []
     for name, mask in subsets:
         drawn = [group for group, is_in in zip(groups, mask, strict=True) if is_in]
-        measured = _measured(names, len(metrics), drawn, values[mask])
-        rows += [ScoreRow(name, metric, len(drawn), runs) for metric, runs in zip(metrics, measured, strict=True)]
+        measured, images = _measured(names, len(metrics), drawn, values[mask]), len(set(drawn))
+        rows += [
+            ScoreRow(name, metric, len(drawn), images, runs) for metric, runs in zip(metrics, measured, strict=True)
+        ]
     return rows
 
 
@@ -201,26 +209,33 @@ def _measured(
     """The runs' means of each metric, with the bootstrap's intervals."""
     import numpy as np
 
-    from vlmpipe.trainer.evaluation.significance.bootstrap import interval, resampled_sums
+    from vlmpipe.trainer.evaluation.significance.bootstrap import difference_interval, interval, resampled_sums
 
+    count = len(set(groups))
     sums = resampled_sums(groups, np.column_stack([values, np.ones(len(values))]))
     means, resampled = values.mean(axis=0), sums[:, :-1] / sums[:, -1:]
     found = []
     for metric in range(metrics):
-        runs = [Measured(names[0], float(means[metric]), interval(resampled[:, metric]))]
+        runs = [Measured(names[0], float(means[metric]), interval(resampled[:, metric], count))]
         for place in range(1, len(names)):
             column = place * metrics + metric
+            difference = float(means[column] - means[metric])
+            between = difference_interval(difference, resampled[:, column] - resampled[:, metric], count)
+            own = interval(resampled[:, column], count)
             runs.append(
-                Measured(
-                    names[place],
-                    float(means[column]),
-                    interval(resampled[:, column]),
-                    float(means[column] - means[metric]),
-                    interval(resampled[:, column] - resampled[:, metric]),
-                )
+                Measured(names[place], float(means[column]), own, difference, between, _verdict(between, count))
             )
         found.append(tuple(runs))
     return found
+
+
+def _verdict(between: tuple[float, float] | None, images: int) -> Verdict:
+    from vlmpipe.trainer.evaluation.significance.bootstrap import MIN_GROUPS
+
+    if between is None or images < MIN_GROUPS:
+        return "too few images"
+    low, high = between
+    return "better" if low > 0 else "worse" if high < 0 else "no difference shown"
 
 
 def _benchmarks(sides: Sequence[Side]) -> tuple[list[ScoreRow], list[str]]:
@@ -241,7 +256,7 @@ def _benchmarks(sides: Sequence[Side]) -> tuple[list[ScoreRow], list[str]]:
         groups = [first["image"] for first, *_ in lines]
         tallies = [[line["score"] for line in of_runs] for of_runs in lines]
         whole, *_ = _rows([side.name for side in sides], (metric,), groups, tallies, [""] * len(groups))
-        rows.append(ScoreRow(name, whole.metric, whole.questions, whole.runs))
+        rows.append(replace(whole, slice=name))
     return rows, notes
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmpipe.registry.folder import Entry, FolderRegistry, Registry
-from vlmpipe.registry.recorded_answers import PREDICTIONS
+from vlmpipe.registry.recorded_answers import PREDICTIONS, image_groups
 from vlmpipe.registry.release import open_registry
 from vlmpipe.report.load import mapping, number, sequence
 from vlmpipe.runs.local.summary import find_run
@@ -46,7 +46,10 @@ class Usage:
 
 @dataclass(frozen=True)
 class Side:
-    """An evaluated run. `name` is what it is called in tables: its id, or what the user called it."""
+    """An evaluated run. `name` is what it is called in tables: its id, or what the user called it.
+
+    image_groups: by sample, a name of its images; empty where that is not known.
+    """
 
     name: str
     run_id: str
@@ -55,6 +58,7 @@ class Side:
     predictions: list[dict[str, Any]]
     evaluation: dict[str, Any]
     usage: Usage
+    image_groups: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)  # run.json
     versions: dict[str, str] = field(default_factory=dict)  # of packages that training ran with
 
@@ -138,14 +142,20 @@ def _side(name: str, run_uri: str) -> Side:
                 expected="runs that were evaluated, and whose folders are still there",
                 fix="let the run come to its end; of a run with an evaluate_command only its own figures are known",
             )
+    predictions = read_lines(store, PREDICTIONS)
+    try:
+        groups = image_groups(store, predictions)
+    except UserError:  # a program of others answered, and the prepared data is gone
+        groups = {}
     return Side(
         name,
         _run_id(run_uri),
         run_uri,
         read_record(store, "prepared.json")["prepared_uri"],
-        read_lines(store, PREDICTIONS),
+        predictions,
         read_record(store, "evaluate.json"),
         _usage(store),
+        groups,
         read_record(store, "run.json"),
         mapping(read_record(store, "summary.json").get("versions")) if store.stat("summary.json") else {},
     )

@@ -6,8 +6,11 @@ grown between them.
 
 from __future__ import annotations
 
-from vlmpipe.trainer.config.job import DataPointers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.evaluation.metrics import image_group
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts, paired_counts
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.records import read_lines, read_record
@@ -21,29 +24,37 @@ Key = tuple[str, int, str, str]  # id of the sample, turn, question, answer
 def recorded_answers(run: Storage, champion: Storage) -> PairedCounts | None:
     """Compare the predictions of two runs. None where either has left none, or too few questions are the same.
 
-    Questions about the same images, by the run's prepared data, are not independent. Raises UserError where that cannot
-    be read.
+    Questions about the same images are not independent. Raises UserError where which these are cannot be read.
     """
-    own, other = _right(run), _right(champion)
+    lines = _lines(run)
+    own, other = _right(lines), _right(_lines(champion))
     both = sorted(own.keys() & other.keys())
     if not both or len(both) < MIN_SHARE * len(other):
         return None
-    images = _images(run)
-    return paired_counts(
-        [images.get(key[0], key[0]) for key in both], [own[key] for key in both], [other[key] for key in both]
-    )
+    groups = image_groups(run, lines)
+    return paired_counts([groups[key[0]] for key in both], [own[key] for key in both], [other[key] for key in both])
 
 
-def _images(run: Storage) -> dict[str, tuple[str, ...] | str]:
-    """Of each validation sample its images, or its id if it has none."""
-    pointers = DataPointers.model_validate(read_record(run, "prepared.json"))
-    split = Index.load(pointers.prepared_uri).split("eval")
-    return {identity: tuple(split.image_sha256(number)) or identity for number, identity in enumerate(split.ids)}
+def image_groups(run: Storage, predictions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Of each sample, the name of its images (`trainer.evaluation.metrics.image_group`).
+
+    Recorded with the answers, but by a program of others: then by the run's prepared data. Raises UserError where that
+    cannot be read.
+    """
+    groups = {str(one["id"]): str(one["image_group"]) for one in predictions if one.get("image_group")}
+    if missing := {str(one["id"]) for one in predictions} - groups.keys():
+        split = Index.load(read_record(run, "prepared.json")["prepared_uri"]).split("eval")
+        known = {
+            identity: image_group(identity, split.image_sha256(sample)) for sample, identity in enumerate(split.ids)
+        }
+        groups |= {identity: known.get(identity, identity) for identity in missing}
+    return groups
 
 
-def _right(store: Storage) -> dict[Key, bool]:
+def _lines(store: Storage) -> list[dict[str, Any]]:
+    return [] if store.stat(PREDICTIONS) is None else read_lines(store, PREDICTIONS)
+
+
+def _right(predictions: Sequence[Mapping[str, Any]]) -> dict[Key, bool]:
     """Each question with its expected answer, and whether it was answered right."""
-    if store.stat(PREDICTIONS) is None:
-        return {}
-    predictions = read_lines(store, PREDICTIONS)
     return {(one["id"], one["turn"], one["question"], one["answer"]): bool(one["correct"]) for one in predictions}

@@ -42,8 +42,9 @@ class Scored:
 
     def intervals(self) -> dict[str, tuple[float, float]]:
         """95 %, by the bootstrap over images."""
-        sums = resampled_sums([question.image.name for question in self.questions], self.tallies)
-        return {name: interval(values) for name, values in self.of_sums(sums).items()}
+        images = [question.image.name for question in self.questions]
+        sums, count = resampled_sums(images, self.tallies), len(set(images))
+        return {name: interval(values, count) for name, values in self.of_sums(sums).items()}
 
     def slices(self) -> dict[str, dict[str, float]]:
         """All scores of each slice, by its name."""

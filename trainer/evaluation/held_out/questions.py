@@ -15,7 +15,7 @@ from vlmpipe.trainer.data.shards.index import SplitIndex
 from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, ShownImages, answer_questions
 from vlmpipe.trainer.evaluation.held_out.shuffled_images import ShuffledImages
-from vlmpipe.trainer.evaluation.metrics import Prediction, Question, is_right
+from vlmpipe.trainer.evaluation.metrics import Prediction, Question, image_group, is_right
 from vlmpipe.trainer.evaluation.relevance import selecting
 
 
@@ -49,14 +49,15 @@ class HeldOut:
         for sample in (number * count // chosen for number in range(chosen)):
             turns = self.shards.turns(self.split.sample_location(sample))
             identity, system = self.split.ids[sample], turns[0].system
+            group = image_group(identity, self.split.image_sha256(sample))
             for number, turn in asked_turns(turns):
                 earlier: tuple[Turn, ...] = ()
                 marks = None
                 if earlier_turns == "reference":
                     earlier = tuple(turns[:number])
                     marks = sum(one.question.count(IMAGE_TOKEN) for one in turns[: number + 1])
-                question = Question(sample, identity, number, turn.slice, turn.question, turn.answer, system)
-                questions.append(question.after(earlier, marks))
+                asked = (turn.slice, turn.question, turn.answer, system)
+                questions.append(Question(sample, identity, number, *asked, earlier, marks, group))
         return questions
 
 
@@ -86,7 +87,15 @@ def answer(
         answers = answer_questions(job, model, given, device, max_new_tokens=most, is_blank=is_blank)
     return [
         Prediction(
-            q.id, q.turn, q.slice, q.question, q.answer, one.text, is_right(q.answer, one.text), one.finish_reason
+            q.id,
+            q.turn,
+            q.slice,
+            q.question,
+            q.answer,
+            one.text,
+            is_right(q.answer, one.text),
+            one.finish_reason,
+            q.image_group,
         )
         for (q, _), one in zip(asked, answers, strict=True)
     ]

@@ -8,7 +8,6 @@ from typing import Any
 
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.evaluation.held_out.champion import Rescored
-from vlmpipe.trainer.evaluation.held_out.questions import HeldOut
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question, baseline_answers, exact_match
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts, paired_counts
 
@@ -22,13 +21,13 @@ def right_of(predictions: Sequence[Prediction]) -> Right:
 class Pairs:
     """The model's answers beside others to the same questions."""
 
-    def __init__(self, held_out: HeldOut, questions: Sequence[Question], own: Sequence[Prediction]) -> None:
-        self._images = {one.id: tuple(held_out.split.image_sha256(one.sample)) or one.id for one in questions}
+    def __init__(self, own: Sequence[Prediction]) -> None:
+        self._groups = {one.id: one.image_group for one in own}
         self._own = right_of(own)
 
     def beside(self, other: Right) -> PairedCounts:
-        images, own = [self._images[identity] for identity, _ in other], [self._own[key] for key in other]
-        return paired_counts(images, own, list(other.values()))
+        groups, own = [self._groups[identity] for identity, _ in other], [self._own[key] for key in other]
+        return paired_counts(groups, own, list(other.values()))
 
 
 def paired_answers(

@@ -50,14 +50,14 @@ def _print_scores(rows: list[ScoreRow]) -> None:
     for row in rows:
         for place, run in enumerate(row.runs):
             head = ("", "", "") if place else (row.slice or "all", row.metric, f"{row.questions:,}")
-            low, high = run.difference_interval or run.interval
-            sign = "" if run.difference is None else "+"
+            is_first = run.difference is None
+            between, sign = (run.interval, "") if is_first else (run.difference_interval, "+")
             table.add_row(
                 *head,
                 run.run,
                 f"{run.value:.4f}",
                 "" if run.difference is None else f"{run.difference:+.4f}",
-                f"{low:{sign}.4f} to {high:{sign}.4f}",
+                f"{between[0]:{sign}.4f} to {between[1]:{sign}.4f}" if between else "–",
                 run.verdict,
                 style=VERDICT_STYLES.get(run.verdict, ""),
             )

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from vlmpipe.compare.sweep.intervals import LEVEL, Measured, Resampled, holm, pareto, resample
 from vlmpipe.compare.sweep.results import SweepResults, Training, read_results
 from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.evaluation.significance.bootstrap import MIN_GROUPS
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import write_record
 
@@ -132,7 +133,7 @@ def compared(results: SweepResults) -> SweepComparison:
         for name, trainings in of_variant.items()
         if trainings
     }
-    resampled = resample(scores, [key[0] for key in shared])
+    resampled = resample(scores, [done[0].image_groups.get(key[0], key[0]) for key in shared])
     variants = _variants(results, of_variant, resampled)
     notes = []
     if left := max(len(one.scores) for one in done) - len(shared):
@@ -183,7 +184,7 @@ def _variants(
                 score=resampled.score(name),
                 difference=difference,
                 p_corrected=p_corrected.get(name),
-                verdict=_verdict(difference, p_corrected.get(name), starts),
+                verdict=_verdict(difference, p_corrected.get(name), starts, resampled.groups),
                 selection=_selection(trainings),
                 train_s=fmean(each.train_s for each in trainings),
                 evaluate_s=fmean(each.evaluate_s for each in trainings),
@@ -194,10 +195,12 @@ def _variants(
     return found
 
 
-def _verdict(difference: Measured | None, p_corrected: float | None, starts: int) -> str:
+def _verdict(difference: Measured | None, p_corrected: float | None, starts: int, images: int) -> str:
     """How the variant compares with the baseline. With one training of a side nothing tells it from another start."""
     if difference is None or p_corrected is None:
         return ""
+    if images < MIN_GROUPS:
+        return "too few images: no verdict"
     if starts < 2:
         return "one start: no verdict"
     if p_corrected >= LEVEL:
@@ -244,7 +247,7 @@ def _hypotheses(claims: Sequence[dict[str, Any]], resampled: Resampled) -> list[
             is_refuted = any(each.interval[1] < -one["margin"] for each in differences)
             has_starts = all(resampled.variants[name].starts > 1 for name in (one["variant"], *one["against"]))
             shown: Answer = "supported" if p < LEVEL else "contradicted" if is_refuted else "not shown"
-            answer = shown if has_starts else "not shown"
+            answer = shown if has_starts and resampled.groups >= MIN_GROUPS else "not shown"
         found.append(
             Hypothesis(one["claim"], one["variant"], tuple(one["against"]), one["margin"], answer, differences, p)
         )

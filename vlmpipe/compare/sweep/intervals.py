@@ -1,6 +1,6 @@
 """Intervals and tests over two sources of chance: the random starts of a training and the questions it was asked.
 
-The variance of a variant's mean is that of drawing questions, by the bootstrap over samples, the same draws for all
+The variance of a variant's mean is that of drawing questions, by the bootstrap over images, the same draws for all
 variants; and that of starts beyond it: the means of starts vary by their answers to the same questions too, which the
 draws have already. Student's degrees of freedom are Satterthwaite's (1946, An approximate distribution of estimates of
 variance components, Biometrics Bulletin 2): where questions decide, few starts cost little.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vlmpipe.trainer.evaluation.significance.bootstrap import SEED, Float64Array
+from vlmpipe.trainer.evaluation.significance.bootstrap import SEED, Float64Array, unbiased
 from vlmpipe.trainer.evaluation.significance.paired import student_cdf, student_quantile
 
 RESAMPLES = 10_000
@@ -54,10 +54,12 @@ class VariantScores:
 class Resampled:
     """Mean scores of variants that were asked the same questions.
 
+    groups: of questions that are drawn together.
     is_share: every score lies from 0 to 1, as an accuracy does.
     """
 
     variants: dict[str, VariantScores]
+    groups: int
     is_share: bool
 
     @property
@@ -66,7 +68,7 @@ class Resampled:
 
     def score(self, variant: str) -> Measured:
         one = self.variants[variant]
-        error, freedom = _error(one.draws, [one])
+        error, freedom = self._error(one.draws, [one])
         half = student_quantile(1 - LEVEL / 2, freedom) * error
         low, high = one.mean - half, one.mean + half
         return Measured(one.mean, (max(0.0, low), min(1.0, high)) if self.is_share else (low, high))
@@ -91,15 +93,15 @@ class Resampled:
     def _compared(self, variant: str, other: str) -> tuple[float, float, int]:
         """Difference of the means, its standard error, and degrees of freedom."""
         one, two = self.variants[variant], self.variants[other]
-        return one.mean - two.mean, *_error(one.draws - two.draws, [one, two])
+        return one.mean - two.mean, *self._error(one.draws - two.draws, [one, two])
 
-
-def _error(draws: Float64Array, variants: Sequence[VariantScores]) -> tuple[float, int]:
-    """Standard error, and Satterthwaite's degrees of freedom, rounded down."""
-    variance = float(draws.var()) + sum(one.starts_variance for one in variants)
-    spent = sum(one.starts_error**2 / (one.starts - 1) for one in variants if one.starts > 1)
-    freedom = max(1, min(10_000, int(variance**2 / spent))) if spent else 10_000
-    return math.sqrt(variance), freedom
+    def _error(self, draws: Float64Array, variants: Sequence[VariantScores]) -> tuple[float, int]:
+        """Standard error, and Satterthwaite's degrees of freedom, rounded down."""
+        of_questions = float(draws.var()) * unbiased(self.groups) ** 2 if self.groups > 1 else 0.0
+        variance = of_questions + sum(one.starts_variance for one in variants)
+        spent = sum(one.starts_error**2 / (one.starts - 1) for one in variants if one.starts > 1)
+        spent += of_questions**2 / max(1, self.groups - 1)
+        return math.sqrt(variance), max(1, min(10_000, int(variance**2 / spent))) if spent else 10_000
 
 
 def _cdf(value: float, error: float, freedom: int) -> float:
@@ -117,7 +119,7 @@ def resample(
 
     Args:
         scores: by variant, (starts, questions).
-        groups: of each question, the sample that it is about: its questions are drawn together.
+        groups: of each question, the images that it is about: their questions are drawn together.
     """
     numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
     of_question = np.array([numbers[group] for group in groups])
@@ -143,7 +145,7 @@ def resample(
             float(values.mean()), draws, starts, max(0.0, between - explained) / starts, between / starts
         )
     every = np.concatenate([np.ravel(np.asarray(of_starts, np.float64)) for of_starts in scores.values()])
-    return Resampled(variants, is_share=bool(((every >= 0) & (every <= 1)).all()))
+    return Resampled(variants, count, is_share=bool(((every >= 0) & (every <= 1)).all()))
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:

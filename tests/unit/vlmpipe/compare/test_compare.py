@@ -19,7 +19,7 @@ from vlmpipe.compare.predictions import write_predictions
 from vlmpipe.compare.sides import read_sides
 from vlmpipe.registry.folder import Candidate, FolderRegistry
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
-from vlmpipe.trainer.evaluation.significance.bootstrap import interval, resampled_sums
+from vlmpipe.trainer.evaluation.significance.bootstrap import MIN_GROUPS, difference_interval, resampled_sums
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import seal_lines, write_record
 
@@ -28,11 +28,15 @@ FIRST: Answers = [("a", "red", "red"), ("a", "two", "two"), ("b", "red", "blue")
 BETTER: Answers = [("a", "red", "red"), ("a", "two", "2"), ("b", "red", "red"), ("c", "two", "two")]
 
 
-def make(root: Path, name: str, answers: Answers, **records: dict[str, Any]) -> Path:
-    """An evaluated run under `root`: answers in two slices, and other records in place of the usual ones."""
+def make(root: Path, name: str, answers: Answers, images: int = 0, **records: dict[str, Any]) -> Path:
+    """An evaluated run under `root`: answers in two slices, and other records in place of the usual ones.
+
+    images: that samples share in turn; 0: each sample has one of its own.
+    """
     folder, lines = root / "runs" / name, []
     for turn, (sample, answer, said) in enumerate(answers):
         place = {"id": sample, "turn": turn, "slice": "count" if answer == "two" else "colour", "question": "What?"}
+        place["image_group"] = f"image-{turn % images}" if images else f"image of {sample}"
         lines.append(place | {"answer": answer, "prediction": said, "correct": answer == said})
     store = open_storage(str(folder))
     store.write("predictions.jsonl", seal_lines(lines))
@@ -62,8 +66,8 @@ def test_scores_differences_and_agreement_are_those_of_the_answers(tmp_path: Pat
     assert [one.value for one in rows["count", "exact_match"].runs] == [0.5, 0.5]
     assert rows["colour", "exact_match"].questions == 2
     sums = resampled_sums(["a", "a", "b", "c"], [(0, 1), (-1, 1), (1, 1), (1, 1)])
-    assert better.difference_interval == pytest.approx(interval(sums[:, 0] / sums[:, 1]))
-    assert (first.verdict, better.verdict) == ("", "no difference shown")
+    assert better.difference_interval == pytest.approx(difference_interval(0.25, sums[:, 0] / sums[:, 1], 3))
+    assert (rows["", "exact_match"].images, first.verdict, better.verdict) == (3, "", "too few images")
     (agreement,) = found.agreement
     assert (agreement.both_right, agreement.only_first, agreement.only_this, agreement.both_wrong) == (1, 1, 2, 0)
     assert [(one.id, one.predictions, one.correct) for one in found.disagreements] == [
@@ -71,7 +75,7 @@ def test_scores_differences_and_agreement_are_those_of_the_answers(tmp_path: Pat
         ("b", ("blue", "red"), (False, True)),
         ("c", ("three", "two"), (False, True)),
     ]
-    assert found.notes == (SEEDS,)
+    assert found.notes == ("the 4 questions are about 3 images, which are what chance draws", SEEDS)
 
 
 def test_what_the_runs_were_set_and_made_with_otherwise_comes_first(
@@ -117,12 +121,48 @@ def test_a_difference_on_every_sample_is_beyond_chance_in_its_direction(tmp_path
     assert compared(tmp_path, "wrong", "right").scores[0].runs[1].verdict == "better"
 
 
+@pytest.mark.parametrize(("images", "verdict"), [(0, "better"), (12, "no difference shown"), (5, "too few images")])
+def test_samples_that_share_images_are_no_independent_evidence(tmp_path: Path, images: int, verdict: str) -> None:
+    """A record for each question, as many data sets have them: the same answers, of 60 images or of fewer."""
+    many = [(f"s{number}", "red", "blue" if number % 12 < 2 else "red") for number in range(60)]
+    make(tmp_path, "first", many, images)
+    make(tmp_path, "better", [(sample, answer, answer) for sample, answer, _ in many], images)
+    found = compared(tmp_path, "first", "better")
+    assert (found.scores[0].images, found.scores[0].runs[1].verdict) == (images or 60, verdict)
+    note = f"the 60 questions are about {images} images, which are what chance draws"
+    assert (note in found.notes) == bool(images)
+    print_comparison(found)
+    build_page(found)
+
+
+def test_one_image_has_no_interval_of_a_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, said in (("first", "blue"), ("better", "red")):
+        make(tmp_path, name, [(f"s{number}", "red", said) for number in range(MIN_GROUPS)], images=1)
+    found = compared(tmp_path, "first", "better")
+    assert found.scores[0].runs[1].difference_interval is None
+    assert found.as_json()["scores"][0]["runs"][1]["verdict"] == "too few images"
+    print_comparison(found)
+    assert "–" in capsys.readouterr().out and '<td class="num" data-label="Interval">–' in build_page(found)
+
+
+def test_answers_of_unknown_images_are_drawn_by_sample_and_that_is_said(tmp_path: Path) -> None:
+    for name in ("first", "better"):
+        folder = make(tmp_path, name, FIRST, prepared={"prepared_uri": "gone", "features_uri": "", "features": "off"})
+        lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+        content = seal_lines([{key: line[key] for key in line if key != "image_group"} for line in lines])
+        (folder / "predictions.jsonl").write_bytes(content)
+    found = compared(tmp_path, "first", "better")
+    assert (
+        found.notes[0].startswith("which questions of first share images is not known") and found.scores[0].images == 3
+    )
+
+
 def test_only_shared_questions_count_and_the_rest_is_named(tmp_path: Path) -> None:
     make(tmp_path, "first", [*FIRST, ("d", "red", "red")])
     make(tmp_path, "other", [*BETTER, ("e", "red", "red"), ("f", "red", "red")])
     found = compared(tmp_path, "first", "other")
     assert found.questions == 4
-    assert found.notes == ("2 questions that not all runs were asked are left out", SEEDS)
+    assert found.notes[0] == "2 questions that not all runs were asked are left out"
 
 
 def test_runs_that_share_no_question_are_refused_in_a_sentence(tmp_path: Path) -> None:
@@ -185,10 +225,9 @@ def test_benchmarks_of_the_same_questions_are_compared_and_others_are_named(tmp_
         ("pope", "accuracy", 2), ("mme", "acc", 2)
     ]  # fmt: skip
     assert [[one.value for one in row.runs] for row in found.benchmarks] == [[0.5, 1.0]] * 2
-    assert found.notes == (
+    assert found.notes[:2] == (
         "benchmark textvqa is left out: not all runs were asked the same questions",
         "benchmark group is left out: none of its scores is a mean over questions",
-        SEEDS,
     )
 
 

@@ -13,8 +13,9 @@ from vlmpipe.trainer.storage.records import seal_lines, write_record
 def test_runs_are_compared_as_table_json_page_and_parquet(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
     for name, said in (("first", "blue"), ("second", "red"), ("other", "red")):
         store = LocalStorage(tmp_path / "runs" / name)
-        line = {"id": "a", "turn": 0, "slice": "all", "question": f"What? {name == 'other'}", "answer": "red"}
-        store.write("predictions.jsonl", seal_lines([line | {"prediction": said, "correct": said == "red"}]))
+        line = {"turn": 0, "slice": "all", "question": f"What? {name == 'other'}", "answer": "red"}
+        line |= {"prediction": said, "correct": said == "red"}
+        store.write("predictions.jsonl", seal_lines([line | {"id": one, "image_group": one} for one in "abcdef"]))
         records = {"run": {"name": "x"}, "evaluate": {"questions": 1}, "prepared": {"prepared_uri": str(tmp_path)}}
         for file, content in records.items():
             write_record(store, f"{file}.json", content)
@@ -27,4 +28,4 @@ def test_runs_are_compared_as_table_json_page_and_parquet(vlmpipe: Vlmpipe, tmp_
     assert found["disagreements"][0]["predictions"] == ["blue", "red"]
     answer = vlmpipe("compare", "first", "other", "--root", str(tmp_path))
     assert (answer.code, answer.out) == (65, "")
-    assert "error: the runs share no question: first 1, other 1" in answer.err
+    assert "error: the runs share no question: first 6, other 6" in answer.err
