@@ -107,6 +107,17 @@ def test_lines_outside_of_tables_are_short(page: Path) -> None:
     ] == []
 
 
-def test_the_readme_lists_every_run_file() -> None:
-    listed = set(re.findall(r"\(configs/([\w-]+\.yaml)\)", (ROOT / "README.md").read_text()))
+def test_every_run_file_is_listed() -> None:
+    page = ROOT / "docs/reference/shipped-run-files.md"
+    listed = set(re.findall(r"\(\.\./\.\./configs/([\w-]+\.yaml)\)", page.read_text(encoding="utf-8")))
     assert listed == {path.name for path in (ROOT / "configs").glob("*.yaml")}
+
+
+def test_every_command_is_listed() -> None:
+    page = (ROOT / "docs/reference/commands.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `([a-z]+)", page, re.M))
+    assert listed == set(typer.main.get_command(app).commands)
+
+
+def test_the_readme_takes_a_screen_and_a_half() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 90

@@ -1,4 +1,4 @@
-"""The shipped run files' hours and dollars, in their first comment and in the README, are those of their plans."""
+"""The shipped run files' hours and dollars, in their first comment and in the reference, are those of their plans."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def numbers(text: str) -> list[float]:
 
 
 @pytest.mark.parametrize("path", ON_GPUS, ids=lambda path: path.stem)
-def test_hours_and_dollars_in_a_run_file_and_in_the_readme_are_those_of_its_plan(path: Path) -> None:
-    """Within 3 %, and with the same terms; in the README those of all stages."""
+def test_hours_and_dollars_in_a_run_file_and_in_the_reference_are_those_of_its_plan(path: Path) -> None:
+    """Within 3 %, and with the same terms; in the reference those of all stages."""
     text, total = path.read_text(encoding="utf-8"), [0.0, 0.0]
     for stage, (time, cost) in forecasts(path).items():
         label = f"Planned, {stage}" if stage else "Planned"
@@ -60,8 +60,8 @@ def test_hours_and_dollars_in_a_run_file_and_in_the_readme_are_those_of_its_plan
         assert numbers(said) == pytest.approx(numbers(planned), rel=0.03), f"write: # {label}: {planned}"
         hours, _, _, usd = numbers(planned)[:4]
         total = [total[0] + hours, total[1] + usd]
-    readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    (row,) = [row for row in readme if f"(configs/{path.name}) |" in row]
+    page = (ROOT / "docs/reference/shipped-run-files.md").read_text(encoding="utf-8").splitlines()
+    (row,) = [row for row in page if f"(../../configs/{path.name}) |" in row]
     assert numbers(" ".join(row.split(" | ")[3:5])) == pytest.approx(total, rel=0.03), total
 
 

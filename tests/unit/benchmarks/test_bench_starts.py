@@ -60,9 +60,11 @@ def test_one_start_has_no_spread() -> None:
     assert table("digits", [Scores(0, 1100, (0.95, 0.21, 0.22, 0.275))])[-1].startswith("| range |")
 
 
-def test_the_readme_has_the_range_of_the_newest_results() -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/reference/evidence.md"])
+def test_a_page_has_the_range_of_the_newest_results(page: str) -> None:
     newest = sorted((ROOT / "benchmarks/results").glob("*-cpu-quickstart.md"))[-1]
     (line,) = (line for line in newest.read_text().splitlines() if line.startswith("| range |"))
     right_image = line.split("|")[3].strip()
-    (claim,) = (line for line in (ROOT / "README.md").read_text().splitlines() if "quickstart's model uses" in line)
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    claim = text.partition("quickstart's model uses")[2][:400]
     assert f": {right_image} of 1,100 validation questions" in claim and newest.name in claim
