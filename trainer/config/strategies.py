@@ -36,6 +36,8 @@ def require_support(train: TrainConfig) -> None:
         _optimizer_state_works,
         _offload_works,
         _frozen_sharding_works,
+        _gathering_works,
+        _zero_plus_plus_works,
     ):
         require(train)
 
@@ -162,4 +164,25 @@ def _frozen_sharding_works(train: TrainConfig) -> None:
         raise ValueError(
             f"shard_frozen_weights does not work with strategy {train.strategy}: use one of "
             f"{', '.join(SHARDING_FROZEN)}, or zero3, which does so without it"
+        )
+
+
+def _gathering_works(train: TrainConfig) -> None:
+    for name, default in (("reshard_after_forward", "auto"), ("prefetch_layers", 1)):
+        value = getattr(train, name)
+        if value != default and train.strategy not in GATHERING:
+            raise ValueError(
+                f"{name} {value} has no meaning for strategy {train.strategy}: use one of {', '.join(GATHERING)}, "
+                "or leave it out"
+            )
+
+
+def _zero_plus_plus_works(train: TrainConfig) -> None:
+    for name in (*train.quantized, *(["zero_hpz"] if train.zero_hpz else [])):
+        if train.strategy != "zero3":
+            raise ValueError(f"{name} does not work with strategy {train.strategy}: use zero3, or set it to false")
+    if train.zero_quantized_gradients and train.precision != "fp16":
+        raise ValueError(
+            f"zero_quantized_gradients does not work with precision {train.precision}: DeepSpeed's kernel takes "
+            "whatever it is given for fp16 numbers; use fp16, or set it to false"
         )

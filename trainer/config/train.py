@@ -12,7 +12,7 @@ from vlmpipe.trainer.config.base import Fraction, Positive, Section
 from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
 from vlmpipe.trainer.config.optimizer import OptimizerConfig
 from vlmpipe.trainer.config.precision import Compression, ComputeType, Precision, StateType, require_number_types
-from vlmpipe.trainer.config.strategies import GATHERING, PIPELINE_PARALLEL, require_support
+from vlmpipe.trainer.config.strategies import PIPELINE_PARALLEL, require_support
 from vlmpipe.trainer.config.train_options import MlflowConfig, ProfileConfig, WandbConfig
 
 Checkpointing = Literal["none", "selective", "full"]
@@ -304,17 +304,6 @@ class TrainConfig(Section):
         return self.reshard_after_forward == "never" or self.strategy in PIPELINE_PARALLEL
 
     @model_validator(mode="after")
-    def _gathering_works(self) -> TrainConfig:
-        for name, default in (("reshard_after_forward", "auto"), ("prefetch_layers", 1)):
-            value = getattr(self, name)
-            if value != default and self.strategy not in GATHERING:
-                raise ValueError(
-                    f"{name} {value} has no meaning for strategy {self.strategy}: use one of {', '.join(GATHERING)}, "
-                    "or leave it out"
-                )
-        return self
-
-    @model_validator(mode="after")
     def _strategy_supports_it(self) -> TrainConfig:
         require_support(self)
         return self
@@ -333,18 +322,6 @@ class TrainConfig(Section):
     def quantized(self) -> list[str]:
         """The fields of ZeRO++ that are on."""
         return [name for name in ("zero_quantized_weights", "zero_quantized_gradients") if getattr(self, name)]
-
-    @model_validator(mode="after")
-    def _zero_plus_plus_works(self) -> TrainConfig:
-        for name in (*self.quantized, *(["zero_hpz"] if self.zero_hpz else [])):
-            if self.strategy != "zero3":
-                raise ValueError(f"{name} does not work with strategy {self.strategy}: use zero3, or set it to false")
-        if self.zero_quantized_gradients and self.precision != "fp16":
-            raise ValueError(
-                f"zero_quantized_gradients does not work with precision {self.precision}: DeepSpeed's kernel takes "
-                "whatever it is given for fp16 numbers; use fp16, or set it to false"
-            )
-        return self
 
     @model_validator(mode="after")
     def _deepspeed_is_ours_in_part(self) -> TrainConfig:

@@ -5,7 +5,7 @@ size of the gradients, N the number of nodes, g the GPUs of a node, P the number
 
 ring                2 (N-1)/N S     Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms"; Horovod too:
                                     Sergeev and Del Balso 2018, "Horovod: fast and easy distributed deep learning"
-hierarchical        2 (N-1)/N S     a node's GPUs sum first, 2 (g-1)/g S on their own links (communication.py)
+hierarchical        2 (N-1)/N S     a node's GPUs sum first, 2 (g-1)/g S on their own links (transfers.py)
 fully sharded       3 (N-1)/N S     two all-gathers and a reduce-scatter: Rajbhandari et al. 2020, "ZeRO", section 7
 parameter servers   max(1, N/P) S   a worker sends S and receives S, a server N S/P of each: Li et al. 2014, "Scaling
                                     distributed machine learning with the parameter server"; Jiang et al. 2020, "A
@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from vlmpipe.planner.time.communication import NIC_SHARE
+from vlmpipe.planner.time.transfers import NIC_SHARE
 
 SENT_SHARE = {"float32": 1.0, "float16": 0.5}  # of fp32 gradients; Horovod's and DDP's compression halves them
 

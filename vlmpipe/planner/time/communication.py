@@ -1,9 +1,4 @@
-"""Communication of each strategy in one step: bytes sent, and time on links and network cards.
-
-Collectives are hierarchical: inside a node each GPU works on its part over the node's own links, and only then do nodes
-exchange, so that a node's network card carries the same bytes however many GPUs stand behind it. NCCL's rings through
-all GPUs come to nearly the same. For S bytes over n members, one member sends 2(n-1)/n S in an all-reduce and (n-1)/n S
-in an all-gather or a reduce-scatter (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms").
+"""Communication of each strategy in one step: what ranks send (`transfers` has how long it takes).
 
 Ranks are numbered as in a device mesh (pipeline, data, tensor): tensor-parallel neighbours share a node first.
 """
@@ -14,52 +9,18 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from vlmpipe.catalog.machines import Gpu, Machine
 from vlmpipe.planner.memory.pipeline_partition import StageWeights, by_rank
 from vlmpipe.planner.parallel_layout import Layout
+from vlmpipe.planner.time.transfers import RankGroup, Transfer
 from vlmpipe.trainer.config.precision import Precision
 from vlmpipe.trainer.config.train import Checkpointing, ReshardAfterForward
 from vlmpipe.trainer.sizing.model_shape import PARTS, ModelShape, Part
 from vlmpipe.trainer.sizing.pipeline_partition import Stage, schedule_passes, stages_of
 
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
-Scope = Literal["intra", "inter"]
-What = Literal["gradients", "weights", "activations"]
-
-# Shares of the nominal bandwidth that large collectives reach. Published nccl-tests: 208-230 of 300 GB/s on NVLink 3
-# (NVIDIA/nccl-tests#178, NVIDIA/nccl#583); between nodes 45-95 % on Google Cloud (NVIDIA/nccl#209, eight and one GPU a
-# node; GoogleCloudPlatform/ai-infra-cluster-provisioning#376) and 85-96 % on InfiniBand (NVIDIA/nccl-tests#119).
-LINK_SHARE = 0.75
-NIC_SHARE = 0.7
-# Seconds that a collective takes however small it is. Read: 48 to 51 us for 32 KiB to 1 MiB in a node of eight B200;
-# between nodes 46 us on InfiniBand (NVIDIA/nccl#1244, two nodes) to 380 us on EFA (ml-engineering, four nodes).
-LINK_LATENCY_S = 50e-6
-NIC_LATENCY_S = 130e-6
-
 DDP_BUCKET_BYTES = 25 * 2**20  # torch's default
 
 FP32_BYTES, BF16_BYTES, INT8_BYTES, INT4_BYTES = 4, 2, 1, 0.5
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """One kind of traffic of a step, over one scope."""
-
-    what: What
-    collective: Collective
-    scope: Scope
-    # The whole tensor that one group of ranks works on, of an all-to-all that of one rank; summed over the step.
-    payload_bytes: float
-    bytes_per_rank: float  # sent by one GPU; between nodes, its share of the node's network card
-    bytes_per_nic: float  # sent by a node's network card; 0 inside a node
-    calls: float = 1.0  # collectives of the step
-    of_node: bool = False  # of a group that lies in one node, beside the same collective over all ranks
-
-    @property
-    def name(self) -> str:
-        return f"{self.collective.replace('_', '-')} of {self.what}" + (" within nodes" if self.of_node else "")
 
 
 @dataclass(frozen=True)
@@ -99,44 +60,6 @@ class Work:
         return INT8_BYTES if self.quantized_weights else self.compute_bytes
 
 
-@dataclass(frozen=True)
-class _Group:
-    """`size` ranks, `stride` apart, that work together; all such groups of the job do the same at the same time."""
-
-    size: int
-    stride: int
-    ranks_per_node: int
-
-    @property
-    def ranks_in_node(self) -> int:
-        return min(self.size, max(1, self.ranks_per_node // self.stride))
-
-    @property
-    def nodes(self) -> int:
-        return -(-self.size // self.ranks_in_node)
-
-    def collective(
-        self, what: What, collective: Collective, payload_bytes: float, calls: float = 1.0
-    ) -> Iterator[Transfer]:
-        """The traffic of `calls` collectives, inside nodes and between them; nothing for a group of one."""
-        passes = 2 if collective == "all_reduce" else 1
-        if self.ranks_in_node > 1:
-            sent = passes * (self.ranks_in_node - 1) / self.ranks_in_node * payload_bytes
-            yield Transfer(what, collective, "intra", payload_bytes, sent, 0.0, calls)
-        if self.nodes > 1:
-            sent = passes * (self.nodes - 1) / self.nodes * payload_bytes / self.ranks_in_node
-            yield Transfer(what, collective, "inter", payload_bytes, sent, sent * self.ranks_per_node, calls)
-
-    def all_to_all(self, what: What, payload_bytes: float, calls: float) -> Iterator[Transfer]:
-        """The same of an all-to-all of `payload_bytes` on each rank, which sends each other rank an equal part."""
-        each = payload_bytes / self.size
-        if self.ranks_in_node > 1:
-            yield Transfer(what, "all_to_all", "intra", payload_bytes, each * (self.ranks_in_node - 1), 0.0, calls)
-        if self.nodes > 1:
-            sent = each * (self.size - self.ranks_in_node)
-            yield Transfer(what, "all_to_all", "inter", payload_bytes, sent, sent * self.ranks_per_node, calls)
-
-
 @functools.lru_cache(4096)  # machines of a search differ in rates, not in what is sent
 def traffic(layout: Layout, shape: ModelShape, work: Work) -> tuple[Transfer, ...]:
     """All traffic of one training step.
@@ -161,7 +84,7 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> tuple[Transfer, ..
     strategy = layout.strategy
     stage = _fullest_stage(layout, shape, work)
     found = list(_between_parts(layout, shape, work, stage))
-    data = _Group(layout.replicas, layout.tensor_parallel, layout.ranks_per_node)
+    data = RankGroup(layout.replicas, layout.tensor_parallel, layout.ranks_per_node)
     fp32 = _trainable_bytes(layout, shape, lambda part: FP32_BYTES)
     reduced = fp32 * work.reduce_bytes / FP32_BYTES
     # DeepSpeed under autocast: what matrix products use travels in the compute type, an embedding's gradient does not.
@@ -208,7 +131,7 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> tuple[Transfer, ..
                 # A node's copy is made when what was gathered first is let go of, and is lost in the update, but that
                 # of frozen weights lasts.
                 found += data.collective("weights", "all_gather", gathered)
-                node = _Group(layout.copy_shards, 1, layout.ranks_per_node)
+                node = RankGroup(layout.copy_shards, 1, layout.ranks_per_node)
                 inside = node.collective(
                     "weights", "all_gather", (gathers - 1) * gathered + gathers * frozen, 2 * passes
                 )
@@ -217,8 +140,8 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> tuple[Transfer, ..
                 found += data.collective("weights", "all_gather", gathers * (gathered + frozen), 2 * passes)
             found += data.collective("gradients", "reduce_scatter", sent * work.micro_steps, passes)
         case "fsdp" | "tp" | "hsdp":
-            shards = _Group(layout.weight_shards, layout.tensor_parallel, layout.ranks_per_node)
-            copies = _Group(
+            shards = RankGroup(layout.weight_shards, layout.tensor_parallel, layout.ranks_per_node)
+            copies = RankGroup(
                 layout.replicas // layout.weight_shards,
                 layout.tensor_parallel * layout.weight_shards,
                 layout.ranks_per_node,
@@ -231,18 +154,6 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> tuple[Transfer, ..
         case _:
             raise KeyError(strategy)
     return tuple(found)
-
-
-def seconds(transfer: Transfer, machine: Machine, gpu: Gpu) -> float:
-    """Time on the links inside a node, or on its network card, at the assumed shares of their bandwidth."""
-    if transfer.scope == "intra":
-        return transfer.calls * LINK_LATENCY_S + link_seconds(transfer.bytes_per_rank, gpu)
-    return transfer.calls * NIC_LATENCY_S + transfer.bytes_per_nic / (machine.nic_gbps / 8 * 1e9 * NIC_SHARE)
-
-
-def link_seconds(bytes_per_rank: float, gpu: Gpu) -> float:
-    """Time that these bytes take on a GPU's links to the others of its node."""
-    return bytes_per_rank / (gpu.link_gbytes_per_s * 1e9 * LINK_SHARE)
 
 
 def pipeline_bubble(layout: Layout, micro_steps: int) -> float:
@@ -365,7 +276,7 @@ def _exchanged(shape: ModelShape, work: Work, ranks: int) -> float:
 
 
 def _between_parts(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> Iterator[Transfer]:
-    tensor = _Group(layout.tensor_parallel, 1, layout.ranks_per_node)
+    tensor = RankGroup(layout.tensor_parallel, 1, layout.ranks_per_node)
     sums = work.micro_steps * _tensor_sums(shape, work, stage)
     sums_in_layer = 4 + (work.activation_checkpointing == "full")
     calls = work.micro_steps * sums_in_layer * len(stage.layers)
@@ -378,7 +289,7 @@ def _between_parts(layout: Layout, shape: ModelShape, work: Work, stage: Stage) 
         replicated = _replicated(layout, shape, work, stage) / layout.weight_shards
         yield from tensor.collective("gradients", "all_reduce", FP32_BYTES * replicated)
     if layout.context_parallel > 1:
-        context = _Group(layout.context_parallel, 1, layout.ranks_per_node)
+        context = RankGroup(layout.context_parallel, 1, layout.ranks_per_node)
         exchanges = 4 * (2 + (work.activation_checkpointing != "none")) * shape.language.layers * work.micro_steps
         exchanged = work.micro_steps * _exchanged(shape, work, context.size)
         yield from context.all_to_all("activations", exchanged, exchanges)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vlmpipe.catalog.machines import Gpu, Machine
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP
-from vlmpipe.planner.time.communication import Transfer, link_seconds, seconds
+from vlmpipe.planner.time.transfers import Transfer, link_seconds, seconds
 from vlmpipe.trainer.config.strategies import PIPELINE_PARALLEL
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.sizing.deepspeed_config import overlaps_reduction, reduces_at_the_end

@@ -9,19 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.planner.configs import A100_80, LLAVA_7B, machine
+from tests.support.planner.configs import LLAVA_7B
 from vlmpipe.planner.parallel_layout import STRATEGIES, Layout, make_layout
-from vlmpipe.planner.time.communication import (
-    LINK_LATENCY_S,
-    LINK_SHARE,
-    NIC_LATENCY_S,
-    NIC_SHARE,
-    Transfer,
-    Work,
-    pipeline_bubble,
-    seconds,
-    traffic,
-)
+from vlmpipe.planner.time.communication import Work, pipeline_bubble, traffic
+from vlmpipe.planner.time.transfers import Transfer
 
 TRAINABLE = LLAVA_7B.trainable_parameters
 WORK = Work(micro_steps=4, micro_batch_size=1, sequence_length=4096, precision="bf16", activation_checkpointing="full")
@@ -258,17 +249,6 @@ def test_stages_on_several_nodes_send_over_the_network() -> None:
     together = make_layout("pp", 1, 8, pipeline_parallel=2)
     scopes = [{t.scope for t in traffic(each, LLAVA_7B, WORK) if t.collective == "send"} for each in (apart, together)]
     assert scopes == [{"inter"}, {"intra"}]
-
-
-def test_seconds_are_bytes_over_the_reached_bandwidth() -> None:
-    intra, inter = sent("ddp", 4, 8)
-    node = machine(nic_gbps=100)
-    at_rate_s = inter.bytes_per_nic / (12.5e9 * NIC_SHARE)
-    assert seconds(inter, node, A100_80) == pytest.approx(at_rate_s + inter.calls * NIC_LATENCY_S)
-    fast = replace(A100_80, link_gbytes_per_s=300)
-    assert seconds(intra, node, fast) == pytest.approx(
-        intra.bytes_per_rank / (300e9 * LINK_SHARE) + intra.calls * LINK_LATENCY_S
-    )
 
 
 @given(STRATEGY, st.sampled_from([2, 4, 8]))
