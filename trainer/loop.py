@@ -18,7 +18,7 @@ from vlmpipe.trainer.monitoring.step_metrics import AsyncStepMetrics, MetricsQue
 from vlmpipe.trainer.monitoring.training_monitor import TrainingMonitor
 from vlmpipe.trainer.optimizer.build import rate_factor
 from vlmpipe.trainer.preflight.room import require_room
-from vlmpipe.trainer.setup import build_training
+from vlmpipe.trainer.setup import TrainingSetup, build_training
 from vlmpipe.trainer.storage import open_storage
 
 COLLECT_GARBAGE_EVERY_STEPS = 200
@@ -49,9 +49,13 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
         sources=setup.source_losses.names if setup.source_losses else (),
     )
     profiler = StepProfiler(job, worker, first_step=first_step, total_steps=setup.total_steps)
+    every = settings.validate_every_steps
     unread, stopping = MetricsQueue(worker), False
     # Closed at any end: a rank that fails while others hang would be reported as stalled while it unwinds.
     with contextlib.closing(Watchdog(job, worker)) as watchdog:
+        if every and first_step % every == 0:  # an earlier start may have ended between the save and this validation
+            with watchdog.pause():
+                _validate(setup, report, worker)
         for data in stream:
             with phase("forward and backward"):
                 loss_share = strategy.forward_backward(data.batches, data.global_loss_terms)
@@ -59,8 +63,7 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
                 result = strategy.step(rate_factor(settings, data.step, setup.total_steps))
             done = data.step + 1
             finished = done == setup.total_steps
-            every = settings.validate_every_steps
-            validates = bool(setup.validation) and (finished or (every > 0 and done % every == 0))
+            validates = every > 0 and done % every == 0 and not finished
             saves = finished or done % settings.checkpoint_every_steps == 0
             pending = AsyncStepMetrics(
                 loss_share,
@@ -73,11 +76,7 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
                 sources=setup.source_losses,
             )
             report.count(unread.add(pending, read_all=validates or saves or report.is_due(done)))
-            if setup.validation and validates:
-                started = time.perf_counter()
-                with watchdog.pause(), phase("validation"):
-                    report.validated(setup.validation.losses(strategy, worker), time.perf_counter() - started)
-            report.step(done, strategy, stream.waited_s, checkpoints.mirror_lag(done))
+            report.step(done, strategy, stream.waited_s, checkpoints.mirror_lag(done), validates=validates)
             watchdog.beat(done)
             stopping = report.stop_requested and not finished
             if stopping or saves or report.save_requested:
@@ -90,6 +89,9 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
                 report.saved(time.perf_counter() - started, checkpoints.take_warnings())
             if stopping:
                 break
+            if validates:
+                with watchdog.pause():
+                    _validate(setup, report, worker)
             profiler.end_step(done, watchdog)
             if settings.freeze_gc and done % COLLECT_GARBAGE_EVERY_STEPS == 0:
                 gc.collect()
@@ -97,7 +99,22 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
     loader.close()
     collect_as_usual()
     stopping = stopping or not checkpoints.settle(stop)
+    if not stopping:  # the last one, once all steps are saved
+        _validate(setup, report, worker)
     name = checkpoints.finish("preempted" if stopping else "done")
     report.note(checkpoints.take_warnings())
     report.close(checkpoint=name, stopped=stopping)
     return ExitCode.PREEMPTED if stopping else ExitCode.OK
+
+
+def _validate(setup: TrainingSetup, report: TrainingMonitor, worker: ProcessContext) -> None:
+    """Add validation losses to the newest step's metrics, unless they are there. Collective.
+
+    Comes after the step's save, so that a validation that fails loses no step; the next start makes up for it.
+    """
+    if not setup.validation or not report.lacks_validation():
+        return
+    started = time.perf_counter()
+    with phase("validation"):
+        losses = setup.validation.losses(setup.strategy, worker)
+    report.validated(losses, time.perf_counter() - started)

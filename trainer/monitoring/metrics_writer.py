@@ -38,12 +38,19 @@ class MetricsLog:
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Record the metrics of `step`, readable within seconds."""
         self._lines.append(seal({"step": step, **values}))
-        numbers = {name: STATES[value] if isinstance(value, str) else value for name, value in values.items()}
-        report_measured(numbers, step)
-        for tracker in self._trackers:
-            tracker.write(step, numbers)
-        if self._file.is_due:
-            self._file.begin(self._content())
+        self._track(step, values)
+
+    def amend(self, step: int, values: dict[str, Any]) -> None:
+        """Add metrics that were measured after the newest line, that of `step`, was recorded."""
+        line = self.line_of(step)
+        assert line is not None
+        self._lines[-1] = seal(line | values)
+        self._track(step, values)
+
+    def line_of(self, step: int) -> dict[str, Any] | None:
+        """The newest line, where it is that of `step`."""
+        line = unseal(self._lines[-1]) if self._lines else None
+        return line if line and line["step"] == step else None
 
     def flush(self) -> None:
         """Write everything recorded so far, now; after some seconds training does not wait for it."""
@@ -62,6 +69,14 @@ class MetricsLog:
         self.flush()
         for tracker in self._trackers:
             tracker.close()
+
+    def _track(self, step: int, values: dict[str, Any]) -> None:
+        numbers = {name: STATES[value] if isinstance(value, str) else value for name, value in values.items()}
+        report_measured(numbers, step)
+        for tracker in self._trackers:
+            tracker.write(step, numbers)
+        if self._file.is_due:
+            self._file.begin(self._content())
 
     def _content(self) -> bytes:
         return b"\n".join(self._lines) + b"\n"

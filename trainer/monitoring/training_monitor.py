@@ -14,10 +14,12 @@ import torch
 from vlmpipe.trainer.checkpoint.attempts import Attempts
 from vlmpipe.trainer.checkpoint.mirror.background import MirrorLag
 from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.agreement import on_first
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.distributed.reduction_server import Reducers, connected_nodes, net_plugins, state_of
 from vlmpipe.trainer.errors import print_warning
 from vlmpipe.trainer.monitoring.gpu_telemetry import NOTHING, GpuFaultWatch, metrics_of, open_telemetry
+from vlmpipe.trainer.monitoring.hypertune import VALIDATION_LOSS
 from vlmpipe.trainer.monitoring.metrics_writer import MetricsLog
 from vlmpipe.trainer.monitoring.rank_metrics import RankMetrics, StragglerWatch, gather_rank_metrics, straggler
 from vlmpipe.trainer.monitoring.step_metrics import StepTotals
@@ -88,7 +90,6 @@ class TrainingMonitor:
         self._totals = Counter(tokens=0, label_tokens=0)
         self._graphs: int | None = None  # compiled before the last line
         self._stall_s = self._window_stall_s = 0.0
-        self._validated: dict[str, float] = {}  # metrics of the next step
         self._mirror_lags = False
         self._rank_metrics = RankMetrics.at_start(worker.world_size)  # at the last line
         self._telemetry = open_telemetry(worker.device)
@@ -137,9 +138,11 @@ class TrainingMonitor:
             if self._first_loss is None:
                 self._first_loss = totals.loss
 
-    def step(self, done: int, strategy: Strategy, waited_s: float, mirror_lag: MirrorLag | None) -> None:
-        """Log a step when it is due, after it and all before it were counted. Collective."""
-        if self.is_due(done) or self._validated:
+    def step(
+        self, done: int, strategy: Strategy, waited_s: float, mirror_lag: MirrorLag | None, *, validates: bool
+    ) -> None:
+        """Log a step when it is due or will be validated, after it and all before it were counted. Collective."""
+        if self.is_due(done) or validates:
             timer, reducers = self._setup.forward_timer, self._reducers
             ranks = gather_rank_metrics(
                 self._worker,
@@ -151,7 +154,6 @@ class TrainingMonitor:
             if self._worker.is_first:
                 assert self._last is not None
                 self._write(self._last, strategy, ranks, mirror_lag)
-            self._validated = {}
 
     @property
     def last_loss(self) -> float:
@@ -159,10 +161,20 @@ class TrainingMonitor:
         assert self._last_loss is not None
         return self._last_loss
 
+    def lacks_validation(self) -> bool:
+        """Whether the newest step has a line, and that no validation loss. Collective."""
+
+        def is_lacking() -> bool:
+            line = self._log.line_of(self._last_step)
+            return line is not None and VALIDATION_LOSS not in line
+
+        return on_first(self._worker, is_lacking)
+
     def validated(self, losses: Mapping[str, float], seconds: float) -> None:
-        """Record validation losses for the next line, by metric. Their time does not count as training time."""
-        self._validated = {**losses, "validation_s": seconds, **_ema_metrics(self._job)}
+        """Add validation losses, by metric, to the newest step's line. Their time does not count as training time."""
         self._window_started += seconds
+        if self._worker.is_first:
+            self._log.amend(self._last_step, {**losses, "validation_s": seconds, **_ema_metrics(self._job)})
 
     def flush(self) -> None:
         """Write the log, so that a run that resumes from the next checkpoint finds its lines."""
@@ -231,7 +243,6 @@ class TrainingMonitor:
                 "epoch": totals.epoch,
                 "loss": totals.loss,
                 **self._source_metrics(totals),
-                **self._validated,
                 "learning_rate": strategy.learning_rate(),
                 **({} if totals.grad_norm is None else {"grad_norm": totals.grad_norm}),
                 **_scale_metrics(strategy.loss_scale),

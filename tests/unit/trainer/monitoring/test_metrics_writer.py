@@ -80,6 +80,20 @@ def test_words_in_the_log_become_numbers_elsewhere(
     assert b"train/reduction_server" in events.read_bytes()
 
 
+def test_what_is_measured_later_joins_the_newest_line_and_is_tracked_once(tmp_path: Path) -> None:
+    recorded = Recorded()
+    log = MetricsLog(str(tmp_path), resumed_from_step=0, trackers=[recorded])
+    assert log.line_of(1) is None
+    log.write(1, {"loss": 2.0})
+    log.write(2, {"loss": 1.0})
+    log.amend(2, {"validation_loss": 3.0})
+    log.close()
+    assert log.lines() == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0, "validation_loss": 3.0}]
+    assert [unseal(line) for line in (tmp_path / FILE).read_bytes().splitlines()] == log.lines()
+    assert recorded.lines[2:] == [{"step": 2, "validation_loss": 3.0}]
+    assert log.line_of(2) == log.lines()[-1] and log.line_of(1) is None
+
+
 class Away(LocalStorage):
     """A folder that takes no write of these numbers."""
 
