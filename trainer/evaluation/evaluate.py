@@ -32,6 +32,7 @@ from vlmpipe.trainer.distributed.process import PATIENCE, ProcessContext, run_wo
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.evaluation.answer import AnsweringModel
 from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
+from vlmpipe.trainer.evaluation.benchmarks.like_train import validation_images_like_train
 from vlmpipe.trainer.evaluation.benchmarks.run import open_benchmarks, run_benchmarks
 from vlmpipe.trainer.evaluation.confusion_matrix import confusions
 from vlmpipe.trainer.evaluation.held_out.champion import rescore
@@ -158,8 +159,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         },
         "images": stats["splits"]["eval"]["unique_images"],
         "images_also_in_train": stats["eval_images_also_in_train"],
-        "images_like_train": stats["near_duplicates"]["eval_images"],
-        "like_train_compared": stats["near_duplicates"]["compared"],
+        **validation_images_like_train(stats),
         "held_out_sha256": hashlib.sha256(
             repr([(q.id, q.turn, q.question, q.answer) for q in questions]).encode()
         ).hexdigest(),

@@ -113,6 +113,8 @@ def overlap_sentence(evaluation: Mapping[str, Any]) -> str:
     ]
     for name, benchmark in (evaluation.get("benchmarks") or {}).items():
         notes.append(_share_sentence(benchmark, "images_like_train", f"images of {name} look like training images"))
+    if evaluation.get("images_like_train", 0) is None:
+        notes.append("it is not known which images look like training images: the data was prepared without signatures")
     return "; ".join(filter(None, notes))
 
 

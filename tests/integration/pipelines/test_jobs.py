@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.data.prepared import without_signatures
 from tests.support.short_form import only_whole
 from tests.support.trainer.benchmark_files import write
 from tests.support.trainer.runs import ends_of_ranks, make_run, metrics, run_ranks, summary, train_runs
@@ -24,6 +25,7 @@ from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode
 from vlmpipe.trainer.evaluation.benchmarks.readers import read_benchmark
 from vlmpipe.trainer.evaluation.benchmarks.scores import score
+from vlmpipe.trainer.evaluation.metrics import overlap_sentence
 from vlmpipe.trainer.feature_cache.reader import FeatureReader, missing_images
 from vlmpipe.trainer.feature_cache.store import features_key
 from vlmpipe.trainer.models.registry import family_of
@@ -199,3 +201,27 @@ def test_evaluating_on_another_number_of_processes_gives_the_same_result(
     assert {key: again[key] for key in ("exact_match", "slices", "held_out_sha256", "benchmarks")} == {
         key: result[key] for key in ("exact_match", "slices", "held_out_sha256", "benchmarks")
     }
+
+
+def test_data_that_was_prepared_before_images_had_signatures_is_evaluated(job: JobConfig, tmp_path: Path) -> None:
+    """What look-alikes are among its images is null then, also of benchmarks; all else is as it was."""
+    shutil.copytree(job.run.run_uri, tmp_path / "runs" / job.run.run_id)
+    shutil.copytree(job.pointers().prepared_uri, tmp_path / "prepared")
+    older = job.model_copy(update={"run": job.run.model_copy(update={"root_uri": str(tmp_path)})})
+    without_signatures(tmp_path / "prepared")
+    run = open_storage(older.run.run_uri)
+    write_record(run, "run.json", read_record(run, "run.json") | {"run": older.run.model_dump()})
+    pointers = read_record(run, "prepared.json") | {"prepared_uri": str(tmp_path / "prepared")}
+    write_record(run, "prepared.json", pointers)
+    expected = read_record(run, "evaluate.json")
+    run_ranks("vlmpipe.trainer.evaluation.evaluate", ["--config", run.uri("run.json")], processes=1)
+    found = read_record(run, "evaluate.json")
+    assert found.keys() == expected.keys() and found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+    for part, other in (
+        (found, expected),
+        *((found["benchmarks"][form], expected["benchmarks"][form]) for form in BENCHMARKS),
+    ):
+        assert part["images_like_train"] is part["like_train_compared"] is None
+        assert isinstance(other["images_like_train"], int)
+    assert "not known which images look like training images" in overlap_sentence(found)
+    assert "not known" not in overlap_sentence(expected)

@@ -11,6 +11,8 @@ import numpy as np
 from PIL import Image
 
 from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.near_duplicates.table import NAME as SIGNATURES
+from vlmpipe.trainer.data.prepare.chunks.merge import STATS
 from vlmpipe.trainer.data.prepare.pipeline import Prepared, prepare
 from vlmpipe.trainer.data.shards.prepared_files import DONE, Manifest
 from vlmpipe.trainer.progress import Progress
@@ -124,3 +126,12 @@ def seal(folder: Path) -> None:
 def prepared_files(uri: str) -> dict[str, bytes]:
     """Everything in a folder of prepared data."""
     return {str(path.relative_to(uri)): path.read_bytes() for path in Path(uri).rglob("*") if path.is_file()}
+
+
+def without_signatures(folder: Path) -> None:
+    """Make prepared data what format 10 had: no signatures of images, and no statistics of them."""
+    (folder / SIGNATURES).unlink()
+    stats = json.loads((folder / STATS).read_bytes())
+    del stats["near_duplicates"]
+    (folder / STATS).write_text(json.dumps(stats))
+    seal(folder)

@@ -1,4 +1,7 @@
-"""Which of a benchmark's images look like images that the model was trained on: scores on them mean less."""
+"""Which images that a model is scored on look like images that it was trained on: scores on them mean less.
+
+Data that was prepared before images had signatures (format 10 and older) says nothing: the counts are null then.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,12 @@ from vlmpipe.trainer.evaluation.benchmarks.question import BenchmarkQuestion
 from vlmpipe.trainer.storage import open_storage
 
 
+def validation_images_like_train(stats: Mapping[str, Any]) -> dict[str, Any]:
+    """The validation split's part of evaluate.json. stats: of the prepared data."""
+    near = stats.get("near_duplicates", {})
+    return {"images_like_train": near.get("eval_images"), "like_train_compared": near.get("compared")}
+
+
 def images_like_train(
     job: JobConfig, benchmark: str, questions: Sequence[BenchmarkQuestion], signatures: Mapping[str, bytes]
 ) -> dict[str, Any]:
@@ -21,7 +30,10 @@ def images_like_train(
 
     signatures: by name of an image.
     """
-    result = like_train(open_prepared(job.pointers().prepared_uri).fetch(NAME), signatures)
+    prepared = open_prepared(job.pointers().prepared_uri)
+    if NAME not in {file.name for file in prepared.list()}:
+        return {"images_like_train": None, "like_train_compared": None}
+    result = like_train(prepared.fetch(NAME), signatures)
     images, run = {one.image.name: one.image for one in questions}, open_storage(job.run.run_uri)
     pairs = []
     for number, (name, (identity, image, distance)) in enumerate(result.closest()):
