@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -75,7 +76,8 @@ class Inventory:
     those of a pipeline's steps.
 
     sizes: of the output folder's other parts, such as the registry. named: ids of runs in the settings of each folder
-    without a run's records.
+    without a run's records. problems: records of the registry that cannot be read, so that any run may be one of its
+    versions.
     """
 
     root: Path
@@ -84,6 +86,7 @@ class Inventory:
     unknown: tuple[Path, ...]
     sizes: dict[str, int]
     named: dict[str, set[str]] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
 
     @cached_property
     def referring(self) -> dict[str, list[str]]:
@@ -118,7 +121,7 @@ def read_inventory(root: str) -> Inventory:
     named = {run_id: files.names(RUN_FILE_COPY, SETTINGS) - {run_id} for run_id, files in others.items()}
     shared = [_shared(kind, folder, uses) for kind in SHARED for folder in _folders(top / kind)]
     sizes = {path.name: size_of(path) for path in _folders(top) if path.name not in ("runs", *SHARED)}
-    return Inventory(top, tuple(runs), tuple(shared), tuple(unknown), sizes, named)
+    return Inventory(top, tuple(runs), tuple(shared), tuple(unknown), sizes, named, tuple(registries.problems))
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -209,10 +212,12 @@ class _Registries:
         self._champions: dict[tuple[str, str], str] = {}
         self._folder = folder
         self._versions: dict[str, set[str]] = {}
+        self.problems: dict[str, None] = {}  # each once
         if self._registry:
             for model in _folders(folder):
-                for entry in self._registry.versions(model.name):
-                    self._versions.setdefault(entry.run_id, set()).add(f"{model.name}@{entry.version}")
+                with self._noting_problems():
+                    for entry in self._registry.versions(model.name):
+                        self._versions.setdefault(entry.run_id, set()).add(f"{model.name}@{entry.version}")
 
     def versions_of(self, run_id: str) -> set[str]:
         return self._versions.get(run_id, set())
@@ -223,11 +228,20 @@ class _Registries:
             if not (self._folder / model).is_dir():
                 continue
             if (model, alias) not in self._champions:
-                entry = FolderRegistry(str(self._folder), alias=alias).champion(model)
+                entry = None
+                with self._noting_problems():
+                    entry = FolderRegistry(str(self._folder), alias=alias).champion(model)
                 self._champions[model, alias] = entry.run_id if entry else ""
             if self._champions[model, alias] == run_id:
                 return f"{model}@{alias}"
         return ""
+
+    @contextlib.contextmanager
+    def _noting_problems(self) -> Iterator[None]:
+        try:
+            yield
+        except UserError as error:
+            self.problems[error.found] = None
 
 
 def _uses_of(files: _Files) -> set[str] | None:

@@ -32,6 +32,7 @@ def build_page(inventory: Inventory, page: Path) -> str:
         root=inventory.root,
         groups=groups,
         num_runs=len(inventory.runs),
+        problems=inventory.problems,
         outcomes=OUTCOMES,
         size=size_text,
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

@@ -158,6 +158,8 @@ def _reason(inventory: Inventory, run: ListedRun, leaving: set[str], *, unfinish
         return "its folder is a link"
     if run.problem:
         return f"what it refers to is not known: {run.problem}"
+    if inventory.problems:
+        return f"whether the registry has a version of it is not known: {inventory.problems[0]}"
     if run.champion:
         return f"it is {run.champion}, which the gate and predict ask"
     if run.registered:

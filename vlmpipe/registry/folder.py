@@ -186,7 +186,7 @@ class FolderRegistry:
             names = [info.name for info in self._store.list(f"{folder}/versions") if info.name.endswith("/CLAIM")]
             taken = {_number(name): read_record(self._store, name) for name in names}
             for number, owner in taken.items():
-                if all(owner[name] == value for name, value in own.items()):
+                if all(owner.get(name) == value for name, value in own.items()):
                     return number
             number = max(taken, default=0) + 1
             try:
@@ -213,7 +213,14 @@ class FolderRegistry:
         info = self._store.stat(name)
         if info is None:
             return None, None
-        return read_record(self._store, name)["version"], info.version
+        version = read_record(self._store, name).get("version")
+        if not isinstance(version, int) or version < 1:
+            raise ConfigError(
+                f"{self._store.uri(name)} names no version: {version!r}",
+                expected="the number of a version that is in use",
+                fix="restore the file from a backup, or delete it: the model then has none in use",
+            )
+        return version, info.version
 
 
 def _folder(model: str) -> str:

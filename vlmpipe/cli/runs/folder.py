@@ -70,7 +70,8 @@ def list_(
         elsewhere = [{"run_id": job, **vars(record)} for job, record in submitted.items()]
         shared = [{**vars(one), "folder": str(one.folder)} for one in inventory.shared]
         runs = [run.as_json() for run in chosen]
-        print_json({"runs": runs, "submitted": elsewhere, "shared": shared, "other_bytes": inventory.sizes})
+        found = {"runs": runs, "submitted": elsewhere, "shared": shared, "other_bytes": inventory.sizes}
+        print_json({**found, "problems": inventory.problems})
         return
     print_inventory(inventory, chosen)
     if submitted:

@@ -38,7 +38,7 @@ def print_inventory(inventory: Inventory, chosen: Sequence[ListedRun]) -> None:
         )
     console.print(table)
     problems = [f"{run.run_id}: {run.problem}" for run in chosen if run.problem]
-    for line in (*problems, _sizes(inventory)):
+    for line in (*problems, *inventory.problems, _sizes(inventory)):
         console.print(Text(line))
 
 

@@ -83,3 +83,18 @@ def test_a_page_is_written_where_runs_are(vlmpipe: Vlmpipe, root: str, tmp_path:
     assert vlmpipe("runs", "page", "--root", str(tmp_path / "absent")).code == 66
     assert vlmpipe("runs", "list", "--root", "gs://bucket").code == 64
     assert folder.app.info.help
+
+
+@pytest.mark.parametrize("name", ["CHAMPION", "versions/000001.json"])
+def test_a_damaged_record_of_the_registry_is_named_and_no_run_is_removed(
+    name: str, vlmpipe: Vlmpipe, root: str
+) -> None:
+    register(Path(root), LONG)
+    path = Path(root, "registry/digits", name)
+    path.write_bytes(path.read_bytes()[:-9])
+    listed = vlmpipe("runs", "list", "--root", root)
+    assert listed.code == 0 and listed.out.count(f"{path} is damaged") == 1 and listed.out.count("digits-2026") == 2
+    assert str(path) in vlmpipe("runs", "list", "--root", root, "--json").json["problems"][0]
+    assert "nothing to remove" in vlmpipe("runs", "prune", "--keep", "1", "--unfinished", "--yes", "--root", root).out
+    refused = vlmpipe("runs", "rm", "digits-20260103-000000", "--yes", "--root", root)
+    assert refused.code == 64 and f"whether the registry has a version of it is not known: {path}" in refused.err
