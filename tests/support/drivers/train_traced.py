@@ -1,8 +1,8 @@
 """Trains several runs in one process group, and writes this rank's collectives, step by step, into each run's folder.
 
-`<run>/collectives/<rank>.json`: of each step the images of this rank's micro-batches, and its collectives as
-[operation, shapes, ranks of the group]. c10d's operations pass through torch's dispatcher, also those that DDP's
-reducer, FSDP's hooks and DeepSpeed ask for.
+`<run>/collectives/<rank>.json`: of each step, and of each batch of a validation, whether this rank's micro-batches have
+images, and its collectives as [operation, shapes, ranks of the group]. c10d's operations pass through torch's
+dispatcher, also those that DDP's reducer, FSDP's hooks and DeepSpeed ask for.
 """
 
 from __future__ import annotations
@@ -42,26 +42,32 @@ class Collectives(TorchDispatchMode):
 
 
 def _ranks(leaves: Sequence[Any]) -> list[int]:
-    """Of the group that an operation names or is given."""
+    """Of the group that an operation names or is given; all, where it says none."""
     for one in leaves:
         if isinstance(one, torch.ScriptObject) and "ProcessGroup" in one._type().qualified_name():
             return dist.get_process_group_ranks(dist.ProcessGroup.unbox(one))
         if isinstance(one, str) and one in dist.distributed_c10d._world.pg_names.values():
             return dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(one))
-    return []
+    return list(range(dist.get_world_size()))
 
 
 def traced(build: Any, written: list[tuple[Path, list[Any]]]) -> Any:
     def building(config: Any, *others: Any) -> Any:
         strategy, steps = build(config, *others), []
         written[-1][1].clear()
-        forward_backward, step = strategy.forward_backward, strategy.step
+        forward_backward, step, forward_loss = strategy.forward_backward, strategy.step, strategy.forward_loss
 
         def recording(batches: Sequence[PackedBatch], *more: Any) -> Any:
             batches = list(batches)
             with Collectives() as mode:
                 result = forward_backward(batches, *more)
-            steps.append({"images": [_images(batch) for batch in batches], "collectives": mode.seen})
+            steps.append({"kind": "step", "images": [*map(_images, batches)], "collectives": mode.seen})
+            return result
+
+        def validating(batch: PackedBatch) -> Any:
+            with Collectives() as mode:
+                result = forward_loss(batch)
+            steps.append({"kind": "validation", "images": [_images(batch)], "collectives": mode.seen})
             return result
 
         def stepping(*arguments: Any) -> Any:
@@ -70,7 +76,7 @@ def traced(build: Any, written: list[tuple[Path, list[Any]]]) -> Any:
             steps[-1]["collectives"] += mode.seen
             return result
 
-        strategy.forward_backward, strategy.step = recording, stepping
+        strategy.forward_backward, strategy.step, strategy.forward_loss = recording, stepping, validating
         written[-1] = (written[-1][0], steps)
         return strategy
 
