@@ -17,7 +17,7 @@ DEVIATIONS = 3
 
 
 def compare(bench: Bench) -> None:
-    trials, chance, level = 40 if bench.quick else 1000, np.random.default_rng(0), 1 - CONFIDENCE
+    trials, chance, level = 40 if bench.quick else 300, np.random.default_rng(0), 1 - CONFIDENCE
     for images, each in IMAGES:
         for together in TOGETHER:
             bench.at(f"{images} images with {each} questions, {together:.0%} as one", 0.0)

@@ -1,4 +1,4 @@
-"""The data and models that are measured: shipped run files, prepared and encoded as a run does it."""
+"""The data and models that are measured: run files, prepared and encoded as a run does it."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.storage import open_storage
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+FROZEN = {"easy-vqa": Path(__file__).with_name("easy-vqa.yaml")}  # in place of a shipped file that trains its encoder
 # One process; every run from the start; a constant rate, so that the other side of a comparison needs no schedule.
 SETTINGS = ("cluster.replica_count=1", "train.resume=never", "train.lr_schedule=constant", "train.warmup_fraction=0")
 
@@ -77,8 +78,8 @@ class Workload:
 
 
 def job_of(run_file: str, root: Path, run_id: str, overrides: tuple[str, ...] = ()) -> JobConfig:
-    """A shipped run file as the job that a container sees."""
-    config = load_run_file(CONFIGS / f"{run_file}.yaml", [*SETTINGS, *overrides])
+    """A run file as the job that a container sees."""
+    config = load_run_file(FROZEN.get(run_file, CONFIGS / f"{run_file}.yaml"), [*SETTINGS, *overrides])
     return JobConfig.model_validate(config.to_run_json(RunPaths(run_id=run_id, root_uri=str(root))))
 
 
@@ -88,7 +89,7 @@ def prepare_job(job: JobConfig) -> str:
 
 
 def workload(bench: Bench, run_file: str, overrides: tuple[str, ...] = (), *, name: str = "") -> Workload:
-    """Prepared data and cached features of a shipped run file, made once in a run of the benchmark."""
+    """Prepared data and cached features of a run file, made once in a run of the benchmark."""
     bench.at(f"data and features of {name or run_file}")
     cached = job_with_data(run_file, bench.scratch, "reuse", overrides)
     with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):

@@ -137,6 +137,27 @@ def cut_sentence(evaluation: Mapping[str, Any]) -> str:
     return " and ".join(parts) and f"{' and '.join(parts)}; raise evaluate.max_new_tokens"
 
 
+def evaluation_notes(evaluation: Mapping[str, Any]) -> list[str]:
+    """What a reader of scores must know: the same on the screen, in the report and on the model card."""
+    notes = [cut_sentence(evaluation)]
+    for name, benchmark in (evaluation.get("benchmarks") or {}).items():
+        cut, most = benchmark.get("cut_answers"), benchmark.get("max_new_tokens")
+        if isinstance(cut, int) and cut:
+            notes.append(f"{cut:,} answers to {name} were cut at {most} tokens; raise its max_new_tokens")
+    notes += [_turns_sentence(evaluation), overlap_sentence(evaluation)]
+    return [note for note in notes if note]
+
+
+def _turns_sentence(evaluation: Mapping[str, Any]) -> str:
+    questions, samples, after = (evaluation.get(name) for name in ("questions", "samples", "questions_after_turns"))
+    if isinstance(after, int) and after:
+        return f"{after:,} questions were asked after their sample's earlier turns with the expected answers"
+    has_later = isinstance(questions, int) and isinstance(samples, int) and questions > samples
+    if evaluation.get("earlier_turns") == "none" and has_later:
+        return "later turns of a sample were asked alone, not after the earlier ones"
+    return ""
+
+
 def baseline_answers(questions: Sequence[Question], slices: Mapping[str, Mapping[str, Any]]) -> list[bool]:
     """Whether the majority baseline is right: the most frequent training answer to this very question where training
     repeats it, else to its slice's questions.

@@ -16,6 +16,7 @@ from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import GRID_FAMILIES, LoraConfig, ModelConfig, WeightsConfig
 from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.evaluation.metrics import evaluation_notes
 from vlmpipe.trainer.models.layers.freeze import described
 from vlmpipe.trainer.printable import one_line
 from vlmpipe.trainer.storage.base import BUCKET_SCHEMES
@@ -85,6 +86,7 @@ def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Mappin
         loss=f"{loss:.4g}" if isinstance(loss, int | float) else "",
         controls=[CONTROL_NAMES.get(name, name) for name in controls],
         rows=list(_rows(evaluation, slices, controls)),
+        notes=[_escaped(f"{note[0].upper()}{note[1:]}.") for note in evaluation_notes(evaluation)],
         benchmarks=list(_benchmarks(evaluation)),
         weakest=f"{_escaped(weakest)}, exact match {_share(scored[weakest])}" if weakest is not None else "",
         size=_size(config.model),

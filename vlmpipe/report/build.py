@@ -30,7 +30,7 @@ from vlmpipe.report.relevance_section import relevance_view
 from vlmpipe.report.samples import PreparedImages, choose, prediction_browser, sample_cards
 from vlmpipe.report.stages import stage_view, stages_outcome
 from vlmpipe.report.svg_charts import SMOOTH_FROM, compact, line_chart
-from vlmpipe.trainer.evaluation.metrics import overlap_sentence
+from vlmpipe.trainer.evaluation.metrics import evaluation_notes
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import join_uri
 
@@ -87,8 +87,8 @@ def _context(files: RunFiles, stages: dict[str, RunFiles]) -> dict[str, Any]:
         if stages
         else [],
         "reached": _reached(files),
-        "comparison": tables.comparison(files.evaluation),
-        "overlap": overlap_sentence(files.evaluation),
+        "comparison": tables.comparison(files.evaluation, files.predictions),
+        "notes": [f"{note[0].upper()}{note[1:]}." for note in evaluation_notes(files.evaluation)],
         "controls": controls,
         "slices": slices,
         "benchmarks": tables.benchmark_rows(files.evaluation),

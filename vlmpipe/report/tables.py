@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from vlmpipe.report.load import RunFiles, column, count, duration, mapping, numb
 from vlmpipe.trainer.config.benchmarks import TITLES
 from vlmpipe.trainer.evaluation.confusion_matrix import Confusion, confusion_of
 from vlmpipe.trainer.evaluation.metrics import normalise
+from vlmpipe.trainer.evaluation.significance.paired import share_interval, wilson
 
 MOST_CONFUSIONS = 6
 CONTROL_NAMES = {
@@ -59,21 +59,23 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def wilson(share: float, questions: int) -> tuple[float, float]:
-    """95% interval of a share of `questions` independent questions (Wilson, 1927)."""
-    z2 = 1.96**2
-    middle = (share + z2 / (2 * questions)) / (1 + z2 / questions)
-    half = math.sqrt(z2 * (share * (1 - share) / questions + z2 / (4 * questions**2))) / (1 + z2 / questions)
-    return max(0.0, middle - half), min(1.0, middle + half)
+def comparison(evaluation: dict[str, Any], predictions: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+    """Bars of the model's exact match with its 95% interval, the controls and chance; empty without an evaluation.
 
-
-def comparison(evaluation: dict[str, Any]) -> list[dict[str, Any]]:
-    """Bars of the model's exact match with its 95% interval, the controls and chance; empty without an evaluation."""
+    predictions: those of the evaluation, by whose images the interval is computed; without them questions count as
+    independent.
+    """
     bars = []
     share, questions = number(evaluation.get("exact_match")), number(evaluation.get("questions"))
     if share is not None:
-        low, high = wilson(share, int(questions)) if questions else (None, None)
-        bars.append({"label": "This model", "share": share, "kind": "model", "low": low, "high": high})
+        low, high, basis = None, None, ""
+        if questions and all(one.get("image_group") for one in predictions) and predictions:
+            groups = [str(one["image_group"]) for one in predictions]
+            right = [bool(one.get("correct")) for one in predictions]
+            (low, high), basis = share_interval(groups, right), f", by {len(set(groups)):,} images"
+        elif questions and 0 <= share <= 1:
+            (low, high), basis = wilson(share, questions, int(questions)), ", taking questions as independent"
+        bars.append({"label": "This model", "share": share, "kind": "model", "low": low, "high": high, "basis": basis})
     notes = {"shuffled_image": "shown another sample's picture", "no_image": "shown no picture"}
     baselines = [
         (CONTROL_NAMES.get(name, name), control.get("exact_match"), _control_note(notes.get(name, ""), control))

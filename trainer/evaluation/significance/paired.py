@@ -132,6 +132,25 @@ def critical_value(images: int, level: float = LEVEL) -> float:
     return student_quantile(1 - level, images - 1) if images > 1 else math.inf
 
 
+def share_interval(groups: Sequence[Hashable], right: Sequence[bool], level: float = LEVEL / 2) -> tuple[float, float]:
+    """Between which the true share of right answers lies; each end is wrong in a share `level` of cases."""
+    of_group: dict[Hashable, list[int]] = defaultdict(list)
+    for group, is_right in zip(groups, right, strict=True):
+        of_group[group].append(int(is_right))
+    count = len(right) / _design_effect(list(of_group.values()))
+    return wilson(sum(right) / len(right), count, len(of_group), level)
+
+
+def wilson(share: float, questions: float, images: int, level: float = LEVEL / 2) -> tuple[float, float]:
+    """Wilson's score interval of a share (1927), with Student's quantile. questions: over the design effect."""
+    z = critical_value(images, level)
+    if math.isinf(z):
+        return 0.0, 1.0
+    middle = (share + z * z / (2 * questions)) / (1 + z * z / questions)
+    half = z * math.sqrt(share * (1 - share) / questions + z * z / (4 * questions**2)) / (1 + z * z / questions)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
 def _root(counts: PairedCounts, value: float) -> float:
     """The difference at which the statistic, which falls with it, has this value."""
     low, high = -1.0, 1.0

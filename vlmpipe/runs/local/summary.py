@@ -27,7 +27,7 @@ from vlmpipe.runs.local.sweep import comparison_lines
 from vlmpipe.runs.run_state import STOPPED, RunState, clock
 from vlmpipe.trainer.config.benchmarks import TITLES
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
-from vlmpipe.trainer.evaluation.metrics import cut_sentence, overlap_sentence
+from vlmpipe.trainer.evaluation.metrics import evaluation_notes
 from vlmpipe.trainer.storage.base import join_uri
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import read_record_file
@@ -231,10 +231,7 @@ def evaluation_lines(evaluation: dict[str, Any]) -> list[str]:
         some = f", {result['questions']:,} questions" if result.get("left_out") else ""
         rows.append((f"same model {CONTROL_NAMES.get(control, control)}{some}", result.get("exact_match")))
     lines = [f"{label:<46} {_percent(value)}" for label, value in rows]
-    if overlap := overlap_sentence(evaluation):
-        lines.insert(1, f"  but {overlap}")
-    if cut := cut_sentence(evaluation):
-        lines.insert(1, f"  but {cut}")
+    lines[1:1] = [f"  note: {note}" for note in evaluation_notes(evaluation)]
     if caption_score is not None:
         lines.append(f"{'CIDEr-D of captions, from 0 to 10':<46} {caption_score:6.2f}")
     slices = evaluation.get("slices") or {}
@@ -247,8 +244,6 @@ def evaluation_lines(evaluation: dict[str, Any]) -> list[str]:
             low, high = (found.get("intervals") or {}).get(metric) or (None, None)
             between = "" if low is None else f"  ({low:.3f} to {high:.3f})"
             lines.append(f"{f'{name}: {TITLES.get(metric, metric)}':<46} {value:8.3f}{between}")
-        if cut := found.get("cut_answers"):
-            lines.append(f"  but {cut:,} answers were cut at {found['max_new_tokens']} tokens")
     return lines
 
 

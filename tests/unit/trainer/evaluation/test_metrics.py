@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmpipe.trainer.evaluation.metrics import Prediction, anls, levenshtein, scores, vqa_accuracy
+from vlmpipe.trainer.evaluation.metrics import Prediction, anls, evaluation_notes, levenshtein, scores, vqa_accuracy
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,22 @@ def test_scores_are_means_overall_and_of_each_slice() -> None:
     assert found["anls"] == pytest.approx((1 + 2 / 3) / 3)
     assert found["slices"]["count"] == {"questions": 1, "exact_match": 0.0, "vqa_accuracy": 1.0, "anls": 0.0}
     assert scores([])["anls"] is None
+
+
+def test_notes_name_every_limit_of_the_scores() -> None:
+    evaluation = {
+        "questions": 30, "samples": 10, "earlier_turns": "reference", "questions_after_turns": 20,
+        "max_new_tokens": 16, "cut_answers": 3, "longer_expected_answers": 2,
+        "images": 9, "images_like_train": 1, "like_train_compared": 0.5,
+        "benchmarks": {"captions": {"cut_answers": 4, "max_new_tokens": 8}, "whole": {"cut_answers": 0}},
+    }  # fmt: skip
+    assert evaluation_notes(evaluation) == [
+        "3 answers were cut at 16 tokens and 2 expected answers are longer than 16 tokens; "
+        "raise evaluate.max_new_tokens",
+        "4 answers to captions were cut at 8 tokens; raise its max_new_tokens",
+        "20 questions were asked after their sample's earlier turns with the expected answers",
+        "1 of 9 validation images look like training images (50% of the pairs compared)",
+    ]
+    alone = {"questions": 30, "samples": 10, "earlier_turns": "none", "questions_after_turns": 0}
+    assert evaluation_notes(alone) == ["later turns of a sample were asked alone, not after the earlier ones"]
+    assert evaluation_notes(alone | {"samples": 30}) == evaluation_notes({}) == []

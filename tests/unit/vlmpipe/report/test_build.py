@@ -21,13 +21,18 @@ from tests.support.data.prepared import seal
 from tests.support.planner.plans import amber, make_plan
 from tests.support.reports import make_run, write_json
 from tests.support.short_form import chosen
+from tests.support.trainer.tiny_runs import TINY
+from vlmpipe.registry.model_card import model_card
 from vlmpipe.report.build import build_report, write_report
 from vlmpipe.report.load import duration
 from vlmpipe.report.samples import choose, thumbnail
 from vlmpipe.report.svg_charts import line_chart, nice_ticks, thin_out
-from vlmpipe.report.tables import confusions, wilson
+from vlmpipe.report.tables import comparison, confusions
+from vlmpipe.runs.local.summary import evaluation_lines
+from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.evaluation.metrics import evaluation_notes
 
 SECTIONS = ["decision", "training", "slices", "samples", "steps", "plan", "data", "configuration", "environment"]
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -479,17 +484,32 @@ def test_thinning_keeps_the_extremes(values: list[float]) -> None:
     assert thin == sorted(thin)
 
 
-@given(st.integers(0, 500), st.integers(1, 500))
-def test_the_interval_holds_the_share(right: int, questions: int) -> None:
-    share = min(right, questions) / questions
-    low, high = wilson(share, questions)
-    assert 0 <= low <= share + 1e-12
-    assert share - 1e-12 <= high <= 1
+def test_what_the_scores_stand_on_is_said_on_page_screen_and_card_alike(run: Path) -> None:
+    limits = {"cut_answers": 3, "max_new_tokens": 16, "questions_after_turns": 20, "images": 9, "images_like_train": 1}
+    edit(
+        run / "evaluate.json", **limits, benchmarks={"captions": {"scores": {}, "cut_answers": 4, "max_new_tokens": 8}}
+    )
+    evaluation = json.loads((run / "evaluate.json").read_text())
+    job = JobConfig.model_validate(TINY | {"run": {"run_id": "r", "root_uri": "/runs"}})
+    screen, card = "\n".join(evaluation_lines(evaluation)), model_card(job, evaluation, {}, model="m")
+    notes = evaluation_notes(evaluation)
+    assert len(notes) == 4
+    for page in (build_report(str(run)), screen, card):
+        assert [note[1:] in unescape(page).replace("\\", "") for note in notes] == [True] * 4
 
 
-def test_the_interval_agrees_with_a_published_example() -> None:
-    # Newcombe, Statistics in Medicine 17 (1998), table I: 81 of 263.
-    assert [round(bound, 4) for bound in wilson(81 / 263, 263)] == [0.2553, 0.3662]
+def test_the_interval_is_by_images_where_the_answers_name_them() -> None:
+    """60 right of 120 questions: of 12 images that are read whole or not at all, and of as many images as questions."""
+    measured = {"exact_match": 0.5, "questions": 120}
+    answers = [{"correct": number // 10 % 2 == 0} for number in range(120)]
+    unnamed, apart, together = (
+        comparison(measured, [one | {"image_group": name(number)} for number, one in enumerate(answers)])[0]
+        for name in (lambda _: "", str, lambda number: str(number // 10))
+    )
+    assert (unnamed["basis"], apart["basis"]) == (", taking questions as independent", ", by 120 images")
+    assert (unnamed["low"], unnamed["high"]) == pytest.approx((apart["low"], apart["high"]))
+    assert together["basis"] == ", by 12 images"
+    assert together["high"] - together["low"] > 2.5 * (apart["high"] - apart["low"])
 
 
 predictions = st.lists(

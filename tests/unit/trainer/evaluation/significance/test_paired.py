@@ -21,6 +21,7 @@ from vlmpipe.trainer.evaluation.significance.paired import (
     is_above,
     paired_counts,
     score_statistic,
+    share_interval,
     student_quantile,
 )
 
@@ -164,3 +165,15 @@ def test_few_images_do_not_pass_by_chance() -> None:
                 other.append(draws.random() < 1 - share)
         passed += is_above(paired_counts(groups, model, other), 0.0)
     assert passed / 600 <= LEVEL + 0.02
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=300), st.integers(1, 5))
+def test_a_shares_interval_holds_it(right: list[bool], each: int) -> None:
+    low, high = share_interval([number // each for number in range(len(right))], right)
+    assert 0 <= low <= sum(right) / len(right) + 1e-12 and sum(right) / len(right) - 1e-12 <= high <= 1
+
+
+def test_of_independent_questions_a_shares_interval_is_wilsons() -> None:
+    # Newcombe, Statistics in Medicine 17 (1998), table I: 81 of 263, by the normal quantile.
+    low, high = share_interval(range(263), [number < 81 for number in range(263)])
+    assert (low, high) == pytest.approx((0.2553, 0.3662), abs=6e-4)
