@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vlmpipe.runs.live_view import View
     from vlmpipe.runs.local.summary import RunReport
     from vlmpipe.runs.vertex.status import VertexStatus
-    from vlmpipe.trainer.evaluation.predict import Answer
+    from vlmpipe.trainer.evaluation.prediction.answer_file import Answer
 
 Target = Literal["vertex", "kubeflow", "local"]
 PLAN_IS_RED = "Warning: by its plan this run cannot end well on this machine: {} (vlmpipe plan --target local)"
@@ -241,7 +241,7 @@ def predict(run: str, images: str | Path, question: str = "", *, root: str = "ru
     """
     from vlmpipe.compare.sides import run_uri_named
     from vlmpipe.trainer.config.job import JobConfig
-    from vlmpipe.trainer.evaluation.predict import Predictor, read_questions
+    from vlmpipe.trainer.evaluation.prediction.predict import Predictor, read_questions
     from vlmpipe.trainer.storage.base import join_uri
 
     questions = read_questions(Path(images), question)

@@ -20,7 +20,8 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.evaluation.evaluate import Subject, load_subject
 from vlmpipe.trainer.evaluation.held_out.questions import answer, with_images
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question, scores
-from vlmpipe.trainer.evaluation.predict import ToAnswer, predict
+from vlmpipe.trainer.evaluation.prediction.answer_file import ToAnswer
+from vlmpipe.trainer.evaluation.prediction.predict import predict
 
 QUESTIONS = 1000
 RUN = (

@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 BUDGET_MINUTES = 10.0
 QUICK_ROUNDS = 2
+INTERRUPTED = 130  # exit code, also of vlmpipe
 FOLDER = Path("/var/tmp")  # on a disk, where /tmp may be memory
 
 
@@ -64,7 +65,7 @@ class Suite:
     device: Callable[[argparse.Namespace], str] | None = None  # its name; raises SystemExit where it is missing
 
     def main(self, description: str | None, arguments: Sequence[str] | None = None) -> int:
-        """Run the parts that were asked for. Returns 1 when one of them failed; the others' figures stand."""
+        """Run the parts that were asked for. Returns 1 when one failed, 130 after Ctrl-C; the others' figures stand."""
         chosen = self._parser(description).parse_args(arguments)
         if chosen.list:
             print(f"{self.title}, and how long each part takes in a default run ({BUDGET_MINUTES:g} minutes at most):")
@@ -83,14 +84,17 @@ class Suite:
             with tempfile.TemporaryDirectory(prefix="vlmpipe-bench-", dir=chosen.folder) as scratch:
                 bench = Bench(report, Path(scratch), Progress(len(parts)), rounds, quick=chosen.quick)
                 try:
-                    failed = bench.run(parts, 60 * minutes)
+                    code = 1 if bench.run(parts, 60 * minutes) else 0
                 except KeyboardInterrupt:  # what was found until then is worth having
-                    failed = ["interrupted"]
+                    names = [part.name for part in parts]
+                    rest = names[names.index(bench.part) :] if bench.part else names
                     report.note(
-                        f"Interrupted in {bench.part}: what it was comparing, and the parts after it, are missing."
+                        f"Interrupted in {rest[0]}: what it was comparing, and the parts after it, are missing; "
+                        f"--only {' '.join(rest)} measures them."
                     )
+                    code = INTERRUPTED
             report.publish(as_json=chosen.json, as_markdown=chosen.markdown)
-        return 1 if failed else 0
+        return code
 
     def _parser(self, description: str | None) -> argparse.ArgumentParser:
         parser = argparse.ArgumentParser(

@@ -225,9 +225,12 @@ def run_search(search: Search) -> list[Trial]:
 
     store = open_storage(search.uri)
     table = [Trial(**one) for one in json.loads(store.read(TABLE))] if store.stat(TABLE) else []
-    lock = take_lock(Path(search.uri)) if "://" not in search.uri else None  # shows others that it is running
+    lock = None
     try:
+        lock = take_lock(Path(search.uri)) if "://" not in search.uri else None  # shows others that it is running
         _run_trials(search, store, table)
+    except KeyboardInterrupt:  # between trials: a trial's own processes are stopped by run_job
+        raise SearchStoppedError(search.search_id, table, num_points(search.tune)) from None
     finally:
         if lock is not None:
             os.close(lock)
@@ -260,8 +263,8 @@ def _run_trials(search: Search, store: Storage, table: list[Trial]) -> None:
             run_job(f"{search.search_id}-trial-{number}", spec, labels={STEP_LABEL: "trial"})
             line = json.loads(open_storage(folder).read("metric.json").splitlines()[-1])
             metric = float(line[search.tune.metric])
-        except (UserError, KeyboardInterrupt) as failure:
-            if isinstance(failure, KeyboardInterrupt) or failure.code == ExitCode.PREEMPTED:
+        except UserError as failure:
+            if failure.code == ExitCode.PREEMPTED:
                 raise SearchStoppedError(search.search_id, table, num_points(search.tune)) from None
             error = failure.found.splitlines()[0]
         state = "failed" if metric is None else "done"

@@ -147,8 +147,8 @@ class Terminal:
 IN_TERMINAL = """
 import fcntl, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from vlmpipe.cli.app import main
-main()
+from vlmpipe.cli.entry import console
+console()
 """
 
 

@@ -23,6 +23,7 @@ from vlmpipe.trainer.storage.export_manifest import FOLDER, require_whole_export
 from vlmpipe.trainer.storage.records import read_record
 
 START_S = 180.0
+END_S = 10.0
 LOG_LINES = 8
 HOST = "127.0.0.1"
 NEEDED = ("fastapi", "uvicorn", "openai")
@@ -38,8 +39,11 @@ class LocalServer:
     process: subprocess.Popen[bytes]
 
     def wait(self) -> None:
-        """Until the server ends. Raises UserError (69) where it does so by itself: Ctrl-C ends the wait instead."""
-        code = self.process.wait()
+        """Until Ctrl-C. Raises UserError (69) where the server ends by itself."""
+        try:
+            code = self.process.wait()
+        except KeyboardInterrupt:  # which the server got too
+            return
         raise UserError(
             f"the server ended with code {code}", expected="a server that runs until Ctrl-C", code=ExitCode.UNAVAILABLE
         )
@@ -76,11 +80,18 @@ def serving(run_uri: str, *, port: int = 0) -> Iterator[LocalServer]:
             try:
                 _wait(process, port, Path(log.name))
                 yield LocalServer(f"http://{HOST}:{port}/v1", str(folder), process)
-            except KeyboardInterrupt:  # Ctrl-C, which the server got too
-                pass
             finally:
                 process.terminate()
-                process.wait()
+                _wait_for_end(process)
+
+
+def _wait_for_end(process: subprocess.Popen[bytes]) -> None:
+    """Ctrl-C, also a second one, kills the server where it takes long."""
+    try:
+        process.wait(END_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.kill()
+        process.wait()
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

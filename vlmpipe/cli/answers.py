@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -54,8 +56,8 @@ def predict(
 ) -> None:
     """Answer questions about images. One, a folder or a table; as the evaluation asks, and as fast."""
     with doing(f"asking {run}"):
-        from vlmpipe.trainer.evaluation.predict import Predictor, read_questions
-        from vlmpipe.trainer.evaluation.predict import predict as predict_all
+        from vlmpipe.trainer.evaluation.prediction.predict import Predictor, read_questions
+        from vlmpipe.trainer.evaluation.prediction.predict import predict as predict_all
 
         questions = read_questions(source, question)
         job = _job_of(run, root)
@@ -64,12 +66,13 @@ def predict(
         else:
             predictor = Predictor.load(job)
     if output:
-        rate = found.answered / found.answer_s
+        rate = (found.answered + found.failed - found.continued) / max(found.answer_s, 1e-9)
         if as_json:
             print_json({"output": str(output), "questions_per_s": rate, **vars(found)})
             return
         failed = f", {found.failed:,} images could not be asked about (column error)" if found.failed else ""
-        print_lines([f"{found.answered:,} answers in {output}, {rate:,.1f} a second{failed}"])
+        continued = f", {found.continued:,} of them from before it was stopped" if found.continued else ""
+        print_lines([f"{found.answered:,} answers in {output}{continued}, {rate:,.1f} a second{failed}"])
         return
     batches = predictor.answer(questions, batch=batch)
     if as_json:
@@ -96,7 +99,8 @@ def ask(
 ) -> None:
     """Ask a run's model about one image. One question, or one after the other; each is asked by itself."""
     with doing(f"loading the model of {run}"):
-        from vlmpipe.trainer.evaluation.predict import Predictor, ToAnswer
+        from vlmpipe.trainer.evaluation.prediction.answer_file import ToAnswer
+        from vlmpipe.trainer.evaluation.prediction.predict import Predictor
 
         with os_errors(f"reading {image}"):
             image.open("rb").close()
@@ -131,7 +135,7 @@ def chat(
     show_image(image)
     with doing(f"loading the model of {run}"):
         from vlmpipe.serving.conversation import Conversation
-        from vlmpipe.trainer.evaluation.predict import Predictor
+        from vlmpipe.trainer.evaluation.prediction.predict import Predictor
 
         conversation = Conversation(Predictor.load(_job_of(run, root)), image)
     for text in _asked_lines("/new forgets what was said. An empty line or Ctrl-D ends."):
@@ -192,6 +196,7 @@ def serve(
     """Serve a run's model, or check its server. By transformers serve; answers are held to the evaluation's."""
     if url and not check:
         raise ConfigError("--url is given without --check", expected="vlmpipe serve RUN --check N --url URL")
+    from vlmpipe.backends.signals import handling
     from vlmpipe.compare.sides import run_uri_named
     from vlmpipe.serving.agreement import measure_agreement, require_agreement
     from vlmpipe.serving.openai import CHAT_PATH, ChatServer
@@ -200,9 +205,9 @@ def serve(
 
     run_uri = run_uri_named(run, root)
     if not check:
-        with doing(f"starting {run}"):
-            started = serving(run_uri, port=port)
-        with started as server:
+        with handling([signal.SIGTERM], _interrupt), contextlib.ExitStack() as stack:
+            with doing(f"starting {run}"):
+                server = stack.enter_context(serving(run_uri, port=port))
             to_stderr(f"{run} answers at {server.url}{CHAT_PATH} as model {server.model}; Ctrl-C ends it")
             server.wait()
         return
@@ -218,6 +223,11 @@ def serve(
     else:
         print_lines([found.sentence()])
     require_agreement(found, min_agreement)
+
+
+def _interrupt(*_: object) -> None:
+    """SIGTERM stops the server as Ctrl-C does."""
+    raise KeyboardInterrupt
 
 
 ALL = (ask, chat, predict, serve)

@@ -4,7 +4,10 @@ import codecs
 import locale
 import os
 import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
+from vlmpipe.trainer.errors import ExitCode
 from vlmpipe.trainer.extras import install_command
 
 UTF8_VARIABLE = "PYTHONUTF8"
@@ -12,17 +15,25 @@ OUTPUT_VARIABLE = "PYTHONIOENCODING"
 
 
 def console() -> None:
-    """Run the command line. Exits with 69 where a package that it needs is missing."""
-    _take_closed_handles()
-    if needs_utf8_mode():
-        _start_again_in_utf8_mode()
+    """Run the command line. Exits with 69 where a package that it needs is missing, with 130 after Ctrl-C."""
+    try:
+        _take_closed_handles()
+        if needs_utf8_mode():
+            _start_again_in_utf8_mode()
+        _command_line()()
+    except KeyboardInterrupt:  # before the command line is there, or after it
+        _leave(["stopped by Ctrl-C"], ExitCode.INTERRUPTED)
+
+
+def _command_line() -> Callable[[], None]:
     try:
         from vlmpipe.cli.app import console as run
     except ModuleNotFoundError as error:
         extras = "vlmpipe with pipelines (the command line), trainer and data (runs on this machine)"
         needed = install_command("pipelines,trainer,data")
-        _leave(f"the Python package {error.name} is not installed", extras, needed)
-    run()
+        found = f"error: the Python package {error.name} is not installed"
+        _leave([found, f"  expected: {extras}", f"  to do:    {needed}"], ExitCode.UNAVAILABLE)
+    return run
 
 
 def needs_utf8_mode() -> bool:
@@ -53,7 +64,6 @@ def _take_closed_handles() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
 
 
-def _leave(found: str, expected: str, fix: str) -> None:
-    lines = [f"error: {found}", f"  expected: {expected}", f"  to do:    {fix}"]
+def _leave(lines: Sequence[str], code: int) -> NoReturn:
     print("\n".join(lines), file=sys.stderr)
-    raise SystemExit(69)
+    raise SystemExit(code)

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,11 +21,25 @@ from vlmpipe.prove.laws import LAWS, Proof, Verdict
 from vlmpipe.prove.trainer_runs import LocalTrainer, model_section
 from vlmpipe.report.pages import STYLE
 from vlmpipe.trainer import __version__
-from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage.local import LocalStorage
 
 OUR_NAME = "vlmpipe"
+UNFINISHED = "unfinished.json"  # verdicts of a call that has not ended
 PACKAGES = ("torch", "transformers", "deepspeed")
 DEFAULT_RUN_FILE = Path(__file__).with_name("own_trainer.yaml")
+
+
+class StoppedError(UserError):
+    """Ctrl-C while laws were checked. The call continues in `folder`."""
+
+    def __init__(self, folder: Path, checked: int, laws: int) -> None:
+        self.folder = folder
+        super().__init__(
+            f"stopped: {checked} of {laws} laws are checked",
+            fix=f"the same command continues, with --output {folder}",
+            code=ExitCode.INTERRUPTED,
+        )
 
 
 @dataclass(frozen=True)
@@ -63,22 +78,24 @@ def prove(
 ) -> Proven:
     """Check the laws, or those named, and write `prove.json` and `prove.html` into `folder`.
 
-    Raises ConfigError for an unknown law, a family without a tiny model, and a folder with files in it.
+    The same call continues in the folder of one that was stopped: the laws that it found to hold are taken over.
+    Raises ConfigError for an unknown law, a family without a tiny model, and a folder with other files in it,
+    StoppedError after Ctrl-C.
 
     Args:
         command: how it was called, for the page.
         limit_s: seconds after which a start is ended.
-        reached: called with each verdict.
+        reached: called with each verdict, those taken over first.
     """
+    if unknown := [name for name in laws if name not in LAWS]:
+        raise ConfigError(f"no law {unknown[0]!r}", expected=f"one of {', '.join(LAWS)}")
+    asked = {"version": __version__, "run_file": config.digest(), "limit_s": limit_s}
+    earlier = _earlier(folder, asked)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, which transformers imports, warns of no GPU
     from vlmpipe.prove.reference import Reference
     from vlmpipe.prove.sample_set import write_samples
     from vlmpipe.prove.tiny_model import type_of, write_tiny_model
 
-    if unknown := [name for name in laws if name not in LAWS]:
-        raise ConfigError(f"no law {unknown[0]!r}", expected=f"one of {', '.join(LAWS)}")
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty", expected="a new folder", fix="delete it or name another one")
     model_type, family = type_of(config.model), config.model.family
     model, samples = folder.absolute() / "model", write_samples(folder.absolute() / "samples")
     write_samples(folder.absolute() / "samples" / "text_only", text_only=True)
@@ -87,14 +104,47 @@ def prove(
     section = model_section(family if family == model_type else "hf", model)
     trainer = LocalTrainer(config, section, folder.absolute() / "samples", folder.absolute() / "outputs", limit_s)
     proof = Proof(trainer, lambda exported: Reference(exported or model).losses(samples))
-    verdicts = []
-    for verdict in proof.verdicts(laws):
-        verdicts.append(verdict)
-        reached(verdict)
+    names = [name for name in LAWS if name in (laws or LAWS)]
+    for name in names:
+        if name in earlier:
+            reached(earlier[name])
+    try:
+        for verdict in proof.verdicts([name for name in names if name not in earlier]):
+            earlier[verdict.law] = verdict
+            _write_unfinished(folder, asked, earlier)
+            reached(verdict)
+    except KeyboardInterrupt:
+        raise StoppedError(folder, sum(name in earlier for name in names), len(names)) from None
+    verdicts = [earlier[name] for name in names]
     proven = Proven(own.name if own else OUR_NAME, model_type, command, _versions(trainer), tuple(verdicts))
     (folder / "prove.json").write_text(json.dumps(proven.as_json(), indent=1), encoding="utf-8")
     (folder / "prove.html").write_text(page(proven.as_json()), encoding="utf-8")
+    (folder / UNFINISHED).unlink(missing_ok=True)
     return proven
+
+
+def _earlier(folder: Path, asked: Mapping[str, Any]) -> dict[str, Verdict]:
+    """The verdicts of a stopped call in this folder, whose starts are removed. Raises ConfigError for other files."""
+    if not folder.exists() or not any(folder.iterdir()):
+        _write_unfinished(folder, asked, {})
+        return {}
+    try:
+        unfinished = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        unfinished = {}
+    laws = unfinished.get("laws", [])
+    if not unfinished or (laws and unfinished["asked"] != asked):
+        what = "of other settings" if unfinished else "not empty"
+        raise ConfigError(f"{folder} is {what}", expected="a new folder", fix="delete it or name another one")
+    for name in ("model", "samples", "outputs"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    return {one["law"]: Verdict(**one) for one in laws if one["state"] == "holds"}
+
+
+def _write_unfinished(folder: Path, asked: Mapping[str, Any], verdicts: Mapping[str, Verdict]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"asked": asked, "laws": [one.as_json() for one in verdicts.values()]}
+    LocalStorage(folder).write(UNFINISHED, json.dumps(content, indent=1).encode())
 
 
 def page(content: Mapping[str, Any]) -> str:

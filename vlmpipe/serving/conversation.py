@@ -10,7 +10,7 @@ from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.errors import os_errors
 from vlmpipe.trainer.evaluation.answer import Asked, answer_questions, ask_about
-from vlmpipe.trainer.evaluation.predict import Predictor
+from vlmpipe.trainer.evaluation.prediction.predict import Predictor
 
 
 @dataclass(frozen=True)

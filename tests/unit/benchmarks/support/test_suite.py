@@ -159,10 +159,11 @@ def test_a_run_that_is_stopped_prints_what_it_has_and_leaves_no_scratch(
     (tmp_path / "scratch").mkdir()
     parts = [part("stopped", stopped), part("late", rounds_of(Clock(), 1, []))]
     arguments = ["--json", str(tmp_path / "a.json"), "--folder", str(tmp_path / "scratch")]
-    assert Suite("test", parts).main(None, arguments) == 1
+    assert Suite("test", parts).main(None, arguments) == 130
     content = json.loads((tmp_path / "a.json").read_text())
     assert [row["claim"] for row in content["rows"]] == ["whole"]
-    said = "Interrupted in stopped: what it was comparing, and the parts after it, are missing."
+    said = "Interrupted in stopped: what it was comparing, and the parts after it, are missing; "
+    said += "--only stopped late measures them."
     assert content["notes"] == [said]
     assert said in " ".join(capsys.readouterr().out.split())
     assert not list((tmp_path / "scratch").iterdir())

@@ -13,7 +13,8 @@ from tests.support.command_line import Vlmpipe
 from tests.support.reports import make_run, write_json
 from vlmpipe.cli import answers
 from vlmpipe.serving.questions import held_out_questions
-from vlmpipe.trainer.evaluation.predict import Answer, Predictor, ToAnswer
+from vlmpipe.trainer.evaluation.prediction.answer_file import Answer, ToAnswer
+from vlmpipe.trainer.evaluation.prediction.predict import Predictor
 
 ASKED = 5
 

@@ -51,7 +51,7 @@ def reference(folder: Path | None) -> Losses:
 
 
 def judged(trainer: SoundTrainer, *names: str) -> dict[str, Verdict]:
-    return {verdict.law: verdict for verdict in Proof(trainer, reference).verdicts(names)}
+    return {verdict.law: verdict for verdict in Proof(trainer, reference).verdicts(names or tuple(LAWS))}
 
 
 def test_all_laws_hold_for_a_sound_trainer() -> None:

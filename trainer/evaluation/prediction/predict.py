@@ -6,13 +6,14 @@ The model is asked by the functions of the evaluation, so that answers and speed
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -21,35 +22,16 @@ from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.sources.image_files import IMAGE_SUFFIXES
 from vlmpipe.trainer.data.text_files.csv_rows import csv_rows
-from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError, os_errors
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, answer_questions, ask_about
 from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
+from vlmpipe.trainer.evaluation.prediction.answer_file import TABLES, Answer, AnswerFile, ToAnswer
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.serving.exported_model import load_export
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.export_manifest import NAME as EXPORTED
 
 IMAGE_NAMES = ("image", "file_name")  # names of the column of images, as data preparation has them
-TABLES = {".jsonl", ".csv", ".parquet"}
-
-
-@dataclass(frozen=True)
-class ToAnswer:
-    """A question about the image in a file."""
-
-    image: Path
-    question: str
-
-
-@dataclass
-class Answer:
-    """A row of the output: a model's answer, or why it could not be asked."""
-
-    image: str
-    question: str
-    prediction: str = ""
-    error: str = ""
-
-
-COLUMNS = tuple(field.name for field in fields(Answer))
 
 
 @dataclass(frozen=True)
@@ -60,6 +42,7 @@ class Predicted:
     failed: int
     load_s: float
     answer_s: float
+    continued: int = 0  # of both, those of an earlier start, which was stopped
 
 
 @dataclass(frozen=True)
@@ -79,19 +62,21 @@ class Predictor:
         model = _answering_model(job, device)
         return cls(job, model, device, time.monotonic() - started)
 
-    def answer(self, questions: Sequence[ToAnswer], *, batch: int = 0) -> Iterator[list[Answer]]:
+    def answer(
+        self, questions: Sequence[ToAnswer], *, batch: int = 0, may_fail: bool = False
+    ) -> Iterator[list[Answer]]:
         """Answers in the order of the questions, `batch` at once (0: evaluate.batch_questions).
 
-        One whose image cannot be read has its error. Raises DataError at the end where none could.
+        One whose image cannot be read has its error. Raises DataError at the end where none could, unless all may fail.
         """
         failed, size = 0, batch or self.job.evaluate.batch_questions
         rows: list[Answer] = []
         for start in range(0, len(questions), size):
             rows = self._answer_at_once(questions[start : start + size])
             failed += sum(bool(row.error) for row in rows)
-            if failed < len(questions):
+            if failed < len(questions) or may_fail:
                 yield rows
-        if rows and failed == len(questions):
+        if rows and failed == len(questions) and not may_fail:
             raise DataError(
                 f"none of {failed} images can be asked about; the last one: {rows[-1].error}",
                 expected="JPEG or PNG files within the limits of the run's section data",
@@ -115,33 +100,36 @@ class Predictor:
         return rows
 
 
-class Output(Protocol):
-    def write(self, rows: Sequence[dict[str, str]]) -> None: ...
-    def close(self) -> None: ...
-
-
 def predict(job: JobConfig, questions: Sequence[ToAnswer], output: Path, *, batch: int = 0) -> Predicted:
     """Answer all questions into `output` (.jsonl, .csv or .parquet), row by row in their order.
 
-    The file appears when it is whole. Raises ConfigError for another kind of output, DataError for a damaged export or
-    where no image could be read.
+    The file appears when it is whole. Stopped by Ctrl-C, the same call continues after the answers that were there.
+    Raises ConfigError for another kind of output, DataError for a damaged export or where no image could be read.
     """
-    partial = output.with_name(f"{output.name}.partial")
-    writer = _open_output(partial, output.suffix)
-    predictor = Predictor.load(job)
-    started, failed = time.monotonic(), 0
+    file = AnswerFile(output, _name_of(job), questions)
+    answered, load_s, started = len(file.earlier), 0.0, time.monotonic()
+    failed = sum(bool(row.error) for row in file.earlier)
     try:
-        for rows in predictor.answer(questions, batch=batch):
-            failed += sum(bool(row.error) for row in rows)
-            with os_errors(f"writing {partial}"):
-                writer.write([asdict(row) for row in rows])
+        if rest := questions[answered:]:
+            predictor = Predictor.load(job)
+            load_s, started = predictor.load_s, time.monotonic()
+            for rows in predictor.answer(rest, batch=batch, may_fail=failed < answered):
+                file.write(rows)
+                answered += len(rows)
+                failed += sum(bool(row.error) for row in rows)
+    except KeyboardInterrupt:
+        file.close(keep=bool(answered))
+        raise UserError(
+            f"stopped: {answered:,} of {len(questions):,} questions are answered",
+            fix=f"the same command continues; {file.partial} has the answers" if answered else "",
+            code=ExitCode.INTERRUPTED,
+        ) from None
     except DataError:
-        writer.close()
-        partial.unlink()
+        file.close(keep=False)
         raise
-    writer.close()
-    partial.replace(output)
-    return Predicted(len(questions) - failed, failed, predictor.load_s, time.monotonic() - started)
+    file.finish()
+    taken = len(file.earlier)
+    return Predicted(len(questions) - failed, failed, load_s, time.monotonic() - started, taken)
 
 
 def read_questions(source: Path, question: str) -> list[ToAnswer]:
@@ -205,52 +193,16 @@ def _answering_model(job: JobConfig, device: torch.device) -> AnsweringModel:
     return AnsweringModel(family, model, chat, None, BatchBudget(job.evaluate.batch_tokens))
 
 
+def _name_of(job: JobConfig) -> str:
+    """What tells the run's exported model and its settings from others."""
+    run = open_storage(job.run.run_uri)
+    exported = run.read(EXPORTED) if run.stat(EXPORTED) else b""
+    return hashlib.sha256(job.model_dump_json().encode() + exported).hexdigest()
+
+
 def _asked(job: JobConfig, chat: Chat, one: ToAnswer) -> Asked:
     try:
         data = one.image.read_bytes()
     except OSError as error:
         raise DataError(f"{one.image}: {error.strerror}") from error
     return ask_about(job, chat, one.question, data, str(one.image))
-
-
-def _open_output(path: Path, suffix: str) -> Output:
-    if suffix not in TABLES:
-        raise ConfigError(
-            f"found --output with {suffix or 'no ending'}", expected=f"a file that ends in {', '.join(sorted(TABLES))}"
-        )
-    with os_errors(f"writing {path}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return _Parquet(path) if suffix == ".parquet" else _Lines(path, is_csv=suffix == ".csv")
-
-
-class _Lines:
-    def __init__(self, path: Path, *, is_csv: bool) -> None:
-        self._file = path.open("w", encoding="utf-8", newline="")
-        self._csv = csv.DictWriter(self._file, COLUMNS) if is_csv else None
-        if self._csv:
-            self._csv.writeheader()
-
-    def write(self, rows: Sequence[dict[str, str]]) -> None:
-        if self._csv:
-            self._csv.writerows(rows)
-        else:
-            self._file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class _Parquet:
-    def __init__(self, path: Path) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        self._table, self._schema = pa.Table, pa.schema([(name, pa.string()) for name in COLUMNS])
-        self._writer = pq.ParquetWriter(path, self._schema)
-
-    def write(self, rows: Sequence[dict[str, str]]) -> None:
-        self._writer.write_table(self._table.from_pylist(list(rows), schema=self._schema))
-
-    def close(self) -> None:
-        self._writer.close()

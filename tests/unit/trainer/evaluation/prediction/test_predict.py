@@ -20,12 +20,13 @@ from tests.support.trainer.tiny_runs import TINY
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.tokenize import make_tokenizer
-from vlmpipe.trainer.errors import ConfigError, DataError
-from vlmpipe.trainer.evaluation import predict as module
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked
 from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
 from vlmpipe.trainer.evaluation.generate import GeneratedAnswer
-from vlmpipe.trainer.evaluation.predict import Predictor, ToAnswer, predict, read_questions
+from vlmpipe.trainer.evaluation.prediction import predict as module
+from vlmpipe.trainer.evaluation.prediction.answer_file import Answer, AnswerFile, ToAnswer
+from vlmpipe.trainer.evaluation.prediction.predict import Predictor, predict, read_questions
 
 SIZES = {"a.png": (8, 8), "deep/b.jpg": (16, 8), "c.png": (8, 24)}
 JOB = JobConfig.model_validate(TINY | {"run": {"run_id": "one", "root_uri": "/runs"}})
@@ -114,6 +115,50 @@ def test_a_folder_that_training_reads_is_its_table_and_answers_can_be_a_table_to
     with (images / "answers.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["prediction"] for row in rows] == ["(8, 24) \nhow tall?", "(8, 8) \nhow wide?"]
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".csv", ".parquet"])
+def test_a_stopped_prediction_continues_after_the_answers_that_were_there(
+    images: Path, batches: list[int], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions, output = read_questions(images, "what is it?"), images / f"answers{kind}"
+    answering = module.answer_questions
+
+    def stopped_at_the_third(*given: Any, max_new_tokens: int) -> list[GeneratedAnswer]:
+        if len(batches) == 2:
+            raise KeyboardInterrupt
+        return answering(*given, max_new_tokens=max_new_tokens)
+
+    monkeypatch.setattr(module, "answer_questions", stopped_at_the_third)
+    with pytest.raises(UserError, match="stopped: 3 of 4 questions are answered") as stopped:
+        predict(JOB, questions, output, batch=1)
+    assert stopped.value.code == ExitCode.INTERRUPTED and "the same command continues" in stopped.value.fix
+    partial = images / f"answers{kind}.partial"
+    assert partial.is_file() and not output.exists()
+    partial.write_text(partial.read_text() + '{"image": "b')  # what a kill may leave
+
+    monkeypatch.setattr(module, "answer_questions", answering)
+    found = predict(JOB, questions, output, batch=1)
+    assert (found.answered, found.failed, found.continued, len(batches)) == (3, 1, 3, 3)
+    whole = images / f"whole{kind}"
+    predict(JOB, questions, whole)
+    assert output.read_bytes() == whole.read_bytes()
+    assert not list(images.glob("*.partial")) and not list(images.glob("*.tmp"))
+
+
+def test_answers_of_another_model_or_to_other_questions_are_not_taken_over(images: Path, batches: list[int]) -> None:
+    questions, output = read_questions(images, "what is it?"), images / "answers.jsonl"
+    for model, changed, taken in (
+        ("one", questions, 4),
+        ("two", questions, 0),
+        ("one", [questions[0], ToAnswer(images / "c.png", "how tall?"), *questions[2:]], 1),
+    ):
+        first = AnswerFile(output, "one", questions)
+        first.write([Answer(str(each.image), each.question, "red") for each in questions])
+        first.close(keep=True)
+        second = AnswerFile(output, model, changed)
+        second.close(keep=False)
+        assert len(second.earlier) == taken
 
 
 def test_one_image_is_asked_about(images: Path, batches: list[int]) -> None:

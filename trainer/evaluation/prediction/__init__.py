@@ -1,0 +1,1 @@
+"""A trained model asked about images of a user."""
