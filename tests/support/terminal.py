@@ -23,6 +23,7 @@ from tests.support.paths import ROOT
 COLUMNS, ROWS = 100, 50
 TAG_VARIABLE = "VLMPIPE_TEST_TAG"  # inherited by everything that the command starts
 POLL_S = 0.02
+VLMPIPE = "from vlmpipe.cli.entry import console; console()"
 CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -40,13 +41,13 @@ class Answer:
 
 
 class Terminal:
-    """`vlmpipe` with these arguments, started in `folder`.
+    """`vlmpipe`, or another program, with these arguments, started in `folder`.
 
     Use it as a context: at its end the command is killed if it still runs. Nothing of it may be left then, neither
     processes nor temporary files.
     """
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, program: str = VLMPIPE, **variables: str) -> None:
         self.tag = uuid.uuid4().hex
         self._screen = bytearray()
         keyboard, terminal = pty.openpty()
@@ -59,10 +60,11 @@ class Terminal:
             "TMPDIR": self._temporary.name,
             "TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir(), "torchinductor")),  # torch's own, meant to stay
             TAG_VARIABLE: self.tag,
+            **variables,
         }
         environment.pop("COLUMNS", None)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", IN_TERMINAL, *arguments],
+            [sys.executable, "-c", IN_TERMINAL + program, *arguments],
             cwd=folder,
             env=environment,
             stdin=terminal,
@@ -147,8 +149,6 @@ class Terminal:
 IN_TERMINAL = """
 import fcntl, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from vlmpipe.cli.entry import console
-console()
 """
 
 

@@ -3,6 +3,7 @@
 import codecs
 import locale
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -23,6 +24,8 @@ def console() -> None:
         _command_line()()
     except KeyboardInterrupt:  # before the command line is there, or after it
         _leave(["stopped by Ctrl-C"], ExitCode.INTERRUPTED)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the exit code is known: one more Ctrl-C must not replace it
 
 
 def _command_line() -> Callable[[], None]:
