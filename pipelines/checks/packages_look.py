@@ -1,7 +1,8 @@
 """The packages and programs that a run's later steps need, looked for before its first step.
 
-A step that ends for a package after training has been paid for could have been known at the start. Videos and documents
-among the data are not here: which records have them is known once they are read, which `check` does for a sample.
+A step that ends for a package after training has been paid for could have been known at the start. Decoders of videos
+and documents are looked for where the names of files tell that there are any; what only records tell, `check` finds in
+a sample of them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vlmpipe.pipelines.checks.media_look import names_documents, names_videos
 from vlmpipe.trainer.config.data import BIGQUERY
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.extras import extra_of, install_command
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 S3 = "s3://"
 BIGQUERY_MODULE = "google.cloud.bigquery"
+SERVING = ("fastapi", "uvicorn", "openai")
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ def _ours(applies: Callable[[RunConfig], bool]) -> Callable[[RunConfig], bool]:
 
 NEEDS = (
     Need("data.source", "prepare-data", (BIGQUERY_MODULE,), lambda config: BIGQUERY in _addresses(config)),
+    Need("a video in the data", "prepare-data", ("av",), lambda config: names_videos(config.data)),
+    Need("a document in the data", "prepare-data", ("pypdfium2",), lambda config: names_documents(config.data)),
     Need("an s3:// address", "the first step", ("boto3",), lambda config: S3 in _addresses(config)),
     Need("train.strategy", "train", ("deepspeed",), _ours(lambda config: config.train.strategy.startswith("zero"))),
     Need("model.lora", "train", ("peft",), _ours(lambda config: config.model.lora is not None)),
@@ -50,12 +55,12 @@ NEEDS = (
     Need("train.float8", "train", ("torchao",), _ours(lambda config: config.train.float8 != "none")),
     Need("train.wandb", "train", ("wandb",), lambda config: bool(config.train.wandb.project)),
     Need("train.mlflow", "train", ("mlflow",), lambda config: bool(config.train.mlflow.tracking_uri)),
-    Need(
-        "evaluate.lmms_eval", "benchmark", ("fastapi", "uvicorn", "openai"),
-        lambda config: config.evaluate.lmms_eval is not None,
-    ),
-)  # fmt: skip
-IN_IMAGE = ("trainer", "data", "s3", "pipelines", "pipelines,trainer")  # extras of the images that make build makes
+    Need("evaluate.lmms_eval", "benchmark", SERVING, lambda config: config.evaluate.lmms_eval is not None),
+    Need("deploy", "deploy-model", SERVING, lambda config: config.deploy is not None),
+)
+# Extras of the images that make build makes. The benchmark's job has an image of its own, and elsewhere than on this
+# machine deploy-model asks an endpoint.
+IN_IMAGE = ("trainer", "data", "media", "s3", "pipelines", "pipelines,trainer", "serving")
 
 
 def _addresses(config: RunConfig) -> str:
@@ -101,7 +106,7 @@ def extras_of_image(config: RunConfig) -> dict[str, str]:
     """The extras that the trainer's image must have been built with, and the fields that need them."""
     found: dict[str, str] = {}
     for need in needs_of(config):
-        if need.extra not in IN_IMAGE and need.field != "evaluate.lmms_eval":  # whose job has an image of its own
+        if need.extra not in IN_IMAGE:
             found.setdefault(need.extra, need.field)
     return found
 
