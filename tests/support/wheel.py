@@ -21,7 +21,7 @@ def build_wheel(folder: Path) -> Path:
     """Build the wheel from a copy of its sources."""
     source = folder / "source"
     source.mkdir(parents=True)
-    for name in ("vlmpipe", *FOLDERS, "configs", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("vlmpipe", *FOLDERS, "configs", "docs", "pyproject.toml", "README.md", "LICENSE"):
         path = ROOT / name
         if path.is_dir():
             shutil.copytree(path, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))

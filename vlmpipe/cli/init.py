@@ -47,7 +47,7 @@ def init(
         typer.Option(metavar="FILE", help="Run file to write; default <template>.yaml.", show_default=False),
     ] = None,
     data: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--data",
             metavar="PLACE",
@@ -58,9 +58,12 @@ def init(
 ) -> None:
     """Write a commented run file to begin with. An existing file is never overwritten."""
     if data is not None:
+        from vlmpipe.drafting.place import on_this_machine
+
         if template is not Template.digits:
             raise ConfigError(f"--data with the template {template}", expected="one of the two")
-        _init_from_data(data, output or Path(f"{data.resolve().stem or 'data'}.yaml"))
+        place = on_this_machine(data)
+        _init_from_data(place, output or Path(f"{place.resolve().stem or 'data'}.yaml"))
         return
     name, following = FILES[template]
     path = output or Path(f"{template.value}.yaml")

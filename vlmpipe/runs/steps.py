@@ -51,6 +51,7 @@ class Step:
     detail: dict[str, Any] = field(default_factory=dict)
     started_s: float = 0.0  # Unix seconds; 0 while it waits
     stage: str = ""  # empty in a run without stages, and of the steps after all of them
+    first: tuple[float, float] = (0.0, 0.0)  # elapsed_s and done when units were seen for the first time
 
     @property
     def title(self) -> str:
@@ -71,19 +72,26 @@ class Step:
     def eta_s(self) -> float | None:
         """Seconds left at the speed so far; None if not known.
 
-        The first units also take the step's start, such as loading a model: an estimate of them is many times too long.
+        The first units also take the step's start, such as loading a model: speed is that of the units after `first`.
         """
-        is_worth_it = self.share >= MIN_SHARE or (self.elapsed_s >= MIN_ELAPSED_S and self.share >= MIN_LONG_SHARE)
+        first_s, first_done = self.first
+        took_s, made = self.elapsed_s - first_s, self.done - first_done
+        share = made / self.total if self.total > 0 else 0.0
+        is_worth_it = share >= MIN_SHARE or (took_s >= MIN_ELAPSED_S and share >= MIN_LONG_SHARE)
         if self.state != "running" or not is_worth_it:
             return None
-        return self.elapsed_s * (1 - self.share) / self.share
+        return took_s * max(0.0, self.total - self.done) / made
 
 
 class SteadyClocks:
-    """Lets the clock of a step never go back: the job of a step writes a record of its own, with a later start."""
+    """Lets the clock of a step never go back: the job of a step writes a record of its own, with a later start.
+
+    Remembers when a step's first units were seen, from which its speed counts.
+    """
 
     def __init__(self) -> None:
         self._started_s: dict[str, float] = {}
+        self._first: dict[str, tuple[float, float]] = {}
 
     def __call__(self, steps: Sequence[Step]) -> tuple[Step, ...]:
         return tuple(map(self._steady, steps))
@@ -93,7 +101,13 @@ class SteadyClocks:
             return step
         first_s = min(self._started_s.setdefault(step.title, step.started_s), step.started_s)
         self._started_s[step.title] = first_s
-        return replace(step, started_s=first_s, elapsed_s=step.elapsed_s + step.started_s - first_s)
+        elapsed_s = step.elapsed_s + step.started_s - first_s
+        first = self._first.get(step.title, (elapsed_s, step.done))
+        if step.done < first[1]:  # another job of the step, which counts from its beginning
+            first = (elapsed_s, step.done)
+        if step.done:
+            self._first[step.title] = first
+        return replace(step, started_s=first_s, elapsed_s=elapsed_s, first=first if step.done else (0.0, 0.0))
 
 
 def steps_of(stages: Sequence[str], *, sweeps: bool = False) -> Iterator[tuple[str, str]]:

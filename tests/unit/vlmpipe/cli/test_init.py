@@ -104,3 +104,12 @@ def test_the_file_passes_check_and_its_run_trains(vlmpipe: Vlmpipe, tmp_path: Pa
     assert [one.text for one in findings if one.state == "failed"] == []
     answer = vlmpipe("run", str(path), "train.max_steps=2", f"output.root_uri={tmp_path}/runs", "--plain")
     assert answer.code == 0 and "Done in" in answer.out
+
+
+def test_data_of_a_bucket_is_refused_before_anything_is_looked_at(
+    vlmpipe: Vlmpipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos.yaml").touch()
+    answer = vlmpipe("init", "--data", "gs://bucket/photos")
+    assert answer.code == 64 and "is not on this machine" in answer.err

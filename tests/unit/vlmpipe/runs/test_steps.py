@@ -38,3 +38,21 @@ def test_a_clock_never_goes_back(starts: list[float]) -> None:
 
 def test_a_step_that_waits_has_no_clock() -> None:
     assert SteadyClocks()([Step("train")]) == (Step("train"),)
+
+
+@given(start_s=st.floats(0.0, 1e4), unit_s=st.floats(0.01, 10.0), units=st.lists(st.integers(1, 300), min_size=2))
+def test_an_eta_does_not_count_what_a_step_took_to_begin(start_s: float, unit_s: float, units: list[int]) -> None:
+    """The first unit is seen after `start_s`, as on a busy machine; then every unit takes the same time."""
+    clocks, total = SteadyClocks(), 1000
+    for done in (1, *sorted(units)):
+        elapsed_s = start_s + (done - 1) * unit_s
+        (step,) = clocks([Step("evaluate", "running", elapsed_s, done, total, started_s=1e6)])
+        if step.eta_s is not None:
+            assert step.eta_s == pytest.approx((total - done) * unit_s, rel=1e-3)
+
+
+def test_an_eta_of_a_job_that_counts_anew_is_of_that_job() -> None:
+    clocks = SteadyClocks()
+    for elapsed_s, done in ((100.0, 50), (200.0, 1), (240.0, 41)):
+        (step,) = clocks([Step("evaluate", "running", elapsed_s, done, 101, started_s=1e6)])
+    assert step.eta_s == pytest.approx(60.0)
