@@ -166,16 +166,6 @@ def test_a_chosen_disk_holds_what_is_needed(needed_gb: int) -> None:
     assert size == 100 or needed_gb > 0.9 * (size - 100 - 13), "no larger than it must be"
 
 
-def test_a_small_model_of_the_catalogue_is_not_built_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(_config: RunConfig) -> None:
-        raise AssertionError("built")
-
-    monkeypatch.setattr("vlmpipe.planner.steps.disks.architecture", refused)
-    assert compiled_disks(load_run_file(SEVEN_B)) == {}
-    with pytest.raises(AssertionError, match="built"):
-        compiled_disks(load_run_file(SEVENTY_B))
-
-
 def test_a_run_on_this_machine_has_no_machines_of_steps() -> None:
     plan: Plan = plan_run(load_run_file(ROOT / "configs/digits.yaml"), here=LocalMachine(2, 2**34, 2**34))
     assert plan.pipeline is None and plan.as_dict()["pipeline"] is None
