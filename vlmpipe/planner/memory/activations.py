@@ -57,6 +57,9 @@ class Activations:
         )
 
 
+NO_ACTIVATIONS = Activations({}, {}, {}, {}, 0)
+
+
 def largest_sequences(config: RunConfig, shape: ModelShape) -> list[tuple[int, int]]:
     """(images, label tokens) of the rows that can be fullest: text that is all labels, as many images as fit, and where
     ranks share sequences, images that leave all tokens of one rank to labels."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from vlmpipe.catalog.machines import Device, Machine
 from vlmpipe.catalog.this_machine import NAME as THIS_MACHINE
 from vlmpipe.config.overrides import apply_overrides
 from vlmpipe.config.run_config import RunConfig, parse_run_config
-from vlmpipe.planner.memory.activations import activations, can_recompute_tower
+from vlmpipe.planner.memory.activations import NO_ACTIVATIONS, activations, can_recompute_tower
 from vlmpipe.planner.memory.components import MemoryPart, Setting
 from vlmpipe.planner.memory.host import PROCESS_BYTES, host_memory, micro_batches, start_memory
 from vlmpipe.planner.memory.phases import run_phases
@@ -36,14 +37,21 @@ def estimate_memory(
     *,
     load: Workload | None = None,
     nearest: bool = True,
+    traced: bool = True,
 ) -> Memory:
-    """Memory of the fullest rank of the training job. `load` decides where a pipeline is cut; None takes rows as
-    assumed."""
+    """Memory of the fullest rank of the training job.
+
+    Args:
+        load: decides where a pipeline is cut; None takes rows as assumed.
+        nearest: find settings that fit where these do not.
+        traced: False leaves out activations, for a lower bound that needs neither torch nor a trace. Of a pipeline,
+            whose cut depends on them, they are counted all the same.
+    """
     layout = layout_of(config)
     if layout.pipeline_parallel > 1:
         moments = _stage_phases(config, model, layout, load or Workload.assumed(config, model.shape))
     else:
-        moments = _phases(config, model, layout)
+        moments = _phases(config, model, layout, traced=traced)
     moment, held = fullest(moments)
     parts = [part for part in held if part.place == "device"]
     disk_bytes = layout.ranks_per_node * sum(part.bytes for part in held if part.place == "disk")
@@ -72,19 +80,19 @@ def estimate_memory(
         device, capacity, tuple(parts), moment, host=host, start=start, disk_bytes=disk_bytes, idle=tuple(idle)
     )
     if nearest and not memory.fits:
-        found = list(_nearest(config, model, machine, gpu, load))
-        return dataclasses.replace(memory, nearest=tuple(found[:NEAREST]))
+        found = itertools.islice(_nearest(config, model, machine, gpu, load), NEAREST)
+        return dataclasses.replace(memory, nearest=tuple(found))
     return memory
 
 
-def _phases(config: RunConfig, model: Architecture, layout: Layout) -> dict[str, list[MemoryPart]]:
+def _phases(config: RunConfig, model: Architecture, layout: Layout, *, traced: bool) -> dict[str, list[MemoryPart]]:
     train = config.train
     whole = config.model_copy(update={"model": model.model})
     return run_phases(
         whole,
         model.shape,
         layout,
-        activations(whole, model.shape),
+        activations(whole, model.shape) if traced else NO_ACTIVATIONS,
         cached=is_cached(config),
         passes=train.global_batch_size // (layout.data_parallel * train.micro_batch_size),
         on_gpu=bool(config.cluster.accelerator_count),
@@ -117,6 +125,9 @@ def _nearest(
             other = parse_run_config(apply_overrides(config.to_dict(), change), "a nearby setting")
         except ConfigError:
             continue  # such as a batch that does not divide over more nodes
+        # A trace takes a third of a second where none like it is cached, and most changes are out of the question.
+        if not estimate_memory(other, model, machine, gpu, load=load, nearest=False, traced=False).fits:
+            continue
         memory = estimate_memory(other, model, machine, gpu, load=load, nearest=False)
         if memory.fits:
             yield Setting(change, memory.total_bytes, True)

@@ -46,7 +46,11 @@ def largest_shape(config: RunConfig) -> ModelShape | None:
     matrix = int(ADDED_SHARE * max(matrix for _, matrix in known))
     whole = max(int(ADDED_SHARE * sum(parameters for parameters, _ in known)), matrix)
     adapters = whole if config.model.lora else 0
-    parameters = dict.fromkeys(PARTS, 0) | {"embedding": matrix, "language_layers": whole - matrix, "adapters": adapters}
+    parameters = dict.fromkeys(PARTS, 0) | {
+        "embedding": matrix,
+        "language_layers": whole - matrix,
+        "adapters": adapters,
+    }
     stack = Stack(1, 1, 1, 1, 1, 1, gated=False, layer_parameters=whole)
     return ModelShape(stack, 1, 1, 1, 1, stack, 1, tied_head=False, parameters=parameters, frozen=frozenset())
 

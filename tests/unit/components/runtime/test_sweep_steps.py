@@ -166,7 +166,7 @@ def test_features_that_could_not_be_encoded_are_known_to_the_trainings(
     def job(*_given: Any, **_settings: Any) -> str:
         raise UserError("no machines were found")
 
-    uri, sweep = opened(tmp_path, {"grid": {"train.seed": [1, 2]}, "starts": 1})
+    uri, sweep = opened(tmp_path, {"grid": {"train.seed": [1, 2]}, "starts": 1}, "data.max_samples=40")
     (only,) = preparations(uri)
     prepare_variant_data(only)
     monkeypatch.setattr(local_job, "run_job", job)

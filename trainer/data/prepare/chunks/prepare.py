@@ -36,6 +36,14 @@ NOT_IN_A_CHUNK = {
     "max_split_error", "fetch", "max_fetched_images", "max_fetched_gib", "max_fetch_hours",
 }  # fmt: skip
 
+LEAST_CHUNKS, LEAST_RECORDS = 2, 1_000  # for each process, which takes as long to start as some 400 records take
+
+
+def processes_for(chunks: int, records: int) -> int:
+    """How many processes prepare so many chunks and records at once, where data.workers does not say; 0 or 1: this
+    one."""
+    return min(cores(), chunks // LEAST_CHUNKS, records // LEAST_RECORDS)
+
 
 class ChunkedPreparation:
     """The chunks of one source. `folder` holds the plan, with the tokenizer in it."""
@@ -52,8 +60,7 @@ class ChunkedPreparation:
         todo = [chunk for chunk in chunks if not self._store.holds(chunk.fingerprint(self._settings))]
         total, to_read = (sum(chunk.records for chunk in group) for group in (chunks, todo))
         tally = _Tally(progress, total, total - to_read)
-        # A process takes seconds to start: at least two chunks for each, unless data.workers is set.
-        workers = min(self._config.data.workers or min(cores(), len(todo) // 2), len(todo))
+        workers = min(self._config.data.workers or processes_for(len(todo), to_read), len(todo))
         threads = threads_for(max(1, workers))
         if workers > 1:
             job = {

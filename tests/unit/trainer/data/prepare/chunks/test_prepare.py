@@ -17,7 +17,9 @@ from tests.support.data.prepared import conversation, png, prepared_files, recor
 from vlmpipe.components.runtime.step_logic import prepare_run
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare.chunks import chunk as chunk_module
+from vlmpipe.trainer.data.prepare.chunks import prepare as prepare_module
 from vlmpipe.trainer.data.prepare.chunks.plan import LARGEST, SMALLEST, ends_chunk
+from vlmpipe.trainer.data.prepare.chunks.prepare import processes_for
 from vlmpipe.trainer.data.prepare.pipeline import ChunkCounts, plan_chunks, prepare_share
 from vlmpipe.trainer.data.sample import SPLITS, stable_digest
 from vlmpipe.trainer.errors import UserError
@@ -128,6 +130,16 @@ def test_killed_preparation_resumes(data: ChunkedSet, monkeypatch: pytest.Monkey
     again = run_prepare(data.config())
     assert whole.chunks and again.chunks == ChunkCounts(whole.chunks.total, whole.chunks.total - 2)
     assert prepared_files(again.uri) == prepared_files(whole.uri)
+
+
+def test_processes_are_started_for_records_that_take_longer_than_their_start(
+    data: ChunkedSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_module, "cores", lambda: 4)
+    assert [processes_for(chunks, 50_000) for chunks in (1, 3, 5, 100)] == [0, 1, 2, 4]
+    assert [processes_for(100, records) for records in (999, 1_999, 2_000, 50_000)] == [0, 1, 2, 4]
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert RECORDS > 4 * 2 and run_prepare(data.config(workers=0)).chunks, "a few records in many chunks"
 
 
 def test_ended_worker_process_is_reported(data: ChunkedSet, monkeypatch: pytest.MonkeyPatch) -> None:
