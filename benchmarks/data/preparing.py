@@ -21,6 +21,7 @@ from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.models import image_threads
 from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.models.pixels import decoded
 from vlmpipe.trainer.models.registry import family_of
 
 SIDES = (512, 1024)  # pixels: a quarter of a megapixel, and one
@@ -60,7 +61,7 @@ def preparing(bench: Bench) -> None:
 def beside_the_processor(bench: Bench, data: str, found: Sequence[bytes]) -> None:
     """One thread beside one by CPU time; two threads beside one by wall time, on a machine with two cores to give."""
     config = model_config(**MODELS["qwen2_5_vl"])
-    prepare, loop = image_preparer(config), processor_loop(config)
+    prepare, loop, pillow = image_preparer(config), processor_loop(config), decoding_and_resizing(config)
     values = prepare(found).values
     same = isinstance(values, Tensor) and torch.equal(values, loop(found))
     bench.report.require(same, "our patches are the processor's to the bit")
@@ -68,11 +69,14 @@ def beside_the_processor(bench: Bench, data: str, found: Sequence[bytes]) -> Non
         "one": counted(prepare, found, threads=1),
         "two": counted(prepare, found, threads=2),
         "loop": counted(loop, found, threads=1),
+        "shared": counted(pillow, found, threads=1),
     }
     times = bench.take_timed_turns(f"patches, {data}", works)
     baseline = ("the processor's own loop", times["loop"])
     bench.report.compare_rates("patches: one thread", data, "images", ("fused", times["one"]), baseline)
     bench.report.compare_rates("patches: two threads", data, "images", ("fused, two threads", times["two"]), baseline)
+    shared = ("decoding and resizing alone, which both do", times["shared"])
+    bench.report.compare_rates("patches: the most that is possible", data, "images", shared, baseline)
     rates = {name: [one.units / one.wall_s for one in measured] for name, measured in times.items()}
     bench.report.compare(
         "patches a second and rank, two cores", data, "images", Side("fused", rates["two"]), Side("loop", rates["loop"])
@@ -110,6 +114,20 @@ def processor_loop(config: ModelConfig) -> Callable[[Sequence[bytes]], Tensor]:
         pictures = (Image.open(io.BytesIO(data)).convert("RGB") for data in found)
         made = [processor([picture], return_tensors="pt")["pixel_values"] for picture in pictures]
         return torch.cat(made)
+
+    return prepare
+
+
+def decoding_and_resizing(config: ModelConfig) -> Callable[[Sequence[bytes]], None]:
+    """Pillow's part of an image, to the size in which it is cut into patches."""
+    processor, grids = family_of(config).image_processor(config), image_form_of(config).grids
+    assert grids
+
+    def prepare(found: Sequence[bytes]) -> None:
+        for data in found:
+            picture = decoded(data)
+            rows, columns = grids.of(*picture.size)
+            picture.resize((columns * grids.patch, rows * grids.patch), Image.Resampling(processor.resample))
 
     return prepare
 

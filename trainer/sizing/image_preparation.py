@@ -11,6 +11,7 @@ from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 MAX_THREADS = 8  # of a rank: what keeps a GPU busy, and few that wait for Python's lock
+FREE_BLOCKS = 2  # pieces of memory, each of a micro-batch's images, that wait for the next ones
 CHANNELS = 3
 SQUARE_S = 0.007  # a photo of half a megapixel, assumed, shrunk to a square: 5 ms of a quarter, 12 ms of a whole one
 # Seconds for a megapixel, between what a busy machine and a quieter one took. Patches: 30 to 57 ms. Tiles: of all tiles

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,10 @@ def secret_problems(value: Any, path: str = "") -> Iterator[Problem]:
     if isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
             yield from secret_problems(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, str) and (form := known_form(value)):
+    elif isinstance(value, str) and (form := _form(value)):
         text = f"holds a secret ({form}), and everybody who may see the pipeline can read it; keep it in Secret Manager"
         yield Problem(path, text)
+
+
+# Stages and variants of a run file share most texts, each of which is looked through for some 200 keywords.
+_form = functools.lru_cache(maxsize=4096)(known_form)

@@ -12,6 +12,7 @@ from vlmpipe.planner.memory.activations import largest_sequences
 from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart, Place, split
 from vlmpipe.planner.parallel_layout import Layout
 from vlmpipe.trainer.dataloading.micro_batch_queue import AHEAD_BYTES, STEPS_AHEAD
+from vlmpipe.trainer.sizing.image_preparation import FREE_BLOCKS
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 OF_THE_OPTIMIZER = frozenset(
@@ -86,15 +87,17 @@ def placed(
 
 def micro_batches(config: RunConfig, shape: ModelShape, layout: Layout, *, cached: bool) -> MemoryPart:
     """What a rank's thread of batches holds at most (`vlmpipe.trainer.dataloading.micro_batch_queue`): micro-batches
-    that wait, one that waits to be put there, one that is being made, and the one in training."""
+    that wait, one that waits to be put there, one that is being made, and the one in training; and memory that is kept
+    for the images of the next ones (`vlmpipe.trainer.models.pixels`)."""
     train = config.train
     one = train.micro_batch_size * sequence_bytes(config, shape, cached=cached)
+    free = 0 if cached else FREE_BLOCKS * one
     if config.cluster.accelerator_count:
         one = 1 << (one - 1).bit_length()  # torch rounds what is page-locked up to a power of two
     passes = max(1, train.global_batch_size // (layout.data_parallel * train.micro_batch_size))
     waiting = min(max(one, AHEAD_BYTES), STEPS_AHEAD * passes * one)
     why = f"images and tokens ahead of training, at most {one / 2**20:,.0f} MiB each, whatever a step accumulates"
-    return MemoryPart("micro-batches", waiting + 3 * one, why, place="machine")
+    return MemoryPart("micro-batches", waiting + 3 * one + free, why, place="machine")
 
 
 def sequence_bytes(config: RunConfig, shape: ModelShape, *, cached: bool) -> int:
