@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.paths import ROOT
+from tests.support.short_form import PATIENCE
 
 COLUMNS, ROWS = 100, 50
 TAG_VARIABLE = "VLMPIPE_TEST_TAG"  # inherited by everything that the command starts
@@ -97,10 +98,12 @@ class Terminal:
 
     def when(self, condition: Callable[[], object], *, deadline_s: float = 120) -> None:
         """Wait for a condition that the running command brings about."""
-        deadline = time.monotonic() + deadline_s
+        deadline = time.monotonic() + PATIENCE * deadline_s
         while not condition():
             assert self.process.poll() is None, f"it ended with {self.process.returncode} too early:\n{self.said}"
-            assert time.monotonic() < deadline, f"the condition did not come about in {deadline_s:g} s:\n{self.said}"
+            assert time.monotonic() < deadline, (
+                f"the condition did not come about in {PATIENCE * deadline_s:g} s:\n{self.said}"
+            )
             time.sleep(POLL_S)
 
     def answer(self, *, deadline_s: float = 300) -> Answer:
