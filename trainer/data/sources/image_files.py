@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import posixpath
+import re
 import sqlite3
 import threading
 from collections.abc import Iterable
@@ -33,7 +35,7 @@ from vlmpipe.trainer.storage.file_sums import crc32c_in
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.regular_files import FileTooLargeError, NotRegularFileError, read_regular
 
-FILE = "file://"  # begins the address of a file on this machine
+FILE = re.compile("file:(//(localhost)?)?(?=/)", re.IGNORECASE)  # begins a file's address on this machine (RFC 8089)
 
 
 class ImageFiles:
@@ -125,7 +127,7 @@ class ImageFiles:
 
     def _name_of(self, path: str) -> str:
         """The name of a relative path, of an absolute one in the folder, or of an address in the folder."""
-        path = self._relative(path)
+        path = self._straight(self._relative(path))
         if is_web(path):
             message = f"{without_query(path)}: files of the web are not fetched; download them into data.image_folder"
             if PurePosixPath(without_query(path)).suffix.lower() not in {*VIDEOS, PDF}:
@@ -145,8 +147,8 @@ class ImageFiles:
 
     def _relative(self, path: str) -> str:
         """The path from the folder, whichever links an absolute one goes through; any other path as it is."""
-        if path.startswith(FILE):
-            path = path.removeprefix(FILE).removeprefix("localhost")
+        if address := FILE.match(path):
+            path = path[address.end() :]
             if "%" in path and self._root and not os.path.exists(path):  # most tools write such addresses unquoted
                 path = unquote(path)
         inside = path.removeprefix(f"{self._storage.root_uri.rstrip('/')}/")
@@ -156,6 +158,14 @@ class ImageFiles:
         if parent not in self._resolved:
             self._resolved[parent] = os.path.realpath(parent)
         return f"{self._resolved[parent]}/{name}".removeprefix(f"{self._root}/")
+
+    def _straight(self, path: str) -> str:
+        """The path without `..`; as it is where that would lead elsewhere, which is up from a link's target."""
+        if ".." not in path.split("/") or unsafe_characters(path):
+            return path
+        straight = posixpath.normpath(path)
+        is_same = self._root is None or os.path.realpath(self._root / path) == os.path.realpath(self._root / straight)
+        return straight if is_same else path
 
     def _is_inside(self, root: Path, path: Path) -> bool:
         """Whether links lead no further than the folder. Each parent is resolved once, not in each pass."""
