@@ -172,3 +172,20 @@ def test_a_damaged_entry_is_named(tmp_path: Path) -> None:
     path.write_text(json.dumps({"version": 1}))
     with pytest.raises(ConfigError, match=r"000001\.json is not a registry entry"):
         FolderRegistry(f"{tmp_path}/registry").versions("model")
+
+
+@pytest.mark.parametrize("content", ["{}", '{"version": "one"}', '{"version": 0}', '{"version": null}'])
+def test_a_pointer_to_no_version_is_named_and_none_is_in_use_once_it_is_deleted(content: str, tmp_path: Path) -> None:
+    version = register(str(tmp_path), "a")
+    registry = FolderRegistry(f"{tmp_path}/registry")
+    registry.promote("model", version, instead_of=None)
+    pointer = tmp_path / "registry/model/CHAMPION"
+    pointer.write_text(content)
+    with pytest.raises(ConfigError, match="CHAMPION names no version") as caught:
+        registry.champion("model")
+    assert "delete it" in caught.value.fix
+    pointer.unlink()
+    assert registry.champion("model") is None
+    registry.promote("model", version, instead_of=None)
+    champion = registry.champion("model")
+    assert champion and champion.version == version
