@@ -22,7 +22,8 @@ PINPOINTS = [[16, 32], [32, 16], [32, 32]]
 # Encoders of patches with a merger, and positions of three axes.
 MROPE: dict[str, Any] = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}}
 WHOLE_MROPE = {"rope_parameters": MROPE["rope_parameters"] | {"partial_rotary_factor": 1.0}}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "decoder_sparse_step": 1}
+# Experts of a width that torch multiplies in bf16 too: rows of a multiple of 16 bytes.
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
 PATCHES = {"depth": LAYERS, "num_heads": 2, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3}
 PIXELS = {"size": {"shortest_edge": 256, "longest_edge": 2048}, "patch_size": 4, "merge_size": 2}
 QWEN: dict[str, Any] = {

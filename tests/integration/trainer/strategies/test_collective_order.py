@@ -14,7 +14,7 @@ import pytest
 from tests.support.hf.kinds import INSTALLED
 from tests.support.hf.publish import model_section as hf_section
 from tests.support.hf.publish import publish
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import PATIENCE, chosen, only_whole
 from tests.support.trainer.native_models import SIZES, picture
 from tests.support.trainer.runs import encode_features, ends_of_ranks, losses, make_run, metrics, run_ranks
 from tests.support.trainer.tiny_native import CONFIGS
@@ -27,6 +27,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.evaluation.validation_loss import VALIDATION_LOSS
 
+pytestmark = pytest.mark.timeout(600 * PATIENCE)  # the first test of some families trains them all
 SAMPLES, BATCH, TOWER, ADAPTERS = 31, 4, {"model.freeze": []}, {"model.lora": {"rank": 4}}
 EMBEDDING = {"model.freeze": ["tower"], "model.freeze_parameters": ["*embed_tokens*"]}
 SPLIT = {"train.strategy": "tp", "train.tensor_parallel": 2}
