@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from vlmpipe.catalog.machines import unknown_region
+from vlmpipe.config.rules.warnings import rates_without_effect
 from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.config.sections.sweep import baseline_of, variants_of
 from vlmpipe.config.target_requirements import require_reached_files, require_vertex
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
     from vlmpipe.job_spec.rules import Violation
 
 LEAST_FREE_GIB = 2
-# Rules that `vlmpipe.config.run_config.warnings` reports in the run file's own terms: a longest wait, a restart, an
-# image by tag.
+# A longest wait, a restart, an image by tag: `vlmpipe.config.run_config.warnings` has them in the run file's terms.
 RUN_FILE_WARNINGS = ("VP405", "VP407", "VP603")
 
 
@@ -224,6 +224,7 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
         if plan.trainer:
             text = f"{shape.total_parameters:,}; {plan.trainer} decides which are trained"
         yield Finding("parameters", "ok", text)
+        yield from (Finding("settings", "warning", str(one)) for one in rates_without_effect(config, shape))
     else:
         yield Finding("parameters", "unchecked", plan.notes[-1])
     if plan.compiling:

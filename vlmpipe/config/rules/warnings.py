@@ -13,6 +13,7 @@ from vlmpipe.trainer.sizing.deepspeed_config import uses_hpz
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
     from vlmpipe.trainer.config.model import ModelConfig
+    from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 
 def setting_warnings(config: RunConfig) -> Iterator[Problem]:
@@ -74,3 +75,20 @@ def _rates_of_frozen_parts(config: RunConfig) -> Iterator[Problem]:
         if rate and part in model.freeze:
             text = f"has no effect: the {part} is frozen (model.freeze)"
             yield Problem(f"train.optimizer.{part}_learning_rate", text)
+
+
+def rates_without_effect(config: RunConfig, shape: ModelShape) -> list[Problem]:
+    """Own learning rates of parts of which name patterns leave nothing to train; `setting_warnings` knows no names."""
+    model, optimizer = config.model, config.train.optimizer
+    rates = (
+        ("tower", optimizer.tower_learning_rate, shape.trains_tower),
+        ("projector", optimizer.projector_learning_rate, shape.trains_projector),
+    )
+    return [
+        Problem(
+            f"train.optimizer.{part}_learning_rate",
+            f"has no effect: name patterns leave nothing of the {part} to train",
+        )
+        for part, rate, trains in rates
+        if rate and not trains and (part not in model.freeze or model.train_parameters) and not config.train.trainer
+    ]

@@ -95,6 +95,7 @@ REFUSED = (
     Refusal(("pp",), HF, "family hf, which has no stages", in_run_file=True),
     Refusal(("context",), HF, "family hf, whose sequences are not shared", in_run_file=True),
     Refusal(tuple(SETTINGS), ("hf paligemma",), "answers would be visible to what predicts them"),
+    Refusal(("tp adapters",), ("hf glm4v_moe",), "PEFT adapts other layers"),  # and tp splits no experts
     Refusal(
         ("adapters",),
         ("hf glm4v_moe",),

@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 from tests.support.trainer.tiny_runs import TINY, merged
+from vlmpipe.config.rules.warnings import rates_without_effect
 from vlmpipe.config.run_config import parse_run_config, warnings
+from vlmpipe.pipelines.check import check_run
+from vlmpipe.planner.model_architecture import architecture
+from vlmpipe.planner.plan import plan_run
 
 RATES = {"train.optimizer.tower_learning_rate": 1e-6, "train.optimizer.projector_learning_rate": 1e-5}
 
@@ -30,3 +34,25 @@ def test_the_rate_of_a_frozen_part_has_no_effect(model: dict[str, Any], idle: se
     assert found.keys() == {f"train.optimizer.{part}_learning_rate" for part in idle}
     assert all("has no effect" in text for text in found.values())
     assert not [one for one in warnings(parse_run_config(merged(TINY, changes), "a test")) if one.field in found]
+
+
+@pytest.mark.parametrize(
+    ("model", "idle"),
+    [
+        ({"freeze": ["tower"], "freeze_parameters": ["*projector*"]}, ["projector"]),
+        ({"freeze": ["tower"], "freeze_parameters": ["*projector*weight"]}, []),
+        ({"freeze": ["tower"], "train_parameters": ["*language_model*norm*"]}, ["tower"]),
+        ({"freeze": ["tower"]}, []),
+    ],
+)
+def test_the_rate_of_a_part_that_patterns_freeze_as_a_whole_has_no_effect(
+    model: dict[str, Any], idle: list[str]
+) -> None:
+    """Which is known once the model is: by `plan` and `check`."""
+    changes = {f"model.{name}": value for name, value in model.items()}
+    config = parse_run_config(merged(TINY, changes | RATES), "a test")
+    found = rates_without_effect(config, architecture(config).shape)
+    assert [one.field for one in found] == [f"train.optimizer.{part}_learning_rate" for part in idle]
+    if idle == ["projector"]:
+        assert set(map(str, found)) <= {finding.text for finding in check_run(config) if finding.state == "warning"}
+        assert set(map(str, found)) <= set(plan_run(config).notes)
