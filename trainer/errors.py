@@ -56,6 +56,12 @@ CAUSES = frozenset(
 )  # fmt: skip
 """Codes with a cause that a person can fix. They take precedence over codes that only report an end."""
 
+WRONG_PATH = {
+    errno.ENOENT: "no such file or folder",
+    errno.ENOTDIR: "a file stands where a folder is expected",
+    errno.EISDIR: "a folder stands where a file is expected",
+}
+
 PASSING = frozenset({ExitCode.UNAVAILABLE, ExitCode.CANNOT_WRITE, ExitCode.NO_PERMISSION})
 """Codes of what may work a minute later, without a new start."""
 
@@ -166,8 +172,8 @@ def from_os_error(error: OSError, doing: str) -> UserError:
         )
     if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
         return UserError(f"{os.strerror(error.errno).lower()} while {doing[:LONGEST_NAME_SHOWN]}{where}")
-    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
-        return UserError(f"missing or wrong kind of file while {doing}{where}", code=ExitCode.CONFIG)
+    if error.errno in WRONG_PATH:
+        return UserError(f"{WRONG_PATH[error.errno]} while {doing}{where}", code=ExitCode.CONFIG)
     if error.errno == errno.EADDRINUSE:
         return UserError(
             f"port in use while {doing}{where}",

@@ -30,7 +30,7 @@ COLOURS = {"red": (200, 30, 30), "green": (30, 180, 40), "blue": (30, 50, 210), 
 QUESTION = "What colour is the ball?"
 PRINTED = re.compile(r"(?:next:|Next:\n|to do:|continue:)\s+(vlmpipe [a-z]+(?: [^\s;:,)]+)*)")
 COMMANDS = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-SHORT = ("train.max_steps=12", "train.checkpoint_every_steps=2", "evaluate.controls=[]", "cluster.replica_count=1")
+SHORT = ("train.max_steps=12", "train.checkpoint_every_steps=2", "cluster.replica_count=1")
 PLACEHOLDERS = re.compile(r"[A-Z]{3,}|my-|\.\.\.")
 
 

@@ -56,7 +56,7 @@ class Terminal:
         self._temporary = tempfile.TemporaryDirectory(prefix="terminal-")
         environment = {
             **os.environ,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
             "TERM": "xterm",
             "TMPDIR": self._temporary.name,
             "TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir(), "torchinductor")),  # torch's own, meant to stay

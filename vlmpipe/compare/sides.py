@@ -74,7 +74,7 @@ def read_sides(names: Sequence[str], root: str) -> list[Side]:
     """
     if len(set(names)) < max(2, len(names)):
         raise ConfigError(
-            f"{len(names)} runs to compare" if len(names) < 2 else "a run is named twice",
+            "a run is named twice" if len(names) > 1 else "one run is named" if names else "no run is named",
             expected="two or more different runs: vlmpipe compare RUN RUN...",
         )
     uris = {name: _run_uri(name, root) for name in names if not REGISTERED.fullmatch(name)}

@@ -25,7 +25,9 @@ from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError, 
         (errno.EPERM, ExitCode.NO_PERMISSION, "no permission"),
         (errno.EROFS, ExitCode.NO_PERMISSION, "no permission"),
         (errno.EADDRINUSE, ExitCode.UNAVAILABLE, "port in use"),
-        (errno.ENOTDIR, ExitCode.CONFIG, "missing or wrong kind of file"),
+        (errno.ENOENT, ExitCode.CONFIG, "no such file or folder while writing the index: a/b"),
+        (errno.ENOTDIR, ExitCode.CONFIG, "a file stands where a folder is expected"),
+        (errno.EISDIR, ExitCode.CONFIG, "a folder stands where a file is expected"),
         (errno.EIO, ExitCode.UNEXPECTED, "Input/output error while writing the index: a/b"),
     ],
 )
@@ -38,7 +40,7 @@ def test_os_error_gets_a_message_and_its_own_code(number: int, code: int, words:
 def test_a_file_is_named_once() -> None:
     for doing in ("reading", "reading a/b"):
         with (
-            pytest.raises(UserError, match=r"^missing or wrong kind of file while reading(: | )a/b$"),
+            pytest.raises(UserError, match=r"^no such file or folder while reading(: | )a/b$"),
             os_errors(doing),
         ):
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), "a/b")

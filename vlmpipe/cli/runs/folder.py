@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from vlmpipe.cli.arguments import AsJson, run_ids
 from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
@@ -17,7 +18,16 @@ if TYPE_CHECKING:
     from vlmpipe.inventory.listing import Inventory
     from vlmpipe.inventory.removal import Removal
 
-app = typer.Typer(help="List, tag and remove the runs of an output folder.", invoke_without_command=True)
+
+class ListByDefault(TyperGroup):
+    """`vlmpipe runs`, also with options of `list`, is `vlmpipe runs list`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        is_list = not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)
+        return super().parse_args(ctx, ["list", *args] if is_list else args)
+
+
+app = typer.Typer(help="List, tag and remove the runs of an output folder.", cls=ListByDefault)
 
 
 class Outcome(StrEnum):
@@ -40,12 +50,6 @@ Unfinished = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Remove without asking.")]
 Name = Annotated[str, typer.Option(metavar="NAME", help="Only runs of this run file.", show_default=False)]
-
-
-@app.callback()
-def _list_by_default(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        list_()
 
 
 @app.command("list")

@@ -175,7 +175,7 @@ def test_runs_that_share_no_question_are_refused_in_a_sentence(tmp_path: Path) -
 
 def test_runs_that_are_not_there_or_not_evaluated_are_named(tmp_path: Path) -> None:
     folder = make(tmp_path, "first", FIRST)
-    with pytest.raises(ConfigError, match="1 runs to compare"):
+    with pytest.raises(ConfigError, match="one run is named"):
         read_sides(["first"], str(tmp_path))
     with pytest.raises(ConfigError, match="named twice"):
         read_sides(["first", "first"], str(tmp_path))

@@ -56,6 +56,14 @@ def test_filters_choose_and_bare_runs_lists_all(vlmpipe: Vlmpipe, root: str, mon
     assert vlmpipe("runs").code == 0
 
 
+def test_options_of_the_list_follow_bare_runs_too(vlmpipe: Vlmpipe, root: str) -> None:
+    assert vlmpipe("runs", "--root", root, "--name", "llava") == vlmpipe(
+        "runs", "list", "--root", root, "--name", "llava"
+    )
+    assert "prune" in vlmpipe("runs", "--help").out
+    assert vlmpipe("runs", "--nonsense").code == 2
+
+
 def test_a_removal_asks_says_and_removes(vlmpipe: Vlmpipe, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Path(root, "runs", LONG)
     dry = vlmpipe("runs", "prune", "--keep", "1", "--dry-run", "--root", root)
