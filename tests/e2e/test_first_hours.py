@@ -169,8 +169,9 @@ def test_a_train_py_of_ones_own(hour: Hour) -> None:
     ]  # fmt: skip
     assert "✗" not in hour.vlmpipe("check", "mine.yaml", *short)
     (hour.folder / "train.py").rename(hour.folder / "gone.py")
-    assert "train.py" in hour.vlmpipe("check", "mine.yaml", *short, code=1)
-    assert "train.py" in hour.vlmpipe("run", "mine.yaml", *short, "--plain", code=69)
+    assert "there is no file train.py" in hour.vlmpipe("check", "mine.yaml", *short, code=64)
+    assert "there is no file train.py" in hour.vlmpipe("run", "mine.yaml", *short, "--plain", code=64)
+    assert not (hour.folder / "runs").exists()
     (hour.folder / "gone.py").rename(hour.folder / "train.py")
     Image.new("RGB", (64, 64), "white").save(hour.folder / "ball.png")
     done = hour.vlmpipe("run", "mine.yaml", *short, "--run-id", "own", "--plain")

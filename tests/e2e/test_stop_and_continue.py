@@ -140,7 +140,7 @@ CASES = {
     ),
     "submit": Case(
         ("submit", LLAVA_7B, *VERTEX, "--plain"),
-        {"asking": shown(r"\[y/N\]"), "watching": shown("resolve-run is")},
+        {"asking": shown(r"\[y/N\]"), "watching": shown("resolve-run: running")},
         again=("submit", LLAVA_7B, *VERTEX, "--yes", "--detach"),
     ),
     "gate": Case(("gate", str(ROOT / "configs/digits.yaml")), {"starting": at_start, "computing": shown(r"\.\.\.")}),

@@ -39,11 +39,8 @@ class LocalServer:
     process: subprocess.Popen[bytes]
 
     def wait(self) -> None:
-        """Until Ctrl-C. Raises UserError (69) where the server ends by itself."""
-        try:
-            code = self.process.wait()
-        except KeyboardInterrupt:  # which the server got too
-            return
+        """Until Ctrl-C, which the server gets too. Raises UserError (69) where it ends by itself."""
+        code = self.process.wait()
         raise UserError(
             f"the server ended with code {code}", expected="a server that runs until Ctrl-C", code=ExitCode.UNAVAILABLE
         )

@@ -208,8 +208,9 @@ def serve(
         with handling([signal.SIGTERM], _interrupt), contextlib.ExitStack() as stack:
             with doing(f"starting {run}"):
                 server = stack.enter_context(serving(run_uri, port=port))
-            to_stderr(f"{run} answers at {server.url}{CHAT_PATH} as model {server.model}; Ctrl-C ends it")
-            server.wait()
+            with contextlib.suppress(KeyboardInterrupt):
+                to_stderr(f"{run} answers at {server.url}{CHAT_PATH} as model {server.model}; Ctrl-C ends it")
+                server.wait()
         return
     with doing(f"asking {check} questions of {run}"):
         questions = held_out_questions(run_uri, check)

@@ -94,6 +94,6 @@ def serve(config: RunConfig, source: Sequence[str]) -> None:
         print("A strict Vertex AI listens. Submit to it from another terminal:\n")
         print(f"  export {' '.join(f'{name}={value}' for name, value in variables.items())}")
         print(f"  {shlex.join(['vlmpipe', 'submit', *source])}\n", flush=True)
-        print("Ctrl-C ends it.", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
+            print("Ctrl-C ends it.", flush=True)
             threading.Event().wait()
