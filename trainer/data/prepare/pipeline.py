@@ -218,7 +218,7 @@ def find_prepared(config: JobConfig) -> str:
         raise UserError(
             f"this data is not prepared yet: there is none in {uri}",
             expected="prepared data, which also has the tokenizer where one is trained on the texts",
-            fix="run the run file once",
+            fix="run the run file once; vlmpipe data inspect RUN_FILE --prepare makes the data alone",
             code=ExitCode.NOT_FOUND,
         )
     return uri
