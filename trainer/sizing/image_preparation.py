@@ -13,10 +13,10 @@ from vlmpipe.trainer.sizing.model_shape import ModelShape
 MAX_THREADS = 8  # of a rank: what keeps a GPU busy, and few that wait for Python's lock
 FREE_BLOCKS = 2  # pieces of memory, each of a micro-batch's images, that wait for the next ones
 CHANNELS = 3
-SQUARE_S = 0.007  # a photo of half a megapixel, assumed, shrunk to a square: 5 ms of a quarter, 12 ms of a whole one
-# Seconds for a megapixel, between what a busy machine and a quieter one took. Patches: 30 to 57 ms. Tiles: of all tiles
-# of an image, for which it is enlarged, 43 to 57 ms. The library's processor, Qwen2-VL's, which family hf runs: 64 ms.
-PATCHES_S, TILES_S, LIBRARY_S = 0.036, 0.046, 0.066
+SQUARE_S = 0.006  # a photo of half a megapixel, assumed, shrunk to a square: 3.5 ms of a quarter, 9.5 ms of a whole one
+# Seconds for a megapixel. Patches: 19 to 22 ms. Tiles: of all tiles of an image, for which it is enlarged, 23 to 25 ms.
+# The library's processor, Qwen2-VL's, which family hf runs: 64 ms.
+PATCHES_S, TILES_S, LIBRARY_S = 0.021, 0.025, 0.066
 THREAD_SHARE = 0.6  # of the rate alone that a thread has beside others: a vCPU is half a core. Assumed
 
 
