@@ -84,7 +84,7 @@ def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Mappin
         config=config,
         facts=_training(config, summary),
         loss=f"{loss:.4g}" if isinstance(loss, int | float) else "",
-        controls=[CONTROL_NAMES.get(name, name) for name in controls],
+        controls=[_control_title(name, control) for name, control in controls.items()],
         rows=list(_rows(evaluation, slices, controls)),
         notes=[_escaped(f"{note[0].upper()}{note[1:]}.") for note in evaluation_notes(evaluation)],
         benchmarks=list(_benchmarks(evaluation)),
@@ -95,6 +95,12 @@ def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Mappin
     )
     _require_header(card, metadata)
     return f"{card}\n"
+
+
+def _control_title(name: str, control: Mapping[str, Any]) -> str:
+    """With the number of its questions where some had no other image to be asked with."""
+    title, questions = CONTROL_NAMES.get(name, name), control.get("questions")
+    return f"{title} ({questions:,} questions)" if control.get("left_out") and isinstance(questions, int) else title
 
 
 def _require_header(card: str, metadata: Mapping[str, Any]) -> None:

@@ -40,6 +40,14 @@ def test_the_cards_header_reads_as_it_was_meant_whatever_texts_are_in_it(text: s
     assert result["dataset"]["name"] == text and header["library_name"] == "transformers"
 
 
+def test_a_control_that_stands_on_fewer_questions_says_on_how_many() -> None:
+    job = JobConfig.model_validate(TINY | {"run": {"run_id": "r", "root_uri": "/runs"}})
+    control = {"exact_match": 0.2, "questions": 1200, "left_out": 3, "slices": {}}
+    evaluation = {"exact_match": 0.5, "controls": {"shuffled_image": control, "no_image": control | {"left_out": 0}}}
+    header = next(line for line in model_card(job, evaluation, {}, model="m").splitlines() if "| chance |" in line)
+    assert header.count("(1,200 questions)") == 1
+
+
 HOSTILE = [
     "<script>alert(1)</script>", "![x](https://evil.example/p.png)", "[here](javascript:alert(1))", "https://evil.example",
     "a\n\n# Heading", "| a | b |", "`code`", "\x1b[2J", "<!-- ", "&lt;b&gt;", "*bold* _it_ ~~no~~", "\u202egnp",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,6 +103,19 @@ def test_without_the_baseline_scores_stay_and_differences_do_not() -> None:
     found = compared(results(trainings))
     assert of(found, "good").score.value == pytest.approx(0.8)
     assert of(found, "good").difference is None
+
+
+@pytest.mark.parametrize(("images", "verdict"), [(50, "better"), (5, "too few images: no verdict")])
+def test_samples_that_share_images_are_drawn_together(images: int, verdict: str) -> None:
+    groups = {key[0]: str(number % images) for number, key in enumerate(QUESTIONS)}
+    trainings = [
+        replace(training(name, start, right), image_groups=groups)
+        for name, right in (("base", 20), ("good", 45))
+        for start in range(3)
+    ]
+    found = compared(results(trainings, hypotheses=[claim("good", "base")]))
+    assert of(found, "good").verdict == verdict
+    assert found.hypotheses[0].answer == ("supported" if images == 50 else "not shown")
 
 
 def test_nothing_done_and_nothing_shared_are_errors() -> None:
