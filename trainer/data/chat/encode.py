@@ -208,8 +208,8 @@ class Chat:
         text, answers = self._written(layout, list(texts_of(messages)), marks, context_answers(messages))
         begins_with_bos = bool(self._bos) and text.startswith(self._bos)
         encoding = self._backend.encode(text, add_special_tokens=not begins_with_bos)
-        lost = lost_characters(text, encoding, self.tokenizer, self._unknown_id)
         ids, offsets = encoding.ids, encoding.offsets
+        lost = lost_characters(text, ids, offsets, self.tokenizer, self._unknown_id)
         if len(offsets) > 1 and offsets[-1] == (0, 0):  # an end token that the tokenizer adds
             offsets[-1] = (len(text), len(text))
         starts, labels = [start for start, _ in offsets], [IGNORED] * len(ids)

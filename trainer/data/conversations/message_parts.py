@@ -152,6 +152,8 @@ def text(value: Any, field: str) -> str:
     """The value, if it is a text without lone surrogates, which JSON can spell and no tokenizer accepts."""
     if not isinstance(value, str):
         raise RejectedError(RejectCode.RECORD_FORM, f"{field!r} is {kind_of(value)}, not a text")
+    if value.isascii():
+        return value
     try:
         value.encode()
     except UnicodeEncodeError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vlmpipe.trainer.config.data import BY_IMAGE, BY_RECORD
@@ -40,6 +40,8 @@ QUESTION_ROLES = ("human", "user")
 ANSWER_ROLES = ("gpt", "assistant")
 ASKING_ROLES = (*QUESTION_ROLES, *RESULT_ROLES)
 ANSWERING_ROLES = (*ANSWER_ROLES, *CALL_ROLES)
+PLAIN_ROLES = (*QUESTION_ROLES, *ANSWER_ROLES)
+ROLE_AND_TEXT = (("from", "value"), ("role", "content"))  # keys of messages
 PAIR = 2
 REJECTED = ("rejected", "rejected_response")  # the answer that is not preferred; the latter is ms-swift's
 EITHER_MARK = re.compile("|".join(map(re.escape, MARKS.values())))
@@ -195,8 +197,8 @@ class _Said:
     text: str
     thinking: str = ""
     is_learned: bool = True
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    results: list[str] = field(default_factory=list)
+    calls: Sequence[dict[str, Any]] = ()
+    results: tuple[str, ...] = ()
 
 
 def _alternating(record: Record, key: str, messages: Any) -> list[Turn]:
@@ -216,8 +218,8 @@ def _alternating(record: Record, key: str, messages: Any) -> list[Turn]:
     turns = []
     for question, answer in zip(asked, answered, strict=True):
         texts = (question.text, answer.text, DEFAULT_SLICE, system, answer.thinking, "")
-        calls = calls_json(answer.calls) if answer.calls else ""
-        turns.append(Turn(*texts, not answer.is_learned, (), "", calls, tuple(question.results)))
+        calls = calls_json(answer.calls)
+        turns.append(Turn(*texts, not answer.is_learned, (), "", calls, question.results))
         system = ""
     return turns
 
@@ -225,6 +227,9 @@ def _alternating(record: Record, key: str, messages: Any) -> list[Turn]:
 def _spoken(record: Record, key: str, messages: Any) -> list[_Said]:
     said: list[_Said] = []
     for number, message in enumerate(objects(messages, key), 1):
+        if plain := _plain_message(message):
+            said.append(plain)
+            continue
         place = f"{key} {number}"
         if left := message.keys() - MESSAGE_KEYS:
             record.note(left, message, key, place)
@@ -240,17 +245,28 @@ def _spoken(record: Record, key: str, messages: Any) -> list[_Said]:
         thinking = text(thought, place) if thought != "" else ""
         last = said[-1] if said else None
         if role in RESULT_ROLES and last and last.results:
-            last.results.append(words)
+            last.results += (words,)
         elif role in RESULT_ROLES:
-            said.append(_Said(role, "", results=[words]))
+            said.append(_Said(role, "", results=(words,)))
         elif role in CALL_ROLES and last and last.role in ANSWER_ROLES:
-            last.calls += calls_of_text(words, place)
+            last.calls = [*last.calls, *calls_of_text(words, place)]
             last.is_learned &= flag
         elif role in CALL_ROLES:
             said.append(_Said(ANSWER_ROLES[0], "", thinking, flag, calls_of_text(words, place)))
         else:
             said.append(_Said(role, words, thinking, flag, calls))
     return said
+
+
+def _plain_message(message: Mapping[str, Any]) -> _Said | None:
+    """A question or an answer that holds a text and nothing else, as nearly all do; None for any other message."""
+    if len(message) != len(ROLE_AND_TEXT[0]):
+        return None
+    for role_key, text_key in ROLE_AND_TEXT:
+        role, words = message.get(role_key), message.get(text_key)
+        if role in PLAIN_ROLES and isinstance(words, str) and words.isascii():
+            return _Said(role, words)
+    return None
 
 
 def _one_of(message: Mapping[str, Any], first: str, second: str, place: str) -> Any:

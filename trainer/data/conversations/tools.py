@@ -8,7 +8,7 @@ https://llamafactory.readthedocs.io/en/latest/getting_started/data_preparation.h
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlmpipe.trainer.data.conversations.message_parts import kind_of, text
@@ -50,7 +50,7 @@ def require_prepared(tools: str, calls: str, place: str) -> None:
         _call(call, f"{place}.calls")
 
 
-def calls_json(calls: list[dict[str, Any]]) -> str:
+def calls_json(calls: Sequence[dict[str, Any]]) -> str:
     return _json(calls) if calls else ""
 
 
