@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 HOST = "127.0.0.1"
 
@@ -30,6 +32,7 @@ class WebServer:
     """`answers`: by path, in the order of the requests; the last one is repeated. `odd`: what was wrong with them."""
 
     port: int
+    is_encrypted: bool = False
     answers: dict[str, list[Answer]] = field(default_factory=dict)
     asked: Counter[str] = field(default_factory=Counter)
     odd: list[str] = field(default_factory=list)
@@ -37,7 +40,7 @@ class WebServer:
     def says(self, path: str, *answers: Answer) -> str:
         """The address of a path that answers so."""
         self.answers[path] = list(answers)
-        return f"http://{HOST}:{self.port}{path}"
+        return f"http{'s' if self.is_encrypted else ''}://{HOST}:{self.port}{path}"
 
     def next_answer(self, path: str) -> Answer:
         number = self.asked[path]
@@ -97,13 +100,26 @@ def _handler(server: Callable[[], WebServer]) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    tls: ssl.SSLContext | None = None
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """In the request's thread, so that a client which refuses the certificate stops nobody else."""
+        try:
+            served = self.tls.wrap_socket(request, server_side=True) if self.tls else request
+        except (ssl.SSLError, OSError):
+            return
+        super().finish_request(served, client_address)
+
+
 @contextmanager
-def web_server() -> Iterator[WebServer]:
-    """Serve within the block; afterwards no request may have been odd."""
+def web_server(tls: ssl.SSLContext | None = None) -> Iterator[WebServer]:
+    """Serve within the block, encrypted with `tls`; afterwards no request may have been odd."""
     web: WebServer
-    http = ThreadingHTTPServer((HOST, 0), _handler(lambda: web))
-    http.daemon_threads = True
-    web = WebServer(http.server_address[1])
+    http = _Server((HOST, 0), _handler(lambda: web))
+    http.tls = tls
+    web = WebServer(http.server_address[1], tls is not None)
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:

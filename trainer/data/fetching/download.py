@@ -8,7 +8,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vlmpipe.trainer.data.fetching.web_address import AddressError, WebAddress, parsed, public_addresses
@@ -42,6 +42,8 @@ class Downloader:
     max_bytes: int
     whole_s: float = WHOLE_S
     silence_s: float = SILENCE_S
+    # Trusts the authorities of the system, or those of SSL_CERT_FILE. Reading them takes longer than many downloads.
+    tls: ssl.SSLContext = field(default_factory=ssl.create_default_context)
 
     def __call__(self, address: str) -> bytes:
         """The image at the address, after at most MAX_REDIRECTS. Raises DownloadError."""
@@ -56,7 +58,9 @@ class Downloader:
         except AddressError as error:
             raise DownloadError(str(error), is_final=True) from error
         except ssl.SSLCertVerificationError as error:
-            raise DownloadError(f"its certificate is refused: {error.verify_message}", is_final=True) from error
+            reason = f"has a certificate that is refused: {error.verify_message.rstrip('.')}"
+            # Certificates are renewed, and lists of authorities completed: a later run asks again.
+            raise DownloadError(reason, is_final=False, is_tried_again=False) from error
         except socket.gaierror as error:  # of a dead host, or of all where the network is away
             raise DownloadError("has a host without an address", is_final=False, is_tried_again=False) from error
         except TimeoutError as error:
@@ -68,13 +72,29 @@ class Downloader:
     def _answer(self, address: WebAddress, deadline_s: float) -> bytes | str:
         """The body of an answer, or where it redirects to."""
         connection = http.client.HTTPConnection(address.host, address.port)
-        connection.sock = _TimedSocket(_connected(address, self.silence_s), deadline_s, self.silence_s)
+        connection.sock = _TimedSocket(self._connected(address), deadline_s, self.silence_s)
         try:
             connection.request("GET", address.target, headers={**HEADERS, "Host": address.authority})
             with connection.getresponse() as response:
                 return self._read(response)
         finally:
             connection.close()
+
+    def _connected(self, address: WebAddress) -> socket.socket:
+        """A connection to an address that was checked; the name itself is not asked again."""
+        problem: OSError | None = None
+        for family, place in public_addresses(address):
+            plain = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                plain.settimeout(self.silence_s)
+                plain.connect(place)
+                if address.scheme == "http":
+                    return plain
+                return self.tls.wrap_socket(plain, server_hostname=address.host)
+            except OSError as error:
+                plain.close()
+                problem = error
+        raise problem or OSError(f"{address.host} has no address")
 
     def _read(self, response: http.client.HTTPResponse) -> bytes | str:
         if response.status in REDIRECTS and (location := response.headers.get("Location")):
@@ -134,23 +154,6 @@ def with_retries(
             sleep(max(wait_s, error.wait_s))
             wait_s *= 2
     raise AssertionError("unreachable")
-
-
-def _connected(address: WebAddress, timeout_s: float) -> socket.socket:
-    """A connection to an address that was checked; the name itself is not asked again."""
-    problem: OSError | None = None
-    for family, place in public_addresses(address):
-        plain = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            plain.settimeout(timeout_s)
-            plain.connect(place)
-            if address.scheme == "http":
-                return plain
-            return ssl.create_default_context().wrap_socket(plain, server_hostname=address.host)
-        except OSError as error:
-            plain.close()
-            problem = error
-    raise problem or OSError(f"{address.host} has no address")
 
 
 class _TimedSocket:

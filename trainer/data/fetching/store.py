@@ -149,4 +149,6 @@ class FetchedImages:
 
 
 def _not_fetched(address: str) -> RejectedError:
-    return RejectedError(RejectCode.REF_MISSING, f"{without_query(address)} is not fetched")
+    # Without the reason of this run, by which the digests of chunks would change from run to run.
+    message = f"{without_query(address)} is not fetched; fetched.json of a run that asked for it says why"
+    return RejectedError(RejectCode.REF_MISSING, message)
