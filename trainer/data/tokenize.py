@@ -215,14 +215,14 @@ def lost_characters(
         offsets: where each token begins and ends in the text.
         unknown_id: the unknown token, if the tokenizer has one.
     """
-    if unknown_id not in ids and _covers(text, offsets):
+    if unknown_id not in ids and covers(text, offsets):
         return ""
     decoded = tokenizer.decode([token for token in ids if token != unknown_id], clean_up_tokenization_spaces=False)
     missing = Counter(unicodedata.normalize("NFKD", text)) - Counter(unicodedata.normalize("NFKD", decoded))
     return "".join(sorted(character for character in missing.elements() if not character.isspace()))
 
 
-def _covers(text: str, offsets: Sequence[tuple[int, int]]) -> bool:
+def covers(text: str, offsets: Sequence[tuple[int, int]]) -> bool:
     """Whether tokens leave nothing out but white space."""
     starts, stops = [start for start, _ in offsets], [0, *(stop for _, stop in offsets)]
     if text[max(stops) :].strip():

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 SIDE = 64  # pixels that an image is resized to
+MIN_COPY_SIDE = 80  # pixels of a smaller copy, which a decoder may make in place of the image
 SCALE = 1 << 12
 FREQUENCIES = 16  # of the cosine transform, in each direction
 CELLS = 4  # of the grid of colours, in each direction

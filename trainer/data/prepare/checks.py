@@ -17,7 +17,7 @@ from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.images.decoding import BYTES_A_PIXEL, DECODING
 from vlmpipe.trainer.data.images.reencode import reencoded
 from vlmpipe.trainer.data.images.strip_exif import damaged_chunk, without_metadata
-from vlmpipe.trainer.data.near_duplicates.signature import SIDE, Box, image_signature
+from vlmpipe.trainer.data.near_duplicates.signature import MIN_COPY_SIDE, Box, image_signature
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError, Repair
 from vlmpipe.trainer.data.sample import EXTENSIONS, IMAGE_SUFFIXES, Clip, Turn
 from vlmpipe.trainer.sizing.image_grids import VideoSize
@@ -126,7 +126,7 @@ def _reduced(image: Image.Image) -> Box | None:
         return None
     if _orientation(image) != UPRIGHT:
         return None
-    found = image.draft(None, (SIDE, SIDE))
+    found = image.draft(None, (MIN_COPY_SIDE, MIN_COPY_SIDE))
     return found[1] if found else None
 
 

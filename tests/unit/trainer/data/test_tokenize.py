@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.chat.encode import IGNORED, Chat
 from vlmpipe.trainer.data.sample import Turn
-from vlmpipe.trainer.data.tokenize import CHAT_TEMPLATE, load_tokenizer, make_tokenizer
+from vlmpipe.trainer.data.tokenize import CHAT_TEMPLATE, covers, load_tokenizer, make_tokenizer
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.models.image_tokens import ImageForm
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -244,3 +244,12 @@ def test_characters_without_a_token_are_lost_and_joined_ones_are_not() -> None:
 @given(st.text(st.characters(codec="utf-8"), min_size=1))
 def test_a_tokenizer_of_bytes_loses_nothing(text: str) -> None:
     assert Chat(TOKENIZERS["byte_level"]).encode([Turn("what?", text)], [1] * text.count(IMAGE_TOKEN)).lost == ""
+
+
+@given(st.text(" ab", max_size=6), st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)).map(sorted), max_size=5))
+def test_tokens_cover_a_text_whatever_their_order(text: str, places: list[list[int]]) -> None:
+    """Compared with a set of characters: tokens may overlap, be empty, and leave white space out."""
+    offsets = sorted((min(start, len(text)), min(stop, len(text))) for start, stop in places)
+    covered = {place for start, stop in offsets for place in range(start, stop)}
+    left_out = {place for place in range(len(text)) if place not in covered and not text[place].isspace()}
+    assert covers(text, offsets) == (not left_out)
