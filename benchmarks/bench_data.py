@@ -17,7 +17,8 @@ SUITE = Suite(
         Part("preparing", "data.preparing", 60, "pixel values of images, beside the processor of the library"),
         Part("hf-threads", "data.hf_threads", 30, "images of family hf in two threads beside one"),
         Part("encoding", "data.encoding", 60, "the encoding job beside the sum of its parts"),
-        Part("pictures", "data.pictures", 20, "preparation of a picture beside Pillow's decoding"),
+        Part("pictures", "data.pictures", 20, "preparation of a picture, and its signature, beside Pillow's decoding"),
+        Part("turns", "data.turns", 120, "preparing a turn of conversations of 128 turns, beside ordinary ones"),
         Part("near-duplicates", "data.near_duplicates", 30, "images that look alike by nature; copies that are found"),
         Part(
             "mixture",
