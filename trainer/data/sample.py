@@ -20,7 +20,8 @@ Split = Literal["train", "eval"]
 SPLITS: tuple[Split, ...] = ("eval", "train")  # sorted: the order of splits in the index
 SPLIT_NAMES: dict[str, Split] = {  # as sources name them, in a column and in names of files and folders
     "train": "train", "training": "train", "validation": "eval", "valid": "eval", "val": "eval", "dev": "eval",
-    "test": "eval", "eval": "eval",
+    "test": "eval", "testing": "eval", "testa": "eval", "testb": "eval", "testdev": "eval", "minival": "eval",
+    "eval": "eval", "evaluation": "eval", "holdout": "eval", "heldout": "eval",
 }  # fmt: skip
 # Image formats, and the file name suffixes of each.
 EXTENSIONS = {

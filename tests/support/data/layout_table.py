@@ -72,6 +72,18 @@ LAYOUTS: dict[str, Layout] = {
         lines(lambda n: {"img": f"{n}.png", "messages": said(n)}), ROWS, has_folder=True,
         data={"columns": {"image": "img"}},
     ),
+    "base64 alone": Layout(
+        lines(lambda n: {"image": base64.b64encode(png(n)).decode(), "conversations": asked(n)}), ROWS
+    ),
+    "base64 alone under any name": Layout(
+        lines(lambda n: {"pic": base64.b64encode(png(n)).decode(), "conversations": asked(n, "")}), refused=MEDIA
+    ),
+    "marks in capitals": Layout(
+        lines(lambda n: {"conversations": conversation("<IMAGE>\nWhich?", "A.")}), refused="conv.no_media"
+    ),
+    "pixels in columns": Layout(
+        rows(lambda n: {"pixel_values": [[0.5] * 4] * 4, "question": "Which?", "answer": "A."}), refused=MEDIA
+    ),
     "a path under any name": Layout(
         lines(lambda n: {"screenshot": f"a/{n}.jpg", "messages": said(n, "")}), refused=MEDIA
     ),

@@ -25,7 +25,7 @@ UNREADABLE_SUFFIXES = frozenset(
     }
 )  # fmt: skip
 MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEOS | UNREADABLE_SUFFIXES | {PDF}
-MEDIA_NAME = re.compile(r"image|img|picture|photo|video|audio", re.IGNORECASE)  # at its beginning
+MEDIA_NAME = re.compile(r"image|img|picture|photo|pixel|video|audio", re.IGNORECASE)  # at its beginning
 NO_COLUMNS = Columns()
 CONVERSATIONS = (
     "conversations",
@@ -40,6 +40,8 @@ CONVERSATIONS = (
     "response",
 )
 AN_ADDRESS, BYTES = "an address", "bytes"
+# Base64 of how JPEG, PNG, WebP and GIF begin. Paths have no such beginning of so many characters.
+ENCODED = re.compile(r"(/9j/|iVBORw0KGgo|UklGR|R0lGOD)[A-Za-z0-9+/\s]{48}")
 ADDRESS = re.compile(r"(https?|gs|s3|file)://\S+$")
 LONGEST_ADDRESS_CHARS = 4096
 DEPTH, ITEMS = 3, 8  # of a nested value that are looked at
@@ -72,6 +74,9 @@ LABEL_KEYS: dict[str, tuple[Any, ...]] = {
     "tool_calls": (), "function_call": (), "tools": (), "functions": (),
 }  # fmt: skip
 
+
+# Of messages, where some tools hide answers from the loss by 1 and others by 0.
+MASKS = ("mask", "masked")
 
 # Of parts of messages: what Qwen's and Gemini's tools do with one image or video. All are prepared alike here.
 PART_SETTINGS = {
@@ -157,6 +162,9 @@ class Record(dict[str, Any]):
             if name in self.ignored:
                 continue
             require_neutral(name, holder[name], place)
+            if name in MASKS and isinstance(holder[name], bool | int):
+                message = f"{place} has {name!r}, which changes what is learned; write weight: 0 or 1, which is read"
+                raise RejectedError(RejectCode.CONV_LABELS, message)
             if name in PART_SETTINGS and not _is_empty(holder[name]):
                 message = f"{place} has {name!r}, which is not read: {PART_SETTINGS[name]} are of all images and videos"
                 raise RejectedError(RejectCode.CONV_LABELS, f"{message}, or name it in data.columns.ignored")
@@ -230,7 +238,14 @@ def _media_value(value: Any, depth: int) -> str:
     return ""
 
 
+def is_encoded(value: str) -> bool:
+    """Whether the text is an image in base64, without a `data:` address."""
+    return bool(ENCODED.match(value))
+
+
 def _media_text(value: str) -> str:
+    if is_encoded(value):
+        return "an image in base64"
     if len(value) > LONGEST_ADDRESS_CHARS or "\n" in value:
         return "a data: address" if value.startswith("data:image/") else ""
     if value.startswith(("data:image/", "data:video/", "data:audio/")):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
-from vlmpipe.trainer.data.accounting.keys import Record
+from vlmpipe.trainer.data.accounting.keys import Record, is_encoded
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 
 Kind = Literal["image", "video"]
@@ -117,7 +117,12 @@ def _address(part: Mapping[str, Any]) -> Any:
 
 
 def inline_bytes(address: str, max_bytes: int) -> bytes | None:
-    """The bytes of a base64 `data:` address (RFC 2397); None for other addresses. Raises RejectedError."""
+    """The bytes of a base64 `data:` address (RFC 2397), or of an image in bare base64; None for other addresses.
+
+    Raises RejectedError.
+    """
+    if is_encoded(address):
+        return from_base64("".join(address.split()), max_bytes, "an image in base64 that")
     if not address.startswith("data:"):
         return None
     head, comma, encoded = address.partition(",")

@@ -44,6 +44,8 @@ PLAIN_ROLES = (*QUESTION_ROLES, *ANSWER_ROLES)
 ROLE_AND_TEXT = (("from", "value"), ("role", "content"))  # keys of messages
 PAIR = 2
 REJECTED = ("rejected", "rejected_response")  # the answer that is not preferred; the latter is ms-swift's
+# Marks that other tools write, such as <IMAGE>, <image_1>, <image 1>, <|image|>. <img> may be HTML.
+OTHER_MARK = re.compile(r"<\|?(image|video)[ _]?\d*\|?>", re.IGNORECASE)
 EITHER_MARK = re.compile("|".join(map(re.escape, MARKS.values())))
 THINKING = ("thinking", "reasoning_content")  # of an answer
 MESSAGE_KEYS = frozenset({"from", "value", "role", "content", *THINKING, *LOSS_FLAGS, *TOOL_KEYS})
@@ -90,12 +92,16 @@ def require_media(
         named = ", ".join(f"{one.name} ({one.media})" for one in unread if one.media)
         hint = f"; not read: {named}, which data.columns can name as the image" if named else ""
         raise RejectedError(RejectCode.CONV_NO_MEDIA, f"a caption without an image{hint}")
+    has_none = not images and not videos and not any(one.media for one in unread)
     for turn in turns:
         for words in (turn.question, turn.answer):
             if "<" not in words:
                 continue
             if VIDEO_MARK in words and not videos:
                 message = f"{VIDEO_MARK} without a video: the record names none under 'video' or 'videos'"
+                raise RejectedError(RejectCode.CONV_NO_MEDIA, message)
+            if has_none and (mark := OTHER_MARK.search(words)) and mark[0] != IMAGE_TOKEN:
+                message = f"{mark[0]} without an image: the record names none under 'image' or 'images'"
                 raise RejectedError(RejectCode.CONV_NO_MEDIA, message)
             if AUDIO_MARK in words:
                 raise RejectedError(RejectCode.CONV_NO_MEDIA, f"{AUDIO_MARK}: sounds are not read")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.data.prepared import conversation, png
+from tests.support.data.prepared import conversation, encode, picture, png
 from vlmpipe.trainer.config.data import Columns, DataConfig
 from vlmpipe.trainer.data.accounting.coverage import EARLY, Coverage, Coverages, share
 from vlmpipe.trainer.data.accounting.keys import HARMLESS, LABEL_KEYS, Record, media_of
@@ -46,14 +47,23 @@ def test_every_key_is_read_or_harmless_or_unread(more: dict[str, Any]) -> None:
 
 
 @given(NAMES, st.sampled_from([b"\xff\xd8", {"bytes": b"x", "path": None}, [{"bytes": b"x"}], "a/b.jpg", "b.avif",
-                               "https://e.org/a.png?x=1", "data:image/png;base64,AA==", ["a.mp4"]]))  # fmt: skip
+                               "https://e.org/a.png?x=1", "data:image/png;base64,AA==", ["a.mp4"],
+                               b64encode(png(1)).decode(),
+                               [b64encode(encode(picture(), "JPEG")).decode()]]))  # fmt: skip
 def test_media_are_seen_by_their_value_under_any_name(name: str, value: Any) -> None:
     assert media_of(name, value)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("image_width", 3), ("answer_2", "It ends in .jpg"), ("image_caption", "a cat on a mat"), ("file", "a.py")],
+    [
+        ("image_width", 3),
+        ("answer_2", "It ends in .jpg"),
+        ("image_caption", "a cat on a mat"),
+        ("file", "a.py"),
+        ("code", "R0lGODtest"),
+        ("path", "/9j/4AAQ/photo"),
+    ],
 )
 def test_other_values_are_not_media(name: str, value: Any) -> None:
     assert not media_of(name, value)
@@ -73,6 +83,13 @@ def test_what_changes_labels_is_refused(content: dict[str, Any]) -> None:
         Record(content).unread(has_media=True)
     assert refused.value.code == RejectCode.CONV_LABELS
     assert Record({"weight": 1, "loss": True, "tools": [], "loss_scale": 1.0}).unread(has_media=True) == ()
+
+
+@pytest.mark.parametrize("content", [{"mask": 1}, {"mask": 0}, {"masked": False}])
+def test_a_mask_of_a_message_is_refused_whichever_way_it_is_meant(content: dict[str, Any]) -> None:
+    answer = {"from": "gpt", "value": "So.", **content}
+    with pytest.raises(RejectedError, match="changes what is learned; write weight"):
+        turns_of(Record({"conversations": [{"from": "human", "value": "Why?"}, answer]}), 0, "", tuple(SHAPES))
 
 
 def test_columns_are_read_under_their_names_and_others_are_not() -> None:

@@ -32,7 +32,8 @@ ROW: dict[str, Any] = {"question": "Which?", "answer": "This."}
         ("test-00000.tar", "eval"), ("val.jsonl", "eval"), ("dev.json", "eval"), ("coco/val2014/000.tar", "eval"),
         ("set-train.arrow", "train"), ("Test/a.tar", "eval"), ("train/part-0.tar", "train"), ("a.train_1.tar", "train"),
         ("contest-001.tar", None), ("latest.parquet", None), ("train_test_split.parquet", None), ("a/b-001.tar", None),
-        ("train/val-0.tar", "eval"), ("evaluation/0.tar", None),
+        ("train/val-0.tar", "eval"), ("evaluator/0.tar", None), ("testing.jsonl", "eval"),
+        ("refcoco_testA.json", "eval"), ("minival2014/0.tar", "eval"), ("evaluation/0.tar", "eval"),
     ],
 )  # fmt: skip
 def test_a_word_of_the_name_states_the_split(name: str, split: Split | None) -> None:
