@@ -35,6 +35,7 @@ PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 SPECIALS = (PAD, BOS, EOS, IMAGE_TOKEN)
 BYTES_ALPHABET = 256
 LARGEST_TOKENIZER_BYTES = 256 << 20  # of one file
+MAX_TRAINING_CHARS = 1 << 20  # of a text
 FEW = 4  # tokens named in an error
 CONTROL_TOKEN = re.compile("<[^<>]+>")
 # Any of these sets of files is a tokenizer. Without one transformers makes an empty tokenizer, and says nothing.
@@ -105,11 +106,14 @@ def control_tokens(form: ImageForm) -> list[str]:
 
 
 def training_texts(turns: Iterable[Turn]) -> Iterable[str]:
-    """Training texts of a tokenizer: questions and answers, split as pre-tokenization would split them."""
+    """Training texts of a tokenizer: the beginnings of questions and answers, split as pre-tokenization would split
+    them. Training takes some fifty times the memory of the longest one, and a compressed column may hold gigabytes.
+    """
     for turn in turns:
-        system = f"{turn.system}\n" if turn.system else ""
-        yield f"{QUESTION_PREFIX}{system}{turn.question.replace(IMAGE_TOKEN, '')}{ANSWER_PREFIX}"
-        yield f" {turn.answer}"
+        system, question, answer = (text[:MAX_TRAINING_CHARS] for text in (turn.system, turn.question, turn.answer))
+        system = f"{system}\n" if system else ""
+        yield f"{QUESTION_PREFIX}{system}{question.replace(IMAGE_TOKEN, '')}{ANSWER_PREFIX}"
+        yield f" {answer}"
 
 
 def load_tokenizer(storage: Storage) -> PreTrainedTokenizerFast:
@@ -204,7 +208,7 @@ def _require_round_trip(name: str, tokenizer: Any) -> None:
 
 
 def lost_characters(
-    text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]], tokenizer: Any, unknown_id: int | None
+    text: str, ids: Sequence[int], starts: Sequence[int], stops: Sequence[int], tokenizer: Any, unknown_id: int | None
 ) -> str:
     """Characters of a text, without white space, that its tokens do not decode to, in ascending order.
 
@@ -212,25 +216,24 @@ def lost_characters(
     normalization joins with another is not lost.
 
     Args:
-        offsets: where each token begins and ends in the text.
+        starts, stops: where each token begins and ends in the text.
         unknown_id: the unknown token, if the tokenizer has one.
     """
-    if unknown_id not in ids and covers(text, offsets):
+    if (unknown_id is None or unknown_id not in ids) and covers(text, starts, stops):
         return ""
     decoded = tokenizer.decode([token for token in ids if token != unknown_id], clean_up_tokenization_spaces=False)
     missing = Counter(unicodedata.normalize("NFKD", text)) - Counter(unicodedata.normalize("NFKD", decoded))
     return "".join(sorted(character for character in missing.elements() if not character.isspace()))
 
 
-def covers(text: str, offsets: Sequence[tuple[int, int]]) -> bool:
-    """Whether tokens leave nothing out but white space."""
-    starts, stops = [start for start, _ in offsets], [0, *(stop for _, stop in offsets)]
-    if text[max(stops) :].strip():
-        return False
-    if all(map(le, starts, stops)):  # each begins where the one before ends: decided without a loop in Python
+def covers(text: str, starts: Sequence[int], stops: Sequence[int]) -> bool:
+    """Whether tokens, in the order of their starts, leave nothing out but white space."""
+    # Nearly always each token begins where the one before ends, which is seen without a loop in Python.
+    if starts and not starts[0] and all(map(le, starts[1:], stops)) and not text[stops[-1] :].strip():
         return True
-    ends = accumulate(stops, max)
-    return all(start <= end or text[end:start].isspace() for start, end in zip(starts, ends, strict=False))
+    ends = list(accumulate(stops, max, initial=0))
+    gaps = all(start <= end or text[end:start].isspace() for start, end in zip(starts, ends, strict=False))
+    return gaps and not text[ends[-1] :].strip()
 
 
 def require_tokens(name: str, tokenizer: Any, tokens: Iterable[str]) -> None:

@@ -81,9 +81,6 @@ LAYOUTS: dict[str, Layout] = {
     "marks in capitals": Layout(
         lines(lambda n: {"conversations": conversation("<IMAGE>\nWhich?", "A.")}), refused="conv.no_media"
     ),
-    "pixels in columns": Layout(
-        rows(lambda n: {"pixel_values": [[0.5] * 4] * 4, "question": "Which?", "answer": "A."}), refused=MEDIA
-    ),
     "a path under any name": Layout(
         lines(lambda n: {"screenshot": f"a/{n}.jpg", "messages": said(n, "")}), refused=MEDIA
     ),

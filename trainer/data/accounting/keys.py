@@ -25,7 +25,7 @@ UNREADABLE_SUFFIXES = frozenset(
     }
 )  # fmt: skip
 MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEOS | UNREADABLE_SUFFIXES | {PDF}
-MEDIA_NAME = re.compile(r"image|img|picture|photo|pixel|video|audio", re.IGNORECASE)  # at its beginning
+MEDIA_NAME = re.compile(r"image|img|picture|photo|video|audio", re.IGNORECASE)  # at its beginning
 NO_COLUMNS = Columns()
 CONVERSATIONS = (
     "conversations",

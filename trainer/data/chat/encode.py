@@ -209,13 +209,14 @@ class Chat:
         begins_with_bos = bool(self._bos) and text.startswith(self._bos)
         encoding = self._backend.encode(text, add_special_tokens=not begins_with_bos)
         ids, offsets = encoding.ids, encoding.offsets
-        lost = lost_characters(text, ids, offsets, self.tokenizer, self._unknown_id)
+        starts, stops = [start for start, _ in offsets], [stop for _, stop in offsets]
+        lost = lost_characters(text, ids, starts, stops, self.tokenizer, self._unknown_id)
         if len(offsets) > 1 and offsets[-1] == (0, 0):  # an end token that the tokenizer adds
-            offsets[-1] = (len(text), len(text))
-        starts, labels = [start for start, _ in offsets], [IGNORED] * len(ids)
+            starts[-1] = stops[-1] = len(text)
+        labels = [IGNORED] * len(ids)
         for start, stop in answers:
             first, last = bisect_left(starts, start), bisect_left(starts, stop)
-            if (first and offsets[first - 1][1] > start) or (last > first and offsets[last - 1][1] > stop):
+            if (first and stops[first - 1] > start) or (last > first and stops[last - 1] > stop):
                 beside = text[max(0, start - 9) : start + 9]
                 raise refused(f"and this tokenizer let a token straddle the answer's boundary, beside {beside!r}")
             labels[first:last] = ids[first:last]

@@ -96,7 +96,7 @@ def _checked(image: Image.Image, data: bytes, config: DataConfig, name: str) -> 
                 raise RejectedError(RejectCode.IMAGE_ANIMATED, f"{file_format} with several frames")
             changed.append(Repair.FIRST_FRAME)
         image.load()
-        if (orientation := _orientation(image)) != UPRIGHT:
+        if not reduced and (orientation := _orientation(image)) != UPRIGHT:
             image = ImageOps.exif_transpose(image)
             changed.append(Repair.EXIF_TRANSPOSED)
         if image.mode not in ("L", "RGB") or image.has_transparency_data:

@@ -14,7 +14,14 @@ from transformers import PreTrainedTokenizerFast
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.chat.encode import IGNORED, Chat
 from vlmpipe.trainer.data.sample import Turn
-from vlmpipe.trainer.data.tokenize import CHAT_TEMPLATE, covers, load_tokenizer, make_tokenizer
+from vlmpipe.trainer.data.tokenize import (
+    CHAT_TEMPLATE,
+    MAX_TRAINING_CHARS,
+    covers,
+    load_tokenizer,
+    make_tokenizer,
+    training_texts,
+)
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.models.image_tokens import ImageForm
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -252,4 +259,11 @@ def test_tokens_cover_a_text_whatever_their_order(text: str, places: list[list[i
     offsets = sorted((min(start, len(text)), min(stop, len(text))) for start, stop in places)
     covered = {place for start, stop in offsets for place in range(start, stop)}
     left_out = {place for place in range(len(text)) if place not in covered and not text[place].isspace()}
-    assert covers(text, offsets) == (not left_out)
+    starts, stops = [start for start, _ in offsets], [stop for _, stop in offsets]
+    assert covers(text, starts, stops) == (not left_out)
+
+
+def test_a_tokenizer_learns_from_the_beginning_of_a_text_that_cannot_fit() -> None:
+    """A Parquet page of some kilobytes may hold a text of 200 MB, with which training took 8 GB."""
+    turn = Turn("q" * (3 * MAX_TRAINING_CHARS), "a" * (3 * MAX_TRAINING_CHARS))
+    assert all(len(text) < MAX_TRAINING_CHARS + 100 for text in training_texts([turn]))
