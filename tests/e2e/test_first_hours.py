@@ -154,7 +154,13 @@ def test_pipelines_of_ones_own(hour: Hour, monkeypatch: pytest.MonkeyPatch) -> N
     (hour.folder / "locally.py").write_text(LOCALLY)
     assert "said: mine is in" in hour.python("locally.py")
     assert (hour.folder / "root/runs/mine/export/model.safetensors").is_file()
-    hour.vlmpipe("compile", "run.yaml", "--target", "kubeflow", "--output", "build")
+    compiling = ("compile", "run.yaml", "--target", "kubeflow", "--output", "build")
+    refused = hour.vlmpipe(*compiling, code=64)
+    named = re.findall(r"^ +([a-z_.]+): ", refused, re.MULTILINE)
+    values = {"gcp.pipeline_image": "example.com/pipeline:1", "cluster.image_uri": "example.com/trainer:1"}
+    values["output.root_uri"] = "gs://bucket/runs"
+    assert set(named) == set(values)
+    hour.vlmpipe(*compiling, *(f"{name}={value}" for name, value in values.items()))
     assert list((hour.folder / "build").glob("*.yaml"))
 
 

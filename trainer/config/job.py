@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from vlmpipe.trainer import __version__
 from vlmpipe.trainer.config.base import Positive, Section
 from vlmpipe.trainer.config.benchmarks import BenchmarkConfig
 from vlmpipe.trainer.config.checkpoint import CheckpointConfig
@@ -27,6 +28,7 @@ from vlmpipe.trainer.storage.base import join_uri
 from vlmpipe.trainer.storage.records import read_record
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+SHOWN_FIELDS = 5  # of a run file that another version wrote
 PREPARED_FOLDER, CHUNKS_FOLDER = "prepared", "chunks"  # under the root of all runs
 
 
@@ -165,9 +167,21 @@ class JobConfig(BaseModel):
 
     @classmethod
     def load(cls, uri: str) -> JobConfig:
-        """Read the effective run file at `uri` (`<run>/run.json`), and the token for the hub that it names."""
+        """Read the effective run file at `uri` (`<run>/run.json`), and the token for the hub that it names.
+
+        Raises ConfigError for one that another version of vlmpipe wrote, whose fields are not those of this one.
+        """
         folder, _, name = uri.rpartition("/")
-        job = cls.model_validate(read_record(open_storage(folder), name))
+        try:
+            job = cls.model_validate(read_record(open_storage(folder), name))
+        except ValidationError as error:
+            fields = [".".join(map(str, one["loc"])) for one in error.errors()]
+            more = f" and {len(fields) - SHOWN_FIELDS} more" if len(fields) > SHOWN_FIELDS else ""
+            raise ConfigError(
+                f"{uri} is not of this version of vlmpipe, by {', '.join(fields[:SHOWN_FIELDS])}{more}",
+                expected=f"a run of vlmpipe {__version__} as it is installed here",
+                fix="use the vlmpipe that made the run, or run its run file again",
+            ) from error
         use_hub_token(job.model.hub_token_secret)
         return job
 

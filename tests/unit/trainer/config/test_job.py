@@ -1,0 +1,27 @@
+"""The effective run file of a run, as later commands read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.trainer.tiny_runs import TINY, merged
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import write_record
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"train.of_tomorrow": 1}, "train.of_tomorrow"), ({"data.max_samples": "all"}, "data.max_samples")],
+)
+def test_a_run_of_another_version_is_named(change: dict[str, object], named: str, tmp_path: Path) -> None:
+    content = merged(TINY, {"run": {"run_id": "r1", "root_uri": str(tmp_path)}})
+    write_record(LocalStorage(tmp_path), "run.json", content)
+    assert JobConfig.load(f"{tmp_path}/run.json").run.run_id == "r1"
+    write_record(LocalStorage(tmp_path), "run.json", merged(content, change))
+    with pytest.raises(ConfigError, match=f"run.json is not of this version of vlmpipe, by {named}") as refused:
+        JobConfig.load(f"{tmp_path}/run.json")
+    assert "use the vlmpipe that made the run" in refused.value.fix
