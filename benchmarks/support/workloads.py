@@ -26,7 +26,7 @@ from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.storage import open_storage
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-FROZEN = {"easy-vqa": Path(__file__).with_name("easy-vqa.yaml")}  # in place of a shipped file that trains its encoder
+OF_ONE_SIZE = {"easy-vqa": Path(__file__).with_name("easy-vqa.yaml")}  # whose figures are compared over time
 # One process; every run from the start; a constant rate, so that the other side of a comparison needs no schedule.
 SETTINGS = ("cluster.replica_count=1", "train.resume=never", "train.lr_schedule=constant", "train.warmup_fraction=0")
 
@@ -79,7 +79,7 @@ class Workload:
 
 def job_of(run_file: str, root: Path, run_id: str, overrides: tuple[str, ...] = ()) -> JobConfig:
     """A run file as the job that a container sees."""
-    config = load_run_file(FROZEN.get(run_file, CONFIGS / f"{run_file}.yaml"), [*SETTINGS, *overrides])
+    config = load_run_file(OF_ONE_SIZE.get(run_file, CONFIGS / f"{run_file}.yaml"), [*SETTINGS, *overrides])
     return JobConfig.model_validate(config.to_run_json(RunPaths(run_id=run_id, root_uri=str(root))))
 
 

@@ -15,7 +15,9 @@ from vlmpipe.trainer.data.sampler import PackedBatchSampler
 
 
 def config(*overrides: str) -> RunConfig:
-    return load_run_file(ROOT / "configs/easy-vqa.yaml", overrides)
+    settings = {"train.global_batch_size": "16", "train.micro_batch_size": "8"}
+    settings |= dict(one.split("=", 1) for one in overrides)
+    return load_run_file(ROOT / "configs/easy-vqa.yaml", [f"{name}={value}" for name, value in settings.items()])
 
 
 class Split(SimpleNamespace):
