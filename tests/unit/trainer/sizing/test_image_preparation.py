@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.support.trainer.flop_cases import model_config
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.sizing.image_preparation import (
+    LIBRARY_S,
     MAX_THREADS,
     PATCHES_S,
     SQUARE_S,
@@ -48,3 +50,9 @@ def test_ranks_share_cores(cores: int, ranks: int, threads: int) -> None:
 def test_threads_of_family_hf_are_not_counted_on() -> None:
     shape = shape_of()
     assert rank_preparation_s("hf", shape, cores=208, ranks=8) == preparation_s("hf", shape)
+
+
+def test_the_planners_page_has_these_figures() -> None:
+    page = (ROOT / "docs/reference/planner.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith("| waiting for prepared images")]
+    assert all(f"{1000 * seconds:g} ms" in row for seconds in (SQUARE_S, PATCHES_S, TILES_S, LIBRARY_S))
