@@ -40,7 +40,6 @@ CHANGES = {
     "train.checkpoint_every_steps": EVERY_STEPS,
     "evaluate.controls": [],
     "cluster": {"replica_count": 2 if WHOLE else 1},  # what more replicas add is in test_local_retries.py
-    "features.cache": "on" if WHOLE else "off",  # the quickstart and test_local_pipeline.py have the job that encodes
 }
 
 

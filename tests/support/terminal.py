@@ -108,8 +108,8 @@ class Terminal:
 
     def answer(self, *, deadline_s: float = 300) -> Answer:
         """Wait for the command to end."""
-        code = self.process.wait(deadline_s)
-        self._reader.join(deadline_s)
+        code = self.process.wait(PATIENCE * deadline_s)
+        self._reader.join(PATIENCE * deadline_s)
         return Answer(code, self.said)
 
     @property
