@@ -112,6 +112,11 @@ def named_in(messages: Any) -> Iterator[tuple[Kind, str]]:
 
 def _address(part: Mapping[str, Any]) -> Any:
     value = next((part[key] for key in KINDS if part.get(key) is not None), None)
+    source = part.get("source")  # in logs of some chat services: {media_type, data} or {url}
+    if value is None and isinstance(source, dict):
+        if source.get("data") is not None:
+            return f"data:{source.get('media_type')};base64,{source['data']}"
+        value = source
     holder = value if isinstance(value, dict) else {**part, "url": value if value is not None else part.get("url")}
     return next((holder[key] for key in ADDRESS_KEYS if holder.get(key) is not None), None)
 

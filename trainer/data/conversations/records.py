@@ -363,6 +363,9 @@ def _pairs(record: Record, key: str, question: str, answer: str) -> list[Turn]:
 def _plain(record: Record, key: str) -> str:
     """A question or an answer, which may be a whole number."""
     value = record.get(key)
+    if value is None and record.has(f"{key}s"):
+        message = f"{key!r} is missing beside '{key}s', of which training needs one: add it as {key!r}"
+        raise RejectedError(RejectCode.RECORD_FORM, message)
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else text(value, key)
 
 

@@ -45,6 +45,8 @@ def ask(*parts: dict[str, Any], answer: Any = "Yes.") -> dict[str, Any]:
         {"type": "image", "url": "images/1.png"},
         {"type": "image", "path": "images/1.png"},
         {"type": "image_url", "image_url": {"url": INLINE, "detail": "low"}},
+        {"type": "image", "source": {"media_type": "image/png", "data": base64.b64encode(PNG).decode()}},
+        {"type": "image", "source": {"type": "url", "url": "images/1.png"}},
     ],
 )
 def test_parts_name_their_images(tmp_path: Path, part: dict[str, Any]) -> None:
@@ -136,3 +138,9 @@ def test_what_cannot_be_read_is_a_sentence(
             found.images[0].read()
         return
     assert (found.code, message in found.message) == (code, True), found.message
+
+
+def test_several_accepted_answers_are_named(tmp_path: Path) -> None:
+    (reject,) = read(tmp_path, {"question": "Which?", "answers": ["A.", "B."]})
+    assert isinstance(reject, Reject) and reject.code == RejectCode.RECORD_FORM
+    assert reject.message == "'answer' is missing beside 'answers', of which training needs one: add it as 'answer'"
