@@ -1,7 +1,7 @@
 """The threads in which a process decodes and prepares images.
 
-Pillow's and NumPy's loops let go of Python's lock, so that threads share the cores; one thread makes 15 to 100 images of
-a megapixel a second, which a GPU with a small model may have to wait for.
+Pillow's and NumPy's loops let go of Python's lock, so that threads share the cores; one thread makes 15 to 100 images
+of a megapixel a second, which a GPU with a small model may have to wait for.
 """
 
 from __future__ import annotations
