@@ -56,7 +56,6 @@ from vlmpipe.trainer.sizing.pipeline_partition import stages_of
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import in_bucket
 from vlmpipe.trainer.strategies.base import Strategy
-from vlmpipe.trainer.strategies.deepspeed.requirements import require_engine
 from vlmpipe.trainer.strategies.frozen_weights import shared_sha256
 from vlmpipe.trainer.strategies.registry import build_strategy as strategy_of
 from vlmpipe.trainer.weights_digest import model_sha256, weights_sha256
@@ -113,7 +112,6 @@ class BuiltModel:
 
 def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     """Model, data and strategy of this rank. Raises ConfigError before anything large is built where it can."""
-    require_engine(job.train, worker)
     if job.model.quantizes_base:
         require_bitsandbytes()
     replica = replica_of(job.train, worker)

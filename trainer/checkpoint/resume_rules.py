@@ -75,7 +75,7 @@ RULES: tuple[Rule, ...] = (
         "taken",
         _in(
             "train",
-            "reduce_dtype float8 gradient_compression zero_quantized_weights zero_quantized_gradients deterministic",
+            "reduce_dtype float8 gradient_compression deterministic",
         ),
         "How numbers are rounded.",
     ),

@@ -37,7 +37,7 @@ def require_support(train: TrainConfig) -> None:
         _offload_works,
         _frozen_sharding_works,
         _gathering_works,
-        _zero_plus_plus_works,
+        _hpz_works,
     ):
         require(train)
 
@@ -177,12 +177,6 @@ def _gathering_works(train: TrainConfig) -> None:
             )
 
 
-def _zero_plus_plus_works(train: TrainConfig) -> None:
-    for name in (*train.quantized, *(["zero_hpz"] if train.zero_hpz else [])):
-        if train.strategy != "zero3":
-            raise ValueError(f"{name} does not work with strategy {train.strategy}: use zero3, or set it to false")
-    if train.zero_quantized_gradients and train.precision != "fp16":
-        raise ValueError(
-            f"zero_quantized_gradients does not work with precision {train.precision}: DeepSpeed's kernel takes "
-            "whatever it is given for fp16 numbers; use fp16, or set it to false"
-        )
+def _hpz_works(train: TrainConfig) -> None:
+    if train.zero_hpz and train.strategy != "zero3":
+        raise ValueError(f"zero_hpz does not work with strategy {train.strategy}: use zero3, or set it to false")

@@ -188,16 +188,6 @@ class TrainConfig(Section):
         description="Number type in which ddp sends gradients between ranks: half the bytes, and sums of rounded "
         "numbers. bf16 has the range of fp32; fp16 loses gradients below 6e-8. The default none sends fp32.",
     )
-    zero_quantized_weights: bool = Field(
-        False,
-        description="Weights travel in 8 bits a number, for zero3 on GPUs (ZeRO++'s qwZ): the model that computes is "
-        "a rounded one. Never run by this project.",
-    )
-    zero_quantized_gradients: bool = Field(
-        False,
-        description="Gradients travel in 4 bits a number between nodes, for zero3 on GPUs with train.precision fp16 "
-        "(ZeRO++'s qgZ): sums of coarsely rounded numbers. Never run by this project.",
-    )
     zero_hpz: bool = Field(
         False,
         description="Each node keeps a copy of all weights, in slices on its own ranks, for zero3 on several nodes "
@@ -317,11 +307,6 @@ class TrainConfig(Section):
     def rounds_gradients(self) -> bool:
         """Whether gradients travel as numbers of two bytes."""
         return self.gradient_compression in ("bf16", "fp16")
-
-    @property
-    def quantized(self) -> list[str]:
-        """The fields of ZeRO++ that are on."""
-        return [name for name in ("zero_quantized_weights", "zero_quantized_gradients") if getattr(self, name)]
 
     @model_validator(mode="after")
     def _deepspeed_is_ours_in_part(self) -> TrainConfig:

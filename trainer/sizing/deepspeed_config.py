@@ -57,8 +57,6 @@ def engine_settings(config: TrainConfig, *, stage: int, micro_steps: int, sizes:
             "stage3_max_live_parameters": LIVE_LAYERS * sizes.layer,
             "memory_efficient_linear": False,  # it would replace torch's function in the whole process
         }
-    for name in config.quantized:  # even a false value makes DeepSpeed build its kernels
-        settings["zero_optimization"][name] = True
     match config.precision:
         case "bf16":
             settings |= {

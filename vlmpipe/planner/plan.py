@@ -213,8 +213,6 @@ def plan_run(config: RunConfig, *, here: LocalMachine | None = None, stage: Stag
             jobs[job] = [_pool(number, pool) for number, pool in enumerate(pools)]
             findings += [one for one in job_violations(config, job, paths.run_uri) if one not in findings]
         notes += dict.fromkeys(filter(None, (unknown_gpu_code(config, job) for job in jobs_of(config))))
-    if config.train.quantized:
-        notes.append("Memory leaves out what quantizing needs beside the weights and gradients it rounds (ZeRO++).")
     if ignored := unpriced(config.train.deepspeed):
         notes.append(f"No figure of this plan considers these of train.deepspeed: {', '.join(ignored)}.")
     if config.register_.registry.startswith("vertex://"):

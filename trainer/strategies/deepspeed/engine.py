@@ -24,7 +24,6 @@ from vlmpipe.trainer.sizing.deepspeed_config import Sizes, engine_settings, laid
 from vlmpipe.trainer.strategies.base import SavedFiles, StepResult
 from vlmpipe.trainer.strategies.deepspeed.linear_regather import recompute_gathered_linear
 from vlmpipe.trainer.strategies.deepspeed.nvme_offload import NvmeOffload
-from vlmpipe.trainer.strategies.deepspeed.requirements import require_fp16_gradients
 from vlmpipe.trainer.strategies.deepspeed.values import require_values
 from vlmpipe.trainer.strategies.deepspeed.zero_init import partition_by_part
 from vlmpipe.trainer.strategies.ema import Ema
@@ -53,8 +52,6 @@ class Zero:
     ) -> None:
         self._config, self._worker, self._stage = config, worker, stage
         deepspeed = _import_deepspeed(worker)
-        if config.zero_quantized_gradients:
-            require_fp16_gradients(module)
         if stage == 3:
             recompute_gathered_linear(module)
         data_parallel = worker.world_size // config.context_parallel

@@ -268,10 +268,7 @@ def _region_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _capacity_problems(config: RunConfig) -> Iterator[Problem]:
-    train, cluster, fallback = config.train, config.cluster, config.cluster.capacity_fallback
-    if not cluster.accelerator_count:
-        for name in train.quantized:
-            yield Problem(f"train.{name}", "found without GPUs, expected GPU nodes (its kernels are CUDA's), or false")
+    cluster, fallback = config.cluster, config.cluster.capacity_fallback
     if fallback and config.gcp.persistent_resource_id:
         text = "found with gcp.persistent_resource_id, whose machines are there already"
         yield Problem("cluster.capacity_fallback", text)

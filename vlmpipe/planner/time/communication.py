@@ -20,7 +20,7 @@ from vlmpipe.trainer.sizing.pipeline_partition import Stage, schedule_passes, st
 
 DDP_BUCKET_BYTES = 25 * 2**20  # torch's default
 
-FP32_BYTES, BF16_BYTES, INT8_BYTES, INT4_BYTES = 4, 2, 1, 0.5
+FP32_BYTES, BF16_BYTES = 4, 2
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,6 @@ class Work:
     bf16_weights: bool = False  # weights that compute are bf16, also at rest (train.has_bf16_weights)
     reduce_bytes: int = FP32_BYTES  # of one gradient on its way, with bf16_weights and where FSDP reduces
     rounds_gradients: bool = False
-    quantized_weights: bool = False
-    quantized_gradients: bool = False
     sequence_parallel: bool = False
     reshard_after_forward: ReshardAfterForward = "auto"
     stages: tuple[Stage, ...] = ()  # of each rank of a pipeline; () takes all layers as equal and the ends as free
@@ -52,12 +50,6 @@ class Work:
     @property
     def recomputes(self) -> bool:
         return self.activation_checkpointing != "none"
-
-    @property
-    def gathered_bytes(self) -> int:
-        """Of one weight that ZeRO-3 gathers: under qwZ 8 bits, in the forward and in the backward pass. Their scales,
-        4 bytes for each block of some thousand weights, are left out."""
-        return INT8_BYTES if self.quantized_weights else self.compute_bytes
 
 
 @functools.lru_cache(4096)  # machines of a search differ in rates, not in what is sent
@@ -72,14 +64,12 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> tuple[Transfer, ..
     weights in the compute type twice a micro-batch, those outside layers once (train.reshard_after_forward: all once
     or all twice), and reduce-scatters fp32 gradients after each; parts in which nothing is trained stay whole. Hybrid
     does so inside a node and all-reduces a shard's gradients across nodes once a step. ZeRO-1 sends its gradients once
-    a step. ZeRO-3 gathers all weights, frozen
-    ones too, for each forward and each backward pass; with ZeRO++ (Wang et al. 2023, arXiv 2306.10209) in 8 bits,
-    and sums gradients between nodes in 4 bits, by two all-to-alls that send what a hierarchical reduce-scatter
-    would. With a copy in each node (hpZ) it gathers trained weights over all ranks once a step, and else inside
-    nodes. Ranks that split layers sum activations, see `_tensor_sums`, and once a step the gradients of what is
-    whole of adapters. A pipeline's stages gather their weights and reduce-scatter their gradients once a step and sum
-    their own activations; the one that sends most is given. Where patterns choose what is trained, these count layers
-    that no gradient reaches as the others.
+    a step. ZeRO-3 gathers all weights, frozen ones too, for each forward and each backward pass; with a copy in each
+    node (hpZ of ZeRO++, Wang et al. 2023, arXiv 2306.10209) it gathers trained weights over all ranks once a step, and
+    else inside nodes. Ranks that split layers sum activations, see `_tensor_sums`, and once a step the gradients of
+    what is whole of adapters. A pipeline's stages gather their weights and reduce-scatter their gradients once a step
+    and sum their own activations; the one that sends most is given. Where patterns choose what is trained, these count
+    layers that no gradient reaches as the others.
     """
     strategy = layout.strategy
     stage = _fullest_stage(layout, shape, work)
@@ -121,11 +111,8 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> tuple[Transfer, ..
         case "zero3":
             # Frozen weights too, but for the tower's: with cached features it is not there, and else it is small.
             untrained = (shape.parameters[part] - shape.trained[part] for part in PARTS if part != "tower")
-            frozen = sum(untrained) * work.gathered_bytes
-            gathered = _trainable_bytes(layout, shape, lambda part: work.gathered_bytes)
-            # qgZ works between nodes only (`all_to_all_quant_reduce`): 4 bits inside of them and then between them.
-            in_4_bits = work.quantized_gradients and layout.nodes > 1
-            sent = _trainable_bytes(layout, shape, lambda part: INT4_BYTES) if in_4_bits else mixed
+            frozen = sum(untrained) * work.compute_bytes
+            gathered = _trainable_bytes(layout, shape, lambda part: work.compute_bytes)
             gathers = 2 * work.micro_steps
             if layout.copy_shards:
                 # A node's copy is made when what was gathered first is let go of, and is lost in the update, but that
@@ -138,7 +125,7 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> tuple[Transfer, ..
                 found += [replace(transfer, of_node=True) for transfer in inside]
             else:
                 found += data.collective("weights", "all_gather", gathers * (gathered + frozen), 2 * passes)
-            found += data.collective("gradients", "reduce_scatter", sent * work.micro_steps, passes)
+            found += data.collective("gradients", "reduce_scatter", mixed * work.micro_steps, passes)
         case "fsdp" | "tp" | "hsdp":
             shards = RankGroup(layout.weight_shards, layout.tensor_parallel, layout.ranks_per_node)
             copies = RankGroup(

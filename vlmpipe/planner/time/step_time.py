@@ -219,8 +219,6 @@ def work_of(case: Scenario) -> Work:
         max_images_per_sequence=0.0 if case.cached else load.images_per_sequence,
         sequence_label_tokens=load.label_tokens_per_sequence,
         rounds_gradients=train.rounds_gradients,
-        quantized_weights=train.zero_quantized_weights,
-        quantized_gradients=train.zero_quantized_gradients,
         sequence_parallel=train.sequence_parallel,
         reshard_after_forward=train.reshard_after_forward,
         stages=stages,

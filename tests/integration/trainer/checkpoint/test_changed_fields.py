@@ -89,8 +89,6 @@ WITH_OTHERS = {
 NOT_HERE = {
     "virtual_stages": "the tiny model has too few layers",
     "float8": "needs a GPU",
-    "zero_quantized_weights": "needs GPUs",
-    "zero_quantized_gradients": "needs GPUs",
     "dpo_beta": "needs data in pairs",
     "simpo_beta": "needs data in pairs",
     "simpo_gamma": "needs data in pairs",

@@ -72,29 +72,6 @@ def test_with_bf16_weights_a_weight_is_two_bytes_and_a_gradient_as_asked(strateg
     assert "weights" not in fp32 or bf16["weights"] == fp32["weights"] / 2
 
 
-@given(NODES, RANKS, st.sampled_from(["fp32", "bf16", "fp16"]))
-def test_quantized_weights_are_a_byte_each(nodes: int, ranks: int, precision: str) -> None:
-    plain, rounded = (
-        {t.name: t.bytes_per_rank for t in sent("zero3", nodes, ranks, precision=precision, quantized_weights=on)}
-        for on in (False, True)
-    )
-    assert plain.keys() == rounded.keys()
-    for name, sent_bytes in plain.items():
-        factor = (4 if precision == "fp32" else 2) if name == "all-gather of weights" else 1
-        assert sent_bytes == pytest.approx(factor * rounded[name])
-
-
-@given(NODES, RANKS)
-def test_quantized_gradients_are_half_a_byte_each_between_several_nodes(nodes: int, ranks: int) -> None:
-    plain, rounded = (
-        sum(t.bytes_per_rank for t in sent("zero3", nodes, ranks, precision="fp16", quantized_gradients=on)
-            if t.what == "gradients")
-        for on in (False, True)
-    )  # fmt: skip
-    # Of those in fp16; an embedding's, which are trained here, are fp32 without.
-    assert 4 * rounded <= plain if nodes > 1 else rounded == plain
-
-
 @given(st.sampled_from([2, 4, 8]), st.sampled_from([2, 4, 8]), st.integers(1, 8))
 def test_with_hpz_trained_weights_leave_a_node_once_a_step_and_frozen_ones_never(
     nodes: int, ranks: int, micro_steps: int
