@@ -14,6 +14,7 @@ LAWS_OF_A_FOLDER = {
     "trainer/config/test_section_values.py",
     "trainer/data/prepare/chunks/test_reuse.py",
     "trainer/data/prepare/test_mutations.py",
+    "trainer/data/prepare/test_reduced_jpegs.py",
     "trainer/data/sources/test_containers.py",
     "trainer/data/sources/test_formats.py",
     "trainer/data/sources/test_special_files.py",
