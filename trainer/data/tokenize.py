@@ -107,7 +107,8 @@ def control_tokens(form: ImageForm) -> list[str]:
 
 def training_texts(turns: Iterable[Turn]) -> Iterable[str]:
     """Training texts of a tokenizer: the beginnings of questions and answers, split as pre-tokenization would split
-    them. Training takes some fifty times the memory of the longest one, and a compressed column may hold gigabytes.
+    them. Training takes 125 to 154 bytes a character of a text (tokenizers 0.23, one text of 1 to 16 million
+    characters in words of 16 letters in the mean), and a compressed column may hold gigabytes.
     """
     for turn in turns:
         system, question, answer = (text[:MAX_TRAINING_CHARS] for text in (turn.system, turn.question, turn.answer))

@@ -264,6 +264,6 @@ def test_tokens_cover_a_text_whatever_their_order(text: str, places: list[list[i
 
 
 def test_a_tokenizer_learns_from_the_beginning_of_a_text_that_cannot_fit() -> None:
-    """A Parquet page of some kilobytes may hold a text of 200 MB, with which training took 8 GB."""
+    """A Parquet page of some kilobytes may hold a text of 200 MB."""
     turn = Turn("q" * (3 * MAX_TRAINING_CHARS), "a" * (3 * MAX_TRAINING_CHARS))
     assert all(len(text) < MAX_TRAINING_CHARS + 100 for text in training_texts([turn]))
