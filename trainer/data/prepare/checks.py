@@ -87,10 +87,10 @@ def _checked(image: Image.Image, data: bytes, config: DataConfig, name: str) -> 
         repairs.append(Repair.EXTENSION_MISMATCH)
     changed, original, orientation = [], image, UPRIGHT
     stripped, size = without_metadata(data), image.size
-    reduced = _reduced(image) if stripped is not None else None
     if file_format not in KEPT_EXTENSION:
         changed.append(Repair.FORMAT_CONVERTED)
     try:
+        reduced = _reduced(image) if stripped is not None else None
         if file_format != "MPO" and getattr(image, "is_animated", False):
             if config.animated == "reject":
                 raise RejectedError(RejectCode.IMAGE_ANIMATED, f"{file_format} with several frames")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import struct
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.near_duplicates.search import as_signatures
 from vlmpipe.trainer.data.near_duplicates.signature import MAX_HASH_DISTANCE, MIN_COPY_SIDE, hash_distance
 from vlmpipe.trainer.data.prepare.checks import check_image
-from vlmpipe.trainer.data.rejects import RejectedError
+from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 
 CONFIG = DataConfig(source="builtin:digits", sequence_length=100)
 SETTINGS = {
@@ -90,3 +91,13 @@ def test_the_copy_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image.Image, "resize", noted)
     check_image(data, CONFIG)
     assert seen == [(1280 // 8, 960 // 8)] and min(seen[0]) >= MIN_COPY_SIDE
+
+
+@pytest.mark.parametrize("exif", [b"no TIFF file", b"II*\0", b"II+\0\x08\0\0\0\x01\0"])
+def test_an_unreadable_exif_costs_its_image_only(exif: bytes) -> None:
+    """Pillow reads it where the file is opened only if JFIF's header has no resolution."""
+    whole, segment = written(photo((260, 200)), "JPEG", dpi=(72, 72)), b"Exif\0\0" + exif
+    data = whole[:2] + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + whole[2:]
+    with pytest.raises(RejectedError, match="does not decode") as refused:
+        check_image(data, CONFIG)
+    assert refused.value.code == RejectCode.IMAGE_DECODE_ERROR
