@@ -38,26 +38,27 @@ class TrainJobStatus:
         self._thread = thread_pool(1, name="train-job-status")
         self._under_way: Future[None] | None = None
         self._posted_s, self._has_warned = -math.inf, False
-        self._last: tuple[int, dict[str, Any]] | None = None  # not posted yet
+        self._step, self._values = 0, dict[str, Any]()  # the newest step, and all that was measured of it
+        self._is_posted = True
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        self._last = step, values
+        self._values = (self._values if step == self._step else {}) | values  # validation comes after the rest
+        self._step, self._is_posted = step, False
         if time.monotonic() - self._posted_s >= INTERVAL_S and (self._under_way is None or self._under_way.done()):
             self._begin()
 
     def close(self) -> None:
-        if self._last:
+        if not self._is_posted:
             self._begin()
         if self._under_way:
             self._look(2 * TIMEOUT_S)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _begin(self) -> None:
-        assert self._last is not None
         if self._under_way and self._under_way.done():
             self._look(0.0)
-        body = json.dumps({"trainerStatus": status_of(*self._last, self._total_steps)}).encode()
-        self._posted_s, self._last = time.monotonic(), None
+        body = json.dumps({"trainerStatus": status_of(self._step, self._values, self._total_steps)}).encode()
+        self._posted_s, self._is_posted = time.monotonic(), True
         self._under_way = self._thread.submit(self._post, body)
 
     def _post(self, body: bytes) -> None:
@@ -79,16 +80,17 @@ class TrainJobStatus:
 
 
 def status_of(step: int, values: Mapping[str, Any], total_steps: int) -> dict[str, Any]:
-    """A `TrainerStatus` of Kubeflow Trainer's API. Seconds left are those of the newest step time."""
+    """A `TrainerStatus` of Kubeflow Trainer's API. Seconds left are by the step's time, and left out without it."""
     metrics = {"current_step": step, "total_steps": total_steps} | {
         name: value
         for name, value in values.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     }
+    left_s = {"estimatedRemainingSeconds": round(max(0, total_steps - step) * float(values.get("step_s", 0.0)))}
     return {
         "lastUpdatedTime": datetime.datetime.now(datetime.UTC).isoformat(),
         "progressPercentage": min(100, 100 * step // max(1, total_steps)),
-        "estimatedRemainingSeconds": round(max(0, total_steps - step) * float(values.get("step_s", 0.0))),
+        **(left_s if "step_s" in values or step >= total_steps else {}),
         "metrics": [{"name": name, "value": str(value)} for name, value in metrics.items()],
     }
 

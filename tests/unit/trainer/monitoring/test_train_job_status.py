@@ -47,6 +47,22 @@ def test_a_status_has_the_form_of_the_api() -> None:
     assert status_of(40, {}, 40)["progressPercentage"] == 100
 
 
+def test_a_validation_joins_its_step_and_leaves_the_time_that_remains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = opened(monkeypatch, 40, **{URL: "http://nowhere", TOKEN: str(tmp_path / "none")})
+    assert tracker
+    posted = list[dict[str, object]]()
+    monkeypatch.setattr(tracker, "_post", lambda body: posted.append(json.loads(body)["trainerStatus"]))
+    tracker.write(30, VALUES)
+    tracker.write(30, {"validation_loss": 3.0})
+    tracker.close()
+    assert [one["estimatedRemainingSeconds"] for one in posted] == [20, 20]
+    assert {"name": "validation_loss", "value": "3.0"} in posted[1]["metrics"]
+    assert {"name": "loss", "value": "0.5"} in posted[1]["metrics"]
+    assert "estimatedRemainingSeconds" not in status_of(30, {"validation_loss": 3.0}, 40), "it is not known"
+
+
 def test_the_first_step_and_the_last_are_posted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
