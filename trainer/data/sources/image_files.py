@@ -35,7 +35,8 @@ from vlmpipe.trainer.storage.file_sums import crc32c_in
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.regular_files import FileTooLargeError, NotRegularFileError, read_regular
 
-FILE = re.compile("file:(//(localhost)?)?(?=/)", re.IGNORECASE)  # begins a file's address on this machine (RFC 8089)
+# Begins a file's address on this machine (RFC 8089), or a relative path that is written as one: file://images/1.jpg.
+FILE = re.compile("file:(//(localhost(?=/))?|(?=/))", re.IGNORECASE)
 
 
 class ImageFiles:

@@ -41,7 +41,7 @@ def test_an_address_is_the_file_that_people_mean_or_is_refused(
     root, meant = store.root_uri, {
         "a b.png": ("./a b.png", "sub/../a b.png", "x/y/../../a b.png", "sub/./..//a b.png", "ROOT/a b.png"),
         "c%20d.png": ("c%20d.png", "ROOT/c%20d.png"),
-        "sub/e.png": ("sub//e.png", "ROOT/sub/e.png", "ROOT/x/../sub/e.png"),
+        "sub/e.png": ("sub//e.png", "ROOT/sub/e.png", "ROOT/x/../sub/e.png", "file://sub/e.png", "file://./sub/e.png"),
     }  # fmt: skip
     outside = ["../a b.png", "sub/../../a b.png", "ROOT/../a b.png", "/etc/hostname", ""]
     if kind == "local":
