@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import mmap
@@ -59,7 +60,8 @@ class ValueMemory:
                 return block
         block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # a forked process gets a copy
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            block.madvise(mmap.MADV_HUGEPAGE)
+            with contextlib.suppress(OSError):  # a kernel that was built without them
+                block.madvise(mmap.MADV_HUGEPAGE)
         return block
 
     def _give_back(self, block: mmap.mmap) -> None:

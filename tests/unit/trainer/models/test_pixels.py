@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vlmpipe.trainer.models import pixels
 from vlmpipe.trainer.models.pixels import ValueMemory
 from vlmpipe.trainer.sizing.image_preparation import FREE_BLOCKS
 
@@ -88,3 +91,12 @@ def test_threads_never_share_memory() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(fill, range(200)))
+
+
+def test_a_kernel_without_huge_pages_gives_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Plain(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")  # as of a kernel that was built without them
+
+    monkeypatch.setattr(pixels.mmap, "mmap", Plain)
+    assert ValueMemory().empty(2, 3).shape == (2, 3)
