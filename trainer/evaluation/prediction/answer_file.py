@@ -56,9 +56,11 @@ class AnswerFile:
         with os_errors(f"writing {self.partial}"):
             output.parent.mkdir(parents=True, exist_ok=True)
             self.earlier = self._rows_of(model, questions)
-            self._file = self.partial.open("w", encoding="utf-8")
+            taken_over = output.with_name(f"{output.name}.partial.tmp")  # a kill leaves the file with all answers
+            self._file = taken_over.open("w", encoding="utf-8")
             self._file.write(json.dumps({"model": model}) + "\n")
-        self.write(self.earlier)
+            self.write(self.earlier)
+            taken_over.replace(self.partial)
 
     def write(self, rows: Sequence[Answer]) -> None:
         with os_errors(f"writing {self.partial}"):

@@ -125,7 +125,7 @@ def predict(job: JobConfig, questions: Sequence[ToAnswer], output: Path, *, batc
             code=ExitCode.INTERRUPTED,
         ) from None
     except DataError:
-        file.close(keep=False)
+        file.close(keep=failed < answered)
         raise
     file.finish()
     taken = len(file.earlier)

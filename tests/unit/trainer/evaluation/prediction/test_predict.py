@@ -161,6 +161,36 @@ def test_answers_of_another_model_or_to_other_questions_are_not_taken_over(image
         assert len(second.earlier) == taken
 
 
+def test_answers_outlive_a_damaged_export_and_a_stop_while_they_are_taken_over(
+    images: Path, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions, output = read_questions(images, "what is it?"), images / "answers.jsonl"
+    first = AnswerFile(output, module._name_of(JOB), questions)
+    first.write([Answer(str(each.image), each.question, "red") for each in questions[:2]])
+    first.close(keep=True)
+    before = first.partial.read_bytes()
+
+    def damaged(*_: Any) -> AnsweringModel:
+        raise DataError("a file of the export is damaged")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_answering_model", damaged)
+        with pytest.raises(DataError, match="damaged"):
+            predict(JOB, questions, output)
+    assert first.partial.read_bytes() == before
+
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AnswerFile, "write", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            predict(JOB, questions, output)
+    assert first.partial.read_bytes() == before
+    assert predict(JOB, questions, output).continued == 2
+    assert not list(images.glob("*.partial*"))
+
+
 def test_one_image_is_asked_about(images: Path, batches: list[int]) -> None:
     ((answer,),) = Predictor.load(JOB).answer(read_questions(images / "a.png", "how red?"))
     assert (answer.prediction, answer.error) == ("(8, 8) \nhow red?", "")
