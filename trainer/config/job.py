@@ -7,7 +7,8 @@ the pipeline reads. `JobConfig` is what a job loads from `run.json`, the effecti
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -169,11 +170,21 @@ class JobConfig(BaseModel):
     def load(cls, uri: str) -> JobConfig:
         """Read the effective run file at `uri` (`<run>/run.json`), and the token for the hub that it names.
 
-        Raises ConfigError for one that another version of vlmpipe wrote, whose fields are not those of this one.
+        Raises ConfigError as `of_record` does.
         """
         folder, _, name = uri.rpartition("/")
+        job = cls.of_record(read_record(open_storage(folder), name), uri)
+        use_hub_token(job.model.hub_token_secret)
+        return job
+
+    @classmethod
+    def of_record(cls, content: Mapping[str, Any], uri: str) -> JobConfig:
+        """The run file with this content, which was read at `uri`.
+
+        Raises ConfigError for one that another version of vlmpipe wrote, whose fields are not those of this one.
+        """
         try:
-            job = cls.model_validate(read_record(open_storage(folder), name))
+            return cls.model_validate(content)
         except ValidationError as error:
             fields = [".".join(map(str, one["loc"])) for one in error.errors()]
             more = f" and {len(fields) - SHOWN_FIELDS} more" if len(fields) > SHOWN_FIELDS else ""
@@ -182,8 +193,6 @@ class JobConfig(BaseModel):
                 expected=f"a run of vlmpipe {__version__} as it is installed here",
                 fix="use the vlmpipe that made the run, or run its run file again",
             ) from error
-        use_hub_token(job.model.hub_token_secret)
-        return job
 
     @property
     def export_dtype(self) -> StateType:

@@ -69,7 +69,7 @@ def _answers(
             return Rescored(pointer, obstacle=f"its run's files are gone from {pointer.run_uri}")
         if (now := read_record(its_run, EXPORT).get("checkpoint", "")) != pointer.checkpoint:
             return Rescored(pointer, obstacle=f"its run was exported anew since it was registered, from {now}")
-        own = JobConfig.model_validate(read_record(its_run, "run.json"))
+        own = JobConfig.of_record(read_record(its_run, "run.json"), its_run.uri("run.json"))
         own = own.model_copy(update={"evaluate": job.evaluate})
         its_data = own.pointers().prepared_uri
         if its_data == job.pointers().prepared_uri:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tests.support.data.index import write_index
+from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.evaluation.held_out import champion as rescoring
@@ -61,7 +62,7 @@ def test_what_is_left_out_is_not_asked_and_counted(
     def answered(_job: Any, _asking: Any, batch: Any, _device: Any) -> list[Prediction]:
         return [Prediction(one.id, one.turn, "all", "Which?", "this", "this", True, "stop") for one, _ in batch]
 
-    monkeypatch.setattr(rescoring, "JobConfig", SimpleNamespace(model_validate=lambda _record: own))
+    monkeypatch.setattr(rescoring, "JobConfig", SimpleNamespace(of_record=lambda *_: own))
     for name in ("load_export", "image_form_of", "open_prepared", "AnsweringModel", "_asked"):
         monkeypatch.setattr(rescoring, name, lambda *_: (None, None))
     monkeypatch.setattr(rescoring, "Chat", SimpleNamespace(load=lambda *_: None))
@@ -77,3 +78,16 @@ def test_what_is_left_out_is_not_asked_and_counted(
     none_fair = [one for one in asked if one.id not in FAIR]
     obstacle = rescore(run_of(tmp_path / "held-out"), pointer, subject, none_fair, worker).obstacle
     assert obstacle == "all questions are of data that it was trained on"
+
+
+def test_a_champion_of_another_version_is_named_with_what_its_run_has(tmp_path: Path, held_out: Any) -> None:
+    its_run = LocalStorage(tmp_path)
+    content = merged(TINY, {"run": {"run_id": "its", "root_uri": str(tmp_path)}, "train.of_before": 1})
+    write_record(its_run, "run.json", content)
+    write_record(its_run, "prepared.json", {"prepared_uri": ""})
+    write_record(its_run, rescoring.EXPORT, {"checkpoint": "c1"})
+    pointer = ChampionPointer(version=1, run_id="its", run_uri=str(tmp_path), checkpoint="c1")
+    job, subject = cast(Any, SimpleNamespace(evaluate=None)), cast(Any, SimpleNamespace(split=held_out))
+    worker = cast(ProcessContext, SimpleNamespace(world_size=1, device=None))
+    found = rescoring._answers(job, pointer, subject, questions(held_out), worker)
+    assert "run.json is not of this version of vlmpipe, by train.of_before" in found.obstacle
