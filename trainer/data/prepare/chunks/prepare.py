@@ -36,13 +36,13 @@ NOT_IN_A_CHUNK = {
     "max_split_error", "fetch", "max_fetched_images", "max_fetched_gib", "max_fetch_hours",
 }  # fmt: skip
 
-LEAST_CHUNKS, LEAST_RECORDS = 2, 1_000  # for each process, which takes as long to start as some 400 records take
+MIN_CHUNKS, MIN_RECORDS = 2, 1_000  # for each process, which takes as long to start as some 400 records take
 
 
 def processes_for(chunks: int, records: int) -> int:
     """How many processes prepare so many chunks and records at once, where data.workers does not say; 0 or 1: this
     one."""
-    return min(cores(), chunks // LEAST_CHUNKS, records // LEAST_RECORDS)
+    return min(cores(), chunks // MIN_CHUNKS, records // MIN_RECORDS)
 
 
 class ChunkedPreparation:
