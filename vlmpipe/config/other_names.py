@@ -1,4 +1,4 @@
-"""Names that a run file does not have: other tools' names of its fields, its own earlier ones, and guides' words."""
+"""Names that a run file does not have: other tools' names of its fields, fields that are gone, and guides' words."""
 
 from __future__ import annotations
 
@@ -45,6 +45,14 @@ WORDS = {
     "min_num_params": "leave it out: layers are FSDP's units, which suit every size",
     "warmup_steps": "train.warmup_fraction, a share of all steps",
 }
+# Fields that are gone (docs/decisions/0148), and what does their work.
+GONE = {
+    "train.powersgd": "train.gradient_compression: bf16, or train.reduce_dtype: bf16",
+    "train.overlap_vision_encoder": "features.cache: on, by which a frozen encoder runs once",
+    "train.zero_quantized_weights": "train.zero_hpz, which rounds nothing",
+    "train.zero_quantized_gradients": "train.zero_hpz, which rounds nothing",
+}
+GONE_VALUES = {("train.gradient_compression", "powersgd"): "bf16, or train.reduce_dtype: bf16"}
 # Words of guides for values.
 VALUES = {
     ("train.strategy", "hybrid_shard"): "hsdp",
@@ -61,11 +69,15 @@ VALUES = {
 
 
 def word_of_guides(path: str) -> str:
-    """What answers a key that guides use; empty for others."""
+    """What answers a key that guides use, or that is gone; empty for others."""
+    if instead := GONE.get(path):
+        return f"it is gone, use {instead}"
     return WORDS.get(path.rpartition(".")[2].lower().replace("-", "_"), "")
 
 
 def other_value(path: str, value: object) -> str:
-    """ "; it is X here" for a guide's word for a value, or nothing."""
+    """ "; it is X here" for a guide's word for a value, what to use for one that is gone, or nothing."""
+    if instead := GONE_VALUES.get((path, str(value))):
+        return f"; it is gone, use {instead}"
     known = VALUES.get((path, str(value).lower()))
     return f"; it is {known} here" if known else ""

@@ -14,7 +14,7 @@ from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.sizing.model_shape import PARTS, ModelShape, Stack
 
-SUB_CONFIGURATIONS = ("text_config", "vision_config")
+SUB_CONFIGURATIONS = {"text_config", "vision_config"}
 ADDED_SHARE = 1.1  # rows for new tokens, and the projector that joins two published models
 MATRICES = 64  # of width x width in a layer, and as many again in embeddings and mergers: far more than any family has
 VOCABULARY = 1 << 19  # more tokens than any known tokenizer has, or one that is trained for a run
@@ -67,7 +67,10 @@ def _largest(part: WeightsConfig) -> tuple[int, int] | None:
 
 def _configured(config: Mapping[str, Any]) -> tuple[int, int] | None:
     """Bounds of a model from its configuration alone, so wide that they hold for small models only."""
-    levels = [config[name] for name in SUB_CONFIGURATIONS if name in config] or [config]
+    nested = {name for name, value in config.items() if name.endswith("_config") and isinstance(value, Mapping)}
+    if nested and nested != SUB_CONFIGURATIONS:
+        return None
+    levels = [config[name] for name in sorted(nested)] or [config]
     whole = 0
     for level in levels:
         numbers = {name: value for name, value in level.items() if isinstance(value, int)}

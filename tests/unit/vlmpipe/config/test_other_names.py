@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.support.paths import ROOT
-from vlmpipe.config.other_names import VALUES, WORDS
+from vlmpipe.config.other_names import GONE, GONE_VALUES, VALUES, WORDS
 from vlmpipe.config.run_config import RunConfig, RunFileError, load_run_file
 from vlmpipe.config.validation_errors import fields_of
 
@@ -31,6 +31,7 @@ TYPED = {
     "train.min_num_params": "leave it out",
     "train.warmup_steps": "train.warmup_fraction",
 }
+DECISION = ROOT / "docs/decisions/0148-leave-out-what-nobody-asked-for.md"
 
 
 def problem(override: str) -> str:
@@ -66,10 +67,20 @@ def test_a_guides_value_is_answered_with_ours(override: str, said: str) -> None:
     assert said in problem(override)
 
 
+@pytest.mark.parametrize("override", [f"{path}=true" for path in GONE] + ["=".join(each) for each in GONE_VALUES])
+def test_a_field_that_is_gone_is_answered_with_what_to_use_instead(override: str) -> None:
+    answer = problem(override).partition("it is gone, use ")[2]
+    rows = [line.split("|") for line in DECISION.read_text().splitlines() if line.startswith("|")]
+    (instead,) = [row[2] for row in rows if f"`{override.partition('=')[0]}" in row[1]]
+    assert answer
+    assert answer.split()[0].strip(",:") in instead
+
+
 def test_answers_name_fields_that_exist() -> None:
     known = {path for path, _, _ in fields_of(RunConfig)}
-    for text in [*WORDS.values(), *VALUES.values()]:
-        for path in re.findall(r"\b(?:train|cluster|data|model|output)\.[a-z_.]+[a-z_]", text):
+    assert not known & set(GONE)
+    for text in [*WORDS.values(), *VALUES.values(), *GONE.values(), *GONE_VALUES.values()]:
+        for path in re.findall(r"\b(?:train|cluster|data|model|output|features)\.[a-z_.]+[a-z_]", text):
             parts = path.split(".")
             assert any(".".join(parts[:length]) in known for length in range(2, len(parts) + 1)), path
     assert {path for path, _ in VALUES} <= known

@@ -62,6 +62,15 @@ def test_a_model_of_sizes_that_are_not_given_or_large_is_built(field: str, value
         compiled_disks(RunConfig.model_validate(content))
 
 
+@pytest.mark.parametrize("absent", ["text_config", "vision_config"])
+def test_a_model_without_one_of_its_configurations_has_no_bound(absent: str) -> None:
+    """The sizes of its texts may stand beside those of its tower, as Qwen2.5-VL publishes them, or be defaults."""
+    content = load_run_file(ROOT / "configs/arr-coc.yaml").given()
+    assert largest_shape(RunConfig.model_validate(content))
+    content["model"]["pretrained"]["config"].pop(absent)
+    assert largest_shape(RunConfig.model_validate(content)) is None
+
+
 def test_a_model_that_does_not_fit_by_its_bound_gets_the_disk_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     on_hub = load_run_file(SEVENTY_B, [ON_THE_HUB])
     assert compiled_disks(on_hub)["register-model"] >= 200, "141 GB of bf16 weights"
