@@ -24,7 +24,8 @@ class ListByDefault(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         is_list = not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)
-        return super().parse_args(ctx, ["list", *args] if is_list else args)
+        adds = is_list and not ctx.resilient_parsing  # a shell that completes asks for the names of all commands
+        return super().parse_args(ctx, ["list", *args] if adds else args)
 
 
 app = typer.Typer(help="List, tag and remove the runs of an output folder.", cls=ListByDefault)

@@ -41,6 +41,7 @@ def test_the_shell_completes_commands_run_files_and_run_ids(
         path.write_text("{}")
     RunRecord("projects/p/locations/l/pipelineJobs/sent-1", "gs://b/r", 0.0).write("sent-1")
     assert complete("vlmpipe che") == ["check"]
+    assert complete("vlmpipe runs p") == ["prune", "page"]
     assert complete("vlmpipe check ") == ["configs/a.yaml", "configs/b.yml", "own.yaml"]
     assert complete("vlmpipe plan configs/") == ["configs/a.yaml", "configs/b.yml"]
     assert complete("vlmpipe compile o") == ["own.yaml"]
