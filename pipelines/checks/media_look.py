@@ -1,4 +1,4 @@
-"""Whether data on this machine names videos or documents, by the names of files and the first megabyte of texts."""
+"""Whether data here names videos or pages of documents, by names of files and the first megabyte of texts."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ if TYPE_CHECKING:
 TEXTS = frozenset({".json", ".jsonl", ".csv", ".tsv"})
 TEXT_BYTES = 1 << 20
 MOST_FILES = 10_000
+# Where a value ends or a fragment begins, not within a sentence.
+VIDEO = re.compile(f'({"|".join(map(re.escape, sorted(VIDEOS)))})([#"]|,[^ ]|[\t\r\n]|$)', re.IGNORECASE)
+PAGE = re.compile(f"{re.escape(PDF)}#page=", re.IGNORECASE)
 
 
 def names_videos(data: DataConfig) -> bool:
     """Of records in buckets and in Parquet, more is known once they are read."""
-    return data.video == "native" or _names(data, VIDEOS)
+    return data.video == "native" or _names(data, VIDEO, VIDEOS)
 
 
 def names_documents(data: DataConfig) -> bool:
-    return _names(data, frozenset({PDF}))
+    """Only of pages that records name: a document beside the images is not opened."""
+    return _names(data, PAGE, frozenset())
 
 
-def _names(data: DataConfig, suffixes: Set[str]) -> bool:
-    in_text = re.compile(f"({'|'.join(map(re.escape, sorted(suffixes)))})\\b", re.IGNORECASE)
+def _names(data: DataConfig, in_text: re.Pattern[str], suffixes: Set[str]) -> bool:
     for path in itertools.islice(_files(data), MOST_FILES):
-        if path.suffix.lower() in suffixes:
-            return True
-        if path.suffix.lower() in TEXTS and in_text.search(_beginning(path)):
+        suffix = path.suffix.lower()
+        if suffix in suffixes or (suffix in TEXTS and in_text.search(_beginning(path))):
             return True
     return False
 

@@ -1,8 +1,8 @@
 """The packages and programs that a run's later steps need, looked for before its first step.
 
 A step that ends for a package after training has been paid for could have been known at the start. Decoders of videos
-and documents are looked for where the names of files tell that there are any; what only records tell, `check` finds in
-a sample of them.
+and documents are looked for where names of files or the beginnings of texts tell that there are any; what only later
+records tell, `check` finds in a sample of them.
 """
 
 from __future__ import annotations

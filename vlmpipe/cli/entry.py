@@ -16,7 +16,23 @@ OUTPUT_VARIABLE = "PYTHONIOENCODING"
 
 
 def console() -> None:
-    """Run the command line. Exits with 69 where a package that it needs is missing, with 130 after Ctrl-C."""
+    """Run the command line. Exits with 69 where a package that it needs is missing, with 130 after Ctrl-C.
+
+    Once the exit code is known, one more Ctrl-C does not replace it. After 130 it ends the process at once: Python
+    waits for its threads, and one may be in a long transfer.
+    """
+    more: Callable[..., None] | signal.Handlers = signal.SIG_IGN
+    try:
+        _run()
+    except SystemExit as leaving:
+        if leaving.code == ExitCode.INTERRUPTED:
+            more = _end_now
+        raise
+    finally:
+        signal.signal(signal.SIGINT, more)
+
+
+def _run() -> None:
     try:
         _take_closed_handles()
         if needs_utf8_mode():
@@ -24,8 +40,10 @@ def console() -> None:
         _command_line()()
     except KeyboardInterrupt:  # before the command line is there, or after it
         _leave(["stopped by Ctrl-C"], ExitCode.INTERRUPTED)
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the exit code is known: one more Ctrl-C must not replace it
+
+
+def _end_now(*_: object) -> None:
+    os._exit(ExitCode.INTERRUPTED)
 
 
 def _command_line() -> Callable[[], None]:

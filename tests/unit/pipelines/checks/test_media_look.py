@@ -19,10 +19,19 @@ def data(source: object, **fields: object) -> DataConfig:
     ("name", "content", "videos", "documents"),
     [
         ("clip.MP4", "", True, False),
-        ("deep/manual.pdf", "", False, True),
+        ("deep/manual.pdf", "", False, False),  # no record names a page of it
         ("set.jsonl", '{"video": "films/a.webm#t=3"}', True, False),
         ("set.csv", "image,question\nmanual.pdf#page=2,what?", False, True),
         ("set.json", '[{"image": "a.jpg", "question": "what does mp4 stand for?"}]', False, False),
+        (
+            "set.jsonl",
+            '{"image": "a.jpg", "answer": "save a report.pdf, then open clip.mp4, or b.avi."}',
+            False,
+            False,
+        ),
+        ("set.csv", "file_name,answer\na.jpg,it is clip.mp4 in report.pdf", False, False),
+        ("set.tsv", "video\tanswer\nfilms/a.mov\tyes", True, False),
+        ("set.csv", "video,answer\nfilms/a.mov,yes", True, False),
         ("notes.txt", "clip.mp4 manual.pdf", False, False),
         ("a.png", "", False, False),
     ],

@@ -50,6 +50,28 @@ def test_closed_streams_are_taken_by_the_null_device(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == b""
 
 
+@pytest.mark.parametrize(("code", "ends_at_once"), [(130, True), (0, False)])
+def test_a_ctrl_c_after_the_end_keeps_the_exit_code_and_waits_for_no_thread_of_a_stopped_command(
+    code: int, ends_at_once: bool
+) -> None:
+    """Python waits for threads at its end: here for one that sends Ctrl-C, and then would go on."""
+    program = f"""if True:
+        import os, signal, sys, threading
+        from vlmpipe.cli import entry
+        def keep_on():
+            threading.main_thread().join()
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait(0.3 if {code} == 0 else 3)
+            print("went on", flush=True)
+        def command():
+            threading.Thread(target=keep_on).start()
+            sys.exit({code})
+        entry._command_line = lambda: command
+        entry.console()"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout == "") == (code, ends_at_once), done.stderr
+
+
 def test_a_python_without_docstrings_is_refused() -> None:
     environment = {**os.environ, "PYTHONOPTIMIZE": "2"}
     done = subprocess.run(
