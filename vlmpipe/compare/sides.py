@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmpipe.registry.folder import Entry, FolderRegistry, Registry
-from vlmpipe.registry.recorded_answers import PREDICTIONS, image_groups
+from vlmpipe.registry.recorded_answers import PREDICTIONS, known_image_groups
 from vlmpipe.registry.release import open_registry
 from vlmpipe.report.load import mapping, number, sequence
 from vlmpipe.runs.local.summary import find_run
@@ -143,10 +143,6 @@ def _side(name: str, run_uri: str) -> Side:
                 fix="let the run come to its end; of a run with an evaluate_command only its own figures are known",
             )
     predictions = read_lines(store, PREDICTIONS)
-    try:
-        groups = image_groups(store, predictions)
-    except UserError:  # a program of others answered, and the prepared data is gone
-        groups = {}
     return Side(
         name,
         _run_id(run_uri),
@@ -155,7 +151,7 @@ def _side(name: str, run_uri: str) -> Side:
         predictions,
         read_record(store, "evaluate.json"),
         _usage(store),
-        groups,
+        known_image_groups(store, predictions),
         read_record(store, "run.json"),
         mapping(read_record(store, "summary.json").get("versions")) if store.stat("summary.json") else {},
     )

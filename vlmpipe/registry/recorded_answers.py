@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.evaluation.metrics import image_group
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts, paired_counts
 from vlmpipe.trainer.storage.base import Storage
@@ -49,6 +50,14 @@ def image_groups(run: Storage, predictions: Sequence[Mapping[str, Any]]) -> dict
         }
         groups |= {identity: known.get(identity, identity) for identity in missing}
     return groups
+
+
+def known_image_groups(run: Storage, predictions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """As `image_groups`; empty where that cannot be read: a program of others answered, and the data is gone."""
+    try:
+        return image_groups(run, predictions)
+    except UserError:
+        return {}
 
 
 def _lines(store: Storage) -> list[dict[str, Any]]:

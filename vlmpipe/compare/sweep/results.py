@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from vlmpipe.registry.recorded_answers import PREDICTIONS, image_groups
+from vlmpipe.registry.recorded_answers import PREDICTIONS, known_image_groups
 from vlmpipe.report.load import mapping, number
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.evaluation.metrics import anls, vqa_accuracy
@@ -82,13 +82,12 @@ def _training(one: dict[str, Any], metric: str) -> Training:
     try:
         evaluation, lines = read_record(store, "evaluate.json"), read_lines(store, PREDICTIONS)
         summary = read_record(store, "summary.json") if store.stat("summary.json") else {}
-        groups = image_groups(store, lines)
     except UserError as error:
         return Training(*known, error=error.found)
     return Training(
         *known,
         scores={_key(line): _score(line, metric) for line in lines},
-        image_groups=groups,
+        image_groups=known_image_groups(store, lines),
         evaluation=evaluation,
         train_s=number(outcome.get("train_s")) or 0.0,
         evaluate_s=number(outcome.get("evaluate_s")) or 0.0,
