@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -21,6 +22,7 @@ from vlmpipe.prove.laws import LAWS, Proof, Verdict
 from vlmpipe.prove.trainer_runs import LocalTrainer, model_section
 from vlmpipe.report.pages import STYLE
 from vlmpipe.trainer import __version__
+from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage.local import LocalStorage
 
@@ -78,7 +80,8 @@ def prove(
 ) -> Proven:
     """Check the laws, or those named, and write `prove.json` and `prove.html` into `folder`.
 
-    The same call continues in the folder of one that was stopped: the laws that it found to hold are taken over.
+    The same call continues in the folder of one that was stopped: the laws that it found to hold are taken over, unless
+    the trainer's program has changed.
     Raises ConfigError for an unknown law, a family without a tiny model, and a folder with other files in it,
     StoppedError after Ctrl-C.
 
@@ -89,7 +92,8 @@ def prove(
     """
     if unknown := [name for name in laws if name not in LAWS]:
         raise ConfigError(f"no law {unknown[0]!r}", expected=f"one of {', '.join(LAWS)}")
-    asked = {"version": __version__, "run_file": config.digest(), "limit_s": limit_s}
+    program = _program_digest(config.train.trainer)
+    asked = {"version": __version__, "run_file": config.digest(), "program": program, "limit_s": limit_s}
     earlier = _earlier(folder, asked)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, which transformers imports, warns of no GPU
     from vlmpipe.prove.reference import Reference
@@ -123,6 +127,19 @@ def prove(
     return proven
 
 
+def _program_digest(own: ExternalTrainerConfig | None) -> str:
+    """sha256 (hex) of the files that the command names, the Python files beside them, and those of its packages."""
+    if own is None:
+        return ""
+    named = [path for path in map(Path, own.command) if path.is_file()]
+    beside = [other for path in named for other in path.parent.glob("*.py")]
+    packaged = [file for uri in own.package_uris for file in Path(uri).rglob("*.py")]
+    digest = hashlib.sha256()
+    for path in sorted({*named, *beside, *packaged}):
+        digest.update(f"{path}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
 def _earlier(folder: Path, asked: Mapping[str, Any]) -> dict[str, Verdict]:
     """The verdicts of a stopped call in this folder, whose starts are removed. Raises ConfigError for other files."""
     if not folder.exists() or not any(folder.iterdir()):
@@ -134,7 +151,7 @@ def _earlier(folder: Path, asked: Mapping[str, Any]) -> dict[str, Verdict]:
         unfinished = {}
     laws = unfinished.get("laws", [])
     if not unfinished or (laws and unfinished["asked"] != asked):
-        what = "of other settings" if unfinished else "not empty"
+        what = "of other settings or another program" if unfinished else "not empty"
         raise ConfigError(f"{folder} is {what}", expected="a new folder", fix="delete it or name another one")
     for name in ("model", "samples", "outputs"):
         shutil.rmtree(folder / name, ignore_errors=True)

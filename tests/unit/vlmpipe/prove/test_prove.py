@@ -60,6 +60,23 @@ def test_a_stopped_proof_continues_with_the_laws_that_were_not_found_to_hold(
         prove(config, folder)
 
 
+@pytest.mark.parametrize("changed", ["train.py", "model.py"])
+def test_a_proof_of_a_program_that_has_changed_since_is_not_continued(
+    changed: str, checked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "model.py"):
+        Path(name).write_text("import model")
+    own = "train.trainer={name: own, command: [python, train.py, --out, '{output}', --steps, '{train.max_steps}']}"
+    config = load_run_file(DEFAULT_RUN_FILE, [own])
+    with pytest.raises(StoppedError):
+        prove(config, Path("proven"))
+    Path(changed).write_text("raise SystemExit(1)")
+    with pytest.raises(ConfigError, match="another program"):
+        prove(config, Path("proven"))
+    assert len(checked) == 3
+
+
 def test_a_proof_that_found_nothing_yet_leaves_its_folder_to_any_other(tmp_path: Path) -> None:
     module._write_unfinished(tmp_path, {"limit_s": 1.0}, {})
     assert module._earlier(tmp_path, {"limit_s": 2.0}) == {}
