@@ -110,7 +110,8 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
 def _validate(setup: TrainingSetup, report: TrainingMonitor, worker: ProcessContext) -> None:
     """Add validation losses to the newest step's metrics, unless they are there. Collective.
 
-    Comes after the step's save, so that a validation that fails loses no step; the next start makes up for it.
+    Comes after the step's save, so that a validation that fails loses no committed step; the next start makes up for
+    it. The last one waits for the COMMIT; one halfway does not, and may end the process while the save is under way.
     """
     if not setup.validation or not report.lacks_validation():
         return
