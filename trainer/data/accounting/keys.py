@@ -162,7 +162,7 @@ class Record(dict[str, Any]):
             if name in self.ignored:
                 continue
             require_neutral(name, holder[name], place)
-            if name in MASKS and isinstance(holder[name], bool | int):
+            if name in MASKS and isinstance(holder[name], bool | int | float):
                 message = f"{place} has {name!r}, which changes what is learned; write weight: 0 or 1, which is read"
                 raise RejectedError(RejectCode.CONV_LABELS, message)
             if name in PART_SETTINGS and not _is_empty(holder[name]):

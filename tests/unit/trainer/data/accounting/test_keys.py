@@ -85,7 +85,7 @@ def test_what_changes_labels_is_refused(content: dict[str, Any]) -> None:
     assert Record({"weight": 1, "loss": True, "tools": [], "loss_scale": 1.0}).unread(has_media=True) == ()
 
 
-@pytest.mark.parametrize("content", [{"mask": 1}, {"mask": 0}, {"masked": False}])
+@pytest.mark.parametrize("content", [{"mask": 1}, {"mask": 0}, {"mask": 1.0}, {"masked": False}])
 def test_a_mask_of_a_message_is_refused_whichever_way_it_is_meant(content: dict[str, Any]) -> None:
     answer = {"from": "gpt", "value": "So.", **content}
     with pytest.raises(RejectedError, match="changes what is learned; write weight"):
