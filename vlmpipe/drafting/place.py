@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from vlmpipe.trainer.errors import ConfigError
 
@@ -16,10 +18,14 @@ def on_this_machine(place: str) -> Path:
     scheme = ADDRESS.match(place)
     if scheme is None:
         return Path(place)
+    if scheme[1].lower() == "file":
+        return Path(unquote(urlsplit(place).path))
     copy = COPY.get(scheme[1].lower())
     look = "look at it with --data sample, and set data.source to the address in the run file"
     raise ConfigError(
         f"--data is {place}, which is not on this machine",
         expected="a folder or a file of this machine",
-        fix=f"copy a part of it here: {copy} {place} sample; {look}" if copy else f"copy a part of it here; {look}",
+        fix=f"copy a part of it here: {copy} {shlex.quote(place)} sample; {look}"
+        if copy
+        else f"copy a part of it here; {look}",
     )

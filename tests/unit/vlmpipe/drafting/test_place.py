@@ -15,11 +15,16 @@ def test_paths_are_of_this_machine(place: str) -> None:
     assert on_this_machine(place) == Path(place)
 
 
+def test_an_address_of_a_file_is_a_path() -> None:
+    assert on_this_machine("file:///data/my%20photos") == Path("/data/my photos")
+
+
 @pytest.mark.parametrize(
     ("place", "fix"),
     [
         ("gs://bucket/photos", "gcloud storage cp --recursive gs://bucket/photos sample"),
         ("s3://bucket/photos", "aws s3 cp --recursive s3://bucket/photos sample"),
+        ("gs://bucket/my photos", "gcloud storage cp --recursive 'gs://bucket/my photos' sample"),
         ("https://example.com/set.json", "copy a part of it here; look at it"),
     ],
 )
