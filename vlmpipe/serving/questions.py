@@ -57,7 +57,7 @@ def held_out_questions(run_uri: str, count: int) -> list[HeldOutQuestion]:
                 expected="an evaluated run, whose answers a server's can be compared with",
                 fix="let the run come to its end; runs with an evaluate_command leave no answers",
             )
-    job = JobConfig.load(store.uri("run.json"))
+    job = JobConfig.of_record(read_record(store, "run.json"), store.uri("run.json"))
     pointers = DataPointers.model_validate(read_record(store, "prepared.json"))
     predictions = read_lines(store, PREDICTIONS)
     count = min(count, len(predictions))

@@ -11,9 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.trainer.tiny_runs import TINY, merged
+from vlmpipe.trainer import secret_manager
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.serving import local_server
 from vlmpipe.trainer.serving.local_server import LocalServer, require_free_port, serving
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import write_record
+
+SECRET = "projects/p/secrets/hub"
 
 
 @pytest.fixture
@@ -47,6 +53,21 @@ def test_a_port_in_use_is_refused_before_the_model_is_loaded(
     monkeypatch.setattr(local_server, "require_package", lambda module: None)
     monkeypatch.setattr(local_server, "require_whole_export", lambda store: {})
     with pytest.raises(UserError, match="cannot be used"), serving(str(tmp_path), port=other):
+        pass
+
+
+def test_a_whole_export_is_served_without_the_hubs_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = merged(TINY, {"run": {"run_id": "r", "root_uri": str(tmp_path)}, "model.hub_token_secret": SECRET})
+    write_record(LocalStorage(tmp_path), "run.json", content)
+
+    def started(*_: object, **__: object) -> None:
+        raise TimeoutError("this far")
+
+    monkeypatch.setattr(secret_manager, "_read_for", lambda *_: pytest.fail("a secret is read"))
+    monkeypatch.setattr(local_server, "require_package", lambda module: None)
+    monkeypatch.setattr(local_server, "require_whole_export", lambda store: {})
+    monkeypatch.setattr(local_server.subprocess, "Popen", started)
+    with pytest.raises(TimeoutError, match="this far"), serving(str(tmp_path)):
         pass
 
 

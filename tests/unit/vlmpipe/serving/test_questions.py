@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 
 from tests.support.reports import make_run
+from tests.support.trainer.tiny_runs import merged
 from vlmpipe.serving.questions import chat_messages, held_out_questions
+from vlmpipe.trainer import secret_manager
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.tokenize import make_tokenizer
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import read_record, write_record
 
 IMAGE = b"\x89PNG"
 QUESTIONS = {
@@ -71,8 +75,14 @@ def test_parts_of_a_published_template_have_no_line_ends_of_marks() -> None:
     assert messages[0]["content"][0]["image_url"]["url"].startswith("data:image/png;base64,")
 
 
-def test_a_run_gives_evenly_spaced_questions_with_their_pictures_and_answers(tmp_path: Path) -> None:
+def test_a_run_gives_evenly_spaced_questions_with_their_pictures_and_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the hub's token, which whoever deploys a model may not read."""
     run = make_run(tmp_path)
+    content = read_record(LocalStorage(run), "run.json")
+    write_record(LocalStorage(run), "run.json", merged(content, {"model.hub_token_secret": "projects/p/secrets/hub"}))
+    monkeypatch.setattr(secret_manager, "_read_for", lambda *_: pytest.fail("a secret is read"))
     settings = next((tmp_path / "prepared").iterdir()) / "tokenizer/chat.json"
     settings.parent.mkdir(exist_ok=True)
     settings.write_text('{"as_text": true}')
