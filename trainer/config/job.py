@@ -30,6 +30,10 @@ from vlmpipe.trainer.storage.records import read_record
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 SHOWN_FIELDS = 5  # of a run file that another version wrote
+# Fields of train that are gone (docs/decisions/0148), with the values by which they did nothing: records of earlier
+# runs hold every field. Those of powersgd counted with gradient_compression: powersgd only, which is refused by itself.
+GONE = {"overlap_vision_encoder": False, "zero_quantized_weights": False, "zero_quantized_gradients": False}
+GONE_SECTION = "powersgd"
 PREPARED_FOLDER, CHUNKS_FOLDER = "prepared", "chunks"  # under the root of all runs
 
 
@@ -181,10 +185,11 @@ class JobConfig(BaseModel):
     def of_record(cls, content: Mapping[str, Any], uri: str) -> JobConfig:
         """The run file with this content, which was read at `uri`.
 
-        Raises ConfigError for one that another version of vlmpipe wrote, whose fields are not those of this one.
+        Raises ConfigError for one that another version of vlmpipe wrote, whose fields are not those of this one, unless
+        they did nothing.
         """
         try:
-            return cls.model_validate(content)
+            return cls.model_validate(_without_gone(content))
         except ValidationError as error:
             fields = [".".join(map(str, one["loc"])) for one in error.errors()]
             more = f" and {len(fields) - SHOWN_FIELDS} more" if len(fields) > SHOWN_FIELDS else ""
@@ -230,3 +235,11 @@ def require_run_id(name: str) -> None:
 def run_uri_of(root_uri: str, run_id: str, job_name: str) -> str:
     """The run's folder. `job_name` is the pipeline job's own name, which an empty `run_id` stands for."""
     return join_uri(root_uri, "runs", run_id or job_name)
+
+
+def _without_gone(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    train = content.get("train")
+    if not isinstance(train, Mapping):
+        return content
+    left = {name: value for name, value in train.items() if name != GONE_SECTION and (name, value) not in GONE.items()}
+    return {**content, "train": left}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.trainer.tiny_runs import TINY, merged
-from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.job import GONE, JobConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
@@ -15,7 +15,12 @@ from vlmpipe.trainer.storage.records import write_record
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [({"train.of_tomorrow": 1}, "train.of_tomorrow"), ({"data.max_samples": "all"}, "data.max_samples")],
+    [
+        ({"train.of_tomorrow": 1}, "train.of_tomorrow"),
+        ({"data.max_samples": "all"}, "data.max_samples"),
+        ({"train.zero_quantized_weights": True}, "train.zero_quantized_weights"),
+        ({"train.gradient_compression": "powersgd"}, "train.gradient_compression"),
+    ],
 )
 def test_a_run_of_another_version_is_named(change: dict[str, object], named: str, tmp_path: Path) -> None:
     content = merged(TINY, {"run": {"run_id": "r1", "root_uri": str(tmp_path)}})
@@ -25,3 +30,11 @@ def test_a_run_of_another_version_is_named(change: dict[str, object], named: str
     with pytest.raises(ConfigError, match=f"run.json is not of this version of vlmpipe, by {named}") as refused:
         JobConfig.load(f"{tmp_path}/run.json")
     assert "use the vlmpipe that made the run" in refused.value.fix
+
+
+def test_a_run_from_before_fields_were_left_out_is_read_where_they_did_nothing(tmp_path: Path) -> None:
+    """Every record of a run holds every field, with its default too."""
+    content = merged(TINY, {"run": {"run_id": "r1", "root_uri": str(tmp_path)}})
+    gone = {**GONE, "powersgd": {"rank": 4, "start_step": 1000}}
+    before = {**content, "train": {**content["train"], **gone}}
+    assert JobConfig.of_record(before, "run.json") == JobConfig.of_record(content, "run.json")
