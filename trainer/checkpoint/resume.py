@@ -254,9 +254,13 @@ def require_same_run(checkpoint: Checkpoint, expected: CommitRecord) -> None:
         )
         if getattr(found, name) != getattr(expected, name)
     ]
+    way_back = "restore it"
     if found.checkpoint_format == expected.checkpoint_format:
         settings = changes(found.settings, expected.settings, found.checkpoint_format)
-        differences = [change.text() for change in settings if change.outcome == "refused"] + differences
+        refused = [change for change in settings if change.outcome == "refused"]
+        differences = [change.text() for change in refused] + differences
+        if refused and refused[0].is_gone:
+            way_back = "continue with that vlmpipe"
     if found.checkpoint_format == "deepspeed":
         for what, was, now in (
             ("the number of ranks (ZeRO state is cut by it)", found.world_size, expected.world_size),
@@ -267,5 +271,5 @@ def require_same_run(checkpoint: Checkpoint, expected: CommitRecord) -> None:
         raise ConfigError(
             f"checkpoint {checkpoint.name} cannot be continued: {differences[0]}",
             expected="the run file that this run was started with",
-            fix="restore it, or start a new run (train.resume=never, or another run id)",
+            fix=f"{way_back}, or start a new run (train.resume=never, or another run id)",
         )

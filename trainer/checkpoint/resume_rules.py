@@ -202,8 +202,11 @@ class Change:
     was: Any
     now: Any
     outcome: Outcome
+    is_gone: bool = False  # this version has no such field
 
     def text(self) -> str:
+        if self.is_gone:
+            return f"{self.field} was {_shown(self.was)}, a field that only the vlmpipe that saved it has"
         return f"{self.field} changed from {_shown(self.was)} to {_shown(self.now)}"
 
 
@@ -253,7 +256,7 @@ def changes(found: Mapping[str, Any], expected: Mapping[str, Any], checkpoint_fo
         if was != now:
             # A field that this version does not have decided something for the one that saved.
             outcome = rules[field].outcome_under(checkpoint_format) if field in rules else "refused"
-            differing.append(Change(field, was, now, outcome))
+            differing.append(Change(field, was, now, outcome, is_gone=field not in rules))
     return sorted(differing, key=lambda change: change.outcome != "refused")
 
 
