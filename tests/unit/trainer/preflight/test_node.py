@@ -59,8 +59,12 @@ def worker(rank: int = 0, world_size: int = 1, local_world_size: int = 1) -> Pro
     return ProcessContext(rank, world_size, rank % local_world_size, local_world_size, torch.device("cpu"))
 
 
-def test_healthy_node_is_reported_in_one_line_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_healthy_node_is_reported_in_one_line_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, scratch = tmp_path / "run", tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(preflight.tempfile, "gettempdir", lambda: str(scratch))  # where killed tests leave none
     report = check_node(str(run), node=0)
     assert not report.warnings
     assert "GiB free for temporary files, output written and read in" in report.line()

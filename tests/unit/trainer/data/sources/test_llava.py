@@ -151,7 +151,7 @@ def test_messages_in_hugging_face_style_are_conversations_too(tmp_path: Path) ->
         ({"id": True}, RejectCode.RECORD_FORM),
         ({"image": 7}, RejectCode.RECORD_FORM),
         ({"slice": 7}, RejectCode.RECORD_FORM),
-        ({"split": "holdout"}, RejectCode.RECORD_FORM),
+        ({"split": "elsewhere"}, RejectCode.RECORD_FORM),
         ({"conversations": "What?"}, RejectCode.RECORD_FORM),
         ({"conversations": [{"from": ["human"], "value": "What?"}] * 2}, RejectCode.CONV_ROLES),
         ({"conversations": conversation("What?", "\ud83d")}, RejectCode.RECORD_ENCODING),
