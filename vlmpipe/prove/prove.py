@@ -147,15 +147,16 @@ def _earlier(folder: Path, asked: Mapping[str, Any]) -> dict[str, Verdict]:
         return {}
     try:
         unfinished = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        unfinished = {}
-    laws = unfinished.get("laws", [])
-    if not unfinished or (laws and unfinished["asked"] != asked):
-        what = "of other settings or another program" if unfinished else "not empty"
+        before, laws = unfinished["asked"], [Verdict(**one) for one in unfinished["laws"]]
+    except (FileNotFoundError, ValueError, TypeError, KeyError):  # no file that a proof has written
+        what = "not empty"
+    else:
+        what = "of other settings or another program" if laws and before != asked else ""
+    if what:
         raise ConfigError(f"{folder} is {what}", expected="a new folder", fix="delete it or name another one")
     for name in ("model", "samples", "outputs"):
         shutil.rmtree(folder / name, ignore_errors=True)
-    return {one["law"]: Verdict(**one) for one in laws if one["state"] == "holds"}
+    return {one.law: one for one in laws if one.state == "holds"}
 
 
 def _write_unfinished(folder: Path, asked: Mapping[str, Any], verdicts: Mapping[str, Verdict]) -> None:

@@ -80,3 +80,12 @@ def test_a_proof_of_a_program_that_has_changed_since_is_not_continued(
 def test_a_proof_that_found_nothing_yet_leaves_its_folder_to_any_other(tmp_path: Path) -> None:
     module._write_unfinished(tmp_path, {"limit_s": 1.0}, {})
     assert module._earlier(tmp_path, {"limit_s": 2.0}) == {}
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"left": 1}', '{"asked": {}, "laws": [{"law": "x"}]}'])
+def test_a_file_of_the_same_name_lets_no_folder_be_removed(content: str, tmp_path: Path) -> None:
+    (tmp_path / module.UNFINISHED).write_text(content)
+    (tmp_path / "model").mkdir()
+    with pytest.raises(ConfigError, match="not empty"):
+        module._earlier(tmp_path, {"limit_s": 1.0})
+    assert (tmp_path / "model").is_dir()
