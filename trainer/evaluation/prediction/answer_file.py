@@ -6,6 +6,7 @@ import contextlib
 import csv
 import itertools
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -86,15 +87,18 @@ class AnswerFile:
             self.partial.unlink()
 
     def _rows_of(self, model: str, questions: Sequence[ToAnswer]) -> list[Answer]:
-        """The answers of an earlier start, as far as they answer these questions."""
+        """The answers of an earlier start, as far as they answer these questions about images that have not changed."""
         rows: list[Answer] = []
         try:
             with self.partial.open(encoding="utf-8") as file:
                 if json.loads(file.readline()) != {"model": model}:
                     return []
+                answered_s = os.fstat(file.fileno()).st_mtime
                 for question, line in zip(questions, file, strict=False):
                     row = Answer(**json.loads(line))
                     if (row.image, row.question) != (str(question.image), question.question):
+                        break
+                    if _changed_s(question.image) > answered_s:
                         break
                     rows.append(row)
         except (FileNotFoundError, ValueError, TypeError):  # none, or a line that was being written
@@ -109,6 +113,15 @@ class AnswerFile:
                 return
             with whole.open("w", encoding="utf-8", newline="") as file:
                 _write_csv(file, map(json.loads, partial)) if self.output.suffix == ".csv" else file.writelines(partial)
+
+
+def _changed_s(image: Path) -> float:
+    """When the file or its name changed last, in seconds since the epoch; 0 where there is none."""
+    try:
+        found = image.stat()
+    except OSError:
+        return 0.0
+    return max(found.st_mtime, found.st_ctime)
 
 
 def _write_csv(file: TextIO, rows: Iterator[dict[str, str]]) -> None:

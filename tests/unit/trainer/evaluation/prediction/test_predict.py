@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,18 @@ def test_answers_of_another_model_or_to_other_questions_are_not_taken_over(image
         second = AnswerFile(output, model, changed)
         second.close(keep=False)
         assert len(second.earlier) == taken
+
+
+def test_an_image_that_has_changed_since_is_asked_about_again(images: Path) -> None:
+    questions, output = read_questions(images, "what is it?"), images / "answers.jsonl"
+    first = AnswerFile(output, "one", questions)
+    first.write([Answer(str(each.image), each.question, "", "not an image") for each in questions])
+    first.close(keep=True)
+    later = first.partial.stat().st_mtime + 5
+    os.utime(questions[2].image, (later, later))  # somebody has mended it
+    second = AnswerFile(output, "one", questions)
+    second.close(keep=False)
+    assert second.earlier == [Answer(str(each.image), each.question, "", "not an image") for each in questions[:2]]
 
 
 def test_answers_outlive_a_damaged_export_and_a_stop_while_they_are_taken_over(
