@@ -230,7 +230,9 @@ def test_a_command_is_stopped_in_words_and_continues(
             time.sleep(BETWEEN_PRESSES_S if presses > 1 else 0)
         stopped = terminal.answer(deadline_s=300)
     waits = case.running is not None and moment == "serving"
-    assert stopped.code == (0 if waits and presses == 1 else stopped.code if waits else case.code), stopped.said
+    # A second Ctrl-C may come while a server that was asked to end is still there.
+    codes = {0} if waits and presses == 1 else {0, case.code} if waits else {case.code}
+    assert stopped.code in codes, stopped.said
     assert not re.search(r"Traceback|Exception ignored|unexpected [A-Z]\w+Error", stopped.said), stopped.said
     assert not case.makes or not (place / case.makes).exists()
     if presses == 1 and moment != "starting":

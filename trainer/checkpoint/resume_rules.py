@@ -73,10 +73,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "taken",
-        _in(
-            "train",
-            "reduce_dtype float8 gradient_compression deterministic",
-        ),
+        _in("train", "reduce_dtype float8 gradient_compression deterministic"),
         "How numbers are rounded.",
     ),
     Rule(

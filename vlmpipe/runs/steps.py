@@ -84,7 +84,7 @@ class Step:
 
 
 class SteadyClocks:
-    """Lets the clock of a step never go back: the job of a step writes a record of its own, with a later start.
+    """Keeps the clock of a step from going back: the job of a step writes a record of its own, with a later start.
 
     Remembers when a step's first units were seen, from which its speed counts.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -51,10 +52,15 @@ def test_native_videos_are_videos_wherever_they_are() -> None:
     assert not names_videos(data("gs://bucket/set.json")) and not names_documents(data("nowhere"))
 
 
+def test_a_pipe_among_the_data_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "set.jsonl")
+    assert not names_videos(data(tmp_path))
+
+
 def test_a_folder_is_looked_at_within_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media_look, "TEXT_BYTES", 8)
     (tmp_path / "set.json").write_text(" " * 8 + "a.mp4")
     assert not names_videos(data(tmp_path))
-    monkeypatch.setattr(media_look, "MOST_FILES", 0)
+    monkeypatch.setattr(media_look, "MAX_FILES", 0)
     (tmp_path / "b.mp4").touch()
     assert not names_videos(data(tmp_path))
