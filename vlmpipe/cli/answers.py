@@ -72,6 +72,8 @@ def predict(
             return
         failed = f", {found.failed:,} images could not be asked about (column error)" if found.failed else ""
         continued = f", {found.continued:,} of them from before it was stopped" if found.continued else ""
+        if found.not_taken_over:
+            to_stderr(f"note: {found.not_taken_over}")
         print_lines([f"{found.answered:,} answers in {output}{continued}, {rate:,.1f} a second{failed}"])
         return
     batches = predictor.answer(questions, batch=batch)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import fcntl
 import itertools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
-from vlmpipe.trainer.errors import ConfigError, os_errors
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from vlmpipe.trainer.storage.file_systems import NO_LOCKS
+from vlmpipe.trainer.storage.regular_files import open_lock
 
 TABLES = {".jsonl", ".csv", ".parquet"}
 ROWS_AT_ONCE = 10_000  # that a Parquet file takes
+STAMP = "image_stamp"  # in the partial file, by which a changed image is known
 
 
 @dataclass(frozen=True)
@@ -42,41 +46,43 @@ COLUMNS = tuple(field.name for field in fields(Answer))
 class AnswerFile:
     """Answers to `questions` in their order, on their way into `output` (.jsonl, .csv or .parquet).
 
-    `partial` holds the answers that are there, after a line that names the model: those of another model, or to other
-    questions, are not taken over.
+    `partial` holds the answers that are there, after a line that names the model. It is locked until this is closed,
+    however the process ends. Answers of another model, to other questions or about images that have changed since are
+    not taken over; `not_taken_over` says how many and why.
     """
 
     def __init__(self, output: Path, model: str, questions: Sequence[ToAnswer]) -> None:
-        """Raises ConfigError for another kind of output, UserError where it cannot be written."""
+        """Raises ConfigError for another kind of output, UserError where it cannot be written or is being written."""
         if output.suffix not in TABLES:
             raise ConfigError(
                 f"found --output with {output.suffix or 'no ending'}",
                 expected=f"a file that ends in {', '.join(sorted(TABLES))}",
             )
         self.output, self.partial = output, output.with_name(f"{output.name}.partial")
+        self.not_taken_over = ""
+        self._stamps = [_stamp(one.image) for one in questions]  # before an image is read: a later change is one
         with os_errors(f"writing {self.partial}"):
             output.parent.mkdir(parents=True, exist_ok=True)
-            self.earlier = self._rows_of(model, questions)
-            taken_over = output.with_name(f"{output.name}.partial.tmp")  # a kill leaves the file with all answers
-            self._file = taken_over.open("w", encoding="utf-8")
-            self._file.write(json.dumps({"model": model}) + "\n")
-            self.write(self.earlier)
-            taken_over.replace(self.partial)
+            self._file = self._locked()
+            self.earlier = self._take_over(_line({"model": model}), questions)
+        self._written = len(self.earlier)
 
     def write(self, rows: Sequence[Answer]) -> None:
+        stamps = self._stamps[self._written :]
         with os_errors(f"writing {self.partial}"):
-            self._file.writelines(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows)
+            for row, stamp in zip(rows, stamps, strict=False):
+                self._file.write(_line({**asdict(row), STAMP: stamp}))
             self._file.flush()
+        self._written += len(rows)
 
     def close(self, *, keep: bool) -> None:
         """Leave the answers for the next start, or nothing."""
-        self._file.close()
         if not keep:
             self.partial.unlink()
+        self._file.close()
 
     def finish(self) -> None:
         """Make `output` of the answers. It appears when it is whole."""
-        self._file.close()
         whole = self.output.with_name(f"{self.output.name}.tmp")
         with os_errors(f"writing {whole}"):
             try:
@@ -84,50 +90,102 @@ class AnswerFile:
                 whole.replace(self.output)
             finally:
                 whole.unlink(missing_ok=True)
-            self.partial.unlink()
+            self.close(keep=False)
 
-    def _rows_of(self, model: str, questions: Sequence[ToAnswer]) -> list[Answer]:
-        """The answers of an earlier start, as far as they answer these questions about images that have not changed."""
+    def _locked(self) -> BinaryIO:
+        """The partial file, made if need be, which no other process has until it is closed."""
+        while True:
+            file = os.fdopen(open_lock(self.partial, 0o666), "r+b")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+                raise UserError(
+                    f"another process is writing answers into {self.output}",
+                    expected="one prediction at a time into a file",
+                    fix="wait until it ends, or give another --output",
+                    code=ExitCode.UNAVAILABLE,
+                ) from None
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+                return file
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), self.partial.stat()):
+                    return file
+            file.close()  # a process that has just finished had removed it when the lock was free
+
+    def _take_over(self, header: bytes, questions: Sequence[ToAnswer]) -> list[Answer]:
+        """The answers of an earlier start that still hold; the file is cut after them."""
         rows: list[Answer] = []
-        try:
-            with self.partial.open(encoding="utf-8") as file:
-                if json.loads(file.readline()) != {"model": model}:
-                    return []
-                answered_s = os.fstat(file.fileno()).st_mtime
-                for question, line in zip(questions, file, strict=False):
-                    row = Answer(**json.loads(line))
-                    if (row.image, row.question) != (str(question.image), question.question):
-                        break
-                    if _changed_s(question.image) > answered_s:
-                        break
-                    rows.append(row)
-        except (FileNotFoundError, ValueError, TypeError):  # none, or a line that was being written
-            pass
+        held, why = 0, "they are to other questions"
+        lines = iter(self._file.readline, b"")
+        if next(lines, b"") == header:
+            held = len(header)
+            for question, stamp, line in zip(questions, self._stamps, lines, strict=False):
+                answer = _content(line)
+                changed = answer.pop(STAMP, None) != stamp
+                if (answer.get("image"), answer.get("question")) != (str(question.image), question.question):
+                    break
+                if changed:
+                    why = f"{question.image} has changed"
+                    break
+                rows.append(Answer(**answer))
+                held += len(line)
+        self._file.seek(held)
+        left = sum(line.endswith(b"\n") for line in self._file)  # the last one may have been cut by a kill
+        if not held:
+            left, why = left - 1, "another model gave them, or one with other settings"
+            self._file.seek(0)
+            self._file.write(header)
+            held = len(header)
+        if left > 0:
+            self.not_taken_over = f"{left:,} answers of an earlier start are not taken over: {why}"
+        self._file.seek(held)
+        self._file.truncate()
+        self._file.flush()
         return rows
 
     def _convert(self, whole: Path) -> None:
-        with self.partial.open(encoding="utf-8") as partial:
-            partial.readline()
-            if self.output.suffix == ".parquet":
-                _write_parquet(whole, map(json.loads, partial))
-                return
-            with whole.open("w", encoding="utf-8", newline="") as file:
-                _write_csv(file, map(json.loads, partial)) if self.output.suffix == ".csv" else file.writelines(partial)
+        self._file.seek(0)
+        self._file.readline()
+        rows = map(_content, self._file)
+        if self.output.suffix == ".parquet":
+            _write_parquet(whole, rows)
+        elif self.output.suffix == ".csv":
+            _write_csv(whole, rows)
+        else:
+            with whole.open("wb") as file:
+                file.writelines(_line({name: row[name] for name in COLUMNS}) for row in rows)
 
 
-def _changed_s(image: Path) -> float:
-    """When the file or its name changed last, in seconds since the epoch; 0 where there is none."""
+def _line(content: Mapping[str, str]) -> bytes:
+    return (json.dumps(content, ensure_ascii=False) + "\n").encode()
+
+
+def _content(line: bytes) -> dict[str, str]:
+    """The fields of a line; none where it was cut."""
+    try:
+        found = json.loads(line) if line.endswith(b"\n") else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _stamp(image: Path) -> str:
+    """What changes with the file: its size, and when it or its name changed last. Empty where there is none."""
     try:
         found = image.stat()
     except OSError:
-        return 0.0
-    return max(found.st_mtime, found.st_ctime)
+        return ""
+    return f"{found.st_size}-{found.st_mtime_ns}-{found.st_ctime_ns}"
 
 
-def _write_csv(file: TextIO, rows: Iterator[dict[str, str]]) -> None:
-    writer = csv.DictWriter(file, COLUMNS)
-    writer.writeheader()
-    writer.writerows(rows)
+def _write_csv(path: Path, rows: Iterator[dict[str, str]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def _write_parquet(path: Path, rows: Iterator[dict[str, str]]) -> None:

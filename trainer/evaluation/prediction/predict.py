@@ -36,13 +36,17 @@ IMAGE_NAMES = ("image", "file_name")  # names of the column of images, as data p
 
 @dataclass(frozen=True)
 class Predicted:
-    """How many questions were answered, how many could not be asked, and in what time. load_s: of the model."""
+    """How many questions were answered, how many could not be asked, and in what time. load_s: of the model.
+
+    continued: of both, those of an earlier start, which was stopped; not_taken_over says of others of it why.
+    """
 
     answered: int
     failed: int
     load_s: float
     answer_s: float
-    continued: int = 0  # of both, those of an earlier start, which was stopped
+    continued: int = 0
+    not_taken_over: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,8 @@ def predict(job: JobConfig, questions: Sequence[ToAnswer], output: Path, *, batc
     """Answer all questions into `output` (.jsonl, .csv or .parquet), row by row in their order.
 
     The file appears when it is whole. Stopped by Ctrl-C, the same call continues after the answers that were there.
-    Raises ConfigError for another kind of output, DataError for a damaged export or where no image could be read.
+    Raises ConfigError for another kind of output, UserError where another process writes it, DataError for a damaged
+    export or where no image could be read.
     """
     file = AnswerFile(output, _name_of(job), questions)
     answered, load_s, started = len(file.earlier), 0.0, time.monotonic()
@@ -128,8 +133,8 @@ def predict(job: JobConfig, questions: Sequence[ToAnswer], output: Path, *, batc
         file.close(keep=failed < answered)
         raise
     file.finish()
-    taken = len(file.earlier)
-    return Predicted(len(questions) - failed, failed, load_s, time.monotonic() - started, taken)
+    answer_s, taken = time.monotonic() - started, len(file.earlier)
+    return Predicted(len(questions) - failed, failed, load_s, answer_s, taken, file.not_taken_over)
 
 
 def read_questions(source: Path, question: str) -> list[ToAnswer]:

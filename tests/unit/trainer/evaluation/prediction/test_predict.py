@@ -8,6 +8,8 @@ from __future__ import annotations
 import csv
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from tests.support.paths import ROOT
 from tests.support.trainer.tiny_runs import TINY
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.chat.encode import Chat
@@ -160,21 +163,57 @@ def test_answers_of_another_model_or_to_other_questions_are_not_taken_over(image
         second = AnswerFile(output, model, changed)
         second.close(keep=False)
         assert len(second.earlier) == taken
+        left = f"{4 - taken} answers of an earlier start are not taken over"
+        assert second.not_taken_over.startswith(left if taken < 4 else "")
+        assert bool(second.not_taken_over) == (taken < 4)
 
 
 def test_an_image_that_has_changed_since_is_asked_about_again(images: Path) -> None:
     questions, output = read_questions(images, "what is it?"), images / "answers.jsonl"
+    rows = [Answer(str(each.image), each.question, "", "not an image") for each in questions]
     first = AnswerFile(output, "one", questions)
-    first.write([Answer(str(each.image), each.question, "", "not an image") for each in questions])
+    first.write(rows[:3])
+    put = images / "put"
+    put.write_bytes(b"a mended image")
+    os.utime(put, (1, 1))  # as an archive restores it: older than every answer
+    put.replace(questions[2].image)  # after its answer, and before the next
+    first.write(rows[3:])
     first.close(keep=True)
-    later = first.partial.stat().st_mtime + 5
-    os.utime(questions[2].image, (later, later))  # somebody has mended it
     second = AnswerFile(output, "one", questions)
-    second.close(keep=False)
-    assert second.earlier == [Answer(str(each.image), each.question, "", "not an image") for each in questions[:2]]
+    second.write(rows[2:])
+    second.finish()
+    assert second.earlier == rows[:2]
+    found = f"2 answers of an earlier start are not taken over: {questions[2].image} has changed"
+    assert second.not_taken_over == found
+    assert [json.loads(line)["image"] for line in output.read_text().splitlines()] == [row.image for row in rows]
 
 
-def test_answers_outlive_a_damaged_export_and_a_stop_while_they_are_taken_over(
+def test_two_predictions_into_one_file_are_refused_until_the_first_has_ended(images: Path) -> None:
+    questions, output = read_questions(images, "what is it?"), images / "answers.jsonl"
+    holder = (
+        "import sys, pathlib\n"
+        "from vlmpipe.trainer.evaluation.prediction.answer_file import Answer, AnswerFile, ToAnswer\n"
+        "asked = [ToAnswer(pathlib.Path(path), 'what is it?') for path in sys.argv[2:]]\n"
+        "file = AnswerFile(pathlib.Path(sys.argv[1]), 'one', asked)\n"
+        "file.write([Answer(sys.argv[2], 'what is it?', 'red')])\n"
+        "print('writing', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", holder, str(output), *(str(one.image) for one in questions)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as other:
+        assert other.stdout and other.stdout.readline() == b"writing\n"
+        with pytest.raises(UserError, match="another process is writing answers into") as refused:
+            AnswerFile(output, "one", questions)
+        assert refused.value.code == ExitCode.UNAVAILABLE and "--output" in refused.value.fix
+        other.kill()
+    after = AnswerFile(output, "one", questions)
+    after.close(keep=False)
+    assert after.earlier == [Answer(str(questions[0].image), "what is it?", "red")], (
+        "what was killed leaves its answers"
+    )
+
+
+def test_answers_outlive_a_damaged_export_and_a_stop_before_the_next_ones(
     images: Path, batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions, output = read_questions(images, "what is it?"), images / "answers.jsonl"
@@ -197,7 +236,7 @@ def test_answers_outlive_a_damaged_export_and_a_stop_while_they_are_taken_over(
 
     with monkeypatch.context() as patched:
         patched.setattr(AnswerFile, "write", stopped)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(UserError, match="2 of 4 questions are answered"):
             predict(JOB, questions, output)
     assert first.partial.read_bytes() == before
     assert predict(JOB, questions, output).continued == 2
