@@ -52,7 +52,7 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
     every = settings.validate_every_steps if setup.validation else 0
     unread, stopping = MetricsQueue(worker), False
     # Closed at any end: a rank that fails while others hang would be reported as stalled while it unwinds.
-    with contextlib.closing(Watchdog(job, worker)) as watchdog:
+    with checkpoints.finished_before_errors(), contextlib.closing(Watchdog(job, worker)) as watchdog:
         if every and first_step % every == 0:  # an earlier start may have ended between the save and this validation
             with watchdog.pause():
                 _validate(setup, report, worker)
@@ -110,8 +110,8 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
 def _validate(setup: TrainingSetup, report: TrainingMonitor, worker: ProcessContext) -> None:
     """Add validation losses to the newest step's metrics, unless they are there. Collective.
 
-    Comes after the step's save, so that a validation that fails loses no committed step; the next start makes up for
-    it. The last one waits for the COMMIT; one halfway does not, and may end the process while the save is under way.
+    Comes after the step's save, so that a validation that fails loses no step; the next start makes up for it. The last
+    one waits for the COMMIT. One halfway waits for it only where it fails, and one that is killed then may lose it.
     """
     if not setup.validation or not report.lacks_validation():
         return

@@ -31,7 +31,7 @@ from vlmpipe.trainer.checkpoint.retention import Housekeeping, Retention
 from vlmpipe.trainer.checkpoint.staging import PREFIX, Staging
 from vlmpipe.trainer.distributed.agreement import agree, raise_together, together
 from vlmpipe.trainer.distributed.heartbeats import now_doing
-from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.distributed.process import COLLECTIVE_TIMEOUT, ProcessContext
 from vlmpipe.trainer.errors import ExitCode, UserError, from_os_error, os_errors
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.strategies.base import Strategy
@@ -40,6 +40,9 @@ from vlmpipe.trainer.threads import start_thread
 POLL_S = 0.02
 MANIFEST_POLL_S = 0.1
 PEERS_TIMEOUT_S = 1800.0  # from the end of this node's upload to the end of the slowest one's
+# After an error, for a save under way: half of what the other ranks wait for this one in a collective.
+UNDER_WAY_S = COLLECTIVE_TIMEOUT.total_seconds() / 2
+UNDER_WAY_POLL_S = 1.0
 DONE, FAILED = ".done-{rank}", ".failed-{rank}"
 
 
@@ -76,6 +79,7 @@ class CheckpointSaver:
         # DCP's planning collectives have a group of their own, so that they can run beside training's.
         self._group = dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
+        self._name = ""  # of the checkpoint that the thread saves
         self._error: UserError | None = None  # of this rank's part of the last save
         self._ending: UserError | None = None  # what training ends with, as far as this rank knows
         self.saved = Saved()
@@ -124,6 +128,7 @@ class CheckpointSaver:
             for file, state in states.items():
                 torch.save(state, folder / file)
 
+        self._name = name
         arguments = (name, record, folder, staging, write_all, started)
         self._thread = start_thread(lambda: self._run(*arguments), name="checkpoint")
         if not self._async_save:
@@ -140,6 +145,39 @@ class CheckpointSaver:
             self._thread = None
             self._agree(failed=self._error is not None)
         return self.saved
+
+    def finish_before_error(self, limit_s: float = UNDER_WAY_S) -> None:
+        """Wait until the save in progress is committed or has failed, before an error ends the job.
+
+        Not collective: what other ranks do is not known. This rank waits for theirs, which the launcher ends with it.
+        """
+        if self._thread is None or not self._is_under_way:
+            return
+        step, deadline = step_of(self._name), time.monotonic() + limit_s
+        print(f"train: an error ends the job once step {step} is saved, in {limit_s:,.0f} s at the latest", flush=True)
+        while self._is_under_way and time.monotonic() < deadline:
+            if self._thread.is_alive():
+                self._thread.join(min(UNDER_WAY_POLL_S, limit_s))
+            else:
+                time.sleep(UNDER_WAY_POLL_S)
+        print(f"train: step {step} {'is' if self._is_committed else 'was not'} saved before the end", flush=True)
+
+    @property
+    def _is_under_way(self) -> bool:
+        """Whether the save in progress may still be committed, as far as this rank can see."""
+        if self._thread and self._thread.is_alive():
+            return True
+        if self._worker.is_first or self._error:
+            return False
+        with contextlib.suppress(UserError):
+            return not self._is_committed and self._store.stat(_failure_note(self._name, 0)) is None
+        return False
+
+    @property
+    def _is_committed(self) -> bool:
+        with contextlib.suppress(UserError):
+            return self._store.stat(f"{FOLDER}/{self._name}/COMMIT") is not None
+        return False
 
     def _agree(self, *, failed: bool) -> None:
         """Raise what training ends with, or take rank 0's word on the last save. Collective."""

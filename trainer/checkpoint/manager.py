@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections.abc import Iterator
 
 from vlmpipe.trainer.checkpoint.async_saver import CheckpointSaver
 from vlmpipe.trainer.checkpoint.attempts import (
@@ -118,6 +119,15 @@ class Checkpoints:
         elif self._worker.is_first:
             message = f"no time to save step {step} before the machine goes: the last checkpoint counts"
             print(f"train: {message}", flush=True)
+
+    @contextlib.contextmanager
+    def finished_before_errors(self) -> Iterator[None]:
+        """Finish the save that is under way before an error of this block, on this rank, ends the job."""
+        try:
+            yield
+        except Exception:
+            self._saver.finish_before_error()
+            raise
 
     def settle(self, stop: StopRequest) -> bool:
         """Wait for the last save's COMMIT; save again, as often as it fails. False if a stop request came first."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import chosen
+from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.runs import ends_of_ranks, losses, make_run, metrics, train_runs
 from vlmpipe.trainer.checkpoint.attempts import step_of
 from vlmpipe.trainer.checkpoint.commit import committed
@@ -56,3 +56,14 @@ def test_a_validation_that_ends_badly_is_taken_again_and_loses_no_step(case: str
     assert validated(job) == pytest.approx(validated(whole), rel=1e-5)
     assert list(validated(job)) == [*([HALFWAY] if left else []), NUM_STEPS]
     assert losses(job) == pytest.approx(losses(whole), rel=1e-5)
+
+
+@only_whole
+@pytest.mark.parametrize("failing", [[], ["--on-rank", "1"]], ids=["all ranks", "a rank that uploads nothing"])
+def test_an_upload_under_way_is_finished_before_an_error_ends_the_job(failing: list[str], tmp_path: Path) -> None:
+    changes = RUN | HALFWAY_TOO | {"checkpoint.async_save": True}
+    job = make_run(tmp_path, "failing", changes, features="off")
+    config = ["--config", f"{job.run.run_uri}/run.json", "--nth", "1", "--ends-by", "error", "--while-uploading"]
+    codes, texts = ends_of_ranks("tests.support.drivers.train_failing_validation", [*config, *failing], processes=2)
+    assert all(codes) and any("held-out shard" in text for text in texts), texts
+    assert [step_of(name) for name in committed(open_storage(job.run.run_uri))] == [HALFWAY], texts

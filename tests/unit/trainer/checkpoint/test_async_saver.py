@@ -20,6 +20,7 @@ import torch.distributed.checkpoint as dcp
 
 from tests.fakes.cuda import CudaDevices
 from tests.support.trainer.checkpoints import newest_good, record
+from vlmpipe.trainer.checkpoint import async_saver
 from vlmpipe.trainer.checkpoint.async_saver import CheckpointSaver
 from vlmpipe.trainer.checkpoint.attempts import claim_attempt, read_attempts, step_of
 from vlmpipe.trainer.checkpoint.commit import CommitRecord, committed
@@ -133,6 +134,60 @@ def test_the_next_save_waits_for_the_one_before(store: LocalStorage) -> None:
     second.join(DEADLINE_S)
     saver.finish()
     assert [int(name.split("-")[1]) for name in committed(store)] == [1, 2]
+
+
+def test_an_error_ends_training_once_the_save_under_way_is_committed(
+    store: LocalStorage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strategy = Counter()
+    checkpoints = _checkpoints(store)
+    checkpoints._strategy = checkpoints._saver._strategy = strategy  # type: ignore[assignment]
+    strategy.may_write.clear()
+    checkpoints.save(1, 0, 8, 2.0, Stop(None))  # type: ignore[arg-type]
+    opens = threading.Timer(0.05, strategy.may_write.set)
+    with pytest.raises(ZeroDivisionError), checkpoints.finished_before_errors():
+        opens.start()
+        raise ZeroDivisionError
+    assert [step_of(name) for name in committed(store)] == [1]
+    printed = capsys.readouterr().out
+    assert "an error ends the job once step 1 is saved" in printed and "step 1 is saved before the end" in printed
+    checkpoints._saver.finish_before_error()
+    assert not capsys.readouterr().out, "nothing is under way"
+
+
+def test_an_error_waits_for_a_limited_time_and_not_for_a_save_that_failed(
+    store: LocalStorage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strategy = Counter()
+    strategy.may_write.clear()
+    saver = saver_of(store, strategy)
+    saver.save(at(1))
+    saver.finish_before_error(limit_s=0.05)
+    assert "step 1 was not saved before the end" in capsys.readouterr().out
+    strategy.may_write.set()
+    saver.finish()
+    away = saver_of(Failing(store, AWAY), Counter())
+    away.save(at(2))
+    away.finish_before_error()
+    assert [step_of(name) for name in committed(store)] == [1]
+
+
+def test_a_rank_whose_part_is_written_waits_for_the_commit_or_the_failure_of_rank_0(
+    store: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_saver, "UNDER_WAY_POLL_S", 0.01)
+    for end in ("COMMIT", "failed-0"):
+        saver = saver_of(store, Counter())
+        saver.save(at(3))
+        assert saver._thread
+        saver._thread.join()
+        saver._worker = dataclasses.replace(WORKER, rank=1, local_rank=1, world_size=2, local_world_size=2)
+        folder = store.root / "checkpoints" / saver._name
+        (folder / "COMMIT").unlink()
+        ends = threading.Timer(0.1, (folder / end).touch)
+        ends.start()
+        saver.finish_before_error(limit_s=DEADLINE_S)
+        assert ends.finished.is_set() and (folder / end).exists()
 
 
 class Failing:
