@@ -42,7 +42,7 @@ class Facts:
     answers: Counter[str] = field(default_factory=Counter)
     words: set[str] = field(default_factory=set)
     checked: int = 0
-    images: set[str] = field(default_factory=set)  # digests of the distinct ones of the checked samples
+    images: Counter[str] = field(default_factory=Counter)  # digests of the checked samples' images, and their number
     sizes: list[tuple[int, int]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     answer_tokens: int = 0
@@ -52,6 +52,14 @@ class Facts:
         return ", ".join(
             f"{name} {count / self.languages.total():.0%}" for name, count in self.languages.most_common(3)
         )
+
+    @property
+    def distinct_images(self) -> int:
+        """An estimate of all samples' distinct images, of those that were checked once and twice (Chao 1984, Scand. J.
+        Statist. 11, p. 265, with the correction for none twice)."""
+        seen, (once, twice) = len(self.images), (list(self.images.values()).count(times) for times in (1, 2))
+        unseen = once * (once - 1) // (2 * (twice + 1)) if self.is_part or self.checked < self.read else 0
+        return seen + unseen
 
     @property
     def middle_size(self) -> tuple[int, int]:

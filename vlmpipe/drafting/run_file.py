@@ -115,9 +115,9 @@ def _sizes(facts: Facts) -> dict[str, Any]:
 
 def _held_out_share(facts: Facts) -> float:
     """The share of distinct images to hold out: a tenth, and of few images so many that some surely are."""
-    if facts.splits.keys() - {"none"} or facts.is_part or facts.checked < facts.read:
+    if facts.splits.keys() - {"none"}:
         return DEFAULT_SHARE
-    return min(0.5, max(DEFAULT_SHARE, round(FEWEST_HELD_OUT / max(1, len(facts.images)), 2)))
+    return min(0.5, max(DEFAULT_SHARE, round(FEWEST_HELD_OUT / max(1, facts.distinct_images), 2)))
 
 
 def _questions(facts: Facts, changes: Mapping[str, Any]) -> list[str]:
@@ -134,7 +134,7 @@ def _questions(facts: Facts, changes: Mapping[str, Any]) -> list[str]:
         held_out = share * sum(facts.questions.values())
         if share > DEFAULT_SHARE:
             found.append(
-                f"Only {len(facts.images)} different images, which are never on both sides: {share:.0%} are held out. "
+                f"Only {facts.distinct_images} different images, which are never on both sides: {share:.0%} are held out. "
                 "Are there more?"
             )
         if held_out < FEW_HELD_OUT and not facts.is_part:
@@ -162,12 +162,13 @@ def facts_lines(draft: Draft) -> list[tuple[str, str]]:
     width, height = facts.middle_size
     ordered = sorted(facts.tokens)
     median = f"{ordered[len(ordered) // 2]:,} a sample at the median"
+    different = f"{len(facts.images):,} different ones in {facts.checked:,} samples that were checked"
     stated = {name: count for name, count in facts.splits.items() if name != "none"}
     splits = ", ".join(f"{count:,} {name}" for name, count in stated.items())
     return [
         ("layout", draft.layout.kind),
         ("samples", f"{facts.read:,}{' of more' if facts.is_part else ''}, {facts.coverage.images:,} images"),
-        ("images", f"about {width} x {height} pixels" if width else "none"),
+        ("images", f"about {width} x {height} pixels, {different}" if width else "none"),
         ("questions", f"{len(facts.questions):,} different, {len(facts.answers):,} different answers"),
         ("languages", facts.languages_shown),
         ("tokens", f"{median}, at most {ordered[-1]:,} of {facts.checked:,} that were checked"),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.support.data.photo_folders import (
     COLOURS,
@@ -62,6 +63,26 @@ def test_what_cannot_be_seen_is_asked_in_comments(tmp_path: Path) -> None:
     assert max(len(line) for line in text.splitlines() if line.startswith("#")) <= 100
     german = draft_run_file(as_llava(tmp_path / "b"), tmp_path / "b.yaml").text
     assert "languages: German 100%" in german
+
+
+@pytest.mark.parametrize("questions, share, asks", [(30, 0.42, True), (1, 0.1, False)])
+def test_many_questions_about_few_images_hold_out_more_of_them(
+    tmp_path: Path, questions: int, share: float, asks: bool
+) -> None:
+    """More samples than are checked: 30 questions about each of 12 images, or one about each of 360."""
+    images = 360 // questions
+    for number in range(images):
+        Image.new("RGB", (64, 64), (number % 256, number // 256, 0)).save(tmp_path / f"{number}.png")
+    rows = [
+        {"file_name": f"{number}.png", "question": f"{asked}?", "answer": "yes"}
+        for asked in range(questions)
+        for number in range(images)
+    ]
+    write_csv(tmp_path / "metadata.csv", rows)
+    draft = draft_run_file(tmp_path, tmp_path / "mine.yaml")
+    (tmp_path / "mine.yaml").write_text(draft.text)
+    assert load_run_file(tmp_path / "mine.yaml").data.validation_fraction == share
+    assert (f"Only {images} different images" in draft.text) == asks
 
 
 @pytest.mark.parametrize("stem", ["run", "9 lives", "--", "Größe", "a" * 90, "my_Photos.v2"])
