@@ -135,7 +135,7 @@ def run(
     `vlmpipe cancel RUN` stops it, and the end of the thread or of this process.
 
     Args:
-        run_id: Name of the run; <name>-<date>-<time> by default.
+        run_id: Name of the run, or @last or @last:NAME of one to continue; <name>-<date>-<time> by default.
         fresh: Start a new run where one could be resumed.
         retries: Restarts of each replica of a job that fails without a named cause; 0 by default, with `inject_faults`
             as many as on Vertex AI.
@@ -156,7 +156,9 @@ def run(
     from vlmpipe.runs.live_view import view_for
     from vlmpipe.runs.local.choice import open_run
     from vlmpipe.runs.local.summary import report_of
+    from vlmpipe.runs.short_names import run_to_continue
 
+    run_id = run_to_continue(run_id, config.root_uri("local"))
     require_package("kfp")  # which runs the pipeline, in a process of its own
     require_here(config)
     if inject_faults:
@@ -187,7 +189,7 @@ def submit(
     plan.confirm_above_usd needs `yes`.
 
     Args:
-        run_id: An earlier run on Vertex AI to resume; a new one by default.
+        run_id: An earlier run on Vertex AI to resume, @last or @last:NAME too; a new one by default.
         force: Submit although the plan is red, and without checking buckets.
         yes: Submit whatever it costs.
         dry_run: Do everything but send.
@@ -196,7 +198,9 @@ def submit(
         UserError: The run was not started, or the error says that this is not known.
     """
     from vlmpipe.pipelines.submit import submit_run
+    from vlmpipe.runs.short_names import submitted_to_continue
 
+    run_id = submitted_to_continue(run_id)
     return submit_run(config, source=config.source, run_id=run_id, force=force, yes=yes, dry_run=dry_run, ask=None)
 
 

@@ -101,7 +101,7 @@ def export(
         str,
         typer.Argument(
             metavar="RUN_OR_CONFIG",
-            help="A run's id or folder, local or gs://; or a run file whose data is prepared.",
+            help="A run's id, @last, folder or gs:// address; or a run file whose data is prepared.",
             autocompletion=run_ids,
         ),
     ],
@@ -193,17 +193,16 @@ def _first_files(files: dict[str, tuple[str, ...]]) -> list[str]:
 
 def _prepared_uri(run: str, overrides: Overrides, root: str, stage: str) -> str:
     """Prepared data of a run, or of a run file. Raises UserError where there is none."""
-    from vlmpipe.runs.local.summary import find_run
-    from vlmpipe.runs.short_names import full_name
+    from vlmpipe.compare.sides import run_uri_named
     from vlmpipe.trainer.config.job import DataPointers
     from vlmpipe.trainer.data.prepare.pipeline import find_prepared
     from vlmpipe.trainer.storage import open_storage
-    from vlmpipe.trainer.storage.base import in_bucket, join_uri
+    from vlmpipe.trainer.storage.base import join_uri
     from vlmpipe.trainer.storage.records import read_record
 
     if run.endswith((".yaml", ".yml")):
         return find_prepared(_job(Path(run), overrides, stage))
-    folder = run if in_bucket(run) else str(find_run(root, full_name(run, root)).folder)
+    folder = run_uri_named(run, root)
     store = open_storage(join_uri(folder, "stages", stage) if stage else folder)
     return DataPointers.model_validate(read_record(store, "prepared.json")).prepared_uri
 

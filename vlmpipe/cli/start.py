@@ -57,7 +57,8 @@ def run(
     run_id: Annotated[
         str,
         typer.Option(
-            help="Name of the run, or of one to continue, also with changed settings; default <name>-<date>-<time>.",
+            help="Name of the run, or of one to continue, also with changed settings; @last or @last:NAME continues. "
+            "Default <name>-<date>-<time>.",
             show_default=False,
         ),
     ] = "",
@@ -126,7 +127,10 @@ def submit(
     yes: Annotated[bool, _flag(*YES)] = False,
     dry_run: Annotated[bool, _flag(*DRY_RUN)] = False,
     run_id: Annotated[
-        str, typer.Option(help="An earlier run on Vertex AI to continue; default a new one.", show_default=False)
+        str,
+        typer.Option(
+            help="An earlier run to continue, by its id, @last or @last:NAME; default a new one.", show_default=False
+        ),
     ] = "",
     detach: Annotated[bool, _flag(*DETACH)] = False,
     plain: Plain = False,
@@ -157,6 +161,9 @@ def submit(
     if target == ServiceTarget.kubeflow and (job_spec or only):
         given = "--job-spec" if job_spec else "--only"
         raise ConfigError(f"{given} is given with --target kubeflow", expected="a run of the whole pipeline there")
+    from vlmpipe.runs.short_names import submitted_to_continue
+
+    run_id = submitted_to_continue(run_id)
     if job_spec or only:
         if fail_on_reject:
             raise ConfigError("--fail-on-reject is given for a job alone, which has no gate", fix="leave it out")

@@ -14,6 +14,7 @@ from vlmpipe.registry.release import open_registry
 from vlmpipe.report.load import mapping, number, sequence
 from vlmpipe.runs.local.summary import find_run
 from vlmpipe.runs.short_names import full_name
+from vlmpipe.runs.submitted import submitted_record
 from vlmpipe.trainer.config.benchmarks import ANSWERS_FOLDER
 from vlmpipe.trainer.config.job import run_uri_of
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
@@ -106,7 +107,7 @@ def _run_uri(name: str, root: str) -> str:
     name = full_name(name, root)
     folders = (Path(name), Path(join_uri(root, "runs"), name))
     found = next((folder for folder in folders if (folder / "run.json").is_file()), None)
-    return str(found or find_run(root, name).folder)
+    return str(found or submitted_record(name).get("run_uri") or find_run(root, name).folder)
 
 
 def _registered(model: str, which: str, settings: Sequence[dict[str, Any]], root: str) -> str:

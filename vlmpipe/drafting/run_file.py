@@ -134,8 +134,8 @@ def _questions(facts: Facts, changes: Mapping[str, Any]) -> list[str]:
         held_out = share * sum(facts.questions.values())
         if share > DEFAULT_SHARE:
             found.append(
-                f"Only {facts.distinct_images} different images, which are never on both sides: {share:.0%} are held out. "
-                "Are there more?"
+                f"Only {facts.distinct_images} different images, which are never on both sides: {share:.0%} are held "
+                "out. Are there more?"
             )
         if held_out < FEW_HELD_OUT and not facts.is_part:
             found.append(

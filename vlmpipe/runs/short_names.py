@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vlmpipe.runs.local.run import MARKER, all_markers
-from vlmpipe.runs.submitted import run_records
+from vlmpipe.runs.submitted import SUBMITTED, run_records
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage.base import join_uri
 
@@ -22,8 +22,8 @@ def full_name(name: str, root: str) -> str:
     A name that is not short comes back as it is: an id, a folder, an address, or what no run's id begins with. Raises
     UserError (NOT_FOUND) for @last where there is no such run, ConfigError where several ids begin with `name`.
     """
-    if name == LAST or name.startswith(f"{LAST}:"):
-        return _last(name, root)
+    if _is_last(name):
+        return _last(name, _ids(root), root)
     if not name or Path(name, MARKER).is_file():
         return name
     known = _ids(root)
@@ -39,15 +39,33 @@ def full_name(name: str, root: str) -> str:
     return found[0]
 
 
-def _last(name: str, root: str) -> str:
-    begins, known = name.removeprefix(LAST).removeprefix(":"), _ids(root)
+def run_to_continue(name: str, root: str) -> str:
+    """The id that `vlmpipe run --run-id` names: of the newest run under `root` for @last, of a run file for @last:NAME.
+
+    Other names come back as they are: they may be of a new run. Raises UserError (NOT_FOUND) as `full_name` does.
+    """
+    return _last(name, list(_started_here(root)), root) if _is_last(name) else name
+
+
+def submitted_to_continue(name: str) -> str:
+    """The id that `vlmpipe submit --run-id` names, among the runs that were submitted from this folder."""
+    runs = [record.run_uri.rpartition("/")[2] for record in run_records().values() if record.source]  # else a search
+    return _last(name, runs, str(SUBMITTED)) if _is_last(name) else name
+
+
+def _is_last(name: str) -> bool:
+    return name == LAST or name.startswith(f"{LAST}:")
+
+
+def _last(name: str, known: Sequence[str], where: str) -> str:
+    begins = name.removeprefix(LAST).removeprefix(":")
     found = [run_id for run_id in known if run_id.startswith(begins)]
     # Of the run file `digits`, not of `digits-preferences`.
     found = [run_id for run_id in found if _STARTED.fullmatch(run_id.removeprefix(begins))] or found
     if not found:
         raise UserError(
             f"no run for {name}",
-            expected=f"one of the newest: {_shown(known)}" if known else f"a run, but there is none in {root}",
+            expected=f"one of the newest: {_shown(known)}" if known else f"a run, but there is none in {where}",
             fix="give its --root, or run the command in the folder from which it was submitted",
             code=ExitCode.NOT_FOUND,
         )
@@ -56,9 +74,13 @@ def _last(name: str, root: str) -> str:
 
 def _ids(root: str) -> list[str]:
     """Ids of the runs on this machine and of those submitted from this folder, oldest first."""
-    started = {marker.run_id: marker.started_s for marker in all_markers(Path(join_uri(root, "runs")))}
-    started |= {run_id: record.submitted_s for run_id, record in run_records().items()}
+    started = _started_here(root) | {run_id: record.submitted_s for run_id, record in run_records().items()}
     return sorted(started, key=started.__getitem__)
+
+
+def _started_here(root: str) -> dict[str, float]:
+    """Runs on this machine and when they started, oldest first."""
+    return {marker.run_id: marker.started_s for marker in all_markers(Path(join_uri(root, "runs")))}
 
 
 def _shown(ids: Iterable[str]) -> str:

@@ -230,20 +230,21 @@ def evaluation_lines(evaluation: dict[str, Any]) -> list[str]:
     for control, result in (evaluation.get("controls") or {}).items():
         some = f", {result['questions']:,} questions" if result.get("left_out") else ""
         rows.append((f"same model {CONTROL_NAMES.get(control, control)}{some}", result.get("exact_match")))
-    lines = [f"{label:<46} {_percent(value)}" for label, value in rows]
+    width = max(46, *(len(label) for label, _ in rows))
+    lines = [f"{label:<{width}} {_percent(value)}" for label, value in rows]
     lines[1:1] = [f"  note: {note}" for note in evaluation_notes(evaluation)]
     if caption_score is not None:
-        lines.append(f"{'CIDEr-D of captions, from 0 to 10':<46} {caption_score:6.2f}")
+        lines.append(f"{'CIDEr-D of captions, from 0 to 10':<{width}} {caption_score:6.2f}")
     slices = evaluation.get("slices") or {}
     if len(slices) > 1:
         for name, result in slices.items():
             chance = f"  (chance {_percent(result.get('chance')).strip()})"
-            lines.append(f"  {name:<44} {_percent(result.get('exact_match'))}{chance}")
+            lines.append(f"  {name:<{width - 2}} {_percent(result.get('exact_match'))}{chance}")
     for name, found in (evaluation.get("benchmarks") or {}).items():
         for metric, value in (found.get("scores") or {}).items():
             low, high = (found.get("intervals") or {}).get(metric) or (None, None)
             between = "" if low is None else f"  ({low:.3f} to {high:.3f})"
-            lines.append(f"{f'{name}: {TITLES.get(metric, metric)}':<46} {value:8.3f}{between}")
+            lines.append(f"{f'{name}: {TITLES.get(metric, metric)}':<{width}} {value:8.3f}{between}")
     return lines
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from vlmpipe.compare.sides import run_uri_named
 from vlmpipe.pipelines.find import find, reader_of
 from vlmpipe.runs.local.run import Marker
-from vlmpipe.runs.short_names import full_name
+from vlmpipe.runs.short_names import full_name, run_to_continue, submitted_to_continue
 from vlmpipe.runs.submitted import RunRecord
 from vlmpipe.runs.vertex.names import Address
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
@@ -68,6 +69,20 @@ def test_several_runs_of_one_beginning_are_named(root: str) -> None:
         full_name("digits-2026", root)
     remedy = next(word for word in str(caught.value.fix).split() if word.startswith("@last"))
     assert full_name(remedy, root) == "digits-20260102-000000"
+
+
+def test_a_run_is_continued_by_a_short_name_and_a_new_one_keeps_its_own(root: str) -> None:
+    name = "qwen-20260103-000000-a3f09c"
+    RunRecord(JOB, f"gs://bucket/runs/{name}", submitted_s=5.0, source=("qwen.yaml",)).write(f"{name}-again")
+    RunRecord(JOB, "gs://bucket/runs/qwen-tune-20260103-000000-a3f09c", submitted_s=6.0).write("a-search")
+    assert submitted_to_continue("@last") == submitted_to_continue("@last:qwen") == name
+    assert run_to_continue("@last", root) == "digits-dpo-1", "on this machine, not of Vertex AI"
+    assert run_to_continue("@last:digits", root) == "digits-20260102-000000"
+    assert run_to_continue("digits-2026", root) == "digits-2026" and run_to_continue("", root) == ""
+    assert submitted_to_continue("digits-2026") == "digits-2026" and submitted_to_continue("") == ""
+    with pytest.raises(UserError, match="no run for @last:digits"):
+        submitted_to_continue("@last:digits")
+    assert run_uri_named("@last:qwen", root) == f"gs://bucket/runs/{name}", "of a run on a service its own address"
 
 
 @pytest.mark.parametrize("name", ["@last:dog", "@last:llava"])
