@@ -129,6 +129,14 @@ def test_photos_and_the_wheel(hour: Hour) -> None:
         assert len(list(csv.DictReader(file))) == 60
     assert "no run 'frist'" in hour.vlmpipe("status", "frist", code=66)
 
+    # The whole folder is moved, and a run in it continued for longer.
+    hour.folder = hour.folder.rename(hour.folder.with_name("moved"))
+    assert hour.vlmpipe("ask", "second", "photos/000.jpg", QUESTION).strip()
+    assert "no such file" not in hour.vlmpipe("status", "first", "--deep")
+    assert "which no run uses" not in hour.vlmpipe("runs", "prune", "--keep", "1", "--dry-run")
+    longer = hour.vlmpipe("run", "photos.yaml", *SHORT, "train.max_steps=14", "--run-id", "first", "--plain")
+    assert "Continuing run first" in longer and "after 14 steps" in longer
+
 
 OURS = ROOT / "examples/own_pipeline/pipeline.py"
 LOCALLY = """

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from vlmpipe.trainer.errors import DataError, os_errors
-from vlmpipe.trainer.storage.base import Storage, crc32c_of
+from vlmpipe.trainer.storage.base import Storage, crc32c_of, in_bucket
 
 KEY = "record_crc32c"
+RUN_FILE = "run.json"
+WITH_ADDRESSES = {RUN_FILE, "prepared.json", "registered.json", "sweep.json"}  # of a run's folder
 _MARK = f', "{KEY}": "'.encode()
 _SEAL_BYTES = len(_MARK) + len('01234567"}')
 
@@ -70,9 +73,42 @@ def write_record(store: Storage, name: str, record: Mapping[str, Any], *, indent
 def read_record(store: Storage, name: str) -> dict[str, Any]:
     """Raises DataError for a damaged record, UserError where there is none."""
     try:
-        return unseal(store.read(name))
+        record = unseal(store.read(name))
     except ValueError as error:
         raise damaged_record(store.uri(name), error) from error
+    if name not in WITH_ADDRESSES or in_bucket(store.root_uri):
+        return record
+    return as_it_lies(
+        record, record if name == RUN_FILE else read_record_file(Path(store.uri(RUN_FILE))), store.root_uri
+    )
+
+
+def as_it_lies(record: dict[str, Any], run_file: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """A record of the run in `folder`, with addresses under the root in which that folder is now.
+
+    The root may have been moved or copied since the run, or have another name in a container. What is there only under
+    the root where the run was made keeps its address.
+
+    Args:
+        run_file: the content of the run's run.json, which names that root.
+    """
+    paths = run_file.get("run") or {}
+    root, place = str(paths.get("root_uri", "")), f"/runs/{paths.get('run_id')}"
+    if not root or in_bucket(root) or not folder.endswith(place) or os.path.realpath(root + place) == folder:
+        return record
+    now = folder.removesuffix(place)
+
+    def placed(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: placed(below) for name, below in value.items()}
+        if isinstance(value, list):
+            return [placed(below) for below in value]
+        if not isinstance(value, str) or (value != root and not value.startswith(f"{root}/")):
+            return value
+        here = now + value.removeprefix(root)
+        return here if os.path.exists(here) or not os.path.exists(value) else value
+
+    return cast(dict[str, Any], placed(record))
 
 
 def read_lines(store: Storage, name: str) -> list[dict[str, Any]]:

@@ -186,9 +186,12 @@ class _Files:
         return map(read_record_file, self._paths.get(name, ()))
 
     def uses(self) -> set[str]:
-        """Folders of prepared data and of features that the run points at."""
+        """Names of the folders of prepared data and of features that the run points at, which their content decides.
+
+        Not their paths: the output folder may have been moved since.
+        """
         uris = (record.get(f"{kind}_uri") for record in self._records(POINTERS) for kind in SHARED)
-        return {os.path.realpath(str(uri).removeprefix("file://")) for uri in uris if uri}
+        return {str(uri).rstrip("/").rpartition("/")[2] for uri in uris if uri}
 
     def registered(self) -> set[str]:
         return {f"{one.get('model')}@{one.get('version')}" for one in self._records(REGISTERED) if one}
@@ -254,8 +257,7 @@ def _uses_of(files: _Files) -> set[str] | None:
 
 def _shared(kind: str, folder: Path, uses: Mapping[str, Collection[str] | None]) -> SharedData:
     """`uses`: of each run's folder; None where they are not known, and may be all."""
-    place = os.path.realpath(folder)
-    used_by = tuple(run_id for run_id, places in uses.items() if places is None or place in places)
+    used_by = tuple(run_id for run_id, names in uses.items() if names is None or folder.name in names)
     return SharedData(folder, kind, size_of(folder), used_by)
 
 

@@ -61,7 +61,9 @@ def check_files(run_uri: str) -> Iterator[FileCheck]:
     if pointers:
         yield _checked("prepared data", pointers.prepared_uri, _prepared)
         if pointers.features != "off":
-            yield _checked("features", pointers.features_uri, _features)
+            features = _checked("features", pointers.features_uri, _features)
+            gone = not features.files and run.list(CHECKPOINTS)
+            yield replace(features, problem="nothing is there, and training read them") if gone else features
     if run.list(CHECKPOINTS):
         yield _checked("checkpoints", run_uri, _checkpoints)
     if run.list(EXPORT):

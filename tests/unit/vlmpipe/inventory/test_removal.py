@@ -99,6 +99,14 @@ def test_shared_data_goes_with_the_last_run_that_uses_it(tmp_path: Path) -> None
     assert left == ["features/b", "prepared/b", "runs/newest"]
 
 
+def test_shared_data_stays_where_the_output_folder_was_moved(tmp_path: Path) -> None:
+    write_run(tmp_path / "before", "old", prepared="a")
+    write_run(tmp_path / "before", "newest", started_s=2, prepared="b")
+    moved = (tmp_path / "before").rename(tmp_path / "after")
+    plan = pruning_of(read_inventory(str(moved)), Policy(keep=1))
+    assert [one.folder.relative_to(moved).as_posix() for one in plan.shared] == ["prepared/a", "features/a"]
+
+
 def test_shared_data_stays_while_a_run_has_not_said_what_it_uses(tmp_path: Path) -> None:
     write_run(tmp_path, "old", prepared="a")
     write_run(tmp_path, "newest", started_s=2)
@@ -238,7 +246,7 @@ def test_nothing_that_remains_points_at_what_is_gone(
         assert remaining == {run.run_id for run in before.runs} - {run.run_id for run in plan.runs}
         assert {run.run_id for run in before.runs if run.champion or run.registered} <= remaining
         for run in after.runs:
-            assert all(Path(place).is_dir() for place in run.uses)
+            assert {one.folder.name for one in after.shared} >= set(run.uses)
             assert set(run.starts_from) <= remaining
         assert all(one.used_by for one in after.shared)
         assert pruning_of(after, policy).is_empty

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,14 @@ def test_a_whole_run_is_whole(run: Path) -> None:
     checks = list(check_files(str(run)))
     assert [(check.part, check.problem) for check in checks] == [(name, "") for name in files_of(run)]
     assert [check.files for check in checks][:1] == [3] and all(check.files for check in checks)
+
+
+def test_features_that_training_read_and_that_are_gone_are_a_problem(run: Path) -> None:
+    shutil.rmtree(read_record_file(run / "prepared.json")["features_uri"])
+    assert not any(check.problem for check in check_files(str(run))), "none were encoded yet"
+    (run / "checkpoints/0001").mkdir(parents=True)
+    (run / "checkpoints/0001/shard").write_bytes(b"0")
+    assert [check.part for check in check_files(str(run)) if check.problem] == ["features"]
 
 
 def test_damage_to_any_file_is_found_in_its_part(run: Path) -> None:
