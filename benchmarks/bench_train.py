@@ -72,7 +72,6 @@ SUITE = Suite(
         ),
         Part("state", "training.state", 60, "bytes a parameter held and sent, by strategy and precision"),
         Part("servers", "training.parameter_servers", 300, "parameter servers with a slow worker", default=False),
-        Part("disk-offload", "training.disk_offload", 150, "optimizer state on a disk, beside memory", default=False),
     ],
 )
 

@@ -55,7 +55,7 @@ def predictions(case: Case, processes: int) -> list[dict[str, int]]:
 
 
 def compare(bench: Bench, label: str, planned: dict[str, int], held: dict[str, int]) -> None:
-    for part in ("weights", "quantized", "optimizer", "on_disk", "peak"):
+    for part in ("weights", "quantized", "optimizer", "peak"):
         if held[part]:
             what = f"memory, {part.replace('_', ' ')}"
             bench.report.predict(what, label, "MiB", planned[part] / MIB, held[part] / MIB)

@@ -94,7 +94,7 @@ RULES: tuple[Rule, ...] = (
         _in(
             "train",
             "tensor_parallel sequence_parallel pipeline_parallel virtual_stages context_parallel micro_batch_size "
-            "offload nvme_path shard_frozen_weights reshard_after_forward prefetch_layers "
+            "offload shard_frozen_weights reshard_after_forward prefetch_layers "
             "activation_checkpointing tower_activation_checkpointing activation_offloading loss_chunk_tokens "
             "compile compile_backend zero_hpz",
         ),

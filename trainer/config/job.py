@@ -32,7 +32,12 @@ RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 SHOWN_FIELDS = 5  # of a run file that another version wrote
 # Fields of train that are gone (docs/decisions/0148), with the values by which they did nothing: records of earlier
 # runs hold every field. Those of powersgd counted with gradient_compression: powersgd only, which is refused by itself.
-GONE = {"overlap_vision_encoder": False, "zero_quantized_weights": False, "zero_quantized_gradients": False}
+GONE = {
+    "overlap_vision_encoder": False,
+    "zero_quantized_weights": False,
+    "zero_quantized_gradients": False,
+    "nvme_path": "",
+}
 GONE_SECTION = "powersgd"
 PREPARED_FOLDER, CHUNKS_FOLDER = "prepared", "chunks"  # under the root of all runs
 

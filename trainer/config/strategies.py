@@ -151,12 +151,6 @@ def _offload_works(train: TrainConfig) -> None:
             f"strategy {train.strategy} cannot offload {train.offload}: use one of {', '.join(able)}, or offload "
             f"{other}"
         )
-    if train.nvme_path and (train.offload == "none" or train.strategy not in OFFLOADING["optimizer"]):
-        raise ValueError(
-            f"nvme_path {train.nvme_path} with strategy {train.strategy} and offload {train.offload}: a disk takes "
-            f"what one of {', '.join(OFFLOADING['optimizer'])} offloads; set train.offload optimizer, or leave "
-            "nvme_path empty"
-        )
 
 
 def _frozen_sharding_works(train: TrainConfig) -> None:

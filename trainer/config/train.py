@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from vlmpipe.trainer.config import deepspeed_keys
 from vlmpipe.trainer.config.base import Fraction, Positive, Section
@@ -53,12 +53,6 @@ class TrainConfig(Section):
         "none",
         description="What is kept, and updated, in the machine's memory instead of the GPU's: slower steps, less GPU "
         "memory. optimizer is for the zero strategies, optimizer+weights for zero3, fsdp and hsdp.",
-    )
-    nvme_path: str = Field(
-        "",
-        pattern=r"^(/.*)?$",
-        description="Folder on a local disk of each machine. The optimizer's weights and moments, and the average, "
-        "lie in files there instead of in memory. For the zero strategies with train.offload; empty uses no disk.",
     )
     tensor_parallel: Positive = Field(
         1, description="Ranks of one node that split each layer between them. For the tp strategies."
@@ -234,13 +228,6 @@ class TrainConfig(Section):
     stall_floor_s: float = Field(
         300.0, gt=0, description="Seconds without a step that are never a stall, whatever train.stall_factor says."
     )
-
-    @field_validator("offload", mode="before")
-    @classmethod
-    def _disks_are_paths(cls, value: object) -> object:
-        if isinstance(value, str) and "nvme" in value:
-            raise ValueError(f"{value}: use optimizer or optimizer+weights, and name a folder in train.nvme_path")
-        return value
 
     @property
     def validated_sequences(self) -> int:

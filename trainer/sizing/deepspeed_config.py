@@ -118,10 +118,10 @@ def laid_over(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[s
 
 
 def offloading(config: TrainConfig, *, on_gpu: bool) -> dict[str, Any]:
-    """Settings for offloading to host memory, or from there to files (decision 0046), which cannot be pinned."""
+    """Settings for offloading to host memory."""
     settings = {}
     if config.offload != "none":
-        settings["offload_optimizer"] = {"device": "cpu", "pin_memory": on_gpu and not config.nvme_path}
+        settings["offload_optimizer"] = {"device": "cpu", "pin_memory": on_gpu}
     if config.offload == "optimizer+weights":
         settings["offload_param"] = {"device": "cpu", "pin_memory": on_gpu}
     return settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -17,16 +17,12 @@ SWAPPED_NUMBERS = 1 << 24  # swapped at a time, which bounds the extra memory
 class Ema:
     """average <- decay x average + (1 - decay) x weight after each update, starting from the first weights.
 
-    Each rank averages its own shards without communication. `copied` decides where averages are stored; by default
-    beside the weights.
+    Each rank averages its own shards without communication.
     """
 
-    def __init__(
-        self, weights: Sequence[Tensor], decay: float, copied: Callable[[Tensor], Tensor] | None = None
-    ) -> None:
+    def __init__(self, weights: Sequence[Tensor], decay: float) -> None:
         self._weights = list(weights)
-        copied = copied or torch.clone
-        self.averages = [copied(weight.detach()) for weight in self._weights]
+        self.averages = [weight.detach().clone() for weight in self._weights]
         self._follow = get_ema_multi_avg_fn(decay)
 
     def update(self) -> None:

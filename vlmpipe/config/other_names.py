@@ -51,10 +51,13 @@ GONE = {
     "train.overlap_vision_encoder": "features.cache: on, by which a frozen encoder runs once",
     "train.zero_quantized_weights": "train.zero_hpz, which rounds nothing",
     "train.zero_quantized_gradients": "train.zero_hpz, which rounds nothing",
+    "train.nvme_path": "train.offload, which keeps that state in the machine's memory; plan says whether it fits",
+    "plan.disk_gbytes_per_s": "train.offload: no state lies on a disk",
 }
 GONE_VALUES = {("train.gradient_compression", "powersgd"): "bf16, or train.reduce_dtype: bf16"}
 # Words of guides for values.
 VALUES = {
+    ("train.offload", "nvme"): "optimizer, or optimizer+weights",
     ("train.strategy", "hybrid_shard"): "hsdp",
     ("train.strategy", "full_shard"): "fsdp, or zero3",
     ("train.strategy", "shard_grad_op"): "zero2",

@@ -54,7 +54,6 @@ TEXTS: dict[str, tuple[Any, ...]] = {
     "gcp.pipeline_root": ("gs://bucket/root", "gs://", "/tmp/root", "s3://bucket"),
     "output.root_uri": ("runs", "gs://bucket/runs", "s3://bucket/runs", "file:///tmp/runs", "\0"),
     "register.registry": ("registry", "gs://bucket/registry", "vertex://model", "vertex://", "http://registry"),
-    "train.nvme_path": ("/no/such/disk", "/tmp", "relative"),
     "plan.prices_file": ("/no/such/file", "/dev/zero", "prices.yaml"),
 }
 MODEL_SIZES = (

@@ -30,7 +30,6 @@ def predicted(case: Case, processes: int) -> dict[str, int]:
         "gradients": sizes["gradients"],
         "optimizer": sizes["optimizer"],
         "node_weights": sizes.get(host_memory.NODE_WEIGHTS, 0),
-        "on_disk": sum(part.bytes for part in moments["step"] if part.place == "disk"),
         "peak": sum(part.bytes for part in fullest_parts(moments)),
     }
 

@@ -6,7 +6,7 @@ import argparse
 import gc
 import json
 import weakref
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,14 +52,10 @@ class Scales(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-        self.on_disk: Container[int] | None = None  # addresses of numbers that lie in files
         self.peak_bytes = 0
 
     def held_bytes(self) -> int:
-        on_disk = self.on_disk
-        if on_disk is None:  # after each operation: the shortest way
-            return sum(map(torch.UntypedStorage.nbytes, self._storages))
-        return sum(storage.nbytes() for storage in self._storages if storage.data_ptr() not in on_disk)
+        return sum(map(torch.UntypedStorage.nbytes, self._storages))  # after each operation: the shortest way
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -84,9 +80,6 @@ def measure(case: Case, worker: ProcessContext) -> dict[str, int]:
         module = family.training_module(job.model, model, cached=case.cached).train()
         Recompute.of(job.train).apply(family, module)
         strategy = build_strategy(job.train, module, family.blocks(module), worker)
-        disk = getattr(strategy, "_disk", None)
-        if disk:
-            scales.on_disk = disk.addresses
         batches = [packed_batch(job.model, case.rows, case.vocabulary, cached=case.cached) for _ in range(case.passes)]
         if not replica_of(job.train, worker).takes_images:
             batches = [replace(batch, images=torch.empty(0)) for batch in batches]
@@ -107,7 +100,6 @@ def measure(case: Case, worker: ProcessContext) -> dict[str, int]:
         "gradients": gradients,
         "optimizer": storage_bytes(optimizer_tensors(strategy)),
         "node_weights": node_weights,
-        "on_disk": disk.held_bytes() if disk else 0,
         "held": scales.held_bytes(),
         "peak": scales.peak_bytes,
     }

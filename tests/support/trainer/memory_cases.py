@@ -167,7 +167,6 @@ IN_8_BITS: dict[str, Any] = {  # rows of a multiple of 256 numbers
     "model.language_model.config.hidden_size": 256,
     "model.language_model.config.intermediate_size": 512,
 }
-ON_DISK: dict[str, Any] = {"train.offload": "optimizer", "train.nvme_path": "/var/tmp/vlmpipe-bench"}
 CASES |= {
     **{
         f"{strategy} autocast{suffix}": Case(strategy, AUTOCAST | changes)
@@ -261,11 +260,6 @@ CASES |= {
     "fsdp averaged": Case("fsdp", AVERAGED),
     "zero2 averaged": Case("zero2", AVERAGED),
     "zero3 averaged": Case("zero3", AVERAGED),
-    "zero1 disk": Case("zero1", ON_DISK),
-    "zero2 bf16 disk": Case("zero2", ON_DISK | BF16 | BF16_SUMS | {"train.ema_decay": 0.9}),
-    "zero3 disk": Case("zero3", ON_DISK),
-    "zero3 bf16 weights offloaded, disk": Case("zero3", ON_DISK | BF16 | {"train.offload": "optimizer+weights"}),
-    "zero3 adapters disk": Case("zero3", ADAPTERS | ON_DISK),
     "fsdp offload": Case("fsdp", {"train.offload": "optimizer+weights"}),
     "zero3 offload optimizer": Case("zero3", {"train.offload": "optimizer"}),
     "zero3 adapters offload": Case("zero3", ADAPTERS | {"train.offload": "optimizer+weights"}),

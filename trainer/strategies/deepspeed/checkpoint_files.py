@@ -14,23 +14,16 @@ Given = ParamSpec("Given")
 
 
 class HeldFiles(CheckpointEngine):
-    """DeepSpeed checkpoint engine that stages files in memory; the function that `take` returns writes them.
+    """DeepSpeed checkpoint engine that stages files in memory; the function that `take` returns writes them."""
 
-    Without a stager, for state too large to hold twice, files are written at once and memory-mapped when loaded.
-    """
-
-    def __init__(self, stager: StateDictStager | None) -> None:
+    def __init__(self, stager: StateDictStager) -> None:
         super().__init__()
         self._stager = stager
         self._held: dict[str, Any] = {}
         self._error: Exception | None = None
 
     def save(self, state_dict: Any, path: str) -> None:
-        if self._stager is None:
-            self.makedirs(Path(path).parent, exist_ok=True)
-            self.written(torch.save)(state_dict, path)
-        else:
-            self._held[path] = self._stager.stage(state_dict)
+        self._held[path] = self._stager.stage(state_dict)
 
     def makedirs(self, path: str | Path, exist_ok: bool = False) -> None:
         self.written(super().makedirs)(path, exist_ok=exist_ok)
@@ -63,7 +56,7 @@ class HeldFiles(CheckpointEngine):
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """Load a file. It holds DeepSpeed objects beside tensors; its checksum has been verified."""
-        return torch.load(path, map_location=map_location, weights_only=False, mmap=self._stager is None)
+        return torch.load(path, map_location=map_location, weights_only=False)
 
     def create(self, info: CheckpointCommitInfo) -> None:
         """No-op: the commit protocol (`vlmpipe.trainer.checkpoint.commit`) decides what is a checkpoint."""

@@ -23,7 +23,6 @@ from vlmpipe.trainer.optimizer.build import build_optimizer, set_rates
 from vlmpipe.trainer.sizing.deepspeed_config import Sizes, engine_settings, laid_over, node_weights, offloading
 from vlmpipe.trainer.strategies.base import SavedFiles, StepResult
 from vlmpipe.trainer.strategies.deepspeed.linear_regather import recompute_gathered_linear
-from vlmpipe.trainer.strategies.deepspeed.nvme_offload import NvmeOffload
 from vlmpipe.trainer.strategies.deepspeed.values import require_values
 from vlmpipe.trainer.strategies.deepspeed.zero_init import partition_by_part
 from vlmpipe.trainer.strategies.ema import Ema
@@ -56,7 +55,6 @@ class Zero:
             recompute_gathered_linear(module)
         data_parallel = worker.world_size // config.context_parallel
         micro_steps = config.global_batch_size // (config.micro_batch_size * data_parallel)
-        self._disk = disk = NvmeOffload(Path(config.nvme_path)) if config.nvme_path else None
         settings = engine_settings(config, stage=stage, micro_steps=micro_steps, sizes=sizes_of(module, blocks))
         settings["zero_optimization"] |= offloading(config, on_gpu=worker.device.type == "cuda")
         of_node = node_weights(config, nodes=worker.num_nodes, node_ranks=worker.local_world_size)
@@ -68,15 +66,12 @@ class Zero:
         else:
             given = {parameter: parameter.data for parameter in module.parameters() if parameter.requires_grad}
         optimizer = build_optimizer(module, config.optimizer)
-        with disk.keeping(optimizer) if disk else contextlib.nullcontext():  # stage 3 updates during initialisation
-            self._engine, self._optimizer, _, _ = deepspeed.initialize(
-                model=module, optimizer=optimizer, config=self.settings, dist_init_required=False
-            )
+        self._engine, self._optimizer, _, _ = deepspeed.initialize(
+            model=module, optimizer=optimizer, config=self.settings, dist_init_required=False
+        )
         if config.precision == "bf16":
             self._begin_from(given)
         del given
-        if disk:
-            self._move_to(disk)
         self._micro_steps = micro_steps
         self.loss_scale = LossScale(config.precision)
         # DeepSpeed's own scaler clips before it divides by the scale, and stays on after an earlier fp16 engine of
@@ -84,13 +79,10 @@ class Zero:
         self._engine.optimizer.torch_autocast_gradscaler = None
         from vlmpipe.trainer.strategies.deepspeed.checkpoint_files import HeldFiles
 
-        # State that is on a disk for lack of memory cannot be staged in memory.
-        stager = None if disk else host_stager(on_gpu=worker.device.type == "cuda")
-        self._files = HeldFiles(stager)
+        self._files = HeldFiles(host_stager(on_gpu=worker.device.type == "cuda"))
         self._engine.checkpoint_engine = self._files
         self._engine._copy_recovery_script = self._files.written(self._engine._copy_recovery_script)
-        copied = disk.copied if disk else None
-        self._ema = Ema(self._partitions(), config.ema_decay, copied) if config.ema_decay else None
+        self._ema = Ema(self._partitions(), config.ema_decay) if config.ema_decay else None
 
     def forward_backward(self, batches: MicroBatches, total_label_tokens: int) -> Tensor:
         # The engine averages over ranks and micro-steps; the loss is a sum over both.
@@ -167,8 +159,6 @@ class Zero:
         self._engine.optimizer.clip_grad = clip_grad_norm
         for group, settings in zip(self._optimizer.param_groups, groups, strict=True):
             group.update(settings)
-        if self._disk:
-            self._move_to(self._disk)  # stages 1 and 2 have replaced the moments
         for name in self.loss_scale.state().keys() & state.keys():  # another precision's checkpoint has none
             self.loss_scale.restore(state[name])
         if self._ema:
@@ -203,14 +193,6 @@ class Zero:
                 continue
             part, _ = self._engine.optimizer._get_fp32_opt_state_partition(parameter, release_swap_buffers=False)
             part[: weight.numel()].copy_(weight)  # the last rank's is padded
-
-    def _move_to(self, disk: NvmeOffload) -> None:
-        """Move this rank's fp32 weights and moments to the disk, unless they are there."""
-        for partition in self._partitions():
-            partition.data = disk.moved(partition.data)
-        disk.keep(self._engine.optimizer.optimizer, self._partitions())
-        if self._stage < 3:
-            self._engine.optimizer._link_all_hp_params()  # renew the parameters' views of the partitions
 
     def _let_go(self) -> None:
         """Release weights that ZeRO-3 has gathered: they would be used again although the partitions change."""

@@ -216,8 +216,6 @@ def _memory(memory: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
             is_here = host["machine"] == THIS_MACHINE
             where = "each launcher's share of this machine" if is_here else f"each {host['machine']}"
             yield Text(f"In the memory of {where}: {room} ({names})", style="" if host["fits"] else "bold red")
-    if disk_bytes := memory.get("disk_bytes"):
-        yield Text(f"On a disk of each machine (train.nvme_path): {disk_bytes / GIB:,.1f} GiB")
     if memory["nearest"]:
         yield Text("Settings near these:" if memory["fits"] else "Nearest settings:", style="bold")
         for setting in memory["nearest"]:

@@ -60,9 +60,6 @@ class PlanConfig(Section):
     checkpoint_save_s: float = Field(
         0.0, ge=0, description="Measured time for which a checkpoint stops training, in seconds; 0 estimates it."
     )
-    disk_gbytes_per_s: float = Field(
-        1.0, gt=0, description="Assumed rate of the disk under train.nvme_path, read and written, in GB/s a machine."
-    )
     machine: PlannedMachine = Field(
         default_factory=PlannedMachine, description="Machines that the catalogue does not know, or knows otherwise."
     )

@@ -10,7 +10,7 @@ from vlmpipe.planner.parallel_layout import Layout
 from vlmpipe.trainer.sizing.model_shape import ModelShape, Part
 
 FP32_BYTES, BF16_BYTES = 4, 2
-Place = Literal["device", "machine", "disk"]
+Place = Literal["device", "machine"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class MemoryPart:
     name: str
     bytes: int
     why: str = ""
-    place: Place = "device"  # or where offloading puts it: the machine's memory, or a disk
+    place: Place = "device"  # or the machine's memory, where offloading puts it
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

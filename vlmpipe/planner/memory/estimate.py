@@ -54,7 +54,6 @@ def estimate_memory(
         moments = _phases(config, model, layout, traced=traced)
     moment, held = fullest(moments)
     parts = [part for part in held if part.place == "device"]
-    disk_bytes = layout.ranks_per_node * sum(part.bytes for part in held if part.place == "disk")
     ahead = micro_batches(config, model.shape, layout, cached=is_cached(config))
     host = start = None
     idle: list[MemoryPart] = []
@@ -76,9 +75,7 @@ def estimate_memory(
         deferred = defers_weights(config.model, config.train)
         in_bf16 = config.train.has_bf16_weights
         start = start_memory(model.shape, layout, machine, deferred=deferred, bf16_weights=in_bf16)
-    memory = Memory(
-        device, capacity, tuple(parts), moment, host=host, start=start, disk_bytes=disk_bytes, idle=tuple(idle)
-    )
+    memory = Memory(device, capacity, tuple(parts), moment, host=host, start=start, idle=tuple(idle))
     if nearest and not memory.fits:
         found = itertools.islice(_nearest(config, model, machine, gpu, load), NEAREST)
         return dataclasses.replace(memory, nearest=tuple(found))

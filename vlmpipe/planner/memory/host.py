@@ -34,7 +34,6 @@ LEAVE = {
     "optimizer": OF_THE_OPTIMIZER,
     "optimizer+weights": OF_THE_OPTIMIZER | {WEIGHTS, "frozen weights", NODE_WEIGHTS},
 }
-TO_DISK = frozenset(("optimizer", "optimizer's weights", "averaged weights"))  # with train.nvme_path
 ACTIVATIONS = "offloaded activations"
 SAVED = ("optimizer", "optimizer's weights", "averaged weights", WEIGHTS)
 
@@ -70,16 +69,12 @@ class HostMemory:
         }
 
 
-def placed(
-    parts: Sequence[MemoryPart], layout: Layout, offload: str, *, to_disk: bool, on_gpu: bool
-) -> list[MemoryPart]:
+def placed(parts: Sequence[MemoryPart], layout: Layout, offload: str, *, on_gpu: bool) -> list[MemoryPart]:
     """The parts of one rank, each where it lies. Without a GPU the device's memory is the machine's."""
     leave = LEAVE[offload] - ({"frozen weights"} if layout.strategy != "zero3" else set())  # whole elsewhere
     leave |= {ACTIVATIONS}
 
     def place(part: MemoryPart) -> Place:
-        if to_disk and part.name in TO_DISK:
-            return "disk"
         return "machine" if on_gpu and part.name in leave else "device"
 
     return [replace(part, place=place(part)) for part in parts]
@@ -114,16 +109,11 @@ def sequence_bytes(config: RunConfig, shape: ModelShape, *, cached: bool) -> int
 
 
 def host_memory(parts: Sequence[MemoryPart], layout: Layout, machine: Machine) -> HostMemory:
-    """What a node holds of its ranks' parts in an update, beside processes and the copy that becomes a checkpoint.
-
-    Of what lies on a disk there is no copy: it is written from there (`trainer.strategies.deepspeed.checkpoint_files`).
-    """
+    """What a node holds of its ranks' parts in an update, beside processes and the copy that becomes a checkpoint."""
     ranks = layout.ranks_per_node
     held = [MemoryPart(part.name, ranks * part.bytes, part.why) for part in parts if part.place == "machine"]
     processes = MemoryPart("processes", ranks * PROCESS_BYTES, "Python, torch and transformers, assumed")
     capacity = machine.usable_bytes
-    if any(part.place == "disk" for part in parts):
-        return HostMemory(machine.machine_type, capacity, (*held, processes))
     saved = sum(int(ranks * _staged_share(part.name, layout) * part.bytes) for part in parts if part.name in SAVED)
     checkpoint = MemoryPart("checkpoint", saved, "a copy of what is saved, until it is written")
     return HostMemory(machine.machine_type, capacity, (*held, processes, checkpoint))

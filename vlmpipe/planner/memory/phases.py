@@ -37,7 +37,6 @@ def run_phases(
         recomputing=train.activation_checkpointing != "none",
         on_gpu=on_gpu,
         offload=train.offload,
-        to_disk=bool(train.nvme_path),
         rounded=train.rounds_gradients,
         averaged=train.ema_decay > 0,
         deepspeed=train.deepspeed,

@@ -59,7 +59,6 @@ class Memory:
     nearest: tuple[Setting, ...] = field(default=())
     host: HostMemory | None = None  # of the fullest node; None without GPUs
     start: HostMemory | None = None  # of a node before the first step; None without GPUs
-    disk_bytes: int = 0  # of each node, in train.nvme_path
     idle: tuple[MemoryPart, ...] = ()  # what torch's allocator reserves beside what is in use
 
     @property
@@ -115,7 +114,6 @@ class Memory:
             "nearest": [vars(setting) for setting in self.nearest],
             "host": self.host.as_dict() if self.host else None,
             "start": self.start.as_dict() if self.start else None,
-            "disk_bytes": self.disk_bytes,
         }
 
 
@@ -134,7 +132,6 @@ def training_phases(
     recomputing: bool = True,
     on_gpu: bool = True,
     offload: str = "none",
-    to_disk: bool = False,
     rounded: bool = False,
     averaged: bool = False,
     in_8_bits: int = 0,
@@ -149,7 +146,6 @@ def training_phases(
         passes: micro-batches that are summed for one step.
         checkpointing: activations are computed again, so that the backward pass is fullest inside of a layer.
         recomputing: so are some of them.
-        to_disk: what of the optimizer is offloaded lies on a disk (train.nvme_path).
         rounded: gradients travel in two bytes a number.
         deepspeed: train.deepspeed, what a user has laid over the engine's configuration.
         persistent: weights that ZeRO-3 keeps whole, by a threshold that a user has set.
@@ -200,9 +196,7 @@ def training_phases(
     if layout.strategy in ("zero1", "zero2") or _by_fsdp(run):
         moments["backward, the last gradients are reduced"] = _extra(run, "rest")
     return {
-        moment: placed(
-            [part for part in [*static, *parts] if part.bytes], layout, offload, to_disk=to_disk, on_gpu=on_gpu
-        )
+        moment: placed([part for part in [*static, *parts] if part.bytes], layout, offload, on_gpu=on_gpu)
         for moment, parts in moments.items()
     }
 

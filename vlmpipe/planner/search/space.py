@@ -157,8 +157,6 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
             change["train.virtual_stages"] = 1  # needs the least memory
         if train.offload != "none" and strategy not in OFFLOADING[train.offload]:
             change["train.offload"] = "none"
-        if train.nvme_path and strategy not in OFFLOADING["optimizer"]:
-            change["train.nvme_path"] = ""
         change |= _number_types(train, strategy)
         if train.shard_frozen_weights and strategy not in SHARDING_FROZEN:
             change["train.shard_frozen_weights"] = False

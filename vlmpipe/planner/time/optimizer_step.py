@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from vlmpipe.config.run_config import RunConfig
-from vlmpipe.planner.memory.host import PROCESS_BYTES
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.communication import Work
@@ -12,12 +10,6 @@ from vlmpipe.planner.time.communication import Work
 # writes all but the gradient (12), and of clipping (norm 4, scaling 8).
 UPDATE_BYTES_PER_PARAMETER = 40
 AVERAGE_UPDATE_BYTES_PER_PARAMETER = 12  # torch's foreach lerp reads the average and the weight, and writes the average
-# Read from disk and written back for each parameter with state on disk: a weight and two moments.
-DISK_BYTES_PER_PARAMETER = 24
-AVERAGE_DISK_BYTES_PER_PARAMETER = 8
-# In host memory besides, at most: gradients, their sums over micro-batches, and updated weights, in fp32 each. See
-# `vlmpipe.planner.memory.zero`.
-BYTES_PER_PARAMETER_BESIDE_DISK = 12
 
 # Bytes a second of one rank's update in the machine's memory. Measured: fused AdamW on one thread of an AMD EPYC moved
 # 48e9, with clipping 44e9 (part host-update of `bench-planner`). Less is taken: a machine's ranks share its memory.
@@ -29,7 +21,9 @@ LINK_BYTES_PER_S = 12e9
 def update_times(case: Scenario, *, micro_steps: int) -> dict[str, float]:
     """Seconds of a step by component. AdamW and EMA are bound by the bytes that they move for a rank's parameters."""
     assert case.gpu is not None
-    config, train, owned = case.config, case.config.train, _owned(case)
+    train = case.config.train
+    # Parameters that a rank updates.
+    owned = case.shape.trainable_parameters / (case.layout.optimizer_shards * case.layout.model_ranks)
     moved = UPDATE_BYTES_PER_PARAMETER + (AVERAGE_UPDATE_BYTES_PER_PARAMETER if train.ema_decay else 0)
     if train.offload == "none":
         return {"optimizer update": owned * moved / (case.gpu.memory_gbytes_per_s * 1e9)}
@@ -38,14 +32,10 @@ def update_times(case: Scenario, *, micro_steps: int) -> dict[str, float]:
     gradient_bytes = 2 if train.gradient_accumulation_dtype == "bf16" else 4
     weight_bytes = 2 if train.has_bf16_weights and train.strategy.startswith("zero") else 4
     copied_bytes = gradient_bytes + weight_bytes * (2 * micro_steps if train.offload == "optimizer+weights" else 1)
-    times = {
+    return {
         "optimizer update": owned * moved / HOST_BYTES_PER_S,
         "copies to and from the machine's memory": owned * copied_bytes / LINK_BYTES_PER_S,
     }
-    if train.nvme_path and not _stays_in_memory(case):
-        moved_bytes = case.layout.ranks_per_node * owned * _disk_bytes(config)
-        times["reading and writing the disk"] = moved_bytes / (config.plan.disk_gbytes_per_s * 1e9)
-    return times
 
 
 def activation_copies_s(case: Scenario, work: Work) -> float:
@@ -59,26 +49,6 @@ def activation_copies_s(case: Scenario, work: Work) -> float:
     shares = case.layout.context_parallel * (case.layout.tensor_parallel if train.sequence_parallel else 1)
     numbers = work.micro_batch_size * work.sequence_length * shape.language.hidden / shares
     return shape.language.layers * numbers * number_bytes / LINK_BYTES_PER_S
-
-
-def _owned(case: Scenario) -> float:
-    """Parameters that a rank updates."""
-    return case.shape.trainable_parameters / (case.layout.optimizer_shards * case.layout.model_ranks)
-
-
-def _disk_bytes(config: RunConfig) -> int:
-    """Bytes of a parameter's state that a step reads and writes."""
-    return DISK_BYTES_PER_PARAMETER + (AVERAGE_DISK_BYTES_PER_PARAMETER if config.train.ema_decay else 0)
-
-
-def _stays_in_memory(case: Scenario) -> bool:
-    """Whether the page cache of a node has room for all state on its disk: then nothing is read back.
-
-    Room for a part of it is useless: an update passes through all state, and the page that was evicted first is needed
-    next.
-    """
-    of_rank = PROCESS_BYTES + _owned(case) * (BYTES_PER_PARAMETER_BESIDE_DISK + _disk_bytes(case.config) / 2)
-    return case.layout.ranks_per_node * of_rank <= case.machine.usable_bytes
 
 
 def update_sentences(case: Scenario) -> list[str]:
@@ -96,14 +66,4 @@ def update_sentences(case: Scenario) -> list[str]:
         f"moved 44 on another machine), and {LINK_BYTES_PER_S / 1e9:g} GB/s between it and each GPU (assumed). Nothing "
         "hides them."
     ]
-    if config.train.nvme_path and _stays_in_memory(case):
-        said.append(
-            "The machine's memory has room for the files under train.nvme_path as well: no step is assumed to wait for "
-            "the disk."
-        )
-    elif config.train.nvme_path:
-        said.append(
-            f"The disk under train.nvme_path moves {config.plan.disk_gbytes_per_s:g} GB/s a node "
-            "(plan.disk_gbytes_per_s, assumed): all optimizer state is read and written in each step."
-        )
     return said

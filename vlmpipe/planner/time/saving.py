@@ -41,8 +41,8 @@ def save_time(case: Scenario) -> SaveTime:
     reads_s = read_bytes / SAVE_BYTES_PER_S
     if config.plan.checkpoint_save_s:
         return SaveTime(config.plan.checkpoint_save_s, 0.0, reads_s)
-    if config.train.nvme_path or not config.checkpoint.async_save:
-        return SaveTime(writes_s, 0.0, reads_s)  # state on disk has no copy that could be written meanwhile
+    if not config.checkpoint.async_save:
+        return SaveTime(writes_s, 0.0, reads_s)
     blocks_s = saved_bytes / (layout.optimizer_shards * layout.model_ranks) / LINK_BYTES_PER_S
     return SaveTime(blocks_s, writes_s, reads_s)
 

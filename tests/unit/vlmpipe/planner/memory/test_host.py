@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -43,30 +42,10 @@ def test_a_combination_that_cannot_work_is_refused_with_one_that_does(strategy: 
     assert hint in str(refused.value)
 
 
-@pytest.mark.parametrize("offload", ["nvme", "optimizer:nvme"])
-def test_a_disk_is_no_place_but_a_path(offload: str) -> None:
-    with pytest.raises(ValueError, match=r"use optimizer or optimizer\+weights, and name a folder in train.nvme_path"):
-        TrainConfig.model_validate({**TRAIN, "strategy": "zero3", "offload": offload})
-
-
-@pytest.mark.parametrize(("strategy", "offload"), [("ddp", "none"), ("zero2", "none"), ("fsdp", "optimizer+weights")])
-def test_a_disk_takes_what_deepspeed_offloads(strategy: str, offload: str) -> None:
-    with pytest.raises(ValueError, match=f"nvme_path /mnt with strategy {strategy} and offload {re.escape(offload)}"):
-        TrainConfig.model_validate({**TRAIN, "strategy": strategy, "offload": offload, "nvme_path": "/mnt"})
-
-
-def test_a_disks_path_is_whole() -> None:
-    fields = {**TRAIN, "strategy": "zero3", "offload": "optimizer"}
-    assert TrainConfig.model_validate({**fields, "nvme_path": "/mnt/disks/0"}).nvme_path == "/mnt/disks/0"
-    with pytest.raises(ValueError, match="nvme_path"):
-        TrainConfig.model_validate({**fields, "nvme_path": "scratch"})
-
-
-def planned(strategy: str, offload: str, *, nvme_path: str = "", machine_gib: float | None = None) -> Memory:
+def planned(strategy: str, offload: str, *, machine_gib: float | None = None) -> Memory:
     fields: dict[str, Any] = {
         "train.strategy": strategy,
         "train.offload": offload,
-        "train.nvme_path": nvme_path,
         "cluster.reduction_server": None,
     }
     if offload == "optimizer" and strategy in ("zero1", "zero2"):
@@ -98,19 +77,6 @@ def test_moments_leave_the_device_and_lie_in_the_machine_for_each_of_its_ranks(s
     assert "optimizer" not in {part.name for part in offloaded.parts}
     assert in_machine["optimizer"] == config.cluster.processes * on_device["optimizer"]
     assert offloaded.total_bytes < kept.total_bytes - on_device["optimizer"] / 2
-
-
-@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
-def test_what_lies_on_a_disk_is_in_no_memory_and_is_not_copied_for_a_checkpoint(strategy: str) -> None:
-    in_memory, on_disk = (planned(strategy, "optimizer", nvme_path=path) for path in ("", "/mnt/disk"))
-    assert in_memory.host is not None and on_disk.host is not None
-    sizes = {part.name: part.bytes for part in in_memory.host.parts}
-    gone = sizes.keys() - {part.name for part in on_disk.host.parts}
-    assert gone == {"optimizer", "optimizer's weights", "checkpoint"}
-    assert on_disk.parts == in_memory.parts
-    assert in_memory.disk_bytes == 0
-    assert on_disk.disk_bytes == sizes["optimizer"] + sizes["optimizer's weights"]
-    assert on_disk.as_dict()["disk_bytes"] == on_disk.disk_bytes
 
 
 def test_weights_stay_on_the_device_unless_they_are_named() -> None:

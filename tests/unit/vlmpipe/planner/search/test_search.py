@@ -96,7 +96,6 @@ SHARED_TOKENS = {"train.strategy": "tp", "train.tensor_parallel": 2, "train.sequ
         {"train.strategy": "zero1"},
         {"train.strategy": "zero1", "train.offload": "optimizer"},
         {"train.strategy": "zero3", "train.zero_hpz": True},
-        {"train.strategy": "zero1", "train.offload": "optimizer", "train.nvme_path": "/mnt/disk"},
         {"train.strategy": "fsdp", "train.reshard_after_forward": "never", "train.prefetch_layers": 2},
         {"train.strategy": "ddp", "train.context_parallel": 2, "cluster.processes_per_replica": 2},
         {

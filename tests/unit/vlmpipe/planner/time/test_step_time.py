@@ -192,7 +192,7 @@ def test_the_ema_is_read_and_written_with_the_weights() -> None:
     )
 
 
-COPIES, DISK = "copies to and from the machine's memory", "reading and writing the disk"
+COPIES = "copies to and from the machine's memory"
 
 
 def test_an_offloaded_update_takes_the_time_of_host_memory_and_of_the_link() -> None:
@@ -200,7 +200,7 @@ def test_an_offloaded_update_takes_the_time_of_host_memory_and_of_the_link() -> 
         timed(run_config(train__strategy="zero3", train__offload=where)) for where in ("none", "optimizer")
     )
     owned = LLAVA_7B.trainable_parameters / 8
-    assert part(kept, COPIES) == part(offloaded, DISK) == 0
+    assert part(kept, COPIES) == 0
     assert part(offloaded, "optimizer update") == pytest.approx(owned * UPDATE_BYTES_PER_PARAMETER / HOST_BYTES_PER_S)
     assert part(offloaded, COPIES) == pytest.approx(
         owned * (4 + 2) / LINK_BYTES_PER_S
@@ -216,26 +216,6 @@ def test_offloaded_weights_are_copied_whenever_they_are_gathered() -> None:
     )
     micro_steps = run_config().train.global_batch_size // (8 * run_config().train.micro_batch_size)
     assert part(weights, COPIES) == pytest.approx(part(optimizer, COPIES) * (4 + 2 * 2 * micro_steps) / 6)
-
-
-@pytest.mark.parametrize(("decay", "moved"), [(0.0, 24), (0.999, 32)])
-def test_a_disk_reads_and_writes_the_state_of_a_nodes_ranks(decay: float, moved: int) -> None:
-    on_disk = {
-        "train__strategy": "zero3",
-        "train__offload": "optimizer",
-        "train__nvme_path": "/mnt/disk",
-        "train__ema_decay": decay,
-    }
-    one, two = (timed(run_config(**on_disk, cluster__replica_count=nodes), memory_gib=100) for nodes in (1, 2))
-    slower = timed(run_config(**on_disk, plan__disk_gbytes_per_s=0.5), memory_gib=100)
-    assert part(one, DISK) == pytest.approx(LLAVA_7B.trainable_parameters * moved / 1e9)
-    assert part(two, DISK) == pytest.approx(part(one, DISK) / 2)
-    assert part(slower, DISK) == pytest.approx(2 * part(one, DISK))
-    roomy = timed(run_config(**on_disk), memory_gib=1000)
-    assert part(roomy, DISK) == 0
-    said = [[sentence for sentence in time.assumptions if "nvme_path" in sentence] for time in (one, roomy)]
-    assert [len(sentences) for sentences in said] == [1, 1]
-    assert "is read and written in each step" in said[0][0] and "has room" in said[1][0]
 
 
 def test_a_pipeline_waits_in_its_bubble() -> None:
