@@ -110,7 +110,7 @@ def test_the_graph_is_the_same_on_every_target(path: Path, tmp_path: Path) -> No
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("path", golden_pipelines.RUN_FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", golden_pipelines.KEPT, ids=lambda path: path.stem)
 def test_a_change_of_a_shipped_pipeline_is_seen_in_its_outline(path: Path) -> None:
     kept = (golden_pipelines.FOLDER / path.name).read_text()
     assert golden_pipelines.text(load_run_file(path)) == kept, (
@@ -120,7 +120,25 @@ def test_a_change_of_a_shipped_pipeline_is_seen_in_its_outline(path: Path) -> No
 
 def test_no_outline_is_of_a_run_file_that_is_gone() -> None:
     kept = {outline.name for outline in golden_pipelines.FOLDER.glob("*.yaml")}
-    assert kept == {path.name for path in golden_pipelines.RUN_FILES}
+    assert kept == {path.name for path in golden_pipelines.KEPT}
+
+
+@pytest.mark.parametrize("path", golden_pipelines.RUN_FILES, ids=lambda path: path.stem)
+def test_the_jobs_of_a_shipped_run_file_have_the_machines_that_it_names(path: Path) -> None:
+    for run in load_run_file(path).stage_runs().values():
+        cluster = run.cluster
+        for job in jobs_of(run):
+            pools = [pool for pool in job_spec(run, job, RUN_URI)["worker_pool_specs"] if pool]
+            reducers = [pool for pool in pools if "reductionserver" in pool["container_spec"]["image_uri"]]
+            workers = [pool for pool in pools if pool not in reducers]
+            machines = [pool["machine_spec"] for pool in workers]
+            assert {machine["machine_type"] for machine in machines} == {cluster.machine_type}
+            assert {machine.get("accelerator_count", 0) for machine in machines} == {cluster.accelerator_count}
+            assert all("@sha256:" in pool["container_spec"]["image_uri"] for pool in workers)
+            trains = job == "train"
+            assert sum(pool["replica_count"] for pool in workers) == (cluster.replica_count if trains else 1)
+            wanted = cluster.reduction_server.replica_count if cluster.reduction_server and trains else 0
+            assert sum(pool["replica_count"] for pool in reducers) == wanted
 
 
 def test_several_data_tasks_prepare_chunks_side_by_side_before_they_are_put_together(tmp_path: Path) -> None:

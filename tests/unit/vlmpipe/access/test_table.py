@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import pytest
-import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from tests.support import access_pages
-from tests.support.paths import ROOT
-from tests.support.pipelines.golden_pipelines import FOLDER as GOLDEN
+from tests.support.pipelines.golden_pipelines import RUN_FILES, graph
 from vlmpipe.access.grants import secret_readers
 from vlmpipe.access.table import FieldRow, Table, load_table
 from vlmpipe.config.run_config import RunConfig, load_run_file
@@ -155,7 +153,7 @@ def test_a_field_of_a_new_section_is_noticed() -> None:
 
 
 def steps_of(tree: dict[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Each step of a golden outline, and whether it runs a job."""
+    """Each step of an outline, and whether it runs a job."""
     for name, node in tree.items():
         if "steps" in node:
             yield from steps_of(node["steps"])
@@ -165,11 +163,9 @@ def steps_of(tree: dict[str, Any]) -> Iterator[tuple[str, bool]]:
 
 def test_every_step_of_every_shipped_pipeline_has_an_account() -> None:
     table, seen = load_table(), set()
-    for path in sorted(GOLDEN.glob("*.yaml")):
-        outline = yaml.safe_load(path.read_text())
-        (file,) = [one for folder in SHIPPED for one in (ROOT / folder).glob(path.name)]
-        stages = [f"{stage}-" for stage in load_run_file(file).stage_runs() if stage]
-        for name, is_job in steps_of(outline["steps"]):
+    for path in RUN_FILES:
+        stages = [f"{stage}-" for stage in load_run_file(path).stage_runs() if stage]
+        for name, is_job in steps_of(graph(path)):
             step = next((name.removeprefix(stage) for stage in stages if name.startswith(stage)), name)
             assert step in table.steps, f"{path.name}: no account is given for {name}"
             if step not in IN_SWEEPS:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.support.pipelines import golden_pipelines
 from vlmpipe.catalog.machines import load_catalog
@@ -20,16 +19,13 @@ IMAGE_OF_JOBS = "google-cloud-pipeline-components"
 
 
 def compiled_steps(path: Path) -> dict[str, dict[str, Any]]:
-    """Of the kept outline, which another test compares with the compiled pipeline."""
-    outline = yaml.load((golden_pipelines.FOLDER / path.name).read_text(), yaml.CSafeLoader)
-
     def walk(steps: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         for name, step in steps.items():
             if "image" in step:
                 yield name, step
             yield from walk(step.get("steps") or {})
 
-    return dict(walk(outline["steps"]))
+    return dict(walk(golden_pipelines.graph(path)))
 
 
 def planned_steps(config: RunConfig) -> dict[str, GraphStep]:
