@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 
 from tests.support.paths import ROOT
-from tests.support.short_form import WHOLE
+from tests.support.short_form import WHOLE, only_whole
 from tests.support.terminal import VLMPIPE, Answer, Terminal
 from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
@@ -251,3 +251,17 @@ def test_a_command_is_stopped_in_words_and_continues(
     assert not case.makes or (place / case.makes).is_file()
     left = [str(path) for pattern in ("*.partial", "*.tmp", "unfinished.json") for path in place.rglob(pattern)]
     assert left == [], "nothing half-written"
+
+
+@only_whole
+@pytest.mark.parametrize("moment", ["loading", "serving"])
+def test_sigterm_ends_a_server_and_what_it_started(moment: str, trained: Path) -> None:
+    """As `kill`, systemd or the stop of a container ask for it. Nothing is left: neither processes nor files."""
+    pytest.importorskip("fastapi", reason="the packages of the extra serving, as make test-whole has them")
+    case = CASES["serve"]
+    with Terminal(trained, *case.arguments) as terminal:
+        terminal.when(lambda: case.moments[moment](trained, terminal), deadline_s=600)
+        terminal.process.terminate()
+        stopped = terminal.answer(deadline_s=60)
+    assert stopped.code == (0 if moment == "serving" else STOPPED), stopped.said
+    assert not re.search(r"Traceback|Exception ignored|unexpected [A-Z]\w+Error", stopped.said), stopped.said

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import signal
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -51,6 +55,34 @@ def test_what_cannot_be_asked_is_a_sentence(vlmpipe: Vlmpipe, run: Path, tmp_pat
     (tmp_path / "a.png").write_bytes(b"")
     answer = vlmpipe("predict", str(run), str(tmp_path), "--output", str(tmp_path / "answers.jsonl"))
     assert answer.code == 64 and "--question TEXT" in answer.err
+
+
+def test_sigterm_ends_a_server_as_ctrl_c_does(vlmpipe: Vlmpipe, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As systemd, a container's stop or `kill` ask for it: exit code 0, and the server's own end is waited for."""
+    ended = []
+
+    class Server:
+        url, model = "http://127.0.0.1:9/v1", "digits"
+
+        def wait(self) -> None:
+            assert signal.getsignal(signal.SIGTERM) is not before
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+            raise AssertionError("it was not stopped")
+
+    @contextlib.contextmanager
+    def serving(run_uri: str, *, port: int) -> Iterator[Server]:
+        try:
+            yield Server()
+        finally:
+            ended.append(port)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("vlmpipe.trainer.serving.local_server.serving", serving)
+    answer = vlmpipe("serve", str(run), "--port", "8123")
+    assert (answer.code, ended) == (0, [8123]), answer.err
+    assert "answers at http://127.0.0.1:9/v1" in answer.err
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 class Echo:
