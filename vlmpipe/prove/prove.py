@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -19,10 +18,10 @@ from markupsafe import Markup
 
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.prove.laws import LAWS, Proof, Verdict
+from vlmpipe.prove.program import program_digest
 from vlmpipe.prove.trainer_runs import LocalTrainer, model_section
 from vlmpipe.report.pages import STYLE
 from vlmpipe.trainer import __version__
-from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage.local import LocalStorage
 
@@ -92,7 +91,7 @@ def prove(
     """
     if unknown := [name for name in laws if name not in LAWS]:
         raise ConfigError(f"no law {unknown[0]!r}", expected=f"one of {', '.join(LAWS)}")
-    program = _program_digest(config.train.trainer)
+    program = program_digest(config.train.trainer)
     asked = {"version": __version__, "run_file": config.digest(), "program": program, "limit_s": limit_s}
     earlier = _earlier(folder, asked)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, which transformers imports, warns of no GPU
@@ -125,19 +124,6 @@ def prove(
     (folder / "prove.html").write_text(page(proven.as_json()), encoding="utf-8")
     (folder / UNFINISHED).unlink(missing_ok=True)
     return proven
-
-
-def _program_digest(own: ExternalTrainerConfig | None) -> str:
-    """sha256 (hex) of the files that the command names, the Python files beside them, and those of its packages."""
-    if own is None:
-        return ""
-    named = [path for path in map(Path, own.command) if path.is_file()]
-    beside = [other for path in named for other in path.parent.glob("*.py")]
-    packaged = [file for uri in own.package_uris for file in Path(uri).rglob("*.py")]
-    digest = hashlib.sha256()
-    for path in sorted({*named, *beside, *packaged}):
-        digest.update(f"{path}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
 
 
 def _earlier(folder: Path, asked: Mapping[str, Any]) -> dict[str, Verdict]:

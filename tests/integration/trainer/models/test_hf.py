@@ -16,6 +16,7 @@ from transformers import AutoModelForImageTextToText
 from tests.support.hf import table
 from tests.support.hf.kinds import INSTALLED, KINDS, Kind
 from tests.support.hf.publish import model_section, publish
+from tests.support.paths import ROOT
 from tests.support.short_form import WHOLE, chosen, only_whole
 from tests.support.trainer.native_models import SIZES, picture, write_data
 from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, summary, train_runs
@@ -43,6 +44,7 @@ RELATIVE = 1e-5
 # One of each way to keep samples apart, to count and to join images, and to place tokens.
 SHORT = ("gemma3", "glm46v", "idefics3", "llava_onevision", "ovis2", "gemma4")
 TYPES = chosen(INSTALLED, lambda name: name in SHORT)
+EVIDENCE = ROOT / "docs/reference/evidence.md"
 MIXING = {"qwen3_5": "linear_attention", "lfm2_vl": "conv"}  # layers that are no attention
 PREFIX = ("paligemma",)  # answers that are seen before they come
 IN_ENCODER = dict.fromkeys(  # the projector, which cached features leave as it is
@@ -295,6 +297,15 @@ def test_the_docs_say_what_is_found(model_type: str, published: Callable[[str], 
 def test_the_docs_list_these_types() -> None:
     listed = [line.split("`")[1] for line in table.PAGE.read_text().splitlines() if line.startswith("| `")]
     assert listed == sorted(KINDS)
+
+
+def test_the_docs_count_the_types_that_train() -> None:
+    """All but those whose row says that they are refused; some of them are tested with a further package only."""
+    rows = [line for line in table.PAGE.read_text().splitlines() if line.startswith("| `")]
+    trained = sum("| refused: its texts" not in row for row in rows)
+    (claim,) = (line for line in EVIDENCE.read_text().splitlines() if "Any image-text model of transformers" in line)
+    assert f"{trained} types train" in claim
+    assert f"{sum(kind.needs_torchvision for kind in KINDS.values())} of the types only where torchvision" in claim
 
 
 @pytest.mark.parametrize("model_type", [name for name in (*MIXING, *PREFIX) if name in INSTALLED])
