@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +16,6 @@ from vlmpipe.cli.arguments import (
     Overrides,
     RunFile,
     ServiceTarget,
-    TargetOption,
     load,
     load_source,
 )
@@ -31,13 +30,6 @@ if TYPE_CHECKING:
     from vlmpipe.pipelines.submit_job import SubmittedJob
     from vlmpipe.pipelines.submit_probe import SubmittedProbe
 
-ELSEWHERE = "With --target vertex or kubeflow: "
-FORCE = ("--force", "Submit although memory is planned not to fit, and without checking buckets.")
-YES = ("--yes", "Do not ask, whatever it costs.")
-DRY_RUN = ("--dry-run", "Print what would be sent, and send nothing.")
-
-DETACH = ("--detach", "Leave once it is started, and do not watch it.")
-
 
 class OnlyOption(StrEnum):
     """Jobs that can run without a pipeline."""
@@ -46,14 +38,9 @@ class OnlyOption(StrEnum):
     probe = "probe"
 
 
-def _flag(name: str, text: str, prefix: str = "") -> Any:
-    return typer.Option(name, help=prefix + text)
-
-
 def run(
     config: RunFile,
     overrides: Overrides = None,
-    target: Annotated[TargetOption, typer.Option(help="Where to run.")] = TargetOption.local,
     run_id: Annotated[
         str,
         typer.Option(
@@ -88,20 +75,11 @@ def run(
     plain: Plain = False,
     as_json: AsJson = False,
     fail_on_reject: FailOnReject = False,
-    force: Annotated[bool, _flag(*FORCE, ELSEWHERE)] = False,
-    yes: Annotated[bool, _flag(*YES, ELSEWHERE)] = False,
-    dry_run: Annotated[bool, _flag(*DRY_RUN, ELSEWHERE)] = False,
-    detach: Annotated[bool, _flag(*DETACH, ELSEWHERE)] = False,
 ) -> None:
-    """Run the whole pipeline on this machine. A last run of the same run file that did not finish is continued."""
-    here = {"--fresh": fresh, "--retries": retries is not None, "--inject-fault": bool(faults)}
-    there = {"--force": force, "--yes": yes, "--dry-run": dry_run, "--detach": detach}
-    if target != TargetOption.local:
-        _refuse_options(here, "on this machine", "leave it out; elsewhere every run is new unless --run-id names one")
-        where = ServiceTarget(target.value)
-        submit(str(config), overrides, where, force, yes, dry_run, run_id, detach, plain, as_json, fail_on_reject)
-        return
-    _refuse_options(there, "on Vertex AI or Kubeflow", "leave it out, or add --target vertex or kubeflow")
+    """Run the whole pipeline on this machine. A last run of the same run file that did not finish is continued.
+
+    vlmpipe submit starts a run on Vertex AI or Kubeflow.
+    """
     from vlmpipe.runs.live_view import view_for
 
     say = to_stderr if as_json else print
@@ -123,16 +101,19 @@ def submit(
     config: OptionalSource = "",
     overrides: Overrides = None,
     target: Annotated[ServiceTarget, typer.Option(help="Where to start it.")] = ServiceTarget.vertex,
-    force: Annotated[bool, _flag(*FORCE)] = False,
-    yes: Annotated[bool, _flag(*YES)] = False,
-    dry_run: Annotated[bool, _flag(*DRY_RUN)] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Submit even if the plan does not fit, and without checking buckets."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever it costs.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be sent, and send nothing.")] = False,
     run_id: Annotated[
         str,
         typer.Option(
             help="An earlier run to continue, by its id, @last or @last:NAME; default a new one.", show_default=False
         ),
     ] = "",
-    detach: Annotated[bool, _flag(*DETACH)] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Leave once it is started, and do not watch it.")] = False,
     plain: Plain = False,
     as_json: AsJson = False,
     fail_on_reject: FailOnReject = False,

@@ -14,7 +14,7 @@ from google.cloud.aiplatform_v1.types import PipelineJob
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.runs import JOB, LINK, RUN, course, put, put_ladder, put_record
-from tests.support.vertex.submit_runs import CONFIG, Submit, submitter
+from tests.support.vertex.submit_runs import Submit, submitter
 from vlmpipe.rehearsal.vertex.scripted_runs import BEGUN, DONE, TRAINING, Move
 from vlmpipe.runs import watch
 from vlmpipe.runs.steps import Step
@@ -190,7 +190,7 @@ def test_leaving_the_watch_leaves_the_run_alone(
     assert not any("cancel" in request for request in started.requests)
 
 
-def test_run_on_vertex_submits_and_watches(
+def test_a_submitted_run_is_watched(
     vertex: FakeVertex,
     bucket: FakeGcs,
     tmp_path: Path,
@@ -199,20 +199,11 @@ def test_run_on_vertex_submits_and_watches(
 ) -> None:
     monkeypatch.setattr("vlmpipe.pipelines.submit.job_id_at", lambda config, moment: JOB)
     vertex.runs.moves[JOB] = [BEGUN, Move({"resolve-run": "FAILED"}, "FAILED", "a non-zero status of 64")]
-    run = submitter(tmp_path, monkeypatch, capfd, "run", "--target", "vertex")
-    answer = run("--plain")
+    submit = submitter(tmp_path, monkeypatch, capfd, "submit")
+    answer = submit("--plain")
     assert (answer.code, "resolve-run: running" in answer.out) == (64, True)
     assert answer.out.startswith(f"{JOB} is started on Vertex AI")
     assert len(vertex.jobs) == 1
-    for options in (["--fresh"], ["--retries", "1"], ["--inject-fault", "kill:rank=0,after_step=7"]):
-        refused = run(*options)
-        assert (refused.code, f"{options[0]} is only for runs on this machine" in refused.err) == (64, True)
-
-
-@pytest.mark.parametrize("option", ["--force", "--yes", "--dry-run", "--detach"])
-def test_vertex_options_are_refused_for_local_runs(vlmpipe: Submit, option: str) -> None:
-    answer = vlmpipe("run", CONFIG, option)
-    assert (answer.code, f"{option} is only for runs on Vertex AI or Kubeflow" in answer.err) == (64, True)
 
 
 def test_a_cancelled_run_is_over_as_stopped(started: FakeVertex, vlmpipe: Submit) -> None:

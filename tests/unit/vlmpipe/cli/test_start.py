@@ -17,7 +17,7 @@ DIGITS = "configs/digits.yaml"
 
 def test_a_run_on_kubeflow_needs_its_address(vlmpipe: Vlmpipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KF_PIPELINES_ENDPOINT", raising=False)
-    answer = vlmpipe("run", DIGITS, "train.epochs=2", "--target", "kubeflow")
+    answer = vlmpipe("submit", DIGITS, "train.epochs=2", "--target", "kubeflow")
     assert (answer.code, answer.out) == (64, "")
     assert "KF_PIPELINES_ENDPOINT" in answer.err
 
