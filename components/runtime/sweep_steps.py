@@ -9,7 +9,7 @@ from typing import Any
 
 from vlmpipe.components.runtime.jobs_on_targets import config_of_run, run_on_target
 from vlmpipe.components.runtime.step_logic import point_to_features, prepare_run
-from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.config.sections.sweep import SweepConfig, Variant, baseline_of
 from vlmpipe.job_spec.build import job_spec, sweep_job_spec
@@ -31,6 +31,7 @@ from vlmpipe.trainer.trials.files import (
 VARIANTS_FOLDER = "variants"  # in the run's folder
 ENDED_CHARS = 100  # of the sentence on how a job ended: a step gets those of all jobs, and Vertex AI keeps 200 KB of it
 THREADS_VARIABLE = "OMP_NUM_THREADS"
+DECIDING = ("model.", "data.", "features.", "train.", "evaluate.")  # fields of `settings_sha256`
 STOPPED = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
 
 
@@ -66,7 +67,7 @@ def write_sweep(run: RunPaths, sweep: SweepConfig, variants: Sequence[tuple[Vari
             paths, own = training_paths(run, variant.name, start), started_at(config, start)
             content = own.to_run_json(paths)
             store = open_storage(paths.run_uri)
-            _require_same_settings(variant.name, store, content)
+            _require_same_settings(variant.name, store, own, content)
             write_record(store, "run.json", content, indent=1)
             with naming_stage(variant.name, kind="variant"):
                 data = fingerprint(JobConfig.model_validate(content))
@@ -97,16 +98,34 @@ def write_sweep(run: RunPaths, sweep: SweepConfig, variants: Sequence[tuple[Vari
     write_record(open_storage(run.run_uri), SWEEP_FILE, content, indent=1)
 
 
-def _require_same_settings(variant: str, store: Storage, content: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a training of an earlier start is done with other settings: its scores would be reported
-    as those of these."""
+def _require_same_settings(variant: str, store: Storage, own: RunConfig, content: Mapping[str, Any]) -> None:
+    """Raise ConfigError, which names the fields, where a training of an earlier start is done with other settings: its
+    scores would be reported as those of these. A field that came with a later version of vlmpipe, at its default, is
+    no other setting."""
     before = outcome_of(store).get("settings")
-    if before and content["train"]["resume"] != "never" and before != settings_sha256(content):
-        raise ConfigError(
-            f"{store.root_uri} was trained with other settings of variant {variant}",
-            expected="the settings that this sweep began with",
-            fix="start another run (--run-id), or train all variants anew (train.resume=never)",
-        )
+    if not before or content["train"]["resume"] == "never" or before == settings_sha256(content):
+        return
+    from vlmpipe.runs.changed_settings import changed_settings  # loads torch
+
+    earlier = read_record(store, "run.json") if store.stat("run.json") else {}
+    named = ""
+    if earlier and settings_sha256(earlier) == before:  # else a start that was to train anew has replaced it
+        try:
+            trained = parse_run_config(
+                {name: value for name, value in earlier.items() if name != "run"}, store.root_uri
+            )
+        except ConfigError:
+            named = f"{store.uri('run.json')} is of another version of vlmpipe"
+        else:
+            texts = changed_settings(trained, own).texts()
+            named = "; ".join(one for one in texts if one.startswith(DECIDING) and not one.startswith("train.resume "))
+            if not named:
+                return
+    raise ConfigError(
+        ": ".join(filter(None, (f"{store.root_uri} was trained with other settings of variant {variant}", named))),
+        expected="the settings that this sweep began with",
+        fix="start another run (--run-id), or train all variants anew (train.resume=never)",
+    )
 
 
 def _jobs(numbers: Sequence[int], most: int) -> list[list[int]]:

@@ -144,8 +144,22 @@ def test_a_sweep_that_goes_on_with_other_settings_is_refused_unless_all_is_train
     settings = settings_sha256(read_record(store, "run.json"))
     write_record(store, OUTCOME, {"state": "done", "settings": settings, "submission": "another"})
     start(1e-4, "notify.webhook=https://example.com/hook")  # decides nothing
-    with pytest.raises(ConfigError, match="was trained with other settings of variant slow"):
-        start(1e-2)
+    record = read_record(store, "run.json")
+    with pytest.raises(ConfigError, match="was trained with other settings of variant slow") as refused:
+        start(1e-2, "evaluate.max_new_tokens=9")
+    changed = "train.optimizer.learning_rate changed from 0.0001 to 0.01"
+    assert "evaluate.max_new_tokens changed from" in refused.value.found and changed in refused.value.found
+    assert read_record(store, "run.json") == record, "a start that is refused changes nothing"
+
+    del record["evaluate"]["batch_questions"]  # a field that this version has added
+    write_record(store, "run.json", record)
+    write_record(store, OUTCOME, {"state": "done", "settings": settings_sha256(record), "submission": "another"})
+    start(1e-4)
+    record["train"]["gone"] = 1  # and one that it has removed
+    write_record(store, "run.json", record)
+    write_record(store, OUTCOME, {"state": "done", "settings": settings_sha256(record), "submission": "another"})
+    with pytest.raises(ConfigError, match=r"run.json is of another version of vlmpipe"):
+        start(1e-4)
     uri = open_storage(start(1e-2, "train.resume=never")["trainings"][0]["run_uri"])
     assert not is_done(uri)
     write_record(uri, OUTCOME, {"state": "done", "submission": "sweep-1"})
