@@ -11,6 +11,7 @@ import importlib.util
 import json
 import re
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -235,6 +236,8 @@ def test_a_command_is_stopped_in_words_and_continues(
     waits = case.running is not None and moment == "serving"
     # A second Ctrl-C may come while a server that was asked to end is still there.
     codes = {0} if waits and presses == 1 else {0, case.code} if waits else {case.code}
+    if presses > 1:  # in the last moments of Python's end the signal ends it, which a shell shows as 130 too
+        codes |= {-signal.SIGINT}
     assert stopped.code in codes, stopped.said
     assert not re.search(r"Traceback|Exception ignored|unexpected [A-Z]\w+Error", stopped.said), stopped.said
     assert not case.makes or not (place / case.makes).exists()
