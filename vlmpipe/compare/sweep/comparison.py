@@ -140,6 +140,8 @@ def compared(results: SweepResults) -> SweepComparison:
         notes.append(f"{left:,} questions that not all variants were asked are left out")
     if not done[0].image_groups:
         notes.append("which questions share images is not known: samples are drawn in their place")
+    if resampled.groups == 1:
+        notes.append("all questions are about one image, which tells nothing of others")
     if any(len(trainings) == 1 for trainings in of_variant.values()):
         notes.append("a variant with one training has no verdict: its interval holds the chance of questions only")
     unseen = [one.difference.could_see for one in variants if one.difference and one.verdict == "no difference shown"]

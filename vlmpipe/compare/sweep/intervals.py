@@ -54,7 +54,8 @@ class VariantScores:
 class Resampled:
     """Mean scores of variants that were asked the same questions.
 
-    groups: of questions that are drawn together.
+    groups: of questions that are drawn together. One tells nothing of others: intervals of shares are all that a share
+        can be, those of other scores hold the chance of starts alone.
     is_share: every score lies from 0 to 1, as an accuracy does.
     """
 
@@ -66,8 +67,14 @@ class Resampled:
     def means(self) -> dict[str, float]:
         return {name: one.mean for name, one in self.variants.items()}
 
+    @property
+    def knows_nothing(self) -> bool:
+        return self.groups < 2 and self.is_share
+
     def score(self, variant: str) -> Measured:
         one = self.variants[variant]
+        if self.knows_nothing:
+            return Measured(one.mean, (0.0, 1.0))
         error, freedom = self._error(one.draws, [one])
         half = student_quantile(1 - LEVEL / 2, freedom) * error
         low, high = one.mean - half, one.mean + half
@@ -76,6 +83,8 @@ class Resampled:
     def difference(self, variant: str, other: str) -> Measured:
         """Of the first from the second."""
         value, error, freedom = self._compared(variant, other)
+        if self.knows_nothing:
+            return Measured(value, (-1.0, 1.0))
         quantile = student_quantile(1 - LEVEL / 2, freedom)
         half, could_see = quantile * error, (quantile + student_quantile(POWER, freedom)) * error
         return Measured(value, (value - half, value + half), could_see)

@@ -101,6 +101,14 @@ def test_questions_about_one_sample_are_drawn_together() -> None:
     assert together[1] - together[0] > 2 * (apart[1] - apart[0])
 
 
+def test_one_image_tells_nothing_of_others() -> None:
+    found = resample({"a": [[1.0] * 4, [0.0] * 4], "b": [[1.0] * 4]}, ["x"] * 4)
+    assert found.score("b").interval == found.score("a").interval == (0.0, 1.0)
+    assert found.difference("a", "b").interval == (-1.0, 1.0)
+    other = resample({"a": [[7.0], [9.0]]}, ["x"]).score("a").interval
+    assert other[0] < 7.0 < 9.0 < other[1], "of no share, the chance of starts"
+
+
 @given(st.dictionaries(st.text(min_size=1, max_size=3), st.floats(0, 1), min_size=1, max_size=8))
 def test_holm_lies_between_no_correction_and_bonferroni(p_values: dict[str, float]) -> None:
     corrected = holm(p_values)
