@@ -49,7 +49,7 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
         sources=setup.source_losses.names if setup.source_losses else (),
     )
     profiler = StepProfiler(job, worker, first_step=first_step, total_steps=setup.total_steps)
-    every = settings.validate_every_steps if setup.validation else 0
+    every = settings.validate_every_steps  # with a split to validate on: `build_training` refuses others
     unread, stopping = MetricsQueue(worker), False
     # Closed at any end: a rank that fails while others hang would be reported as stalled while it unwinds.
     with checkpoints.finished_before_errors(), contextlib.closing(Watchdog(job, worker)) as watchdog:
