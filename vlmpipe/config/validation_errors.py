@@ -131,11 +131,11 @@ def from_validation_error(error: ValidationError, model: type[BaseModel]) -> lis
 
 
 def _fields_of_item(loc: tuple[int | str, ...], fields: Mapping[str, FieldInfo]) -> dict[str, FieldInfo]:
-    """The fields of the section in a list that an error is in."""
-    if len(loc) < 2 or loc[0] not in fields:
-        return {}
-    item = item_section_of(fields[str(loc[0])]) if isinstance(loc[1], int) else None
-    return {path: field for path, field, _ in fields_of(item, f"{loc[0]}.{loc[1]}")} if item else {}
+    """The fields of the section in a list, such as `data.sources.0`, that an error is in."""
+    index = next((place for place, part in enumerate(loc) if isinstance(part, int)), 0)
+    path = ".".join(map(str, loc[:index]))
+    item = item_section_of(fields[path]) if path in fields else None
+    return {path: field for path, field, _ in fields_of(item, f"{path}.{loc[index]}")} if item else {}
 
 
 def _path(loc: tuple[int | str, ...], fields: Mapping[str, FieldInfo], kind: str) -> str:

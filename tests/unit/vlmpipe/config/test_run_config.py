@@ -112,6 +112,12 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
         parse_run_config(data, "x.yaml")
 
 
+def test_a_missing_field_of_a_section_in_a_list_is_named() -> None:
+    sources = [{"name": "a", "uri": "a.json"}, {"name": "b", "image_folder": "b"}]
+    found = problems_of(data={"sources": sources, "sequence_length": 256})
+    assert found == {"data.sources.1.uri": "missing, and there is no default. As data.source."}
+
+
 POPE = {"name": "pope", "format": "pope", "uri": "pope.json", "images": "images"}
 
 
