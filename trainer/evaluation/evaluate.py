@@ -109,8 +109,9 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
                 progress.update(done, len(mine) * rounds, unit="questions", message=control)
     relevant = relevance_of_questions(job, subject, mine, worker) if job.model.relevance else []
     benchmarked = run_benchmarks(job, subject.model, benchmarks, worker, progress)
+    budget = subject.model.budget
     everyone: list[Any] = [None] * worker.world_size
-    dist.all_gather_object(everyone, (answered, relevant, resized, subject.model.budget.out_of_memory))
+    dist.all_gather_object(everyone, (answered, relevant, resized, budget.out_of_memory, budget.tokens))
     predictions = {
         control: sorted((p for part, *_ in everyone for p in part[control]), key=lambda p: (p.id, p.turn))
         for control in answered
@@ -151,6 +152,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         "earlier_turns": job.evaluate.earlier_turns,
         "questions_after_turns": sum(bool(question.earlier) for question in questions),
         "out_of_memory": out_of_memory,
+        "batch_tokens": min(part[4] for part in everyone),
         "confusion": confusions(predictions[""]),
         **({"benchmarks": benchmarked} if benchmarked else {}),
         "controls": {

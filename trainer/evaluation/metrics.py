@@ -144,8 +144,17 @@ def evaluation_notes(evaluation: Mapping[str, Any]) -> list[str]:
         cut, most = benchmark.get("cut_answers"), benchmark.get("max_new_tokens")
         if isinstance(cut, int) and cut:
             notes.append(f"{cut:,} answers to {name} were cut at {most} tokens; raise its max_new_tokens")
-    notes += [_turns_sentence(evaluation), overlap_sentence(evaluation)]
+    notes += [_turns_sentence(evaluation), overlap_sentence(evaluation), _memory_sentence(evaluation)]
     return [note for note in notes if note]
+
+
+def _memory_sentence(evaluation: Mapping[str, Any]) -> str:
+    halved, fits = (evaluation.get(name) for name in ("out_of_memory", "batch_tokens"))
+    if not (isinstance(halved, int) and halved and isinstance(fits, int)):
+        return ""
+    times = "once" if halved == 1 else f"{halved:,} times"
+    text = f"batches of questions did not fit into memory {times}, and were halved until {fits:,} tokens: set"
+    return f"{text} evaluate.batch_tokens to that"
 
 
 def _turns_sentence(evaluation: Mapping[str, Any]) -> str:

@@ -77,6 +77,7 @@ def test_notes_name_every_limit_of_the_scores() -> None:
         "max_new_tokens": 16, "cut_answers": 3, "longer_expected_answers": 2,
         "images": 9, "images_like_train": 1, "like_train_compared": 0.5,
         "benchmarks": {"captions": {"cut_answers": 4, "max_new_tokens": 8}, "whole": {"cut_answers": 0}},
+        "out_of_memory": 2, "batch_tokens": 4096,
     }  # fmt: skip
     assert evaluation_notes(evaluation) == [
         "3 answers were cut at 16 tokens and 2 expected answers are longer than 16 tokens; "
@@ -84,6 +85,8 @@ def test_notes_name_every_limit_of_the_scores() -> None:
         "4 answers to captions were cut at 8 tokens; raise its max_new_tokens",
         "20 questions were asked after their sample's earlier turns with the expected answers",
         "1 of 9 validation images look like training images (50% of the pairs compared)",
+        "batches of questions did not fit into memory 2 times, and were halved until 4,096 tokens: set "
+        "evaluate.batch_tokens to that",
     ]
     alone = {"questions": 30, "samples": 10, "earlier_turns": "none", "questions_after_turns": 0}
     assert evaluation_notes(alone) == ["later turns of a sample were asked alone, not after the earlier ones"]
