@@ -22,7 +22,14 @@ from vlmpipe.trainer.checkpoint.export.published_form import published_form, sto
 from vlmpipe.trainer.checkpoint.export.safetensors_writer import DTYPES
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.models.hf.processor import kind_of
-from vlmpipe.trainer.models.hf_native.peft_folder import ROWS, WEIGHTS, older_keys, stored_names
+from vlmpipe.trainer.models.hf_native.peft_folder import (
+    PREFIX,
+    ROWS,
+    WEIGHTS,
+    heads_of_rows,
+    older_keys,
+    stored_names,
+)
 from vlmpipe.trainer.models.layers.deferred_weights import parameters_on_meta
 from vlmpipe.trainer.models.layers.lora import ADAPTER, rows_in
 from vlmpipe.trainer.storage.base import Storage
@@ -161,7 +168,13 @@ def _load_adapter(folder: Path, model: nn.Module, tensors: Mapping[str, Tensor])
         base: Any = AutoModelForImageTextToText.from_config(model.config, trust_remote_code=False)
     on_base = peft.get_peft_model(base, peft.PeftConfig.from_pretrained(str(folder)), low_cpu_mem_usage=True)
     result = peft.set_peft_model_state_dict(on_base, dict(tensors), low_cpu_mem_usage=True)
-    missing = [name for name in result.missing_keys if any(part in name for part in PARTS) and ADAPTER in name]
+    # Not of a tied head, whose rows PEFT takes from the embedding.
+    elsewhere = tuple(f"{PREFIX}{head.rpartition('.')[0]}." for head in heads_of_rows(model))
+    missing = [
+        name
+        for name in result.missing_keys
+        if any(part in name for part in PARTS) and ADAPTER in name and not name.startswith(elsewhere)
+    ]
     return missing, sorted(set(result.unexpected_keys) - set(older_keys(model).values()))
 
 

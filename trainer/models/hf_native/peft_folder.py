@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vlmpipe.trainer.config.model import LoraConfig, ModelConfig, WeightsConfig
 from vlmpipe.trainer.errors import ConfigError, os_errors
-from vlmpipe.trainer.models.layers.freeze import is_adapter, plain_name
+from vlmpipe.trainer.models.layers.freeze import is_adapter, plain_name, tied_names
 from vlmpipe.trainer.models.layers.lora import ADAPTER, MAGNITUDE, peft_settings, rows_in
 from vlmpipe.trainer.models.published import model_file, published_json
 
@@ -76,7 +76,7 @@ def saved_modules(model: nn.Module) -> list[str]:
     Raises ConfigError where a trained weight lies in none, beside weights that are not saved.
     """
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    own = {name for name in trained if not is_adapter(name)} - rows_in(model).keys()
+    own = {name for name in trained if not is_adapter(name)} - rows_in(model).keys() - heads_of_rows(model)
     parents = sorted({name.rpartition(".")[0] for name in own})
     outer = [name for name in parents if not any(name.startswith(f"{other}.") for other in parents if other)]
     for parent in outer:
@@ -176,11 +176,18 @@ def merged_model(kind: Any, folder: Path, load: Callable[[Any, WeightsConfig], n
 def stored_names(model: nn.Module) -> dict[str, str]:
     """Names of the trained parameters -> those in PEFT's file."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad and not is_adapter(name)]
-    rows = rows_in(model)
+    rows, heads = rows_in(model), heads_of_rows(model)
     return _adapter_names(model) | {
         name: f"{PREFIX}{_module_of(name)}.{ROWS}" if name in rows else f"{PREFIX}{plain_name(name)}"
         for name in trained
+        if name not in heads
     }
+
+
+def heads_of_rows(model: nn.Module) -> set[str]:
+    """Weights of which PEFT takes the rows of another: a tied head, which on the meta device is one of its own."""
+    rows = rows_in(model)
+    return {copy for copy, first in tied_names(model).items() if first in rows}
 
 
 def _module_of(name: str) -> str:
