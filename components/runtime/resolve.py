@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmpipe.components.runtime.jobs_on_targets import TARGETS
 from vlmpipe.components.runtime.parameters import from_compiled, require_fixed, with_parameters
-from vlmpipe.config.overrides import Differences
+from vlmpipe.config.overrides import Differences, override_texts
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.stages import naming_stage, run_uri, stage_run_id
 from vlmpipe.config.sections.sweep import SweepConfig, Variant, variants_of
@@ -250,11 +251,11 @@ def open_run_folder(run_file: str, root_uri: str, *, run_id: str, overrides: str
 def _require_not_red(plan: Plan) -> None:
     if plan.errors:
         settings = plan.memory.nearest[:1] if plan.memory else ()
-        nearest = [f"{key}={json.dumps(value)}" for setting in settings for key, value in setting.change.items()]
+        nearest = [text for setting in settings for text in override_texts(setting.change)]
         raise ConfigError(
             "\n".join(["the plan is red: this run would fail", *(f"  {error}" for error in plan.errors)]),
             expected="a plan without errors, before machines are paid for",
-            fix=f"for example {' '.join(nearest)}"
+            fix=f"for example {shlex.join(nearest)}"
             if nearest
             else "see vlmpipe plan; plan.fail_on_error=false ignores it",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import date
+from datetime import date as date_type
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +18,9 @@ from vlmpipe.trainer.config.base import Fraction, Section
 from vlmpipe.trainer.errors import ConfigError
 
 Term = Literal["standard", "spot", "flex_start"]
+OLD_AFTER_DAYS = 90
+# Spot prices may change every day, flex-start's are announced for weeks: cloud.google.com/spot-vms/pricing.
+FLOATING_OLD_AFTER_DAYS = 30
 
 
 @dataclass(frozen=True)
@@ -28,15 +31,19 @@ class Price:
     date: str  # ISO 8601
     source: str
     fee_included: bool = False  # Vertex AI's management fee is in it
+    old_after_days: int = OLD_AFTER_DAYS
+
+    def is_old(self, today: date_type) -> bool:
+        return (today - date_type.fromisoformat(self.date)).days > self.old_after_days
 
 
 def _day(value: Any) -> Any:
-    if not isinstance(value, str | date):  # pydantic takes a number as seconds since 1970
+    if not isinstance(value, str | date_type):  # pydantic takes a number as seconds since 1970
         raise ValueError("expected a date such as 2026-11-20")
     return value
 
 
-_Day = Annotated[date, BeforeValidator(_day)]
+_Day = Annotated[date_type, BeforeValidator(_day)]
 _Usd = Annotated[float, Field(ge=0, strict=True)]
 
 
@@ -88,7 +95,9 @@ class PriceFile(Section):
         source = self.sources.get(table.source)
         read = table.date or (source.date if source else None)
         assert read is not None, table.source  # `_undated` has refused it
-        return Price(usd, read.isoformat(), source.title if source else table.source, table.fee_included)
+        floats = isinstance(table, _Hourly) and table.term != "standard"
+        days = FLOATING_OLD_AFTER_DAYS if floats else OLD_AFTER_DAYS
+        return Price(usd, read.isoformat(), source.title if source else table.source, table.fee_included, days)
 
     def hourly(self) -> Iterator[tuple[tuple[str, str, str], Price]]:
         for table in (*self.machines, *self.accelerators):

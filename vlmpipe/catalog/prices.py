@@ -15,7 +15,6 @@ from vlmpipe.catalog.machines import load_catalog, read_yaml
 from vlmpipe.catalog.price_schema import Price, PriceFile, Term, parse_prices, read_prices
 from vlmpipe.trainer.storage.user_folders import expanded
 
-OLD_AFTER_DAYS = 90
 FILE_NAME = "prices.yaml"
 FEE = "Vertex AI's fee"
 
@@ -27,7 +26,7 @@ class Quote:
     usd_per_hour: float | None
     date: str | None  # of its oldest part
     missing: tuple[str, ...]  # parts without a price, and what known prices leave out
-    old: tuple[str, ...]  # its parts that were read more than OLD_AFTER_DAYS days ago, with their day
+    old: tuple[str, ...]  # its parts that were read long ago (`Price.is_old`), with their day
     sources: tuple[str, ...] = ()
 
 
@@ -93,10 +92,6 @@ class Prices:
             return MonthlyQuote(None, *self._origin({}, [name]))
         return MonthlyQuote(price.usd, *self._origin({name: price}, []))
 
-    def is_old(self, read: str) -> bool:
-        """Whether a price read on that day is more than OLD_AFTER_DAYS days old."""
-        return (self.today - date.fromisoformat(read)).days > OLD_AFTER_DAYS
-
     def _fee_usd(self, standard: Price) -> float:
         without_fee = standard.usd / (1 + self.fee.usd) if standard.fee_included else standard.usd
         return self.fee.usd * without_fee
@@ -107,7 +102,7 @@ class Prices:
         """Date, missing, old and sources of a quote that is made of these parts."""
         oldest = min((part.date for part in parts.values()), default=None)
         sources = tuple(dict.fromkeys(part.source for part in parts.values()))
-        old = tuple(f"{name} ({part.date})" for name, part in parts.items() if self.is_old(part.date))
+        old = tuple(f"{name} ({part.date})" for name, part in parts.items() if part.is_old(self.today))
         return oldest, tuple(missing), old, sources
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -58,6 +59,21 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
     if problems:
         raise RunFileError("command line", problems)
     return overrides
+
+
+def override_texts(overrides: Mapping[str, Any]) -> list[str]:
+    """What `parse_overrides` reads as these, such as `cluster.reduction_server=null` for None."""
+    return [f"{path}={_text(value)}" for path, value in overrides.items()]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    try:
+        is_itself = value == "" or parse_yaml(value, "a value") == value
+    except RunFileError:
+        is_itself = False
+    return value if is_itself else json.dumps(value, ensure_ascii=False)
 
 
 def _of_this_python() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from vlmpipe.cli.views.pipeline_steps import pipeline_steps
 from vlmpipe.cli.views.stages import stages_headline, stages_table
 from vlmpipe.cli.views.sweep import sweep_headline, sweep_table
 from vlmpipe.cli.views.tables import FINDING_LOOKS, PLAN_LOOKS, grid, ruled_table, standard_output
+from vlmpipe.config.overrides import override_texts
 from vlmpipe.planner.cost.approval import dollars
 
 WIDEST = 120  # longer lines are hard to follow
@@ -219,7 +221,7 @@ def _memory(memory: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     if memory["nearest"]:
         yield Text("Settings near these:" if memory["fits"] else "Nearest settings:", style="bold")
         for setting in memory["nearest"]:
-            change = " ".join(f"{key}={value}" for key, value in setting["change"].items())
+            change = shlex.join(override_texts(setting["change"]))
             fits = "fits" if setting["fits"] else "does not fit"
             yield Padding(Text(f"{setting['total_bytes'] / GIB:,.1f} GiB, {fits}: {change}"), (0, 0, 0, 2))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -12,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vlmpipe.cli.views.tables import standard_output
+from vlmpipe.config.overrides import override_texts
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.cost.approval import dollars
 from vlmpipe.planner.search.choice import ERROR, WORTH
@@ -46,9 +46,7 @@ def print_suggestions(
         _add_row(table, one)
     screen = standard_output()
     screen.print(table)
-    best = [
-        f"{field}={value if isinstance(value, str) else json.dumps(value)}" for field, value in found[0].change.items()
-    ]
+    best = override_texts(found[0].change)
     kept = [text for text in overrides if text.partition("=")[0] not in found[0].change]
     screen.print(Text("All of the first: "), Text(shlex.join(["vlmpipe", "plan", path, *kept, *best])), soft_wrap=True)
     screen.print(

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
+from vlmpipe.catalog.price_schema import FLOATING_OLD_AFTER_DAYS, OLD_AFTER_DAYS, Term
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S, ClusterConfig
 from vlmpipe.job_spec.build import Job, in_region, reducer_count
@@ -28,7 +29,6 @@ from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
 if TYPE_CHECKING:
     from vlmpipe.catalog.prices import Prices
 
-Term = Literal["standard", "spot", "flex_start"]
 TERMS: tuple[Term, ...] = get_args(Term)
 NOT_COUNTED = "Not counted: network traffic out of the region, storage of prepared data, and logs."
 PIPELINE = "pipeline steps"  # in place of a job: the pipeline's own steps, and the starts of the jobs' machines
@@ -57,7 +57,7 @@ class TermCost:
     lost: GoodputLoss | None
     usd: float | None
     missing: tuple[str, ...]  # prices that are not known
-    old: tuple[str, ...]  # prices that are more than 90 days old, with their day
+    old: tuple[str, ...]  # prices that were read long ago, with their day
     pipeline: PipelinePlan
 
     @property
@@ -333,8 +333,9 @@ def _assumptions(
             yield f"How long the {step.job} job takes is not known, so its cost is not in the sum."
     if old:
         yield (
-            f"More than 90 days old: the prices of {', '.join(dict.fromkeys(old))}. On-demand prices rarely change, "
-            "those of Spot and flex_start do: look them up, and give your own with plan.prices_file."
+            f"Read long ago: the prices of {', '.join(dict.fromkeys(old))}. Those of Spot and flex_start, old after "
+            f"{FLOATING_OLD_AFTER_DAYS} days, change often, others, old after {OLD_AFTER_DAYS}, rarely: look them up, "
+            "and give your own with plan.prices_file."
         )
     if runs is not None:
         yield "Each scheduled run is taken to encode all images and train all steps; reused features make it cheaper."

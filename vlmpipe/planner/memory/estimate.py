@@ -23,6 +23,7 @@ from vlmpipe.planner.model_architecture import Architecture
 from vlmpipe.planner.parallel_layout import Layout, layout_of, more_context_parallel
 from vlmpipe.planner.workload import Workload, is_cached
 from vlmpipe.trainer.config.job import defers_weights
+from vlmpipe.trainer.config.strategies import SHARDING_FROZEN
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
@@ -122,10 +123,12 @@ def _nearest(
             other = parse_run_config(apply_overrides(config.to_dict(), change), "a nearby setting")
         except ConfigError:
             continue  # such as a batch that does not divide over more nodes
+        shape = dataclasses.replace(model.shape, shards_frozen=other.train.shard_frozen_weights)
+        of_other = dataclasses.replace(model, shape=shape)
         # A trace takes a third of a second where none like it is cached, and most changes are out of the question.
-        if not estimate_memory(other, model, machine, gpu, load=load, nearest=False, traced=False).fits:
+        if not estimate_memory(other, of_other, machine, gpu, load=load, nearest=False, traced=False).fits:
             continue
-        memory = estimate_memory(other, model, machine, gpu, load=load, nearest=False)
+        memory = estimate_memory(other, of_other, machine, gpu, load=load, nearest=False)
         if memory.fits:
             yield Setting(change, memory.total_bytes, True)
 
@@ -155,13 +158,19 @@ def _changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, Any]]:
         offload |= frozen_too  # these would sum offloaded gradients in bf16
     if train.model_ranks > 1:
         sharded |= {"train.tensor_parallel": 1, "train.pipeline_parallel": 1, "train.virtual_stages": 1}
+    frozen_sharded: dict[str, Any] = {}
+    if shape.trainable_parameters < shape.total_parameters and not train.shard_frozen_weights:
+        frozen_sharded = {"train.shard_frozen_weights": True}
+        if train.strategy not in SHARDING_FROZEN:
+            frozen_sharded |= sharded
     without_copy: dict[str, Any] = {"train.zero_hpz": False} if train.zero_hpz else {}
     gathered: dict[str, Any] = {"train.reshard_after_forward": "auto"} if train.reshard_after_forward == "never" else {}
     if train.prefetch_layers > 1:
         gathered |= {"train.prefetch_layers": 1}
     fullest = checkpointing | smaller | sharded
-    singles = [gathered, without_copy, selective, tower, checkpointing, smaller, partly, sharded]
+    singles = [gathered, without_copy, selective, tower, checkpointing, smaller, partly, sharded, frozen_sharded]
     pairs = [checkpointing | smaller, checkpointing | partly, checkpointing | sharded, smaller | sharded]
+    pairs += [checkpointing | frozen_sharded, smaller | frozen_sharded]
     more_nodes = [
         fullest | {"cluster.replica_count": factor * nodes, "cluster.reduction_server": None} for factor in (2, 4)
     ]
@@ -170,7 +179,7 @@ def _changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, Any]]:
     seen: list[dict[str, Any]] = []
     smallest = checkpointing | smaller | frozen_too
     offloaded = [offload, fullest | {"train.offload": "optimizer+weights"}] if train.offload == "none" else []
-    for change in [*singles, *pairs, fullest, smallest, *shared, *offloaded, *more_nodes]:
+    for change in [*singles, *pairs, fullest, fullest | frozen_sharded, smallest, *shared, *offloaded, *more_nodes]:
         if change and change not in seen:
             seen.append(change)
             yield change

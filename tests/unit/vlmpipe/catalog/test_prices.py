@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from vlmpipe.catalog.machines import load_catalog, read_yaml
-from vlmpipe.catalog.price_schema import PriceFile, Term
-from vlmpipe.catalog.prices import FILE_NAME, OLD_AFTER_DAYS, Prices, load_prices
+from vlmpipe.catalog.price_schema import FLOATING_OLD_AFTER_DAYS, OLD_AFTER_DAYS, PriceFile, Term
+from vlmpipe.catalog.prices import FILE_NAME, Prices, load_prices
 from vlmpipe.trainer.errors import ConfigError, ExitCode
 
 TODAY = date(2026, 11, 28)
@@ -135,11 +135,15 @@ def test_storage_has_no_fee(prices: Prices) -> None:
     assert prices.storage("us-central1").usd_per_gb_month == 0.02
 
 
-@pytest.mark.parametrize(("days", "old"), [(OLD_AFTER_DAYS, False), (OLD_AFTER_DAYS + 1, True)])
-def test_a_price_is_old_after_90_days(prices: Prices, days: int, old: bool) -> None:
-    expected = ("a3-highgpu-8g in us-central1, standard (2026-09-27)",) if old else ()
-    read = date.fromisoformat(prices.machine(*H100, "standard").date or "")
-    assert load_prices(today=read + timedelta(days=days)).machine(*H100, "standard").old == expected
+@pytest.mark.parametrize(
+    ("term", "days"),
+    [("standard", OLD_AFTER_DAYS), ("spot", FLOATING_OLD_AFTER_DAYS), ("flex_start", FLOATING_OLD_AFTER_DAYS)],
+)
+def test_a_price_that_floats_is_old_sooner(prices: Prices, term: Term, days: int) -> None:
+    read = date.fromisoformat(prices.hourly["us-central1", term, H100[0]].date)
+    names = [load_prices(today=read + timedelta(days=days + more)).machine(*H100, term).old for more in (0, 1)]
+    old = f"{H100[0]} in us-central1, {term} ({read})"
+    assert (old in names[0], old in names[1]) == (False, True)
 
 
 def test_the_oldest_part_dates_a_quote(prices: Prices) -> None:

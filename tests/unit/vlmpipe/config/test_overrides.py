@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from typing import Any, get_args, get_origin
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -21,6 +22,7 @@ from vlmpipe.config.overrides import (
     differences,
     leaves,
     merged,
+    override_texts,
     parse_overrides,
     read_overrides,
     twice,
@@ -217,6 +219,16 @@ def test_any_text_gives_overrides_or_an_error_message(text: str) -> None:
         apply_overrides(BASE, read_overrides(text))
     except UserError as error:
         assert error.code == 64
+
+
+PRINTABLE = st.text(st.characters(blacklist_categories=("C", "Z")), max_size=8)
+SCALARS = st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats(-1e9, 1e9) | PRINTABLE
+
+
+@given(st.dictionaries(st.sampled_from(["a.b", "c"]), SCALARS | st.lists(SCALARS, max_size=3)))
+@example({"cluster.reduction_server": None, "train.shard_frozen_weights": True, "gate.version": "1"})
+def test_overrides_that_are_printed_are_read_as_they_were(change: dict[str, Any]) -> None:
+    assert parse_overrides(shlex.split(shlex.join(override_texts(change)))) == change
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,12 @@ def test_a_red_plan_shows_the_excess_and_errors_before_warnings() -> None:
     assert "30.0 GiB, fits: train.strategy=fsdp" in text
 
 
+def test_settings_that_fit_are_printed_as_overrides() -> None:
+    plan = red()
+    plan["memory"]["nearest"][0]["change"] = {"cluster.reduction_server": None, "train.shard_frozen_weights": True}
+    assert "fits: cluster.reduction_server=null train.shard_frozen_weights=true" in printed(plan)
+
+
 def test_every_reason_for_red_is_printed_once() -> None:
     plan = red()
     memory = plan["memory"]["total_bytes"] / GIB

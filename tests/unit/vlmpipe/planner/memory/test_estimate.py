@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 from unittest.mock import Mock
@@ -34,6 +35,22 @@ def test_memory_without_activations_is_a_lower_bound(path: Path) -> None:
         whole = estimate_memory(run, model, machine, gpu, nearest=False)
         bound = estimate_memory(run, model, machine, gpu, nearest=False, traced=False)
         assert 0 < bound.total_bytes < whole.total_bytes
+
+
+def test_a_frozen_base_that_a_gpu_cannot_hold_is_to_be_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "NEAREST", 1)
+    path, catalog = ROOT / "configs/llava-7b-lora.yaml", load_catalog()
+    whole, sharded = (
+        load_run_file(path, ["train.activation_checkpointing=full", f"train.shard_frozen_weights={value}"])
+        for value in ("false", "true")
+    )
+    machine = catalog.machines[whole.cluster.machine_type]
+    gpu = dataclasses.replace(catalog.gpus[whole.cluster.accelerator_type], memory_gib=13)  # less than the base's bf16
+    memory = estimate_memory(whole, architecture(whole), machine, gpu)
+    (setting,) = memory.nearest
+    assert not memory.fits and setting.change == {"train.shard_frozen_weights": True}
+    again = estimate_memory(sharded, architecture(sharded), machine, gpu)
+    assert again.fits and again.total_bytes == setting.total_bytes
 
 
 def test_changes_that_cannot_fit_are_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
