@@ -36,11 +36,12 @@ def print_suggestions(
     title = TITLES[goal.kind].format(name=config.name, bound=goal.bound)
     where = f"on {config.cluster.scheduling_strategy} capacity in {config.gcp.location}, the same batches and steps"
     table = Table(title=f"{title} ({where})", title_justify="left", header_style="bold", box=SIMPLE_HEAD)
+    table.padding, table.pad_edge = (0, 1, 0, 0), False
     for column in ("machines", "strategy", "GiB of each GPU", "MFU", "hours", "start", "whole run"):
         justify: Literal["left", "right"] = "left" if column in ("machines", "strategy") else "right"
-        table.add_column(column, justify=justify, overflow="fold")
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=column == "machines")
     if suggestions.today:
-        _add_row(table, suggestions.today, "today: ")
+        _add_row(table, suggestions.today, "today:\n")
         table.add_section()
     for one in found:
         _add_row(table, one)
@@ -66,7 +67,7 @@ def print_suggestions(
 
 def _add_row(table: Table, way: Suggestion, label: str = "") -> None:
     table.add_row(
-        label + way.machines,
+        label + way.machines.replace(" (", "\n("),
         way.strategy,
         f"{way.memory_gib:.0f} of {way.capacity_gib:.0f}" + ("" if way.fits else ": does not fit"),
         f"{way.mfu:.0%}",
@@ -78,4 +79,4 @@ def _add_row(table: Table, way: Suggestion, label: str = "") -> None:
 
 
 def _around(ends: tuple[float, float] | None, shown: Callable[[float], str]) -> str:
-    return f" ({shown(ends[0])} to {shown(ends[1])})" if ends else ""
+    return f"\n({shown(ends[0])} to {shown(ends[1])})" if ends else ""

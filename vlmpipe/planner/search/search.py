@@ -23,6 +23,7 @@ from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.job_spec.build import job_violations, jobs_of
 from vlmpipe.planner.cost import estimate as cost
 from vlmpipe.planner.cost.estimate import TermCost
+from vlmpipe.planner.jobs.memory import memory_beside_training
 from vlmpipe.planner.memory.activations import can_recompute_tower
 from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.memory.rank import GIB
@@ -327,7 +328,7 @@ def less_memory(config: RunConfig, shape: ModelShape) -> dict[str, Any]:
 
 
 def _suggestion(search: _Search, way: _Candidate) -> Suggestion | None:
-    """The candidate with its memory traced as in its own plan; None if it does not fit or its jobs have errors.
+    """The candidate with its memory traced as in its own plan; None if it does not fit or one of its jobs cannot run.
 
     Raises ConfigError if the changed run file is not valid.
     """
@@ -338,16 +339,19 @@ def _suggestion(search: _Search, way: _Candidate) -> Suggestion | None:
         return None
     place = way.cluster
     memory = estimate_memory(config, search.model, place.machine, place.gpu, load=search.load, nearest=False)
-    if not memory.fits:
+    cached = search.memory.cached
+    others = memory_beside_training(config, search.load.sized(search.model.shape), search.load, encodes=cached)
+    if not (memory.fits and all(job.fits for job in others)):
         return None
     return _shown(way, config, memory.total_bytes / GIB)
 
 
 def _shown(way: _Candidate, config: RunConfig, memory_gib: float, *, fits: bool = True) -> Suggestion:
     place, interval = way.cluster, way.time.interval
+    gpus = place.gpus_per_node
     return Suggestion(
         change=way.change,
-        machines=f"{place.nodes} x {place.machine.machine_type} ({place.gpus_per_node} GPUs)",
+        machines=f"{place.nodes} x {place.machine.machine_type} ({gpus} GPU{'s' * (gpus > 1)})",
         strategy=_in_words(config),
         memory_gib=memory_gib,
         capacity_gib=place.gpu.memory_gib,

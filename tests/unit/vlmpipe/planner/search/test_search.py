@@ -21,8 +21,11 @@ from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config
 from vlmpipe.planner.model_architecture import Architecture, architecture
 from vlmpipe.planner.parallel_layout import more_context_parallel
 from vlmpipe.planner.plan import plan_basis
+from vlmpipe.planner.search import search
+from vlmpipe.planner.search.memory import SearchMemory
 from vlmpipe.planner.search.search import Goal, Suggestion, Suggestions, less_memory
 from vlmpipe.planner.search.space import Cluster, Degrees, candidates, clusters, node_counts
+from vlmpipe.planner.time.feature_cache import CacheAdvice
 from vlmpipe.trainer.config.model import GRID_FAMILIES
 
 MACHINE = load_catalog().machines["a2-ultragpu-8g"]
@@ -183,18 +186,44 @@ def test_a_table_names_its_order(goal: str, title: str, capsys: pytest.CaptureFi
 def test_the_table_begins_with_todays_settings(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where they do not fit, in 80 columns; and says why they have no row."""
-    way = Suggestion({"train.strategy": "fsdp"}, "1 x a3-highgpu-8g (8 GPUs)", "fsdp", 1.0, 2.0, 3.0, 0.4, 5.0, 6.0)
+    """Also where they do not fit, in 80 columns with whole names of machines; and says why they have no row."""
+    way = Suggestion(
+        {"train.strategy": "fsdp"},
+        "16 x a3-highgpu-8g (8 GPUs)",
+        "tp+pp+dp, frozen weights sharded, 2 ranks a layer, 1 sequence, selective checkpointing",
+        *(141.0, 141.0, 3.0, 0.4, 105.0, 6000.0),
+        hours_range=(100.0, 110.0),
+        usd_range=(5000.0, 7000.0),
+        start_min=7,
+    )
     today = replace(way, change={}, machines="4 x a2-ultragpu-8g (8 GPUs)", usd=214.0, memory_gib=95.0, fits=False)
     monkeypatch.setattr("vlmpipe.cli.views.tables.PIPE_WIDTH", 80)
     print_suggestions(Suggestions((way,), (), today), Goal("cheapest"), run_file(), "run.yaml")
     screen = capsys.readouterr().out
     lines = screen.splitlines()
     assert max(map(len, lines[:-4])) <= 80
-    first, second = (next(n for n, line in enumerate(lines) if text in line) for text in ("today:", "a3-high"))
-    assert first < second and "$214" in lines[first] and "does" in lines[first] and "not fit" in screen
+    first, second = (
+        next(n for n, line in enumerate(lines) if text in line) for text in ("4 x a2-ultragpu-8g", "16 x a3-highgpu-8g")
+    )
+    assert lines[first - 1].strip().startswith("today:") and first < second
+    assert "$214" in lines[first - 1] and "fit" in screen
     print_suggestions(Suggestions((way,), (), None, "n1-standard-8 has no GPU"), Goal("cheapest"), run_file(), "x.yaml")
     assert "No row of today's settings: n1-standard-8 has no GPU." in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_way_on_whose_machine_another_job_does_not_fit_is_left_out(
+    fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan of that way would be red."""
+    monkeypatch.setattr(search, "memory_beside_training", lambda *_given, **_named: [SimpleNamespace(fits=fits)])
+    config = load_run_file(ROOT / "configs/llava-7b.yaml")
+    model, load, prices = plan_basis(config)
+    cache = CacheAdvice("off", None, None, 0)
+    searched = search._Search(config, model, load, cache, prices, SearchMemory(model, load, cached=False))
+    place = Cluster(MACHINE, GPU, 8, 1)
+    way = search._priced(searched, Goal("cheapest"), place, {}, config)
+    assert way and bool(search._suggestion(searched, way)) is fits
 
 
 @pytest.mark.parametrize(("nodes", "most"), [(1, 16), (16, 16), (64, 64), (512, 512), (2000, 512)])
