@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
+from vlmpipe.trainer import __version__
 from vlmpipe.trainer.checkpoint.commit import (
     FOLDER,
     Checkpoint,
@@ -48,8 +49,9 @@ VERSIONED = ("torch", "transformers", "deepspeed", "safetensors", "peft")
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that a checkpoint's files depend on."""
-    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in VERSIONED}}
+    """Versions of Python, of this package and of the libraries that a checkpoint's files depend on."""
+    own = {"python": platform.python_version(), "vlmpipe": __version__}
+    return {**own, **{name: importlib.metadata.version(name) for name in VERSIONED}}
 
 
 @dataclass(frozen=True)

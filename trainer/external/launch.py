@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vlmpipe.trainer import __version__
 from vlmpipe.trainer.checkpoint.commit import Checkpoint, CommitRecord
 from vlmpipe.trainer.checkpoint.staging import Staging, program_folder
 from vlmpipe.trainer.config.external_trainer import FOLDERS, SETTINGS, WITH_ROLES, ExternalTrainerConfig, fill_in
@@ -25,6 +26,7 @@ from vlmpipe.trainer.external.base_model import base_model, model_section_sha256
 from vlmpipe.trainer.external.follow import TrainingProgress
 from vlmpipe.trainer.external.outcome import judge, steps_wanted
 from vlmpipe.trainer.external.process import Node, TrainerProcess, command_line, environment
+from vlmpipe.trainer.external.program import program_digest
 from vlmpipe.trainer.external.progress_endpoint import ProgressEndpoint, platform_has_one
 from vlmpipe.trainer.external.report import TrainerReport, is_done
 from vlmpipe.trainer.external.result import model_type_of, require_change, require_result
@@ -39,6 +41,7 @@ from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record, write_record
 
 POLL_S = 1.0
+DIGEST_CHARS = 12  # of a program's, in its run's versions
 CHOICE = "trainer/RESUME.json"  # the chief's choice of a checkpoint, for the other nodes
 
 
@@ -72,6 +75,13 @@ def this_node(trainer: ExternalTrainerConfig, processes: int) -> Node:
     alone = one_node()
     roles = read_roles(os.environ) or Roles({"chief": alone.hosts, "worker": (), "ps": (), "evaluator": ()}, "chief", 0)
     return Node(roles.cluster(), 1, roles)
+
+
+def _versions(trainer: ExternalTrainerConfig) -> dict[str, str]:
+    """Of this package and of what the program runs with, and the beginning of the digest of its files."""
+    program = program_digest(trainer)[:DIGEST_CHARS]
+    found = {"vlmpipe": __version__, **versions_in(trainer.python or sys.executable)}
+    return {**found, **({"program": program} if program else {})}
 
 
 class Session:
@@ -110,7 +120,7 @@ class Session:
             plan_sha256=pointers.prepared_uri.rstrip("/").rpartition("/")[2],
             model_sha256=model_section_sha256(job),
             tower_sha256="",
-            versions=versions_in(trainer.python or sys.executable),
+            versions=_versions(trainer),
         )
         checkpoint = self._choose(record)
         resume = str(fetch_state(job, checkpoint, self._folders["resume"])) if checkpoint else ""

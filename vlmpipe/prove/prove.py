@@ -18,11 +18,11 @@ from markupsafe import Markup
 
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.prove.laws import LAWS, Proof, Verdict
-from vlmpipe.prove.program import program_digest
 from vlmpipe.prove.trainer_runs import LocalTrainer, model_section
 from vlmpipe.report.pages import STYLE
 from vlmpipe.trainer import __version__
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.external.program import program_digest
 from vlmpipe.trainer.storage.local import LocalStorage
 
 OUR_NAME = "vlmpipe"

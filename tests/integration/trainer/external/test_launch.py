@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.external_runs import PROGRAM, external_run, lose_machine, wait_for_step
+from vlmpipe.trainer import __version__
 from vlmpipe.trainer.errors import ExitCode
 
 
@@ -24,7 +26,8 @@ def test_a_result_is_committed_with_its_metrics_and_no_pickle(tmp_path: Path) ->
     assert run.steps() == list(range(1, 13))
     summary = run.record("summary.json")
     assert (summary["steps"], summary["total_steps"], summary["final_loss"]) == (12, 12, pytest.approx(1 / 12))
-    assert summary["versions"]["python"]
+    assert summary["versions"]["python"] and summary["versions"]["vlmpipe"] == __version__
+    assert re.fullmatch("[0-9a-f]{12}", summary["versions"]["program"]), "by which compare knows that it has changed"
     committed = {path.parent.name.split("-")[1] for path in Path(run.uri, "trainer").rglob("COMMIT")}
     assert committed and committed <= {"00000005", "00000010"}
 

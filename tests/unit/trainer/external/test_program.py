@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vlmpipe.prove.program import program_digest
 from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
+from vlmpipe.trainer.external.program import program_digest
 
 FILES = {
     "train.py": "import losses\nfrom nets.blocks import Block\n",

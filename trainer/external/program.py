@@ -1,4 +1,4 @@
-"""The files of a training program, by which a proof knows that it has changed."""
+"""The files of a training program, by which proofs and comparisons of runs know that it has changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
 
 
 def program_digest(own: ExternalTrainerConfig | None) -> str:
-    """sha256 (hex) of a program's files; empty for this package's own trainer.
+    """sha256 (hex) of a program's files; empty for this package's own trainer, and where none of them is here.
 
     They are the files that the command names, the Python files next to them, or in this folder with `-m`, all modules
     of packages there that any of these imports, and the Python files of the program's package. Installed packages, and
@@ -29,7 +29,7 @@ def program_digest(own: ExternalTrainerConfig | None) -> str:
     digest = hashlib.sha256()
     for path in sorted(files):
         digest.update(f"{path}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+    return digest.hexdigest() if files else ""
 
 
 def _imported(folder: Path, start: Iterable[Path], modules: Iterable[str]) -> set[Path]:
