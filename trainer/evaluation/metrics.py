@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vlmpipe.trainer.data.prepare.deduplicate import counted_question
-from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.data.sample import DEFAULT_SLICE, Turn
 from vlmpipe.trainer.evaluation.cider import MIN_PICTURES, Captioned, cider_d, looks_like_captions
 from vlmpipe.trainer.evaluation.vqa_answers import normalise_answer
 
@@ -171,11 +171,12 @@ def baseline_answers(questions: Sequence[Question], slices: Mapping[str, Mapping
     """Whether the majority baseline is right: the most frequent training answer to this very question where training
     repeats it, else to its slice's questions.
 
-    slices: of `stats.json`.
+    slices: of `stats.json`. Where it has no others than the default one, questions of any slice are of that.
     """
+    only = slices.get(DEFAULT_SLICE) if len(slices) == 1 else None
 
     def answer(asked: Question) -> str:
-        of_slice = slices.get(asked.slice) or {}
+        of_slice = only or slices.get(asked.slice) or {}
         own = (of_slice.get("question_answers") or {}).get(counted_question(asked.question))
         return own or of_slice.get("majority_answer") or ""
 

@@ -48,6 +48,8 @@ class ScoreRow:
     """One score of all runs. `slice` is empty for all questions; of a benchmark it is the benchmark's name.
 
     images: distinct ones, or sets of images, that the questions are about; a question without image counts as one.
+    baseline: exact match of the majority baseline, by the first run's training data; None of other scores, and where
+        that run was asked other questions too.
     """
 
     slice: str
@@ -55,6 +57,7 @@ class ScoreRow:
     questions: int
     images: int
     runs: tuple[Measured, ...]
+    baseline: float | None = None
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,7 @@ def compare(sides: Sequence[Side]) -> Comparison:
     names = tuple(side.name for side in sides)
     tallies = [_scores(key[3], [of_run[number] for of_run in lines]) for number, key in enumerate(shared)]
     rows = _rows(names, METRICS, [sides[0].image_groups.get(key[0], key[0]) for key in shared], tallies, slices)
+    rows = [replace(row, baseline=_baseline(sides[0], row)) for row in rows]
     benchmarks, notes = _benchmarks(sides)
     if not sides[0].image_groups:
         notes.append(f"which questions of {names[0]} share images is not known: samples are drawn in their place")
@@ -162,6 +166,14 @@ def compare(sides: Sequence[Side]) -> Comparison:
         tuple(disagreements),
         tuple(notes),
     )
+
+
+def _baseline(first: Side, row: ScoreRow) -> float | None:
+    of_row = (first.evaluation.get("slices") or {}).get(row.slice) if row.slice else first.evaluation
+    if row.metric != "exact_match" or not of_row or of_row.get("questions") != row.questions:
+        return None
+    found = of_row.get("chance")
+    return float(found) if isinstance(found, int | float) else None
 
 
 def _key(line: dict[str, Any]) -> Key:

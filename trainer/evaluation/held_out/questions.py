@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
-from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.data.prepare.deduplicate import counted_question
+from vlmpipe.trainer.data.sample import DEFAULT_SLICE, Turn
 from vlmpipe.trainer.data.shards.index import SplitIndex
 from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, ShownImages, answer_questions
 from vlmpipe.trainer.evaluation.held_out.shuffled_images import ShuffledImages
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question, image_group, is_right
 from vlmpipe.trainer.evaluation.relevance import selecting
+
+MOST_TEXTS, FEWEST_OF_EACH = 12, 5  # distinct texts of questions, and questions of each on average
+LONGEST_TEXT = 80  # characters, of a slice's name
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,21 @@ class HeldOut:
                     marks = sum(one.question.count(IMAGE_TOKEN) for one in turns[: number + 1])
                 asked = (turn.slice, turn.question, turn.answer, system)
                 questions.append(Question(sample, identity, number, *asked, earlier, marks, group))
+        return by_text(questions)
+
+
+def by_text(questions: list[Question]) -> list[Question]:
+    """Questions with their texts as slices, where records name no slices and few texts are asked again and again.
+
+    One accuracy over several questions hides that one of them is always answered alike.
+    """
+    texts = [counted_question(one.question) for one in questions]
+    kinds = set(texts)
+    is_few = 1 < len(kinds) <= MOST_TEXTS and len(questions) >= FEWEST_OF_EACH * len(kinds)
+    is_short = all(0 < len(text) <= LONGEST_TEXT for text in kinds)
+    if not (is_few and is_short and all(one.slice == DEFAULT_SLICE for one in questions)):
         return questions
+    return [replace(one, slice=text) for one, text in zip(questions, texts, strict=True)]
 
 
 def asked_turns(turns: Sequence[Turn]) -> list[tuple[int, Turn]]:

@@ -8,6 +8,7 @@ from vlmpipe.cli.views.tables import ruled_table, standard_output
 from vlmpipe.compare.compare import Comparison, ScoreRow
 from vlmpipe.compare.page import usage_figures
 
+SHORT_VERDICTS = {"no difference shown": "none shown", "too few images": "few images"}
 VERDICT_STYLES = {"better": "green", "worse": "red"}
 
 
@@ -45,20 +46,24 @@ def _print_settings(comparison: Comparison) -> None:
 
 
 def _print_scores(rows: list[ScoreRow]) -> None:
-    right = ("questions", "value", "difference")
-    table = ruled_table("slice", "score", "questions", "run", "value", "difference", "95 %", "verdict", right=right)
+    """A line for each run below that of its score, so that ids of runs fit on a terminal of 80 columns."""
+    table = ruled_table("score", "value", "differs", "95 %", "verdict", right=("value", "differs"))
     for row in rows:
-        for place, run in enumerate(row.runs):
-            head = ("", "", "") if place else (row.slice or "all", row.metric, f"{row.questions:,}")
+        score = (
+            row.metric if not row.slice else row.slice if row.metric == "exact_match" else f"{row.slice}: {row.metric}"
+        )
+        table.add_row(Text(f"{score}, {row.questions:,} questions"))
+        if row.baseline is not None:
+            table.add_row("  majority baseline", f"{row.baseline:.3f}")
+        for run in row.runs:
             is_first = run.difference is None
             between, sign = (run.interval, "") if is_first else (run.difference_interval, "+")
             table.add_row(
-                *head,
-                run.run,
-                f"{run.value:.4f}",
-                "" if run.difference is None else f"{run.difference:+.4f}",
-                f"{between[0]:{sign}.4f} to {between[1]:{sign}.4f}" if between else "–",
-                run.verdict,
+                Text(f"  {run.run}"),
+                f"{run.value:.3f}",
+                "" if run.difference is None else f"{run.difference:+.3f}",
+                f"{between[0]:{sign}.3f} to {between[1]:{sign}.3f}" if between else "–",
+                SHORT_VERDICTS.get(run.verdict, run.verdict),
                 style=VERDICT_STYLES.get(run.verdict, ""),
             )
     standard_output().print(table)

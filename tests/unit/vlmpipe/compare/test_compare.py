@@ -12,12 +12,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from vlmpipe.cli.views import comparison as comparison_view
 from vlmpipe.cli.views.comparison import print_comparison
 from vlmpipe.compare.compare import SEEDS, Comparison, compare
 from vlmpipe.compare.page import NOT_RECORDED, build_page, usage_figures
 from vlmpipe.compare.predictions import write_predictions
 from vlmpipe.compare.sides import read_sides
 from vlmpipe.registry.folder import Candidate, FolderRegistry
+from vlmpipe.runs.terminal import TerminalConsole
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.evaluation.significance.bootstrap import MIN_GROUPS, difference_interval, resampled_sums
 from vlmpipe.trainer.storage import open_storage
@@ -106,6 +108,30 @@ def test_what_the_runs_were_set_and_made_with_otherwise_comes_first(
     same = compared(tmp_path, "first", "same")
     print_comparison(same)
     assert same.settings == () and "are equal" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verdict", ["none shown", "few images"])
+def test_scores_fit_a_terminal_and_stand_next_to_the_baseline_of_their_questions(
+    verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids as runs get them, whole; a baseline only where all questions of the first run are compared."""
+    monkeypatch.setattr(comparison_view, "standard_output", lambda: TerminalConsole(highlight=False, width=80))
+    first, second = "llava-local-20261128-221147", "llava-local-20261129-080910"
+    rows = [(f"s{number}", ("red", "two")[number % 2], "red") for number in range(24)]
+    slices = {"colour": {"questions": 12, "chance": 0.5}, "count": {"questions": 11, "chance": 0.25}}
+    make(tmp_path, first, rows, evaluate={"questions": 24, "chance": 0.375, "slices": slices})
+    make(tmp_path, second, [(one, right, right) for one, right, _ in rows[:3]] + rows[3:])
+    if verdict == "few images":
+        make(tmp_path, first, rows, 2, evaluate={"questions": 24, "chance": 0.375, "slices": slices})
+    found = compared(tmp_path, first, second)
+    baselines = {(row.slice, row.metric): row.baseline for row in found.scores if row.baseline is not None}
+    assert baselines == {("", "exact_match"): 0.375, ("colour", "exact_match"): 0.5}
+    print_comparison(found)
+    lines = capsys.readouterr().out.split("differs   95 %")[1].split("right on")[0].splitlines()
+    assert max(map(len, lines)) <= 80
+    assert ["majority", "baseline", "0.375"] in [line.split() for line in lines]
+    assert any(line.startswith(f"  {second} ") and line.rstrip().endswith(verdict) for line in lines)
+    assert "majority baseline" in build_page(found)
 
 
 def test_a_difference_on_every_sample_is_beyond_chance_in_its_direction(tmp_path: Path) -> None:

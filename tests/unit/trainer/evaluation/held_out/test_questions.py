@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 
-from vlmpipe.trainer.data.sample import Turn
-from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, asked_turns
-from vlmpipe.trainer.evaluation.metrics import image_group
+from vlmpipe.trainer.data.sample import DEFAULT_SLICE, Turn
+from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, asked_turns, by_text
+from vlmpipe.trainer.evaluation.metrics import Prediction, Question, baseline_answers, exact_match, image_group
 
 GOOD, UNLEARNED, SHOWN = Turn("A?", "B."), Turn("A?", "wrong", is_context=True), Turn("Show it.", "<image>")
 
@@ -44,3 +45,43 @@ def test_a_turn_sees_the_images_up_to_it_as_in_training(
 def test_questions_of_the_same_images_are_one_group_and_those_without_are_their_samples() -> None:
     groups = [image_group("one", images) for images in (["x"], ["y"], ["x", "y"], ["xy"], [])]
     assert len(set(groups)) == 5 and groups[0] == "x" and groups[-1] == "one"
+
+
+def asked(*texts: str, times: int = 6, slice_: str = DEFAULT_SLICE) -> list[Question]:
+    rows = [(f"s{number}", text) for number in range(times) for text in texts]
+    return [Question(0, sample, 0, slice_, f"<image>\n{text}", "yes") for sample, text in rows]
+
+
+def test_few_questions_that_are_asked_again_and_again_are_scored_one_by_one() -> None:
+    found = by_text(asked("Is it a mug?", "What  colour is it?"))
+    assert Counter(one.slice for one in found) == {"Is it a mug?": 6, "What colour is it?": 6}
+    always_yes = [
+        Prediction(one.id, 0, one.slice, one.question, "yes", "yes", "mug" in one.question, "stop") for one in found
+    ]
+    scored = exact_match(always_yes)
+    assert {name: one["exact_match"] for name, one in scored["slices"].items()} == {
+        "Is it a mug?": 1.0,
+        "What colour is it?": 0.0,
+    }
+
+
+@pytest.mark.parametrize(
+    "questions",
+    [
+        asked("Is it a mug?"),  # one question: all questions are the same number
+        asked("Is it a mug?", "What is it?", times=3),  # too few of each to say anything
+        asked(*(f"Is it number {number}?" for number in range(13))),
+        asked("Is it a mug?", "a" * 90),
+        asked("Is it a mug?", ""),
+        asked("Is it a mug?", "What is it?", slice_="kitchen"),  # the records name slices
+    ],
+)
+def test_other_questions_keep_their_slices(questions: list[Question]) -> None:
+    assert by_text(list(questions)) == questions
+
+
+def test_the_baseline_of_a_question_is_that_of_its_text_also_where_it_is_its_slice() -> None:
+    training = {"question_answers": {"Is it a mug?": "yes"}, "majority_answer": "red"}
+    found = by_text(asked("Is it a mug?", "What is it?"))
+    assert baseline_answers(found, {DEFAULT_SLICE: training}) == [True, False] * 6
+    assert baseline_answers(found, {"kitchen": training, DEFAULT_SLICE: {}}) == [False] * 12
