@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -14,9 +15,10 @@ from tests.support.trainer.processors import Processor
 from tests.support.trainer.tiny_native import model_section
 from vlmpipe.trainer.config.model import IMAGE_PAD, IMAGE_TOKEN, ModelConfig
 from vlmpipe.trainer.data.chat.encode import IGNORED, Chat
+from vlmpipe.trainer.data.chat.messages import as_chat, shape_of, texts_of
 from vlmpipe.trainer.data.rejects import RejectedError
 from vlmpipe.trainer.data.sample import Turn
-from vlmpipe.trainer.data.tokenize import control_tokens
+from vlmpipe.trainer.data.tokenize import control_tokens, make_tokenizer
 from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -101,6 +103,23 @@ def test_labels_are_answers_and_ends_and_no_image(turns: list[Turn], template: s
 
 
 CHATS: dict[str, Chat] = {}
+
+
+OWN_TEXT = st.text(min_size=1, max_size=12).filter(str.strip) | st.sampled_from(["</think>", "{{ bos_token }}", "{%-"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.builds(Turn, OWN_TEXT, OWN_TEXT, system=st.just("") | OWN_TEXT), min_size=1, max_size=4))
+def test_our_own_template_writes_every_text_as_it_is(turns: list[Turn]) -> None:
+    """So that `verify` need not render it."""
+    chat = CHATS.setdefault("own", Chat(make_tokenizer("train:300", ["What?", "A cat."])))
+    turns = [replace(turn, system=turn.system if not number else "") for number, turn in enumerate(turns)]
+    messages = chat.messages(turns)
+    layout = chat.layout(shape_of(messages))
+    rendered = chat.template.render(as_chat(messages, layout.strings))
+    assert layout.rendered(list(texts_of(messages))) == rendered
+    with patch.object(type(chat.template), "render", side_effect=AssertionError("rendered")):
+        chat.verify(messages)
 
 
 def test_a_token_across_an_answers_boundary_is_refused() -> None:
