@@ -375,7 +375,7 @@ def _tuning(config: RunConfig) -> Iterator[Finding]:
 
 
 def _schedule(config: RunConfig) -> Iterator[Finding]:
-    """A schedule that starts nothing, which keeps nobody from a run by hand."""
+    """Yield findings about a schedule that starts nothing; runs can still be started by hand."""
     try:
         require_starts(config.schedule, datetime.now(UTC))
     except ConfigError as error:

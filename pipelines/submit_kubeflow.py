@@ -79,7 +79,7 @@ def submit_to_kubeflow(
 ) -> SubmittedToKubeflow:
     """Start a run of `config` on Kubeflow Pipelines. The pipeline is written to build/pipelines/<name>.kubeflow.yaml.
 
-    Nobody is asked: what machines of one's own cost is not known here.
+    Asks for no confirmation: the cost of the user's own machines is not known here.
 
     Args:
         source: the run file and overrides on the command line, recorded to show how to continue.

@@ -108,7 +108,7 @@ class Vertex(Target):
     def own_step(
         self, config: RunConfig, function: Callable[..., Any], step: str, disk_gb: int | None
     ) -> BaseComponent:
-        """A step has 100 GB, of which the service lets nobody ask for more: with more it is a custom job, as Google's
+        """A step has 100 GB of disk and cannot ask for more: with more it is a custom job, as Google's
         documentation of machines for steps advises. Google's library keeps the step's inputs and outputs."""
         component = super().own_step(config, function, step, disk_gb)
         if disk_gb is None:

@@ -184,7 +184,7 @@ def last_step(config: RunConfig) -> str:
 
 
 class _Steps:
-    """Adds steps to the pipeline under construction, named alike on every target."""
+    """Adds steps to the pipeline under construction, with the same names on every target."""
 
     def __init__(self, config: RunConfig, target: Target, stage: str = "", *, disks: Mapping[str, int]) -> None:
         """`disks`: GB of the boot disks of steps that need more than steps have."""

@@ -217,7 +217,7 @@ def print_error(error: UserError) -> None:
 
 
 def print_warning(text: str, *, step: str = "train") -> None:
-    """Print what the user should know though the job goes on, to stderr.
+    """Print a warning to stderr; the job continues.
 
     Vertex AI takes a line's severity from its stream, whatever is in it: INFO from stdout, ERROR from stderr. So a
     filter on severity finds warnings and errors, and only those.

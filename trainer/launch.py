@@ -121,7 +121,7 @@ def _config_uri(module_arguments: list[str]) -> str:
 
 
 def processes_on_node(text: str) -> int:
-    """Of --nproc-per-node."""
+    """Return the number of processes for the value of --nproc-per-node. Raises ConfigError for an invalid one."""
     if text == "auto":
         return max(1, visible_gpus(os.environ))
     if not text.isdigit() or int(text) < 1:

@@ -62,6 +62,6 @@ def _device_taker() -> Callable[[], None]:
 
 
 def _take(device: int) -> None:
-    """Of a GPU that has failed, nothing: the watchdog and whoever reports the failure need threads all the same."""
+    """Select the GPU for this thread. Ignores a GPU that has failed: the watchdog and the error report need threads."""
     with contextlib.suppress(RuntimeError):
         sys.modules["torch"].cuda.set_device(device)

@@ -185,8 +185,8 @@ def run(
 def submit(
     config: RunConfig, *, run_id: str = "", force: bool = False, yes: bool = False, dry_run: bool = False
 ) -> Submitted:
-    """Plan and compile a run and start it on Vertex AI. Nobody is asked here, so a run above
-    plan.confirm_above_usd needs `yes`.
+    """Plan and compile a run and start it on Vertex AI. A run above plan.confirm_above_usd needs
+    `yes`, since this function asks no question.
 
     Args:
         run_id: An earlier run on Vertex AI to resume, @last or @last:NAME too; a new one by default.

@@ -25,7 +25,7 @@ with missing_packages():
     from vlmpipe.pipelines.targets import component_of
 
 IMAGE_VARIABLE = "VLMPIPE_PIPELINE_IMAGE"
-# Without an image of one's own a step fails at its pull: nobody can take a name under .invalid (RFC 2606).
+# Without an image of one's own a step fails at its pull: no registry can have a name under .invalid (RFC 2606).
 _IMAGE = os.environ.get(IMAGE_VARIABLE, "vlmpipe.invalid/pipeline:latest")
 
 open_run = component_of(_open_run, _IMAGE)

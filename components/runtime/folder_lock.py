@@ -78,7 +78,7 @@ def _close(store: Storage, job_name: str) -> None:
 
 
 def read_holder(store: Storage) -> tuple[Holder | None, str]:
-    """The holder and the version of its record. A damaged one is nobody's: it is written as a whole or not at all."""
+    """Return the holder and the version of its record. A damaged record has no holder: writes are atomic."""
     info = store.stat(FILE)
     if info is None:
         return None, ""

@@ -109,7 +109,7 @@ def _require_same_settings(variant: str, store: Storage, own: RunConfig, content
 
     earlier = read_record(store, "run.json") if store.stat("run.json") else {}
     named = ""
-    if earlier and settings_sha256(earlier) == before:  # else a start that was to train anew has replaced it
+    if earlier and settings_sha256(earlier) == before:  # else a start with train.resume never has replaced it
         try:
             trained = parse_run_config(
                 {name: value for name, value in earlier.items() if name != "run"}, store.root_uri
@@ -124,7 +124,7 @@ def _require_same_settings(variant: str, store: Storage, own: RunConfig, content
     raise ConfigError(
         ": ".join(filter(None, (f"{store.root_uri} was trained with other settings of variant {variant}", named))),
         expected="the settings that this sweep began with",
-        fix="start another run (--run-id), or train all variants anew (train.resume=never)",
+        fix="start another run (--run-id), or train all variants from the start (train.resume=never)",
     )
 
 

@@ -40,7 +40,7 @@ class Need:
 
 
 def _ours(applies: Callable[[RunConfig], bool]) -> Callable[[RunConfig], bool]:
-    """Of training by vlmpipe: a program of one's own brings its own packages."""
+    """Return `applies` limited to training by vlmpipe: a user's own program brings its own packages."""
     return lambda config: config.train.trainer is None and applies(config)
 
 

@@ -42,7 +42,7 @@ class RunSchedule(Protocol):
 
     @property
     def digest(self) -> str:
-        """Of the pipeline and its parameters."""
+        """The digest of the pipeline and its parameters."""
 
     @property
     def when(self) -> str:
@@ -50,7 +50,7 @@ class RunSchedule(Protocol):
 
     @property
     def next_start(self) -> datetime | None:
-        """None where there is none, or the service does not say."""
+        """The next start; None without one, or if the service does not say."""
 
     @property
     def started(self) -> int | None:
@@ -84,7 +84,7 @@ class Schedules(ABC, Generic[AnySchedule]):
 
     @abstractmethod
     def all(self) -> list[AnySchedule]:
-        """Those that vlmpipe made, whatever their state."""
+        """Return the schedules that vlmpipe made, in any state."""
 
     @abstractmethod
     def create(self, wanted: AnySchedule) -> AnySchedule:

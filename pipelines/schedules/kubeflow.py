@@ -1,6 +1,6 @@
 """Schedules on Kubeflow Pipelines, which calls them recurring runs.
 
-Its API can create, enable, disable and delete one, and change nothing else, so a changed schedule is made anew. It has
+Its API can create, enable, disable and delete one, and change nothing else, so a changed schedule is replaced. It has
 no labels: a schedule of ours has the run file's name as its own and the digest of its pipeline in its description. Its
 scheduler reads cron lines with seconds in UTC, starts what is due when a place is free, and knows no last run
 (kubeflow/pipelines, backend/src/crd/controller/scheduledworkflow).
@@ -241,7 +241,7 @@ class KubeflowSchedules(Schedules[KubeflowSchedule]):
 
 
 def _live(found: kfp_server_api.V2beta1RecurringRun) -> KubeflowSchedule | None:
-    """None for one that vlmpipe did not make."""
+    """Return the recurring run as a schedule, or None if vlmpipe did not make it."""
     ours = OURS.fullmatch(found.description or "")
     cron = found.trigger and found.trigger.cron_schedule
     if not ours or not cron:

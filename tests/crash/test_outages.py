@@ -20,7 +20,7 @@ CODES = {"store": ExitCode.UNAVAILABLE, "disk": ExitCode.CANNOT_WRITE}
 OF_STORE = [phase for phase in PHASES if phase != "start"]
 OF_DISK = [phase for phase in OF_STORE if phase != "retention"]  # a full disk refuses no deletion
 FOR_EVER = ("upload", "end")
-SAME = "training goes on: its steps, losses and weights are the undisturbed run's, and nothing half-written is left"
+SAME = "training continues: its steps, losses and weights are the undisturbed run's, and nothing half-written is left"
 
 
 @pytest.fixture(scope="module")

@@ -203,7 +203,7 @@ def committed(store: Storage) -> list[str]:
 def settle_other_trainer(uri: str, whose: str, *, fresh: bool, submission: str) -> None:
     """Give up the checkpoints in `uri`, of the run's other kind of trainer, if `fresh`.
 
-    Raises ConfigError else, where there are any: this start would begin anew beside them.
+    Raises ConfigError else, where there are any: this start would begin from step 0 next to them.
     """
     other = open_storage(uri)
     saved = committed(other)

@@ -1,4 +1,4 @@
-"""Saves that failed: training goes on, since its state is in memory, and saves again until a limit without a COMMIT."""
+"""Saves that failed: training continues, since its state is in memory, and saves again until a time limit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FailedSaves:
         return bool(self._outage.failures) and not self.is_due
 
     def count(self, step: int, error: UserError) -> UserError | None:
-        """Count a save of `step` that failed. Returns the error to end with, None while training goes on."""
+        """Count a save of `step` that failed. Returns the error to end with, None while training continues."""
         if not error.passes:
             return error
         self._outage.failed()
@@ -51,7 +51,7 @@ class FailedSaves:
         if left_s <= 0:
             return given_up("no checkpoint was committed", self._outage, self._limit_s, error)
         self.warn(
-            f"the checkpoint of step {step} is not saved: {error.found}. Training goes on and saves again in "
+            f"the checkpoint of step {step} is not saved: {error.found}. Training continues and saves again in "
             f"{self.retry_s:,.0f} s; without a COMMIT it ends in {left_s:,.0f} s (checkpoint.max_s_without_commit)"
         )
         return None

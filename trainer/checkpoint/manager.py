@@ -104,7 +104,7 @@ class Checkpoints:
     def save(self, step: int, epoch: int, sequences_consumed: int, loss: float, stop: StopRequest) -> None:
         """Begin to save this step, unless a stop request leaves too little time.
 
-        What became of the save before is known then: training goes on after one that failed for a reason that passes.
+        What became of the save before is known then: training continues after one that failed for a reason that passes.
         """
         self._last = dataclasses.replace(
             self._record,
@@ -162,7 +162,7 @@ class Checkpoints:
         return self._copies.lag(step) if self._copies else None
 
     def _learning_rate(self, step: int) -> float:
-        """Of the step after `step`."""
+        """Return the learning rate of the step after `step`."""
         train, total_steps = self._job.train, self._record.total_steps
         return train.optimizer.learning_rate * rate_factor(train, min(step, total_steps), total_steps)
 

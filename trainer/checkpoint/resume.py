@@ -78,14 +78,14 @@ class Resumed:
             found.append(f"settings are others than those of checkpoint {name}: {'; '.join(map(Change.text, taken))}")
         if saved.learning_rate is not None and not math.isclose(saved.learning_rate, learning_rate, rel_tol=0.01):
             found.append(
-                f"the learning rate goes on at {learning_rate:.3g}; with the settings of checkpoint {name} it would be "
-                f"{saved.learning_rate:.3g} (step {saved.step} of {saved.total_steps} then, of "
+                f"the learning rate continues at {learning_rate:.3g}; with the settings of checkpoint {name} it would "
+                f"be {saved.learning_rate:.3g} (step {saved.step} of {saved.total_steps} then, of "
                 f"{expected.total_steps} now)"
             )
         if not have_one_layout(saved, expected):
             found.append(
-                f"checkpoint {name} is of another layout of ranks: dropout goes on with draws of its own, and all else "
-                "as it was"
+                f"checkpoint {name} is of another layout of ranks: dropout continues with draws of its own, and all "
+                "else as it was"
             )
         return found
 

@@ -98,8 +98,8 @@ RULES: tuple[Rule, ...] = (
             "activation_checkpointing tower_activation_checkpointing activation_offloading loss_chunk_tokens "
             "compile compile_backend zero_hpz",
         ),
-        "Where and how the same sums are computed. With another number of ranks or other degrees, dropout goes on with "
-        "draws of its own.",
+        "Where and how the same sums are computed. With another number of ranks or other degrees, dropout continues "
+        "with draws of its own.",
     ),
     Rule(
         "refused",

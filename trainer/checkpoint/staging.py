@@ -74,7 +74,7 @@ def sweep_staging() -> int:
 
 
 def _delete_unlocked(folder: Path) -> bool:
-    """Delete a folder on which nobody holds a lock. False when it is locked, not there, or another user's."""
+    """Delete a folder that no process has locked. False when it is locked, not there, or another user's."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:

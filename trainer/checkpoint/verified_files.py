@@ -78,7 +78,7 @@ class CheckpointFiles:
     def lay_out(self, folder: Path, ranges: Ranges, *, links: bool = True) -> None:
         """Make `folder`, with a file for each of the checkpoint's, for `fill` to write these ranges to.
 
-        Files without a range are empty, which nobody can mistake for a checkpoint's. `links` allows links to the files
+        Files without a range are empty, and cannot be mistaken for a checkpoint's. `links` allows links to the files
         of a store in a folder, which `fill` then only verifies.
         """
         for file, sums in self._files.items():

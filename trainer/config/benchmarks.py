@@ -74,5 +74,5 @@ class BenchmarkConfig(Section):
             have = "found with images" if self.images else "found without images"
             raise ValueError(f"{have}, a folder that every format needs but mmbench, whose file holds its images")
         if self.prompt and self.format != "coco-captions" and "{question}" not in self.prompt:
-            raise ValueError("found a prompt without {question}, which would ask every question alike")
+            raise ValueError("found a prompt without {question}, which would ask every question in the same words")
         return self

@@ -13,7 +13,7 @@ class CheckpointConfig(Section):
     """How checkpoints are written, kept and exported. How often is train.checkpoint_every_steps."""
 
     async_save: bool = Field(
-        True, description="Training goes on while a checkpoint is written and uploaded; false waits for its COMMIT."
+        True, description="Train while a checkpoint is written and uploaded; false waits for its COMMIT."
     )
     keep_every_steps: int = Field(
         0, ge=0, description="Keep checkpoints at multiples of this step for ever, beside train.keep_checkpoints."
@@ -39,8 +39,8 @@ class CheckpointConfig(Section):
         3600.0,
         ge=0,
         description="Time from the first save that fails, because the store is away or a disk is full, to the end of "
-        "training, if no checkpoint is committed meanwhile. Until then training goes on and saves again a minute after "
-        "each failure; after the last step it waits. 0 ends training at the first failure.",
+        "training, if no checkpoint is committed meanwhile. Until then training continues and saves again a minute "
+        "after each failure; after the last step it waits. 0 ends training at the first failure.",
     )
     max_starts_without_progress: int = Field(
         5, ge=0, description="Starts at the same step, after crashes, before the job gives up; 0 never does."

@@ -74,7 +74,8 @@ class DataSource(Section):
     )
     samples: Positive | None = Field(
         None,
-        description="Samples drawn in an epoch. The next epoch goes on behind them; a source that ends starts over.",
+        description="Samples drawn in an epoch. Each epoch continues where the last one stopped, and wraps at "
+        "the end of the source.",
     )
     epochs: float | None = Field(
         None, gt=0, description="Times that the source is read in an epoch of the run, such as 0.5 or 3; by default 1."
@@ -92,7 +93,7 @@ class DataSource(Section):
 class DataPhase(Section):
     """Some epochs of a curriculum."""
 
-    epochs: Positive = Field(1, description="Epochs of the phase. The last phase goes on to the end of the run.")
+    epochs: Positive = Field(1, description="Epochs of the phase. The last phase lasts to the end of the run.")
     weights: dict[str, NonNegative] = Field(
         description="The weight of each source by name. A source that is not named is not drawn."
     )

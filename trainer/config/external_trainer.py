@@ -99,7 +99,7 @@ class ExternalTrainerConfig(Section):
     resume_args: tuple[Word, ...] = Field(
         (),
         description="Arguments added when there is a verified checkpoint, such as [--resume, '{resume}']; empty: the "
-        "program starts anew after an interruption.",
+        "program starts from the beginning after an interruption.",
     )
     resume_as_model: bool = Field(
         False,

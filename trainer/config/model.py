@@ -162,15 +162,15 @@ class ModelConfig(Section):
     )
     longest_edge: Positive | None = Field(
         None,
-        description="Images are resized until their longer side has so many pixels and cut into tiles of image_size, "
-        "with one more of the whole; null makes each one tile. For smolvlm.",
+        description="Images are resized so that their longer side has this many pixels, and cut into tiles of "
+        "image_size, with one more of the whole; null makes each one tile. For smolvlm.",
     )
     min_pixels: Positive | None = Field(
-        None, description="Smaller images are enlarged to about so many pixels. For the Qwen-VL families."
+        None, description="Smaller images are enlarged to about this many pixels. For the Qwen-VL families."
     )
     max_pixels: Positive | None = Field(
         None,
-        description="Larger images are reduced to at most about so many pixels, which bounds their tokens. For the "
+        description="Larger images are reduced to at most about this many pixels, which bounds their tokens. For the "
         "Qwen-VL families, which need it.",
     )
     image_processor: dict[str, Any] | None = Field(
@@ -188,8 +188,8 @@ class ModelConfig(Section):
     )
     train_parameters: tuple[Pattern, ...] = Field(
         (),
-        description="Parameters that are trained though freeze or freeze_parameters name them: patterns alike. What of "
-        "the tower is thawed so is not cached: set features.cache to off.",
+        description="Parameters that are trained although freeze or freeze_parameters name them: the same patterns. "
+        "With trained parameters of the tower, set features.cache to off.",
     )
     lora: LoraConfig | None = Field(
         None, description="Adapters to train in place of a part's own weights; null trains these themselves."
@@ -346,8 +346,10 @@ class ModelConfig(Section):
 
     @property
     def frozen(self) -> frozenset[ModelPart]:
-        """Parts that are frozen before patterns are heeded: those in `freeze`, and those with adapters.
-        What is frozen in the end, `vlmpipe.trainer.models.layers.freeze` says."""
+        """The frozen parts before patterns of parameters apply: those in `freeze`, and those with adapters.
+
+        `vlmpipe.trainer.models.layers.freeze` decides about each parameter.
+        """
         return frozenset((*self.lora.parts, *self.freeze) if self.lora else self.freeze)
 
     @property

@@ -99,7 +99,7 @@ class TrainConfig(Section):
         ge=0,
         lt=1,
         description="Decay of an exponential moving average of the trained weights, such as 0.999; 0 keeps none. The "
-        "average is what is validated, exported and evaluated; training goes on from the weights themselves.",
+        "average is what is validated, exported and evaluated; training continues from the weights themselves.",
     )
     clip_grad_norm: float = Field(1.0, ge=0, description="Largest global gradient norm; 0 does not clip.")
     precision: Precision = Field(
@@ -271,7 +271,7 @@ class TrainConfig(Section):
         return self.model_ranks * self.context_parallel
 
     def loss_chunks(self, label_tokens: float) -> int:
-        """How many chunks the loss of a micro-batch with so many label tokens is computed in."""
+        """Return the number of chunks in which the loss of a micro-batch with `label_tokens` is computed."""
         return max(1, math.ceil(label_tokens / self.loss_chunk_tokens)) if self.loss_chunk_tokens else 1
 
     @property

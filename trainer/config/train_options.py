@@ -22,7 +22,7 @@ class ProfileConfig(Section):
 
 
 class WandbConfig(Section):
-    """Metrics on Weights & Biases. Its own variables, such as WANDB_MODE and WANDB_BASE_URL, are heeded."""
+    """Metrics on Weights & Biases. Its own variables, such as WANDB_MODE and WANDB_BASE_URL, apply."""
 
     project: str = Field("", description="Project that metrics are sent to as well; empty sends none.")
     entity: str = Field("", description="Team or user of the project; empty is the key's own.")
@@ -35,7 +35,7 @@ class WandbConfig(Section):
 
 
 class MlflowConfig(Section):
-    """Metrics in MLflow. Its own variables, such as MLFLOW_TRACKING_TOKEN, are heeded; `secrets` sets them."""
+    """Metrics in MLflow. Its own variables, such as MLFLOW_TRACKING_TOKEN, apply; `secrets` sets them."""
 
     tracking_uri: str = Field(
         "", description="Tracking server or store, such as https://mlflow.example.com or sqlite:///mlflow.db; empty "

@@ -55,7 +55,7 @@ class BoundedProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process; 0 while there is none."""
+        """The process id; 0 while there is no process."""
         return self._process.pid if self._process else 0
 
     def ask(self, request: bytes) -> bytes | None:
@@ -134,7 +134,7 @@ atexit.register(_each, "end")
 
 
 def bound_memory(most_bytes: int) -> None:
-    """In the program: so many bytes beyond what it has now. Where there is no /proc, time alone is bounded."""
+    """Limit this process to `most_bytes` beyond its memory now. Without /proc only its time is bounded."""
     with contextlib.suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
         limit = pages * resource.getpagesize() + most_bytes

@@ -194,5 +194,5 @@ class PackedLoader:
 
 
 def draw_seed(seed: int, epoch: int, row: int | None) -> int:
-    """Of what training draws for a packed sequence: the same on any number of processes."""
+    """Return the seed of random draws for a packed sequence, the same on any number of processes."""
     return int(np.random.SeedSequence([seed & 0xFFFFFFFF, epoch, 0 if row is None else row + 1]).generate_state(1)[0])

@@ -21,5 +21,5 @@ def trim_memory() -> None:
 
 @functools.cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """None in C libraries other than glibc."""
+    """Return glibc's malloc_trim, or None with another C library."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -107,7 +107,7 @@ def weighted_draws(sizes: Sequence[int], weights: Sequence[float], *, repeat: bo
 
 
 def alternating(draws: Sequence[int]) -> Int64Array:
-    """(sum of draws,) an order of so many items of each kind, which are numbered one kind after the other.
+    """Return (sum of draws,) an order of `draws` items of each kind, numbered one kind after the other.
 
     Item j of n stands at (j + 1/2) / n of the whole. So the number of a kind's items in any stretch is its share of the
     stretch, give or take 1 + its share x the number of kinds: up to each place a kind has its share within 1/2, and the

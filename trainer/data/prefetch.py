@@ -29,7 +29,7 @@ class Needs:
 
     @classmethod
     def one_each(cls, numbers: Int64Array) -> Needs:
-        """Of samples that lie in one shard each: `numbers` (samples,)."""
+        """Return the needs of samples that lie in one shard each. numbers: (samples,) shard of each sample."""
         return cls(np.arange(len(numbers) + 1), numbers)
 
     def of(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:

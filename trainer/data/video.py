@@ -119,7 +119,7 @@ class Video:
         return buffer.getvalue()
 
     def clip(self, count: int) -> VideoFile:
-        """So many evenly spread frames in one file."""
+        """Return a file of `count` evenly spread frames."""
         frames, sizes = [], set()
         for number in range(count):
             frames.append(self.frame(self.duration_s * (number + 0.5) / count))

@@ -126,7 +126,10 @@ def collate(
 
 
 def _loss_sources(rows: Sequence[PackedSequence], places: Int64Array, sources: Mapping[str, int]) -> Tensor:
-    """Of each label, or of each pair. places: positions before those of labels, in the flattened rows."""
+    """Return the source index of each label, or of each pair.
+
+    places: positions before those of labels, in the flattened sequences.
+    """
     of_samples = np.array([sources[sample.partition("/")[0]] for row in rows for sample in row.sample_ids], np.int64)
     if rows[0].references is not None:
         return torch.from_numpy(of_samples)

@@ -36,7 +36,7 @@ class CudaBuild:
 
     @property
     def min_compute_capability(self) -> float:
-        """Of the oldest GPU that the build has code for."""
+        """The lowest compute capability that the build has code for."""
         return min(self.architectures)
 
     def has_code_for(self, compute_capability: float) -> bool:

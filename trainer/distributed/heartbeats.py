@@ -77,7 +77,7 @@ class Heartbeats:
         """Raise UserError (1) that names the nodes that have shown no sign of life for too long."""
         with self._lock:
             now_s = self._clock()
-            # A process that was frozen as a whole, such as in a migrating machine, has looked at nobody meanwhile.
+            # A process that was frozen as a whole, such as in a migrating machine, has not looked at others meanwhile.
             passed_s, self._judged_s = min(now_s - self._judged_s, 2 * INTERVAL_S), now_s
             for node in self._others:
                 self._silence_s[node] = 0.0 if node in self._heard else self._silence_s[node] + passed_s

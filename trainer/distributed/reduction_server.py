@@ -41,7 +41,7 @@ class Reducers:
 
     @classmethod
     def of_job(cls, environment: Mapping[str, str]) -> Reducers | None:
-        """None for a job without reducers, and for a job on one machine, which names reducers but has none."""
+        """Return the job's reducers, or None without any. A job on one machine names reducers but has none."""
         cluster = read_cluster(environment)
         if cluster is None:
             return None

@@ -32,7 +32,7 @@ class TorchBuild:
 
     @property
     def min_compute_capability(self) -> str:
-        """Of the oldest GPU that it has code for; empty for CPUs."""
+        """The lowest compute capability that the build has code for; empty for a build for CPUs."""
         return f"{min(self.architectures):.1f}" if self.architectures else ""
 
 

@@ -74,14 +74,14 @@ def cider_d_of_tokens(pictures: Sequence[tuple[Sequence[list[str]], list[str]]])
     for (texts, words), counted in zip(pictures, references, strict=True):
         mine = weighed(_grams(words))
         against = [
-            math.exp(-((len(words) - len(text)) ** 2) / (2 * SIGMA**2)) * _alike(mine, weighed(grams))
+            math.exp(-((len(words) - len(text)) ** 2) / (2 * SIGMA**2)) * _similarity(mine, weighed(grams))
             for text, grams in zip(texts, counted, strict=True)
         ]
         found.append(SCALE * fmean(against))
     return found
 
 
-def _alike(mine: list[dict[Gram, float]], theirs: list[dict[Gram, float]]) -> float:
+def _similarity(mine: list[dict[Gram, float]], theirs: list[dict[Gram, float]]) -> float:
     """Mean cosine over the n-gram lengths, with each count clipped to the reference's."""
     return fmean(
         sum(min(weight, reference.get(gram, 0.0)) * reference.get(gram, 0.0) for gram, weight in caption.items())

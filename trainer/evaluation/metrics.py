@@ -205,7 +205,7 @@ def _by_slice(scored: Iterable[tuple[str, bool]]) -> dict[str, Any]:
 
 
 def _share(correct: Sequence[bool]) -> float | None:
-    """None for no questions."""
+    """Return the share of correct answers, or None without questions."""
     return sum(correct) / len(correct) if correct else None
 
 

@@ -87,7 +87,7 @@ class ReferenceLogProbs:
         return found["train"]
 
     def _compute(self, uri: str, split: SplitIndex, worker: ProcessContext) -> Float32Array:
-        """Goes on where an earlier attempt was interrupted, also one of another number of ranks."""
+        """Compute the log probabilities, continuing an interrupted attempt, also one with another number of ranks."""
         progress = Progress(self._job.run.run_uri, "train") if worker.is_first else None
         part = f"{split.name}{PART}"
         begun = on_first(worker, partial(_read_part, uri, part))
@@ -163,7 +163,10 @@ def references_of_run(run_uri: str, split: Split) -> Float32Array:
 
 
 def read_references(uri: str, split: str) -> Float32Array | None:
-    """None where they are not complete. Raises DataError for damage. split: with PART those that are known so far."""
+    """Return a split's reference log probabilities, or None if they are not complete. Raises DataError for damage.
+
+    split: its name; with PART appended, the part that is computed so far.
+    """
     store = open_storage(uri)
     if store.stat(f"{split}.json") is None:
         return None
@@ -171,14 +174,14 @@ def read_references(uri: str, split: str) -> Float32Array | None:
     if crc32c_of(content) != read_record(store, f"{split}.json")["crc32c"]:
         raise DataError(
             f"{store.uri(f'{split}.npy')} is damaged: its checksum (CRC32C) is not the one written",
-            fix=f"delete {uri}; the next run that starts anew computes it again",
+            fix=f"delete {uri}; the next new run computes it again",
         )
     references: Float32Array = np.load(io.BytesIO(content), allow_pickle=False)
     return references
 
 
 def _read_part(uri: str, part: str) -> Float32Array | None:
-    """None also where writing it was interrupted."""
+    """Return a part's log probabilities, or None if they are missing or writing was interrupted."""
     with contextlib.suppress(DataError):
         return read_references(uri, part)
     return None
@@ -192,8 +195,10 @@ def _write(uri: str, split: str, references: Float32Array) -> None:
 
 
 def preference_scores(log_probs: torch.Tensor, references: torch.Tensor | None, beta: float) -> dict[str, float]:
-    """Of held-out pairs, (pairs, 2): chosen, rejected. An answer's reward is its log probability beyond the
-    reference's. references: None where the training program left none."""
+    """Return the DPO scores of validation pairs. An answer's reward is its log probability minus the reference's.
+
+    log_probs, references: (pairs, 2), chosen and rejected. references: None if the training program left none.
+    """
     scores = {"preference_accuracy": _share(log_probs[:, 0] > log_probs[:, 1])}
     if references is None:
         return scores
@@ -208,7 +213,10 @@ def preference_scores(log_probs: torch.Tensor, references: torch.Tensor | None, 
 
 
 def simpo_scores(log_probs: torch.Tensor, tokens: torch.Tensor, beta: float, gamma: float) -> dict[str, float]:
-    """Of held-out pairs, (pairs, 2): chosen, rejected. tokens: of the answers; a reward is a mean log probability."""
+    """Return the SimPO scores of validation pairs. An answer's reward is its mean log probability per token.
+
+    log_probs, tokens: (pairs, 2), chosen and rejected; tokens of the answers.
+    """
     rewards = log_probs / tokens.clamp(min=1)
     margins = rewards[:, 0] - rewards[:, 1]
     return {

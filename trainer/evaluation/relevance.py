@@ -127,7 +127,7 @@ def selecting(model: Any, control: str) -> Iterator[None]:
 def relevance_records(
     job: JobConfig, model: AnsweringModel, turns: Sequence[Turn], images: Sequence[ShownImages], device: torch.device
 ) -> list[dict[str, Any]]:
-    """Of each question what `summarised` needs, as plain JSON."""
+    """Return what `summarised` needs about each question, as plain JSON."""
     own: RelevanceModule = model.model.relevance
     questions = [_on_images(turn, len(shown.counts)) for turn, shown in zip(turns, images, strict=True)]
     # Another question about the same images: a distant one's, of which the text differs.
@@ -178,7 +178,7 @@ def summarised(records: Sequence[dict[str, Any]], exact_match: float | None) -> 
 
 
 def _on_images(turn: Turn, images: int) -> Turn:
-    """The question alone, about so many images."""
+    """Return the question without an answer, with `images` image tokens before it."""
     text = turn.question.replace(f"{IMAGE_TOKEN}\n", "").replace(IMAGE_TOKEN, "").strip()
     return Turn(f"{IMAGE_TOKEN}\n" * images + text, "", system=turn.system)
 

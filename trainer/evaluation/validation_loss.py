@@ -107,7 +107,10 @@ def validation_of(
     *,
     images: bool,
 ) -> Validation | None:
-    """None for training on pairs, and where nothing is held out. Raises ConfigError where the run file asks for it."""
+    """Return the validation during training, or None for training on pairs and without a validation split.
+
+    Raises ConfigError if the run file asks for validation and the split is empty.
+    """
     settings = job.train
     if settings.in_pairs or not (len(split) or settings.validate_every_steps):
         return None

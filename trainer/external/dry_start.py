@@ -44,7 +44,7 @@ def require_module(trainer: ExternalTrainerConfig, packages: Sequence[str]) -> N
     raise ConfigError(
         f"train.trainer.python_module: no package of package_uris has {trainer.python_module}",
         expected=f"{path}.py or {path}/__main__.py in one of them",
-        fix="correct the module, or build the package anew: files that its pyproject.toml does not name are left out",
+        fix="correct the module, or build the package again: files that its pyproject.toml does not name are left out",
     )
 
 

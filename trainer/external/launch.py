@@ -78,7 +78,7 @@ def this_node(trainer: ExternalTrainerConfig, processes: int) -> Node:
 
 
 def _versions(trainer: ExternalTrainerConfig) -> dict[str, str]:
-    """Of this package and of what the program runs with, and the beginning of the digest of its files."""
+    """Return the versions of vlmpipe and of the program's packages, and the start of its files' digest."""
     program = program_digest(trainer)[:DIGEST_CHARS]
     found = {"vlmpipe": __version__, **versions_in(trainer.python or sys.executable)}
     return {**found, **({"program": program} if program else {})}

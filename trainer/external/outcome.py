@@ -14,7 +14,7 @@ from vlmpipe.trainer.external.result import bad_result
 
 
 def steps_wanted(trainer: ExternalTrainerConfig, max_steps: int, progress: TrainingProgress) -> int:
-    """Steps after which training is done; 0 where nobody says."""
+    """Return the steps after which training is done; 0 if neither the run file nor the program says."""
     told = max_steps if "train.max_steps" in trainer.used_settings else 0
     return trainer.total_steps or told or progress.total_steps
 

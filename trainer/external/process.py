@@ -42,7 +42,7 @@ class Node:
     def meets(self) -> bool:
         """Whether it waits for the other nodes, and resumes from the chief's choice.
 
-        Not where servers hold the state: their workers may be restarted one by one, while the chief goes on.
+        Not where servers hold the state: their workers may be restarted one by one, while the chief continues.
         """
         return self.trains and not (self.roles and self.roles.hosts["ps"])
 

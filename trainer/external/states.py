@@ -1,4 +1,4 @@
-"""Checkpoints of a training program, copied under the commit protocol, and its result, which is kept alike.
+"""Checkpoints of a training program, copied under the commit protocol, and its result, copied in the same way.
 
 The program writes `checkpoint-N` folders on the chief's disk, trainer_state.json in them last, as transformers'
 Trainer does. A copy of the newest one lies in `<run>/trainer/checkpoints/`, apart from those of our own trainer, and
@@ -160,7 +160,7 @@ class SavedStates:
         except UserError as error:
             self._housekeeping.failed(name)
             if _files(path) != self._seen[path]:
-                return True  # the program keeps only so many, and has deleted it
+                return True  # the program keeps a limited number, and has deleted it
             if ending := self._failures.count(step, error):
                 raise ending from error
             return False

@@ -24,7 +24,7 @@ print(json.dumps(found))
 
 
 def versions_in(python: str) -> dict[str, str]:
-    """Of Python and the known packages. Raises ConfigError where that Python does not start."""
+    """Return the versions of Python and known packages in `python`. Raises ConfigError if `python` does not start."""
     try:
         ended = subprocess.run(
             [python, "-I", "-c", _PROGRAM, *NAMES],

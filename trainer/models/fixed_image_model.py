@@ -47,12 +47,12 @@ class FixedImageVLM(PackedVLM):
 
     @property
     def tower(self) -> nn.Module | None:
-        """None with cached features and in a pipeline stage without it."""
+        """The vision encoder; None with cached features, and in a pipeline stage without it."""
         return getattr(self.model.model, self.wiring.tower)
 
     @property
     def projector(self) -> nn.Module | None:
-        """None in a pipeline stage without it."""
+        """The projector; None in a pipeline stage without it."""
         return getattr(self.model.model, self.wiring.projector)
 
     def drop_images(self) -> None:

@@ -47,7 +47,7 @@ def without_hub() -> Iterator[None]:
 def hub_error(error: BaseException, name: str, revision: str, file: str) -> UserError | None:
     """The error for a request of `file` that failed; None for an error that does not come from the hub's client.
 
-    Heeds what caused `error`, because transformers wraps the client's errors.
+    Reads the causes of `error` too, because transformers wraps the client's errors.
     """
     from huggingface_hub import constants, errors
 

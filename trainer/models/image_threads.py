@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 def num_threads() -> int:
-    """Of this process, which shares the machine's cores with its other ranks."""
+    """Return the threads for images of this process, which shares the machine's cores with other ranks."""
     return threads_of(len(os.sched_getaffinity(0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 

@@ -85,7 +85,7 @@ class GpuTelemetry:
 
 
 def open_telemetry(device: torch.device) -> GpuTelemetry | None:
-    """Of a rank's GPU; None on a CPU and where the library, the driver or the GPU cannot be read."""
+    """Return the telemetry of a rank's GPU, or None on a CPU and where the library, driver or GPU cannot be read."""
     if device.type != "cuda":
         return None
     try:

@@ -62,7 +62,9 @@ class MlflowLog:
 
 
 def open_mlflow(job: JobConfig) -> MlflowLog | None:
-    """None without a tracking URI, or, with a warning, where it cannot be reached or refuses access.
+    """Open the run's log in MLflow. Returns None without a tracking URI.
+
+    Also returns None, with a warning, if the server cannot be reached or refuses access.
 
     Raises MissingPackageError (exit 69) when the package is not installed.
     """

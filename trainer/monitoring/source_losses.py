@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class SourceLosses:
-    """Of one rank: summed losses and their terms, label tokens or pairs, since they were last taken.
+    """One rank's summed losses by source, and their numbers of terms (label tokens or pairs), since the last `take`.
 
     Ranks that hold one model replica may each add all of its terms: that changes sums and counts by the same factor,
     and no mean.

@@ -30,7 +30,7 @@ class Tracker(Protocol):
 
 
 def open_trackers(job: JobConfig, total_steps: int) -> list[Tracker]:
-    """Those of a run. Raises UserError (exit 69) for one whose package is not installed."""
+    """Open a run's trackers. Raises UserError (exit 69) for a tracker whose package is not installed."""
     opened = (open_tensorboard(job.run.run_uri), open_wandb(job), open_mlflow(job), open_train_job_status(total_steps))
     return [tracker for tracker in opened if tracker]
 

@@ -96,7 +96,10 @@ def status_of(step: int, values: Mapping[str, Any], total_steps: int) -> dict[st
 
 
 def open_train_job_status(total_steps: int) -> TrainJobStatus | None:
-    """None where no controller asks, and, with a warning, where its variables cannot be used."""
+    """Open the report to the TrainJob's controller. Returns None if no controller asks for it.
+
+    Also returns None, with a warning, if the controller's variables cannot be used.
+    """
     url, token_file = os.environ.get(URL), os.environ.get(TOKEN)
     if not url or not token_file:
         return None

@@ -157,7 +157,7 @@ class TrainingMonitor:
 
     @property
     def last_loss(self) -> float:
-        """Of the newest counted step, or before the first one, of the newest line."""
+        """The loss of the newest counted step, or before the first one, of the newest logged line."""
         assert self._last_loss is not None
         return self._last_loss
 

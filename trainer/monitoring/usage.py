@@ -97,7 +97,7 @@ class UsageLog:
 
 
 def read_usage(store: Storage, *, since: int = 0) -> list[StartUsage]:
-    """Of each start from the number `since` on, in order."""
+    """Return the usage of each start of training from number `since` on, in order."""
     found = [StartUsage(**read_record(store, info.name)) for info in store.list(FOLDER)]
     return sorted((one for one in found if one.start >= since), key=lambda one: one.start)
 

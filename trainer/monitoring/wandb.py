@@ -48,7 +48,9 @@ class WandbLog:
 
 
 def open_wandb(job: JobConfig) -> WandbLog | None:
-    """None without a project, or, with a warning, where the service cannot be reached or refuses access.
+    """Open the run's log in Weights & Biases. Returns None without a project.
+
+    Also returns None, with a warning, if the service cannot be reached or refuses access.
 
     Raises UserError (exit 69) when the package is not installed.
     """

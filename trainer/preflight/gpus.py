@@ -84,7 +84,7 @@ class Cuda(Protocol):
     """What is asked of torch.cuda."""
 
     def versions(self) -> tuple[str, str, str]:
-        """Of torch, of its CUDA and of its NCCL; empty where it has none."""
+        """Return the versions of torch, its CUDA and its NCCL; empty for a part that torch lacks."""
         ...
 
     def arch_list(self) -> Sequence[str]: ...
@@ -102,7 +102,7 @@ class Cuda(Protocol):
     def device(self, index: int) -> torch.device: ...
 
     def product(self, index: int, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """Of two matrices on the CPU, computed by the GPU, on the CPU."""
+        """Multiply two CPU matrices on GPU `index` and return the product on the CPU."""
         ...
 
     def synchronize(self, index: int) -> None: ...

@@ -53,7 +53,7 @@ class Measured:
 
     @property
     def product_tflops(self) -> float | None:
-        """Of the slowest GPU, which all wait for."""
+        """The slowest GPU's TFLOPS: all ranks wait for that GPU. None without a measurement."""
         found = [gpu.tflops for gpu in (self.gpus.gpus if self.gpus else ()) if gpu.tflops]
         return min(found, default=None)
 

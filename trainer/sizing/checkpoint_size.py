@@ -11,7 +11,7 @@ DEEPSPEED_WEIGHT_BYTES = 4  # the module's weights besides the optimizer's; half
 
 
 def checkpoint_bytes(num_trainable: int, settings: TrainConfig, data_parallel: int) -> int:
-    """Of a run with `data_parallel` copies of the model, without some KiB of each file's header."""
+    """Return the bytes of a checkpoint, without some KiB of file headers. data_parallel: copies of the model."""
     per_parameter = STATE_BYTES
     if settings.ema_decay:
         per_parameter += AVERAGE_BYTES

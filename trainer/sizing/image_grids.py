@@ -86,8 +86,8 @@ class ImageGrids:
     ) -> NDArray[np.int64]:
         """(AXES, tokens) positions of one sample's tokens.
 
-        is_image: (tokens,). sizes: (width, height) in pixels of each image, in order. Text advances all axes alike. An
-        image's tokens share one time; height and width count from there, and the next text follows the larger of both.
+        is_image: (tokens,). sizes: (width, height) in pixels of each image, in order. Text advances all axes equally.
+        An image's tokens share one time; height and width count from there. The next text follows the larger of both.
         tokens_per_s: positions in time of a second of video; 0 where text between a video's patches says their times,
         so that each is placed as an image.
         """

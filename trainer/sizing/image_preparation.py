@@ -21,7 +21,7 @@ THREAD_SHARE = 0.6  # of the rate alone that a thread has beside others: a vCPU 
 
 
 def threads_of(cores: int, ranks: int) -> int:
-    """Threads of each of so many ranks that share a machine's cores."""
+    """Return the threads of each of `ranks` ranks that share a machine's cores."""
     return max(1, min(MAX_THREADS, cores // ranks))
 
 

@@ -33,7 +33,7 @@ class ImageTiles:
 
     @property
     def control_tokens(self) -> tuple[str, ...]:
-        """Of all tiles' marks."""
+        """The tokens that mark tiles: around an image, the whole image, and each tile's row and column."""
         places = range(self._most_in_line)
         return (AROUND, SHOWS_ALL, *(_place(row, column) for row in places for column in places))
 
@@ -75,7 +75,7 @@ class ImageTiles:
 
     @property
     def _most_in_line(self) -> int:
-        """Of a square image. An odd edge is made even on one side only, which may add a tile."""
+        """The most tiles in a row or column. An odd edge is made even on one side only, which may add a tile."""
         return math.ceil(_even(self.longest_edge) / self.side)
 
 

@@ -79,7 +79,7 @@ class BackgroundWriter:
         try:
             self._store.write(self._name, content)
             self._error = None
-        except Exception as error:  # reported by the next call: a thread's own traceback is read by nobody
+        except Exception as error:  # reported by the next call: no one reads a thread's own traceback
             self._error = error
 
     def _report(self) -> None:

@@ -1,6 +1,6 @@
 """What a folder's file system can do, and what is done where it cannot.
 
-Some, above all those of networks and of FUSE, have no fsync of folders, no flock, no hard links, or let nobody change
+Some, above all those of networks and of FUSE, have no fsync of folders, no flock, no hard links, or no change of
 times: their errors are in UNSUPPORTED. What a caller promises is kept by other means where there are any:
 
 - No fsync: what was written last may be gone after a power loss.
@@ -88,7 +88,7 @@ def move_if_absent(source: str | Path, target: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Another name of a file that nobody changes, or a copy where there are no hard links."""
+    """Link an immutable file under another name, or copy it where there are no hard links."""
     try:
         os.link(source, target)
     except OSError as error:
@@ -216,7 +216,7 @@ def limits_of(folder: Path) -> Limits:
                     lambda: fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB),
                 ),
                 (
-                    "times that cannot be set (replacing a file waits until the clock of the file system goes on)",
+                    "times that cannot be set (replacing a file waits until the clock of the file system advances)",
                     NOT_OWNER,
                     lambda: os.utime(file),
                 ),

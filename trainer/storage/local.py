@@ -179,7 +179,7 @@ class LocalStorage:
         with os_errors(f"writing {target}"):
             target.parent.mkdir(parents=True, exist_ok=True)
             temporary = str(target.parent / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
-            # With the permissions that the user's umask leaves: mkstemp would let nobody else read the run's output.
+            # With the permissions of the user's umask: with mkstemp other users could not read the run's output.
             handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
                 with os.fdopen(handle, "wb") as sink:
@@ -219,7 +219,7 @@ def _copy(source: IO[bytes], sink: IO[bytes]) -> int:
 
 
 def _raise_unless_absent(error: OSError) -> None:
-    """A folder that cannot be read is not an empty one: a run whose checkpoints were not seen would begin anew."""
+    """Raise unless the file is absent: a run with unreadable checkpoints must not start from the beginning."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         with os_errors(f"listing {error.filename}"):
             raise error

@@ -199,7 +199,7 @@ def _download(store: Storage, files: Sequence[ObjectInfo], folder: Path, wanted:
         pass
     if _revision(_files(store)) != _revision(files):
         shutil.rmtree(folder)
-        raise DataError(f"{store.root_uri} changed while it was copied", fix="start again when nobody writes there")
+        raise DataError(f"{store.root_uri} changed while it was copied", fix="start again when no program writes there")
     listing = json.dumps([[info.name, info.size_bytes, info.version] for info in files])
     place = folder / f"{TEMPORARY_PREFIX}files"
     whole = place.with_name(f"{place.name}-{uuid.uuid4().hex}")

@@ -1,8 +1,8 @@
 """Context parallelism (`train.context_parallel`): ranks of a group train on the same packed sequences and share their
 tokens.
 
-Each rank places images into the embeddings of all tokens, and goes on with its own: the tower and these embeddings are
-whole on each rank, the language model, its activations, head and loss are not. Attention exchanges tokens for heads
+Each rank places images into the embeddings of all tokens, then continues with its own: the tower and these embeddings
+are whole on each rank, the language model, its activations, head and loss are not. Attention exchanges tokens for heads
 (`vlmpipe.trainer.models.attention.context_parallel`). A rank's gradients are those of its own tokens' loss, so the sum
 over all ranks that strategies take anyway is the whole gradient.
 """

@@ -90,7 +90,7 @@ def tensors_of(inputs: Mapping[str, Any]) -> list[Tensor]:
 
 
 def _projected_images(config: ModelConfig, shape: SequenceShape, *, cached: bool) -> tuple[dict[str, Any], int]:
-    """Of the largest images, behind the projector, with the pixels or features that are on the device beside them."""
+    """Return projected features of the largest images, with the pixels or cached features, and their image tokens."""
     from vlmpipe.trainer.models.hf.family import HfFamily
     from vlmpipe.trainer.models.hf.model import PROJECTED
     from vlmpipe.trainer.models.hf.processor import FEATURES

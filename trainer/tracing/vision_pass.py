@@ -34,8 +34,10 @@ MEASURED = (448, 448)  # pixels
 
 @functools.lru_cache(64)
 def vision_bytes(section: str, patches: int, compute: Compute, *, recomputes: bool = False) -> VisionBytes:
-    """Of images with so many patches together. section: the model section as JSON; recomputes: the encoder's layers, in
-    the backward pass."""
+    """Return the bytes of the vision encoder's pass over images with `patches` patches in total.
+
+    section: the model section as JSON. recomputes: the backward pass recomputes the encoder's layers.
+    """
     config = ModelConfig.model_validate_json(section)
     with unset_fake_temporarily(), torch.device("cpu"):
         measured = dict(_by_depth(config, compute, recomputes))

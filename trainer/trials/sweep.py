@@ -3,7 +3,7 @@
     python -m vlmpipe.trainer.trials.sweep --config <run>/sweep.json --job 3 --nproc-per-node 1
 
 Each training is a run of its own, with prepared data that it shares with others. What became of it is in its
-`outcome.json`; one that failed leaves the others. Started again, a job goes on with what is not done.
+`outcome.json`; one that failed leaves the others. Started again, a job continues with what is not done.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ Tool = Literal["probe", "doctor", "diagnose", "people"]
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
 class Assumption:
-    """What the code relies on and nobody has seen. refuted_by: failure patterns that contradict it."""
+    """What the code relies on but no run has shown. refuted_by: failure patterns that contradict it."""
 
     id: str
     service: str

@@ -43,7 +43,7 @@ def prove(
 ) -> None:
     """Check the laws of training on any trainer.
 
-    Whether it trains alike on 1, 2 and 4 processes and under accumulation, resumes, stops, and exports what it trained.
+    Checks that 1, 2 and 4 processes and accumulation give the same training, and that it resumes, stops and exports.
     Model and data of the run file are replaced, its train section is not. Ends with exit code 76 where a law does not
     hold or could not be checked.
     """

@@ -86,7 +86,7 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of two or more runs."""
+    """What two or more runs have in common and what differs."""
 
     sides: tuple[Side, ...]
     settings: tuple[SettingsRow, ...]

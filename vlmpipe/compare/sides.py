@@ -32,7 +32,7 @@ class Usage:
 
     hours: from the start of its first step to the end of its last, and of earlier starts of training. train_hours: of
     training, all its starts. tokens: that training read, those of steps that were made again too.
-    starts: of training; steps_repeated: at least so many steps were made twice, after interruptions.
+    starts: of training; steps_repeated: lower bound of the steps that were made twice, after interruptions.
     usd: measured time of its jobs, at the hourly prices that its plan had; planned_usd: what the plan said.
     """
 

@@ -231,7 +231,7 @@ def _parsed(data: Mapping[str, Any], source: str) -> RunConfig:
 def warnings(config: RunConfig) -> list[Problem]:
     """Settings that are allowed but have no effect or are probably not intended."""
     found = {name: list(setting_warnings(run)) for name, run in config.stage_runs().items()}
-    for name in list(found) if config.sweep else list(found)[:-1]:  # their models are registered by nobody
+    for name in list(found) if config.sweep else list(found)[:-1]:  # their models are not registered
         found[name] = [one for one in found[name] if one.field != "gate"]
     return problems_of_stages(found) if config.stages else found[""]
 

@@ -44,7 +44,7 @@ def _login(config: RunConfig) -> tuple[list[Row], GoogleApi | None]:
     if not project:
         rows.append(unseen("project", "gcp.project is empty: nothing is asked about a project", "set gcp.project"))
     if project == EXAMPLE_PROJECT:
-        text = f"gcp.project: {project} is the example project, which is nobody's"
+        text = f"gcp.project: {project} is the example project, not one of yours"
         return [unseen("project", text, "set gcp.project, or source env.sh and use make"), *rows], None
     if not any(one.kind != "image" for one in named(config)):
         return rows, None

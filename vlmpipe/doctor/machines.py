@@ -81,7 +81,7 @@ def _wanted(machine_spec: dict[str, Any]) -> Wanted:
 
 
 def _with_gpu(gpu: str, zones: list[str], api: GoogleApi) -> list[str]:
-    """Those of the zones that have the GPU, too. Raises UnknownGpu where Compute Engine knows none of that name."""
+    """Return those `zones` that also have the GPU. Raises UnknownGpu if no zone has a GPU of that name."""
     name = gpu.lower().replace("_", "-")  # NVIDIA_TESLA_T4 is nvidia-tesla-t4 there
     with_it = zones_of("acceleratorTypes", name, api)
     if not with_it:

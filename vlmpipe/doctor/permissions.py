@@ -120,7 +120,7 @@ def _row(config: RunConfig, asker: Asker, need: Need, answer: Answer) -> Row:
         return ok(asker.account, question)
     text = f"{question}: may not {', '.join(one for one in need.permissions if one in lacking)}"
     if need.kind == "secret":
-        text += ", or there is no such secret (Secret Manager answers alike)"
+        text += ", or there is no such secret (Secret Manager gives the same answer)"
     fix = "\n".join(_grant(need, asker.member, role) for role in need.roles(lacking))
     if need.kind == "bucket":
         return _unless_conditional(asker, need.resource, text, fix)

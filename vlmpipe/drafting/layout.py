@@ -91,8 +91,8 @@ def find_layout(place: Path) -> Layout:
 def _are_splits(tables: Sequence[Path]) -> bool:
     """Whether tables of one form are the splits of one data set by their names, such as train.json and val.json."""
     splits = {split_in(path.name) for path in tables}
-    are_alike = len({path.suffix.lower() for path in tables}) == 1
-    return len(splits) > 1 and None not in splits and are_alike and not any("," in path.name for path in tables)
+    same_format = len({path.suffix.lower() for path in tables}) == 1
+    return len(splits) > 1 and None not in splits and same_format and not any("," in path.name for path in tables)
 
 
 def _visible(place: Path) -> Iterator[Path]:
@@ -103,7 +103,7 @@ def _visible(place: Path) -> Iterator[Path]:
 
 
 def _of_images(place: Path) -> Layout:
-    """Of images alone: names of their folders are labels, texts next to them captions."""
+    """Return the layout of a folder of images without a table: .txt files are captions, or else folder names labels."""
     images = sorted(path for path in _visible(place) if path.suffix.lower() in IMAGE_SUFFIXES)
     if not images:
         raise DataError(f"{place} holds no images and no table", expected="images, with texts to learn")

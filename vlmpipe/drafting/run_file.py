@@ -114,7 +114,10 @@ def _sizes(facts: Facts) -> dict[str, Any]:
 
 
 def _held_out_share(facts: Facts) -> float:
-    """The share of distinct images to hold out: a tenth, and of few images so many that some surely are."""
+    """Return the share of distinct images for validation: a tenth, and more of few images.
+
+    DEFAULT_SHARE where the data has splits.
+    """
     if facts.splits.keys() - {"none"}:
         return DEFAULT_SHARE
     return min(0.5, max(DEFAULT_SHARE, round(FEWEST_HELD_OUT / max(1, facts.distinct_images), 2)))

@@ -50,7 +50,10 @@ def image_token_limit(model: ModelConfig, data: DataConfig) -> str:
 
 
 def _published_limit(model: ModelConfig, sequence_length: int) -> str:
-    """Of a model whose image processor knows: samples with larger images than fit are rejected one by one."""
+    """Return the tokens per image of a model with its publisher's image processor; empty if they are not known here.
+
+    Preparation rejects samples whose images do not fit. Raises ConfigError if not even the smallest image fits.
+    """
     if model.tower.weights and not local_folder(model.tower.weights, model.tower.revision, weights=False):
         return ""
     images = image_form_of(model).published
@@ -63,7 +66,10 @@ def _published_limit(model: ModelConfig, sequence_length: int) -> str:
 
 
 def _grid_limit(model: ModelConfig, sequence_length: int) -> str:
-    """Of a model whose images differ in tokens: the largest must fit."""
+    """Return the tokens per image of a model whose images differ in tokens; empty if they are not known here.
+
+    Raises ConfigError if the largest image, of model.max_pixels, does not fit into a packed sequence.
+    """
     if model.tower.weights and not local_folder(model.tower.weights, model.tower.revision, weights=False):
         return ""
     grids = image_form_of(model).grids

@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def estimate_errors(self) -> list[str]:
-        """Those that are not of a job spec: GPU, memory, disks, terms of the capacity fallback that are not sold."""
+        """Return the estimate's errors: unsupported GPU, memory, disks, capacity terms that are not sold."""
         found = [*self.unsupported, *(self.pipeline.errors if self.pipeline else ())]
         for host in (self.memory.host, self.memory.start) if self.memory else ():
             if host and not host.fits:

@@ -46,7 +46,7 @@ def _prepared_here(config: RunConfig, job: JobConfig, paths: RunPaths) -> tuple[
             return None
         split, tile_tokens = Index.load(uri).split("train"), image_form_of(job.model).tile_tokens
         stats = json.loads(open_storage(uri).read(STATS))
-    except UserError:  # a source that is not there, or damage, after which the next run prepares the data anew
+    except UserError:  # a source that is not there, or damage, after which the next run prepares the data again
         return None
     passes = mixture_note(stats, job.data)
     sampler = PackedBatchSampler.of_training(split, job, tile_tokens=tile_tokens)

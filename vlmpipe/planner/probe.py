@@ -38,7 +38,7 @@ def probe_plan(machine: ProbedMachine, root_uri: str) -> ProbePlan:
 
 
 def _product_tflops(gpu: Gpu | None) -> float | None:
-    """Of the best product alone, which the share that the plan takes is a part of."""
+    """Return the TFLOPS of the best matrix product, of which the plan's rate is a share; None for an unknown GPU."""
     peak = (gpu.bf16_tflops or gpu.fp16_tflops) if gpu else None
     return gpu.best_product_share * peak if gpu and peak else None
 

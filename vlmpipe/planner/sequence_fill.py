@@ -27,8 +27,10 @@ class LengthFill:
 
 
 def fill_by_length(config: RunConfig, split: SplitIndex, tile_tokens: int) -> tuple[LengthFill, ...]:
-    """Of the run file's length, its halves that hold every sample, and its doubles; of one epoch, or as many samples of
-    it as MOST_SAMPLES. Empty without packing.
+    """Return packing efficiency at the run file's sequence length, at its doubles, and at its halves that hold every
+    sample.
+
+    Packs the first epoch, of at most MOST_SAMPLES samples. Empty without packing.
     """
     from vlmpipe.trainer.data.packing import plan_packing
 

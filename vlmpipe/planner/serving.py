@@ -40,7 +40,7 @@ def unservable(config: RunConfig, model: Architecture | None = None) -> tuple[st
 
 
 def served_model(config: RunConfig) -> Architecture | None:
-    """The model that deploy serves; None for no deploy, and for a model whose sizes nobody knows here."""
+    """Return the model that deploy serves, or None without deploy or if its sizes are not known here."""
     if config.deploy is None:
         return None
     try:
@@ -91,7 +91,7 @@ def model_type_of(model: ModelConfig) -> str:
 
 
 def _tower_type_of(model: ModelConfig) -> str:
-    """That of a LLaVA's vision encoder, which may come from a model that has one."""
+    """Return the model_type of a LLaVA's vision encoder, also where a larger model contains the encoder."""
     whole = _configuration(model.tower)
     vision = whole.get("vision_config", whole)
     return str(vision.get("model_type") or (f"{whole['model_type']}_vision_model" if "model_type" in whole else ""))

@@ -27,7 +27,7 @@ class StagesPlan:
 
     @property
     def state(self) -> State:
-        """That of the worst stage."""
+        """The worst stage's state."""
         return max((plan.state for plan in self.stages.values()), key=STATES.index)
 
     @property

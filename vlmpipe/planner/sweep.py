@@ -53,7 +53,7 @@ class SweepPlan:
 
     @property
     def state(self) -> State:
-        """That of the worst variant or stage."""
+        """The state of the worst variant or shared stage."""
         states = [one.plan.state for one in self.variants.values() if one.plan]
         return max([self.shared.state, *states], key=STATES.index)
 

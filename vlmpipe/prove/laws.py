@@ -142,7 +142,7 @@ class Proof:
 
     def resume(self) -> str | Breach:
         if not self._trainer.resumes:
-            raise NotAskedError("train.trainer has no resume_args: it starts anew after an interruption")
+            raise NotAskedError("train.trainer has no resume_args: it starts from the beginning after an interruption")
         self._require_constant_rate()
         whole, second = self._ended("whole", QUARTER), self._ended("continued", replace(HALF, steps=LONGER))
         if second.resumed_from_step != STEPS:
@@ -264,7 +264,7 @@ class Proof:
 LAWS: dict[str, tuple[str, Callable[[Proof], str | Breach]]] = {
     "labels": ("Labels are the answers of the chat template", Proof.labels),
     "token-mean": ("The loss is the mean over label tokens", Proof.token_mean),
-    "processes": ("1, 2 and 4 processes train alike", Proof.processes),
+    "processes": ("1, 2 and 4 processes give the same training", Proof.processes),
     "accumulation": ("Accumulation changes nothing", Proof.accumulation),
     "packing": ("Packing changes nothing", Proof.packing),
     "resume": ("Continued equals uninterrupted", Proof.resume),

@@ -158,7 +158,7 @@ def page(content: Mapping[str, Any]) -> str:
 
 
 def _versions(trainer: LocalTrainer) -> dict[str, str]:
-    """Those of the environment that the trainer runs in."""
+    """Return the versions of vlmpipe and of the packages that the trainer runs with."""
     found = {"vlmpipe": __version__}
     if trainer.config.train.trainer is None:
         found |= {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}

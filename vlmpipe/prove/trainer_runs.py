@@ -66,7 +66,7 @@ class Ended:
 
     @property
     def own_exit_code(self) -> int:
-        """That of the trainer itself, where a launcher judged it."""
+        """The exit code of the trainer's own process, where a launcher reports it; else the launcher's."""
         told = OWN_CODE.findall(self.output)
         return int(told[-1]) if told else self.exit_code
 

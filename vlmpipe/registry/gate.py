@@ -252,7 +252,10 @@ def _overlap(name: str, metric: str, counts: Mapping[str, Any], threshold: float
 
 
 def _look_alikes(evaluation: Mapping[str, Any], threshold: float) -> list[Check]:
-    """Of the validation split and of each benchmark whose images the evaluation has seen: not those of lmms-eval."""
+    """Return checks of images that look like training images, for the validation split and for each benchmark.
+
+    Benchmarks of lmms-eval have none: the evaluation does not see their images.
+    """
     name, metric = "share of {} that look like training images", "images_like_train"
     benchmarks = {name: one for name, one in (evaluation.get("benchmarks") or {}).items() if "images" in one}
     return [
@@ -283,7 +286,7 @@ def _against_champion(evaluation: Mapping[str, Any], gate: GateConfig, against: 
     margin = gate.margin(counts.questions)
     assert margin is not None
     tested = _Tested("no regression", "exact_match - champion", counts, -margin, gate.min_questions)
-    auto = ", the smallest that so many questions can see" if gate.max_regression == "auto" else ""
+    auto = ", the smallest that this number of questions can detect" if gate.max_regression == "auto" else ""
     sentence = f"exact match {{}} against {which}{against.where} {{}} a drop of {margin:.4g}{auto}"
     return tested.check(sentence, ("rules out", "does not rule out"))
 

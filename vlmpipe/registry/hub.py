@@ -43,7 +43,7 @@ def upload_registered(run_uri: str) -> str:
     registered = read_record(store, RECORD)
     token = require_token(hub)
     model = open_storage(registered["uri"])
-    # The marker names folders of this run, which are nobody's business on the hub, and no program there reads it.
+    # The marker names folders of this run, which have no use on the hub, and no program there reads it.
     files = {info.name: model.fetch(info.name) for info in model.list() if info.name != MARKER}
     message = f"{registered['model']} version {registered['version']}, run {settings['run']['run_id']}"
     commit, address = _upload(hub, token, files, message)
@@ -102,7 +102,7 @@ def _upload(hub: HubConfig, token: str, files: Mapping[str, Path], message: str)
 
 
 def _stale(there: Iterable[str], files: Mapping[str, Path]) -> list[str]:
-    """A former model's files. Folders, licences and pictures are left: they may be somebody's own."""
+    """Return the former model's files. Folders, licences and images are left: they may be the user's own."""
     return sorted(name for name in there if "/" not in name and name.endswith(MODEL_SUFFIXES) and name not in files)
 
 

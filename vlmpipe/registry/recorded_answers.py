@@ -37,10 +37,10 @@ def recorded_answers(run: Storage, champion: Storage) -> PairedCounts | None:
 
 
 def image_groups(run: Storage, predictions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Of each sample, the name of its images (`trainer.evaluation.metrics.image_group`).
+    """Return the name of each sample's images (`trainer.evaluation.metrics.image_group`), by sample id.
 
-    Recorded with the answers, but by a program of others: then by the run's prepared data. Raises UserError where that
-    cannot be read.
+    Names that another program has not recorded with its answers are computed from the run's prepared data. Raises
+    UserError if that cannot be read.
     """
     groups = {str(one["id"]): str(one["image_group"]) for one in predictions if one.get("image_group")}
     if missing := {str(one["id"]) for one in predictions} - groups.keys():

@@ -70,7 +70,7 @@ class VertexRegistry:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], root_uri: str) -> VertexRegistry:
-        """That of a run, from the content of its run.json."""
+        """Return the registry of a run, from the content of its run.json."""
         gcp, register = settings["gcp"], settings["register"]
         return cls(
             Place(gcp["project"], gcp["location"]),
@@ -139,7 +139,7 @@ class VertexRegistry:
         return stored
 
     def _folder(self, candidate: Candidate) -> str:
-        """Of the run's first checkpoint that is registered its own; of one that it has trained on to, one inside it."""
+        """Return the candidate's folder: the run's, or one inside it if another checkpoint was registered first."""
         name = f"{candidate.run_id}/{RECORD}"
         of_another = (
             self._store.stat(name) is not None

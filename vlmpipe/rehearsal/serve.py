@@ -3,7 +3,7 @@
     vlmpipe rehearse configs/mine.yaml gcp.project=my-project
 
 What another terminal submits is checked as strictly as the tests check it, and then goes through its steps by itself,
-one each time that somebody asks how it stands. Nothing is prepared and nothing is trained.
+one each time that a client asks for its state. Nothing is prepared and nothing is trained.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def rehearsal(config: RunConfig) -> Iterator[Rehearsal]:
 
 def serve(config: RunConfig, source: Sequence[str]) -> None:
     """Serve until Ctrl-C. `source` names the run file on the command line, with its overrides."""
-    if config.gcp.project == EXAMPLE_PROJECT:  # nobody's: submit would refuse it
+    if config.gcp.project == EXAMPLE_PROJECT:  # no real project: submit would refuse it
         source = [*source, "gcp.project=my-project"]
         config = load_run_file(source[0], source[1:])
     with rehearsal(config) as servers:

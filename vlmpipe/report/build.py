@@ -22,7 +22,7 @@ from vlmpipe.config.sections.stages import earlier_stages
 from vlmpipe.report import tables
 from vlmpipe.report.dataset_section import data_view
 from vlmpipe.report.load import RunFiles, column, flatten, number, read_run
-from vlmpipe.report.near_duplicates import alike_view, recorded_pairs
+from vlmpipe.report.near_duplicates import near_duplicate_view, recorded_pairs
 from vlmpipe.report.pages import STYLE, page_template
 from vlmpipe.report.plan_section import plan_view
 from vlmpipe.report.profile_section import profile_view
@@ -109,7 +109,7 @@ def _context(files: RunFiles, stages: dict[str, RunFiles]) -> dict[str, Any]:
         "splits": splits,
         "split_rows": split_rows,
         "data": data_view(files),
-        "alike": alike_view(files, images),
+        "near_duplicates": near_duplicate_view(files, images),
         "config": _config(files.config),
         "changed": tables.changed_settings(files),
         "versions": _versions(files.summary),

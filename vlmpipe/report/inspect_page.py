@@ -76,7 +76,7 @@ def build_page(name: str, cards: Sequence[Card], overview: Overview | None) -> s
 
 
 def _rows(overview: Overview) -> list[dict[str, Any]]:
-    """Of each source its counts, shares and charts."""
+    """Return counts, shares and charts of each source."""
     tokens = sum(one.tokens for one in overview.sources) or 1
     drawn = sum(one.epoch_tokens for one in overview.sources) or 1
     return [

@@ -1,4 +1,4 @@
-"""Pairs of pictures that look alike, one that the model is scored on and one that it was trained on."""
+"""Pairs of similar images, a validation image and a training image."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def recorded_pairs(files: RunFiles) -> list[tuple[str, dict[str, Any]]]:
     return [(name, mapping(one)) for name, one in found]
 
 
-def alike_view(files: RunFiles, images: PreparedImages | None) -> list[dict[str, Any]]:
+def near_duplicate_view(files: RunFiles, images: PreparedImages | None) -> list[dict[str, Any]]:
     """For the template: the two pictures of each pair, whose they are, and how near."""
     return list(_pairs(files, images)) if images else []
 

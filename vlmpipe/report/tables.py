@@ -272,7 +272,7 @@ def starts_sentence(summary: Mapping[str, Any]) -> str:
 
 
 def train_seconds(files: RunFiles) -> float | None:
-    """Of the train step, earlier starts of training included."""
+    """Return the seconds of the train step, earlier starts included; None if it has not ended."""
     record = next((record for record in files.steps if record.get("step") == "train"), {})
     began_s, ended_s = number(record.get("started_s")), number(record.get("ended_s"))
     if not began_s or not ended_s:

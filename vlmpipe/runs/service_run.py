@@ -48,7 +48,7 @@ class ServiceRun:
 
     @property
     def files(self) -> RunFiles:
-        """Those of the current stage; of a run that an earlier stage's gate ended, that stage's."""
+        """The current stage's files; if an earlier stage's gate ended the run, that stage's."""
         is_ended = self.is_over and self.outcome == "done" and self.state.decided
         return self.files_of[self.state.decided[-1] if is_ended else self.state.stage]
 

@@ -13,7 +13,7 @@ from vlmpipe.trainer.storage.base import join_uri
 
 LAST = "@last"
 SHOWN = 5  # ids in a message
-_STARTED = re.compile(r"-\d{8}-\d{6}(-[0-9a-f]+)?")  # what follows a run file's name in an id that nobody chose
+_STARTED = re.compile(r"-\d{8}-\d{6}(-[0-9a-f]+)?")  # what follows a run file's name in a generated id
 
 
 def full_name(name: str, root: str) -> str:

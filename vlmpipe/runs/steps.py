@@ -126,9 +126,9 @@ def without_absent(steps: Iterable[Step]) -> list[Step]:
 
 
 def with_reused_stages(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Of a stage that an earlier attempt of the run finished only the first step and the gate run: the rest is reused.
+    """Mark as reused the steps that are skipped because an earlier attempt of the run finished their stage.
 
-    The last stage's steps all run.
+    Of such a stage only the first step and the gate run. The last stage's steps all run.
     """
     decided = [step.stage for step in steps if step.name in DECIDING and step.state not in ("waiting", "skipped")]
     last = [step.stage for step in steps if step.name in DECIDING][-1:]

@@ -121,7 +121,7 @@ class InferenceService:
         }
 
     def _address(self, body: Json, *, alone: bool) -> str:
-        """That of the newest revision, once it is ready."""
+        """Wait until the newest revision is ready and return its address. Raises UserError after the timeout."""
         until, why = time.monotonic() + self._deploy.deployment_timeout_s, "it has no status yet"
         while time.monotonic() < until:
             found = self._get() or {}

@@ -38,7 +38,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class ChatServer:
-    """Where questions go. `headers` are made anew for each request, since tokens run out."""
+    """The server that answers questions. `headers` makes new headers for each request, since tokens expire."""
 
     url: str
     model: str

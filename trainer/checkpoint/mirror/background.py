@@ -1,4 +1,4 @@
-"""Mirrors checkpoints while training goes on, in a thread of rank 0 that uses none of training's collectives.
+"""Mirrors checkpoints during training, in a thread of rank 0 that uses none of training's collectives.
 
 A newer checkpoint overtakes those that wait. Errors do not stop training: the thread tries again, and the lag shows it.
 A copy that the end of the process cuts off is continued by `sync_checkpoint`, or by the next start.

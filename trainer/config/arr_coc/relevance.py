@@ -33,7 +33,7 @@ class RelevanceConfig(Section):
     balancer: Literal["adaptive", "fixed"] = Field(
         "adaptive",
         description="adaptive learns the scorers' weights and the three tensions from scores and question; fixed "
-        "weighs scorers alike, with neutral tensions.",
+        "gives scorers equal weights, with neutral tensions.",
     )
     allocation: Allocation = Field(
         "topk",
@@ -51,7 +51,7 @@ class RelevanceConfig(Section):
     )
     mass: Fraction = Field(0.6, description="Share of relevance that the kept tokens hold. For mass.")
     temperature: float = Field(
-        0.1, gt=0, description="Of the softmax over relevance; lower concentrates on fewer tokens."
+        0.1, gt=0, description="Temperature of the softmax over relevance; lower concentrates on fewer tokens."
     )
     explore: float = Field(
         1.0, gt=0, description="Scale of the noise with which training draws selections; higher tries more of them."
@@ -130,7 +130,7 @@ class RelevanceConfig(Section):
             )
         if self.learns and self.allocation in ("uniform", "random"):
             raise ValueError(
-                f"allocation {self.allocation} does not heed relevance, so estimator rloo would train what is not "
-                "used: choose topk, mass or quadtree, or set estimator to none"
+                f"allocation {self.allocation} ignores relevance, so estimator rloo has nothing to train: "
+                "choose topk, mass or quadtree, or set estimator to none"
             )
         return self

@@ -94,7 +94,7 @@ def share(count: int, of: int) -> str:
 
 
 def _shown(name: str) -> str:
-    """A key of somebody's data, for a terminal: with escapes where a character cannot be seen."""
+    """Return a key of the user's data for a terminal, with escapes if a character is not printable."""
     return name if name.isprintable() else _yaml(name)
 
 

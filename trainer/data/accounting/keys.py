@@ -40,7 +40,7 @@ CONVERSATIONS = (
     "response",
 )
 AN_ADDRESS, BYTES = "an address", "bytes"
-# Base64 of how JPEG, PNG, WebP and GIF begin. Paths have no such beginning of so many characters.
+# Base64 of how JPEG, PNG, WebP and GIF begin. No path has such a beginning of this length.
 ENCODED = re.compile(r"(/9j/|iVBORw0KGgo|UklGR|R0lGOD)[A-Za-z0-9+/\s]{48}")
 ADDRESS = re.compile(r"(https?|gs|s3|file)://\S+$")
 LONGEST_ADDRESS_CHARS = 4096
@@ -78,7 +78,7 @@ LABEL_KEYS: dict[str, tuple[Any, ...]] = {
 # Of messages, where some tools hide answers from the loss by 1 and others by 0.
 MASKS = ("mask", "masked")
 
-# Of parts of messages: what Qwen's and Gemini's tools do with one image or video. All are prepared alike here.
+# Of parts of messages: what Qwen's and Gemini's tools do with one image or video. This project prepares all equally.
 PART_SETTINGS = {
     **dict.fromkeys(("max_pixels", "min_pixels", "total_pixels", "resized_height", "resized_width",
                      "mediaResolution", "media_resolution"), "model.min_pixels and model.max_pixels"),

@@ -23,7 +23,7 @@ from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 FIRST_MARK = 0xE000  # private use
 LAST_MARK = ord(DATE_MARK)
 MOST_TEXTS = 6000  # as many marks as there are below DATE_MARK
-# White space around a text, to see which of it a template strips. Unlike each other, so that no two readings are alike.
+# White space around a text, to see which of it a template strips. Different ones, so that no two readings are equal.
 BEFORE, BEHIND = "\n \n", "\n\t\n"
 # What is left of BEFORE and of BEHIND by each kind of stripping.
 LEFT: dict[str, Callable[[str], str]] = {BEFORE: str, "": str.lstrip, " \n": lambda text: text.lstrip("\n")}
@@ -188,7 +188,7 @@ class _Reading:
         """What is a label, and whether every answer's labels start where the prompt of its turn ends.
 
         The prompt is rendered for the last answer, and for one of each literal text that stands before an answer: a
-        rendering takes time in proportion to the turns, and equal texts before answers divide alike.
+        rendering takes time in proportion to the turns, and equal texts before answers divide equally.
         """
         labels, at_prompt, slot = _Labels(), True, 0
         places = self._places(text)

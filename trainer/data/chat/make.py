@@ -119,7 +119,7 @@ def _writes_videos(chat: Chat) -> bool:
 def _forms(model: ModelConfig, tokenizer: PreTrainedTokenizerFast, form: ImageForm) -> tuple[bool, ...]:
     """How images may be given to the template (`Chat.as_text`)."""
     if tokenizer.chat_template == own_template(tokenizer, form):
-        return (True,)  # an export of ours, which goes on as it began
+        return (True,)  # an export of ours, which keeps its template
     # The language model of a llava may be one of texts; a whole model's template writes images.
     return (False,) if model.pretrained else (False, True)
 

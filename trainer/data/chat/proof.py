@@ -104,6 +104,6 @@ def require_labels(chat: Chat, messages: tuple[Message, ...]) -> None:
     assert not any(chat.image_token_id in run for run in runs)
     said = [chat.tokenizer.decode(run, clean_up_tokenization_spaces=False) for run in runs]
     # Some tokenizers decode without the blank that a text begins with; none may decode to more than the answer.
-    alike = [a.lstrip(" ") == b.lstrip(" ") and len(a) <= len(b) for a, b in zip(said, answers, strict=False)]
-    if len(said) != len(answers) or not all(alike):
+    equal = [a.lstrip(" ") == b.lstrip(" ") and len(a) <= len(b) for a, b in zip(said, answers, strict=False)]
+    if len(said) != len(answers) or not all(equal):
         raise _refused(f"and this tokenizer label {said} where {answers} is answered")

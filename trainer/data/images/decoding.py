@@ -18,7 +18,7 @@ class Budget:
 
     @contextmanager
     def holding(self, size_bytes: int) -> Iterator[None]:
-        """Hold so many bytes inside the block, or all there are, once others have returned theirs."""
+        """Hold `size_bytes` inside the block, at most all, once other threads have returned theirs."""
         taken = min(size_bytes, self._most)
         with self._changed:
             self._changed.wait_for(lambda: self._held + taken <= self._most)

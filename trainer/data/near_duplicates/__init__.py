@@ -1,1 +1,1 @@
-"""Images that look alike: signatures of their pixels, and the search for validation images that training has seen."""
+"""Near-duplicate images: signatures of their pixels, and the search for validation images that training has seen."""

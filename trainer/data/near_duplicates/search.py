@@ -28,7 +28,7 @@ assert MAX_HASH_DISTANCE < 2 * BANDS
 MAX_SEARCHED = 1 << 16  # images that are looked up at once: about 1 KiB each
 MAX_COMPARISONS = 1 << 30  # in a search: about a minute
 COMPARED_AT_ONCE = 1 << 18
-MIN_FOUND = 8  # of so many searched images one was found: the rest is put into new tables
+MIN_FOUND = 8  # if more than one in this many searched images was found, the rest is put into new tables
 
 NONE = -1
 
@@ -66,7 +66,7 @@ class NearDuplicates:
                 self._compare(places, others[rows][images], numbers[rows][images])
             done = min(len(others), rows.stop)
             if MIN_FOUND * int((self.found[self._in_tables] != NONE).sum()) > len(self._in_tables):
-                self._index()  # images by the thousand that look alike are compared once
+                self._index()  # thousands of near-duplicates are compared once
         return done
 
     def _index(self) -> None:
@@ -82,12 +82,12 @@ class NearDuplicates:
             self._images.append((order // len(flips)).astype(np.int32))
 
     def _spans(self, bands: NDArray[np.uint16]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Of each band: where each of the others' candidates begin, and how many there are."""
+        """Yield (starts, counts) for each band: where the candidates of each image begin, and how many there are."""
         for starts, values in zip(self._starts, bands.astype(np.int64).T, strict=True):
             yield starts[values], starts[values + 1] - starts[values]
 
     def _pairs(self, bands: NDArray[np.uint16]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Of each band: places of searched images, and of the others that share it."""
+        """Yield (searched, others) for each band: indexes of searched images and of the other images that share it."""
         for (starts, counts), images in zip(self._spans(bands), self._images, strict=True):
             others = np.repeat(np.arange(len(counts)), counts)
             within = np.arange(len(others)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,7 +1,7 @@
 """The step that downloads images which records name by addresses of the web, before anything else reads them.
 
 Each address is asked once, whatever the number of records that name it. What was downloaded is kept, so a step that was
-ended goes on where it was.
+ended continues where it was.
 """
 
 from __future__ import annotations
@@ -170,5 +170,5 @@ def _bound(found: Fetched, bound: str, name: str) -> DataError:
     return DataError(
         f"fetching images takes {bound}, after {found.now + found.before:,} of {found.addresses:,} addresses",
         expected="no more than the run file allows; what was fetched is kept",
-        fix=f"set data.{name} to more and run again, which goes on from there, or use fewer records (data.max_samples)",
+        fix=f"raise data.{name} and run again, which continues from there, or use fewer records (data.max_samples)",
     )

@@ -130,7 +130,7 @@ class _Spread:
 
 
 def _held_bytes(record: Sample) -> int:
-    """Of images that are in the record and not in files of their own."""
+    """Return the bytes of images that are inside the record, not in files of their own."""
     return sum(image.size_bytes() for image in record.images if image.size_bytes and not image.is_file)
 
 

@@ -160,8 +160,8 @@ def _notes(stats: dict[str, Any], data: DataConfig) -> str:
         unread.update(one["unread"])
     keys = not_read(dict(unread), sum(one["samples"] for one in sources))
     near = stats["near_duplicates"]
-    alike = f"{near['eval_images']:,} of {near['searched']:,} validation images look like training images"
-    notes = [*coverage.get("notes", ()), *filter(None, [mixture_note(stats, data), near["eval_images"] and alike])]
+    similar = f"{near['eval_images']:,} of {near['searched']:,} validation images look like training images"
+    notes = [*coverage.get("notes", ()), *filter(None, [mixture_note(stats, data), near["eval_images"] and similar])]
     return keys + "".join(f"; {note}" for note in notes)
 
 

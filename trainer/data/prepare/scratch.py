@@ -19,7 +19,7 @@ def scratch() -> Iterator[Path]:
     """A new folder, which is removed with its content at the end.
 
     Its owner holds a lock on a file beside it, which the system releases however the process ends: a folder whose lock
-    is free belongs to nobody and is removed by the next preparation on this disk.
+    is free is no longer in use and is removed by the next preparation on this disk.
     """
     root = Path(tempfile.gettempdir())
     with os_errors(f"preparing data in {root}"):

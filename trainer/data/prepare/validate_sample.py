@@ -114,7 +114,7 @@ def _unsafe(identity: str) -> str:
 
 
 def _least_tiles(image: ImageRef) -> int:
-    """Of an image that is not cut, and each patch in time of a video."""
+    """Return the minimum number of tiles: 1 for an image, the temporal patches for a video."""
     return image.clip.patches if image.clip else 1
 
 
@@ -331,7 +331,7 @@ class SampleValidator:
         return turns
 
     def _encoded(self, turns: tuple[Turn, ...], counts: Sequence[int], sizes: Sequence[tuple[int, int]]) -> Encoded:
-        """Of a pair, both conversations in a row."""
+        """Return the tokens of a sample; of a preference pair, both conversations one after the other."""
         self._chat.verify(self._chat.messages(turns))
         if not self._in_pairs:
             return self._chat.encode(turns, counts, sizes)

@@ -70,7 +70,7 @@ class BigQuerySource(RowSource):
                 raise DataError(
                     f"the table {self._name} changed while it was read",
                     expected="rows that stay as they are until the data is prepared",
-                    fix="read a snapshot (CREATE SNAPSHOT TABLE), or run again once nobody writes",
+                    fix="read a snapshot (CREATE SNAPSHOT TABLE), or run again once no job writes to the table",
                 )
 
     def _described(self) -> Any:

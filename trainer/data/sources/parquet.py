@@ -72,7 +72,7 @@ class ParquetSource(RowSource):
         super().__init__(files, config)
 
     def fingerprint(self) -> str:
-        # Of a bucket's files only the first is fetched for that: those of one set are alike.
+        # Of a bucket's files only the first is fetched for that: files of one set have the same form.
         asked = self.files.names if isinstance(self.files.storage, LocalStorage) else self.files.names[:1]
         self.names_images = self.names_images or any(map(self._names_images, asked))
         return super().fingerprint()
@@ -138,7 +138,7 @@ def _is_vector(kind: pa.DataType) -> bool:
 
 @dataclass(frozen=True)
 class _Table:
-    """An open file: columns with their types, batches of at most BATCH_ROWS, and what is missing after so many rows."""
+    """An open file: columns with their types, batches of at most BATCH_ROWS, and the message for an early end."""
 
     kinds: dict[str, pa.DataType]
     batches: Callable[[list[str]], Iterator[pa.RecordBatch]]

@@ -22,7 +22,8 @@ Words = Sequence[str]
 
 
 def bleu_tally(references: Sequence[Words], caption: Words) -> tuple[float, ...]:
-    """Of one caption: n-grams that a reference has, and all, for n from 1 to 4; its length and the closest reference's.
+    """Return a caption's BLEU counts: matched n-grams, then all n-grams, for n from 1 to 4; the caption's length, then
+    the closest reference's.
 
     An n-gram counts at most as often as in the reference that has it most often. Of two references equally close the
     shorter one counts.

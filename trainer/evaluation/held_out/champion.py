@@ -68,7 +68,7 @@ def _answers(
         if any(its_run.stat(name) is None for name in ("run.json", "prepared.json", EXPORT)):
             return Rescored(pointer, obstacle=f"its run's files are gone from {pointer.run_uri}")
         if (now := read_record(its_run, EXPORT).get("checkpoint", "")) != pointer.checkpoint:
-            return Rescored(pointer, obstacle=f"its run was exported anew since it was registered, from {now}")
+            return Rescored(pointer, obstacle=f"its run was exported again since it was registered, from {now}")
         own = JobConfig.of_record(read_record(its_run, "run.json"), its_run.uri("run.json"))
         own = own.model_copy(update={"evaluate": job.evaluate})
         its_data = own.pointers().prepared_uri

@@ -31,7 +31,7 @@ class HeldOut:
     shards: ShardReader
 
     def images(self, sample: int, most: int | None = None) -> ShownImages:
-        """Those of a sample, or the first `most` of them."""
+        """Return the images of a sample, or the first `most` of them."""
         end = slice(most)
         return ShownImages(
             self.split.image_token_counts(sample)[end],
@@ -68,7 +68,7 @@ class HeldOut:
 def by_text(questions: list[Question]) -> list[Question]:
     """Questions with their texts as slices, where records name no slices and few texts are asked again and again.
 
-    One accuracy over several questions hides that one of them is always answered alike.
+    One accuracy over several questions hides that one of them always gets the same answer.
     """
     texts = [counted_question(one.question) for one in questions]
     kinds = set(texts)

@@ -30,15 +30,15 @@ class ShuffledImages:
 
     def __init__(self, split: SplitIndex, shards: ShardReader | None, form: ImageForm) -> None:
         self._split, self._shards, self._form = split, shards, form
-        self._alike: dict[Any, list[int]] = defaultdict(list)
+        self._similar: dict[Any, list[int]] = defaultdict(list)
         for sample in range(len(split)):
-            self._alike[self._kind(sample)].append(sample)
+            self._similar[self._kind(sample)].append(sample)
 
     def partner(self, sample: int) -> int | None:
         """A sample whose images have the same tokens and tiles, and none of which is this sample's; None without."""
-        own, alike = set(self._split.image_sha256(sample)), self._alike[self._kind(sample)]
-        start = bisect_left(alike, (sample + len(self._split) // 2) % len(self._split))
-        for other in [*alike[start:], *alike[:start]]:
+        own, similar = set(self._split.image_sha256(sample)), self._similar[self._kind(sample)]
+        start = bisect_left(similar, (sample + len(self._split) // 2) % len(self._split))
+        for other in [*similar[start:], *similar[:start]]:
             if other != sample and own.isdisjoint(self._split.image_sha256(other)):
                 return other
         return None

@@ -118,8 +118,10 @@ def is_above(counts: PairedCounts, difference: float, level: float = LEVEL) -> b
 
 
 def default_margin(questions: int) -> float:
-    """The smallest drop that so many questions can tell from none: a model that is worse by it passes in a share LEVEL
-    of cases, one that is as good in a share POWER, where a share DIFFERING of their answers differ.
+    """Return the smallest drop that this number of questions can detect.
+
+    A model that is worse by it passes in a share LEVEL of cases, one that is as good in a share POWER, if a share
+    DIFFERING of their answers differ.
 
     The normal approximation of the test's power; at most MAX_DEFAULT_MARGIN.
     """

@@ -59,7 +59,10 @@ class ArrCocFamily(QwenVlFamily):
         return model
 
     def shape(self, config: ModelConfig) -> ModelShape:
-        """Of the base with at most the tokens that are kept; the module's parameters are among the adapters."""
+        """Return the base model's shape with at most the selected tokens per image.
+
+        The relevance module's parameters are counted among the adapters.
+        """
         assert config.relevance is not None
         shape = super().shape(config)
         width = shape.language.hidden

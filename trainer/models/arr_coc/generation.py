@@ -19,7 +19,7 @@ from vlmpipe.trainer.models.arr_coc.module import Relevance, RelevanceModule, po
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Of one image of a prompt."""
+    """The relevance and the selected tokens of one image of a prompt."""
 
     found: Relevance
     kept: Kept

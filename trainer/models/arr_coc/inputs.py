@@ -24,7 +24,7 @@ class Selectable:
 
 @dataclass(frozen=True, eq=False)
 class SelectionInputs:
-    """Of one forward pass. Samples are numbered over all its sequences; tokens in the flattened sequences."""
+    """Inputs of selection in one forward pass. Numbers samples over all sequences, tokens in the flattened ones."""
 
     question_index: Tensor  # (question tokens,)
     question_samples: Tensor  # (question tokens,) sample of each
@@ -41,11 +41,11 @@ class SelectionInputs:
 
     @property
     def image_tokens(self) -> int:
-        """Of all images, before selection."""
+        """The tokens of all images, before selection."""
         return sum(rows * columns for rows, columns in self.grids)
 
     def sample_tokens_with(self, kept: Sequence[Sized]) -> list[list[int]]:
-        """Tokens of the samples of each sequence with so many tokens of each image instead of all slots."""
+        """Return the tokens of each sequence's samples, with the kept tokens of each image instead of all slots."""
         left_over = [0] * self.num_samples
         for sample, most, one in zip(self.image_samples, self.slots, kept, strict=True):
             left_over[sample] += most - len(one)

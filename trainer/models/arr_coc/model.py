@@ -95,7 +95,7 @@ class RelevanceVLM(QwenVLM):
         return losses.mean(0).sum() + policy - policy.detach()
 
     def relevance_of(self, input_ids: Tensor, textures: Tensor, selection: SelectionInputs) -> list[Relevance]:
-        """Of each image. textures: (image tokens, channels)."""
+        """Return the relevance of each image. textures: (image tokens, channels)."""
         tokens = input_ids.flatten().index_select(0, selection.question_index)
         embeddings = self.model.get_input_embeddings()(tokens)
         questions = pooled(embeddings, selection.question_samples, selection.num_samples)

@@ -27,7 +27,7 @@ LEAST_DEVIATION = 0.1  # nats, of the rewards that advantages are divided by
 
 @dataclass(frozen=True, eq=False)
 class Relevance:
-    """Of one image and question."""
+    """Relevance of one image's tokens to one question."""
 
     scores: Tensor  # (scorers, tokens)
     relevance: Tensor  # (tokens,) in [0, 1]

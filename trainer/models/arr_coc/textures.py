@@ -106,7 +106,7 @@ def compressed_xyz(image: Tensor) -> Tensor:
 
 
 def _power(base: Tensor, exponent: float) -> Tensor:
-    """Of numbers above 0."""
+    """Return `base` to the power of `exponent`, for positive numbers."""
     return torch.log2(base).mul_(exponent).exp2_()
 
 
@@ -162,7 +162,7 @@ def _compressed_means(image: Tensor, side: int) -> Tensor:
     """`compressed_xyz` averaged over cells, a band of rows at a time.
 
     Temporaries of a band stay in the processor's cache, and the allocator keeps them, where those of a whole image are
-    mapped anew each time.
+    mapped again each time.
     """
     rows = max(1, BAND_PIXELS // (side * image.shape[2]))
     return torch.cat([_means(compressed_xyz(band), side) for band in image.split(rows * side, dim=1)], dim=1)
@@ -174,7 +174,7 @@ def _deviation(cells: Tensor) -> Tensor:
 
 
 def _entropy(cells: Tensor) -> Tensor:
-    """Of the grey levels in each cell, as a share of the most possible: (rows, columns, pixels) -> (rows, columns)"""
+    """Return the entropy of each cell's grey levels over its maximum: (rows, columns, pixels) -> (rows, columns)."""
     levels = (cells * GREY_LEVELS).long().clamp(0, GREY_LEVELS - 1)
     counts = torch.zeros(*cells.shape[:2], GREY_LEVELS, device=cells.device)
     shares = counts.scatter_add_(2, levels, torch.ones_like(cells)) / cells.shape[2]

@@ -80,7 +80,7 @@ def _is_right(
     in_sample = torch.cat([torch.arange(tokens, device=device) < sum(own) for own in lengths])
 
     def results(tried: Kernel) -> list[Tensor]:
-        """Of samples: in padding, of which no loss comes, kernels may differ."""
+        """Return output and gradients at tokens of samples. Kernels may differ in padding, which has no loss."""
         output, lse = tried.forward(query, key, value, args)
         found = [output, *tried.backward(gradient, query, key, value, output, lse, args)]
         return [each.flatten(0, 1)[in_sample] for each in found]

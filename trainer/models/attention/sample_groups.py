@@ -76,9 +76,9 @@ def _groups(samples: Spans, short: int, device: torch.device) -> list[LongSample
     groups: list[LongSample | ShortSamples] = [LongSample(*sample) for sample in samples if sample[1] > short]
     left = sorted((sample for sample in samples if sample[1] <= short), key=lambda sample: -sample[1])
     while left:
-        alike = sum(tokens >= LIKE * left[0][1] for _, tokens in left)
-        groups.append(_joined(left[:alike], device) if alike > 1 else LongSample(*left[0]))
-        left = left[alike:]
+        similar = sum(tokens >= LIKE * left[0][1] for _, tokens in left)
+        groups.append(_joined(left[:similar], device) if similar > 1 else LongSample(*left[0]))
+        left = left[similar:]
     return groups
 
 

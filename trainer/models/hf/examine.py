@@ -159,7 +159,10 @@ def _require_known_parts(model: Any) -> None:
 
 
 def _stored(images: PublishedImages, model: nn.Module, pictures: Sequence[Image.Image]) -> StoredOutput | None:
-    """None also where the inputs of an image depend on those beside it, or all of them on more than its size."""
+    """Return the encoder output that a feature cache can store, or None if there is none.
+
+    None also if an image's inputs depend on the other images, or inputs other than pixels on more than its size.
+    """
     made = [images.tensors([picture]) for picture in pictures]
     joined, together = join(made), images.tensors(pictures)
     layout = join([images.layout(picture.size) for picture in pictures])

@@ -196,7 +196,10 @@ class HfFamily(NativeFamily):
         )
 
     def stored_numbers(self, config: ModelConfig) -> int | None:
-        """Of the largest image: rows grow with its patches, or in a merger with its tokens."""
+        """Return the numbers that the feature cache stores for the largest image; None if features cannot be cached.
+
+        Their rows grow with the image's patches, or with its tokens if the encoder merges them.
+        """
         found, images = examine(config), self.images(config)
         if not found.stored:
             return None

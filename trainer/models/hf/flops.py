@@ -39,7 +39,10 @@ TOKENS = (64, 128)  # of a sample; linear attention takes 64 at a time
 
 
 def counted_flops(config: ModelConfig) -> CountedFlops | None:
-    """None for a model whose code does not run on zeros. Cached: planner and trainer ask more than once."""
+    """Return the FLOPs of the model's parts, or None if its code does not run on zeros.
+
+    Cached: planner and trainer ask more than once.
+    """
     with unset_fake_temporarily(), torch.device("cpu"):
         try:
             return _counted(config.model_dump_json(include=SECTION))

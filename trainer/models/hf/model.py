@@ -172,7 +172,7 @@ class HfVLM(nn.Module):
         return rest | {"pixel_values": rows.new_ones(()).expand(shape)}  # some models take out images that are all 0
 
     def features(self, inputs: Tensors) -> list[Tensor]:
-        """Of images, behind the projector. inputs: those named in `features_of`."""
+        """Return projected image features. inputs: those named in `features_of`."""
         features = self.model.base_model.get_image_features(**inputs, return_dict=True)
         return tensors_in(features.get(name) for name in PROJECTED_OUTPUTS)
 

@@ -80,7 +80,7 @@ class PublishedImages:
 
     @functools.cached_property
     def largest(self) -> Size:
-        """Of some common sizes of images, the one with most tokens."""
+        """The common image size that gives most tokens, (width, height) in pixels."""
         return max(LARGE, key=lambda size: sum(self.texts((size,))[0].runs))
 
     @property
@@ -89,7 +89,7 @@ class PublishedImages:
 
     @functools.cached_property
     def patches(self) -> tuple[int, int]:
-        """Those of the largest image."""
+        """The patches of the largest image: (count, numbers in each)."""
         return self.patches_of(self.largest)
 
     def patches_of(self, size: Size) -> tuple[int, int]:

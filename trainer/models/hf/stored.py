@@ -88,7 +88,10 @@ def encoder_output(model: Any, inputs: Mapping[str, Tensor]) -> Any:
 
 
 def find_stored_output(model: Any, images: Sequence[Tensors], blank: Tensors) -> StoredOutput | None:
-    """None for an encoder whose output for several images is not that of each. images: inputs of some, one by one."""
+    """Return the encoder outputs to store, or None if the output for several images differs from that for each.
+
+    images: inputs of some images, one by one. blank: inputs of a blank image.
+    """
     alone, together, of_blank = (
         [encoder_output(model, one) for one in inputs] for inputs in (images, [join(images)], [blank])
     )
@@ -113,7 +116,7 @@ def find_stored_output(model: Any, images: Sequence[Tensors], blank: Tensors) ->
 
 
 def _used_fields(model: Any, inputs: Tensors, output: Any) -> Iterator[Field]:
-    """Those without which projected features are not a number."""
+    """Yield the encoder's output fields that projected features depend on: with NaN in one, they become NaN."""
     for name, value in output.items():
         places = range(-len(value), 0) if isinstance(value, list | tuple) else [None]
         for place in places:

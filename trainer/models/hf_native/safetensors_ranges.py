@@ -126,7 +126,7 @@ class RangedFile:
     def _damaged(self, how: str) -> DataError:
         return DataError(
             f"{self._source.uri}: {how}",
-            expected="a whole safetensors file that nobody writes while it is read",
+            expected="a whole safetensors file that does not change while it is read",
             fix="copy the model there again, and repeat the step",
         )
 

@@ -131,7 +131,7 @@ class _Object:
             return self.store.read_range(self.info.name, start, end, version=self.info.version)
         except VersionConflictError as error:
             raise DataError(
-                f"{self.uri} was replaced while it was read", fix="repeat the step when nobody writes there"
+                f"{self.uri} was replaced while it was read", fix="repeat the step when no program writes there"
             ) from error
 
 
@@ -209,7 +209,7 @@ def _in_cache(part: WeightsConfig, name: str) -> Path | None:
 
 
 def _look_up(part: WeightsConfig, name: str) -> _HubFile | None:
-    """None where the repository has no such file."""
+    """Return the file's revision and size on the hub, or None if the repository has no such file."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError
 

@@ -2,7 +2,7 @@
 
 Dettmers et al. 2023 (arXiv 2305.14314): a weight is stored as one of the 16 NF4 levels times the largest magnitude of
 its block of 64, and these magnitudes are stored in 8 bits (double quantization). bitsandbytes quantizes, always on the
-CPU: training and export then round alike, whatever the device.
+CPU: training and export then round in the same way, whatever the device.
 """
 
 from __future__ import annotations

@@ -39,14 +39,14 @@ PairLoss = Callable[[Tensor, PreferencePairs], Tensor]  # (labels,) losses of to
 
 
 def pair_loss_of(train: TrainConfig) -> PairLoss | None:
-    """None for an objective without pairs."""
+    """Return the loss over preference pairs, or None for an objective without pairs."""
     if train.objective == "simpo":
         return partial(simpo_loss, beta=train.simpo_beta, gamma=train.simpo_gamma)
     return partial(dpo_loss, beta=train.dpo_beta) if train.objective == "dpo" else None
 
 
 def log_probabilities(token_losses: Tensor, pairs: PreferencePairs) -> Tensor:
-    """Of the labelled answer of each conversation: (labels,) losses -> (count,)"""
+    """Return the log probability of each conversation's labelled answer: (labels,) losses -> (count,)."""
     return token_losses.new_zeros(pairs.count).index_add(0, pairs.label_sequences, -token_losses)
 
 

@@ -178,7 +178,7 @@ def _behind_features(tower: nn.Module, config: ModelConfig) -> list[nn.Module]:
 
 
 def _skip_behind_features(tower: nn.Module, config: ModelConfig) -> None:
-    """Have modules whose output nobody uses pass on their input. They keep their weights, for checks and exports."""
+    """Make modules after the used features pass on their input; they keep their weights, for checks and exports."""
     layers = tower_layers_of(tower)
     one_for_several = len(layers) < int(tower.config.num_hidden_layers)  # in traces: it may be used, too
     for module in _behind_features(tower, config):

@@ -41,7 +41,7 @@ class QwenVLM(PackedVLM):
 
     @property
     def tower(self) -> nn.Module | None:
-        """None with cached features and in a pipeline stage without it."""
+        """The vision encoder; None with cached features, and in a pipeline stage without it."""
         return self._tower[0] if self._tower else None
 
     def drop_images(self) -> None:

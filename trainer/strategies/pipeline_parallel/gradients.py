@@ -47,7 +47,7 @@ class Gradients:
         self._counted = [parameter for parameter in self.parameters if parameter is not tied or groups.stage == 0]
 
     def sum_tied(self) -> None:
-        """Sum the tied matrix's over both ends of the pipeline, whose ranks shard it alike. Collective."""
+        """Sum the tied matrix's gradient over both ends of the pipeline, whose ranks have equal shards. Collective."""
         for parameter in self._tied:
             assert isinstance(parameter.grad, DTensor)
             dist.all_reduce(parameter.grad.to_local(), group=self._groups.ends)

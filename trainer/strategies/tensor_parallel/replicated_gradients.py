@@ -21,7 +21,7 @@ MAX_BYTES = 64 << 20  # of small gradients that are reduced together
 
 
 class ReplicatedGradients:
-    """Those of one module, to be made before FSDP shards it.
+    """Gradients of a module's parameters that tensor-parallel ranks replicate. Create it before FSDP shards the module.
 
     partial: see `vlmpipe.trainer.strategies.tensor_parallel.plan.parallelize`. group: the tensor-parallel ranks.
     """

@@ -1,7 +1,7 @@
 """Sharding styles of modules for `parallelize_module` (scheme: Shoeybi et al. 2019, arXiv 1909.08053).
 
 Parameters become DTensors, which keep the whole shape for the optimizer, checkpoints and FSDP. Computation uses plain
-tensors: DTensor plans each operation anew for every shape, and the number of labels differs in each micro-batch.
+tensors: DTensor plans each operation again for every shape, and the number of labels differs in each micro-batch.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def _local(parameter: Tensor) -> Tensor:
 
 
 class _CopyToModelParallel(torch.autograd.Function):
-    """Identity forward, all-reduce backward: in place, since only linear layers consume it and nobody else holds their
+    """Identity forward, all-reduce backward: in place, since only linear layers consume it and nothing else holds their
     gradient."""
 
     @staticmethod

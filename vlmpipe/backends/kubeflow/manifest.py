@@ -102,9 +102,7 @@ def _only_kind_of_node(job: api.CustomJobSpec) -> api.WorkerPoolSpec:
     chief = pools[CHIEF_POOL]
     for pool in _training_pools(job)[1:]:
         if _without_count(pools[pool]) != _without_count(chief):
-            raise ConfigError(
-                "worker pools 0 and 1 differ", expected="nodes that are all alike, as a TrainJob has them"
-            )
+            raise ConfigError("worker pools 0 and 1 differ", expected="equal nodes, as a TrainJob has them")
     if "/" not in chief.container_spec.image_uri:
         raise ConfigError(
             f"the job's image is {chief.container_spec.image_uri!r}",

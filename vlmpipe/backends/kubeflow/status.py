@@ -28,7 +28,7 @@ Json = Mapping[str, Any]
 
 
 class Unreachable(Exception):
-    """Nobody answered, or not now: worth another try."""
+    """The API did not answer, or not now: worth another try."""
 
 
 class NoSuchObject(Exception):

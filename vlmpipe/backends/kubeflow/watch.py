@@ -44,7 +44,7 @@ class Stopped(Exception):
 
 
 class Watch:
-    """One TrainJob. `starting` is called before it is created; `program` tells whether a job goes on without reason.
+    """One TrainJob. `starting` is called before it is created; `program` tells whether a job runs on without reason.
 
     `wait` waits for some seconds, or raises Stopped: then the TrainJob is deleted.
     """
@@ -85,7 +85,7 @@ class Watch:
         )  # shows that it is allowed before a job is created
         found = self._patiently(self._find, FIRST_CONTACT_S)
         if found and job_state(found).phase == "failed":
-            say(f"TrainJob {self._name} failed before: it is deleted and created anew")
+            say(f"TrainJob {self._name} failed before: it is deleted and created again")
             self._patiently(lambda: self._jobs.delete(self._name), PATIENCE_S)
             found = self._patiently(self._find, PATIENCE_S)
         deadline_s = time.monotonic() + GONE_S

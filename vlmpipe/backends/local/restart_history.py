@@ -44,7 +44,7 @@ class RestartHistory:
     def add(self, restart: Restart, cause: Verdict) -> None:
         """Add a restart. Call it when the processes that restart have ended, before they start."""
         repeated = 0
-        if restart.whole_job or self._chief in restart.replicas:  # else it goes on, as with parameter servers
+        if restart.whole_job or self._chief in restart.replicas:  # else it continues, as with parameter servers
             done = steps_done(self._store, self._step, self._since_s) or 0
             repeated = max(0, done - (newest_checkpoint_step(self._store) or 0)) if self._step == "train" else 0
             self._since_s = time.time()

@@ -30,7 +30,7 @@ class RestartPolicy:
     """How often replicas and the job are restarted. All zero: the first failure ends the job.
 
     worker_restarts: "up to five times" for each worker that fails in a way that is not permanent, in the same machine
-        and with the same host name. They count anew after a retry of the job.
+        and with the same host name. A retry of the job resets their count.
     job_retries: "up to three times" when a worker's restarts are used up.
     spot_restarts: a job whose Spot machine is reclaimed is restarted "up to six times".
     whole_job: all replicas are restarted when one is (Scheduling.restart_job_on_worker_restart).

@@ -78,7 +78,7 @@ class Supervisor:
                 self._look_at_s = time.monotonic() + LOOK_S
                 while self._running or self._fallen:
                     self._handle(self._next_event())
-            except BaseException:  # such as that of a machine without room for one more process: none goes on unwatched
+            except BaseException:  # such as that of a machine without room for one more process: none runs unwatched
                 self._end_all()
                 raise
         return self._verdict()

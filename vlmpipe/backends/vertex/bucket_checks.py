@@ -106,7 +106,7 @@ def _look_at(named: Named, config: RunConfig, client: storage.Client) -> list[st
         if retrying(lambda: bucket.test_iam_permissions(list(ENOUGH), **patience)):
             return [f"whether {here} lies in {config.gcp.location} is not known: its metadata may not be read"]
         raise UserError(
-            f"{here} is closed to this account, or is somebody else's: {_said(error)}",
+            f"{here} is closed to this account, or belongs to another project: {_said(error)}",
             expected="a bucket of your own (all of Google Cloud shares their names), which this account may see",
             fix=f"correct {named.field}, or: gcloud storage buckets add-iam-policy-binding gs://{named.bucket} "
             f"--member=user:YOUR_ACCOUNT --role=roles/storage.legacyBucketReader\n{WITHOUT_CHECK}",

@@ -213,7 +213,7 @@ class CapacityFallback:
         self._write()
         self._say(attempt)
         if attempt.outcome == "stopped":
-            why = "somebody cancelled its job"
+            why = "its job was cancelled by a user"
             if attempt.cancelled_for == "spend":
                 why = f"cluster.max_spend_usd, ${self._max_spend_usd:,.2f}, is reached"
             elif attempt.cancelled_for == "time":
@@ -243,7 +243,7 @@ class CapacityFallback:
 
     def _request(self, attempt: Attempt, option: CapacityOption) -> api.CustomJob:
         scheduling = {**self._spec["scheduling"], "strategy": option.scheduling_strategy.upper()}
-        # Where this step is killed, nobody cancels the job: it ends by its own timeout, and not long after this step.
+        # If this step is killed, nothing cancels the job: it ends by its own timeout, and not long after this step.
         left_s = max(0, int(self._until_s - self._now())) + AFTER_S
         scheduling["timeout"] = f"{min(duration_s(scheduling.get('timeout', '604800s')), left_s)}s"
         if option.scheduling_strategy == "flex_start":

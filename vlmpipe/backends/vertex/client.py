@@ -169,7 +169,7 @@ def is_local(address: str) -> bool:
 
 
 def credentials_for(address: str) -> Credentials:
-    """Those of this machine; none for a server on it. Raises UserError where there are none."""
+    """Return this machine's default credentials, anonymous ones for a server on it. Raises UserError without any."""
     import google.auth
     from google.auth.credentials import AnonymousCredentials
     from google.auth.exceptions import DefaultCredentialsError

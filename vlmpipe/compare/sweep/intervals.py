@@ -81,7 +81,7 @@ class Resampled:
         return Measured(one.mean, (max(0.0, low), min(1.0, high)) if self.is_share else (low, high))
 
     def difference(self, variant: str, other: str) -> Measured:
-        """Of the first from the second."""
+        """Return the mean difference between `variant` and `other`, with its confidence interval."""
         value, error, freedom = self._compared(variant, other)
         if self.knows_nothing:
             return Measured(value, (-1.0, 1.0))
@@ -95,7 +95,7 @@ class Resampled:
         return 2 * (1 - _cdf(abs(value), error, freedom))
 
     def p_better(self, variant: str, other: str, margin: float = 0.0) -> float:
-        """Of the claim that the first is better than the second, or worse by less than `margin`."""
+        """Return the probability that `variant` is better than `other`, or worse by less than `margin`."""
         value, error, freedom = self._compared(variant, other)
         return 1 - _cdf(value + margin, error, freedom)
 
@@ -114,7 +114,7 @@ class Resampled:
 
 
 def _cdf(value: float, error: float, freedom: int) -> float:
-    """Of a value over its standard error."""
+    """Return Student's cumulative distribution at `value / error`; a step function where `error` is 0."""
     if error == 0:
         return 0.5 if value == 0 else float(value > 0)
     ratio = value / error

@@ -45,7 +45,7 @@ class Training:
 
     @property
     def device_hours(self) -> float:
-        """Of training and evaluation."""
+        """Return device-hours of training and evaluation together."""
         return (self.train_s + self.evaluate_s) * self.processes / HOUR_S
 
 

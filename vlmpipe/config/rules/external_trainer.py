@@ -12,12 +12,12 @@ from vlmpipe.trainer.storage.model_folders import bucket_address
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
 
-# Of train, what the launcher and the evaluation heed.
+# Fields of train that the launcher and the evaluation read.
 _OF_THE_LAUNCHER = {"trainer", "resume", "keep_checkpoints", "objective", "precision"}
 
 
 def external_trainer_problems(config: RunConfig) -> Iterator[Problem]:
-    """Of a run file with train.trainer."""
+    """Yield the problems of a run file with train.trainer; none without it."""
     trainer, cluster = config.train.trainer, config.cluster
     if trainer is None:
         return

@@ -1,4 +1,4 @@
-"""Models that nobody could load from the Hugging Face hub, known before anything is trained."""
+"""Rules of register.hub: refuses models that could not be loaded from the Hugging Face hub, before training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def hub_problems(config: RunConfig) -> Iterator[Problem]:
-    """Of an adapter whose base is not on the hub."""
+    """Yield a problem for an exported adapter whose base model is not on the Hugging Face hub."""
     model, base = config.model, config.model.pretrained
     if config.register_.hub is None or not model.exports_adapter or base is None or not base.weights:
         return

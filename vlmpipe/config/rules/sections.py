@@ -28,7 +28,7 @@ ALL_REDUCE_STRATEGIES = ("ddp", "zero1", "zero2", "hsdp")
 
 
 def section_problems(config: RunConfig) -> Iterator[Problem]:
-    """Of a run file without stages."""
+    """Yield the problems between sections of a run file without stages."""
     model, train, register = config.model, config.train, config.register_
     is_trained, is_cached = "tower" not in model.freeze, config.features.cache == "on"
     if is_cached and is_trained:
@@ -223,7 +223,7 @@ def _rank_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("train.tensor_parallel", f"found {train.tensor_parallel}, expected {expected}")
     if train.sequence_parallel and length % train.tensor_parallel:
         expected = f"a multiple of train.tensor_parallel {train.tensor_parallel}"
-        text = f"found with data.sequence_length {length}, expected {expected}: so many ranks share a sequence's tokens"
+        text = f"found with data.sequence_length {length}, expected {expected}: its ranks share a sequence's tokens"
         yield Problem("train.sequence_parallel", text)
     if length % train.context_parallel:
         text = f"found {train.context_parallel} with data.sequence_length {length}, expected a divisor of it"

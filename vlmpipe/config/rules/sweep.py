@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def sweep_problems(config: RunConfig, sweep: SweepConfig, runs: Mapping[str, RunConfig]) -> Iterator[Problem]:
-    """Of the sweep of a run file that is valid without it.
+    """Yield the problems of a run file's sweep. The run file is valid without the sweep.
 
     Args:
         runs: the run file of each variant, by its name.

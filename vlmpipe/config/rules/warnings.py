@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def setting_warnings(config: RunConfig) -> Iterator[Problem]:
-    """Of a run file without stages."""
+    """Yield the warnings of a run file without stages: settings that have no effect, or a doubtful one."""
     cluster, data, train = config.cluster, config.data, config.train
     yield from unused_settings(config)
     if data.answer_end and data.chat_format(config.model) == OWN_FORMAT:

@@ -107,12 +107,12 @@ class ReservationAffinityConfig(Section):
         description="Only the named reservations, any that fits and is shared automatically, or none."
     )
     key: str = Field(
-        RESERVATION_NAME_KEY, min_length=1, description="Of specific_reservation: label key that values belong to."
+        RESERVATION_NAME_KEY, min_length=1, description="Label key that values belong to. For specific_reservation."
     )
     values: tuple[str, ...] = Field(
         (),
-        description="Of specific_reservation: full names, projects/PROJECT/zones/ZONE/reservations/NAME, of a zone "
-        "in gcp.location.",
+        description="Full names, projects/PROJECT/zones/ZONE/reservations/NAME, of a zone in gcp.location. For "
+        "specific_reservation.",
     )
 
     @model_validator(mode="after")
@@ -229,8 +229,8 @@ class ClusterConfig(Section):
     max_spend_usd: float | None = Field(
         None,
         gt=0,
-        description="Of capacity fallback: US dollars, at the plan's prices, at which training is stopped; null "
-        "for no limit.",
+        description="Spend at which training with capacity_fallback is stopped, in US dollars at the plan's prices; "
+        "null for no limit.",
     )
     timeout: Duration = Field("604800s", description="Longest time a job may run, in seconds, for example 86400s.")
     max_wait_duration: Duration = Field(

@@ -61,7 +61,8 @@ class GateConfig(Section):
     max_regression: Regression | Literal["auto"] | None = Field(
         "auto",
         description="Drop of exact match against the champion that the answers of both to the same questions must rule "
-        "out, at a one-sided level of 5 %; auto is the smallest that so many questions can see, null does not check.",
+        "out, at a one-sided level of 5 %. auto: the smallest drop that this number of questions can detect; null: no "
+        "check.",
     )
     when_not_comparable: Literal["skip", "reject"] = Field(
         "reject",
@@ -132,7 +133,7 @@ class GateConfig(Section):
         return self.bounds == "required" and (bool(named) or any(bound is not None for bound in bounds))
 
     def margin(self, questions: int) -> float | None:
-        """The drop that must be ruled out, where so many questions are compared; None where none is."""
+        """Return the drop that must be ruled out for this number of questions, or None if none must."""
         return default_margin(questions) if self.max_regression == "auto" else self.max_regression
 
 
@@ -151,7 +152,7 @@ def _repo_id(name: str) -> str:
 
 
 class ServingConfig(Section):
-    """The container in which Vertex AI serves a registered model, once somebody deploys it."""
+    """The container in which Vertex AI serves a registered model once it is deployed."""
 
     image_uri: str = Field(
         pattern=r"^([a-z0-9-]+-docker\.pkg\.dev|([a-z]+\.)?gcr\.io)/[a-z0-9._/-]+(@sha256:[0-9a-f]{64}|:[A-Za-z0-9._-]+)$",

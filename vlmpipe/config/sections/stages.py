@@ -116,7 +116,7 @@ def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) ->
         except ProblemsError as error:
             problems = [Problem(path_in(stage.name, one.field), one.text) for one in error.problems]
             raise ProblemsError(problems) from None
-        if stage is not stages[-1]:  # its model is registered by nobody, so it has no champion and no common bounds
+        if stage is not stages[-1]:  # its model is not registered, so it has no champion and no common bounds
             own |= {"name": f"{content['name']}-{stage.name}", "gate": _gate_between(stage), "register": {}}
             own["checkpoint"] = _unrounded(own.get("checkpoint", {}))
         found[stage.name] = {**own, "schedule": None}
@@ -218,7 +218,7 @@ def problems_of_stages(found: Mapping[str, Sequence[Problem]]) -> list[Problem]:
 
 
 def hidden_by_stages(content: Mapping[str, Any], fields: Sequence[str]) -> dict[str, list[str]]:
-    """Those of the dotted `fields` that stages have own values for, with the stages' names."""
+    """Return the dotted `fields` for which stages have values of their own, each with the names of these stages."""
     stages = content.get("stages")
     found: dict[str, list[str]] = {}
     if not isinstance(stages, list):

@@ -88,7 +88,7 @@ def variants_of(sweep: SweepConfig) -> list[Variant]:
 
 
 def hidden_by_sweep(content: Mapping[str, Any], fields: Iterable[str]) -> list[str]:
-    """Those of the dotted `fields` that every variant replaces."""
+    """Return those dotted `fields` that every variant replaces."""
     sweep = content.get("sweep")
     if not isinstance(sweep, Mapping):
         return []

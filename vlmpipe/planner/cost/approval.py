@@ -121,7 +121,7 @@ def require_approval(
         yes: the answer to the question, given beforehand.
         ask: asks a person; None without a terminal.
 
-    Raises ConfigError for a red plan and for a question that nobody can answer, UserError (exit 130) after a no.
+    Raises ConfigError for a red plan and for a question without a terminal to ask on, UserError (exit 130) after a no.
     """
     fail_on_error(plan, force=force)
     needs = reasons_to_confirm(plan, confirm_above_usd)

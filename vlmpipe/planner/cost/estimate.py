@@ -68,7 +68,7 @@ class TermCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one run, and of its schedule. None: not known, and `missing` or `assumptions` says why."""
+    """The cost of one run and of its schedule. None means not known; `missing` or `assumptions` says why."""
 
     by_term: dict[Term, TermCost]
     term: Term  # the run file's; of capacity fallback the dearest

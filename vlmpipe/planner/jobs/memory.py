@@ -34,7 +34,7 @@ SHARDS_AT_ONCE = 2  # of features: one is written while the next one is made
 
 @dataclass(frozen=True)
 class JobMemory:
-    """Of one rank of a job beside training, and of a node's ranks."""
+    """Memory of one rank of a job other than training, and host memory of a node's ranks."""
 
     job: str
     device: str  # GPU; empty for `predict`, whose machine is not known
@@ -89,10 +89,10 @@ class JobMemory:
 def memory_beside_training(
     config: RunConfig, shape: ModelShape, load: Workload, *, encodes: bool, here: LocalMachine | None = None
 ) -> tuple[JobMemory, ...]:
-    """Of every job but training, and of `vlmpipe predict`, whose machine is anybody's.
+    """Return the memory of every job other than training, and of `vlmpipe predict`, whose machine is not known.
 
-    encodes: features are made in a job. here: of a local run. Machines that nothing is known of are left out: the plan
-    says so.
+    encodes: a job makes features. here: this machine, for a local run. Jobs on machines that the catalog does not know
+    are left out: the plan says so.
     """
     found = [_encoding(config, nodes_of(config, "cache_features", here), shape)] if encodes else []
     trainer = config.train.trainer
@@ -179,7 +179,7 @@ def _images(config: RunConfig, shape: ModelShape, images: int, number_bytes: int
 
 
 def _tower_pass(shape: ModelShape, number_bytes: int) -> int:
-    """Of one image: pixels in fp32 and a layer's activations; torch's attention stores no scores."""
+    """Return the bytes of encoding one image: pixels in fp32 and a layer's activations (attention stores no scores)."""
     tower: Stack = shape.tower
     numbers = tower.intermediate * (3 if tower.gated else 2) + 6 * tower.hidden
     return shape.tower_tokens * (FP32_BYTES * shape.patch_pixels + number_bytes * numbers)

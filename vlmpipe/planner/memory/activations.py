@@ -66,7 +66,7 @@ def largest_sequences(config: RunConfig, shape: ModelShape) -> list[tuple[int, i
     sequence_length, most_images = config.data.sequence_length, config.data.max_images_per_sequence
 
     def with_images(tokens: int) -> tuple[int, int]:
-        """Of as many images as fit into so many tokens."""
+        """Return (images, label tokens) of a sequence with as many images as fit into `tokens`."""
         if shape.images_differ:  # the last image may be smaller, so images can fill them
             in_images = min(tokens, most_images * shape.image_tokens)
             return -(-in_images // shape.image_tokens), sequence_length - in_images
@@ -78,7 +78,7 @@ def largest_sequences(config: RunConfig, shape: ModelShape) -> list[tuple[int, i
 
 
 def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int, int]] = ()) -> Activations:
-    """Of the fullest of `mixes`, (images, label tokens) of one row; by default `largest_sequences`.
+    """Return the peak activations over `mixes`, (images, label tokens) of one sequence; default: `largest_sequences`.
 
     Imports torch and transformers, which takes seconds. Raises ConfigError for a model that train.tensor_parallel or
     train.context_parallel ranks cannot split.

@@ -160,7 +160,7 @@ class Run:
 
     @property
     def module_bytes(self) -> int:
-        """Of one trained weight in DeepSpeed's module."""
+        """Return the bytes of one trained weight in DeepSpeed's module."""
         return BF16_BYTES if self.bf16_weights else FP32_BYTES
 
 

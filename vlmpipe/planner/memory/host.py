@@ -96,7 +96,7 @@ def micro_batches(config: RunConfig, shape: ModelShape, layout: Layout, *, cache
 
 
 def sequence_bytes(config: RunConfig, shape: ModelShape, *, cached: bool) -> int:
-    """Of the packed sequence with most images, in the form in which training takes it."""
+    """Return the bytes of the packed sequence with most images, as training reads it: tokens, pixels or features."""
     images, labels = max(largest_sequences(config, shape))
     # Images that differ fill their tokens, the last one partly.
     of_largest = (config.data.sequence_length - labels) / shape.image_tokens if shape.images_differ else images
@@ -145,8 +145,10 @@ def start_memory(
 
 
 def _staged_share(part: str, layout: Layout) -> float:
-    """Of one rank's part, what each rank of the fullest node copies for a checkpoint: see
-    `trainer.strategies.torch_base.TorchStrategy`; DeepSpeed writes weights that all ranks hold from the first alone."""
+    """Return the share of a rank's state that each rank of the fullest node copies to host memory for a checkpoint.
+
+    See `trainer.strategies.torch_base.TorchStrategy`. DeepSpeed writes weights that all ranks hold from rank 0 only.
+    """
     if layout.strategy == "ddp":
         return 1 / layout.replicas
     if layout.strategy in ("zero1", "zero2") and part == WEIGHTS:

@@ -228,7 +228,7 @@ def parts_of(sizes: Counter[str]) -> list[MemoryPart]:
 def _traced_stage(
     config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix, rows: int, layers: int | None
 ) -> StageTrace:
-    """Of so many layers; None: of those that the stage has."""
+    """Trace a step of a pipeline stage with `layers` layers. None: all layers of the stage."""
     train = config.train
     return _traced(
         config.model.model_dump_json(),

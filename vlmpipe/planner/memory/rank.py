@@ -293,8 +293,11 @@ def _extra(run: Run, when: Phase) -> list[MemoryPart]:
 
 
 def _moving_rest(run: Run, compute_bytes: int) -> MemoryPart:
-    """What is outside of FSDP's layers is reduced last, all at once: copied into one fp32 tensor, of which the rank's
-    slice is then made anew and added to that of earlier micro-batches. The head's own gradient stays until then."""
+    """Return the gradients in flight while parameters outside of FSDP's layers are reduced, last and all together.
+
+    They are copied into one fp32 tensor. Then the rank's shard is allocated and added to that of earlier micro-batches.
+    The head's gradient stays until then.
+    """
     weights = run.weights
     fresh = FP32_BYTES * split(weights.root, run.layout.gradient_shards) if run.passes > 1 else 0
     after = fresh + compute_bytes * weights.head

@@ -149,7 +149,7 @@ def _live(run: Run) -> int:
 
 
 def _fetched_together(run: Run) -> int:
-    """Of a prefetch bucket that a user has set, what is more than the layer that it holds else."""
+    """Return the parameters by which a prefetch bucket that the user has set exceeds one gathered layer."""
     weights = run.weights
     fetched = min(run.zero.prefetch_elements or 0, _live(run), weights.trainable + weights.frozen)
     return max(0, fetched - weights.whole_layer)

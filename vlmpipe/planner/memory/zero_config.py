@@ -23,7 +23,7 @@ PRICED = frozenset(
 
 @dataclass(frozen=True)
 class ZeroSettings:
-    """Of the engine's `zero_optimization`, in numbers of parameters. What is None is as the trainer derives it."""
+    """DeepSpeed's `zero_optimization` settings, in parameters. None means the value that the trainer derives."""
 
     bucket_elements: int = LARGEST_BUCKET_ELEMENTS
     bucket_is_given: bool = False  # else it is bounded by what is trained
@@ -34,7 +34,7 @@ class ZeroSettings:
 
     @classmethod
     def of(cls, deepspeed: Mapping[str, Any], *, strategy: str, offload: str, trainable: int) -> ZeroSettings:
-        """Of one of the zero strategies. `deepspeed` is train.deepspeed, `trainable` what a rank trains."""
+        """Return a ZeRO strategy's settings. deepspeed: train.deepspeed. trainable: parameters that a rank trains."""
         given, stage = deepspeed.get("zero_optimization", {}), int(strategy[-1])
         overlaps = overlaps_reduction(deepspeed, stage=stage, offload=offload, trainable=trainable)
         contiguous = given.get("contiguous_gradients", True) or (offload != "none" and strategy != "zero3")

@@ -67,5 +67,5 @@ def worth_its_nodes(way: AnyWay, on: Callable[[int], AnyWay | None]) -> AnyWay:
 def ordered(rows: Iterable[AnyWay]) -> list[AnyWay]:
     """Ways on different machines: those within the error of the best by plainness, then the others by the goal."""
     found = sorted(rows, key=lambda way: way.value)
-    alike = [way for way in found if way.value <= (1 + ERROR) * found[0].value]
-    return [*sorted(alike, key=plainness), *found[len(alike) :]]
+    similar = [way for way in found if way.value <= (1 + ERROR) * found[0].value]
+    return [*sorted(similar, key=plainness), *found[len(similar) :]]

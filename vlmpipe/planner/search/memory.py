@@ -1,7 +1,7 @@
 """Memory of a candidate in a search: a lower bound without a trace, then an estimate from traces of small batches.
 
-A trace takes half a second, the rest a millisecond. So candidates that compute alike share traces, and one that is too
-large without activations needs none.
+A trace takes half a second, the rest a millisecond. So candidates with the same computation share traces, and one that
+is too large without activations needs none.
 """
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ def _priced(
 
 
 def _chosen(ways: Iterable[_Candidate], goal: Goal) -> _Fit | None:
-    """Of those that fit, also with less memory and more time."""
+    """Return the best candidate that fits, including variants with less memory and more time; None if none fits."""
     queue = [(way.value, number, way) for number, way in enumerate(ways)]
     heapq.heapify(queue)
     choice = Choice[_Fit]()

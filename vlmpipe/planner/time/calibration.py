@@ -20,8 +20,10 @@ FEWEST = 3  # logged steps behind the first, which compiles and warms up
 
 @functools.cache
 def calibration_of(run_uri: str) -> Calibration:
-    """Of the run, or the probe, in this folder. Raises ConfigError if it has no plan with a time, or too few measured
-    steps."""
+    """Return the calibration by the run or the probe in this folder.
+
+    Raises ConfigError if the run has no plan with a step time, or too few measured steps.
+    """
     store = open_storage(run_uri)
     if store.stat(PROBED):
         return Calibration(**read_record(store, PROBED))
@@ -57,7 +59,10 @@ def keep_calibration(run_uri: str) -> None:
 
 @functools.cache
 def latest_calibration(root_uri: str, name: str, accelerator_type: str) -> Calibration:
-    """Of the last run, or before there is one the last probe, of this name on these GPUs under the root; else 1."""
+    """Return the calibration by the last run of this name on these GPUs under `root_uri`, or else by the last probe.
+
+    The factor is 1 without either.
+    """
     store, kept = open_storage(root_uri), kept_name(name, accelerator_type)
     if store.stat(kept) is None:
         said = f"Not calibrated: under {root_uri} no run of {name} on {accelerator_type} was measured yet "

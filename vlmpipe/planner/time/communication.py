@@ -44,7 +44,7 @@ class Work:
 
     @property
     def compute_bytes(self) -> int:
-        """Of one number in the compute precision."""
+        """Return the bytes of one number in the compute precision."""
         return FP32_BYTES if self.precision == "fp32" else BF16_BYTES
 
     @property
@@ -153,7 +153,7 @@ def pipeline_bubble(layout: Layout, micro_steps: int) -> float:
 
 
 def _trainable_bytes(layout: Layout, shape: ModelShape, bytes_of: Callable[[Part], float]) -> float:
-    """Of one rank's part of a replica that is not cut into stages."""
+    """Return the bytes of the trained parameters of one rank, without pipeline stages."""
     return sum(shape.trained_on_rank(part, layout.tensor_parallel) * bytes_of(part) for part in PARTS)
 
 

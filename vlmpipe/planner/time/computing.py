@@ -126,7 +126,7 @@ def float8_gain(recipe: str, width: int) -> float:
 def moved_bytes(
     config: RunConfig, shape: ModelShape, load: Workload, flops: SequenceFlops, rates: Rates, *, cached: bool
 ) -> MovedBytes:
-    """Of one packed sequence, on all ranks of a model replica together but for `layers`."""
+    """Return the memory traffic of one packed sequence, over all ranks of a model replica; `layers` is per rank."""
     language, tower = shape.language, shape.tower
     passes = _passes(config, flops)
     bytes_per_token = rates.bytes_per_number * passes * language.layers

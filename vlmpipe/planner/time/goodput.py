@@ -34,7 +34,10 @@ def young_daly_s(save_s: float, mtbf_s: float) -> float:
 
 
 def mean_time_between_interruptions_s(config: RunConfig, *, preemptible: bool) -> float:
-    """Of the training job: one lost machine stops all, a reducer too. Infinite if both rates are 0."""
+    """Return the training job's mean time between interruptions; any lost machine, a reducer too, interrupts it.
+
+    Infinite if both rates are 0.
+    """
     cluster, plan = config.cluster, config.plan
     rate_per_hour = plan.failures_per_gpu_hour * cluster.replica_count * cluster.accelerator_count
     if preemptible:

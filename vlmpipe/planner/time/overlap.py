@@ -48,7 +48,10 @@ class Hiding:
 
     @classmethod
     def of(cls, train: TrainConfig, trainable: int, *, micro_steps: int, forward_s: float, backward_s: float) -> Hiding:
-        """Of a step with these forward and backward passes. `trainable`: parameters that a rank trains."""
+        """Return what communication a step can hide behind its forward and backward passes.
+
+        trainable: parameters that a rank trains.
+        """
         strategy = train.strategy
         overlaps = (
             strategy.startswith("zero")

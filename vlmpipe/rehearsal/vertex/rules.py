@@ -45,7 +45,7 @@ def check_labels(labels: Mapping[str, str]) -> None:
 
 
 def check_encryption_key(spec: api.EncryptionSpec, location: str) -> None:
-    """Of the form that the comment gives, and in the resource's region."""
+    """Raise ApiError (400) unless the key has the documented form and is in the resource's region."""
     if not spec:
         return
     region = ENCRYPTION_KEY.region_of(spec.kms_key_name)

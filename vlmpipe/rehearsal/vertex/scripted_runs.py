@@ -1,6 +1,6 @@
 """States that a pipeline job goes through in the Vertex AI stand-in, and what its machines print.
 
-A job does nothing by itself: a script gives it moves, and makes one of them each time that somebody asks for the job.
+A job does nothing by itself: a script gives it moves, and makes one of them each time that a client asks for the job.
 So nothing waits, and the state between two moves is exact. A move that the service could not make is an AssertionError.
 """
 

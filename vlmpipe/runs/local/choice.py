@@ -44,7 +44,7 @@ class Choice:
 
 
 def choose_run(folder: Path, config: RunConfig, *, run_id: str, fresh: bool, now: datetime) -> Choice:
-    """Continue the run of that id, or the newest unfinished one whose weights this run file would train, or start anew.
+    """Choose the run with this id, the newest unfinished one that trains this run file's weights, or a new one.
 
     An unfinished run is not continued without its id where a run with the settings of this file began after it and is
     finished: that one has taken its place. Settings that change what is trained are taken by a run that is named only.

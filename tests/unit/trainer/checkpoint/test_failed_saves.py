@@ -58,5 +58,5 @@ def test_each_failure_is_a_warning_for_the_log_and_once_for_the_record(capsys: p
     failures.count(5, AWAY)
     (text,) = failures.take_warnings()
     assert capsys.readouterr().err == f"train: warning: {text}\n"
-    assert "Training goes on and saves again in 60 s; without a COMMIT it ends in 600 s" in text
+    assert "Training continues and saves again in 60 s; without a COMMIT it ends in 600 s" in text
     assert failures.take_warnings() == []

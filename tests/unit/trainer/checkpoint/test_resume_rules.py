@@ -218,7 +218,7 @@ def test_rates_that_jump_are_said_in_one_sentence_and_equal_ones_are_not() -> No
     saved = record(step=90, total_steps=100, learning_rate=1e-4)
     resumed = Resumed(Checkpoint("0001-00000090-a", saved), [])
     (note,) = resumed.notes(replace(saved, total_steps=200), 2e-3)
-    assert "goes on at 0.002;" in note and "it would be 0.0001 (step 90 of 100 then, of 200 now)" in note
+    assert "continues at 0.002;" in note and "it would be 0.0001 (step 90 of 100 then, of 200 now)" in note
     assert not resumed.notes(saved, 1.001e-4)
 
 

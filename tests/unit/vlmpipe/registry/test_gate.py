@@ -196,7 +196,7 @@ def test_a_drop_must_be_ruled_out_by_the_answers(answers: PairedCounts, drop: An
 
 def test_the_margin_and_where_it_comes_from_are_said() -> None:
     reason = decide(EVALUATION, GateConfig(), against(paired(50, 50))).reason
-    assert "rules out a drop of 0.02486, the smallest that so many questions can see" in reason
+    assert "rules out a drop of 0.02486, the smallest that this number of questions can detect" in reason
     assert "the smallest" not in decide(EVALUATION, GateConfig(max_regression=0.03), against(paired(50, 50))).reason
 
 

@@ -33,10 +33,10 @@ MACHINE = "{machine_type: n1-highmem-16}"
 
 @dataclass(frozen=True)
 class Trial:
-    """What of a remedy is tried. `begins_anew`: settings with which no checkpoint is found or fits, as it says."""
+    """What of a remedy is tried. `starts_over`: settings with which no checkpoint is found or fits, as it says."""
 
     overrides: tuple[str, ...] = ()
-    begins_anew: tuple[str, ...] = ()
+    starts_over: tuple[str, ...] = ()
     before: tuple[str, ...] = ()  # what the run began with
     saved: bool = True  # whether it can have a checkpoint
     fresh: bool = False  # the text names --fresh
@@ -52,7 +52,7 @@ TRIALS: dict[str, Trial] = {
             "train.context_parallel=2", "evaluate.batch_questions=8", f"cluster.evaluate_machine={MACHINE}",
             "features.batch_images=8", f"cluster.features_machine={MACHINE}",
         ),
-        begins_anew=("data.sequence_length=128",),
+        starts_over=("data.sequence_length=128",),
     ),
     "vertex-out-of-memory": Trial(
         (
@@ -67,9 +67,9 @@ TRIALS: dict[str, Trial] = {
             f"cluster.evaluate_machine={MACHINE}",
         ),
     ),
-    "no-space": Trial(("cluster.boot_disk_size_gb=200",), begins_anew=("output.root_uri=ELSEWHERE",)),
+    "no-space": Trial(("cluster.boot_disk_size_gb=200",), starts_over=("output.root_uri=ELSEWHERE",)),
     "storage-permission": Trial(("gcp.service_account=b@p.iam.gserviceaccount.com",)),
-    "folder-permission": Trial(begins_anew=("output.root_uri=ELSEWHERE",)),
+    "folder-permission": Trial(starts_over=("output.root_uri=ELSEWHERE",)),
     "act-as-service-account": Trial(
         ("gcp.service_account=b@p.iam.gserviceaccount.com", "gcp.job_service_account=c@p.iam.gserviceaccount.com")
     ),
@@ -124,13 +124,13 @@ def of(*overrides: str) -> RunConfig:
 @pytest.mark.parametrize("pattern", patterns(), ids=lambda pattern: pattern.id)
 def test_everything_that_a_remedy_names_is_tried(pattern: Pattern) -> None:
     trial = TRIALS.get(pattern.id, SAME)
-    tried = {text.partition("=")[0] for text in (*trial.overrides, *trial.begins_anew)}
+    tried = {text.partition("=")[0] for text in (*trial.overrides, *trial.starts_over)}
     named = fields_in(texts(pattern)) - NAMED_ONLY.get(pattern.id, set())
     helpers = {"cluster.accelerator_type", "cluster.accelerator_count", "cluster.max_wait_duration"}
     assert named <= tried and tried - helpers <= named
     assert trial.fresh == ("--fresh" in texts(pattern))
-    if trial.begins_anew:
-        assert re.search(r"run of its own|begins anew|correct output\.root_uri", texts(pattern))
+    if trial.starts_over:
+        assert re.search(r"run of its own|starts from the beginning|correct output\.root_uri", texts(pattern))
     if trial.overrides and pattern.kind == "cause":
         assert not re.search(r"[Tt]he same command then continues", texts(pattern)), "it is another one"
 
@@ -152,11 +152,11 @@ def test_a_run_goes_on_after_its_remedy(pattern: Pattern, tmp_path: Path) -> Non
         assert not continues(of(*began), run_id="", fresh=True)
 
 
-@pytest.mark.parametrize("name", [name for name, trial in TRIALS.items() if trial.begins_anew])
-def test_what_begins_anew_does_so(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [name for name, trial in TRIALS.items() if trial.starts_over])
+def test_what_starts_over_does_so(name: str, tmp_path: Path) -> None:
     trial, root = TRIALS[name], f"output.root_uri={tmp_path}/a"
     failed(tmp_path / "a", of(root), saved=trial.saved)
-    for override in trial.begins_anew:
+    for override in trial.starts_over:
         changed = override.replace("ELSEWHERE", f"{tmp_path}/b")
         assert not continues(of(*([] if changed.startswith("output") else [root]), changed), run_id="")
 

@@ -198,7 +198,7 @@ def _store(sample: Accepted, content: str, writer: ShardWriter, index: IndexWrit
 
 
 def _video_columns(sample: Accepted) -> dict[str, Any]:
-    """None where no image is a video."""
+    """Return the index columns of a sample's videos; empty if no image is a video."""
     clips = [image.clip for image in sample.images]
     if not any(clips):
         return {}

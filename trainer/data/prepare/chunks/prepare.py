@@ -40,8 +40,10 @@ MIN_CHUNKS, MIN_RECORDS = 2, 1_000  # for each process, which takes as long to s
 
 
 def processes_for(chunks: int, records: int) -> int:
-    """How many processes prepare so many chunks and records at once, where data.workers does not say; 0 or 1: this
-    one."""
+    """Return the number of processes that prepare this many chunks and records, where data.workers does not say.
+
+    0 or 1: this process.
+    """
     return min(cores(), chunks // MIN_CHUNKS, records // MIN_RECORDS)
 
 

@@ -23,7 +23,7 @@ FROZEN = ("tower", "projector", "language_model")
         ({"max_tokens": 4, "min_tokens": 9}, "min_tokens 9 is more than max_tokens 4"),
         ({"allocation": "full"}, "estimator rloo could not learn"),
         ({"allocation": "full", "max_tokens": 3, "estimator": "none"}, "leave max_tokens out"),
-        ({"allocation": "random", "max_tokens": 4}, "does not heed relevance"),
+        ({"allocation": "random", "max_tokens": 4}, "ignores relevance"),
         ({"max_tokens": 4, "scorers": ["perspectival"], "balancer": "fixed"}, "nothing to learn"),
     ],
 )

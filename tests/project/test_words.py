@@ -1,0 +1,70 @@
+"""Wording of the product: first words of docstrings and field descriptions, and words that plain English replaces."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PACKAGES = ("vlmpipe", "trainer", "pipelines", "components")
+SUFFIXES = {".py", ".yaml", ".j2"}
+SCHEMA = ROOT / "docs/reference/run-file.schema.json"  # test_schema compares it with the fields
+FIRST_WORDS = r"(Of|Those|That of|None)\b"
+OPENING = re.compile(rf'^ *[rf]?"""{FIRST_WORDS}.*', re.MULTILINE)
+STOP_WORDS = re.compile(r"\b(anew|alike|nobody|somebody|heed(?:s|ed|ing)?|so\s+many|goes\s+on)\b.*", re.IGNORECASE)
+DATA = {"trainer/evaluation/vqa_answers.py"}  # its contractions are data of the VQA score
+
+
+def faults(text: str) -> list[str]:
+    """Return the lines of `text` with a docstring's bad first words, or from a stop word on."""
+    return [match.group().strip() for pattern in (OPENING, STOP_WORDS) for match in pattern.finditer(text)]
+
+
+def descriptions(schema: Any) -> Iterator[str]:
+    """Yield each description in a JSON Schema."""
+    if isinstance(schema, dict):
+        if isinstance(schema.get("description"), str):
+            yield schema["description"]
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            yield from descriptions(part)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_comments_and_messages_are_plain_english(package: str) -> None:
+    paths = [path for path in sorted((ROOT / package).rglob("*")) if path.suffix in SUFFIXES]
+    assert len(paths) > 10
+    names = {path.relative_to(ROOT).as_posix(): path for path in paths}
+    assert {name: bad for name, path in names.items() if name not in DATA and (bad := faults(path.read_text()))} == {}
+
+
+def test_descriptions_of_fields_begin_with_what_the_field_is() -> None:
+    texts = list(descriptions(json.loads(SCHEMA.read_text())))
+    assert len(texts) > 300
+    assert [text for text in texts if re.match(FIRST_WORDS, text) or STOP_WORDS.search(text)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '    """Of the last step."""',
+        '"""Those that fit."""',
+        '    """None without a GPU."""',
+        "# as if nobody had asked",
+        'print("training goes on")',
+        "for so\n    many tokens",
+        "Heeds the variable",
+    ],
+)
+def test_a_fault_is_found(text: str) -> None:
+    assert len(faults(text)) == 1
+
+
+def test_plain_english_has_no_fault() -> None:
+    assert faults('"""Return the last step, or None before the first."""\n# of those that fit\nalike_view = 1') == []
