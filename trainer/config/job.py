@@ -30,15 +30,19 @@ from vlmpipe.trainer.storage.records import read_record
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 SHOWN_FIELDS = 5  # of a run file that another version wrote
-# Fields of train that are gone (docs/decisions/0148), with the values by which they did nothing: records of earlier
-# runs hold every field. Those of powersgd counted with gradient_compression: powersgd only, which is refused by itself.
-GONE = {
-    "overlap_vision_encoder": False,
-    "zero_quantized_weights": False,
-    "zero_quantized_gradients": False,
-    "nvme_path": "",
+# Fields that are gone (docs/decisions/0148), with the values by which they did nothing: records of earlier runs hold
+# every field. Those of powersgd counted with gradient_compression: powersgd only, which is refused by itself.
+ANY_VALUE = object()
+GONE: dict[str, dict[str, object]] = {
+    "train": {
+        "overlap_vision_encoder": False,
+        "zero_quantized_weights": False,
+        "zero_quantized_gradients": False,
+        "nvme_path": "",
+        "powersgd": ANY_VALUE,
+    },
+    "plan": {"disk_gbytes_per_s": ANY_VALUE},  # of the disk under train.nvme_path
 }
-GONE_SECTION = "powersgd"
 PREPARED_FOLDER, CHUNKS_FOLDER = "prepared", "chunks"  # under the root of all runs
 
 
@@ -194,7 +198,7 @@ class JobConfig(BaseModel):
         they did nothing.
         """
         try:
-            return cls.model_validate(_without_gone(content))
+            return cls.model_validate(without_gone(content))
         except ValidationError as error:
             fields = [".".join(map(str, one["loc"])) for one in error.errors()]
             more = f" and {len(fields) - SHOWN_FIELDS} more" if len(fields) > SHOWN_FIELDS else ""
@@ -242,9 +246,15 @@ def run_uri_of(root_uri: str, run_id: str, job_name: str) -> str:
     return join_uri(root_uri, "runs", run_id or job_name)
 
 
-def _without_gone(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    train = content.get("train")
-    if not isinstance(train, Mapping):
-        return content
-    left = {name: value for name, value in train.items() if name != GONE_SECTION and (name, value) not in GONE.items()}
-    return {**content, "train": left}
+def without_gone(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A record of a run file without the fields that are gone and did nothing in it; its stages' too."""
+    left = {name: _section_without(value, GONE.get(name, {})) for name, value in content.items()}
+    if isinstance(stages := content.get("stages"), list):
+        left["stages"] = [without_gone(stage) if isinstance(stage, Mapping) else stage for stage in stages]
+    return left
+
+
+def _section_without(section: Any, gone: Mapping[str, object]) -> Any:
+    if not gone or not isinstance(section, Mapping):
+        return section
+    return {name: value for name, value in section.items() if name not in gone or gone[name] not in (ANY_VALUE, value)}

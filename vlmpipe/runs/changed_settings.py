@@ -14,7 +14,7 @@ from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.validation_errors import MAY_HOLD_SECRETS
 from vlmpipe.trainer.checkpoint.commit import committed
 from vlmpipe.trainer.checkpoint.resume_rules import Change, Outcome, Rule, rules_by_field
-from vlmpipe.trainer.config.job import RunPaths
+from vlmpipe.trainer.config.job import RunPaths, without_gone
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.external.states import states_of
 from vlmpipe.trainer.storage import open_storage
@@ -154,7 +154,7 @@ def require_resumable(config: RunConfig, paths: RunPaths) -> list[str]:
         return []
     earlier = {name: value for name, value in read_record(store, "run.json").items() if name != "run"}
     try:
-        before = parse_run_config(earlier, store.uri("run.json"))
+        before = parse_run_config(without_gone(earlier), store.uri("run.json"))
     except ConfigError:
         return []  # another version's: training compares what it has saved
     changed = changed_settings(before, config)

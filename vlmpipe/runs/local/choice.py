@@ -114,9 +114,11 @@ def _changed(folder: Path, marker: Marker, config: RunConfig) -> ChangedSettings
     if marker.config_digest == config.digest():
         return ChangedSettings({})
     from vlmpipe.config.run_config import parse_run_config
+    from vlmpipe.trainer.config.job import without_gone
 
     try:
-        return changed_settings(parse_run_config(read_record_file(folder / RUN_FILE_COPY), str(folder)), config)
+        earlier = without_gone(read_record_file(folder / RUN_FILE_COPY))
+        return changed_settings(parse_run_config(earlier, str(folder)), config)
     except UserError:
         return None
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.trainer.gone_fields import with_gone
 from tests.support.trainer.tiny_runs import TINY, merged
-from vlmpipe.trainer.config.job import GONE, JobConfig
+from vlmpipe.trainer.config.job import JobConfig, without_gone
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
@@ -35,6 +36,6 @@ def test_a_run_of_another_version_is_named(change: dict[str, object], named: str
 def test_a_run_from_before_fields_were_left_out_is_read_where_they_did_nothing(tmp_path: Path) -> None:
     """Every record of a run holds every field, with its default too."""
     content = merged(TINY, {"run": {"run_id": "r1", "root_uri": str(tmp_path)}})
-    gone = {**GONE, "powersgd": {"rank": 4, "start_step": 1000}}
-    before = {**content, "train": {**content["train"], **gone}}
+    before = with_gone(content)
+    assert without_gone(before) == content | {"plan": {}}
     assert JobConfig.of_record(before, "run.json") == JobConfig.of_record(content, "run.json")

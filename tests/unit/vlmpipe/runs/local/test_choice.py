@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.trainer.gone_fields import with_gone
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.runs.local import choice
 from vlmpipe.runs.local.choice import Choice, choose_run, new_run, open_run
@@ -19,7 +20,7 @@ from vlmpipe.runs.local.run import Marker
 from vlmpipe.runs.local.stages import RUN_FILE_COPY
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage.local import LocalStorage
-from vlmpipe.trainer.storage.records import write_record
+from vlmpipe.trainer.storage.records import read_record, write_record
 
 NOW = datetime(2026, 11, 20, 15, 30, 0)
 NEW = Choice("digits-20261120-153000")
@@ -199,6 +200,15 @@ def test_a_run_of_a_version_that_is_not_read_is_not_continued(runs: Runs) -> Non
     with pytest.raises(ConfigError, match="does not read"):
         runs.choose(run_id="mine")
     assert runs.choose("train.seed=5").earlier == there, "the same settings need no comparison"
+
+
+def test_a_run_of_an_earlier_version_is_continued_where_its_gone_fields_did_nothing(runs: Runs) -> None:
+    there = runs.add("mine", "evaluate.batch_questions=5")
+    copy = LocalStorage(runs.folder / "mine")
+    write_record(copy, RUN_FILE_COPY, with_gone(read_record(copy, RUN_FILE_COPY)))
+    assert runs.choose("evaluate.batch_questions=5").earlier == there
+    found = runs.choose(run_id="mine")
+    assert (found.earlier, found.notes) == (there, ["Since then: evaluate.batch_questions changed from 5 to 64"])
 
 
 @pytest.mark.parametrize(
