@@ -25,9 +25,9 @@ USED_SHARE = 0.9  # of what is free on a disk that is chosen here
 DISK_STEP_GB = 100
 DECODING = ("plan-data", "prepare-chunks", "prepare-data")  # steps that hold images in memory
 ASSUMED = (
-    "Steps of the pipeline: how long machines take to start and to pull images, most of the steps' work, and the size "
-    "of image files are assumed (vlmpipe/catalog/steps.yaml); starts are taken as billed, and so is an e2-standard-4 "
-    "for as long as a step watches a job."
+    "Steps of the pipeline: how long machines take to start, to pull images and to read weights, most of the steps' "
+    "work, and the size of image files are assumed (vlmpipe/catalog/steps.yaml); starts are taken as billed, and so is "
+    "an e2-standard-4 for as long as a step watches a job."
 )
 
 
@@ -46,7 +46,7 @@ class PlannedStep:
     disk_needed_bytes: int | None
     memory_bytes: int | None  # of the machine, that the step may use; None of jobs, whose memory the plan has apart
     memory_needed_bytes: int | None
-    start_s: float
+    start_s: float  # of a job until it has read its weights
     work_s: float | None  # 0 of a step that watches a job: it takes as long as the job
     watches_s: float | None
     usd: float | None = None
@@ -244,6 +244,7 @@ def _own(
 def _of_job(config: RunConfig, step: GraphStep, job: Job, needs: StepNeeds, facts: StepFacts) -> PlannedStep:
     cluster = config.cluster.of_job(job)
     disk_bytes, why = needs.of_job(job)
+    weights_s = needs.weights_bytes(job) / (facts.rates["weights_gb_per_s"] * GB)
     return PlannedStep(
         name=step.name,
         is_job=True,
@@ -256,7 +257,7 @@ def _of_job(config: RunConfig, step: GraphStep, job: Job, needs: StepNeeds, fact
         disk_needed_bytes=disk_bytes,
         memory_bytes=None,
         memory_needed_bytes=None,
-        start_s=facts.start_s("trainer", has_gpus=bool(cluster.accelerator_count)),
+        start_s=facts.start_s("trainer", has_gpus=bool(cluster.accelerator_count)) + weights_s,
         work_s=0.0,
         watches_s=0.0,
         why=why,

@@ -76,10 +76,9 @@ class StepNeeds:
         shape, config = self.shape, self.config
         if shape is None or config.train.trainer:
             return None, ""
-        weights = shape.total_parameters * PUBLISHED_BYTES if any(_weights(config)) else 0
+        weights = self.weights_bytes(job)
         if job == "cache_features":
-            alone = shape.parameters["tower"] * PUBLISHED_BYTES
-            return weights if config.model.pretrained else min(weights, alone), "published weights"
+            return weights, "published weights"
         if job == "train":
             checkpoints = node_bytes(
                 shape.trainable_parameters,
@@ -90,7 +89,20 @@ class StepNeeds:
             )
             cache, why = self._least_cache(shape), "published weights, a checkpoint that is saved or resumed"
             return weights + checkpoints + cache, f"{why} and the smallest cache of shards"
-        return self._export_size(shape).written_bytes + (weights if config.model.exports_adapter else 0), ("the export")
+        return weights, "the export"
+
+    def weights_bytes(self, job: Job) -> int:
+        """Bytes of weights that each machine of a job reads before it begins: published ones, or those of the export.
+        0 where they are not known."""
+        shape, config = self.shape, self.config
+        if shape is None or config.train.trainer:
+            return 0
+        published = shape.total_parameters * PUBLISHED_BYTES if any(_weights(config)) else 0
+        if job == "train":
+            return published
+        if job == "cache_features":
+            return published if config.model.pretrained else min(published, shape.parameters["tower"] * PUBLISHED_BYTES)
+        return self._export_size(shape).written_bytes + (published if config.model.exports_adapter else 0)
 
     def _export_size(self, shape: ModelShape) -> ExportSize:
         config = self.config

@@ -11,13 +11,14 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.pipelines import golden_pipelines
 from tests.support.short_form import WHOLE
+from vlmpipe.catalog.steps import load_steps
 from vlmpipe.catalog.this_machine import LocalMachine
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.plan import Plan, plan_run
 from vlmpipe.planner.steps import needs
 from vlmpipe.planner.steps.disks import compiled_disks
-from vlmpipe.planner.steps.estimate import Stage, disk_for, plan_steps, step_disks
+from vlmpipe.planner.steps.estimate import PipelinePlan, Stage, disk_for, plan_steps, step_disks
 from vlmpipe.planner.steps.graph import graph_steps
 from vlmpipe.planner.steps.needs import GB
 from vlmpipe.planner.sweep import plan_config
@@ -38,11 +39,15 @@ def seventy_b() -> ModelShape:
     return architecture(load_run_file(SEVENTY_B)).shape
 
 
-def errors(config: RunConfig, shape: ModelShape | None, disks: dict[str, int] | None = None) -> list[str]:
+def plan_of(config: RunConfig, shape: ModelShape | None, disks: dict[str, int] | None = None) -> PipelinePlan:
     """Of a run with the model, on the disks of a compiled pipeline, or on those that the plan chooses."""
     samples = needs.all_samples(config.plan.samples or None, config.data.validation_fraction)
     hours = dict.fromkeys(("cache_features", "train", "evaluate", "benchmark"), 1.0)
-    return plan_steps(config, Stage(disks=disks), shape=shape, samples=samples, job_hours=hours).errors  # type: ignore[arg-type]
+    return plan_steps(config, Stage(disks=disks), shape=shape, samples=samples, job_hours=hours)  # type: ignore[arg-type]
+
+
+def errors(config: RunConfig, shape: ModelShape | None, disks: dict[str, int] | None = None) -> list[str]:
+    return plan_of(config, shape, disks).errors
 
 
 @pytest.mark.parametrize(
@@ -62,6 +67,18 @@ def test_every_expected_step_of_a_shipped_run_file_has_a_row_and_none_is_red(pat
         assert [row.name for row in one.pipeline.steps if row.is_job] == [
             step.name for step in graph if step.job and step.is_expected
         ]
+
+
+def test_a_jobs_start_reads_its_weights_and_costs_the_machines_that_wait(seventy_b: ModelShape) -> None:
+    facts, config = load_steps(), load_run_file(SEVENTY_B)
+    empty_s = facts.start_s("trainer", has_gpus=True)
+    jobs = {row.name: row for row in plan_of(config, seventy_b).steps if row.is_job}
+    weights_s = {name: row.start_s - empty_s for name, row in jobs.items()}
+    published = seventy_b.total_parameters * 2
+    assert weights_s["train"] == pytest.approx(published / 0.5e9)
+    assert weights_s["cache-features"] == pytest.approx(seventy_b.parameters["tower"] * 2 / 0.5e9)
+    assert weights_s["evaluate"] == pytest.approx(published / 0.5e9)  # in bf16, as it is exported
+    assert all(row.start_s == empty_s for row in plan_of(config, None).steps if row.is_job)
 
 
 def test_a_checkpoint_fetched_whole_is_red_on_a_default_disk(
