@@ -35,6 +35,7 @@ from vlmpipe.trainer.storage.records import read_record
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 # torchrun kills processes so long after it passed on SIGTERM; by itself after 30 s, as always before 2.12.
 SHUTDOWN_VARIABLE, SHUTDOWN_S = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 3600
+KILLS_AFTER_S = 30  # torchrun, those that are left when a rank has failed
 # Blocks of GPU memory that grow in place leave fewer holes: up to 30 % less was reserved for the same step
 # (docs/decisions/0095-gpu-memory-is-allocated-in-segments-that-grow.md).
 ALLOCATOR_VARIABLES, GROWING_SEGMENTS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), "expandable_segments:True"
@@ -152,9 +153,9 @@ def _torchrun(arguments: list[str]) -> TorchrunEnd:
     try:
         run(parse_args(arguments))
     except ChildFailedError as error:
-        for rank, failure in error.failures.items():
-            if failure.exitcode < 0:
-                return TorchrunEnd(ExitCode.UNEXPECTED, (rank, -failure.exitcode), float(failure.timestamp))
+        killed = [(rank, failure) for rank, failure in error.failures.items() if failure.exitcode < 0]
+        for rank, failure in sorted(killed, key=lambda one: one[1].exitcode == -signal.SIGTERM):
+            return TorchrunEnd(ExitCode.UNEXPECTED, (rank, -failure.exitcode), float(failure.timestamp))
         return TorchrunEnd(ExitCode.UNEXPECTED)
     except SignalException:
         return TorchrunEnd(ExitCode.UNEXPECTED)
@@ -205,14 +206,14 @@ def _exit_code(exit_folder: Path, ended: TorchrunEnd) -> int:
     """The job's exit code from the workers' own, because torchrun always ends with 1.
 
     A named cause takes precedence over a kill, then an unexpected error, then "preempted": a killed rank leaves no
-    code, and the others then lose their connection to it. Raises UserError for a kill, with a shell's code (128 + the
-    signal's number).
+    code, and the others then lose their connection to it. Kills by torchrun do not count. Raises UserError for a kill,
+    with a shell's code (128 + the signal's number).
     """
     codes = [int(file.read_text(encoding="utf-8")) for file in exit_folder.glob("rank-*")]
     named = [code for code in codes if code in CAUSES]
     if named:
         return max(named, key=named.count)
-    if ended.killed:
+    if ended.killed and not _is_torchruns_own(ended, exit_folder):
         rank, number = ended.killed
         memory = "if that was for lack of memory, lower train.micro_batch_size; "
         raise UserError(
@@ -223,6 +224,17 @@ def _exit_code(exit_folder: Path, ended: TorchrunEnd) -> int:
     if ExitCode.PREEMPTED in codes and ExitCode.UNEXPECTED not in codes:
         return ExitCode.PREEMPTED
     return ended.code
+
+
+def _is_torchruns_own(ended: TorchrunEnd, exit_folder: Path) -> bool:
+    """Whether torchrun killed the rank because another had failed: by SIGTERM, and by SIGKILL where the rank is still
+    there a while later. torchrun notes whole seconds, and so not which came first."""
+    assert ended.killed
+    failed_s = [file.stat().st_mtime for file in exit_folder.glob("rank-*") if file.read_text(encoding="utf-8") != "0"]
+    if not failed_s:
+        return False
+    _, number = ended.killed
+    return number == signal.SIGTERM or (number == signal.SIGKILL and ended.killed_s > min(failed_s) + KILLS_AFTER_S / 2)
 
 
 def one_node() -> Cluster:

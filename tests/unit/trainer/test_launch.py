@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -55,6 +56,33 @@ def test_killed_rank_is_named_despite_the_others_lost_connections(
         _exit_code(left(tmp_path, 1, 1), TorchrunEnd(ExitCode.UNEXPECTED, killed=(3, number)))
     assert caught.value.code == 128 + number
     assert ("lack of memory" in caught.value.fix) == about_memory
+
+
+@pytest.mark.parametrize(
+    ("number", "later_s", "is_cause"),
+    [(signal.SIGTERM, 0.0, False), (signal.SIGKILL, 30.0, False), (signal.SIGKILL, 1.0, True)],
+    ids=["asked to end", "killed as it did not end", "killed first"],
+)
+def test_ranks_that_torchrun_ends_hide_no_error(number: int, later_s: float, is_cause: bool, tmp_path: Path) -> None:
+    """Of a job that is no training, whose ranks end by SIGTERM, a GPU out of memory was reported as a stopped run."""
+    left(tmp_path, 1)
+    ended = TorchrunEnd(ExitCode.UNEXPECTED, killed=(1, number), killed_s=int(time.time() + later_s))
+    with pytest.raises(UserError, match="ended by SIGKILL") if is_cause else contextlib.nullcontext():
+        assert _exit_code(tmp_path, ended) == ExitCode.UNEXPECTED
+
+
+@only_whole
+def test_an_error_of_one_process_of_two_is_the_jobs(tmp_path: Path) -> None:
+    (tmp_path / "tiny_job.py").write_text(LEAVE + "leave(1) if os.environ['RANK'] == '0' else signal.pause()\n")
+    environment = {name: value for name, value in os.environ.items() if name not in ("CLUSTER_SPEC", "TF_CONFIG")}
+    job = subprocess.run(
+        [sys.executable, "-m", "vlmpipe.trainer.launch", "--nproc-per-node", "2", "--", "tiny_job"],
+        env=environment | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])},
+        capture_output=True,
+        text=True,
+    )
+    assert job.returncode == ExitCode.UNEXPECTED, job.stdout + job.stderr
+    assert "rank 0 (code 1" in job.stdout and "rank 1 (SIGTERM" in job.stdout
 
 
 @pytest.mark.parametrize(
