@@ -232,7 +232,8 @@ def predict(run: str, images: str | Path, question: str = "", *, root: str = "ru
 
     Args:
         run: Run id or a short name such as "@last", folder, gs:// address, MODEL@ALIAS or MODEL@VERSION.
-        images: An image, a folder of images, or a table (.jsonl, .csv, .parquet) with image or file_name, and question.
+        images: An image, a folder of images, a table (.jsonl, .csv, .parquet) with image or file_name and question, or
+            a source as data.source takes it.
         question: What to ask about each image that has no question of its own.
         root: output.root_uri of the runs on this machine.
         batch: Questions at once; 0 takes the run's evaluate.batch_questions.
@@ -245,11 +246,13 @@ def predict(run: str, images: str | Path, question: str = "", *, root: str = "ru
     """
     from vlmpipe.compare.sides import run_uri_named
     from vlmpipe.trainer.config.job import JobConfig
-    from vlmpipe.trainer.evaluation.prediction.predict import Predictor, read_questions
+    from vlmpipe.trainer.evaluation.prediction.predict import Predictor
+    from vlmpipe.trainer.evaluation.prediction.questions import read_questions
     from vlmpipe.trainer.storage.base import join_uri
 
-    questions = read_questions(Path(images), question)
-    predictor = Predictor.load(JobConfig.load(join_uri(run_uri_named(run, root), "run.json")))
+    job = JobConfig.load(join_uri(run_uri_named(run, root), "run.json"))
+    questions = read_questions(images, question, job.data)
+    predictor = Predictor.load(job)
     return [answer for answers in predictor.answer(questions, batch=batch) for answer in answers]
 
 

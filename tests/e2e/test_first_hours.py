@@ -134,7 +134,7 @@ def test_photos_and_the_wheel(hour: Hour) -> None:
     assert hour.vlmpipe("ask", "second", "photos/000.jpg", QUESTION).strip()
     assert "no such file" not in hour.vlmpipe("status", "first", "--deep")
     assert "which no run uses" not in hour.vlmpipe("runs", "prune", "--keep", "1", "--dry-run")
-    longer = hour.vlmpipe("run", "photos.yaml", *SHORT, "train.max_steps=14", "--run-id", "first", "--plain")
+    longer = hour.vlmpipe("run", "photos.yaml", "train.max_steps=14", *SHORT[1:], "--run-id", "first", "--plain")
     assert "Continuing run first" in longer and "after 14 steps" in longer
 
 

@@ -34,9 +34,10 @@ RunName = Annotated[
 def predict(
     run: RunName,
     source: Annotated[
-        Path,
+        str,
         typer.Argument(
-            help="An image, a folder of images, or a table (.jsonl, .csv, .parquet): image or file_name, and question."
+            help="An image, a folder of images, a table (.jsonl, .csv, .parquet) with image or file_name and question, "
+            "or a source as data.source takes it."
         ),
     ],
     output: Annotated[
@@ -54,13 +55,14 @@ def predict(
     root: Root = "runs",
     as_json: AsJson = False,
 ) -> None:
-    """Answer questions about images. One, a folder or a table; as the evaluation asks, and as fast."""
+    """Answer questions about images. One, a folder, a table or a source; as the evaluation asks, and as fast."""
     with doing(f"asking {run}"):
-        from vlmpipe.trainer.evaluation.prediction.predict import Predictor, read_questions
+        from vlmpipe.trainer.evaluation.prediction.predict import Predictor
         from vlmpipe.trainer.evaluation.prediction.predict import predict as predict_all
+        from vlmpipe.trainer.evaluation.prediction.questions import read_questions
 
-        questions = read_questions(source, question)
         job = _job_of(run, root)
+        questions = read_questions(source, question, job.data)
         if output:
             found = predict_all(job, questions, output, batch=batch)
         else:

@@ -8,7 +8,7 @@ import fcntl
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import BinaryIO
@@ -24,10 +24,16 @@ STAMP = "image_stamp"  # in the partial file, by which a changed image is known
 
 @dataclass(frozen=True)
 class ToAnswer:
-    """A question about the image in a file."""
+    """A question about the image in a file, or of a source, in which `image` is its name.
+
+    stamp: what changes with the source. problem: why it cannot be asked.
+    """
 
     image: Path
     question: str
+    read: Callable[[], bytes] | None = None
+    problem: str = ""
+    stamp: str = ""
 
 
 @dataclass
@@ -60,7 +66,8 @@ class AnswerFile:
             )
         self.output, self.partial = output, output.with_name(f"{output.name}.partial")
         self.not_taken_over = ""
-        self._stamps = [_stamp(one.image) for one in questions]  # before an image is read: a later change is one
+        # Before an image is read, so that any later change is one.
+        self._stamps = [one.stamp or _stamp(one.image) for one in questions]
         with os_errors(f"writing {self.partial}"):
             output.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._locked()

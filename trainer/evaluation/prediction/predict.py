@@ -5,33 +5,26 @@ The model is asked by the functions of the evaluation, so that answers and speed
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.rejects import RejectedError
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
-from vlmpipe.trainer.data.sources.image_files import IMAGE_SUFFIXES
-from vlmpipe.trainer.data.text_files.csv_rows import csv_rows
-from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError, os_errors
+from vlmpipe.trainer.errors import DataError, ExitCode, UserError
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, answer_questions, ask_about
 from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
-from vlmpipe.trainer.evaluation.prediction.answer_file import TABLES, Answer, AnswerFile, ToAnswer
+from vlmpipe.trainer.evaluation.prediction.answer_file import Answer, AnswerFile, ToAnswer
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.serving.exported_model import load_export
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.export_manifest import NAME as EXPORTED
-
-IMAGE_NAMES = ("image", "file_name")  # names of the column of images, as data preparation has them
 
 
 @dataclass(frozen=True)
@@ -137,61 +130,6 @@ def predict(job: JobConfig, questions: Sequence[ToAnswer], output: Path, *, batc
     return Predicted(len(questions) - failed, failed, load_s, answer_s, taken, file.not_taken_over)
 
 
-def read_questions(source: Path, question: str) -> list[ToAnswer]:
-    """An image or the images of a folder, each with `question`; or the rows of a table of images and questions.
-
-    A folder with a table named metadata, as data preparation reads it, is that table. A table's images lie relative to
-    it; `question` stands in for its column. Raises ConfigError or DataError.
-    """
-    if source.is_dir():
-        table = next((path for kind in sorted(TABLES) if (path := source / f"metadata{kind}").is_file()), None)
-        images = sorted(path for path in source.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-    else:
-        table = source if source.suffix.lower() in TABLES else None
-        images = [source] if source.suffix.lower() in IMAGE_SUFFIXES else []
-    if table:
-        found = [_row(table, number, row, question) for number, row in enumerate(_table(table), start=1)]
-    elif images and not question:
-        what = "a folder of images" if source.is_dir() else "an image"
-        raise ConfigError(f"{source} is {what}", expected="what to ask: --question TEXT")
-    elif not source.is_dir() and not images:
-        expected = f"an image, a folder, or {', '.join(sorted(TABLES))}"
-        raise ConfigError(f"{source} is no image and no table that can be read", expected=expected)
-    else:
-        found = [ToAnswer(path, question) for path in images]
-    if not found:
-        raise DataError(f"{source} holds nothing to ask about", expected="images, or a table with rows")
-    return found
-
-
-def _row(source: Path, number: int, row: Any, question: str) -> ToAnswer:
-    values = row if isinstance(row, dict) else {}
-    image, text = next((values[name] for name in IMAGE_NAMES if values.get(name)), None), values.get("question")
-    text = text or question
-    if not isinstance(image, str) or not isinstance(text, str) or not text:
-        raise DataError(
-            f"row {number} of {source} has no {'question' if image else 'image'}",
-            expected=f"the columns {' or '.join(IMAGE_NAMES)}, a file's path, and question; or --question TEXT for all",
-        )
-    return ToAnswer(source.parent / image, text)
-
-
-def _table(source: Path) -> Iterator[Any]:
-    with os_errors(f"reading {source}"):
-        data = source.read_bytes()
-    kind = source.suffix.lower()
-    try:
-        if kind == ".jsonl":
-            return iter([json.loads(line) for line in data.splitlines() if line.strip()])
-        if kind == ".csv":
-            return iter(list(csv_rows(io.StringIO(data.decode("utf-8-sig")))))
-        import pyarrow.parquet as pq
-
-        return iter(pq.read_table(io.BytesIO(data)).to_pylist())
-    except (ValueError, csv.Error) as error:  # pyarrow's errors are ValueErrors
-        raise DataError(f"{source} is not a {kind[1:]} table: {error}") from error
-
-
 def _answering_model(job: JobConfig, device: torch.device) -> AnsweringModel:
     family, model = load_export(job, device)
     chat = Chat.load(open_prepared(job.pointers().prepared_uri), image_form_of(job.model), is_proved=True)
@@ -206,8 +144,12 @@ def _name_of(job: JobConfig) -> str:
 
 
 def _asked(job: JobConfig, chat: Chat, one: ToAnswer) -> Asked:
+    if one.problem:
+        raise DataError(one.problem)
     try:
-        data = one.image.read_bytes()
+        data = one.read() if one.read else one.image.read_bytes()
+    except RejectedError as error:
+        raise DataError(f"{one.image}: {error}") from error
     except OSError as error:
         raise DataError(f"{one.image}: {error.strerror}") from error
     return ask_about(job, chat, one.question, data, str(one.image))

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -96,7 +97,7 @@ class Echo:
 @pytest.fixture
 def picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(Predictor, "load", lambda job: Echo())
-    monkeypatch.setattr(answers, "_job_of", lambda run, root: None)
+    monkeypatch.setattr(answers, "_job_of", lambda run, root: SimpleNamespace(data=None))
     path = tmp_path / "a.png"
     path.write_bytes(b"")
     return path

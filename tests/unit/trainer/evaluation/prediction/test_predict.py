@@ -30,7 +30,8 @@ from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
 from vlmpipe.trainer.evaluation.generate import GeneratedAnswer
 from vlmpipe.trainer.evaluation.prediction import predict as module
 from vlmpipe.trainer.evaluation.prediction.answer_file import Answer, AnswerFile, ToAnswer
-from vlmpipe.trainer.evaluation.prediction.predict import Predictor, predict, read_questions
+from vlmpipe.trainer.evaluation.prediction.predict import Predictor, predict
+from vlmpipe.trainer.evaluation.prediction.questions import read_questions
 
 SIZES = {"a.png": (8, 8), "deep/b.jpg": (16, 8), "c.png": (8, 24)}
 JOB = JobConfig.model_validate(TINY | {"run": {"run_id": "one", "root_uri": "/runs"}})
