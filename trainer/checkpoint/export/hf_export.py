@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ from vlmpipe.trainer.models.arr_coc.module import RelevanceModule, save_relevanc
 from vlmpipe.trainer.models.base import Weights
 from vlmpipe.trainer.models.hf_native.peft_folder import stored_names, write_adapter
 from vlmpipe.trainer.models.hf_native.weight_files import read_in_passing
-from vlmpipe.trainer.models.layers.freeze import frozen_weights
-from vlmpipe.trainer.models.layers.lora import Adapter, adapters_of, train_rows_only, without_adapters
+from vlmpipe.trainer.models.layers.freeze import frozen_weights, is_adapter, plain_name, tied_names
+from vlmpipe.trainer.models.layers.lora import adapters_of, train_rows_only, without_adapters
 from vlmpipe.trainer.models.layers.nf4 import QuantizedWeights, quantized_names
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.sizing.export_size import MAX_SHARD_BYTES
@@ -72,8 +72,7 @@ def export_checkpoint(
     adapted = family.blueprint(job.model, tokenizer)
     if tokens := trained_tokens(job.model, tokenizer):
         train_rows_only(adapted, tokens)
-    adapters = adapters_of(adapted)
-    blueprint = family.blueprint(without_adapters(job.model), tokenizer) if adapters else adapted
+    blueprint = family.blueprint(without_adapters(job.model), tokenizer) if job.model.lora else adapted
     blueprint = blueprint.to(DTYPES[job.export_dtype])
     initial = family.initial_weights(job.model, tokenizer)
     _require_same_base(checkpoint, initial, sorted(frozen_weights(adapted)))
@@ -85,7 +84,7 @@ def export_checkpoint(
         # There is none if ema_decay was set after the run's last step.
         averaged = bool(job.train.ema_decay) and holds_average(files, checkpoint_format)
         trained = open_weights(files, checkpoint_format, averaged=averaged)
-        weights = Merged(blueprint, trained, initial, adapters)
+        weights = Merged(adapted, trained, initial)
 
         def write_adapter_to(target: Path) -> str:
             write_adapter(adapted, job.model, trained.read, target)
@@ -207,19 +206,20 @@ class _Upload:
 
 
 class Merged:
-    """Trained weights from the checkpoint, frozen ones from their source with `adapters` (by weight name) merged in.
+    """Trained weights from the checkpoint, frozen ones from their source with adapters merged in, by their names in the
+    model without adapters.
 
     A `vlmpipe.trainer.models.base.Weights`. Raises ConfigError when the checkpoint lacks a trained weight.
     """
 
-    def __init__(
-        self, blueprint: nn.Module, trained: WeightReader, initial: Weights, adapters: Mapping[str, Adapter]
-    ) -> None:
-        self._trained, self._initial, self._adapters = trained, initial, adapters
-        self._tied_to = dict(getattr(blueprint, "all_tied_weights_keys", {}))
-        trainable = {name for name, parameter in blueprint.named_parameters() if parameter.requires_grad}
-        self._trainable = trainable - self._tied_to.keys()  # averages hold a tied head under one name
-        in_adapters = {name for one in adapters.values() for name in (one.a, one.b, one.magnitude) if name}
+    def __init__(self, model: nn.Module, trained: WeightReader, initial: Weights) -> None:
+        """model: that was trained, with its adapters; its values are not looked at."""
+        self._trained, self._initial, self._adapters = trained, initial, adapters_of(model)
+        self._tied_to = tied_names(model)
+        named = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        in_adapters = {name for name in named if is_adapter(name)}
+        # Averages hold a tied head under one name.
+        self._trainable = {plain_name(name) for name in named if name not in in_adapters} - self._tied_to.keys()
         if missing := sorted((self._trainable | in_adapters) - trained.names):
             raise ConfigError(f"the checkpoint lacks {len(missing)} trained weights, for example {missing[0]}")
 

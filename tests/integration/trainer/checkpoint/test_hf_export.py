@@ -235,11 +235,11 @@ def test_missing_or_misshapen_weights_are_named(runs: dict[str, JobConfig], tmp_
     initial = family.initial_weights(job.model, tokenizer)
     more_is_trained = family.blueprint(job.model.model_copy(update={"freeze": ()}), tokenizer)
     with pytest.raises(ConfigError, match=r"lacks \d+ trained weights, for example model.vision_tower"):
-        Merged(more_is_trained, trained, initial, {})
+        Merged(more_is_trained, trained, initial)
     text = {**job.model.language_model.config, "intermediate_size": 65}
     wider = job.model.model_copy(update={"language_model": WeightsConfig(config=text)})
     blueprint = family.blueprint(wider, tokenizer)
-    merged = Merged(blueprint, trained, initial, {})
+    merged = Merged(blueprint, trained, initial)
     (tmp_path / "out").mkdir()
     with pytest.raises(ConfigError, match=r"down_proj.weight is \(32, 64\)"):
         write_weights(blueprint, merged.read, tmp_path / "out")

@@ -25,7 +25,7 @@ from vlmpipe.trainer.checkpoint.export.weight_reader import WeightReader
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.hf_native.peft_folder import SETTINGS, WEIGHTS, write_adapter
-from vlmpipe.trainer.models.layers.lora import adapters_of, without_adapters
+from vlmpipe.trainer.models.layers.lora import without_adapters
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.storage import open_storage
 
@@ -61,7 +61,7 @@ def expected_weights(config: ModelConfig, model: nn.Module, tokenizer: Any) -> d
     family, plain, state = family_of(config), without_adapters(config), model.state_dict()
     blueprint = family.blueprint(plain, tokenizer)
     trained = WeightReader(state.keys(), state.__getitem__)
-    weights = Merged(blueprint, trained, family.initial_weights(config, tokenizer), adapters_of(model))
+    weights = Merged(model, trained, family.initial_weights(config, tokenizer))
     return {name: weights.read(name) for name in blueprint.state_dict()}
 
 

@@ -23,7 +23,7 @@ from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.hf_native.peft_folder import ROWS, SETTINGS, WEIGHTS, require_same_adapter, write_adapter
 from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of
 from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights
-from vlmpipe.trainer.models.layers.lora import adapters_of, rows_in, train_rows_only, without_adapters
+from vlmpipe.trainer.models.layers.lora import rows_in, train_rows_only, without_adapters
 from vlmpipe.trainer.models.registry import family_of
 
 LLAVA: dict[str, Any] = {}
@@ -121,9 +121,8 @@ def test_peft_loads_what_is_written_onto_the_base_and_training_starts_from_it(ca
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert (found - before).abs().max() > 1e-3
 
-    blueprint = family.blueprint(without_adapters(config), tokenizer)
     merged = family.build(without_adapters(config), tokenizer).eval()
-    weights = Merged(blueprint, Weights(model), family.initial_weights(config, tokenizer), adapters_of(model))
+    weights = Merged(model, Weights(model), family.initial_weights(config, tokenizer))
     with torch.no_grad():
         for name, parameter in merged.named_parameters():
             parameter.copy_(weights.read(name))
@@ -171,6 +170,9 @@ def test_peft_loads_trained_rows_of_tokens_onto_the_base(base: dict[str, Any], i
     merged = on_peft.merge_and_unload()
     torch.testing.assert_close(logits(config, merged), expected, rtol=1e-5, atol=1e-5)
     assert (before - expected).abs().max() > 1e-3
+    export = Merged(blueprint, Weights(model), family_of(config).initial_weights(config, tokenizer))
+    for name in (*rows_in(model), "lm_head.weight"):
+        assert export.read(name).equal(model.get_parameter(name)), "a merged export has the rows too"
 
 
 @pytest.fixture(scope="module")
