@@ -1,4 +1,4 @@
-"""Scores a SavedModel on the held-out questions: the figures that vlmpipe's gate reads.
+"""Scores a SavedModel on the validation questions: the figures that vlmpipe's gate reads.
 
 Beside the share of right answers stand two that a model must beat: each question's most frequent training answer
 (`chance`), and the model's own answers when it sees the image of another sample (`shuffled_image`).

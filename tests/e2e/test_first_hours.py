@@ -110,7 +110,7 @@ def test_photos_and_the_wheel(hour: Hour) -> None:
     assert "Done in" in first and "Next:" in first
     assert (hour.folder / "runs/runs/first/report.html").is_file()
     assert hour.vlmpipe("ask", "@last", "photos/000.jpg", QUESTION).strip()
-    assert "held-out accuracy" in hour.vlmpipe("status", "first")
+    assert "validation accuracy" in hour.vlmpipe("status", "first")
 
     # A failure in the middle, its diagnosis, and the command that it gives.
     fault = ("--inject-fault", "kill:rank=0,after_step=4", "--retries", "0")

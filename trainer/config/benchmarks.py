@@ -35,29 +35,30 @@ MOST_CIDER_D = 10.0  # all other scores end at 1
 
 
 class BenchmarkConfig(Section):
-    """A question file to score the exported model on, after the held-out questions."""
+    """A question file to score the exported model on, after the validation questions."""
 
     name: str = Field(
         pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$",
         description="Name in evaluate.json, report and gate, for example pope-random.",
     )
-    format: BenchmarkFormat = Field(description="Published format of the file, which says how answers are scored.")
+    format: BenchmarkFormat = Field(description="Published format of the file, which decides how answers are scored.")
     uri: StorageUri = Field(
-        min_length=1, description="Questions, local or in a bucket: VQAv2's questions, of other formats the whole set."
+        min_length=1,
+        description="File of questions, local or in a bucket; for other formats than vqav2 it also holds the answers.",
     )
-    annotations: StorageUri = Field("", description="VQAv2's annotations, which hold the answers; no other format's.")
-    images: StorageUri = Field("", description="Folder of the images that the file names; none for mmbench.")
+    annotations: StorageUri = Field("", description="VQAv2's annotations, which hold the answers. For vqav2 only.")
+    images: StorageUri = Field("", description="Folder of the images that the file names. Not for mmbench.")
     prompt: str = Field(
         "",
-        description="What the model is asked, with {question} in place of the file's question; empty is the question "
-        "alone, for mmbench with its choices, for coco-captions a request for a caption.",
+        description="Text of each question, with {question} in place of the file's; empty is the question alone, for "
+        "mmbench with its choices, for coco-captions a request for a caption.",
     )
     max_questions: int = Field(0, ge=0, description="Questions to ask, evenly spaced in the file; 0 is all.")
     max_new_tokens: int = Field(
         0,
         ge=0,
-        description="Longest answer in tokens; 0 takes the format's: 16 of vqav2 and pope, 32 of textvqa, mmbench and "
-        "chartqa, 64 of docvqa and coco-captions.",
+        description="Longest answer in tokens; 0 takes the format's default: 16 for vqav2 and pope, 32 for textvqa, "
+        "mmbench and chartqa, 64 for docvqa and coco-captions.",
     )
 
     @property

@@ -10,44 +10,50 @@ from vlmpipe.trainer.config.base import Section, StorageUri
 
 
 class CheckpointConfig(Section):
-    """How checkpoints are written, kept and exported. How often is train.checkpoint_every_steps."""
+    """How checkpoints are written, kept and exported. train.checkpoint_every_steps sets their interval."""
 
     async_save: bool = Field(
-        True, description="Train while a checkpoint is written and uploaded; false waits for its COMMIT."
+        True, description="Write and upload checkpoints while training continues; false waits for each COMMIT."
     )
     keep_every_steps: int = Field(
-        0, ge=0, description="Keep checkpoints at multiples of this step for ever, beside train.keep_checkpoints."
+        0,
+        ge=0,
+        description="Steps between checkpoints that are never deleted, in addition to train.keep_checkpoints; 0 keeps "
+        "none.",
     )
-    keep_best: bool = Field(False, description="Keep the checkpoint with the lowest training loss as well.")
+    keep_best: bool = Field(False, description="Also keep the checkpoint with the lowest training loss.")
     mirror_uri: StorageUri = Field(
         "",
-        description="Second folder or bucket's prefix, such as in another region. Checkpoints are copied there "
-        "during training, which resumes from the copy when the first store is lost.",
+        description="Second folder or bucket prefix, such as in another region, to which checkpoints are copied "
+        "during training; empty for none. Training resumes from the copy if the first store is lost.",
     )
     mirror_lag_warning_s: float = Field(
-        1800.0, gt=0, description="Age of a checkpoint that is not yet in the mirror at which training warns."
+        1800.0,
+        gt=0,
+        description="Age in seconds at which training warns about a checkpoint that is not yet in the mirror.",
     )
     signing_key_file: str = Field(
         "",
-        description="File with a secret key. Checkpoints are signed with it, every file by SHA-256, which takes about "
-        "3 CPU seconds a GiB, and none without its signature is loaded.",
+        description="File with a secret key that signs checkpoints, every file by SHA-256; empty signs none. With a "
+        "key, only checkpoints with its signature are loaded.",
     )
     preemption_notice_s: float = Field(
-        30.0, ge=0, description="Time from SIGTERM to the end of the machine; a save that takes longer is not begun."
+        30.0,
+        ge=0,
+        description="Seconds from SIGTERM to the end of the machine; a save that takes longer is not started.",
     )
     max_s_without_commit: float = Field(
         3600.0,
         ge=0,
-        description="Time from the first save that fails, because the store is away or a disk is full, to the end of "
-        "training, if no checkpoint is committed meanwhile. Until then training continues and saves again a minute "
-        "after each failure; after the last step it waits. 0 ends training at the first failure.",
+        description="Seconds without a COMMIT, from the first failed save, after which training ends; 0 ends it at "
+        "the first failure. Until then training continues and saves again a minute after each failure; after the last "
+        "step it waits.",
     )
     max_starts_without_progress: int = Field(
-        5, ge=0, description="Starts at the same step, after crashes, before the job gives up; 0 never does."
+        5, ge=0, description="Crashed starts at the same step after which the job gives up; 0 never gives up."
     )
     export_dtype: Literal["auto", "fp32", "bf16"] = Field(
         "auto",
-        description="Type of the weights in the export; checkpoints keep fp32. bf16 takes half the bytes. auto is bf16 "
-        "with train.precision bf16, in which evaluation and servers compute, and fp32 else and before a later stage. "
-        "Adapters are always fp32.",
+        description="Type of the exported weights; auto is bf16 with train.precision bf16, except before a later "
+        "stage, and otherwise fp32. Adapters are always fp32, and so are checkpoints.",
     )

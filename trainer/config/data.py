@@ -33,17 +33,18 @@ SourceUri = Annotated[str, AfterValidator(source_uri)]
 class Columns(Section):
     """Names of a record's keys or columns, where they differ from those that are read."""
 
-    image: tuple[str, ...] = Field((), description="Keys of images or of their paths, in their order.")
+    image: tuple[str, ...] = Field((), description="Keys of images or of image paths, in order.")
     question: str = Field("", description="Key of the question.")
-    answer: str = Field("", description="Key of the answer; without a question that of data.caption_question.")
+    answer: str = Field(
+        "", description="Key of the answer; without a question key, of the answer to data.caption_question."
+    )
     messages: str = Field("", description="Key of the conversation, a list of messages.")
     id: str = Field("", description="Key of the id.")
     split: str = Field("", description="Key of the split.")
     weight: str = Field("", description="Key of a weight. A record whose weight is not 1 is rejected.")
     ignored: tuple[str, ...] = Field(
         (),
-        description="Keys that are known not to be needed, also of messages and parts. Media in them does not end the "
-        "step.",
+        description="Keys that are not needed, also in messages and their parts. Media in them does not end the step.",
     )
 
     @field_validator("image", "ignored", mode="before")
@@ -62,12 +63,16 @@ class DataSource(Section):
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
-        description="Name of the source, which begins the ids and the slices of its samples.",
+        description="Name of the source, the prefix of its samples' ids and slices.",
     )
-    uri: SourceUri = Field(min_length=1, description="As data.source.")
-    image_folder: StorageUri = Field("", description="As data.image_folder.")
-    caption_question: str = Field("", description="As data.caption_question, which is taken where this is empty.")
-    columns: Columns = Field(Columns(), description="As data.columns, which is taken where this is empty.")
+    uri: SourceUri = Field(min_length=1, description="Address of the source; see data.source.")
+    image_folder: StorageUri = Field(
+        "", description="Folder that image paths in records are relative to; see data.image_folder."
+    )
+    caption_question: str = Field(
+        "", description="Question about an image that has a caption only; empty takes data.caption_question."
+    )
+    columns: Columns = Field(Columns(), description="Names of the records' keys or columns; empty takes data.columns.")
     max_samples: int = Field(0, ge=0, description="Use only the first N samples; 0 is all.")
     weight: NonNegative | None = Field(
         None, description="Share of the samples that are drawn, relative to the weights of the other sources."
@@ -78,7 +83,7 @@ class DataSource(Section):
         "the end of the source.",
     )
     epochs: float | None = Field(
-        None, gt=0, description="Times that the source is read in an epoch of the run, such as 0.5 or 3; by default 1."
+        None, gt=0, description="Passes over the source in an epoch of the run, such as 0.5 or 3; null is 1."
     )
     license: str = Field("", description="Licence of the data, which the model card names.")
 
@@ -91,142 +96,159 @@ class DataSource(Section):
 
 
 class DataPhase(Section):
-    """Some epochs of a curriculum."""
+    """Consecutive epochs of a curriculum."""
 
     epochs: Positive = Field(1, description="Epochs of the phase. The last phase lasts to the end of the run.")
     weights: dict[str, NonNegative] = Field(
-        description="The weight of each source by name. A source that is not named is not drawn."
+        description="Weight of each source by name; a source without one is not drawn."
     )
 
 
 class DataConfig(Section):
-    """Where samples come from and how they become rows."""
+    """Where samples come from, and how they become packed sequences."""
 
     _fetched_folder: str = PrivateAttr("")  # not in the run file: it is below the root of the run
 
     source: SourceUri = Field(
         "",
-        description="builtin:digits, builtin:easy-vqa, builtin:openmoji, bq://PROJECT.DATASET.TABLE, or a local or "
-        "bucket's path: a LLaVA .json or .jsonl file, WebDataset tars, Parquet files, a COCO captions .json, or a "
-        "folder with metadata.csv. Of tars and Parquet a folder or a pattern, such as train-{000..099}.tar. Either "
-        "this or sources is needed.",
+        description="Source of samples: builtin:digits, builtin:easy-vqa, builtin:openmoji, "
+        "bq://PROJECT.DATASET.TABLE, or a path, local or in a bucket, of a LLaVA .json or .jsonl file, WebDataset "
+        "tars, Parquet files, a COCO captions .json, or a folder with metadata.csv. Tars and Parquet files also as a "
+        "folder or a pattern, such as train-{000..099}.tar. Either this or sources is needed.",
     )
     sources: tuple[DataSource, ...] = Field(
-        (), description="Several sources in place of one. Samples are drawn in fixed shares throughout each epoch."
+        (), description="Several sources instead of one. Each epoch mixes their samples in fixed shares throughout."
     )
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] = Field(
         "all_exhausted",
-        description="With weights, when an epoch ends: first_exhausted, once one source is used up; all_exhausted, "
-        "once each was read whole, so that smaller ones are repeated.",
+        description="End of an epoch of weighted sources: first_exhausted, once one source is used up; all_exhausted, "
+        "once each was read whole, so that smaller ones repeat.",
     )
     max_source_passes: float = Field(
-        100.0, gt=0, description="The step fails when an epoch reads a source more often than this; above 10 it warns."
+        100.0, gt=0, description="Most passes over a source in one epoch; more fail the step, and more than 10 warn."
     )
     phases: tuple[DataPhase, ...] = Field(
-        (), description="A curriculum: other weights of sources in later epochs. The sources then have none themselves."
+        (),
+        description="Curriculum: weights of sources by epoch; empty for none. The sources then have no weights "
+        "themselves.",
     )
     image_folder: StorageUri = Field(
-        "", description="Folder that image paths in records are relative to; by default that of the file."
+        "", description="Folder that image paths in records are relative to; empty takes that of the file."
     )
     fetch: bool = Field(
         False,
-        description="Download images that records name by http or https before they are prepared, and keep them under "
-        "output.root_uri; by default such records are rejected. Only public addresses are asked.",
+        description="Download images that records name by http or https before preparation, and keep them under "
+        "output.root_uri; false rejects such records. Only public addresses are requested.",
     )
     max_fetched_images: Positive = Field(
-        1_000_000, description="Addresses that records may name; more end the step before any is asked."
+        1_000_000, description="Most addresses that records may name; more end the step before any request."
     )
-    max_fetched_gib: float = Field(500.0, gt=0, description="GiB of downloaded images; more end the step.")
+    max_fetched_gib: float = Field(500.0, gt=0, description="Most GiB of downloaded images; more end the step.")
     max_fetch_hours: float = Field(
-        24.0, gt=0, description="Hours of downloading, after which the step ends; the next run continues."
+        24.0, gt=0, description="Most hours of downloading, after which the step ends; the next run continues."
     )
     caption_question: str = Field(
-        "Describe this image.", min_length=1, description="What is asked about an image that comes with a caption only."
+        "Describe this image.", min_length=1, description="Question about an image that has a caption only."
     )
     columns: Columns = Field(
         Columns(), description="Names of the records' keys or columns, such as {image: image_path, answer: label}."
     )
     chat_template: StorageUri = Field(
         "",
-        description="How conversations are written: native, the template of model.tokenizer; vlmpipe, a short format "
-        "for models trained from scratch; or a file with a Jinja template, local or in a bucket. Empty is native where "
-        "model.pretrained has weights and the tokenizer is not trained, and vlmpipe elsewhere.",
+        description="Form of conversations: native, the template of model.tokenizer; vlmpipe, a short format for "
+        "models trained from scratch; or a file with a Jinja template, local or in a bucket. Empty is native if "
+        "model.pretrained has weights and the tokenizer is not trained, otherwise vlmpipe.",
     )
     answer_end: str = Field(
         "",
-        description="Token put behind answers where the chat template writes none that ends them, such as </s>.",
+        description="End token appended to answers if the chat template adds none, such as </s>.",
     )
     allowed_tokens: tuple[str, ...] = Field(
         (),
-        description="Control tokens of the tokenizer that answers and questions may spell, such as <|box_start|> of "
+        description="Control tokens of the tokenizer that answers and questions may contain, such as <|box_start|> of "
         "Qwen2-VL or <ref> of InternVL; never those that end turns or stand for images.",
     )
     max_samples: int = Field(0, ge=0, description="Use only the first N samples of the source; 0 is all.")
     validation_fraction: Fraction = Field(
-        0.1, description="Share of the groups that split_by makes, kept for evaluation if the source names no splits."
+        0.1, description="Share of the groups by split_by in the validation split, if the source names no splits."
     )
     split_by: str = Field(
         BY_IMAGE,
         min_length=1,
-        description="What is never in both splits: image keeps all samples of a picture on one side, record decides "
-        "for each record by itself, and every other value names a field of the records, such as patient or document.",
+        description="Groups that are never in both splits: image keeps all samples of an image together, record "
+        "decides for each record by itself, and every other value names a field of the records, such as patient or "
+        "document.",
     )
     file_splits: Literal["stated", "ignored"] = Field(
         "stated",
-        description="Words such as train, validation, val, dev and test in names of files and folders decide the split "
-        "of several files, test being held out; ignored leaves it to split_by.",
+        description="stated: words such as train, validation, val, dev and test in names of files and folders decide "
+        "the split of several files, with test in the validation split. ignored: split_by decides.",
     )
     max_image_share: Fraction = Field(
-        0.05, description="An image beside others in a larger share of the samples does not join them into one group."
+        0.05,
+        description="Largest share of samples that one image joins into a group; an image in more samples, next to "
+        "others, joins none.",
     )
     max_split_error: Fraction = Field(
-        0.05, description="The step fails when the share held out is further from validation_fraction, beyond chance."
+        0.05,
+        description="Largest difference of the validation share from validation_fraction, beyond sampling error; more "
+        "fails the step.",
     )
-    max_reject_fraction: Fraction = Field(0.02, description="The step fails when a larger share of samples is bad.")
+    max_reject_fraction: Fraction = Field(0.02, description="Largest share of rejected samples; more fails the step.")
     duplicates: Literal["keep", "drop"] = Field(
-        "keep", description="drop leaves out a sample with the images and the text of one before; both count them."
+        "keep", description="Samples with the images and the text of an earlier one: keep or drop. Both count them."
     )
-    max_image_pixels: Positive = Field(50_000_000, description="Larger images are rejected before decoding.")
+    max_image_pixels: Positive = Field(
+        50_000_000, description="Most pixels of an image; larger ones are rejected before decoding."
+    )
     max_image_bytes: Positive = Field(
         64 << 20,
-        description="Image files with more bytes are rejected unread; a process holds at most this times its threads, "
-        "or one sample.",
+        description="Most bytes of an image file; larger ones are rejected unread. A process holds at most this times "
+        "its threads, or one sample.",
     )
     max_media_bytes: Positive = Field(
-        1 << 30, description="Videos and documents with more bytes are rejected unread; a thread holds one in memory."
+        1 << 30,
+        description="Most bytes of a video or document; larger ones are rejected unread. A thread holds one in memory.",
     )
     video: Literal["frames", "native"] = Field(
         "frames",
-        description="frames makes an image of each frame of a video; native gives models of qwen2_5_vl and qwen3_vl "
-        "video tokens, each patch of two frames, with their times.",
+        description="frames makes an image of each frame of a video; native makes video tokens, each patch of two "
+        "frames, with their times. native is for models of qwen2_5_vl and qwen3_vl.",
     )
     video_frames: Positive = Field(
-        8, description="Most frames of a video, evenly spread; each is an image, or with native half a patch."
+        8, description="Most frames of a video, evenly spread; each is an image, or half a patch with video native."
     )
     video_fps: NonNegative = Field(
-        0.0, description="Frames of a second of video, up to video_frames; 0 takes video_frames of any video."
+        0.0, description="Frames per second of video, up to video_frames; 0 takes video_frames of any video."
     )
     video_times: bool = Field(
-        False, description="Write <1.5 seconds> before each frame of a video, as Qwen3-VL's own processor does."
+        False,
+        description="Write the time before each frame of a video, such as <1.5 seconds>, as Qwen3-VL's own processor "
+        "does.",
     )
-    min_image_side: Positive = Field(4, description="Images with a shorter side, in pixels, are rejected.")
+    min_image_side: Positive = Field(
+        4, description="Shortest side of an image, in pixels; smaller images are rejected."
+    )
     max_image_aspect: float = Field(
-        200.0, ge=1, description="Images whose longer side is more times the shorter one are rejected."
+        200.0, ge=1, description="Largest ratio of an image's longer to its shorter side; others are rejected."
     )
     animated: Literal["first_frame", "reject"] = Field(
-        "first_frame", description="What happens to an animated image: its first frame is used, or it is rejected."
+        "first_frame", description="Handling of an animated image: first_frame uses its first frame, reject rejects it."
     )
     grey_bits: int = Field(
-        16, ge=8, le=16, description="Bits that 16-bit grey images use, such as 12 of X-rays; other ones are rejected."
+        16,
+        ge=8,
+        le=16,
+        description="Bits that 16-bit grey images use, such as 12 of X-rays; images with other values are rejected.",
     )
     shard_samples: Positive = Field(1000, description="Samples per shard.")
     chunk_samples: int = Field(
         16_384,
         ge=2,
-        description="About how many records are prepared as one piece: what is kept, done again or shared out at once.",
+        description="Approximate records per chunk, the unit of caching, retry and distribution in preparation.",
     )
     workers: int = Field(
-        0, ge=0, description="Processes that prepare chunks at the same time; 0 is one for each processor core."
+        0, ge=0, description="Processes that prepare chunks at the same time; 0 is one per processor core."
     )
     tasks: Positive = Field(
         1, description="Pipeline tasks, each on a machine of its own, that share the chunks between them."
@@ -234,24 +256,24 @@ class DataConfig(Section):
     sequence_length: Positive = Field(description="Tokens of a packed sequence.")
     max_images_per_sequence: Positive = Field(
         64,
-        description="Most images in a packed sequence, or tiles of images that are cut; with sequence_length it bounds "
+        description="Most images in a packed sequence (tiles, if images are cut); with sequence_length it bounds "
         "memory.",
     )
     pack: bool = Field(True, description="Pack several samples into a sequence; false gives each sample its own.")
     shuffle_shards: Positive = Field(
         SHUFFLE_SHARDS,
-        description="Shards that an epoch mixes at a time; it reads them once if twice as many fit into the cache.",
+        description="Shards that an epoch mixes together; with a cache for twice as many, each is read once.",
     )
     shard_cache_gib: float = Field(
         0.0,
         ge=0,
-        description="Disk of each machine for shards from buckets, in GiB; 0 takes up to four fifths of what is free "
-        "beside a checkpoint.",
+        description="Disk of each machine for shards from buckets, in GiB; 0 takes up to four fifths of the space "
+        "that a checkpoint leaves free.",
     )
     overlong_policy: Literal["reject", "truncate", "split"] = Field(
         "reject",
-        description="What happens to a sample longer than sequence_length: truncate drops its last turns; split makes "
-        "further samples of them, each with the images that were shown before.",
+        description="Handling of a sample longer than sequence_length: reject rejects it; truncate drops its last "
+        "turns; split makes further samples of them, each with the images that were shown before.",
     )
 
     @property

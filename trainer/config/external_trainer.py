@@ -54,20 +54,22 @@ TORCHRUN_GRACE_S = 30  # torchrun kills its workers this long after SIGTERM
 
 
 class RolesConfig(Section):
-    """Replicas beside the chief and the workers."""
+    """Replicas in addition to the chief and the workers."""
 
     ps: int = Field(0, ge=0, description="Parameter servers: worker pool 2.")
     evaluator: int = Field(0, ge=0, description="Evaluators: worker pool 3.")
     ps_machine_type: str = Field(
-        "", description="Machine of the parameter servers, without GPUs; empty takes the nodes'. Not on this machine."
+        "",
+        description="Machine of the parameter servers, without GPUs; empty takes that of the nodes. Not used on this "
+        "machine.",
     )
 
 
 class ExternalTrainerConfig(Section):
-    """A training program of one's own, and what is agreed with it."""
+    """A training program of the user's, and its contract with vlmpipe."""
 
     name: str = Field(
-        pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=63, description="Name in model card, reports and diagnosis."
+        pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=63, description="Name in the model card, reports and diagnosis."
     )
     kind: Literal["command", "package"] = Field(
         "command",
@@ -79,8 +81,8 @@ class ExternalTrainerConfig(Section):
     )
     package_uris: tuple[Word, ...] = Field(
         (),
-        description="Python packages, one of which brings vlmpipe: folders with a project, which are built, wheels or "
-        "source distributions. Those of this machine are uploaded below gcp.pipeline_root. For kind package.",
+        description="Python packages to install, one of which brings vlmpipe: folders with a project, which are "
+        "built, wheels or source distributions. Local ones are uploaded below gcp.pipeline_root. For kind package.",
     )
     executor_image_uri: str = Field("", description="Image in which the packages are installed. For kind package.")
     python_module: str = Field(
@@ -89,12 +91,12 @@ class ExternalTrainerConfig(Section):
     python: str = Field(
         "",
         description="Python of the program's own environment, whose folder comes first on PATH; empty takes the one "
-        "that runs vlmpipe. For runs on this machine.",
+        "that runs vlmpipe. For local runs.",
     )
     command: tuple[Word, ...] = Field(
         (),
-        description="Program and arguments, such as [python, train.py, --data, '{data}', --output, '{output}']. In "
-        "braces stand folders (data, model, output, checkpoints, resume) and settings of this file, such as {seed}.",
+        description="Program and arguments, such as [python, train.py, --data, '{data}', --output, '{output}']. Names "
+        "in braces are folders (data, model, output, checkpoints, resume) or settings of this file, such as {seed}.",
     )
     resume_args: tuple[Word, ...] = Field(
         (),
@@ -103,29 +105,30 @@ class ExternalTrainerConfig(Section):
     )
     resume_as_model: bool = Field(
         False,
-        description="{model} is the checkpoint when resuming: for programs that restore the optimizer but not all "
+        description="Use the checkpoint as {model} when resuming, for programs that restore the optimizer but not all "
         "weights of a vision-language model.",
     )
     launch: Launch = Field(
         "torchrun",
-        description="torchrun starts the command once for each process of a node. self starts it once on a node, and "
-        "it starts its processes itself, told by NNODES, NODE_RANK, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT. "
-        "each-node starts it once on a node with the platform's variables only. tensorflow sets TF_CONFIG; roles RANK "
-        "and WORLD_SIZE, chief first, then workers, parameter servers and evaluators; horovod runs horovodrun.",
+        description="How the command is started. torchrun: once for each process of a node. self: once on a node, and "
+        "the program starts its processes itself from NNODES, NODE_RANK, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT. "
+        "each-node: once on a node with the platform's variables only. tensorflow sets TF_CONFIG; roles sets RANK and "
+        "WORLD_SIZE, chief first, then workers, parameter servers and evaluators; horovod runs horovodrun.",
     )
     roles: RolesConfig = Field(
         default_factory=RolesConfig, description="Parameter servers and evaluators. For launch tensorflow and roles."
     )
-    data_format: DataFormat = Field("messages", description="Form in which {data} holds the samples; none for nothing.")
+    data_format: DataFormat = Field("messages", description="Form of the samples in {data}; none writes no samples.")
     result: Result = Field(
         "hf-model",
-        description="What {output} holds at the end: a Hugging Face model, a PEFT adapter, a TensorFlow SavedModel, or "
-        "opaque files.",
+        description="Content of {output} at the end: a Hugging Face model, a PEFT adapter, a TensorFlow SavedModel, "
+        "or opaque files.",
     )
     total_steps: int = Field(
         0,
         ge=0,
-        description="Optimizer steps after which training is done; 0 takes train.max_steps, or what the program says.",
+        description="Optimizer steps after which training is done; 0 takes train.max_steps, or the number that the "
+        "program reports.",
     )
     stop_grace_s: Positive = Field(
         TORCHRUN_GRACE_S,
@@ -134,8 +137,8 @@ class ExternalTrainerConfig(Section):
     )
     evaluate_command: tuple[Word, ...] = Field(
         (),
-        description="Evaluation of one's own, in place of ours: it reads {model} and {data} and writes evaluate.json "
-        "into {output}. Needed for results that are no Hugging Face model.",
+        description="Evaluation command in place of the built-in evaluation: it reads {model} and {data} and writes "
+        "evaluate.json into {output}; empty for none. Needed for results that are no Hugging Face model.",
     )
 
     @model_validator(mode="after")

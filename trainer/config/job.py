@@ -69,43 +69,45 @@ Secrets = Annotated[dict[str, str], AfterValidator(_secrets)]
 
 
 class FeaturesConfig(Section):
-    """Caching of what the frozen tower outputs."""
+    """Caching of the frozen vision encoder's output."""
 
     cache: Literal["on", "off", "auto"] = Field(
         "auto",
-        description="on encodes each image once before training; auto does so where the plan finds that it pays.",
+        description="Encode each image once before training: on, off, or auto, which does so if the plan finds that "
+        "it saves time.",
     )
-    shard_images: Positive = Field(512, description="Images per feature shard, or tiles of images that are cut.")
-    batch_images: Positive = Field(64, description="Images encoded at once, or tiles of images that are cut.")
+    shard_images: Positive = Field(512, description="Images per feature shard (tiles, if images are cut).")
+    batch_images: Positive = Field(64, description="Images encoded together (tiles, if images are cut).")
 
 
 class EvaluateConfig(Section):
-    """Evaluation on the held-out split."""
+    """Evaluation on the validation split."""
 
-    max_samples: int = Field(0, ge=0, description="Held-out samples to use; 0 is all.")
+    max_samples: int = Field(0, ge=0, description="Validation samples to use; 0 is all.")
     max_new_tokens: Positive = Field(16, description="Longest generated answer, in tokens.")
-    batch_questions: Positive = Field(64, description="Questions answered at once, at most.")
+    batch_questions: Positive = Field(64, description="Most questions answered together.")
     batch_tokens: Positive = Field(
         32_768,
-        description="Tokens of prompts and answers at once, padding included: fewer questions are answered at once "
-        "where they are long. Halved, with a note, where the GPU's memory does not suffice.",
+        description="Most tokens of prompts and answers in a batch, padding included; longer questions make smaller "
+        "batches. Halved, with a note, if the GPU's memory does not suffice.",
     )
     earlier_turns: Literal["reference", "none"] = Field(
         "reference",
-        description="Ask a later turn after the earlier ones with their reference answers, as in training; none asks "
-        "each turn alone.",
+        description="Context of a later turn: reference puts the earlier ones with their reference answers before it, "
+        "as in training; none asks each turn alone.",
     )
     controls: tuple[Literal["shuffled_image", "no_image"], ...] = Field(
         ("shuffled_image", "no_image"),
-        description="Evaluate again with another sample's image, or with none: what the text alone gives away.",
+        description="Further evaluations with another sample's image (shuffled_image) or without one (no_image), "
+        "which show what the text alone gives away.",
     )
     cider_d: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Score answers as captions, by CIDEr-D; auto does where expected answers have five words or more "
-        "on average.",
+        description="Score answers as captions, by CIDEr-D; auto does if expected answers have five words or more on "
+        "average.",
     )
     benchmarks: tuple[BenchmarkConfig, ...] = Field(
-        (), description="Question files of published sets, scored after the held-out questions; none are downloaded."
+        (), description="Question files of published sets, scored after the validation questions; none are downloaded."
     )
     lmms_eval: LmmsEvalConfig | None = Field(
         None, description="A further job, benchmark, in which lmms-eval scores the export; null for none."

@@ -13,17 +13,17 @@ TaskName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 
 class LmmsEvalConfig(Section):
-    """Scores by lmms-eval, which asks the exported model behind `transformers serve`."""
+    """Scores by lmms-eval, which asks the exported model through `transformers serve`."""
 
     tasks: tuple[TaskName, ...] = Field(
-        min_length=1, description="Tasks as lmms-eval names them; their data is downloaded unless it is at hand."
+        min_length=1, description="Tasks by lmms-eval's names; their data is downloaded unless it is there already."
     )
     include_path: StorageUri = Field(
         "",
-        description="Folder with task files of one's own, local or in a bucket. Their data lies in it too: lmms-eval "
-        "runs in a copy of the folder.",
+        description="Folder with task files of your own and their data, local or in a bucket, in a copy of which "
+        "lmms-eval runs; empty for none.",
     )
-    limit: int = Field(0, ge=0, description="Questions of each task, the first ones; 0 is all.")
+    limit: int = Field(0, ge=0, description="Questions per task, the first ones; 0 is all.")
     image_uri: str = Field(
         "", description="Image with lmms-eval and vlmpipe, container/lmms-eval.Dockerfile. Not used on this machine."
     )

@@ -37,8 +37,8 @@ class WeightsConfig(Section):
     )
     revision: str = Field(
         "",
-        description="Commit of the hub repository; of a bucket's folder, the digest of its files that a run records. "
-        "Pin it for a reproducible run.",
+        description="Commit of the hub repository, or of a bucket's folder the digest of its files that a run "
+        "records. Pin it for a reproducible run.",
     )
     config: dict[str, Any] = Field(
         default_factory=dict, description="transformers configuration (with model_type) for random initial weights."
@@ -59,17 +59,17 @@ class WeightsConfig(Section):
 
 
 class LoraConfig(Section):
-    """LoRA (Hu et al., 2021): small trained matrices beside a part's own weights, which are frozen."""
+    """LoRA (Hu et al., 2021): small trained matrices added to a part's frozen weights."""
 
     rank: Positive = Field(16, description="Inner width of each adapter.")
-    alpha: float = Field(32.0, gt=0, description="What adapters add is scaled by alpha / rank.")
+    alpha: float = Field(32.0, gt=0, description="Scale of adapters: their output is multiplied by alpha / rank.")
     use_rslora: bool = Field(
-        False, description="Scale by alpha / sqrt(rank) instead (Kalajdzievski, 2023), which suits high ranks."
+        False, description="Scale by alpha / sqrt(rank) instead (Kalajdzievski, 2023), for high ranks."
     )
     use_dora: bool = Field(
         False,
-        description="Also train the length of each row of the adapted weights (DoRA; Liu et al., 2024). Slower: each "
-        "pass computes those lengths again. For ddp, fsdp, hsdp, zero1, zero2 and pp+dp.",
+        description="Also train the norm of each row of the adapted weights (DoRA; Liu et al., 2024), which each pass "
+        "computes again. For ddp, fsdp, hsdp, zero1, zero2 and pp+dp.",
     )
     parts: tuple[ModelPart, ...] = Field(
         ("language_model",), min_length=1, description="Parts of the model that get adapters."
@@ -78,34 +78,34 @@ class LoraConfig(Section):
         0.0,
         ge=0,
         lt=1,
-        description="Share of an adapter's inputs set to 0; what is drawn depends on the number of copies.",
+        description="Share of an adapter's inputs set to 0; the draws depend on the number of data-parallel ranks.",
     )
     targets: tuple[str, ...] = Field(
         (),
-        description="Linear layers of the blocks of tower and language model, such as q_proj or mlp.up_proj, and of "
-        "the projector; empty is all of them.",
+        description="Linear layers with adapters: names inside the layers of tower and language model, such as q_proj "
+        "or mlp.up_proj, and of the projector; empty is all of them.",
     )
     train_tokens: Literal["added"] | tuple[str, ...] = Field(
         (),
-        description="Tokens whose rows in the embedding and the head are trained beside the adapters, other rows "
-        "staying as they are: by name, or added for all that the tokenizer adds to those of the model. The optimizer "
-        "has room for both matrices as a whole.",
+        description="Tokens whose rows of embedding and head are trained as well, other rows staying as they are: by "
+        "name, or added for all that the tokenizer adds to those of the model; empty for none. The optimizer has "
+        "state for both whole matrices.",
     )
     pretrained: str = Field(
         "",
         description="Adapter to start from, in PEFT's format: a hub id, a local folder, gs://bucket/folder, or "
-        "run:RUN_ID for the export of a run with export adapter. Empty starts without effect.",
+        "run:RUN_ID for the export of a run with export adapter; empty initializes adapters without effect.",
     )
     export: Literal["merged", "adapter"] = Field(
         "merged",
-        description="merged: the whole model, with adapters merged into its weights. adapter: a PEFT folder with what "
-        "was trained, for the base that model.pretrained names.",
+        description="Form of the export: merged is the whole model, with adapters merged into its weights; adapter is "
+        "a PEFT folder for the base that model.pretrained names.",
     )
     quantize_base: Literal["nf4"] | None = Field(
         None,
-        description="nf4 stores the frozen linear layers of the language blocks in 4 bits (QLoRA): 0.52 bytes a weight "
-        "instead of 2, and slower steps. For ddp, fsdp and hsdp. A merged export is the model that was trained: "
-        "adapters merged into the quantized weights. An adapter alone is for the base in full, and evaluated on it.",
+        description="Storage of the frozen linear layers of the language model: nf4 takes 4 bits a weight (QLoRA) and "
+        "makes steps slower, null does not quantize. For ddp, fsdp and hsdp. A merged export has adapters merged into "
+        "the quantized weights; an adapter export is for the full base, and is evaluated on it.",
     )
 
 
@@ -121,36 +121,36 @@ class ModelConfig(Section):
 
     family: Literal["llava", "qwen2_5_vl", "qwen3_vl", "smolvlm", "hf"] = Field(
         "llava",
-        description="Model family. llava joins any tower and any language_model, the others are a model as a whole: hf "
-        "any published image-text model of transformers.",
+        description="Model family. llava joins any tower and any language_model; the others are whole models, hf any "
+        "published image-text model of transformers.",
     )
     pretrained: WeightsConfig | None = Field(
-        None, description="The whole model, in place of tower, projector and language_model."
+        None, description="The whole model, instead of tower, projector and language_model; null for models from parts."
     )
-    tower: WeightsConfig = Field(description="Vision encoder. For llava; weights may be those of a whole LLaVA.")
+    tower: WeightsConfig = Field(description="Vision encoder, also that of a whole LLaVA. For llava.")
     projector: WeightsConfig | None = Field(
-        None, description="The LLaVA whose projector is taken; null draws a new one. For llava."
+        None, description="LLaVA whose projector is used; null initializes a new one. For llava."
     )
-    language_model: WeightsConfig = Field(
-        description="Causal language model. For llava; weights may be those of a whole LLaVA."
-    )
+    language_model: WeightsConfig = Field(description="Causal language model, also that of a whole LLaVA. For llava.")
     tokenizer: StorageUri = Field(
         min_length=1,
-        description="Hub id or folder of a tokenizer, gs://bucket/folder, run:RUN_ID, or train:N to train a byte-level "
-        "BPE of N entries on the first 200,000 training samples of the data.",
+        description="Tokenizer: a hub id, a folder, gs://bucket/folder, run:RUN_ID, or train:N to train a byte-level "
+        "BPE of N entries on the first 200,000 training samples.",
     )
     tokenizer_revision: str = Field(
         "",
-        description="Commit of the hub repository of tokenizer, as revision of weights. Empty takes that of weights "
-        "from the same address, and without one the newest.",
+        description="Commit of the tokenizer's hub repository; empty takes the revision of weights from the same "
+        "address, and without one the newest.",
     )
     hub_token_secret: str | None = Field(
         None,
         pattern=rf"^{SECRET_NAME}$",
-        description="Secret Manager secret that holds a Hugging Face token for gated and private repositories, "
-        "projects/PROJECT/secrets/NAME; null uses HF_TOKEN or a login that is there.",
+        description="Secret Manager secret with a Hugging Face token for gated and private repositories, "
+        "projects/PROJECT/secrets/NAME; null uses HF_TOKEN or an existing login.",
     )
-    feature_layer: int = Field(-1, description="Tower hidden state that feeds the projector; -1 is the last layer.")
+    feature_layer: int = Field(
+        -1, description="Hidden state of the tower that feeds the projector; -1 is the last layer's."
+    )
     feature_select: Literal["full", "drop_cls"] = Field(
         "full",
         description="full keeps every tower token; drop_cls drops the first (the class token of CLIP and DINOv2).",
@@ -162,29 +162,30 @@ class ModelConfig(Section):
     )
     longest_edge: Positive | None = Field(
         None,
-        description="Images are resized so that their longer side has this many pixels, and cut into tiles of "
-        "image_size, with one more of the whole; null makes each one tile. For smolvlm.",
+        description="Longer side in pixels to which images are resized before they are cut into tiles of image_size, "
+        "with one more of the whole; null makes each image one tile. For smolvlm.",
     )
     min_pixels: Positive | None = Field(
-        None, description="Smaller images are enlarged to about this many pixels. For the Qwen-VL families."
+        None,
+        description="Approximate minimum pixels of an image; smaller images are enlarged. For the Qwen-VL families.",
     )
     max_pixels: Positive | None = Field(
         None,
-        description="Larger images are reduced to at most about this many pixels, which bounds their tokens. For the "
-        "Qwen-VL families, which need it.",
+        description="Approximate maximum pixels of an image, which bounds its tokens; larger images are reduced. For "
+        "the Qwen-VL families, which need it.",
     )
     image_processor: dict[str, Any] | None = Field(
         None,
-        description="Settings of the published image processor to change, such as max_patches or size, which bound the "
-        "tokens of an image. For hf.",
+        description="Changed settings of the published image processor, such as max_patches or size, which bound the "
+        "tokens of an image; null changes none. For hf.",
     )
     freeze: tuple[ModelPart, ...] = Field(
-        ("tower",), description="Parts whose weights do not change. Feature caching needs a frozen tower."
+        ("tower",), description="Parts whose weights are not trained. Feature caching needs a frozen tower."
     )
     freeze_parameters: tuple[Pattern, ...] = Field(
         (),
-        description="Parameters that do not change beside the parts in freeze: shell patterns over the names that the "
-        "exported model gives them (such as *.embed_tokens.* or *language_model.layers.[0-9].*).",
+        description="Parameters that are not trained, in addition to the parts in freeze: shell patterns over the "
+        "names in the exported model (such as *.embed_tokens.* or *language_model.layers.[0-9].*).",
     )
     train_parameters: tuple[Pattern, ...] = Field(
         (),
@@ -192,14 +193,16 @@ class ModelConfig(Section):
         "With trained parameters of the tower, set features.cache to off.",
     )
     lora: LoraConfig | None = Field(
-        None, description="Adapters to train in place of a part's own weights; null trains these themselves."
+        None,
+        description="Adapters to train instead of a part's own weights; null trains the weights themselves (full "
+        "fine-tuning).",
     )
     relevance: RelevanceConfig | None = Field(
         None,
-        description="Give the language model selected visual tokens only (ARR-COC); null gives it all. For the Qwen-VL "
-        "families. No model has learned a selection with it yet.",
+        description="Selection of visual tokens for the language model (ARR-COC); null passes all of them. For the "
+        "Qwen-VL families.",
     )
-    seed: int = Field(0, description="Seed of random initial weights.")
+    seed: int = Field(0, description="Seed of randomly initialized weights.")
 
     @model_validator(mode="before")
     @classmethod

@@ -25,174 +25,171 @@ MOST_EPOCHS = 100_000  # more is a slip of the finger
 
 
 class TrainConfig(Section):
-    """The training step."""
+    """How the model is trained."""
 
     trainer: ExternalTrainerConfig | None = Field(
-        None, description="A training program of one's own, such as TRL or a train.py; null for vlmpipe's trainer."
+        None, description="Training program of your own, such as TRL or a train.py; null for vlmpipe's trainer."
     )
     strategy: Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp", "tp", "pp", "tp+pp+dp"] = Field(
-        "ddp", description="How training is distributed."
+        "ddp", description="Strategy of distributed training."
     )
     objective: Literal["sft", "dpo", "simpo"] = Field(
         "sft",
-        description="sft learns the answers. dpo learns to prefer each sample's last answer to its rejected one, as "
-        "the model that training starts from does not yet (Rafailov et al., 2023); simpo the same without a reference, "
-        "by the mean log probability of an answer's tokens (Meng et al., 2024). Both for ddp, fsdp, hsdp and the zero "
-        "strategies.",
+        description="Training objective: sft learns the answers; dpo prefers each sample's chosen answer to its "
+        "rejected one, relative to the initial model (Rafailov et al., 2023); simpo does by the mean log probability "
+        "of an answer's tokens, without a reference (Meng et al., 2024). dpo and simpo are for ddp, fsdp, hsdp and "
+        "the zero strategies.",
     )
     dpo_beta: float = Field(
-        0.1, gt=0, description="How strongly dpo holds the model to the one it starts from; higher is closer."
+        0.1, gt=0, description="Strength with which dpo keeps the model close to the initial one; higher is closer."
     )
     simpo_beta: float = Field(
-        2.0, gt=0, description="What simpo multiplies an answer's mean log probability by; higher trains harder."
+        2.0, gt=0, description="Factor of the mean log probability of an answer's tokens in simpo's reward."
     )
     simpo_gamma: float = Field(
-        1.0, ge=0, description="Least lead of the chosen answer that simpo aims at, in units of simpo_beta's product."
+        1.0, ge=0, description="Target margin between simpo's rewards of the chosen and the rejected answer."
     )
     offload: Literal["none", "optimizer", "optimizer+weights"] = Field(
         "none",
-        description="What is kept, and updated, in the machine's memory instead of the GPU's: slower steps, less GPU "
-        "memory. optimizer is for the zero strategies, optimizer+weights for zero3, fsdp and hsdp.",
+        description="State that is kept and updated in host memory instead of the GPU's, with slower steps; none "
+        "keeps all on the GPU. optimizer is for the zero strategies, optimizer+weights for zero3, fsdp and hsdp.",
     )
-    tensor_parallel: Positive = Field(
-        1, description="Ranks of one node that split each layer between them. For the tp strategies."
-    )
+    tensor_parallel: Positive = Field(1, description="Ranks of one node that split each layer. For the tp strategies.")
     sequence_parallel: bool = Field(
         False,
-        description="Ranks that split a layer of the language model share the tokens of each sequence between "
-        "its sharded "
-        "parts: less memory for activations, at about the same traffic. For the tp strategies.",
+        description="Split the tokens of each sequence over the tensor-parallel ranks between the sharded parts of a "
+        "layer, for less activation memory. For the tp strategies.",
     )
     pipeline_parallel: Positive = Field(
-        1, description="Ranks that the layers are divided over, in stages. For the pp strategies."
+        1, description="Ranks that the layers are divided over, in pipeline stages. For the pp strategies."
     )
     virtual_stages: Positive = Field(
         1,
-        description="Stages on each rank of a pipeline. With 2 or more they are interleaved: ranks wait less for each "
-        "other and send more.",
+        description="Stages on each rank of a pipeline; 2 or more are interleaved, for less waiting and more "
+        "communication.",
     )
     context_parallel: Positive = Field(
         1,
-        description="Ranks that share the tokens of each packed sequence in the language model, for sequences whose "
-        "activations do not fit on one: each computes tokens / ranks, and for attention all tokens of heads / ranks "
-        "(DeepSpeed-Ulysses). Must divide the language model's attention heads and data.sequence_length. For ddp, "
-        "fsdp, hsdp and the zero strategies.",
+        description="Ranks that share the tokens of each packed sequence in the language model, and in attention its "
+        "heads (DeepSpeed-Ulysses), for less activation memory. Must divide the language model's attention heads and "
+        "data.sequence_length. For ddp, fsdp, hsdp and the zero strategies.",
     )
     epochs: int = Field(
         1,
         ge=0,
         le=MOST_EPOCHS,
-        description="Passes over the training split. 0, in variants of a sweep only, evaluates the model as it starts.",
+        description="Passes over the training split; 0, in variants of a sweep only, evaluates the initial model.",
     )
-    max_steps: int = Field(0, ge=0, description="Stop after N optimizer steps; 0 trains all epochs.")
+    max_steps: int = Field(0, ge=0, description="Optimizer steps after which training stops; 0 trains all epochs.")
     global_batch_size: Positive = Field(description="Packed sequences per optimizer step over all ranks.")
     micro_batch_size: Positive = Field(1, description="Packed sequences per forward pass on one rank.")
     optimizer: OptimizerConfig = Field(description="AdamW settings.")
     lr_schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
         "cosine", description="Learning rate after warm-up; wsd stays at the peak and falls at the end."
     )
-    warmup_fraction: Fraction = Field(0.03, description="Share of steps in which the rate rises linearly from 0.")
-    decay_fraction: Fraction = Field(0.2, description="Share of steps at the end in which the rate of wsd falls.")
-    final_rate_fraction: Fraction = Field(0.0, description="Rate at the last step as a share of the peak.")
+    warmup_fraction: Fraction = Field(
+        0.03, description="Share of steps in which the learning rate rises linearly from 0."
+    )
+    decay_fraction: Fraction = Field(
+        0.2, description="Share of steps at the end in which the learning rate falls. For lr_schedule wsd."
+    )
+    final_rate_fraction: Fraction = Field(0.0, description="Learning rate at the last step, as a share of the peak.")
     ema_decay: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="Decay of an exponential moving average of the trained weights, such as 0.999; 0 keeps none. The "
-        "average is what is validated, exported and evaluated; training continues from the weights themselves.",
+        description="Decay of an exponential moving average of the trained weights, such as 0.999, which is "
+        "validated, exported and evaluated in place of the weights; 0 keeps none.",
     )
-    clip_grad_norm: float = Field(1.0, ge=0, description="Largest global gradient norm; 0 does not clip.")
+    clip_grad_norm: float = Field(1.0, ge=0, description="Maximum global gradient norm; 0 does not clip.")
     precision: Precision = Field(
         "bf16",
-        description="bf16 computes with bf16 weights, of which the optimizer keeps and updates fp32 masters; frozen "
-        "weights are bf16 only. bf16-autocast computes with fp32 weights that each matrix product rounds: more memory. "
-        "fp16 does so in fp16, for GPUs without bf16: the loss is scaled, and steps that overflow are skipped.",
+        description="Number types of training. bf16: bf16 weights, with fp32 masters of trained ones in the "
+        "optimizer. bf16-autocast: fp32 weights that each matrix product rounds, with more memory. fp16: the same in "
+        "fp16, for GPUs without bf16; the loss is scaled, and steps that overflow are skipped. fp32: no rounding.",
     )
     shard_frozen_weights: bool = Field(
         False,
-        description="Frozen parts of the model are sharded like trained ones and gathered in each pass: their bytes / "
-        "ranks instead of all of them, and more traffic. For fsdp and hsdp; zero3 does so anyway.",
+        description="Shard frozen weights like trained ones and all-gather them in each pass, for less memory and "
+        "more communication. For fsdp and hsdp; zero3 always does.",
     )
     gradient_accumulation_dtype: StateType = Field(
         "fp32",
-        description="Type of the sums of gradients over micro-batches, with precision bf16. bf16 takes 2 bytes a "
-        "number less in the optimizer's shard and rounds each sum; for the zero strategies.",
+        description="Type of the sums of gradients over micro-batches with precision bf16; bf16 takes 2 bytes a "
+        "number less in the optimizer's shard and rounds each sum. For the zero strategies.",
     )
     reduce_dtype: StateType = Field(
         "fp32",
-        description="Type in which gradients are summed over ranks, with precision bf16; of ddp and hsdp also over "
-        "micro-batches. bf16 sends half the bytes and rounds the sums. On 2 ranks no difference was seen; more were "
-        "not tried.",
+        description="Type of the sums of gradients over ranks with precision bf16, with ddp and hsdp also over micro- "
+        "batches; bf16 sends half the bytes and rounds the sums.",
     )
     reshard_after_forward: ReshardAfterForward = Field(
         "auto",
-        description="Whether FSDP frees gathered weights after a forward pass and gathers them again for the backward "
-        "pass. auto frees those of layers, never keeps all (more memory, half of the gathers), always frees those "
-        "outside of layers too. For fsdp, hsdp and tp; pipeline stages gather once a step and keep all.",
+        description="Whether FSDP frees gathered weights after a forward pass and all-gathers them again for the "
+        "backward pass: auto frees those of layers; never keeps all, for more memory and half of the all-gathers; "
+        "always also frees those outside of layers. For fsdp, hsdp and tp; pipeline stages gather once a step and "
+        "keep all.",
     )
     prefetch_layers: Positive = Field(
         1,
-        description="Layers whose weights FSDP gathers ahead of use. More hide slow gathers behind more computing, and "
-        "take more memory. For fsdp, hsdp and tp.",
+        description="Layers whose weights FSDP all-gathers ahead of use; more hide slow communication and take more "
+        "memory. For fsdp, hsdp and tp.",
     )
     activation_checkpointing: Checkpointing = Field(
         "none",
-        description="full computes each block of the language model again in the backward pass: least memory, about a "
-        "third more compute. selective keeps the results of its matrix products and attention, and computes only the "
-        "rest again.",
+        description="Recomputation in the backward pass. full recomputes each layer of the language model: least "
+        "memory, about a third more compute. selective saves the results of its matrix products and attention and "
+        "recomputes the rest. none saves all activations.",
     )
     tower_activation_checkpointing: bool = Field(
         False,
-        description="Each layer of a trained vision encoder is computed again in the backward pass, of which only its "
-        "input is kept: a fraction of the memory that images take, about a third more compute of the encoder. Without "
-        "effect where the tower is frozen.",
+        description="Recompute each layer of a trained vision encoder in the backward pass, for less memory and about "
+        "a third more compute of the encoder. No effect with a frozen tower.",
     )
     activation_offloading: bool = Field(
         False,
-        description="The inputs of blocks, all that activation_checkpointing full keeps of them, wait for the backward "
-        "pass in the machine's memory. GPUs copy them beside computing, which hides it where a block takes longer than "
-        "its copy. Needs activation_checkpointing full; for all strategies without pipeline stages.",
+        description="Move the saved inputs of layers to host memory until the backward pass; GPUs overlap the copies "
+        "with compute. Needs activation_checkpointing full; for all strategies without pipeline stages.",
     )
     loss_chunk_tokens: int = Field(
         1024,
         ge=0,
-        description="Label tokens of a micro-batch that have logits at a time; all chunks but one are computed again "
-        "in the backward pass. 0 holds all logits at once.",
+        description="Label tokens per chunk of the loss: logits exist for one chunk only, and all chunks but one are "
+        "recomputed in the backward pass. 0 computes all logits together.",
     )
     compile: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Layers are compiled by torch.compile, each by itself: steps with fewer, larger kernels, after a "
-        "slow first one. auto does so on GPUs for models below 3B parameters or micro-batches of at most 4,096 tokens. "
-        "For all strategies but zero3.",
+        description="Compile each layer by torch.compile: fewer, larger kernels after a slow first step. auto does so "
+        "on GPUs for models below 3B parameters or micro-batches of at most 4,096 tokens. For all strategies but "
+        "zero3.",
     )
     compile_backend: CompileBackend = Field(
         "inductor",
-        description="What torch.compile makes of a layer: inductor's fused kernels, or with aot_eager the same "
-        "operations as without, to find out what goes wrong.",
+        description="Backend of torch.compile: inductor fuses kernels; aot_eager keeps the operations, to locate "
+        "errors.",
     )
     float8: Float8 = Field(
         "none",
-        description="Matrix products of language layers, and of a trained tower's, in 8-bit floats (torchao) with one "
-        "scale a tensor (tensorwise) or a row (rowwise). Rounded, and about 1.25 and 1.1 times as fast in published "
-        "runs. For ddp, fsdp and hsdp with precision bf16, on GPUs of compute capability 8.9 or newer (L4, H100). "
-        "Never run on a GPU by this project.",
+        description="8-bit float matrix products (torchao) in layers of the language model and of a trained tower, "
+        "with one scale per tensor (tensorwise) or per row (rowwise); none for no 8-bit products. For ddp, fsdp and "
+        "hsdp with precision bf16, on GPUs of compute capability 8.9 or newer (L4, H100).",
     )
     gradient_compression: Compression = Field(
         "none",
-        description="Number type in which ddp sends gradients between ranks: half the bytes, and sums of rounded "
-        "numbers. bf16 has the range of fp32; fp16 loses gradients below 6e-8. The default none sends fp32.",
+        description="Number type in which ddp sends gradients: bf16 and fp16 take half the bytes and round the sums, "
+        "and fp16 loses gradients below 6e-8; none sends fp32.",
     )
     zero_hpz: bool = Field(
         False,
-        description="Each node keeps a copy of all weights, in slices on its own ranks, for zero3 on several nodes "
-        "(ZeRO++'s hpZ): weights travel between nodes once a step instead of twice a micro-batch. A rank takes the "
-        "bytes of all weights / ranks of its node more memory.",
+        description="Keep a second copy of the weights, sharded over the ranks of each node, so that weights are sent "
+        "between nodes once a step instead of twice a micro-batch (ZeRO++ hpZ); a rank takes the bytes of all weights "
+        "/ ranks of its node more memory. For zero3 on several nodes.",
     )
     deepspeed: dict[str, Any] = Field(
         default_factory=dict,
-        description="Laid over the DeepSpeed configuration that is derived from this file, key by key, for the zero "
-        "strategies. Keys that this file decides or that would have no effect are refused, all at once; `check` "
-        "asks DeepSpeed's own classes about values. The result is in deepspeed.json beside the run.",
+        description="DeepSpeed settings that replace those derived from this file, key by key. For the zero "
+        "strategies. Keys that this file decides or that would have no effect are refused; the result is written to "
+        "deepspeed.json.",
     )
     wandb: WandbConfig = Field(default_factory=WandbConfig, description="Metrics on Weights & Biases.")
     mlflow: MlflowConfig = Field(default_factory=MlflowConfig, description="Metrics in MLflow.")
@@ -201,32 +198,32 @@ class TrainConfig(Section):
     validate_every_steps: int = Field(
         0,
         ge=0,
-        description="Steps between validation losses (validation_loss in metrics.jsonl). One more is taken after the "
+        description="Steps between validation losses (validation_loss in metrics.jsonl), in addition to one after the "
         "last step, which evaluate compares with that of the export. 0 takes that one only, on at most 8 sequences.",
     )
     validation_sequences: Positive = Field(
-        64, description="Packed sequences of the evaluation split that are validated on, the same ones each time."
+        64, description="Packed sequences of the validation split for validation losses, the same ones each time."
     )
     checkpoint_every_steps: Positive = Field(100, description="Steps between checkpoints.")
-    keep_checkpoints: Positive = Field(2, description="Newest committed checkpoints to keep.")
+    keep_checkpoints: Positive = Field(2, description="Number of newest committed checkpoints to keep.")
     resume: Literal["auto", "never"] = Field(
         "auto",
-        description="auto continues from the newest good checkpoint. never gives up the checkpoints of earlier "
-        "submissions of the run; restarts of the same submission continue from its own.",
+        description="auto continues from the newest good checkpoint; never does not use checkpoints of earlier "
+        "submissions of the run, while restarts of the same submission continue from its own.",
     )
-    deterministic: bool = Field(False, description="Deterministic kernels: bit-equal reruns, slower on GPUs.")
-    freeze_gc: bool = Field(True, description="Collect garbage between steps only, so that ranks do not stall apart.")
+    deterministic: bool = Field(False, description="Use deterministic kernels, for bit-equal reruns; slower on GPUs.")
+    freeze_gc: bool = Field(True, description="Collect garbage between steps only, so that ranks pause together.")
     measure_communication: bool = Field(
-        False, description="Time collectives by size, inside a node and across nodes, before training starts."
+        False, description="Time collectives by size, inside a node and between nodes, before training starts."
     )
     profile: ProfileConfig | None = Field(
-        None, description="Steps whose operations and collectives are timed, for the run report and TensorBoard."
+        None, description="Steps to profile, for the run report and TensorBoard; null for none."
     )
     stall_factor: float = Field(
-        20.0, ge=0, description="End the job when no step is done for this many median steps; 0 never does."
+        20.0, ge=0, description="Median step times without a finished step after which the job ends; 0 never ends it."
     )
     stall_floor_s: float = Field(
-        300.0, gt=0, description="Seconds without a step that are never a stall, whatever train.stall_factor says."
+        300.0, gt=0, description="Minimum seconds without a step that are a stall, whatever train.stall_factor says."
     )
 
     @property

@@ -9,11 +9,11 @@ from vlmpipe.trainer.secret_manager import SECRET_NAME
 
 
 class ProfileConfig(Section):
-    """Steps that are profiled with torch.profiler. They take longer than others."""
+    """Steps that are profiled with torch.profiler, which makes them slower."""
 
-    start_step: Positive = Field(10, description="First profiled step; the first steps of a run are no typical ones.")
-    steps: int = Field(3, gt=0, le=50, description="How many steps. Each takes some megabytes of trace.")
-    ranks: tuple[NonNegativeInt, ...] = Field((0,), min_length=1, max_length=16, description="Ranks that are profiled.")
+    start_step: Positive = Field(10, description="First profiled step; the first steps of a run are not typical.")
+    steps: int = Field(3, gt=0, le=50, description="Number of profiled steps; each takes some megabytes of trace.")
+    ranks: tuple[NonNegativeInt, ...] = Field((0,), min_length=1, max_length=16, description="Profiled ranks.")
 
     @property
     def last_step(self) -> int:
@@ -24,13 +24,13 @@ class ProfileConfig(Section):
 class WandbConfig(Section):
     """Metrics on Weights & Biases. Its own variables, such as WANDB_MODE and WANDB_BASE_URL, apply."""
 
-    project: str = Field("", description="Project that metrics are sent to as well; empty sends none.")
-    entity: str = Field("", description="Team or user of the project; empty is the key's own.")
+    project: str = Field("", description="Project that also gets the metrics; empty sends none.")
+    entity: str = Field("", description="Team or user of the project; empty is that of the API key.")
     api_key_secret: str = Field(
         "",
         pattern=rf"^({SECRET_NAME})?$",
-        description="Secret Manager secret that holds the API key, projects/PROJECT/secrets/NAME; empty uses a login "
-        "that is there.",
+        description="Secret Manager secret with the API key, projects/PROJECT/secrets/NAME; empty uses an existing "
+        "login.",
     )
 
 

@@ -13,7 +13,7 @@ MAX_ANSWERS = 25  # of a readable table
 # Questions of each answer of a closed set, at least and on average.
 MIN_QUESTIONS, MEAN_QUESTIONS = 2, 5
 RULE = (
-    f"2 to {MAX_ANSWERS} different expected answers, each of {MIN_QUESTIONS} held-out questions or more, and of "
+    f"2 to {MAX_ANSWERS} different expected answers, each of {MIN_QUESTIONS} validation questions or more, and of "
     f"{MEAN_QUESTIONS} on average"
 )
 OTHER = "other"

@@ -1,6 +1,6 @@
 """The evaluation job: loss, and exact match by generation per slice, with controls such as shuffled images.
 
-Every held-out question is asked with its sample's images, a later turn after the earlier ones. As a control, the same
+Every validation question is asked with its sample's images, a later turn after the earlier ones. As a control, the same
 questions are asked with another sample's images (`shuffled_image`) and with features of zero (`no_image`): answers that
 are still right come from the text alone.
 """
@@ -46,7 +46,7 @@ from vlmpipe.trainer.evaluation.held_out.result import (
     paired_answers,
 )
 from vlmpipe.trainer.evaluation.held_out.shuffled_images import ShuffledImages
-from vlmpipe.trainer.evaluation.metrics import Prediction, Question, chance, cut_sentence, scores
+from vlmpipe.trainer.evaluation.metrics import Prediction, Question, cut_sentence, majority_baseline, scores
 from vlmpipe.trainer.evaluation.reference_log_probs import preference_scores, references_of_run, simpo_scores
 from vlmpipe.trainer.evaluation.relevance import (
     RELEVANCE_MAPS,
@@ -71,7 +71,7 @@ LOSS_ROWS_PER_RANK = 1  # the memory of the machine is not known, nor how long a
 
 @dataclass(frozen=True)
 class Subject:
-    """The exported model and the held-out data."""
+    """The exported model and the validation data."""
 
     model: AnsweringModel
     prepared: Storage
@@ -83,7 +83,7 @@ class Subject:
 
 
 def evaluate(job: JobConfig, worker: ProcessContext) -> None:
-    """Evaluate `<run>/export/` on the held-out split; write evaluate.json and predictions.jsonl. Collective."""
+    """Evaluate `<run>/export/` on the validation split; write evaluate.json and predictions.jsonl. Collective."""
     started = time.perf_counter()
     progress = Progress(job.run.run_uri, "evaluate") if worker.is_first else None
     store = open_storage(job.run.run_uri)
@@ -128,11 +128,11 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     if not progress:
         return
     validated = _as_in_training(job, store, loss)
-    by_chance = chance(questions, stats["slices"])
+    majority = majority_baseline(questions, stats["slices"])
     pictures = {(q.id, q.turn): (*split.image_sha256(q.sample), q.question) for q in questions}
     scored_by_slice = scores(predictions[""], pictures, job.evaluate.cider_d)
     for name, scored in scored_by_slice["slices"].items():
-        scored["chance"] = by_chance["slices"][name]["exact_match"]
+        scored["chance"] = majority["slices"][name]["exact_match"]
     if job.model.relevance:
         found = [one for _, part, *_ in everyone for one in part]
         scored_by_slice["relevance"] = summarised([one for _, one in found], scored_by_slice["exact_match"])
@@ -141,7 +141,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     result = {
         "samples": len({question.sample for question in questions}),
         **scored_by_slice,
-        "chance": by_chance["exact_match"],
+        "chance": majority["exact_match"],
         "paired": paired_answers(pairs, questions, {one: predictions[one] for one in controls}, stats["slices"]),
         **({"champion": champion_scores(rescored, pairs)} if rescored else {}),
         "loss": loss.mean,
@@ -175,12 +175,12 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         )
     write_record(store, "evaluate.json", result)
     notes = cut_sentence(result)
-    message = f"exact match {result['exact_match']:.3f} on {result['questions']} held-out questions"
+    message = f"exact match {result['exact_match']:.3f} on {result['questions']} validation questions"
     progress.finish(message=f"{message}; {notes}" if notes else message)
 
 
 def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
-    """The exported model on this rank's device, and the held-out split.
+    """The exported model on this rank's device, and the validation split.
 
     Raises DataError for an empty split or a damaged file.
     """
@@ -189,7 +189,7 @@ def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
     split = Index.load(pointers.prepared_uri).split("eval")
     if not len(split):
         raise DataError(
-            "the held-out split has no samples",
+            "the validation split has no samples",
             expected="at least one sample to evaluate on",
             fix="raise data.validation_fraction",
         )
@@ -218,7 +218,7 @@ def relevance_of_questions(
 
 @dataclass(frozen=True)
 class HeldOutLoss:
-    """Mean loss over all label tokens of the packed held-out split, of pairs those of chosen answers; what pairs say
+    """Mean loss over all label tokens of the packed validation split, of pairs those of chosen answers; what pairs say
     (`preference_scores`); and the loss over the sequences that training validates on, with their label tokens."""
 
     mean: float

@@ -1,4 +1,4 @@
-"""Scores of answers, overall and per slice, and the score of chance."""
+"""Scores of answers, overall and per slice, and the score of the majority baseline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIN_SIMILARITY = 0.5  # this and lower similarities score 0
 
 @dataclass(frozen=True)
 class Question:
-    """One held-out question. `sample` is the number of its sample in the split."""
+    """One validation question. `sample` is the number of its sample in the split."""
 
     sample: int
     id: str
@@ -183,7 +183,7 @@ def baseline_answers(questions: Sequence[Question], slices: Mapping[str, Mapping
     return [is_right(asked.answer, answer(asked)) for asked in questions]
 
 
-def chance(questions: Sequence[Question], slices: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def majority_baseline(questions: Sequence[Question], slices: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Exact match of the majority baseline (`baseline_answers`)."""
     right = baseline_answers(questions, slices)
     return _by_slice((asked.slice, correct) for asked, correct in zip(questions, right, strict=True))

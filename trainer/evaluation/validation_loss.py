@@ -116,8 +116,8 @@ def validation_of(
         return None
     if not len(split):
         raise ConfigError(
-            f"train.validate_every_steps {settings.validate_every_steps}, but no sample is held out",
-            expected="samples in the held-out split",
+            f"train.validate_every_steps {settings.validate_every_steps}, but the validation split is empty",
+            expected="samples in the validation split",
             fix="raise data.validation_fraction, or set train.validate_every_steps to 0",
         )
     step_sequences = settings.micro_batch_size * replica.count

@@ -184,7 +184,7 @@ def _job_of(run: str, root: str) -> JobConfig:
 def serve(
     run: RunName,
     check: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Ask N held-out questions, compare the answers, and end.")
+        int, typer.Option(metavar="N", min=0, help="Ask N validation questions, compare the answers, and end.")
     ] = 0,
     min_agreement: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="With --check: share of answers that must be the evaluation's.")

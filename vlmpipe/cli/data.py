@@ -33,7 +33,7 @@ def inspect(
     html: Annotated[
         Path | None,
         typer.Option(
-            "--html", metavar="FILE", help="Write a page: samples with pictures, and statistics.", show_default=False
+            "--html", metavar="FILE", help="Write a page: samples with images, and statistics.", show_default=False
         ),
     ] = None,
     prepare: Annotated[

@@ -20,7 +20,7 @@ NOT_RECORDED = "–"
 
 
 def build_page(comparison: Comparison) -> str:
-    """The page's HTML, with pictures of questions that the runs disagree about."""
+    """The page's HTML, with images of questions that the runs disagree about."""
     images = PreparedImages(comparison.sides[0].prepared_uri)
     return page_template("vlmpipe.compare.page", "page.html.j2").render(
         style=Markup(STYLE),

@@ -90,19 +90,21 @@ class RunConfig(Section):
     )
     model: ModelConfig = Field(description="The vision-language model.")
     data: Annotated[DataConfig, AfterValidator(_known_source)] = Field(description="Where samples come from.")
-    features: FeaturesConfig = Field(default_factory=FeaturesConfig, description="Caching of the tower's output.")
+    features: FeaturesConfig = Field(
+        default_factory=FeaturesConfig, description="Caching of the vision encoder's output."
+    )
     train: TrainConfig = Field(description="The training step.")
     checkpoint: CheckpointConfig = Field(
         default_factory=CheckpointConfig, description="How checkpoints are written and retained."
     )
-    evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="Evaluation on held-out samples.")
+    evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="Evaluation on the validation split.")
     output: OutputConfig = Field(default_factory=OutputConfig, description="Where everything is written.")
     cluster: ClusterConfig = Field(default_factory=ClusterConfig, description="The machines of the jobs.")
     secrets: Secrets = Field(
         default_factory=dict,
-        description="Environment variables of the jobs that hold secrets: their names, each with a Secret Manager "
-        "secret, projects/PROJECT/secrets/NAME/versions/VERSION, read when a container starts. A variable that is set "
-        "already is kept.",
+        description="Secret environment variables of the jobs: each name with a Secret Manager secret, "
+        "projects/PROJECT/secrets/NAME/versions/VERSION, read when a container starts. A variable that is already set "
+        "is kept.",
     )
     gate: GateConfig = Field(
         default_factory=GateConfig,
@@ -113,22 +115,28 @@ class RunConfig(Section):
     register_: RegisterConfig = Field(
         default_factory=RegisterConfig, alias="register", description="How an accepted model is registered."
     )
-    deploy: DeployConfig | None = Field(None, description="How the registered model is served; null for not at all.")
+    deploy: DeployConfig | None = Field(None, description="How the registered model is served; null for no deployment.")
     stages: tuple[StageConfig, ...] = Field(
         (),
-        description="Trainings that follow each other, each from the model of the one before: the run file with a "
-        "stage's own values in its place. Left out, the run file is the only one.",
+        description="Consecutive trainings, each from the model of the one before and with values that replace the "
+        "run file's; empty trains the run file itself.",
     )
-    schedule: ScheduleConfig | None = Field(None, description="Recurring runs on Vertex AI; null for none.")
+    schedule: ScheduleConfig | None = Field(None, description="Recurring runs on Vertex AI or Kubeflow; null for none.")
     tune: TuneConfig | None = Field(None, description="A search over fields of train; null for none.")
     sweep: SweepConfig | None = Field(
-        None, description="Variants of the run that are trained and compared; null for none. Nothing is registered."
+        None,
+        description="Variants of the run that are trained and compared; null for none. No model of a sweep is "
+        "registered.",
     )
     notify: NotifyConfig = Field(default_factory=NotifyConfig, description="Who is notified when a run ends.")
     plan: PlanConfig = Field(
         default_factory=PlanConfig, description="What vlmpipe plan assumes, and what needs confirmation."
     )
-    gcp: GcpConfig = Field(default_factory=GcpConfig, description="The Google Cloud project. Vertex AI only.")
+    gcp: GcpConfig = Field(
+        default_factory=GcpConfig,
+        description="The Google Cloud project of pipeline and jobs. On Kubeflow only pipeline_image and pipeline_root "
+        "are used.",
+    )
     kubeflow: KubeflowConfig = Field(
         default_factory=KubeflowConfig, description="The Kubernetes cluster of --target kubeflow."
     )

@@ -142,7 +142,8 @@ def _questions(facts: Facts, changes: Mapping[str, Any]) -> list[str]:
             )
         if held_out < FEW_HELD_OUT and not facts.is_part:
             found.append(
-                f"About {held_out:.0f} questions are held out: too few to tell models apart. Are there more data?"
+                f"About {held_out:.0f} questions are in the validation split: too few to tell models apart. Are there "
+                "more data?"
             )
         found.append("Do records belong together (a patient, a document)? Then name their field in data.split_by.")
     if facts.answer_tokens > MOST_ANSWER_TOKENS:

@@ -78,7 +78,7 @@ def _charts(drawn: Sequence[tuple[ListedRun, list[dict[str, Any]]]], runs: Seque
     if len(scores) > 1:
         label = f"Exact match of {len(scores)} runs in the order of their start, the last one {compact(scores[-1][1])}"
         svg = lines_chart({"exact match": scores}, label=label, x_label="run, oldest first")
-        charts.append({"title": "Exact match, share of held-out questions", "svg": svg})
+        charts.append({"title": "Exact match, share of validation questions", "svg": svg})
     return charts
 
 

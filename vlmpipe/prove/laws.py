@@ -169,11 +169,11 @@ class Proof:
         if ended.timed_out:
             return Breach(
                 f"no end in time; the last step logged is {max(ended.losses, default=0)}",
-                cause="a process without a picture skips collectives that the others wait in",
-                cure="run the projector on an empty tensor there, or put a picture into every micro-batch",
+                cause="a process without an image skips collectives that the others wait in",
+                cure="run the projector on an empty tensor there, or put an image into every micro-batch",
             )
         self._require(ended, start)
-        return f"{EXPORTED} steps of micro-batches with and without pictures on 2 processes"
+        return f"{EXPORTED} steps of micro-batches with and without images on 2 processes"
 
     def packing(self) -> str | Breach:
         if not self._trainer.packs:
@@ -268,7 +268,7 @@ LAWS: dict[str, tuple[str, Callable[[Proof], str | Breach]]] = {
     "accumulation": ("Accumulation changes nothing", Proof.accumulation),
     "packing": ("Packing changes nothing", Proof.packing),
     "resume": ("Continued equals uninterrupted", Proof.resume),
-    "text-only": ("Samples without pictures do not hang", Proof.text_only),
+    "text-only": ("Samples without images do not hang", Proof.text_only),
     "export": ("The export is what was trained", Proof.export),
     "stopped": ("Stopped is not done", Proof.stopped),
 }

@@ -1,4 +1,4 @@
-"""The generated samples: small pictures, and answers of 4 to 14 label tokens that differ in length and in words."""
+"""The generated samples: small images, and answers of 4 to 14 label tokens that differ in length and in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLOURS = ("red", "green", "blue", "white", "black", "grey", "pink", "brown")
 
 @dataclass(frozen=True)
 class Sample:
-    """A picture, if any, and one question with its answer, or two."""
+    """An image, if any, and one question with its answer, or two."""
 
     id: str
     picture: Path | None
@@ -27,7 +27,7 @@ class Sample:
 def write_samples(folder: Path, *, text_only: bool = False) -> list[Sample]:
     """Write samples for training and validation as `samples.json`, in LLaVA's format. Returns those for training.
 
-    text_only: every other sample has no picture.
+    text_only: every other sample has no image.
     """
     draw = random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)

@@ -129,7 +129,7 @@ def write_tiny_model(model_type: str, folder: Path) -> None:
 
 
 def save_tiny_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, *, side: int) -> None:
-    """Write what AutoProcessor and AutoModelForImageTextToText read. side: of the pictures, in pixels."""
+    """Write what AutoProcessor and AutoModelForImageTextToText read. side: of the images, in pixels."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     config = model.config

@@ -49,7 +49,7 @@ class Start:
     steps: int = 3
     checkpoint_every_steps: int = LONG_STEPS
     packed: bool = False  # all samples in one sequence
-    text_only: bool = False  # half of the samples have no picture
+    text_only: bool = False  # half of the samples have no image
     stop_after_step: int = 0  # SIGTERM once it is logged
 
 

@@ -26,6 +26,8 @@ SCORE_NAMES = {
     "cider_d": "CIDEr-D",
     "preference_accuracy": "preference accuracy",
 }
+Baseline = Literal["chance", "shuffled_image"]
+BASELINE_NAMES: dict[Baseline, str] = {"chance": "majority baseline", "shuffled_image": "shuffled image"}
 
 
 class Check(Section):
@@ -44,7 +46,7 @@ class Check(Section):
 
 
 class Champion(Section):
-    """The model in use: its registry version, run and held-out exact match."""
+    """The model in use: its registry version, run and validation exact match."""
 
     version: int
     run_id: str
@@ -188,20 +190,18 @@ def _slice_check(name: str, floor: float, slices: Mapping[str, Any]) -> Check:
     )
 
 
-def _margins(gate: GateConfig) -> list[tuple[Literal["chance", "shuffled image"], float]]:
-    found: list[tuple[Literal["chance", "shuffled image"], float]] = []
+def _margins(gate: GateConfig) -> list[tuple[Baseline, float]]:
+    found: list[tuple[Baseline, float]] = []
     if gate.min_margin_over_chance is not None:
         found.append(("chance", gate.min_margin_over_chance))
     if gate.min_margin_over_shuffled_image is not None:
-        found.append(("shuffled image", gate.min_margin_over_shuffled_image))
+        found.append(("shuffled_image", gate.min_margin_over_shuffled_image))
     return found
 
 
-def _margin(
-    over: Literal["chance", "shuffled image"], evaluation: Mapping[str, Any], gate: GateConfig, threshold: float
-) -> Check:
+def _margin(key: Baseline, evaluation: Mapping[str, Any], gate: GateConfig, threshold: float) -> Check:
     """Exact match above a baseline: what the model knows beyond the trivial answer."""
-    name, metric, key = f"margin over {over}", f"exact_match - {over.replace(' ', '_')}", over.replace(" ", "_")
+    name, metric = f"margin over {BASELINE_NAMES[key]}", f"exact_match - {key}"
     counts = (evaluation.get("paired") or {}).get(key)
     if counts is not None:
         tested = _Tested(name, metric, PairedCounts.model_validate(counts), threshold, gate.min_questions)
@@ -210,7 +210,11 @@ def _margin(
     exact_match, baseline = evaluation.get("exact_match"), evaluation.get(key, control.get("exact_match"))
     own, other = _finite(exact_match), _finite(baseline)
     if own is None or other is None:
-        why = _missing(exact_match, "exact_match") if own is None else _missing(baseline, f"exact match of {over}")
+        why = (
+            _missing(exact_match, "exact_match")
+            if own is None
+            else _missing(baseline, f"exact match of {BASELINE_NAMES[key]}")
+        )
         return Check(name=name, metric=metric, threshold=threshold, passed=False, why=why)
     check = _limit(name, metric, own - other, threshold)  # of a program of others, which leaves shares alone
     return check.model_copy(update={"why": f"{check.why}, by shares alone: the evaluation has no answers to compare"})

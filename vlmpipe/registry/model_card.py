@@ -41,7 +41,7 @@ def _template(name: str) -> jinja2.Template:
 
 
 def loading(model: ModelConfig) -> str:
-    """Code that loads the model and asks it about picture.png, as Markdown."""
+    """Code that loads the model and asks it about image.png, as Markdown."""
     return _template("loading.md.j2").render(form=_form(model), load=_load(model))
 
 

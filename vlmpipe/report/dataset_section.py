@@ -38,7 +38,7 @@ def _changes(changes: dict[str, Any]) -> str:
 
 
 def _sources(stats: dict[str, Any]) -> list[tuple[str, list[Any]]]:
-    """Name of each source; its samples for training and held out, its images, its share of the tokens in percent."""
+    """Name of each source; its samples for training and validation, its images, its share of the tokens in percent."""
     sums = {
         name: [mapping(content).get(split, {}) for split in ("train", "eval")]
         for name, content in mapping(stats.get("sources")).items()
@@ -101,15 +101,15 @@ def _warnings(stats: dict[str, Any]) -> list[str]:
     duplicates = mapping(stats.get("duplicates"))
     sentences = [
         (stats.get("eval_images_also_in_train"),
-         "held-out pictures are also in the training split: the held-out score on them means less."),
+         "validation images are also in the training split: the validation score on them means less."),
         (mapping(stats.get("near_duplicates")).get("eval_images"),
-         "held-out pictures look like pictures of the training split: the held-out score on them means less."),
+         "validation images look like images of the training split: the validation score on them means less."),
         (stats.get("eval_samples_also_in_train"),
-         "held-out samples are also in the training split, picture and text: the model has seen their answers."),
-        (duplicates.get("samples_dropped"), "samples repeat another one's pictures and text, and were left out."),
+         "validation samples are also in the training split, image and text: the model has seen their answers."),
+        (duplicates.get("samples_dropped"), "samples repeat another one's images and text, and were left out."),
         ((number(duplicates.get("samples")) or 0) - (number(duplicates.get("samples_dropped")) or 0),
-         "samples repeat another one's pictures and text. data.duplicates: drop leaves them out."),
-        (duplicates.get("images"), "pictures repeat the bytes of another one."),
+         "samples repeat another one's images and text. data.duplicates: drop leaves them out."),
+        (duplicates.get("images"), "images repeat the bytes of another one."),
     ]  # fmt: skip
     return [f"{count(value)} {sentence}" for value, sentence in sentences if number(value)]
 
@@ -141,4 +141,4 @@ def _picture(name: Any, store: Storage | None) -> Picture:
     try:
         return thumbnail(store.read(str(name)))
     except UserError as error:
-        return Picture(problem=f"The picture cannot be read: {error.found}.")
+        return Picture(problem=f"The image cannot be read: {error.found}.")

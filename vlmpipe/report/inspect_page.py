@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vlmpipe.trainer.models.seen_images import SeenImages
 
 SHOWN_PICTURES = 24  # of a sample
-SIDE_PIXELS = 336  # a longer picture is scaled down
+SIDE_PIXELS = 336  # a longer image is scaled down
 BINS = 24
 LANGUAGES = 5  # of a source; the rest together
 
@@ -42,7 +42,7 @@ class Card:
 
 
 def card_of(sample: InspectedSample, seen: SeenImages) -> Card:
-    """The sample with the pictures that the model is given."""
+    """The sample with the images that the model is given."""
     found = seen(sample.images) if sample.images else []
     pictures = [as_png(picture) for picture in found[:SHOWN_PICTURES]]
     if sample.images and not found:
@@ -52,7 +52,7 @@ def card_of(sample: InspectedSample, seen: SeenImages) -> Card:
 
 
 def as_png(picture: Image.Image) -> Picture:
-    """The picture without loss, since it shows what the model is given; `title` has its true size."""
+    """The image without loss, since the page shows what the model is given; `title` has its true size."""
     tiny = max(picture.size) <= SMALL_PIXELS
     small = picture.copy()
     small.thumbnail((SIDE_PIXELS, SIDE_PIXELS))

@@ -43,7 +43,7 @@ class RunFiles:
     changes: dict[str, Any] = field(default_factory=dict)
     stats: dict[str, Any] = field(default_factory=dict)
     rejects: dict[str, Any] = field(default_factory=dict)
-    rejects_uri: str = ""  # folder of their pictures
+    rejects_uri: str = ""  # folder of their images
     contact_sheet: dict[str, Any] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 

@@ -20,7 +20,7 @@ def recorded_pairs(files: RunFiles) -> list[tuple[str, dict[str, Any]]]:
 
 
 def near_duplicate_view(files: RunFiles, images: PreparedImages | None) -> list[dict[str, Any]]:
-    """For the template: the two pictures of each pair, whose they are, and how near."""
+    """For the template: the two images of each pair, their splits, and how near."""
     return list(_pairs(files, images)) if images else []
 
 
@@ -43,4 +43,4 @@ def _benchmark_picture(files: RunFiles, pair: dict[str, Any]) -> Picture:
     try:
         return thumbnail(open_storage(files.run_uri).read(str(pair.get("picture"))))
     except UserError as error:
-        return Picture(problem=f"The picture cannot be read: {error.found}.")
+        return Picture(problem=f"The image cannot be read: {error.found}.")

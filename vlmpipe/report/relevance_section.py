@@ -1,4 +1,4 @@
-"""Which visual tokens a model with selection kept, as maps over the pictures."""
+"""Which visual tokens a model with selection kept, as maps over the images."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def relevance_view(files: RunFiles, images: PreparedImages | None) -> dict[str, 
 def relevance_map(
     picture: Picture, grid: Sequence[int], relevance: Sequence[float], cells: Sequence[Sequence[int]]
 ) -> Markup:
-    """The picture as SVG, dark where no relevance is, with a frame around each kept cell.
+    """The image as SVG, dark where no relevance is, with a frame around each kept cell.
 
     cells: first row, first column, rows and columns of each.
     """

@@ -19,11 +19,11 @@ from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.errors import UserError
 
 THUMBNAIL_PIXELS = 240  # longer side; twice what a card shows, for dense screens
-MOST_PIXELS = 50_000_000  # larger pictures are not decoded, which would take too much memory
-SMALL_PIXELS = 100  # up to this side a picture is shown enlarged, with its pixels visible
+MOST_PIXELS = 50_000_000  # larger images are not decoded, which would take too much memory
+SMALL_PIXELS = 100  # up to this side an image is shown enlarged, with its pixels visible
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what Pillow raises for damaged files
 SHOWN_IMAGES = 2  # on a card
-# Bounds of the list of all predictions, which keep the page below about 8 MB and its pictures cheap to read.
+# Bounds of the list of all predictions, which keep the page below about 8 MB and its images cheap to read.
 FIELDS = ("correct", "slice", "question", "answer", "prediction", "id")
 TEXT_CHARACTERS, TEXT_BYTES = 500, 4_000_000
 LISTED_PIXELS, LISTED_PICTURES, PICTURE_BYTES = 72, 100, 1_000_000
@@ -42,7 +42,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class PredictionBrowser:
-    """Data of the list of predictions: FIELDS and the number of a picture in each line."""
+    """Data of the list of predictions: FIELDS and the index of an image in each line."""
 
     lines: list[list[Any]]
     pictures: list[tuple[str, int, int]]  # data URI, width, height
@@ -54,7 +54,7 @@ class PredictionBrowser:
 
 
 def choose(predictions: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Half wrong and half right predictions, spread over slices and pictures; deterministic."""
+    """Half wrong and half right predictions, spread over slices and images; deterministic."""
     wrong = [line for line in predictions if not line.get("correct")]
     right = [line for line in predictions if line.get("correct")]
     num_wrong = min(len(wrong), max(most // 2, most - len(right)))
@@ -104,10 +104,10 @@ class PreparedImages:
         if isinstance(images, Picture):
             return images
         known = isinstance(place, int) and 0 <= place < len(images)
-        return thumbnail(images[place]) if known else Picture(problem="The sample has no such picture any more.")
+        return thumbnail(images[place]) if known else Picture(problem="The sample has no such image any more.")
 
     def _read(self, split: Split, identity: Any) -> Sequence[bytes] | Picture:
-        """The images of a sample, or a picture with the reason why they cannot be read."""
+        """The images of a sample, or a placeholder with the reason why they cannot be read."""
         if self._problem:
             return Picture(problem=self._problem)
         samples = self._index.split(split)
@@ -119,11 +119,11 @@ class PreparedImages:
         try:
             return self._reader.images(samples.sample_location(number))
         except UserError as error:
-            return Picture(problem=f"The picture cannot be read: {error.found}.")
+            return Picture(problem=f"The image cannot be read: {error.found}.")
 
 
 def sample_cards(images: PreparedImages, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The chosen lines with their pictures."""
+    """The chosen lines with their images."""
     cards = []
     for line in lines:
         pictures, more = images.pictures(line.get("id"), SHOWN_IMAGES, THUMBNAIL_PIXELS)
@@ -158,16 +158,16 @@ def prediction_browser(images: PreparedImages, predictions: Sequence[dict[str, A
 
 
 def thumbnail(data: bytes, pixels: int = THUMBNAIL_PIXELS) -> Picture:
-    """A small copy of an encoded picture, or why there is none."""
+    """A small copy of an encoded image, or why there is none."""
     try:
         image = Image.open(io.BytesIO(data), formats=["PNG", "JPEG"])
         if image.width * image.height > MOST_PIXELS:
-            return Picture(problem=f"The picture has {image.width} x {image.height} pixels, too many to show.")
+            return Picture(problem=f"The image has {image.width} x {image.height} pixels, too many to show.")
         tiny = max(image.size) <= SMALL_PIXELS
         image.draft("RGB", (pixels, pixels))  # a JPEG decodes straight to about this size
         small = image.convert("RGB")
     except UNREADABLE:
-        return Picture(problem="The picture is damaged.")
+        return Picture(problem="The image is damaged.")
     small.thumbnail((pixels, pixels))
     buffer = io.BytesIO()
     small.save(buffer, "PNG" if tiny else "JPEG", **({} if tiny else {"quality": 82}))

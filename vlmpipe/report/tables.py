@@ -60,7 +60,7 @@ def _sentence(text: str) -> str:
 
 
 def comparison(evaluation: dict[str, Any], predictions: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
-    """Bars of the model's exact match with its 95% interval, the controls and chance; empty without an evaluation.
+    """Return bars of exact match: the model with its 95% interval, controls, majority baseline. Empty if not evaluated.
 
     predictions: those of the evaluation, by whose images the interval is computed; without them questions count as
     independent.
@@ -76,7 +76,7 @@ def comparison(evaluation: dict[str, Any], predictions: Sequence[dict[str, Any]]
         elif questions and 0 <= share <= 1:
             (low, high), basis = wilson(share, questions, int(questions)), ", taking questions as independent"
         bars.append({"label": "This model", "share": share, "kind": "model", "low": low, "high": high, "basis": basis})
-    notes = {"shuffled_image": "shown another sample's picture", "no_image": "shown no picture"}
+    notes = {"shuffled_image": "shown another sample's image", "no_image": "shown no image"}
     baselines = [
         (CONTROL_NAMES.get(name, name), control.get("exact_match"), _control_note(notes.get(name, ""), control))
         for name, control in (evaluation.get("controls") or {}).items()
@@ -85,7 +85,9 @@ def comparison(evaluation: dict[str, Any], predictions: Sequence[dict[str, Any]]
     if number(champion.get("exact_match")) is not None:
         note = f"version {champion.get('version')}, on {_count(champion.get('questions'))} of these questions"
         baselines.append(("Champion", champion["exact_match"], note))
-    baselines.append(("Chance", evaluation.get("chance"), "always the most frequent training answer to the question"))
+    baselines.append(
+        ("Majority baseline", evaluation.get("chance"), "always the most frequent training answer to the question")
+    )
     for label, value, note in baselines:
         if number(value) is not None:
             bars.append({"label": label, "share": number(value), "kind": "control", "low": None, "note": note})

@@ -1,4 +1,4 @@
-"""Whether a server answers as evaluation did: the same held-out questions, greedily, text by text."""
+"""Whether a server answers as evaluation did: the same validation questions, greedily, text by text."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Agreement:
             if count
         ]
         told = [*([shown] if shown else []), *notes]
-        return f"{agreed} of {self.asked} held-out questions answered as in evaluation" + (
+        return f"{agreed} of {self.asked} validation questions answered as in evaluation" + (
             f" ({'; '.join(told)})" if told else ""
         )
 

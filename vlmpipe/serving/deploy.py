@@ -1,4 +1,4 @@
-"""Deploys a registered run: served, asked held-out questions, and undone if it answers otherwise than evaluated."""
+"""Deploys a registered run: served, asked validation questions, and undone if it answers otherwise than evaluated."""
 
 from __future__ import annotations
 

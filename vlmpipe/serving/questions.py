@@ -68,7 +68,7 @@ def held_out_questions(run_uri: str, count: int) -> list[HeldOutQuestion]:
     if split.has_videos:
         raise ConfigError(
             "the run's data has videos that are not images (data.video native)",
-            expected="held-out questions about images, which requests can hold",
+            expected="validation questions about images, which requests can hold",
             fix="compare answers of a run with data.video: frames",
         )
     numbers = {identity: number for number, identity in enumerate(split.ids)}

@@ -76,7 +76,7 @@ class VertexEndpoint:
         if current and (current.network or current.private_service_connect_config.enable_private_service_connect):
             raise ConfigError(
                 f"{self.name} is a private endpoint, which takes requests in its own network only",
-                expected="a public endpoint: the new model is asked held-out questions before it gets its traffic",
+                expected="a public endpoint: the new model is asked validation questions before it gets its traffic",
                 fix="name another endpoint in deploy.endpoint, which is then made",
             )
         is_shared = current is not None and not current.dedicated_endpoint_enabled
@@ -88,7 +88,7 @@ class VertexEndpoint:
         largest = max(sizes, key=sizes.__getitem__)
         larger = "name another endpoint in deploy.endpoint: a new one is dedicated and takes 10 MB; or " * is_shared
         raise DataError(
-            f"{len(too_large)} of {len(questions)} held-out questions are too large for {self.name}: {largest} takes "
+            f"{len(too_large)} of {len(questions)} validation questions are too large for {self.name}: {largest} takes "
             f"{sizes[largest] / 1e6:,.1f} MB with its images",
             expected=f"requests of at most {max_bytes / 1e6:g} MB, the limit of a {kind} endpoint",
             fix=f"{larger}prepare the data with smaller images",

@@ -16,7 +16,7 @@ LEARNING_SCORER = "participatory"  # the others have no parameters
 
 
 class RelevanceConfig(Section):
-    """Relevance of each visual token from textures of the image and the question, and the tokens that are kept."""
+    """Relevance of visual tokens to the question, from textures of the image, and the selection of tokens."""
 
     channels: tuple[str, ...] = Field(
         ("arr13_unique",),
@@ -26,53 +26,53 @@ class RelevanceConfig(Section):
     )
     scorers: tuple[Scorer, ...] = Field(
         ("propositional", "perspectival", "participatory"),
-        description="What relevance is made of: propositional is the entropy of grey levels in a token's cell, "
-        "perspectival the strength of its edges, participatory the likeness of texture and question. Without any, all "
-        "tokens are equally relevant.",
+        description="Terms of relevance: propositional is the entropy of grey levels in a token's cell, perspectival "
+        "the strength of its edges, participatory the likeness of texture and question. Without any, all tokens are "
+        "equally relevant.",
     )
     balancer: Literal["adaptive", "fixed"] = Field(
         "adaptive",
-        description="adaptive learns the scorers' weights and the three tensions from scores and question; fixed "
-        "gives scorers equal weights, with neutral tensions.",
+        description="Weights of the scorers: adaptive learns them and the three tensions from scores and question; "
+        "fixed has equal weights and neutral tensions.",
     )
     allocation: Allocation = Field(
         "topk",
-        description="Which tokens are kept: full all, uniform evenly spaced ones, random ones, topk the most relevant, "
-        "mass the fewest that hold a share of relevance, quadtree means of square cells of which relevant ones are "
-        "split.",
+        description="Selection of tokens: full keeps all, uniform evenly spaced ones, random random ones, topk the "
+        "most relevant, mass the fewest that hold a share of relevance, quadtree means of square cells of which "
+        "relevant ones are split.",
     )
     max_tokens: Positive | None = Field(
-        None, description="Most tokens of an image. An image with fewer keeps all. For all allocations but full."
+        None, description="Maximum tokens of an image; an image with fewer keeps all. For all allocations but full."
     )
     min_tokens: Positive | None = Field(
         None,
-        description="Least tokens of an image. With topk, uniform, random and quadtree the balancer chooses a number "
-        "between both; null is max_tokens, of mass 1.",
+        description="Minimum tokens of an image; null is max_tokens, or 1 for mass. With topk, uniform, random and "
+        "quadtree the balancer chooses a number between both.",
     )
     mass: Fraction = Field(0.6, description="Share of relevance that the kept tokens hold. For mass.")
     temperature: float = Field(
         0.1, gt=0, description="Temperature of the softmax over relevance; lower concentrates on fewer tokens."
     )
     explore: float = Field(
-        1.0, gt=0, description="Scale of the noise with which training draws selections; higher tries more of them."
+        1.0, gt=0, description="Scale of the noise in selections drawn during training; higher explores more of them."
     )
     estimator: Literal["rloo", "none"] = Field(
         "rloo",
-        description="How selections are trained: rloo draws some and favours those with better answers (REINFORCE "
-        "leave-one-out), without a backward pass through the language model. none leaves the module as it is.",
+        description="Training of the selection: rloo draws several selections and favours those with better answers "
+        "(REINFORCE leave-one-out), without a backward pass through the language model; none does not train it.",
     )
     samples: int = Field(4, ge=2, description="Selections that rloo draws for each sample.")
     token_cost: NonNegative = Field(
         0.0,
-        description="What each kept token subtracts from a selection's reward, in nats. For a choice between "
-        "min_tokens and max_tokens.",
+        description="Penalty of each kept token in a selection's reward, in nats. For a choice between min_tokens and "
+        "max_tokens.",
     )
     centre_questions: bool = Field(
         False,
-        description="Begin with questions seen from their mean over the first training samples. Where questions share "
-        "most of their words it learns faster from most starts, and from some it settles on tokens of no question.",
+        description="Subtract from questions their mean over the first training samples at the start; for questions "
+        "that share most of their words.",
     )
-    width: Positive = Field(64, description="Width in which texture and question are compared.")
+    width: Positive = Field(64, description="Width of the space in which texture and question are compared.")
 
     @property
     def channel_names(self) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ def compare(
     root: Root = "runs",
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Also write a page, with pictures.", show_default=False),
+        typer.Option("--html", metavar="FILE", help="Also write a page, with images.", show_default=False),
     ] = None,
     predictions: Annotated[
         Path | None,

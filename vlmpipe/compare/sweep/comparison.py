@@ -124,7 +124,7 @@ def compared(results: SweepResults) -> SweepComparison:
     if not shared:
         raise DataError(
             "the variants share no question",
-            expected="variants that are evaluated on the same held-out samples",
+            expected="variants that are evaluated on the same validation samples",
             fix="leave data.source, data.validation_fraction and evaluate.max_samples out of the sweep",
         )
     of_variant = {one["name"]: [each for each in done if each.variant == one["name"]] for one in content["variants"]}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MERGED = "model.lora.export merged"
 DIGEST = "@sha256:"
 PROCESSOR = PILLOW.partition("=")[0]
-# vLLM looks up its token of videos for every picture. Tokenizers that are trained here have none.
+# vLLM looks up its token of videos for every image. Tokenizers that are trained here have none.
 VIDEO_TOKEN_FAMILY, TRAINED = "qwen2_5_vl", "train:"
 
 

@@ -24,7 +24,7 @@ def setting_warnings(config: RunConfig) -> Iterator[Problem]:
         yield Problem("data.answer_end", "has no effect: data.chat_template vlmpipe ends answers itself")
     for field, source in data.by_field().items():
         if source.image_folder and (source.uri.startswith("builtin:") or source.uri.endswith(".tar")):
-            yield Problem(f"{field}image_folder", f"has no effect: {source.uri} brings its own pictures")
+            yield Problem(f"{field}image_folder", f"has no effect: {source.uri} brings its own images")
     if data.sources and data.weights(0) is None and "stopping_strategy" in data.model_fields_set:
         yield Problem("data.stopping_strategy", "has no effect: the sources have no weights")
     if cluster.capacity_fallback and "scheduling_strategy" not in cluster.model_fields_set:

@@ -71,7 +71,8 @@ class ReductionServerConfig(Section):
     """Worker pool 2: CPU machines that sum gradients for the GPU nodes (NCCL all-reduce only)."""
 
     replica_count: Literal["auto"] | Positive = Field(
-        description="Reducers; auto is ceil(nodes * Gbit/s of a node / 32), which matches the nodes' bandwidth."
+        description="Number of reducers; auto is ceil(nodes * Gbit/s of a node / 32), which matches the nodes' "
+        "bandwidth."
     )
     machine_type: Literal["n1-highcpu-16", "n2-highcpu-16"] = Field(
         "n1-highcpu-16", description="Machine of a reducer, 32 Gbit/s each."
@@ -126,7 +127,7 @@ class ReservationAffinityConfig(Section):
 
 
 class JobMachineConfig(Section):
-    """Machine of one job, where it is another than that of training."""
+    """Machine of one job, if it differs from the training machine."""
 
     processes_per_replica: Literal["auto"] | Positive = Field(
         "auto", description="Ranks on each node; auto is accelerator_count, or 1 without accelerators."
@@ -134,7 +135,7 @@ class JobMachineConfig(Section):
     machine_type: str = Field(min_length=1, description="Compute Engine machine type of a node.")
     accelerator_type: Accelerator = Field("", description="GPU type; empty for CPU only.")
     accelerator_count: int = Field(0, ge=0, le=16, description="GPUs of one node.")
-    boot_disk_type: BootDisk = Field("pd-ssd", description="Kind of the boot disk.")
+    boot_disk_type: BootDisk = Field("pd-ssd", description="Type of the boot disk.")
     boot_disk_size_gb: int = Field(100, ge=100, le=64000, description="Size of the boot disk, in GB; lost after a job.")
     reservation_affinity: ReservationAffinityConfig | None = Field(
         None, description="Reservations of these machines; null for none."
@@ -159,7 +160,8 @@ class CapacityOption(Section):
     )
     wait: Duration = Field(
         "3600s",
-        description="Longest wait for machines before the next option, in seconds; 0s, in the last, for no end.",
+        description="Longest wait for machines before the next option, in seconds; 0s, for the last option only, "
+        "waits without end.",
     )
 
     @property
@@ -182,19 +184,19 @@ CapacityOptionOrName = Annotated[
 
 
 class ClusterConfig(Section):
-    """The machines of the training job, and how Vertex AI gets them."""
+    """Machines of the jobs, and how Vertex AI obtains them."""
 
     replica_count: Positive = Field(1, description="Nodes: 1 chief and replica_count - 1 workers.")
     features_replica_count: Positive = Field(1, description="Nodes of the job that encodes images.")
     features_machine: JobMachineConfig | None = Field(
-        None, description="Machine of the job that encodes images; null takes that of training."
+        None, description="Machine of the job that encodes images; null takes the training machine."
     )
     evaluate_replica_count: Positive = Field(1, description="Nodes of the evaluation job.")
     evaluate_machine: JobMachineConfig | None = Field(
         None,
         description="Machine of the jobs evaluate and benchmark, such as {machine_type: g2-standard-8, "
-        "accelerator_type: NVIDIA_L4, accelerator_count: 1}; null takes that of training. A model that one GPU has no "
-        "room for is spread over those of a process: set processes_per_replica to fewer than accelerator_count.",
+        "accelerator_type: NVIDIA_L4, accelerator_count: 1}; null takes the training machine. A model too large for "
+        "one GPU is spread over the GPUs of a process: set processes_per_replica below accelerator_count.",
     )
     processes_per_replica: Literal["auto"] | Positive = Field(
         "auto", description="Ranks on each node; auto is accelerator_count, or 1 without accelerators."
@@ -202,19 +204,19 @@ class ClusterConfig(Section):
     machine_type: str = Field("n1-standard-8", min_length=1, description="Compute Engine machine type of a node.")
     accelerator_type: Accelerator = Field("", description="GPU type; empty for CPU only.")
     accelerator_count: int = Field(0, ge=0, le=16, description="GPUs of one node.")
-    boot_disk_type: BootDisk = Field("pd-ssd", description="Kind of the boot disk, which also holds local files.")
+    boot_disk_type: BootDisk = Field("pd-ssd", description="Type of the boot disk, which also holds local files.")
     boot_disk_size_gb: int = Field(100, ge=100, le=64000, description="Size of the boot disk, in GB; lost after a job.")
     step_disks: dict[StepWithDisk, Annotated[int, Field(ge=100, le=64000)]] = Field(
         default_factory=dict,
         description="Boot disks of the pipeline's own steps, in GB by step, such as {prepare-data: 500}; by default "
-        "what the plan says. A step with more than 100 GB, the service's default, runs as a job of its own.",
+        "what the plan estimates. A step with more than 100 GB, the service's default, runs as a job of its own.",
     )
     image_uri: str = Field("", description="Trainer image, best by digest (...@sha256:...). Not used on this machine.")
     torch_build: str = Field(
         "cu130",
         pattern=r"^(cpu|cu[0-9]{3})?$",
-        description="Build of torch in image_uri, which decides the GPUs that it runs on; the default is that of "
-        "`make build`. Empty if it is not known: GPUs are then not checked against it.",
+        description="torch build in image_uri, against which GPUs are checked; the default is that of `make build`, "
+        "empty checks none.",
     )
     scheduling_strategy: Strategy = Field(
         "standard",
@@ -222,9 +224,9 @@ class ClusterConfig(Section):
     )
     capacity_fallback: tuple[CapacityOptionOrName, ...] = Field(
         (),
-        description="Strategies of the training job, the next one tried when the one before finds no machines in time, "
-        "for example [reservation, spot, flex_start, {scheduling_strategy: standard, wait: 0s}]; empty takes strategy. "
-        "Vertex AI only.",
+        description="Strategies of the training job, each tried when the one before finds no machines in time, for "
+        "example [reservation, spot, flex_start, {scheduling_strategy: standard, wait: 0s}]; empty takes "
+        "scheduling_strategy. Vertex AI only.",
     )
     max_spend_usd: float | None = Field(
         None,
@@ -232,18 +234,19 @@ class ClusterConfig(Section):
         description="Spend at which training with capacity_fallback is stopped, in US dollars at the plan's prices; "
         "null for no limit.",
     )
-    timeout: Duration = Field("604800s", description="Longest time a job may run, in seconds, for example 86400s.")
+    timeout: Duration = Field("604800s", description="Longest run time of a job, in seconds, for example 86400s.")
     max_wait_duration: Duration = Field(
         "86400s", description="Longest wait for capacity with flex_start, in seconds; 0s waits without end."
     )
     restart_job_on_worker_restart: bool = Field(
         False,
-        description="Restart all nodes when one restarts; needed with several: ranks cannot rejoin a running job.",
+        description="Restart all nodes when one restarts. Needed with several nodes: ranks cannot rejoin a running "
+        "job.",
     )
     disable_retries: bool = Field(
         False,
-        description="Let a job fail at the first internal error of Vertex AI instead of trying again; also switches "
-        "restart_job_on_worker_restart off.",
+        description="Let a job fail at the first internal error of Vertex AI instead of retrying; also disables "
+        "restart_job_on_worker_restart.",
     )
     reservation_affinity: ReservationAffinityConfig | None = Field(
         None,
@@ -263,17 +266,19 @@ class ClusterConfig(Section):
     reduction_server: ReductionServerConfig | None = Field(
         None,
         description="Pool of reducers for the training job; null for none. ddp then sums gradients in buckets of 64 "
-        "MiB, which Google recommends, instead of torch's 25.",
+        "MiB instead of 25.",
     )
     machine_check: Literal["fail", "warn"] = Field(
         "fail",
-        description="What a job on Vertex AI or Kubeflow does whose machine lacks what was bought, such as GPUs that "
-        "compute: end in seconds with exit code 78, or warn and start.",
+        description="Reaction of a job on Vertex AI or Kubeflow to a machine without the requested hardware, such as "
+        "working GPUs: fail ends it in seconds with exit code 78, warn starts it with a warning.",
     )
     local_port: int = Field(
         0, ge=0, le=65535, description="Port at which local replicas meet; 0 takes a free one. Local runs only."
     )
-    env: Environment = Field(default_factory=dict, description="Environment of every job container. No secrets.")
+    env: Environment = Field(
+        default_factory=dict, description="Environment variables of every job container. No secrets."
+    )
 
     @property
     def strategies(self) -> tuple[Strategy, ...]:

@@ -23,38 +23,47 @@ PILLOW = '--mm-processor-kwargs={"use_fast": false}'
 
 
 class DeployConfig(Section):
-    """vLLM behind an endpoint: of Vertex AI, or an InferenceService of KServe. A local run asks transformers serve."""
+    """Serving by vLLM on a Vertex AI endpoint or a KServe InferenceService; transformers serve in local runs."""
 
     endpoint: str = Field(
         pattern=r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$",
-        description="Id of the endpoint on Vertex AI, or name of the InferenceService; made where there is none.",
+        description="Id of the endpoint on Vertex AI, or name of the InferenceService; created if missing.",
     )
     image_uri: str = Field(
         "",
-        description="Image of vLLM's OpenAI server by its digest, on Vertex AI in Artifact Registry; that of "
-        "container/serving.Dockerfile for adapters and files in a bucket. Empty for local runs only.",
+        description="Image of vLLM's OpenAI server by its digest, on Vertex AI in Artifact Registry; adapters and "
+        "files in a bucket need that of container/serving.Dockerfile. Empty for local runs only.",
     )
-    args: tuple[str, ...] = Field((), description="More arguments of vLLM, for example --max-model-len=4096.")
+    args: tuple[str, ...] = Field((), description="Additional arguments of vLLM, for example --max-model-len=4096.")
     machine_type: str = Field("g2-standard-12", description="Machine of a replica. Vertex AI only.")
     accelerator_type: str = Field("NVIDIA_L4", description="GPU of a replica, as in cluster.accelerator_type.")
     accelerator_count: int = Field(1, ge=0, description="GPUs of a replica.")
-    min_replicas: Positive = Field(1, description="Replicas at least.")
-    max_replicas: Positive = Field(1, description="Replicas at most.")
+    min_replicas: Positive = Field(1, description="Minimum number of replicas.")
+    max_replicas: Positive = Field(1, description="Maximum number of replicas.")
     canary_percent: int = Field(
-        10, ge=1, le=100, description="Share of the traffic that the new model gets while it is tested; all of it if "
-        "the endpoint has no model yet."
-    )  # fmt: skip
-    traffic_percent: int = Field(
-        100, ge=1, le=100, description="Share that it gets after the test; with 100 the model before it is undeployed."
+        10,
+        ge=1,
+        le=100,
+        description="Percentage of the traffic for the new model during its test; all of it if the endpoint has no "
+        "model yet.",
     )
-    smoke_questions: Positive = Field(20, description="Held-out questions that the test asks the served model.")
+    traffic_percent: int = Field(
+        100,
+        ge=1,
+        le=100,
+        description="Percentage of the traffic for the new model after its test; 100 undeploys the model before it.",
+    )
+    smoke_questions: Positive = Field(20, description="Validation questions that the test asks the served model.")
     min_agreement: float = Field(
-        0.95, ge=0, le=1, description="Share of answers that must be those of evaluate; otherwise all is undone."
+        0.95,
+        ge=0,
+        le=1,
+        description="Minimum share of answers that equal those of evaluate; below it the deployment is undone.",
     )
     env: Environment = Field(
         default_factory=dict,
-        description="Environment of the container. LD_LIBRARY_PATH, in place of the image's own, names the folders of "
-        "the GPU's driver unless it is set here; vlmpipe doctor names folders that are lost. No secrets.",
+        description="Environment variables of the container. LD_LIBRARY_PATH, in place of the image's own, names the "
+        "folders of the GPU's driver unless it is set here; vlmpipe doctor names folders that are lost. No secrets.",
     )
     shared_memory_size_mb: Positive = Field(
         16384, description="Size of /dev/shm, in MB of the machine's memory; vLLM on several GPUs needs it."
@@ -63,7 +72,7 @@ class DeployConfig(Section):
         7200,
         gt=0,
         le=MOST_DEPLOYMENT_S,
-        description="Seconds within which the model must be served; Vertex AI allows 7200 at most.",
+        description="Seconds within which the model must be served; at most 7200 on Vertex AI.",
     )
 
     @model_validator(mode="after")

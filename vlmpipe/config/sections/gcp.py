@@ -21,7 +21,9 @@ class DnsPeeringConfig(Section):
         min_length=1, description="DNS suffix of the zone, which ends with a dot, such as corp.internal."
     )
     target_project: str = Field(min_length=1, description="Project that hosts the zone; grant roles/dns.peer there.")
-    target_network: str = Field(min_length=1, description="Name of the VPC network there in which the zone is visible.")
+    target_network: str = Field(
+        min_length=1, description="Name of the VPC network in target_project in which the zone is visible."
+    )
 
 
 class PscInterfaceConfig(Section):
@@ -43,8 +45,8 @@ class GcpConfig(Section):
     job_service_account: str = Field(
         "",
         pattern=r"^([a-z0-9-]+@[a-z0-9.:-]+\.gserviceaccount\.com)?$",
-        description="E-mail of the service account that the jobs run as, which needs to start nothing; empty takes "
-        "service_account.",
+        description="E-mail of the service account that the jobs run as, which needs no right to start anything; "
+        "empty takes service_account.",
     )
     pipeline_root: StorageUri = Field("", description="gs:// prefix for the pipeline's own artifacts.")
     network: str = Field("", description="VPC network to peer with: projects/<number>/global/networks/<name>.")
@@ -57,8 +59,8 @@ class GcpConfig(Section):
     labels: dict[LabelKey, LabelValue] = Field(
         default_factory=dict,
         max_length=MOST_LABELS,
-        description="Labels of pipeline, jobs, model and endpoint; vlmpipe and Vertex AI add some of their own. At "
-        "most 63 of a to z, digits, dashes and underscores; a letter or digit at the ends, a letter first in a name.",
+        description="Labels of pipeline, jobs, model and endpoint; vlmpipe and Vertex AI add their own. At most 63 of "
+        "a to z, digits, dashes and underscores, with a letter or digit at both ends and a letter first in a name.",
     )
     tensorboard: Annotated[str, AfterValidator(forms.TENSORBOARD.required)] = Field(
         "", description="Vertex AI TensorBoard instance in location, full resource name."

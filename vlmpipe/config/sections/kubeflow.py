@@ -45,7 +45,7 @@ class KubeflowConfig(Section):
     )
     experiment: str = Field("vlmpipe", min_length=1, description="Experiment that the runs belong to.")
     runtime: Annotated[Name, Field(min_length=1)] = Field(
-        "torch-distributed", description="ClusterTrainingRuntime of the jobs; one whose policy is torch."
+        "torch-distributed", description="ClusterTrainingRuntime of the jobs, with the policy torch."
     )
     service_account: Name = Field(
         "", description="Kubernetes service account of the jobs' pods; empty takes the runtime's."
@@ -72,10 +72,10 @@ class KubeflowConfig(Section):
         (), max_length=16, description="Volumes of every pod; output.root_uri may be a folder on one."
     )
     cpus: float = Field(
-        0.0, ge=0, description="CPUs that a node's pod asks for; 0 takes what cluster.machine_type has, less one."
+        0.0, ge=0, description="CPUs that a node's pod requests; 0 takes those of cluster.machine_type, less one."
     )
     memory_gib: float = Field(
-        0.0, ge=0, description="GiB of memory that a node's pod asks for; 0 takes 4/5 of cluster.machine_type's."
+        0.0, ge=0, description="GiB of memory that a node's pod requests; 0 takes 4/5 of cluster.machine_type's."
     )
 
     @property

@@ -78,10 +78,10 @@ class NotifyConfig(Section):
     email: Annotated[tuple[str, ...], AfterValidator(_recipients)] = Field(
         default=(),
         max_length=MOST_RECIPIENTS,
-        description="Addresses that Vertex AI writes to when a run ends, at most 3. Vertex AI only.",
+        description="E-mail addresses, at most 3, that Vertex AI notifies when a run ends. Vertex AI only.",
     )
     webhook: Annotated[str, AfterValidator(_webhook)] = Field(
         "",
-        description="Where a JSON message is posted when a run ends: an https:// address without a secret in it, or "
-        "projects/PROJECT/secrets/NAME, a Secret Manager secret that holds one.",
+        description="Address of a JSON message when a run ends: an https:// address without a secret in it, or "
+        "projects/PROJECT/secrets/NAME, a Secret Manager secret that holds the address; empty for none.",
     )

@@ -26,8 +26,8 @@ class OutputConfig(Section):
     root_uri: StorageUri = Field(
         "runs",
         min_length=1,
-        description="Folder, or gs:// or s3:// prefix, for runs, prepared data, features and the registry. A local "
-        "folder is used on this machine; elsewhere gcp.pipeline_root then takes its place.",
+        description="Folder, or gs:// or s3:// prefix, for runs, prepared data, features and the registry. "
+        "gcp.pipeline_root replaces a local folder on other machines.",
     )
 
 
@@ -35,65 +35,68 @@ class GateConfig(Section):
     """The conditions for registering a model. `gate: none` accepts every model."""
 
     bounds: Literal["required", "none"] = Field(
-        "required", description="none accepts every model, also beside a champion; the same as gate: none."
+        "required",
+        description="Whether conditions are required; none accepts every model, also if there is a champion, as "
+        "`gate: none` does.",
     )
-    min_exact_match: Fraction = Field(0.0, description="Least held-out exact match, as a share of the questions.")
+    min_exact_match: Fraction = Field(
+        0.0, description="Minimum exact match on the validation split, as a share of the questions."
+    )
     max_loss: float | None = Field(
         None,
         gt=0,
         allow_inf_nan=False,
-        description="Largest evaluation loss in nats a label token; null does not check.",
+        description="Maximum evaluation loss, in nats per label token; null does not check.",
     )
     per_slice: dict[str, Fraction] = Field(
-        default_factory=dict, description="Least exact match of single slices, for example {digit: 0.9}."
+        default_factory=dict, description="Minimum exact match of single slices, for example {digit: 0.9}."
     )
     min_scores: dict[Literal["vqa_accuracy", "anls", "cider_d", "preference_accuracy"], NonNegative] = Field(
         default_factory=dict,
-        description="Least other scores of the evaluation: vqa_accuracy, anls and preference_accuracy (the share of "
-        "held-out pairs of which the chosen answer is likelier) from 0 to 1, cider_d from 0 to 10, for example "
-        "{cider_d: 0.8}.",
+        description="Minimum of other scores of the evaluation, for example {cider_d: 0.8}: vqa_accuracy, anls and "
+        "preference_accuracy (the share of validation pairs whose chosen answer is likelier) from 0 to 1, cider_d "
+        "from 0 to 10.",
     )
     benchmarks: dict[str, dict[str, NonNegative]] = Field(
         default_factory=dict,
-        description="Least scores of single benchmarks of evaluate.benchmarks, by name, for example "
-        "{pope: {accuracy: 0.8}}, and of tasks of evaluate.lmms_eval, by lmms-eval's names of scores.",
+        description="Minimum scores of single benchmarks of evaluate.benchmarks, by name, for example {pope: "
+        "{accuracy: 0.8}}, and of tasks of evaluate.lmms_eval, by lmms-eval's names of scores.",
     )
     max_regression: Regression | Literal["auto"] | None = Field(
         "auto",
-        description="Drop of exact match against the champion that the answers of both to the same questions must rule "
-        "out, at a one-sided level of 5 %. auto: the smallest drop that this number of questions can detect; null: no "
-        "check.",
+        description="Drop of exact match against the champion that the paired answers must rule out, at a one-sided "
+        "level of 5 %; auto is the smallest drop that this number of questions can detect, null does not check.",
     )
     when_not_comparable: Literal["skip", "reject"] = Field(
         "reject",
-        description="If the champion could not be asked the same questions: reject refuses the model, skip relies on "
-        "the other checks.",
+        description="Decision if the champion could not be asked the same questions: reject rejects the model, skip "
+        "relies on the other checks.",
     )
     min_questions: Positive = Field(
-        50, description="Least validation questions, of the evaluation and of each comparison of answers."
+        50, description="Minimum number of validation questions, in the evaluation and in each comparison of answers."
     )
     min_margin_over_chance: Fraction | None = Field(
         0.0,
-        description="Exact match above the majority baseline, the most frequent training answer to each question, "
-        "which the answers must show at a one-sided level of 5 %; null does not check.",
+        description="Lead of exact match over the majority baseline, the most frequent training answer to each "
+        "question, that answers must show at a one-sided level of 5 %; null does not check.",
     )
     min_margin_over_shuffled_image: Fraction | None = Field(
         None,
-        description="Exact match above the same model shown another sample's image, which the answers must show at a "
+        description="Lead of exact match over the same model with another sample's image, that answers must show at a "
         "one-sided level of 5 %; null does not check.",
     )
     max_mean_image_tokens: float | None = Field(
         None,
         gt=0,
-        description="Most visual tokens that an image keeps in the mean, for models with model.relevance; null does "
-        "not check.",
+        description="Maximum mean number of visual tokens that an image keeps; null does not check. For models with "
+        "model.relevance.",
     )
     max_images_also_in_train: Fraction | None = Field(
-        None, description="Largest share of validation images that are also in the training split; null does not check."
+        None, description="Maximum share of validation images that are also in the training split; null does not check."
     )
     max_images_like_train: Fraction | None = Field(
         None,
-        description="Largest share of images that look like a training image: of the validation split, and of each of "
+        description="Maximum share of images that look like a training image, in the validation split and in each of "
         "evaluate.benchmarks; null does not check.",
     )
 
@@ -158,23 +161,22 @@ class ServingConfig(Section):
         pattern=r"^([a-z0-9-]+-docker\.pkg\.dev|([a-z]+\.)?gcr\.io)/[a-z0-9._/-]+(@sha256:[0-9a-f]{64}|:[A-Za-z0-9._-]+)$",
         description="Serving image in Artifact Registry; it finds the model at AIP_STORAGE_URI.",
     )
-    command: tuple[str, ...] = Field((), description="Command instead of the image's own.")
+    command: tuple[str, ...] = Field((), description="Command instead of the image's own; empty keeps it.")
     args: tuple[str, ...] = Field(
         (), description="Arguments; {model_uri} in one of them becomes the registered folder's gs:// URI."
     )
     port: int = Field(8080, ge=1, le=65535, description="Port at which the container answers.")
     predict_route: str = Field("", pattern=r"^(/.*)?$", description="HTTP path of predictions; empty for Vertex AI's.")
     health_route: str = Field("", pattern=r"^(/.*)?$", description="HTTP path of health checks; empty for Vertex AI's.")
-    env: Environment = Field(default_factory=dict, description="Environment of the container. No secrets.")
+    env: Environment = Field(default_factory=dict, description="Environment variables of the container. No secrets.")
     shared_memory_size_mb: Positive | None = Field(
-        None, description="Size of /dev/shm, in MB of the machine's memory; null leaves it to Vertex AI."
+        None, description="Size of /dev/shm, in MB of the machine's memory; null takes Vertex AI's default."
     )
     deployment_timeout_s: int | None = Field(
         None,
         gt=0,
         le=MOST_DEPLOYMENT_S,
-        description="Seconds within which the container must be healthy; null leaves it to Vertex AI, which allows "
-        "7200 at most.",
+        description="Seconds within which the container must be healthy, at most 7200; null takes Vertex AI's default.",
     )
 
 
@@ -182,7 +184,7 @@ class HubConfig(Section):
     """The repository of the Hugging Face hub to which an accepted model is uploaded, with its card."""
 
     repo_id: Annotated[str, AfterValidator(_repo_id)] = Field(
-        description="Repository, account/name; made where there is none."
+        description="Repository, account/name; created if missing."
     )
     private: bool = Field(
         True, description="Make a missing repository private, and refuse one that is public; false makes it public."
@@ -190,11 +192,11 @@ class HubConfig(Section):
     token_secret: str | None = Field(
         None,
         pattern=rf"^{SECRET_NAME}$",
-        description="Secret Manager secret that holds a token that may write there, projects/PROJECT/secrets/NAME; "
-        "null uses HF_TOKEN, which only a local run has.",
+        description="Secret Manager secret with a token that may write to the repository, "
+        "projects/PROJECT/secrets/NAME; null uses HF_TOKEN, which only a local run has.",
     )
     revision: str = Field(
-        "main", pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,254}$", description="Branch; made where there is none."
+        "main", pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,254}$", description="Branch; created if missing."
     )
 
 
@@ -207,7 +209,8 @@ class RegisterConfig(Section):
         "Vertex AI Model Registry; empty takes registry/ under output.root_uri.",
     )
     serving: ServingConfig | None = Field(
-        None, description="Serving container of the registered model; needed, and used, with vertex:// only."
+        None,
+        description="Serving container of the registered model; null for none. Needed with vertex://, and for it only.",
     )
     model_name: str = Field(
         "",

@@ -55,8 +55,8 @@ class ScheduleConfig(Section):
     )
     allow_queueing: bool = Field(
         False,
-        description="Queue a run that is due while too many are active, or skip it; on Kubeflow, start each that was "
-        "due meanwhile, or the last.",
+        description="Queue a run that is due while too many are active; false skips it. On Kubeflow: start each that "
+        "was due meanwhile; false starts the last.",
     )
 
     @model_validator(mode="after")

@@ -36,7 +36,7 @@ OF_THE_LAST = ("max_regression", "when_not_comparable")  # conditions beside a r
 
 
 class StageConfig(Section):
-    """One of several trainings: what is different from the run file's own sections."""
+    """One of several consecutive trainings: fields that differ from the run file's own sections."""
 
     name: str = Field(
         pattern=r"^[a-z]([a-z0-9-]{0,28}[a-z0-9])?$",
@@ -47,23 +47,24 @@ class StageConfig(Section):
     )
     model: dict[str, Any] = Field(
         default_factory=dict,
-        description="Other fields of model: freeze_parameters, train_parameters, lora, and min_pixels, max_pixels or "
-        "longest_edge, with which images have more pixels in a later stage. The rest is the same in all stages.",
+        description="Other fields of model in this stage: freeze_parameters, train_parameters, lora, and min_pixels, "
+        "max_pixels or longest_edge, for images with more pixels in a later stage. Other fields are the same in all "
+        "stages.",
     )
-    data: dict[str, Any] = Field(default_factory=dict, description="Fields of data.")
-    features: dict[str, Any] = Field(default_factory=dict, description="Fields of features.")
+    data: dict[str, Any] = Field(default_factory=dict, description="Fields of data in this stage.")
+    features: dict[str, Any] = Field(default_factory=dict, description="Fields of features in this stage.")
     train: dict[str, Any] = Field(
-        default_factory=dict, description="Fields of train. A stage ends by its epochs or max_steps."
+        default_factory=dict, description="Fields of train in this stage, which ends by its epochs or max_steps."
     )
-    checkpoint: dict[str, Any] = Field(default_factory=dict, description="Fields of checkpoint.")
-    evaluate: dict[str, Any] = Field(default_factory=dict, description="Fields of evaluate.")
+    checkpoint: dict[str, Any] = Field(default_factory=dict, description="Fields of checkpoint in this stage.")
+    evaluate: dict[str, Any] = Field(default_factory=dict, description="Fields of evaluate in this stage.")
     gate: dict[str, Any] | Literal["none"] = Field(
         default_factory=dict,
-        description="The conditions for starting the next stage, which starts in any case where this is none or "
-        "empty; of the last stage fields of the run file's gate, for registering the model.",
+        description="Conditions for starting the next stage; none or empty always starts it. In the last stage, "
+        "fields of the run file's gate, for registering the model.",
     )
-    cluster: dict[str, Any] = Field(default_factory=dict, description="Fields of cluster.")
-    plan: dict[str, Any] = Field(default_factory=dict, description="Fields of plan.")
+    cluster: dict[str, Any] = Field(default_factory=dict, description="Fields of cluster in this stage.")
+    plan: dict[str, Any] = Field(default_factory=dict, description="Fields of plan in this stage.")
 
     def changes(self) -> dict[str, Any]:
         """The stage's own values, in the run file's sections."""

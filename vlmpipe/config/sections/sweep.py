@@ -29,14 +29,15 @@ class HypothesisConfig(Section):
     """A claim that the comparison answers: one variant is better than others, or at least not worse."""
 
     claim: str = Field(min_length=1, description="The claim in a sentence, for the report.")
-    variant: str = Field(description="The variant that it is about.")
-    against: tuple[str, ...] = Field(min_length=1, description="The variants that it must beat, every one of them.")
+    variant: str = Field(description="Variant that the claim is about.")
+    against: tuple[str, ...] = Field(
+        min_length=1, description="Variants that it is compared with; the claim must hold against every one of them."
+    )
     margin: float = Field(
         0.0,
         ge=0.0,
         le=1.0,
-        description="0 claims that the variant is better. More claims that it is worse by less than this much of the "
-        "metric.",
+        description="Amount of the metric by which the variant may be worse; 0 claims that it is better.",
     )
 
 
@@ -51,16 +52,15 @@ class SweepConfig(Section):
         default_factory=dict,
         description="Named variants: dotted fields and their values. With grid too, each is combined with every point.",
     )
-    baseline: str = Field("", description="The variant that all are compared with; empty takes the first.")
+    baseline: str = Field("", description="Variant that all others are compared with; empty takes the first.")
     starts: Positive = Field(
         3, description="Trainings of each variant, with train.seed and model.seed raised by 0, 1, 2 and so on."
     )
     metric: Metric = Field("exact_match", description="Score of each answer by which variants are compared.")
-    parallelism: Positive = Field(2, description="Most jobs at a time.")
+    parallelism: Positive = Field(2, description="Most jobs that run at the same time.")
     trainings_per_job: Positive = Field(
         1,
-        description="Trainings that one job does after the other. Short ones are cheaper in one job, which starts its "
-        "machine and imports torch once.",
+        description="Trainings that one job does one after the other, on a machine that starts once.",
     )
     hypotheses: tuple[HypothesisConfig, ...] = Field((), description="Claims that the comparison answers.")
 

@@ -16,27 +16,29 @@ Scale = Literal["UNIT_LINEAR_SCALE", "UNIT_LOG_SCALE", "UNIT_REVERSE_LOG_SCALE"]
 class DoubleSpec(Section):
     """A range of real numbers."""
 
-    min_value: float = Field(description="Least value.")
+    min_value: float = Field(description="Smallest value.")
     max_value: float = Field(description="Largest value.")
 
 
 class IntegerSpec(Section):
     """A range of whole numbers."""
 
-    min_value: int = Field(description="Least value.")
+    min_value: int = Field(description="Smallest value.")
     max_value: int = Field(description="Largest value.")
 
 
 class DiscreteSpec(Section):
-    """Some numbers."""
+    """A choice of numbers."""
 
-    values: tuple[float, ...] = Field(min_length=1, max_length=1000, description="The numbers, in rising order.")
+    values: tuple[float, ...] = Field(
+        min_length=1, max_length=1000, description="Numbers to choose from, in rising order."
+    )
 
 
 class CategoricalSpec(Section):
-    """Some texts."""
+    """A choice of texts."""
 
-    values: tuple[str, ...] = Field(min_length=1, description="The texts.")
+    values: tuple[str, ...] = Field(min_length=1, description="Texts to choose from.")
 
 
 class ParameterSpec(Section):
@@ -44,11 +46,9 @@ class ParameterSpec(Section):
 
     double_value_spec: DoubleSpec | None = Field(None, description="A range of real numbers.")
     integer_value_spec: IntegerSpec | None = Field(None, description="A range of whole numbers.")
-    discrete_value_spec: DiscreteSpec | None = Field(None, description="Some numbers.")
-    categorical_value_spec: CategoricalSpec | None = Field(None, description="Some texts.")
-    scale_type: Scale = Field(
-        "UNIT_LINEAR_SCALE", description="How a range is scaled; log scales take numbers above 0."
-    )
+    discrete_value_spec: DiscreteSpec | None = Field(None, description="A choice of numbers.")
+    categorical_value_spec: CategoricalSpec | None = Field(None, description="A choice of texts.")
+    scale_type: Scale = Field("UNIT_LINEAR_SCALE", description="Scale of a range; log scales need numbers above 0.")
 
     @property
     def range(self) -> DoubleSpec | IntegerSpec | None:
@@ -90,27 +90,29 @@ class TuneConfig(Section):
         "training measures every train.validate_every_steps steps.",
     )
     goal: Literal["MAXIMIZE", "MINIMIZE"] = Field(
-        "MAXIMIZE", description="Whether more or less of the metric is better."
+        "MAXIMIZE", description="Whether to maximize or to minimize the metric."
     )
     algorithm: Literal["ALGORITHM_UNSPECIFIED", "GRID_SEARCH", "RANDOM_SEARCH"] = Field(
-        "ALGORITHM_UNSPECIFIED", description="How values are chosen; unspecified is Vertex AI's own, Bayesian search."
+        "ALGORITHM_UNSPECIFIED", description="Choice of values; unspecified is Vertex AI's own, Bayesian search."
     )
     parameters: dict[str, ParameterSpec] = Field(
-        min_length=1, max_length=100, description="Fields of train and what each may be, by their dotted names."
+        min_length=1,
+        max_length=100,
+        description="Fields of train to search, by dotted name, each with its possible values.",
     )
-    max_trial_count: Positive = Field(10, description="Trials in all.")
+    max_trial_count: Positive = Field(10, description="Number of trials.")
     parallel_trial_count: Positive = Field(
-        1, description="Trials at once on Vertex AI; local trials run one at a time."
+        1, description="Most trials at the same time on Vertex AI; local trials run one by one."
     )
     max_failed_trial_count: int = Field(
         0,
         ge=0,
-        description="Failed trials that end the search; 0 leaves it to Vertex AI; a local search then runs all trials.",
+        description="Failed trials that end the search; 0 leaves it to Vertex AI, and a local search runs all trials.",
     )
     stopping: Literal["none", "median", "decay_curve"] = Field(
         "none",
-        description="Ends unpromising trials early, on Vertex AI: by the median of earlier trials, or by extrapolating "
-        "their curves. Needs metric validation_loss.",
+        description="Early end of unpromising trials on Vertex AI: by the median of earlier trials, or by "
+        "extrapolating their curves; none ends none. Needs metric validation_loss.",
     )
     seed: int = Field(0, ge=0, description="Seed of a random search on this machine.")
 

@@ -38,7 +38,7 @@ def evaluation_gpu(config: RunConfig, gpu: Gpu | None) -> Gpu | None:
 
 
 def _evaluate_hours(case: Scenario) -> float | None:
-    """One question a sample, for the sample's own image, for each control and by the champion, and the held-out loss.
+    """One question a sample, for the sample's own image, for each control and by the champion, and the validation loss.
 
     The prompt is a forward pass over the sample. Then each token of an answer reads all weights of the language model
     once for a batch of questions, which memory bandwidth bounds.

@@ -220,13 +220,13 @@ def result_lines(evaluation: dict[str, Any], decision: dict[str, Any], registere
 
 
 def evaluation_lines(evaluation: dict[str, Any]) -> list[str]:
-    """Held-out accuracy beside its baselines: chance, and the same model without the right image."""
+    """Return lines of validation accuracy with its baselines: the majority, and the model without the right image."""
     if not evaluation:
         return ["no evaluation was written"]
-    rows = [(f"held-out accuracy, {evaluation.get('questions', 0):,} questions", evaluation.get("exact_match"))]
+    rows = [(f"validation accuracy, {evaluation.get('questions', 0):,} questions", evaluation.get("exact_match"))]
     rows += [(label, evaluation[name]) for name, label in CLOSENESS.items() if name in evaluation]
     caption_score = evaluation.get("cider_d")
-    rows.append(("chance: always the most frequent answer", evaluation.get("chance")))
+    rows.append(("majority baseline: always the most frequent answer", evaluation.get("chance")))
     for control, result in (evaluation.get("controls") or {}).items():
         some = f", {result['questions']:,} questions" if result.get("left_out") else ""
         rows.append((f"same model {CONTROL_NAMES.get(control, control)}{some}", result.get("exact_match")))
@@ -238,8 +238,8 @@ def evaluation_lines(evaluation: dict[str, Any]) -> list[str]:
     slices = evaluation.get("slices") or {}
     if len(slices) > 1:
         for name, result in slices.items():
-            chance = f"  (chance {_percent(result.get('chance')).strip()})"
-            lines.append(f"  {name:<{width - 2}} {_percent(result.get('exact_match'))}{chance}")
+            baseline = f"  (majority baseline {_percent(result.get('chance')).strip()})"
+            lines.append(f"  {name:<{width - 2}} {_percent(result.get('exact_match'))}{baseline}")
     for name, found in (evaluation.get("benchmarks") or {}).items():
         for metric, value in (found.get("scores") or {}).items():
             low, high = (found.get("intervals") or {}).get(metric) or (None, None)

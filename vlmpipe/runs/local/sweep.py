@@ -30,7 +30,7 @@ def comparison_lines(comparison: Mapping[str, Any]) -> list[str]:
     scored = sorted((one for one in comparison["variants"] if one["score"]), key=lambda one: -one["score"]["value"])
     width = max(len(one["name"]) for one in comparison["variants"])
     lines = [
-        f"{comparison['metric']} on {comparison['questions']:,} held-out questions, baseline {comparison['baseline']}"
+        f"{comparison['metric']} on {comparison['questions']:,} validation questions, baseline {comparison['baseline']}"
     ]
     for one in scored[:SHOWN]:
         low, high = one["score"]["interval"]

@@ -152,7 +152,7 @@ def test_the_training_loss_of_each_source_does_not_depend_on_the_strategy(
 
 def test_a_run_that_cannot_validate_is_refused(tmp_path: Path) -> None:
     job = make_run(tmp_path, "nothing-held-out", VALIDATING | {"data.validation_fraction": 0.0}, features="off")
-    with pytest.raises(ConfigError, match=r"validate_every_steps 2, but no sample is held out"):
+    with pytest.raises(ConfigError, match=r"validate_every_steps 2, but the validation split is empty"):
         build_training(job, ProcessContext(0, 1, 0, 1, torch.device("cpu")))
     train = job.train.model_copy(update={"validate_every_steps": 0})
     setup = build_training(job.model_copy(update={"train": train}), ProcessContext(0, 1, 0, 1, torch.device("cpu")))

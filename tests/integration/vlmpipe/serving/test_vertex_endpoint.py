@@ -119,7 +119,7 @@ def test_questions_above_the_limit_are_refused_before_anything_is_sent(
 ) -> None:
     if is_shared:
         server.endpoints.create({"endpointId": "digits"}, b'{"displayName": "digits"}')
-    with pytest.raises(UserError, match="1 of 11 held-out questions are too large") as caught:
+    with pytest.raises(UserError, match="1 of 11 validation questions are too large") as caught:
         endpoint_of().require_public([*asked_questions(), large_question(num_bytes)], "digits")
     assert caught.value.code == ExitCode.DATA
     assert f"at most {limit}" in caught.value.expected
@@ -162,7 +162,7 @@ def test_a_final_share_leaves_the_champion_the_rest(server: FakeVertex) -> None:
 def test_other_answers_than_the_evaluations_give_all_traffic_back_to_the_champion(server: FakeVertex) -> None:
     deployed(server, "1")
     server.endpoints.answers["2"] = wrong
-    with pytest.raises(UserError, match="1 of 10 held-out questions answered as in evaluation") as caught:
+    with pytest.raises(UserError, match="1 of 10 validation questions answered as in evaluation") as caught:
         deployed(server, "2")
     assert caught.value.code == ExitCode.REJECTED
     assert state(server) == {"1": 100}

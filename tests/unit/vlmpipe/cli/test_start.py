@@ -30,11 +30,11 @@ def test_run_ends_with_results_and_what_to_type_next(vlmpipe: Vlmpipe, tmp_path:
     said = [" ".join(line.split()) for line in answer.out.splitlines()]
     for line in (
         "Starting run mine",
-        "held-out accuracy, 88 questions 94.0 %",
-        "chance: always the most frequent answer 21.0 %",
+        "validation accuracy, 88 questions 94.0 %",
+        "majority baseline: always the most frequent answer 21.0 %",
         "same model without an image 20.0 %",
         "CIDEr-D of captions, from 0 to 10 0.80",
-        "digit 90.0 % (chance 10.0 %)",
+        "digit 90.0 % (majority baseline 10.0 %)",
         "gate Accepted: above chance",
         "registered digits version 3, champion",
         f"report {folder}/report.html",

@@ -294,7 +294,7 @@ def test_the_page_holds_the_figures_and_runs_nothing(tmp_path: Path) -> None:
     make(tmp_path, "better", [*BETTER, ("d", "red", "red")])
     page = build_page(compared(tmp_path, "first", "better"))
     assert "<script" not in page and "&lt;script&gt;" in page
-    for text in ("40.0%", "80.0%", "+0.400", "5 held-out questions", "4 of 4 questions"):
+    for text in ("40.0%", "80.0%", "+0.400", "5 validation questions", "4 of 4 questions"):
         assert text in page, text
 
 

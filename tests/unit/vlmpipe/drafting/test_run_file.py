@@ -57,7 +57,7 @@ def test_what_cannot_be_seen_is_asked_in_comments(tmp_path: Path) -> None:
     assert "Nothing reads shelf. Is something of it needed?" in comments
     assert (
         "Only 12 different images" in comments
-        and "About 5 questions are held out" in comments
+        and "About 5 questions are in the validation split" in comments
         and "166 x 120 pixels" in comments
     )
     assert max(len(line) for line in text.splitlines() if line.startswith("#")) <= 100

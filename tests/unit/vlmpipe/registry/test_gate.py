@@ -68,7 +68,7 @@ def failed(decision: Decision) -> list[str]:
         (GateConfig(per_slice={"digit": 0.9, "sum": 0.8}), "exact match of sum"),
         (GateConfig(benchmarks={"pope": {"accuracy": 0.8, "f1": 0.71}}), "F1 of pope"),
         (GateConfig(benchmarks={"mmmu_val": {"mmmu_acc": 0.41}}), "mmmu_acc of mmmu_val"),
-        (GateConfig(min_margin_over_chance=0.71), "margin over chance"),
+        (GateConfig(min_margin_over_chance=0.71), "margin over majority baseline"),
         (GateConfig(min_margin_over_shuffled_image=0.61), "margin over shuffled image"),
         (GateConfig(max_images_also_in_train=0.09), "share of validation images also in training"),
         (GateConfig(max_images_like_train=0.19), "share of images of chart_qa that look like training images"),
@@ -147,7 +147,7 @@ def test_unknown_slice_is_a_failure_that_names_the_known_ones() -> None:
         ("exact_match", GateConfig(), "no exact_match"),
         ("questions", GateConfig(), "no questions"),
         ("loss", GateConfig(max_loss=1), "no loss"),
-        ("chance", GateConfig(min_margin_over_chance=0.1), "no exact match of chance"),
+        ("chance", GateConfig(min_margin_over_chance=0.1), "no exact match of majority baseline"),
         ("controls", GateConfig(min_margin_over_shuffled_image=0.0), "no exact match of shuffled image"),
         ("slices", GateConfig(per_slice={"digit": 0.0}), "its slices are: none"),
     ],
@@ -203,7 +203,7 @@ def test_the_margin_and_where_it_comes_from_are_said() -> None:
 @pytest.mark.parametrize(
     ("key", "field", "name"),
     [
-        ("chance", "min_margin_over_chance", "margin over chance"),
+        ("chance", "min_margin_over_chance", "margin over majority baseline"),
         ("shuffled_image", "min_margin_over_shuffled_image", "margin over shuffled image"),
     ],
 )
@@ -238,7 +238,7 @@ def test_a_gate_without_bounds_accepts_nothing_unless_it_is_none() -> None:
 
 def test_a_model_that_knows_nothing_is_not_accepted_by_default() -> None:
     measured = evaluation(exact_match=0.0, chance=0.0, paired={"chance": paired(0, 0).model_dump()})
-    assert failed(decide(measured, GateConfig())) == ["margin over chance"]
+    assert failed(decide(measured, GateConfig())) == ["margin over majority baseline"]
 
 
 def test_recorded_answers_are_those_with_the_same_text_and_answer(tmp_path: Path) -> None:

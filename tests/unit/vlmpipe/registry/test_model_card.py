@@ -44,7 +44,9 @@ def test_a_control_that_stands_on_fewer_questions_says_on_how_many() -> None:
     job = JobConfig.model_validate(TINY | {"run": {"run_id": "r", "root_uri": "/runs"}})
     control = {"exact_match": 0.2, "questions": 1200, "left_out": 3, "slices": {}}
     evaluation = {"exact_match": 0.5, "controls": {"shuffled_image": control, "no_image": control | {"left_out": 0}}}
-    header = next(line for line in model_card(job, evaluation, {}, model="m").splitlines() if "| chance |" in line)
+    header = next(
+        line for line in model_card(job, evaluation, {}, model="m").splitlines() if "| majority baseline |" in line
+    )
     assert header.count("(1,200 questions)") == 1
 
 

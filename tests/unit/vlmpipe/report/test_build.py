@@ -116,9 +116,9 @@ def test_pairs_that_look_alike_are_shown_as_pictures(run: Path, tmp_path: Path) 
     write_json(prepared / "stats.json", stats | {"near_duplicates": near})
     seal(prepared)
     page = build_report(str(run))
-    assert "1 held-out pictures look like pictures of the training split" in page
+    assert "1 validation images look like images of the training split" in page
     assert "The 2 closest pairs" in page and "val/1.jpg" in page and "12 of 256 bits differ" in page
-    assert page.count('alt="Scored picture of pair') == 1, "a picture that is gone is a sentence"
+    assert page.count('alt="Scored image of pair') == 1, "a picture that is gone is a sentence"
     assert "This sample is not in the prepared data any more." in page
 
 
@@ -135,8 +135,8 @@ def test_a_finished_run_shows_every_section_with_its_numbers(finished: Path) -> 
     assert "optimizer.learning_rate" in page.text
     assert "Vision features: all 1,200 pictures were encoded before." in page.text
     assert len(page.attributes("img", "src")) == 16 + 2  # a rejected sample, and one of the contact sheet
-    assert "3 held-out pictures are also in the training split" in page.text
-    assert "7 pictures repeat the bytes of another one" in page.text
+    assert "3 validation images are also in the training split" in page.text
+    assert "7 images repeat the bytes of another one" in page.text
     assert "under this name (0a1b2c3d): 1,200 new, 3 changed, 4,100 as before." in page.text
     assert "95 of 100 at most 64" in page.text
     assert "Repaired: exif transposed 4." in page.text

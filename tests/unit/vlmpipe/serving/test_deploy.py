@@ -67,7 +67,7 @@ def test_a_local_run_is_deployed_by_asking_its_server(run: Path, monkeypatch: py
     step = json.loads((run / "steps/deploy-model.json").read_text())
     assert (step["state"], step["message"]) == (
         "done",
-        f"{ASKED} of {ASKED} held-out questions answered as in evaluation "
+        f"{ASKED} of {ASKED} validation questions answered as in evaluation "
         f"({ASKED} without a reason for their end to compare)",
     )
 

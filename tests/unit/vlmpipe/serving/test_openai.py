@@ -107,7 +107,8 @@ def test_what_is_passed_over_is_counted_in_the_sentence() -> None:
     given = iter([Answer("0", "length", has_space=True), Answer("1", "stop")])
     sentence = measure_agreement(questions, lambda *_: next(given)).sentence()
     assert sentence == (
-        "2 of 2 held-out questions answered as in evaluation (1 of them but for an incomplete character at their end; "
+        "2 of 2 validation questions answered as in evaluation (1 of them but for an incomplete character at their "
+        "end; "
         "1 with white space around them, which evaluation takes off; 1 without a reason for their end to compare)"
     )
 

@@ -1,6 +1,6 @@
 """Built-in set `easy-vqa`: 5,000 pictures of a coloured shape with 48,000 questions, from the package of that name.
 
-One record a picture, with all its questions. The package's own test pictures are the held-out split.
+One record an image, with all its questions. The package's own test images are the validation split.
 """
 
 from __future__ import annotations

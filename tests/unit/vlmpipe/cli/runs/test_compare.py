@@ -21,7 +21,7 @@ def test_runs_are_compared_as_table_json_page_and_parquet(vlmpipe: Vlmpipe, tmp_
             write_record(store, f"{file}.json", content)
     compared = ("compare", "first", "second", "--root", str(tmp_path))
     answer = vlmpipe(*compared, "--html", str(tmp_path / "a.html"), "--predictions", str(tmp_path / "a.parquet"))
-    assert answer.code == 0 and "+1.0000" in answer.out and "better" in answer.out
+    assert answer.code == 0 and "+1.000" in answer.out and "better" in answer.out
     assert "+1.000" in (tmp_path / "a.html").read_text() and (tmp_path / "a.parquet").stat().st_size > 0
     found = json.loads(vlmpipe(*compared, "--json").out)
     assert found["scores"][0]["runs"][1]["difference"] == 1.0
