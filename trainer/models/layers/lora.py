@@ -68,8 +68,11 @@ def add_adapters(model: nn.Module, config: LoraConfig, *, unused: Iterable[nn.Mo
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     targets = _targets(model, config, unused)
-    with torch.device("meta"):  # peft moves drawn weights to the layer's device, which fails for fake tensors
-        peft.inject_adapter_in_model(peft_settings(config, targets), model, adapter_name=ADAPTER)
+    try:
+        with torch.device("meta"):  # peft moves drawn weights to the layer's device, which fails for fake tensors
+            peft.inject_adapter_in_model(peft_settings(config, targets), model, adapter_name=ADAPTER)
+    except ValueError as error:  # of what it takes for experts, without DoRA and dropout
+        raise _adapts_others(model, str(error).rstrip(".")) from error
     _require_adapted(model, targets)
     for parameter in trained:
         parameter.requires_grad_(True)  # peft freezes all but adapters
@@ -87,9 +90,12 @@ def _require_adapted(model: nn.Module, targets: list[str]) -> None:
     if adapted == wanted:
         return
     names = [min(some) for some in (adapted - wanted, wanted - adapted) if some]
-    raise ConfigError(
-        f"PEFT adapts other layers of a {model.config.model_type} model than model.lora names: {' and '.join(names)} "
-        "differ",
+    raise _adapts_others(model, f"{' and '.join(names)} differ")
+
+
+def _adapts_others(model: nn.Module, how: str) -> ConfigError:
+    return ConfigError(
+        f"PEFT adapts other layers of a {model.config.model_type} model than model.lora names: {how}",
         expected="adapters of the linear layers that model.lora names, and of no experts",
         fix="set model.lora.targets to the layers of the attention, such as [q_proj, k_proj, v_proj, o_proj]",
     )

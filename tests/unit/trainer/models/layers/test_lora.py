@@ -78,9 +78,10 @@ def test_adapters_that_peft_would_put_on_experts_are_refused(tmp_path: Path) -> 
         config = ModelConfig.model_validate(model_section(base, freeze=["tower"], lora={"rank": 2, **lora}))
         return family_of(config).blueprint(config, published_tokenizer("glm4v_moe"))
 
-    with pytest.raises(ConfigError, match=r"glm4v_moe model than model.lora names: .*mlp\.experts") as caught:
-        build()
-    assert "model.lora.targets" in caught.value.fix
+    for settings, named in (({}, r"mlp\.experts and"), ({"use_dora": True}, "use_dora"), ({"dropout": 0.1}, "dropout")):
+        with pytest.raises(ConfigError, match=f"glm4v_moe model than model.lora names: .*{named}") as caught:
+            build(**settings)
+        assert "model.lora.targets" in caught.value.fix
     adapted = adapters_of(build(targets=["q_proj", "k_proj", "v_proj", "o_proj"]))
     assert adapted and all(".self_attn." in name for name in adapted)
 
