@@ -23,9 +23,10 @@ from vlmpipe.trainer.checkpoint.export.hf_export import Merged
 from vlmpipe.trainer.checkpoint.export.opened_export import require_opens
 from vlmpipe.trainer.checkpoint.export.weight_reader import WeightReader
 from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.data.chat.added_tokens import trained_tokens
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.hf_native.peft_folder import SETTINGS, WEIGHTS, write_adapter
-from vlmpipe.trainer.models.layers.lora import without_adapters
+from vlmpipe.trainer.models.layers.lora import rows_in, train_rows_only, without_adapters
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.storage import open_storage
 
@@ -94,6 +95,40 @@ def test_an_adapter_with_the_default_freeze_is_loaded_whole_or_refused(model_typ
         torch.testing.assert_close(found[name], weight, rtol=1e-5, atol=1e-5, msg=name)
     for generation in (loaded.generation_config, GenerationConfig.from_pretrained(folder)):
         assert {name: getattr(generation, name) for name in SAMPLING} == SAMPLING  # type: ignore[union-attr]
+
+
+ROWS = chosen(
+    {name: name for name in INSTALLED if name not in (NOT_TRAINED, "glm4v_moe")},
+    lambda name: name == "gemma3",  # whose head is tied
+)
+
+
+@pytest.mark.parametrize("model_type", ROWS)
+def test_rows_of_tokens_are_in_an_adapter_and_in_a_merged_export(model_type: str, tmp_path: Path) -> None:
+    base, tokenizer, token = publish(model_type, tmp_path / "base"), tokenizer_of(model_type), 3
+    rows = {"freeze": ["tower", "projector"], "lora": {"rank": 2, "export": "adapter", "train_tokens": ["<|turn|>"]}}
+    config = ModelConfig.model_validate(model_section(base, **rows))
+    assert trained_tokens(config, tokenizer) == [token]
+    model, blueprint = family_of(config).build(config, tokenizer), family_of(config).blueprint(config, tokenizer)
+    for each in (model, blueprint):
+        train_rows_only(each, [token])
+    with torch.no_grad():
+        for name in rows_in(model):
+            model.get_parameter(name)[token] += 0.1
+    folder, opened = tmp_path / "export", tmp_path / "opened"
+    folder.mkdir()
+    opened.mkdir()
+    write_adapter(blueprint, config, lambda name: model.state_dict()[name].clone(), folder)
+    family_of(config).save_settings(config, blueprint, tokenizer, folder)
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    require_opens(open_storage(str(tmp_path)), sizes, blueprint, opened, is_adapter=True)
+
+    loaded, merged = family_of(config).load(folder).state_dict(), expected_weights(config, model, tokenizer)
+    assert loaded.keys() == merged.keys()
+    for name, weight in merged.items():
+        torch.testing.assert_close(loaded[name], weight, rtol=1e-5, atol=1e-5, msg=name)
+    for name in (*rows_in(model), "lm_head.weight"):
+        assert merged[name].equal(model.state_dict()[name]), name
 
 
 def test_adapters_in_a_clip_encoder_have_the_names_of_both_releases_of_transformers(tmp_path: Path) -> None:

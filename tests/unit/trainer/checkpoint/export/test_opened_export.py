@@ -18,12 +18,11 @@ from vlmpipe.trainer.checkpoint.export.opened_export import require_opens
 from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
-from vlmpipe.trainer.models.hf_native.peft_folder import heads_of_rows, write_adapter
-from vlmpipe.trainer.models.layers.lora import train_rows_only
+from vlmpipe.trainer.models.hf_native.peft_folder import write_adapter
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.storage import open_storage
 
-LORA: dict[str, Any] = {"freeze": ["tower"], "lora": {"rank": 2, "export": "adapter"}}
+LORA = {"freeze": ["tower"], "lora": {"rank": 2, "export": "adapter"}}
 WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
 
 
@@ -42,25 +41,13 @@ def exported(model_type: str, root: Path, *, max_shard_bytes: int = 1 << 30) -> 
     return model, folder
 
 
-def adapter(model_type: str, root: Path, tokens: tuple[int, ...] = ()) -> tuple[nn.Module, Path]:
-    """tokens: those whose rows are trained."""
-    names = tokenizer_of(model_type).convert_ids_to_tokens(tokens)
-    changes = {**LORA, "lora": LORA["lora"] | {"train_tokens": names}}
-    config, model = blueprint(model_type, publish(model_type, root / "base"), **changes)
-    if tokens:
-        train_rows_only(model, tokens)
+def adapter(model_type: str, root: Path) -> tuple[nn.Module, Path]:
+    config, model = blueprint(model_type, publish(model_type, root / "base"), **LORA)
     folder = root / "export"
     folder.mkdir()
     write_adapter(model, config, lambda name: torch.zeros(model.get_parameter(name).shape), folder)
     family_of(config).save_settings(config, model, tokenizer_of(model_type), folder)
     return model, folder
-
-
-@pytest.mark.parametrize(("model_type", "heads"), [("gemma3", 1), ("llava", 0)], ids=["a tied head", "two matrices"])
-def test_an_adapter_with_rows_of_tokens_opens(model_type: str, heads: int, tmp_path: Path) -> None:
-    model, folder = adapter(model_type, tmp_path, (30, 9))
-    assert len(heads_of_rows(model)) == heads
-    open_it(model, folder, is_adapter=True)
 
 
 def open_it(model: nn.Module, folder: Path, *, is_adapter: bool = False) -> None:
