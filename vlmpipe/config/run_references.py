@@ -61,7 +61,7 @@ def _other_kind(export: str, path: str) -> str:
 def _export(content: dict[str, Any], run_id: str) -> tuple[str, str]:
     """The address of a run's export, and what is wrong with it."""
     if not RUN_ID.fullmatch(run_id):
-        return "", "expected run:RUN_ID with the id of a run"
+        return "", "expected run:RUN_ID with the whole id of a run, which a run file keeps; vlmpipe runs lists ids"
     root = str(_section(content, "output").get("root_uri") or OutputConfig().root_uri)
     pipeline_root = str(_section(content, "gcp").get("pipeline_root") or "")
     if in_bucket(root):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from vlmpipe.runs.local.run import MARKER, all_markers
+from vlmpipe.runs.local.stages import RUN_FILE_COPY
 from vlmpipe.runs.submitted import SUBMITTED, run_records
-from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.storage.base import join_uri
+from vlmpipe.trainer.storage.records import read_record_file
 
 LAST = "@last"
 SHOWN = 5  # ids in a message
@@ -23,7 +26,7 @@ def full_name(name: str, root: str) -> str:
     UserError (NOT_FOUND) for @last where there is no such run, ConfigError where several ids begin with `name`.
     """
     if _is_last(name):
-        return _last(name, _ids(root), root)
+        return _last(name, _ids(root), root, _of_run_file(name, root))
     if not name or Path(name, MARKER).is_file():
         return name
     known = _ids(root)
@@ -44,7 +47,7 @@ def run_to_continue(name: str, root: str) -> str:
 
     Other names come back as they are: they may be of a new run. Raises UserError (NOT_FOUND) as `full_name` does.
     """
-    return _last(name, list(_started_here(root)), root) if _is_last(name) else name
+    return _last(name, list(_started_here(root)), root, _of_run_file(name, root)) if _is_last(name) else name
 
 
 def submitted_to_continue(name: str) -> str:
@@ -57,11 +60,12 @@ def _is_last(name: str) -> bool:
     return name == LAST or name.startswith(f"{LAST}:")
 
 
-def _last(name: str, known: Sequence[str], where: str) -> str:
+def _last(name: str, known: Sequence[str], where: str, of_run_file: Collection[str] = ()) -> str:
     begins = name.removeprefix(LAST).removeprefix(":")
     found = [run_id for run_id in known if run_id.startswith(begins)]
-    # Of the run file `digits`, not of `digits-preferences`.
-    found = [run_id for run_id in found if _STARTED.fullmatch(run_id.removeprefix(begins))] or found
+    # Of the run file `digits`, whatever the ids, and not of `digits-preferences`.
+    own = {run_id for run_id in found if _STARTED.fullmatch(run_id.removeprefix(begins))} | set(of_run_file)
+    found = [run_id for run_id in known if run_id in own] or found
     if not found:
         raise UserError(
             f"no run for {name}",
@@ -70,6 +74,16 @@ def _last(name: str, known: Sequence[str], where: str) -> str:
             code=ExitCode.NOT_FOUND,
         )
     return found[-1]
+
+
+def _of_run_file(name: str, root: str) -> set[str]:
+    """Runs on this machine whose run file has the name in @last:NAME, also with ids that somebody chose."""
+    wanted, found = name.removeprefix(LAST).removeprefix(":"), set[str]()
+    for run_id in _started_here(root) if wanted else ():
+        with contextlib.suppress(DataError):  # a damaged run has no name
+            if read_record_file(Path(join_uri(root, "runs"), run_id, RUN_FILE_COPY)).get("name") == wanted:
+                found.add(run_id)
+    return found
 
 
 def _ids(root: str) -> list[str]:

@@ -41,8 +41,8 @@ def test_a_run_in_a_bucket_is_looked_for_when_it_is_read(tmp_path: Path) -> None
     [
         ("align-2", "found run:align-2, but there is no such run in .*/runs; .*did you mean run:align-1"),
         ("align-1", "found run:align-1, but that run has no export in .*/runs/align-1/export"),
-        ("../align-1", "expected run:RUN_ID with the id of a run"),
-        ("", "expected run:RUN_ID with the id of a run"),
+        ("../align-1", "expected run:RUN_ID with the whole id of a run"),
+        ("", "expected run:RUN_ID with the whole id of a run"),
     ],
 )
 def test_a_run_without_an_export_is_refused_in_a_sentence(tmp_path: Path, run_id: str, sentence: str) -> None:

@@ -9,10 +9,13 @@ import pytest
 from vlmpipe.compare.sides import run_uri_named
 from vlmpipe.pipelines.find import find, reader_of
 from vlmpipe.runs.local.run import Marker
+from vlmpipe.runs.local.stages import RUN_FILE_COPY
 from vlmpipe.runs.short_names import full_name, run_to_continue, submitted_to_continue
 from vlmpipe.runs.submitted import RunRecord
 from vlmpipe.runs.vertex.names import Address
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import write_record
 
 JOB = "projects/p/locations/europe-west4/pipelineJobs/qwen-20260103-000000-a3f09c"
 
@@ -40,6 +43,17 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 )
 def test_a_short_name_is_one_run(root: str, short: str, long: str) -> None:
     assert full_name(short, root) == long
+
+
+def test_runs_whose_ids_were_chosen_are_of_their_run_file(root: str) -> None:
+    for number, name in enumerate(("baseline", "digits-other"), start=7):
+        folder = Path(root, "runs", name)
+        Marker(name, "d", ("x.yaml",), float(number), number + 1.0, 0).write(folder)
+        write_record(LocalStorage(folder), RUN_FILE_COPY, {"name": "digits" if name == "baseline" else "other"})
+    assert full_name("@last:digits", root) == run_to_continue("@last:digits", root) == "baseline"
+    Path(root, "runs/baseline", RUN_FILE_COPY).write_text("{")
+    assert full_name("@last:digits", root) == "digits-20260102-000000", "a damaged run has no name"
+    assert full_name("@last", root) == "digits-other"
 
 
 PREFERENCES = "digits-preferences-20260104-000000-b0c1d2"
