@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from vlmpipe.trainer.errors import ExitCode, UserError, missing_packages, require_package
 
 if TYPE_CHECKING:
-    from vlmpipe.compare.compare import Comparison
+    from vlmpipe.comparison.compare import Comparison
     from vlmpipe.config.run_config import RunConfig
     from vlmpipe.doctor.rows import Row
     from vlmpipe.pipelines.check import Finding
@@ -244,7 +244,7 @@ def predict(run: str, images: str | Path, question: str = "", *, root: str = "ru
     Raises:
         UserError: There is no such run, its export is damaged, or none of the images can be asked about.
     """
-    from vlmpipe.compare.sides import run_uri_named
+    from vlmpipe.comparison.sides import run_uri_named
     from vlmpipe.trainer.config.job import JobConfig
     from vlmpipe.trainer.evaluation.prediction.predict import Predictor
     from vlmpipe.trainer.evaluation.prediction.questions import read_questions
@@ -267,7 +267,7 @@ def compare(*runs: str, root: str = "runs") -> Comparison:
     Raises:
         UserError: There is no such run, one has no evaluation, or they share no question.
     """
-    from vlmpipe.compare.compare import compare as compared
-    from vlmpipe.compare.sides import read_sides
+    from vlmpipe.comparison.compare import compare as compared
+    from vlmpipe.comparison.sides import read_sides
 
     return compared(read_sides(runs, root))

@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
-from vlmpipe.compare.sweep.intervals import LEVEL, resample
+from vlmpipe.comparison.sweep.intervals import LEVEL, resample
 
 QUESTIONS, SHARE, DIFFERING = 500, 0.8, 0.1
 EFFECT = 0.05

@@ -168,8 +168,8 @@ def close_run(run_uri: str, outcome: str) -> str:
 
 def _close_sweep(run_uri: str) -> str:
     """Compare again what there is: the run may have ended before the step that compares."""
-    from vlmpipe.compare.sweep.comparison import compare_sweep
-    from vlmpipe.compare.sweep.page import PAGE, write_page
+    from vlmpipe.comparison.sweep.comparison import compare_sweep
+    from vlmpipe.comparison.sweep.page import PAGE, write_page
 
     try:
         write_page(run_uri, compare_sweep(run_uri))

@@ -13,8 +13,8 @@ def compare_variants(run_uri: str, jobs: list[str], metrics: Output[Metrics], re
     Returns:
         The best variant.
     """
-    from vlmpipe.compare.sweep.comparison import compare_sweep
-    from vlmpipe.compare.sweep.page import write_page
+    from vlmpipe.comparison.sweep.comparison import compare_sweep
+    from vlmpipe.comparison.sweep.page import write_page
     from vlmpipe.components.runtime.step_context import step_context
 
     with step_context(run_uri, "compare-variants") as progress:

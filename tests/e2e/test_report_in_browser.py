@@ -18,9 +18,9 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.reports import make_run
 from tests.support.runs_root import write_run
-from vlmpipe.compare.compare import compare
-from vlmpipe.compare.page import SHOWN, build_page
-from vlmpipe.compare.sides import read_sides
+from vlmpipe.comparison.compare import compare
+from vlmpipe.comparison.page import SHOWN, build_page
+from vlmpipe.comparison.sides import read_sides
 from vlmpipe.inventory.listing import read_inventory
 from vlmpipe.inventory.page import build_page as all_runs_page
 from vlmpipe.inventory.tags import change_tags

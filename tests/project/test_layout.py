@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import vlmpipe
 from tests.support.paths import ROOT
 
 TESTS = ROOT / "tests"
@@ -74,3 +75,9 @@ def test_no_room_holds_more_than_fifteen_modules() -> None:
     counts = {room.relative_to(ROOT): sum(1 for path in room.glob("*.py") if path.stem != "__init__") for room in rooms}
     assert len(counts) > 50
     assert {room: count for room, count in counts.items() if count > MODULES_A_ROOM} == {}
+
+
+def test_no_room_has_the_name_of_a_function_of_the_python_api() -> None:
+    """Importing the room would put it in the function's place: `vlmpipe.compare(...)` worked once, and then no more."""
+    rooms = {path.stem for path in (ROOT / "vlmpipe").iterdir() if path.suffix in ("", ".py")}
+    assert "comparison" in rooms and set(vlmpipe.__all__) & rooms == set()

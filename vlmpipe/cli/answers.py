@@ -174,7 +174,7 @@ def _asked_lines(hint: str) -> Iterator[str]:
 
 
 def _job_of(run: str, root: str) -> JobConfig:
-    from vlmpipe.compare.sides import run_uri_named
+    from vlmpipe.comparison.sides import run_uri_named
     from vlmpipe.trainer.config.job import JobConfig
     from vlmpipe.trainer.storage.base import join_uri
 
@@ -201,7 +201,7 @@ def serve(
     if url and not check:
         raise ConfigError("--url is given without --check", expected="vlmpipe serve RUN --check N --url URL")
     from vlmpipe.backends.signals import handling
-    from vlmpipe.compare.sides import run_uri_named
+    from vlmpipe.comparison.sides import run_uri_named
     from vlmpipe.serving.agreement import measure_agreement, require_agreement
     from vlmpipe.serving.openai import CHAT_PATH, ChatServer
     from vlmpipe.serving.questions import held_out_questions

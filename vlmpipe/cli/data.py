@@ -193,7 +193,7 @@ def _first_files(files: dict[str, tuple[str, ...]]) -> list[str]:
 
 def _prepared_uri(run: str, overrides: Overrides, root: str, stage: str) -> str:
     """Prepared data of a run, or of a run file. Raises UserError where there is none."""
-    from vlmpipe.compare.sides import run_uri_named
+    from vlmpipe.comparison.sides import run_uri_named
     from vlmpipe.trainer.config.job import DataPointers
     from vlmpipe.trainer.data.prepare.pipeline import find_prepared
     from vlmpipe.trainer.storage import open_storage

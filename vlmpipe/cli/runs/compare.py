@@ -41,19 +41,19 @@ def compare(
 ) -> None:
     """Compare evaluated runs. Scores by slice with the paired bootstrap, disagreements, time, cost and tokens."""
     with doing(f"comparing {', '.join(runs)}"):
-        from vlmpipe.compare.compare import compare as compared
-        from vlmpipe.compare.sides import read_sides
+        from vlmpipe.comparison.compare import compare as compared
+        from vlmpipe.comparison.sides import read_sides
 
         found = compared(read_sides(runs, root))
     written = []
     if html:
-        from vlmpipe.compare.page import build_page
+        from vlmpipe.comparison.page import build_page
 
         with os_errors(f"writing {html}"):
             html.write_text(build_page(found), encoding="utf-8")
         written.append(f"page         {html}")
     if predictions:
-        from vlmpipe.compare.predictions import write_predictions
+        from vlmpipe.comparison.predictions import write_predictions
 
         written.append(f"predictions  {predictions}, {write_predictions(found, predictions):,} rows")
     if as_json:

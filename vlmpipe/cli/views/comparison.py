@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.text import Text
 
 from vlmpipe.cli.views.tables import ruled_table, standard_output
-from vlmpipe.compare.compare import Comparison, ScoreRow
-from vlmpipe.compare.page import usage_figures
+from vlmpipe.comparison.compare import Comparison, ScoreRow
+from vlmpipe.comparison.page import usage_figures
 
 SHORT_VERDICTS = {"no difference shown": "none shown", "too few images": "few images"}
 VERDICT_STYLES = {"better": "green", "worse": "red"}

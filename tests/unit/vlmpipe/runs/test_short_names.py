@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmpipe.compare.sides import run_uri_named
+from vlmpipe.comparison.sides import run_uri_named
 from vlmpipe.pipelines.find import find, reader_of
 from vlmpipe.runs.local.run import Marker
 from vlmpipe.runs.local.stages import RUN_FILE_COPY

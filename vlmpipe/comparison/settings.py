@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vlmpipe.compare.sides import Side
+from vlmpipe.comparison.sides import Side
 from vlmpipe.config.overrides import difference_rows, differences
 
 # Of run.json, what names the run itself.

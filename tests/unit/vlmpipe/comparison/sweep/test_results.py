@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vlmpipe.compare.sweep.comparison import compared
-from vlmpipe.compare.sweep.results import OUTCOME, SWEEP_FILE, read_results
+from vlmpipe.comparison.sweep.comparison import compared
+from vlmpipe.comparison.sweep.results import OUTCOME, SWEEP_FILE, read_results
 from vlmpipe.registry.recorded_answers import PREDICTIONS
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import write_record

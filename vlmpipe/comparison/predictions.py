@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from vlmpipe.compare.compare import Comparison
+from vlmpipe.comparison.compare import Comparison
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.errors import ConfigError, os_errors
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Literal
 
-from vlmpipe.compare.sweep.intervals import LEVEL, Measured, Resampled, holm, pareto, resample
-from vlmpipe.compare.sweep.results import SweepResults, Training, read_results
+from vlmpipe.comparison.sweep.intervals import LEVEL, Measured, Resampled, holm, pareto, resample
+from vlmpipe.comparison.sweep.results import SweepResults, Training, read_results
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.evaluation.significance.bootstrap import MIN_GROUPS
 from vlmpipe.trainer.storage import open_storage

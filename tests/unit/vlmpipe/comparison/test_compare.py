@@ -14,10 +14,10 @@ import pytest
 
 from vlmpipe.cli.views import comparison as comparison_view
 from vlmpipe.cli.views.comparison import print_comparison
-from vlmpipe.compare.compare import SEEDS, Comparison, compare
-from vlmpipe.compare.page import NOT_RECORDED, build_page, usage_figures
-from vlmpipe.compare.predictions import write_predictions
-from vlmpipe.compare.sides import read_sides
+from vlmpipe.comparison.compare import SEEDS, Comparison, compare
+from vlmpipe.comparison.page import NOT_RECORDED, build_page, usage_figures
+from vlmpipe.comparison.predictions import write_predictions
+from vlmpipe.comparison.sides import read_sides
 from vlmpipe.registry.folder import Candidate, FolderRegistry
 from vlmpipe.runs.terminal import TerminalConsole
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from vlmpipe.compare.sweep.comparison import SweepComparison, compared
-from vlmpipe.compare.sweep.page import build_page
-from vlmpipe.compare.sweep.results import Key, SweepResults, Training
+from vlmpipe.comparison.sweep.comparison import SweepComparison, compared
+from vlmpipe.comparison.sweep.page import build_page
+from vlmpipe.comparison.sweep.results import Key, SweepResults, Training
 from vlmpipe.runs.local.sweep import comparison_lines
 from vlmpipe.trainer.errors import DataError
 

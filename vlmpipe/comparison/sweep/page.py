@@ -7,8 +7,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vlmpipe.compare.page import TITLES
-from vlmpipe.compare.sweep.comparison import ComparedVariant, SweepComparison
+from vlmpipe.comparison.page import TITLES
+from vlmpipe.comparison.sweep.comparison import ComparedVariant, SweepComparison
 from vlmpipe.report.pages import STYLE, page_template
 from vlmpipe.report.svg_charts import Spot, scatter_chart
 from vlmpipe.trainer import __version__
@@ -31,7 +31,7 @@ def write_page(run_uri: str, comparison: SweepComparison) -> str:
 def build_page(comparison: SweepComparison, run_id: str) -> str:
     """The page's HTML."""
     measured = [one for one in comparison.variants if one.score]
-    return page_template("vlmpipe.compare.sweep.page", "page.html.j2").render(
+    return page_template("vlmpipe.comparison.sweep.page", "page.html.j2").render(
         style=Markup(STYLE),
         comparison=comparison,
         run_id=run_id,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from vlmpipe.compare.settings import SettingsRow, settings_rows
-from vlmpipe.compare.sides import Side
+from vlmpipe.comparison.settings import SettingsRow, settings_rows
+from vlmpipe.comparison.sides import Side
 from vlmpipe.trainer.config.benchmarks import SCORES
 from vlmpipe.trainer.errors import DataError
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmpipe.compare.sweep.intervals import LEVEL, holm, pareto, resample
+from vlmpipe.comparison.sweep.intervals import LEVEL, holm, pareto, resample
 
 SAMPLES = [f"sample-{number}" for number in range(40)]
 

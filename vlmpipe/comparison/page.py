@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup
 
-from vlmpipe.compare.compare import Comparison
-from vlmpipe.compare.sides import HOUR_S, Usage
+from vlmpipe.comparison.compare import Comparison
+from vlmpipe.comparison.sides import HOUR_S, Usage
 from vlmpipe.report.load import count, duration
 from vlmpipe.report.pages import STYLE, page_template
 from vlmpipe.report.samples import PreparedImages, sample_cards, spread
@@ -22,7 +22,7 @@ NOT_RECORDED = "–"
 def build_page(comparison: Comparison) -> str:
     """The page's HTML, with images of questions that the runs disagree about."""
     images = PreparedImages(comparison.sides[0].prepared_uri)
-    return page_template("vlmpipe.compare.page", "page.html.j2").render(
+    return page_template("vlmpipe.comparison.page", "page.html.j2").render(
         style=Markup(STYLE),
         comparison=comparison,
         names=[side.name for side in comparison.sides],
