@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         require_reducers(cluster.reducers, timeout_s=rendezvous_timeout_s(), fails=fails)
     for variable in NODE_LEVEL_VARIABLES:
         os.environ.pop(variable, None)
-    os.environ.setdefault(SHUTDOWN_VARIABLE, str(SHUTDOWN_S))  # who sent the signal has a limit, and knows it
+    os.environ.setdefault(SHUTDOWN_VARIABLE, str(SHUTDOWN_S))  # the sender of the signal enforces its own deadline
     if not any(os.environ.get(variable) for variable in ALLOCATOR_VARIABLES):
         os.environ[ALLOCATOR_VARIABLES[0]] = GROWING_SEGMENTS
     with guarded(), _exit_folder() as exit_folder:

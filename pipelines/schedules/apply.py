@@ -111,8 +111,9 @@ class SchedulePlan:
     def _meanwhile(self) -> str:
         """What becomes of runs that are due while too many are active."""
         if self.target == "kubeflow":
-            return f"of those due meanwhile {'each' if self.settings.allow_queueing else 'the last'} starts afterwards"
-        return f"one that is due meanwhile {'waits' if self.settings.allow_queueing else 'is skipped'}"
+            which = "each" if self.settings.allow_queueing else "the latest"
+            return f"of runs due while others are active, {which} starts afterwards"
+        return f"a run due while others are active {'waits' if self.settings.allow_queueing else 'is skipped'}"
 
 
 def plan_schedule(

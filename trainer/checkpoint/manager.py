@@ -117,7 +117,7 @@ class Checkpoints:
         if not agree(self._no_time_left(stop)):
             self._saver.save(self._last)
         elif self._worker.is_first:
-            message = f"no time to save step {step} before the machine goes: the last checkpoint counts"
+            message = f"no time to save step {step} before the machine is preempted: the last checkpoint is used"
             print(f"train: {message}", flush=True)
 
     @contextlib.contextmanager

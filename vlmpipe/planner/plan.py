@@ -106,7 +106,7 @@ class Plan:
         if self.time and self.time.mfu is not None and self.time.mfu < LEAST_MFU and self.time.step_s:
             largest = next(part for part in self.time.parts if part.name == self.time.binds)
             found.append(
-                f"computes with {self.time.mfu:.1%} of the GPUs (MFU), less than {LEAST_MFU:.0%}: {largest.name} takes "
+                f"MFU is {self.time.mfu:.1%}, below {LEAST_MFU:.0%}: {largest.name} takes "
                 f"{largest.s / self.time.step_s:.0%} of a step; use fewer or smaller GPUs, larger micro-batches, or a "
                 "strategy that sends less (vlmpipe plan --suggest)"
             )

@@ -97,7 +97,7 @@ class Proof:
                 cure="tell it which tokens are answers, or accept that more or fewer tokens are learned",
             )
         known = ", ".join(f"{name} {_shown(token_mean(losses))}" for name, losses in self._initial.items())
-        return Breach(f"{loss} is that of no labelling that is known here: {known}")
+        return Breach(f"{loss} matches no known labelling: {known}")
 
     def token_mean(self) -> str | Breach:
         labelling, averaging = self._explained

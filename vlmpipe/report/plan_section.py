@@ -50,7 +50,7 @@ def plan_view(files: RunFiles) -> dict[str, Any] | None:
 
 def _facts(files: RunFiles, time: dict[str, Any], cost: dict[str, Any]) -> Iterator[tuple[str, str]]:
     step_s, hours, steps = number(time.get("step_s")), number(time.get("train_hours")), number(time.get("steps"))
-    yield "Time of a step", UNKNOWN if step_s is None else f"{step_s:.3g} s, binds: {time.get('binds', UNKNOWN)}"
+    yield "Time of a step", UNKNOWN if step_s is None else f"{step_s:.3g} s, bottleneck: {time.get('binds', UNKNOWN)}"
     measured_s = [
         seconds for line in files.metrics[1:] if (seconds := number(line.get("step_s")))
     ]  # the first warms up

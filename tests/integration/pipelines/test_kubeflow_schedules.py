@@ -71,7 +71,7 @@ def test_a_schedule_is_created_once_and_starts_the_compiled_pipeline(pipelines: 
     said = schedule("apply", WEEKLY)
     assert said.code == 0 and "schedule digits created" in said.out
     assert (
-        "of those due meanwhile the last starts afterwards" in said.out
+        "of runs due while others are active, the latest starts afterwards" in said.out
         and "not known" in said.out
         and "spot" not in said.out
     )

@@ -91,7 +91,7 @@ _PLAN: dict[str, Any] = {
             {"name": "computing", "s": 1.5, "hidden": False},
             {"name": "all-reduce of gradients", "s": 0.498, "hidden": False},
             {"name": "waiting for data", "s": 0.002, "hidden": False},
-            {"name": "communication behind computing", "s": 0.7, "hidden": True},
+            {"name": "communication overlapped with computing", "s": 0.7, "hidden": True},
         ],
         "mfu": 0.375,
         "binds": "computing",

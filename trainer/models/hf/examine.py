@@ -54,7 +54,7 @@ def require_trainable(config: ModelConfig, *, pack: bool, cached: bool) -> None:
     kind, found = part_config(config.tower).model_type, examine(config)
     if not found.is_causal:
         raise ConfigError(
-            f"in a {kind} model tokens see those behind them, so answers would be visible to what predicts them",
+            f"in a {kind} model attention is not causal, so answers would be visible to their own prediction",
             expected="a model whose texts are causal",
         )
     if not found.has_plain_head:

@@ -111,7 +111,7 @@ def cancel(
         print_json({"run_id": name, "asked": asked})
         return
     said = "asked to stop" if asked else "stopping already, or stopped"
-    print_lines([f"run {name}: {said}", f"  to see it end: vlmpipe status {name} --watch"])
+    print_lines([f"run {name}: {said}", f"  follow: vlmpipe status {name} --watch"])
 
 
 def diagnose(

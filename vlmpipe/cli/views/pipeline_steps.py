@@ -22,7 +22,7 @@ def pipeline_steps(pipeline: Mapping[str, Any]) -> Iterator[RenderableType]:
     if open_disks and not pipeline["errors"]:
         verdict += f", as far as known: not of {', '.join(dict.fromkeys(open_disks))}"
     text = f"Pipeline steps: {pipeline['machines']} machines, {hours_text(pipeline['hours'])}, "
-    text += f"{amount(pipeline['usd'])} beside jobs; {verdict}"
+    text += f"{amount(pipeline['usd'])} in addition to jobs; {verdict}"
     yield Text(text, style="bold red" if pipeline["errors"] else "bold")
     table = ruled_table("step", "machines", "disk GB", "GB", "min", "cost", right=("disk GB", "GB", "min", "cost"))
     for step in steps:

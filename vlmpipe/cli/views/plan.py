@@ -209,15 +209,15 @@ def _finding(finding: Mapping[str, Any]) -> Table:
 
 def _memory(memory: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     yield ""
-    yield Text(f"Memory of one {memory['device']}, at its fullest ({memory['moment']})", style="bold")
+    yield Text(f"Memory of one {memory['device']}, at its peak ({memory['moment']})", style="bold")
     yield from memory_bar(memory, width)
-    for name in ("host", "start"):
+    for name, when in (("host", "while training"), ("start", "at the start")):
         if host := memory.get(name):
             names = ", ".join(part["name"] for part in host["parts"])
             room = f"{host['total_bytes'] / GIB:,.1f} of {host['capacity_bytes'] / GIB:,.1f} GiB"
             is_here = host["machine"] == THIS_MACHINE
             where = "each launcher's share of this machine" if is_here else f"each {host['machine']}"
-            yield Text(f"In the memory of {where}: {room} ({names})", style="" if host["fits"] else "bold red")
+            yield Text(f"Host memory of {where} {when}: {room} ({names})", style="" if host["fits"] else "bold red")
     if memory["nearest"]:
         yield Text("Settings near these:" if memory["fits"] else "Nearest settings:", style="bold")
         for setting in memory["nearest"]:
@@ -234,9 +234,9 @@ def _jobs_memory(jobs: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
             copies = f"each of the {job['devices']} GPUs of a copy" if job["devices"] > 1 else "each GPU"
             rooms.append(f"{job['total_bytes'] / GIB:,.1f} of {job['capacity_bytes'] / GIB:,.1f} GiB on {copies}")
         elif job["parts"]:
-            rooms.append(f"{job['total_bytes'] / GIB:,.1f} GiB of a GPU of yours, or spread over several")
+            rooms.append(f"{job['total_bytes'] / GIB:,.1f} GiB on a GPU of your own, or spread over several")
         if host := job["host"]:
-            rooms.append(f"{host['total_bytes'] / GIB:,.1f} of {host['capacity_bytes'] / GIB:,.1f} GiB of the machine")
+            rooms.append(f"{host['total_bytes'] / GIB:,.1f} of {host['capacity_bytes'] / GIB:,.1f} GiB of host memory")
         yield Text(f"Memory of {job['job'].replace('_', '-')}: {', '.join(rooms)}", "" if job["fits"] else "bold red")
 
 
@@ -246,7 +246,7 @@ def _time(time: Mapping[str, Any]) -> Iterator[RenderableType]:
     if step_s is None:
         yield Text.assemble(("Time of a step: unknown.", "bold"), f" {time['assumptions'][0]}")
         return
-    facts = [f"binds: {time['binds']}"]
+    facts = [f"bottleneck: {time['binds']}"]
     facts.append(f"MFU {time['mfu']:.0%}" if time["mfu"] is not None else f"MFU {UNKNOWN}")
     if time["tokens_per_s_per_gpu"] is not None:
         facts.append(f"{time['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU")
@@ -257,8 +257,8 @@ def _time(time: Mapping[str, Any]) -> Iterator[RenderableType]:
         if part["hidden"]:
             table.add_row(Text(part["name"], style="dim"), _seconds(part["s"]), "", Text("hidden", style="dim"))
         else:
-            binds = Text("◂ binds", style="bold") if part["name"] == time["binds"] else ""
-            table.add_row(part["name"], _seconds(part["s"]), share_text(part["s"] / step_s), binds)
+            mark = Text("◂ bottleneck", style="bold") if part["name"] == time["binds"] else ""
+            table.add_row(part["name"], _seconds(part["s"]), share_text(part["s"] / step_s), mark)
     yield table
 
 
@@ -302,8 +302,7 @@ def _monthly(cost: Mapping[str, Any]) -> Iterator[str]:
         yield f"Schedule: {runs:,.1f} runs a month, {amount(monthly)}."
     if cost["checkpoint_every_steps"] is not None:
         steps, every_s = cost["checkpoint_every_steps"], _seconds(cost["checkpoint_every_s"])
-        often = "in every step" if steps == 1 else f"every {steps:,} steps ({every_s})"
-        yield f"Least is lost to interruptions with a checkpoint {often}: train.checkpoint_every_steps."
+        yield f"Suggested train.checkpoint_every_steps: {steps:,} ({every_s}), which loses least to interruptions."
 
 
 def _advice(plan: Mapping[str, Any]) -> Iterator[RenderableType]:

@@ -333,7 +333,7 @@ def _assumptions(
             yield f"How long the {step.job} job takes is not known, so its cost is not in the sum."
     if old:
         yield (
-            f"Read long ago: the prices of {', '.join(dict.fromkeys(old))}. Those of Spot and flex_start, old after "
+            f"Old prices: those of {', '.join(dict.fromkeys(old))}. Prices of Spot and flex_start, old after "
             f"{FLOATING_OLD_AFTER_DAYS} days, change often, others, old after {OLD_AFTER_DAYS}, rarely: look them up, "
             "and give your own with plan.prices_file."
         )

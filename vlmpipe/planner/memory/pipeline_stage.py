@@ -32,12 +32,12 @@ from vlmpipe.trainer.sizing.trace_results import Compute, Held, StageTrace
 
 Mix = tuple[int, int]  # images and label tokens of one row
 Moment = Literal["forward", "backward", "reduction"]
-GATHERED, WHOLE, SHARDS, REDUCED = "gathered weights", "whole gradients", "gradients", "gradients on their way"
+GATHERED, WHOLE, SHARDS, REDUCED = "gathered weights", "whole gradients", "gradients", "gradients in flight"
 NAMES = {
     "vision": ("vision tokens", "projected features, and the tower where it runs"),
     "language": ("activations", "held for the backward pass"),
     "head": ("logits", "of label tokens only, a chunk at a time"),
-    "backward": ("backward's temporaries", ""),
+    "backward": ("backward temporaries", ""),
     "sent": ("sent", "between stages, not yet let go of"),
     GATHERED: (GATHERED, "the stage, whole, from its first forward to its last backward pass"),
     WHOLE: (WHOLE, "fp32, summed over micro-batches"),

@@ -44,7 +44,7 @@ WORKSPACE_BYTES = 64 << 20
 # (benchmarks/results/2026-11-26-h200.md).
 NEAR = 0.02
 NCCL_BYTES = 1 << 30  # channel buffers of the communicators of one rank, where there are several ranks
-FRAGMENTATION = 0.04  # of what comes and goes within a step
+FRAGMENTATION = 0.04  # of transient memory within a step
 BESIDE_TORCH = ("CUDA context", "NCCL", "fragmentation")  # the last is a margin, for holes that no model foresees
 
 
@@ -214,9 +214,7 @@ def device_parts(parts: list[MemoryPart], layout: Layout) -> list[MemoryPart]:
         MemoryPart("CUDA context", CONTEXT_BYTES, "measured once"),
         MemoryPart("cuBLAS workspaces", WORKSPACE_BYTES, "measured"),
         *([MemoryPart("NCCL", NCCL_BYTES, "assumed")] if layout.world_size > 1 else []),
-        MemoryPart(
-            "fragmentation", int(FRAGMENTATION * passing), f"assumed, {FRAGMENTATION:.0%} of what comes and goes"
-        ),
+        MemoryPart("fragmentation", int(FRAGMENTATION * passing), f"assumed, {FRAGMENTATION:.0%} of transient memory"),
     ]
 
 
@@ -265,7 +263,7 @@ def _extra(run: Run, when: Phase) -> list[MemoryPart]:
     if not _by_fsdp(run):  # ddp: gradients live in buckets that stay
         gradients = MemoryPart("gradients", FP32_BYTES * whole, "fp32, in the buckets of all-reduce")
         if when == "end" and run.rounded:  # all of them, where the network is slower than the backward pass
-            return [gradients, MemoryPart("gradients on their way", BF16_BYTES * whole, "compressed")]
+            return [gradients, MemoryPart("gradients in flight", BF16_BYTES * whole, "compressed")]
         return [gradients]
     sharded = MemoryPart("gradients", FP32_BYTES * mine, "fp32, sharded")
     if when == "step":
@@ -277,7 +275,7 @@ def _extra(run: Run, when: Phase) -> list[MemoryPart]:
     if run.bf16_weights and not run.recomputing and when in ("turn", "backward"):
         layers -= 1  # the loss is fullest, for which no layer is there but one on its way
     count = min(weights.sliced, weights.sliced_root + layers * weights.sliced_layer)
-    why = f"{layers} layers, and what is outside of layers"
+    why = f"{layers} layer{'s' if layers != 1 else ''} and the parameters outside of layers"
     if run.gathering.keeps_all and when != "end":  # the backward pass lets go of one layer after the other
         # Computed again, the second layer from the end is fullest, beside the last one's reduction.
         freed = weights.sliced_layer if run.checkpointing and when == "backward" else 0
@@ -287,7 +285,7 @@ def _extra(run: Run, when: Phase) -> list[MemoryPart]:
         # Computed again, a layer is fullest behind its last product: the gradients of the rest are still to come.
         there = weights.layer if when == "end" else weights.last_product
         moving = compute_bytes * there + FP32_BYTES * weights.layer
-        parts.append(MemoryPart("gradients on their way", moving, "one layer's, and in fp32 that of the layer before"))
+        parts.append(MemoryPart("gradients in flight", moving, "of one layer, and of the previous layer in fp32"))
     # The first micro-batch of a step makes the shards; those after it add to them.
     return [*parts, sharded] if run.passes > 1 or when == "end" else parts
 
@@ -305,7 +303,7 @@ def _moving_rest(run: Run, compute_bytes: int) -> MemoryPart:
     # On CPUs a reduce-scatter works on a copy of its own; one rank scatters nothing.
     copies = run.layout.weight_shards > 1 and not run.on_gpu
     beside = copied + after if copies else max(compute_bytes * weights.root, after)
-    return MemoryPart("gradients on their way", copied + beside, "of all outside of layers, in fp32")
+    return MemoryPart("gradients in flight", copied + beside, "of all parameters outside of layers, in fp32")
 
 
 def _phase(held: Mapping[str, int], layout: Layout, extra: list[MemoryPart]) -> list[MemoryPart]:
@@ -316,7 +314,7 @@ def _phase(held: Mapping[str, int], layout: Layout, extra: list[MemoryPart]) -> 
         "vision": ("vision tokens", "projected features, and the tower where it runs"),
         "language": ("activations", "held for the backward pass"),
         "head": ("logits", "of label tokens only, a chunk at a time"),
-        "backward": ("backward's temporaries", ""),
+        "backward": ("backward temporaries", ""),
     }
     parts = []
     for category, (name, why) in names.items():

@@ -36,7 +36,7 @@ def idle_parts(
             + split(weights.sliced_root, layout.weight_shards)
             + split(weights.sliced_layer, layout.weight_shards)
         )
-        parts.append(MemoryPart("gathering", compute_bytes * gathered, "buffers of what is outside of layers"))
+        parts.append(MemoryPart("gathering", compute_bytes * gathered, "buffers of parameters outside of layers"))
         reduced = weights.root if any(part.name == "gradients" for part in held) else weights.trainable
         shard = FP32_BYTES * split(reduced, layout.gradient_shards)
         parts.append(MemoryPart("reduced gradients", shard, "made later in the step"))

@@ -51,7 +51,7 @@ def partitioned(run: Run, when: Phase) -> list[MemoryPart]:
     there = when not in ("forward", "turn") or (layout.strategy == "zero1" and run.passes > 1)
     parts = [*lasting, _buckets(run, when, there=there)]
     if when == "rest" or (when in ("backward", "end") and weights.trainable > run.zero.bucket_elements):
-        parts.append(MemoryPart("gradients on their way", _reduced_bytes(run), "a bucket's, copied for the reduction"))
+        parts.append(MemoryPart("gradients in flight", _reduced_bytes(run), "a bucket's, copied for the reduction"))
     return [*parts, summed] if summed not in lasting and (run.passes > 1 or when in ("end", "rest")) else parts
 
 
@@ -67,7 +67,7 @@ def _in_bf16(run: Run, when: Phase) -> list[MemoryPart]:
     if layout.strategy == "zero1":
         whole = FP32_BYTES * weights.trainable
         parts = [*lasting, MemoryPart("gradients", whole, "fp32, whole")]
-        copied = MemoryPart("gradients on their way", whole, "copied for the reduction")
+        copied = MemoryPart("gradients in flight", whole, "copied for the reduction")
         return [*parts, copied] if when == "rest" else parts
     sums = MemoryPart("gradients", FP32_BYTES * elements, "fp32, the partition's sums")
     if when == "step":
@@ -75,7 +75,7 @@ def _in_bf16(run: Run, when: Phase) -> list[MemoryPart]:
     early = when in ("backward", "end") and weights.trainable > run.zero.bucket_elements
     parts = [*lasting, _buckets(run, when, there=when not in ("forward", "turn"))]
     if when == "rest" or early:
-        parts.append(MemoryPart("gradients on their way", _reduced_bytes(run), "a bucket's, copied for the reduction"))
+        parts.append(MemoryPart("gradients in flight", _reduced_bytes(run), "a bucket's, copied for the reduction"))
     return [*parts, sums] if early or run.passes > 1 or when in ("end", "rest") else parts
 
 
@@ -85,7 +85,7 @@ def _buckets(run: Run, when: Phase, *, there: bool) -> MemoryPart:
     size = types * run.zero.buffers * run.module_bytes * _allocated(run)
     if not run.zero.buffers and when != "backward" and run.layout.strategy != "zero1":
         size = run.module_bytes * _bucket_elements(run)
-    why = "gradients on their way, one for each type" if run.zero.buffers else "gradients, until they are reduced"
+    why = "gradients in flight, one for each type" if run.zero.buffers else "gradients, until they are reduced"
     return MemoryPart("buckets", size if there else 0, why)
 
 
@@ -101,7 +101,7 @@ def gathered(run: Run, when: Phase) -> list[MemoryPart]:
     lasting = [
         MemoryPart("optimizer's weights", share, "the partition, fp32"),
         MemoryPart("gradients", run.sum_bytes * split(weights.trainable, layout.optimizer_shards), "the partition"),
-        MemoryPart("buckets", _set_bytes(run), "gradients on their way, one for each type"),
+        MemoryPart("buckets", _set_bytes(run), "gradients in flight, one for each type"),
     ]
     if layout.copy_shards:
         copied = run.module_bytes * split(weights.trainable + weights.frozen, layout.copy_shards)
@@ -120,7 +120,7 @@ def gathered(run: Run, when: Phase) -> list[MemoryPart]:
     if run.bf16_weights:
         converted = run.sum_bytes if run.sum_bytes != run.reduce_bytes else 0
         size = (copies * run.reduce_bytes + converted) * _bucket_elements(run)
-    moving = MemoryPart("gradients on their way", size, "copied for the reduction")
+    moving = MemoryPart("gradients in flight", size, "copied for the reduction")
     if when == "end" and reduces_once(run):
         embedding = MemoryPart("gathered weights", run.module_bytes * weights.whole_embedding, "the embedding, whole")
         return [*lasting, moving, embedding]

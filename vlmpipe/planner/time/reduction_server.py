@@ -85,7 +85,7 @@ def _refusal(config: RunConfig, layout: Layout, machine: Machine) -> str:
     if not cluster.accelerator_count:
         return "it works through NCCL, which needs GPUs"
     if layout.strategy not in ELIGIBLE:
-        return f"{layout.strategy} sums no gradients by all-reduce over all its ranks, the only thing that reducers do"
+        return f"{layout.strategy} has no all-reduce over all its ranks, which is all that reducers do"
     if layout.nodes < 2:
         return "there is one node, so nothing is summed over the network"
     if "flex_start" in cluster.strategies:

@@ -30,11 +30,11 @@ from vlmpipe.trainer.sizing.pipeline_partition import Stage
 UNCOMPILED_SHARE = 0.5
 UNCOMPILED_SELECTIVE_SHARE = 0.9
 UNEVEN_SHARE = 0.1
-UNCOMPILED, UNEVEN = "kernels of uncompiled layers", "images: ranks that differ"
+UNCOMPILED, UNEVEN = "kernels of uncompiled layers", "image imbalance between ranks"
 DATA_WAIT_SHARE = 0.02  # the loader's goal; the part `loops` of `make bench-train` measures it
 
 SAVING = "saving checkpoints"
-OVERLAPPED = "communication behind computing"
+OVERLAPPED = "communication overlapped with computing"
 SLOWED = "computing slowed by communication"
 # Loss by the slowest rank for each doubling of nodes. Read: 8B on 8 and on 128 H100, 2.7 and 2.3 % (torchtitan); 1B to
 # 70B on 64 to 512, 2 to 5 % a doubling (llm-foundry).
@@ -133,7 +133,9 @@ def estimate_time(case: Scenario) -> Time:
     if hidden_s > 0:
         parts.append(TimePart(OVERLAPPED, hidden_s, hidden=True))
     if copying_s:
-        parts.append(TimePart("copies of activations behind computing", 2 * copying_s - waiting_s, hidden=True))
+        parts.append(
+            TimePart("copies of activations overlapped with computing", 2 * copying_s - waiting_s, hidden=True)
+        )
 
     sequences = load.sequences_per_step
     useful = sequences * model_flops_per_sequence(

@@ -127,7 +127,7 @@ class DoneWhenStopped(SoundTrainer):
         (MeansOfMicroBatches, ["accumulation"], "averaged by itself"),
         (MeansOfSamples, ["token-mean"], "is the mean of the samples' means"),
         (LabelsLineEnds, ["labels"], "the line end behind each, not of the answers with their end marks"),
-        (LabelsNothingKnown, ["labels", "token-mean", "export"], "no labelling that is known"),
+        (LabelsNothingKnown, ["labels", "token-mean", "export"], "no known labelling"),
         (ForgetsWeights, ["resume"], "resume_as_model: true starts from the checkpoint's model"),
         (StartsAnew, ["resume"], "no checkpoint of step 3 was continued"),
         (LeaksBetweenSamples, ["packing"], "see each other"),

@@ -48,10 +48,10 @@ def test_a_green_plan_answers_in_its_first_two_lines() -> None:
 
 def test_time_is_split_into_binding_and_hidden_parts() -> None:
     text = printed(make_plan())
-    assert "Time of a step: 2.00 s  binds: computing · MFU 38% · 2,048 tokens/s per GPU · 18,000 steps" in text
-    assert line_with(text, "computing ") == "computing 1.50 s 75% ◂ binds"
+    assert "Time of a step: 2.00 s  bottleneck: computing · MFU 38% · 2,048 tokens/s per GPU · 18,000 steps" in text
+    assert line_with(text, "computing ") == "computing 1.50 s 75% ◂ bottleneck"
     assert line_with(text, "waiting for data") == "waiting for data 2 ms <1%"
-    assert line_with(text, "communication behind") == "communication behind computing 0.70 s hidden"
+    assert line_with(text, "communication overlapped") == "communication overlapped with computing 0.70 s hidden"
 
 
 def test_terms_stand_side_by_side_and_the_run_files_is_marked() -> None:
@@ -62,7 +62,7 @@ def test_terms_stand_side_by_side_and_the_run_files_is_marked() -> None:
     assert line_with(text, "lost to interruptions") == "lost to interruptions none expected 2.0 h –"
     assert "flex_start is not possible: flex_start needs the same machine in all pools." in text
     assert "Storage: 240 GB, $4.80 a month. Schedule: 4.0 runs a month, $3,240." in text
-    assert "a checkpoint every 450 steps (15 min): train.checkpoint_every_steps" in " ".join(text.split())
+    assert "Suggested train.checkpoint_every_steps: 450 (15 min), which loses least" in " ".join(text.split())
 
 
 def test_a_red_plan_shows_the_excess_and_errors_before_warnings() -> None:

@@ -246,9 +246,9 @@ def test_an_h200_has_a_cost_on_the_only_boot_disk_that_it_takes() -> None:
 
 def test_old_prices_are_an_assumption() -> None:
     old, new = (estimated(RoundPrices(is_old=value))[0] for value in (True, False))
-    (said,) = [sentence for sentence in old.assumptions if "Read long ago" in sentence]
+    (said,) = [sentence for sentence in old.assumptions if "Old prices" in sentence]
     assert "a2-ultragpu-8g (2026-01-01)" in said and "plan.prices_file" in said
-    assert not any("Read long ago" in sentence for sentence in new.assumptions)
+    assert not any("Old prices" in sentence for sentence in new.assumptions)
 
 
 def test_on_cpus_there_is_no_cost() -> None:

@@ -110,7 +110,7 @@ def test_only_strategies_that_all_reduce_may_have_it(strategy: str) -> None:
     [
         ({"cluster__replica_count": 1}, "one node"),
         ({"cluster__scheduling_strategy": "flex_start"}, "same machine in all pools"),
-        ({"train__strategy": "fsdp"}, "no gradients by all-reduce"),
+        ({"train__strategy": "fsdp"}, "no all-reduce over all its ranks"),
         ({"cluster__accelerator_type": "", "cluster__accelerator_count": 0}, "needs GPUs"),
         ({"node": machine("a3-megagpu-8g", 1600)}, "plugin of its own"),
         ({"node": machine("a3-ultragpu-8g", 3200)}, "plugin of its own"),
