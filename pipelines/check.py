@@ -3,58 +3,41 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
 
-from vlmpipe.catalog.machines import unknown_region
 from vlmpipe.config.rules.warnings import rates_without_effect
 from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.config.sections.sweep import baseline_of, variants_of
-from vlmpipe.config.target_requirements import require_reached_files, require_vertex
-from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.pipelines.checks.data_look import look_at_source, samples_of
 from vlmpipe.pipelines.checks.deepspeed_values import deepspeed_verdict
+from vlmpipe.pipelines.checks.finding import Finding, findings_of, of_stages
 from vlmpipe.pipelines.checks.packages_look import extras_of_image, missing_here
-from vlmpipe.pipelines.checks.readiness import EXAMPLE_PROJECT
+from vlmpipe.pipelines.checks.vertex_look import look_at_jobs, look_at_schedule, look_at_vertex, missing_for_vertex
 from vlmpipe.pipelines.checks.weights_look import look_at_weights
 from vlmpipe.planner.chat_template import prove_chat_template
-from vlmpipe.planner.cost.cron import require_starts
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.planner.serving import doubts, served_model, unservable
 from vlmpipe.runs.local.run import require_writable
 from vlmpipe.trainer.config.data import OWN_FORMAT
-from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
 from vlmpipe.trainer.extras import install_command
 from vlmpipe.trainer.models.hub_errors import without_hub
 from vlmpipe.trainer.storage.base import in_bucket
 from vlmpipe.trainer.storage.file_systems import limits_of
+from vlmpipe.trainer.storage.outage import answering_soon
 from vlmpipe.trainer.storage.user_folders import expanded
 
-if TYPE_CHECKING:
-    from vlmpipe.job_spec.rules import Violation
-
 LEAST_FREE_GIB = 2
-# A longest wait, a restart, an image by tag: `vlmpipe.config.run_config.warnings` has them in the run file's terms.
-RUN_FILE_WARNINGS = ("VP405", "VP407", "VP603")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check. `code` is the exit code of a failure."""
-
-    subject: str
-    state: Literal["ok", "warning", "failed", "unchecked"]
-    text: str
-    code: int = 0
 
 
 def check_run(config: RunConfig) -> list[Finding]:
-    """Check everything that needs no network, no GPU and no job; of several stages each."""
-    with without_hub():
+    """Check everything that needs no network, no GPU and no job; of several stages each.
+
+    Folders in buckets are asked for once.
+    """
+    with without_hub(), answering_soon():
         return _check_offline(config)
 
 
@@ -64,8 +47,12 @@ def _check_offline(config: RunConfig) -> list[Finding]:
     if config.sweep:
         findings += _check_variants(config, findings)
     if config.tune:
-        findings += _caught("tuning", _tuning, config)
-    return [*findings, *_schedule(config), *(Finding("settings", "warning", str(one)) for one in warnings(config))]
+        findings += findings_of("tuning", _tuning, config)
+    return [
+        *findings,
+        *look_at_schedule(config),
+        *(Finding("settings", "warning", str(one)) for one in warnings(config)),
+    ]
 
 
 def _check_variants(config: RunConfig, of_run: Sequence[Finding]) -> Iterator[Finding]:
@@ -86,19 +73,6 @@ def _check_variants(config: RunConfig, of_run: Sequence[Finding]) -> Iterator[Fi
     yield Finding("sweep", "ok", trainings)
 
 
-def of_stages(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
-    """Findings by stage in one list: those of a stage name it, except where all stages have the same."""
-    first = next(iter(found.values()))
-    shared = {one for one in first if all(one in findings for findings in found.values())}
-    own = [
-        replace(one, subject=f"{stage}: {one.subject}")
-        for stage, findings in found.items()
-        for one in findings
-        if one not in shared
-    ]
-    return [*(one for one in first if one in shared), *own]
-
-
 def _check_training(config: RunConfig, *, has_data: bool = True) -> list[Finding]:
     checks: list[tuple[str, Callable[[RunConfig], Iterator[Finding]]]] = [
         ("model", _model),
@@ -112,24 +86,11 @@ def _check_training(config: RunConfig, *, has_data: bool = True) -> list[Finding
         ("registry", _registry),
         ("deploy", _deploy),
         ("port", _port),
-        ("jobs", _jobs),
-        ("vertex", _vertex),
+        ("jobs", look_at_jobs),
+        ("vertex", look_at_vertex),
     ]
     asked = [one for one in checks if has_data or one[0] != "data"]
-    return [finding for subject, check in asked for finding in _caught(subject, check, config)]
-
-
-def _caught(subject: str, check: Callable[[RunConfig], Iterator[Finding]], config: RunConfig) -> Iterator[Finding]:
-    """The findings of a check; the last one is its failure."""
-    try:
-        yield from check(config)
-    except UserError as error:
-        yield Finding(subject, "failed", error.text(), int(error.code))
-
-
-def exit_code(findings: list[Finding]) -> int:
-    """0, or the code of the first failure."""
-    return next((finding.code or ExitCode.CONFIG for finding in findings if finding.state == "failed"), ExitCode.OK)
+    return [finding for subject, check in asked for finding in findings_of(subject, check, config)]
 
 
 def _model(config: RunConfig) -> Iterator[Finding]:
@@ -177,7 +138,7 @@ def _trainer(config: RunConfig) -> Iterator[Finding]:
 
 def _packages(config: RunConfig) -> Iterator[Finding]:
     """What later steps need of this machine, and of the trainer's image."""
-    is_only_here = bool(list(_missing_for_vertex(config)))
+    is_only_here = bool(list(missing_for_vertex(config)))
     missing = list(missing_here(config))
     for need, module in missing:
         text = (
@@ -212,7 +173,7 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
     from vlmpipe.planner.plan import plan_run
     from vlmpipe.planner.time.time_limit import time_limit_note
 
-    on_vertex = not list(_missing_for_vertex(config))
+    on_vertex = not list(missing_for_vertex(config))
     try:
         plan = plan_run(config)
     except UserError as error:
@@ -306,7 +267,7 @@ def _registry(config: RunConfig) -> Iterator[Finding]:
         yield Finding("registry", "unchecked", text)
         if not config.root_uri("local").startswith("gs://"):
             text = f"a run on this machine cannot register in {registry}: it needs output.root_uri on gs://"
-            is_only_here = bool(list(_missing_for_vertex(config)))
+            is_only_here = bool(list(missing_for_vertex(config)))
             yield Finding("registry", *(("failed", text, ExitCode.CONFIG) if is_only_here else ("warning", text)))
     elif in_bucket(registry):
         yield Finding("registry", "unchecked", f"{registry} is written when a model is accepted")
@@ -331,70 +292,8 @@ def _port(config: RunConfig) -> Iterator[Finding]:
         yield Finding("port", "ok", f"{config.cluster.local_port} is free")
 
 
-def _jobs(config: RunConfig) -> Iterator[Finding]:
-    """A finding for each error, on Vertex AI also for warnings; the same one in several jobs is reported once."""
-    from vlmpipe.job_spec.build import job_spec, job_violations, jobs_of, step_of, unknown_gpu_code
-
-    paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
-    reported: set[str] = set()
-    for job in jobs_of(config):
-        subject = f"job {step_of(job)}"
-        found = [one for one in job_violations(config, job, paths.run_uri) if _concerns(config, one)]
-        new = [one for one in found if one.text() not in reported]
-        reported |= {one.text() for one in new}
-        for one in new:
-            state: Literal["failed", "warning"] = "failed" if one.severity == "error" else "warning"
-            yield Finding(subject, state, one.text(), ExitCode.CONFIG if state == "failed" else ExitCode.OK)
-        if not any(one.severity == "error" for one in found):
-            replicas = ", ".join(str(pool["replica_count"]) for pool in job_spec(config, job, "")["worker_pool_specs"])
-            yield Finding(subject, "ok", f"a valid CustomJob; replicas by pool: {replicas}")
-        if unknown := unknown_gpu_code(config, job):
-            yield Finding(subject, "unchecked", unknown)
-
-
-def _concerns(config: RunConfig, violation: Violation) -> bool:
-    """Whether to report it: warnings about Vertex AI do not concern a run file for a laptop."""
-    if violation.severity == "error":
-        return True
-    return violation.code not in RUN_FILE_WARNINGS and not list(_missing_for_vertex(config))
-
-
-def _missing_for_vertex(config: RunConfig) -> Iterator[str]:
-    for require in (require_vertex, partial(require_reached_files, target="vertex")):
-        try:
-            require(config)
-        except RunFileError as error:
-            yield from map(str, error.problems)
-
-
 def _tuning(config: RunConfig) -> Iterator[Finding]:
     from vlmpipe.pipelines.tune.search import require_tuning
 
     tune = require_tuning(config)
     yield Finding("tuning", "ok", f"{tune.max_trial_count} trials over {', '.join(tune.parameters)}")
-
-
-def _schedule(config: RunConfig) -> Iterator[Finding]:
-    """Yield findings about a schedule that starts nothing; runs can still be started by hand."""
-    try:
-        require_starts(config.schedule, datetime.now(UTC))
-    except ConfigError as error:
-        yield Finding("schedule", "warning", error.text())
-
-
-def _vertex(config: RunConfig) -> Iterator[Finding]:
-    if missing := list(_missing_for_vertex(config)):
-        yield Finding("vertex", "unchecked", f"runs here, not on Vertex AI: {'; '.join(missing)}")
-    elif odd := unknown_region(config.gcp.location):
-        yield Finding("vertex", "warning", odd)
-    elif config.gcp.project == EXAMPLE_PROJECT:
-        yield Finding("vertex", "unchecked", f"complete, with the example values of the project {EXAMPLE_PROJECT}")
-    else:
-        yield Finding("vertex", "ok", f"project {config.gcp.project} in {config.gcp.location}")
-    if not missing:
-        from vlmpipe.pipelines.step_metadata import check_step_metadata
-
-        try:
-            check_step_metadata(config)
-        except ConfigError as error:
-            yield Finding("vertex", "failed", error.text(), ExitCode.CONFIG)

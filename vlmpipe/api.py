@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vlmpipe.comparison.compare import Comparison
     from vlmpipe.config.run_config import RunConfig
     from vlmpipe.doctor.rows import Row
-    from vlmpipe.pipelines.check import Finding
+    from vlmpipe.pipelines.checks.finding import Finding
     from vlmpipe.pipelines.compile import Compiled
     from vlmpipe.pipelines.submit import Submitted
     from vlmpipe.pipelines.tune.status import SearchStatus
@@ -95,8 +95,10 @@ def plan(config: RunConfig, target: Target = "vertex") -> Plan | StagesPlan | Sw
     """
     from vlmpipe.catalog.this_machine import this_machine
     from vlmpipe.planner.sweep import plan_config
+    from vlmpipe.trainer.storage.outage import answering_soon
 
-    return plan_config(config, here=this_machine() if target == "local" else None)
+    with answering_soon():
+        return plan_config(config, here=this_machine() if target == "local" else None)
 
 
 @missing_packages()

@@ -18,7 +18,7 @@ from vlmpipe.registry.acceptance import acceptance
 from vlmpipe.registry.gate import AgainstChampion, decide
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts, default_margin, paired_counts
 
-QUESTIONS = (60, 200, 1000, 5000, 20_000)
+QUESTIONS = (60, 200, 500, 1000, 2000, 5000, 20_000)
 DIFFERENCES = (-0.05, -0.02, -0.01, 0.0, 0.01, 0.02, 0.05)
 DIFFERING = 0.1
 DEVIATIONS = 4.5  # of a simulated share, beyond which it is no chance

@@ -37,6 +37,7 @@ from vlmpipe.trainer.storage.base import (
     crc32c_of,
 )
 from vlmpipe.trainer.storage.bucket import NONCE_KEY, TRANSFER_ATTEMPTS, BucketStorage, Summed, no_such_object
+from vlmpipe.trainer.storage.outage import SOON_S, must_answer_soon
 
 # The library's tracing reads each bucket's metadata, which needs a permission that jobs lack.
 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
@@ -66,6 +67,7 @@ def _wait_as_asked(error: Exception) -> None:
 
 
 RETRY = Retry(predicate=DEFAULT_RETRY._predicate, on_error=_wait_as_asked, timeout=180.0)
+ONCE = Retry(predicate=lambda _: False)
 
 
 class GcsStorage(BucketStorage):
@@ -78,11 +80,12 @@ class GcsStorage(BucketStorage):
         root_uri: str,
         *,
         client: storage.Client | None = None,
-        retry: Retry = RETRY,
-        timeout_s: float = TIMEOUT_S,
+        retry: Retry | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         super().__init__(root_uri)
-        self._patience: dict[str, Any] = {"retry": retry, "timeout": timeout_s}  # of every request
+        usual = (ONCE, SOON_S) if must_answer_soon() else (RETRY, TIMEOUT_S)
+        self._patience: dict[str, Any] = {"retry": retry or usual[0], "timeout": timeout_s or usual[1]}
         with _readable_errors("connecting to", self.root_uri):
             self._bucket = (client or _default_client()).bucket(self.bucket_name)
 

@@ -1,11 +1,13 @@
 """Outages: failures in a row of what passes by itself (`UserError.passes`), and waiting for their end.
 
 A store that is away for some minutes, or a disk that is full, does not end a job that has hours of training in memory.
+Commands that a person waits for ask it once, for `SOON_S` at most.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -15,6 +17,37 @@ from vlmpipe.trainer.errors import UserError, print_warning
 
 T = TypeVar("T")
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # between two tries; each wait is twice the one before
+SOON_S = 5.0  # that a request may take where somebody waits for it
+
+
+class _Waiting:
+    """Open blocks of `answering_soon`, of all threads."""
+
+    def __init__(self) -> None:
+        self.lock, self.open = threading.Lock(), 0
+
+
+_WAITING = _Waiting()
+
+
+@contextlib.contextmanager
+def answering_soon() -> Iterator[None]:
+    """Let stores that are opened inside the block ask once, for SOON_S at most, instead of for minutes.
+
+    Holds for all threads.
+    """
+    with _WAITING.lock:
+        _WAITING.open += 1
+    try:
+        yield
+    finally:
+        with _WAITING.lock:
+            _WAITING.open -= 1
+
+
+def must_answer_soon() -> bool:
+    """Whether a block of `answering_soon` is open."""
+    return _WAITING.open > 0
 
 
 class Outage:

@@ -36,12 +36,12 @@ from vlmpipe.trainer.storage.base import (
     crc32c_of,
 )
 from vlmpipe.trainer.storage.bucket import NONCE_KEY, TRANSFER_ATTEMPTS, BucketStorage, Summed, no_such_object
+from vlmpipe.trainer.storage.outage import SOON_S, must_answer_soon
 
 PART_BYTES = 64 << 20  # of an upload; 10,000 of them are 625 GiB, and each is in memory
 LARGEST_COPY_BYTES = 5 << 30  # in one request: docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html
 DOWNLOAD_CHUNK_BYTES = 1 << 20
 CONNECT_S, READ_S = 10, 60
-SOON_S = 5  # of a lookup that a person waits for
 ATTEMPTS = 8  # of one request, with waits that double up to 20 s
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0  # while another conditional write of the same object is under way
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
@@ -79,7 +79,7 @@ class S3Storage(BucketStorage):
     def __init__(self, root_uri: str, *, client: Any = None) -> None:
         super().__init__(root_uri)
         with _readable_errors("connecting to", self.root_uri):
-            self._client = client or _default_client()
+            self._client = client or (_soon_client() if must_answer_soon() else _default_client())
 
     def stat(self, name: str) -> ObjectInfo | None:
         found = self._head(name)
@@ -283,13 +283,17 @@ def holds_objects(uri: str) -> bool:
     """Whether a key begins with this one, which may be empty. Answers soon, also where nothing can be reached."""
     bucket, _, prefix = uri.removeprefix(S3Storage.scheme).partition("/")
     with _readable_errors("looking up", uri):
-        client = _default_client(attempts=1, read_s=SOON_S)
+        client = _soon_client()
         return bool(client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1).get("KeyCount"))
 
 
 def _default_client(attempts: int = ATTEMPTS, read_s: float = READ_S) -> Any:
     endpoint = next((os.environ[name] for name in ENDPOINT_VARIABLES if os.environ.get(name)), "")
     return _client_for(endpoint, os.environ.get("AWS_ACCESS_KEY_ID", ""), attempts, read_s)
+
+
+def _soon_client() -> Any:
+    return _default_client(attempts=1, read_s=SOON_S)
 
 
 @functools.cache

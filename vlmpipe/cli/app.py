@@ -162,7 +162,7 @@ def check(
     assert config is not None
     if region:
         raise ConfigError("--region is given with a run file", fix="set gcp.location=REGION in the run file instead")
-    from vlmpipe.pipelines.check import exit_code
+    from vlmpipe.pipelines.checks.finding import exit_code
 
     settings = load(config, overrides)
     with doing(f"checking {config}: model, data, batch, output and job specs"):
@@ -227,9 +227,10 @@ def _suggest(settings: RunConfig, config: str, overrides: list[str], goal: str, 
     from vlmpipe.planner.plan import plan_basis
     from vlmpipe.planner.search.search import Goal, suggest
     from vlmpipe.planner.sequence_fill import length_advice
+    from vlmpipe.trainer.storage.outage import answering_soon
 
     wanted = Goal.parse(goal)
-    with doing(f"comparing machines and strategies for {config}"):
+    with doing(f"comparing machines and strategies for {config}"), answering_soon():
         model, load, prices = plan_basis(settings)
         found = suggest(settings, model, load, prices, wanted)
     if as_json:

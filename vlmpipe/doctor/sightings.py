@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from google.api_core.retry import Retry
-
 from vlmpipe.catalog.unproved import Sighting, note_sightings
-from vlmpipe.doctor.google_api import TIMEOUT_S
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage.gcs import GcsStorage
+from vlmpipe.trainer.storage.outage import answering_soon
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
     from vlmpipe.doctor.rows import Row
-
-ONCE = Retry(predicate=lambda error: False)  # a store that does not answer is not waited for
 
 
 def sightings_of(rows: Sequence[Row]) -> list[Sighting]:
@@ -45,7 +41,8 @@ def note_rows(config: RunConfig, rows: Sequence[Row]) -> list[str]:
     if not seen or not root_uri.startswith("gs://"):
         return []
     try:
-        new = note_sightings(GcsStorage(root_uri, retry=ONCE, timeout_s=TIMEOUT_S), seen)
+        with answering_soon():
+            new = note_sightings(GcsStorage(root_uri), seen)
     except UserError as error:
         return [f"note: what the answers show was not recorded: {error.found.splitlines()[0]}"]
     return [

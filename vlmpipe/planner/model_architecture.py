@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import urllib.parse
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +16,13 @@ from vlmpipe.planner.workload import is_cached
 from vlmpipe.trainer.config.model import PARTS, ModelConfig, WeightsConfig
 from vlmpipe.trainer.data.tokenize import TRAINED_PREFIX, trained_size
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.models.hub_errors import hub_error
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.layers.freeze import require_frozen_tower, require_something_trained
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 from vlmpipe.trainer.storage.model_folders import bucket_address, local_folder, making
 
-HUB_TIMEOUT_S = 2.0
+HUB_TIMEOUT_S = 5.0
 Verdict = tuple[str, str, str] | None  # the fields of a ConfigError; None for a model that can be split
 
 
@@ -168,7 +166,7 @@ def _configuration(part: WeightsConfig, uses_catalogue: bool) -> tuple[WeightsCo
     known = load_models().get(part.weights) if uses_catalogue else None
     if known:
         return WeightsConfig(config=dict(known.config)), f"the catalogue of {known.date}"
-    _require_hub(part.weights)
+    _require_hub(part)
     return part, "the Hugging Face hub"
 
 
@@ -185,17 +183,22 @@ def _require_hub_id(name: str) -> None:
         ) from error
 
 
-def _require_hub(name: str) -> None:
-    """Fail fast without a network: the hub's client retries for half a minute. Behind a proxy only it knows the way."""
-    from huggingface_hub import constants
+def _require_hub(part: WeightsConfig) -> None:
+    """Ask the hub once: its client repeats requests that nobody answers for minutes. Other answers are left to it."""
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import OfflineModeIsEnabled
 
+    name, revision = part.weights, part.revision
+    try:
+        address = hf_hub_url(name, "config.json", revision=revision or None, endpoint=constants.ENDPOINT)
+        get_hf_file_metadata(address, timeout=HUB_TIMEOUT_S)
+        return
+    except OfflineModeIsEnabled:
+        pass
+    except Exception as error:  # the client's HTTP library differs between versions, and so do its network errors
+        if hub_error(error, name, revision, "config.json"):
+            return
     host = urllib.parse.urlsplit(constants.ENDPOINT).hostname or ""
-    if not constants.HF_HUB_OFFLINE:
-        if urllib.request.getproxies():
-            return
-        with contextlib.suppress(OSError):
-            socket.create_connection((host, 443), timeout=HUB_TIMEOUT_S).close()
-            return
     raise UserError(
         f"the configuration of {name!r} is not here, and {host} is not reachable",
         expected="a hub id in the Hugging Face cache or in the planner's catalogue, or a local folder with config.json",

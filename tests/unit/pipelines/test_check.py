@@ -13,7 +13,8 @@ from tests.support.trainer.benchmark_files import write
 from tests.support.trainer.chat_templates import PLAIN, TEMPLATES, with_template
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.pipelines import check
-from vlmpipe.pipelines.check import check_run, exit_code
+from vlmpipe.pipelines.check import check_run
+from vlmpipe.pipelines.checks.finding import exit_code
 from vlmpipe.trainer.errors import ExitCode
 
 

@@ -16,7 +16,7 @@ from vlmpipe.runs.terminal import TerminalConsole
 
 if TYPE_CHECKING:
     from vlmpipe.job_spec.rules import Violation
-    from vlmpipe.pipelines.check import Finding
+    from vlmpipe.pipelines.checks.finding import Finding
     from vlmpipe.pipelines.schedules.base import RunSchedule
     from vlmpipe.runs.run_state import RunState
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from vlmpipe.pipelines.checks.weights_look import look_at_weights
 from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.hub_errors import without_hub
+from vlmpipe.trainer.storage import gcs, s3
 from vlmpipe.trainer.storage.model_folders import local_folder
 
 
@@ -67,6 +69,32 @@ def test_checks_and_plans_ask_no_network(models: Path, monkeypatch: pytest.Monke
     found = api.check(config)
     assert asked == []
     assert any("will be fetched" in one.text for one in found)
+
+
+@pytest.mark.parametrize("listens", [True, False], ids=["no answer", "refused"])
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_a_store_that_does_not_answer_is_asked_once_by_check_and_plan(
+    scheme: str, listens: bool, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run waits for minutes; who sits before a terminal does not."""
+    for room in (gcs, s3):
+        monkeypatch.setattr(room, "SOON_S", 0.2)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    began = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as server:  # accepts connections by its queue, and never answers
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        if not listens:
+            server.close()
+        weights = f"model.pretrained.weights={scheme}://team/model"
+        config = load_run_file(ROOT / "configs/qwen2-5-vl-7b.yaml", [weights, "data.source=builtin:digits"])
+        failed = [one for one in api.check(config) if one.state == "failed"]
+        plan = api.plan(config)
+    assert time.monotonic() - began < 30, "one request of a run takes three minutes"
+    assert [(one.subject, one.code) for one in failed] == [("model", 69)]
+    assert plan.state == "amber" and any(f"{scheme}://team/model" in note for note in plan.as_dict()["notes"])
 
 
 def test_the_hub_is_asked_again_once_the_last_block_has_ended() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from vlmpipe.trainer.errors import DataError, ExitCode, UserError, from_os_error
 from vlmpipe.trainer.storage.base import CorruptObjectError
-from vlmpipe.trainer.storage.outage import Outage, patiently, warned
+from vlmpipe.trainer.storage.outage import Outage, answering_soon, must_answer_soon, patiently, warned
 
 
 class Time:
@@ -104,3 +104,11 @@ def test_an_outage_ends_with_a_success() -> None:
     time.sleep(9)
     assert (outage.failures, outage.seconds, outage.ended()) == (2, 9.0, 9.0)
     assert outage.failed(), "a new one"
+
+
+def test_stores_may_take_their_time_again_once_the_last_block_has_ended() -> None:
+    with answering_soon():
+        with answering_soon():
+            pass
+        assert must_answer_soon()
+    assert not must_answer_soon()

@@ -18,7 +18,7 @@ from vlmpipe import api
 from vlmpipe.cli import output
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.yaml_loader import read_run_file
-from vlmpipe.pipelines.check import Finding
+from vlmpipe.pipelines.checks.finding import Finding
 
 DIGITS = "configs/digits.yaml"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -161,13 +162,21 @@ def test_a_plan_says_that_a_relevance_module_needs_no_sharding() -> None:
     assert [len(found["base"]), len(found["relevance"])] == [0, 1]
 
 
-def test_an_unreachable_hub_is_reported_at_once_and_the_rest_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> socket.socket:
-        raise OSError("no network")
+@pytest.mark.parametrize("listens", [True, False], ids=["no answer", "refused"])
+def test_an_unreachable_hub_is_reported_at_once_and_the_rest_is_planned(
+    listens: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from huggingface_hub import constants
 
-    monkeypatch.setattr(architectures.socket, "create_connection", refuse)
-    monkeypatch.setattr(architectures.urllib.request, "getproxies", dict)
-    plan = planned("model.tower.weights=nobody/has-this-tower", "model.tower.revision=")
+    monkeypatch.setattr(architectures, "HUB_TIMEOUT_S", 0.2)
+    asked = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as server:  # accepts connections by its queue, and never answers
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        if not listens:
+            server.close()
+        plan = planned("model.tower.weights=nobody/has-this-tower", "model.tower.revision=")
+    assert time.monotonic() - asked < 5, "the client's own retries take half a minute and more"
+    assert not caplog.records
     assert plan.memory is None and plan.jobs and plan.state == "amber"
     assert plan.doubts == ["memory, time and cost are unknown"]
     assert any("nobody/has-this-tower" in note and "not reachable" in note for note in plan.notes)

@@ -10,7 +10,7 @@ from tests.support.paths import ROOT
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.config.sections.schedule import ScheduleConfig
 from vlmpipe.config.validation_errors import RunFileError
-from vlmpipe.pipelines.check import _schedule
+from vlmpipe.pipelines.checks.vertex_look import look_at_schedule
 from vlmpipe.planner.cost.cron import require_starts
 from vlmpipe.trainer.errors import ConfigError
 
@@ -59,6 +59,6 @@ def test_29_february_starts() -> None:
 
 
 def test_check_says_so() -> None:
-    (finding,) = _schedule(load_run_file(DIGITS, ["schedule.cron=0 3 31 2 *"]))
+    (finding,) = look_at_schedule(load_run_file(DIGITS, ["schedule.cron=0 3 31 2 *"]))
     assert (finding.subject, finding.state) == ("schedule", "warning") and "never starts" in finding.text
-    assert list(_schedule(load_run_file(DIGITS, ["schedule.cron=0 3 1 2 *"]))) == []
+    assert list(look_at_schedule(load_run_file(DIGITS, ["schedule.cron=0 3 1 2 *"]))) == []

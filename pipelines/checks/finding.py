@@ -1,0 +1,46 @@
+"""What a check of a run file finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.trainer.errors import ExitCode, UserError
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check. `code` is the exit code of a failure."""
+
+    subject: str
+    state: Literal["ok", "warning", "failed", "unchecked"]
+    text: str
+    code: int = 0
+
+
+def findings_of(subject: str, check: Callable[[RunConfig], Iterator[Finding]], config: RunConfig) -> Iterator[Finding]:
+    """The findings of a check; the last one is its failure."""
+    try:
+        yield from check(config)
+    except UserError as error:
+        yield Finding(subject, "failed", error.text(), int(error.code))
+
+
+def of_stages(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
+    """Findings by stage in one list: those of a stage name it, except where all stages have the same."""
+    first = next(iter(found.values()))
+    shared = {one for one in first if all(one in findings for findings in found.values())}
+    own = [
+        replace(one, subject=f"{stage}: {one.subject}")
+        for stage, findings in found.items()
+        for one in findings
+        if one not in shared
+    ]
+    return [*(one for one in first if one in shared), *own]
+
+
+def exit_code(findings: list[Finding]) -> int:
+    """0, or the code of the first failure."""
+    return next((finding.code or ExitCode.CONFIG for finding in findings if finding.state == "failed"), ExitCode.OK)

@@ -1,0 +1,86 @@
+"""What `vlmpipe check` says of a run file's jobs, of Vertex AI and of its schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from vlmpipe.catalog.machines import unknown_region
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.target_requirements import require_reached_files, require_vertex
+from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.pipelines.checks.finding import Finding
+from vlmpipe.pipelines.checks.readiness import EXAMPLE_PROJECT
+from vlmpipe.planner.cost.cron import require_starts
+from vlmpipe.trainer.config.job import RunPaths
+from vlmpipe.trainer.errors import ConfigError, ExitCode
+
+if TYPE_CHECKING:
+    from vlmpipe.job_spec.rules import Violation
+
+# A longest wait, a restart, an image by tag: `vlmpipe.config.run_config.warnings` has them in the run file's terms.
+RUN_FILE_WARNINGS = ("VP405", "VP407", "VP603")
+
+
+def look_at_jobs(config: RunConfig) -> Iterator[Finding]:
+    """A finding for each error, on Vertex AI also for warnings; the same one in several jobs is reported once."""
+    from vlmpipe.job_spec.build import job_spec, job_violations, jobs_of, step_of, unknown_gpu_code
+
+    paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
+    reported: set[str] = set()
+    for job in jobs_of(config):
+        subject = f"job {step_of(job)}"
+        found = [one for one in job_violations(config, job, paths.run_uri) if _concerns(config, one)]
+        new = [one for one in found if one.text() not in reported]
+        reported |= {one.text() for one in new}
+        for one in new:
+            state: Literal["failed", "warning"] = "failed" if one.severity == "error" else "warning"
+            yield Finding(subject, state, one.text(), ExitCode.CONFIG if state == "failed" else ExitCode.OK)
+        if not any(one.severity == "error" for one in found):
+            replicas = ", ".join(str(pool["replica_count"]) for pool in job_spec(config, job, "")["worker_pool_specs"])
+            yield Finding(subject, "ok", f"a valid CustomJob; replicas by pool: {replicas}")
+        if unknown := unknown_gpu_code(config, job):
+            yield Finding(subject, "unchecked", unknown)
+
+
+def _concerns(config: RunConfig, violation: Violation) -> bool:
+    """Whether to report it: warnings about Vertex AI do not concern a run file for a laptop."""
+    if violation.severity == "error":
+        return True
+    return violation.code not in RUN_FILE_WARNINGS and not list(missing_for_vertex(config))
+
+
+def missing_for_vertex(config: RunConfig) -> Iterator[str]:
+    for require in (require_vertex, partial(require_reached_files, target="vertex")):
+        try:
+            require(config)
+        except RunFileError as error:
+            yield from map(str, error.problems)
+
+
+def look_at_schedule(config: RunConfig) -> Iterator[Finding]:
+    """Yield findings about a schedule that starts nothing; runs can still be started by hand."""
+    try:
+        require_starts(config.schedule, datetime.now(UTC))
+    except ConfigError as error:
+        yield Finding("schedule", "warning", error.text())
+
+
+def look_at_vertex(config: RunConfig) -> Iterator[Finding]:
+    if missing := list(missing_for_vertex(config)):
+        yield Finding("vertex", "unchecked", f"runs here, not on Vertex AI: {'; '.join(missing)}")
+    elif odd := unknown_region(config.gcp.location):
+        yield Finding("vertex", "warning", odd)
+    elif config.gcp.project == EXAMPLE_PROJECT:
+        yield Finding("vertex", "unchecked", f"complete, with the example values of the project {EXAMPLE_PROJECT}")
+    else:
+        yield Finding("vertex", "ok", f"project {config.gcp.project} in {config.gcp.location}")
+    if not missing:
+        from vlmpipe.pipelines.step_metadata import check_step_metadata
+
+        try:
+            check_step_metadata(config)
+        except ConfigError as error:
+            yield Finding("vertex", "failed", error.text(), ExitCode.CONFIG)
