@@ -17,7 +17,7 @@ from vlmpipe.trainer.errors import UserError, print_warning
 
 T = TypeVar("T")
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # between two tries; each wait is twice the one before
-SOON_S = 5.0  # that a request may take where somebody waits for it
+SOON_S = 5.0  # that a request may take where a person waits for it
 
 
 class _Waiting:
