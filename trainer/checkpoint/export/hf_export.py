@@ -87,8 +87,8 @@ def export_checkpoint(
         weights = Merged(adapted, trained, initial)
 
         def write_adapter_to(target: Path) -> str:
-            write_adapter(adapted, job.model, trained.read, target)
-            return tensors_sha256((name, trained.read(name)) for name in sorted(stored_names(adapted)))
+            write_adapter(adapted, job.model, weights.read_trained, target)
+            return tensors_sha256((name, weights.read_trained(name)) for name in sorted(stored_names(adapted)))
 
         upload = _Upload(job, store, scratch / FOLDER, max_shard_bytes)
         write = write_adapter_to if job.model.exports_adapter else None
@@ -229,6 +229,10 @@ class Merged:
             return self._trained.read(name)
         weight, adapter = self._initial.read(name), self._adapters.get(name)
         return adapter.merged(weight, self._trained.read) if adapter else weight
+
+    def read_trained(self, name: str) -> Tensor:
+        """A trained weight or a matrix of an adapter, by its name in the trained model."""
+        return self._trained.read(self._tied_to.get(name, name))
 
 
 def _require_same_model(job: JobConfig, checkpoint: Checkpoint) -> None:

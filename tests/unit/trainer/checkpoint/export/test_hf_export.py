@@ -131,6 +131,23 @@ def test_rows_of_tokens_are_in_an_adapter_and_in_a_merged_export(model_type: str
         assert merged[name].equal(model.state_dict()[name]), name
 
 
+def test_an_adapter_beside_a_tied_embedding_is_written_from_averages(tmp_path: Path) -> None:
+    """Averages hold a tied head under the embedding's name alone."""
+    base, tokenizer, folder = publish("gemma3", tmp_path / "base"), tokenizer_of("gemma3"), tmp_path / "export"
+    changes = LORA | {"train_parameters": ["*embed_tokens*"]}
+    config = ModelConfig.model_validate(model_section(base, **changes))
+    model, blueprint = trained(config, tokenizer), family_of(config).blueprint(config, tokenizer)
+    averages = {name: weight for name, weight in model.state_dict().items() if name != "lm_head.weight"}
+    reader = WeightReader(averages.keys(), lambda name: averages[name].clone())
+    weights = Merged(blueprint, reader, family_of(config).initial_weights(config, tokenizer))
+    write_adapter(blueprint, config, weights.read_trained, folder)
+    assert "base_model.model.lm_head.weight" in load_file(folder / WEIGHTS)
+    family_of(config).save_settings(config, blueprint, tokenizer, folder)
+    found = family_of(config).load(folder).state_dict()
+    for name in ("lm_head.weight", "model.language_model.embed_tokens.weight"):
+        assert found[name].equal(model.state_dict()[name])
+
+
 def test_adapters_in_a_clip_encoder_have_the_names_of_both_releases_of_transformers(tmp_path: Path) -> None:
     """`make test-whole` lets transformers 4.57 read them. Training starts from such a folder too."""
     base, tokenizer = publish("llava", tmp_path / "base"), tokenizer_of("llava")
