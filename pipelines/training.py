@@ -239,7 +239,7 @@ class _Steps:
         return self.add(run_sweep_job, name=step, job=job, step=step, target=target)
 
     def train_once(self, resolved: dict[str, Any]) -> Any:
-        """The same, unless an earlier attempt of the run was accepted: no machine starts for a stage that is done."""
+        """Train the stage unless an earlier attempt of the run was accepted: no machine starts for a finished stage."""
         run_uri = resolved["run_uri"]
         with dsl.If(resolved["stage_state"] == "open", name=self.named("open")):
             evaluated = self.train(resolved)

@@ -32,6 +32,6 @@ def collect_between_steps() -> None:
 
 
 def collect_as_usual() -> None:
-    """As it is when Python starts."""
+    """Restore the garbage collection that Python starts with."""
     gc.unfreeze()
     gc.enable()

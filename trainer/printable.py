@@ -30,7 +30,7 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def one_line(text: str) -> str:
-    """The same in one line."""
+    """Return the text printable and in one line."""
     return printable(text).replace("\n", " ").replace("\t", " ")
 
 

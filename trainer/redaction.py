@@ -263,7 +263,7 @@ def _redact_streams() -> list[_RedactedStream]:
 
 
 def _renew_locks() -> None:
-    """In a forked child: another thread of the parent may have held a lock."""
+    """Renew locks in a forked child: another thread of the parent may have held one."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, _RedactedStream):
             stream.lock = threading.RLock()

@@ -132,7 +132,7 @@ class Schedules(ABC, Generic[AnySchedule]):
         return next(iter(going or found), None)
 
     def require(self, name: str) -> AnySchedule:
-        """As `find`. Raises ConfigError when there is none that still starts runs."""
+        """Find the schedule. Raises ConfigError if none still starts runs."""
         live = self.find(name)
         if live is None or live.is_over:
             raise ConfigError(

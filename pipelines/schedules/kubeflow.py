@@ -143,7 +143,7 @@ def _require_possible(settings: ScheduleConfig) -> None:
 
 
 def _moment(time: datetime | None) -> datetime | None:
-    """In whole seconds of UTC, as the service keeps it."""
+    """Return the time in whole seconds of UTC, as the service stores it."""
     if time is None:
         return None
     return time.astimezone(UTC).replace(microsecond=0)

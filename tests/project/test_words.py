@@ -14,8 +14,8 @@ from tests.support.paths import ROOT
 PACKAGES = ("vlmpipe", "trainer", "pipelines", "components")
 SUFFIXES = {".py", ".yaml", ".j2"}
 SCHEMA = ROOT / "docs/reference/run-file.schema.json"  # generated from the fields
-FIRST_WORDS = r"(Of|Those|That of|None)\b"
-OPENING = re.compile(rf'^ *[rf]?"""{FIRST_WORDS}.*', re.MULTILINE)
+FIRST_WORDS = r"(Of|Those|That of|None|The same)\b"
+OPENING = re.compile(rf'^ *[rf]?"""({FIRST_WORDS}|(As|Also|With|Without|Whom)\b).*', re.MULTILINE)
 STOP_WORDS = re.compile(r"\b(anew|alike|nobody|somebody|heed(?:s|ed|ing)?|so\s+many|goes\s+on)\b.*", re.IGNORECASE)
 NO_PLACE = re.compile(
     r"never run|by this project|no model has|was seen|were tried", re.IGNORECASE

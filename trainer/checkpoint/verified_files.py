@@ -151,7 +151,7 @@ class CheckpointFiles:
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
-    """The same bytes in ascending ranges that neither overlap nor touch."""
+    """Merge the ranges into ascending ones that neither overlap nor touch."""
     found: list[Range] = []
     for start, end in sorted(ranges):
         if found and start <= found[-1][1]:

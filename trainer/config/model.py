@@ -110,7 +110,7 @@ class LoraConfig(Section):
 
 
 def _parts_of_llava_only(schema: dict[str, Any]) -> None:
-    """In the JSON Schema: which fields are required depends on the family."""
+    """Leave tower and language_model optional in the JSON Schema: the family decides whether they are required."""
     schema["required"] = [name for name in schema["required"] if name not in ("tower", "language_model")]
 
 
@@ -325,7 +325,7 @@ class ModelConfig(Section):
         return {name: getattr(self, name) for name in names}
 
     def origins(self) -> dict[str, str]:
-        """The same in words."""
+        """The source of each part, in words."""
         return {
             name: part.origin(self.seed) if part else f"drawn from seed {self.seed}"
             for name, part in self.sources.items()

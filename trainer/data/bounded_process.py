@@ -97,7 +97,7 @@ class BoundedProcess:
                 self._process = None
 
     def forget(self) -> None:
-        """In a forked child: leave the process, and its pipes, to the parent."""
+        """Leave the process and its pipes to the parent, in a forked child."""
         self._lock, self._process = threading.RLock(), None
 
     @staticmethod
@@ -143,7 +143,7 @@ def bound_memory(most_bytes: int) -> None:
 
 
 def bound_time(cpu_s: int) -> None:
-    """In the program: so much more processor time from now on."""
+    """Limit this process to `cpu_s` more seconds of processor time."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used.ru_utime + used.ru_stime) + cpu_s, hard))

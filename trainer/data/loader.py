@@ -44,7 +44,7 @@ class PackedSequence:
 
     @property
     def tokens(self) -> int:
-        """Without padding."""
+        """The number of tokens, without padding."""
         return sum(self.sample_tokens)
 
 
@@ -69,7 +69,7 @@ class PackedLoader:
         self.references: Float32Array | None = None
 
     def sequences_for_step(self, step: int, rank: int, world_size: int) -> list[PackedSequence]:
-        """As `read_step`, all in memory."""
+        """Return the sequences of `read_step`, all in memory."""
         return list(self.read_step(step, rank, world_size))
 
     def read_step(self, step: int, rank: int, world_size: int) -> Iterator[PackedSequence]:

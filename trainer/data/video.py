@@ -41,7 +41,7 @@ class VideoLimits:
     max_decoding_s: float = MOST_DECODING_S
 
     def in_decoder(self) -> int:
-        """The same with the borders that decoders put around frames."""
+        """The most pixels of a frame with the borders that decoders put around it, in a decoder's memory."""
         return 2 * self.max_pixels + (1 << 20)
 
 

@@ -137,7 +137,7 @@ def _loss_sources(rows: Sequence[PackedSequence], places: Int64Array, sources: M
 
 
 def _sample_ends(rows: Sequence[PackedSequence]) -> list[int]:
-    """In the flattened rows, of each sample, or conversation of a pair: the index behind its last token."""
+    """Return the index after the last token of each sample, or conversation of a pair, in the flattened sequences."""
     length, ends = len(rows[0].input_ids), []
     for number, row in enumerate(rows):
         ends += (number * length + np.cumsum(row.sample_tokens, dtype=np.int64)).tolist()

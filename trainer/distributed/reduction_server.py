@@ -111,7 +111,7 @@ def resolve(host: str) -> set[Address]:
 
 
 def _address(text: str) -> Address:
-    """Without IPv6 zone; an IPv4 address in an IPv6 socket as IPv4."""
+    """Parse an address without its IPv6 zone; an IPv4 address in an IPv6 socket becomes IPv4."""
     address = ip_address(text.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address

@@ -131,7 +131,7 @@ def encoded_inputs(
 def published_inputs(
     job: JobConfig, model: AnsweringModel, shown: Sequence[ShownImages], device: torch.device, *, is_blank: bool
 ) -> GenerationInputs:
-    """The same for family hf, whose models encode images themselves. Without an image all pixels are a mean grey."""
+    """Return generation inputs for family hf, whose models encode images themselves. A blank image is mean grey."""
     published = model.chat.form.published
     assert published is not None
     of_each = [images.read() for images in shown]

@@ -156,8 +156,9 @@ def validation_of(
 def by_source(
     rows: Iterable[Sequence[int]], source_of: Callable[[int], str], fits: Callable[[Sequence[int]], bool]
 ) -> dict[str, list[list[int]]]:
-    """The same samples in sequences of one source each, sorted by its name: at most as many for a source as have its
-    samples now. `fits`: whether samples fit into one sequence.
+    """Repack the samples into sequences of one source each, by source name in order.
+
+    A source gets at most as many sequences as have its samples now. `fits`: whether samples fit into one sequence.
     """
     found: dict[str, list[list[int]]] = {}
     for row in rows:

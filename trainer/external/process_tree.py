@@ -45,7 +45,7 @@ def below(root: int, *, without: Collection[int] = ()) -> list[Running]:
 
 
 def to_ask(parent: int, processes: Iterable[Running]) -> list[int]:
-    """Whom SIGTERM must be sent so that each process below `parent` hears of the stop once.
+    """Return the processes to send SIGTERM to, so that each process below `parent` hears of the stop once.
 
     One that handles the signal passes it on as it likes: torchrun does, and a second one would end workers that save.
     Below one that it ends, such as a command that starts torchrun and waits, no process would hear of it.

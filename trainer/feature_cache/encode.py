@@ -164,7 +164,7 @@ def encode_images(
     device: torch.device,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Iterator[dict[str, Tensor]]:
-    """As `encode_batches`, of these images."""
+    """Encode these images with `encode_batches`."""
     return encode_batches(job, tower, batches_of(job, images), read, device, dtype)
 
 

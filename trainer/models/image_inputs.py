@@ -25,7 +25,7 @@ class Images(NamedTuple):
         return self._mapped(lambda value: value.to(device, non_blocking=True))
 
     def pinned(self) -> Images:
-        """In page-locked memory."""
+        """Return a copy in page-locked memory."""
         return self._mapped(torch.Tensor.pin_memory)
 
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> Images:

@@ -58,7 +58,7 @@ class AdamW8bit(torch.optim.AdamW):
                     self._update(parameter, group)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's AdamW gives it, with dequantized moments in the CPU's memory."""
+        """Return the state in the form of torch's AdamW, with dequantized moments in CPU memory."""
         content: dict[str, Any] = super().state_dict()
         for key, parameter in self._keyed(content):
             if parameter in self._moments:

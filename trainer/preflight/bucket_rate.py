@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class BucketRate:
-    """In 10^9 bytes a second, over several files at once."""
+    """Rates of a bucket in 10^9 bytes per second, over several files together."""
 
     write_gbytes_per_s: float
     read_gbytes_per_s: float

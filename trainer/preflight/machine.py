@@ -44,7 +44,7 @@ class Finding:
     certain: bool = True
 
     def line(self) -> str:
-        """In one sentence, as for a warning."""
+        """The finding in one sentence, as for a warning."""
         return f"{self.found}; expected {self.expected}; to do: {self.fix}"
 
 

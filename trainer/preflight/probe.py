@@ -167,7 +167,7 @@ def calibration_by(plan: ProbePlan, measured: Measured) -> Calibration | None:
 
 
 def _keep(plan: ProbePlan, run_uri: str, calibration: Calibration) -> None:
-    """In the probe's folder, and under the root where no run has measured steps."""
+    """Write the calibration to the probe's folder, and under the root if no run has measured steps."""
     write_record(open_storage(run_uri), PROBED, asdict(calibration))
     root = open_storage(plan.root_uri)
     for run_name in plan.run_names:

@@ -178,7 +178,7 @@ def _trained_share(shape: ModelShape) -> float:
 
 
 def _rounded(count: float) -> float:
-    """Without the rounding error of a share of layers."""
+    """Remove the rounding error of a share of layers."""
     return round(count) if abs(count - round(count)) < 1e-6 * abs(count) else count
 
 

@@ -149,7 +149,7 @@ class ModelShape:
         return self.levels - 1
 
     def of_images(self, tokens: int) -> ModelShape:
-        """The same with images of `tokens` tokens, if images differ."""
+        """Return the shape with images of `tokens` tokens, if images differ."""
         if not self.images_differ:
             return self
         share = tokens / self.image_tokens

@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 
 def with_strided_shards(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The same nested state with such tensors as `StridedShards`, which share its memory, so loading fills `state`."""
+    """Wrap such tensors of a nested state as `StridedShards`, which share its memory, so loading fills `state`."""
     return {name: _with_strided_shards(value) for name, value in state.items()}
 
 

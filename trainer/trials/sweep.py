@@ -127,7 +127,7 @@ def _prepared(training: Mapping[str, Any]) -> bytes:
 
 
 def _forked(run_uris: Sequence[str]) -> Run:
-    """In children of this process, which imports everything once."""
+    """Run each training in a child of this process, which imports everything once."""
     import vlmpipe.trainer.evaluation.evaluate as evaluation
     import vlmpipe.trainer.train as training
     from vlmpipe.trainer.models.registry import family_of

@@ -72,7 +72,7 @@ class GoogleApi:
 
     @classmethod
     def own(cls, project: str) -> Self:
-        """As this machine's credentials. Raises UserError (67) where there are none, CannotSee without an answer."""
+        """Use this machine's credentials. Raises UserError (67) if there are none, CannotSee without an answer."""
         import google.auth
         from google.auth.exceptions import GoogleAuthError, TransportError
 

@@ -84,12 +84,12 @@ def _require_trained_tokens(model: ModelConfig) -> None:
 
 
 def require_shardable(model: ModelConfig, ranks: int, *, cached: bool, sequence: bool) -> None:
-    """As `trainer.strategies.tensor_parallel.plan.require_shardable`, but needs no torch for a cached verdict."""
+    """Call `trainer.strategies.tensor_parallel.plan.require_shardable`, without torch for a cached verdict."""
     _raise(_shardable(model.model_dump_json(), ranks, cached=cached, sequence=sequence))
 
 
 def require_context_parallel(model: ModelConfig, ranks: int) -> None:
-    """As `trainer.strategies.context_parallel.require_context_parallel`, but needs no torch for a cached verdict."""
+    """Call `trainer.strategies.context_parallel.require_context_parallel`, without torch for a cached verdict."""
     _raise(_shares_tokens(model.model_dump_json(), ranks))
 
 
@@ -184,7 +184,7 @@ def _require_hub_id(name: str) -> None:
 
 
 def _require_hub(part: WeightsConfig) -> None:
-    """Ask the hub once: its client repeats requests that nobody answers for minutes. Other answers are left to it."""
+    """Ask the hub once: its client repeats unanswered requests for minutes. Other answers are left to it."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import OfflineModeIsEnabled
 

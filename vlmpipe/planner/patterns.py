@@ -59,7 +59,7 @@ def synchronous_rate(step_s: Sequence[float]) -> float:
 
 
 def asynchronous_rate(step_s: Sequence[float], staleness: float) -> float:
-    """The same without waiting; over a long time with a bound on staleness it is the slowest worker's again.
+    """Return micro-batches per second of workers that do not wait; with bounded staleness, of workers that wait.
 
     `staleness`: updates that the fastest may be ahead; math.inf for no bound.
     """

@@ -98,7 +98,7 @@ def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Mappin
 
 
 def _control_title(name: str, control: Mapping[str, Any]) -> str:
-    """With the number of its questions where some had no other image to be asked with."""
+    """Return the control's title, with its number of questions if some had no other image to be asked with."""
     title, questions = CONTROL_NAMES.get(name, name), control.get("questions")
     return f"{title} ({questions:,} questions)" if control.get("left_out") and isinstance(questions, int) else title
 
@@ -269,7 +269,7 @@ def _escaped(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """The same as code, in which only a backtick has a meaning."""
+    """Return the text as Markdown code, in which only a backtick has a meaning."""
     return f"`{_one_line(text).replace('`', chr(39))}`"
 
 

@@ -53,7 +53,7 @@ def image_groups(run: Storage, predictions: Sequence[Mapping[str, Any]]) -> dict
 
 
 def known_image_groups(run: Storage, predictions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """As `image_groups`; empty where that cannot be read: a program of others answered, and the data is gone."""
+    """Return `image_groups`, or nothing if they cannot be read: another program answered, and the data is gone."""
     try:
         return image_groups(run, predictions)
     except UserError:

@@ -81,7 +81,7 @@ class _Reader:
         return lines
 
     def optional(self, name: str, writer: str) -> dict[str, Any]:
-        """The same for a file that not every run has: its absence is no note."""
+        """Read the object of a file that not every run has; without a note if it is absent."""
         return self.object(name, writer) if self.store.stat(name) else {}
 
     def _bytes(self, name: str, writer: str) -> bytes | None:

@@ -144,8 +144,9 @@ def require_continuable(run_id: str, changed: ChangedSettings, stores: Mapping[s
 
 
 def require_resumable(config: RunConfig, paths: RunPaths) -> list[str]:
-    """As `require_continuable`, beside the run.json of the last start in the folder of a run or stage. Returns what has
-    changed since that start, in words.
+    """Refuse, as `require_continuable`, settings that cannot follow those of the last start (the folder's run.json).
+
+    Returns the changes since that start, in words.
 
     Training would refuse the same, on machines that are paid for.
     """

@@ -77,7 +77,7 @@ def _last(name: str, known: Sequence[str], where: str, of_run_file: Collection[s
 
 
 def _of_run_file(name: str, root: str) -> set[str]:
-    """Runs on this machine whose run file has the name in @last:NAME, also with ids that somebody chose."""
+    """Runs on this machine whose run file has the name in @last:NAME, also with ids that were given by --run-id."""
     wanted, found = name.removeprefix(LAST).removeprefix(":"), set[str]()
     for run_id in _started_here(root) if wanted else ():
         with contextlib.suppress(DataError):  # a damaged run has no name

@@ -270,7 +270,7 @@ def _titled(current: api.Endpoint, title: str) -> list[str]:
 
 
 def _scaled(split: Mapping[str, int], total: int) -> dict[str, int]:
-    """The same proportions in whole percent that add up to `total`; the largest take what rounding leaves."""
+    """Scale the split to whole percent that add up to `total`; the largest shares take the rounding's rest."""
     whole = sum(split.values())
     if not whole:
         return {}

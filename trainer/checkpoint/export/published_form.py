@@ -86,7 +86,7 @@ class _Form:
         self._converters = [rule for rule in backwards if isinstance(rule, WeightConverter)]
 
     def group_of(self, name: str) -> str:
-        """The same for weights that are stored together."""
+        """Return a name that weights stored together have in common."""
         return str(apply_converters(name, self._converters)[0])
 
     def stored(self, weights: Tensors) -> Tensors:

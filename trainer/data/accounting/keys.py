@@ -130,7 +130,7 @@ class Record(dict[str, Any]):
         return super().__getitem__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As of a dictionary; the key counts as read."""
+        """Get a value as from a dictionary, and count the key as read."""
         self.used.add(key)
         return super().get(key, default)
 

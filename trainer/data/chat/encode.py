@@ -203,7 +203,7 @@ class Chat:
         *,
         is_prompt: bool = False,
     ) -> Encoded:
-        """As `encode`; `is_prompt` ends with the generation prompt."""
+        """Encode messages; with `is_prompt` the text ends with the generation prompt."""
         layout = self.layout(shape_of(messages), is_prompt=is_prompt)
         marks = self._marks(counts, sizes)
         text, answers = self._written(layout, list(texts_of(messages)), marks, context_answers(messages))
@@ -310,7 +310,7 @@ def asked_question(question: str, images: int) -> str:
 
 
 def _last_labelled(encoded: Encoded) -> Encoded:
-    """The same with the labels of the last answer only."""
+    """Keep the labels of the last answer only."""
     labels, end = encoded.labels, len(encoded.labels)
     while end and labels[end - 1] == IGNORED:
         end -= 1

@@ -81,7 +81,7 @@ class ChatTemplate:
     is_trusted: bool = False
 
     def render(self, chat: list[dict[str, Any]], *, tools: str = "", add_generation_prompt: bool = False) -> str:
-        """As transformers renders it, but for the date. Raises RejectedError for what the template does not allow."""
+        """Render as transformers does, except for the date. Raises RejectedError for what the template refuses."""
         rendering = render.render if self.is_trusted else render_process.render
         tokens = dict(self.special_tokens)
         try:

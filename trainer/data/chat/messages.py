@@ -27,7 +27,7 @@ class MessageShape(NamedTuple):
 
     @property
     def num_texts(self) -> int:
-        """Also of its thinking."""
+        """The number of its texts, its thinking included."""
         return self.has_thinking + sum(self.are_texts)
 
 

@@ -82,7 +82,7 @@ def _call(call: Any, place: str) -> dict[str, Any]:
 
 
 def _without_nulls(value: Any, depth: int = MAX_DEPTH) -> Any:
-    """Without keys whose value is null: columns give each object all keys of all objects."""
+    """Remove keys whose value is null: columns give each object all keys of all objects."""
     if not depth:
         raise _refused(f"tools or calls are nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, dict):
@@ -113,7 +113,7 @@ def _object(value: Any, place: str) -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    """As texts of a sample are: whole characters. Raises RejectedError."""
+    """Return the value as JSON of whole characters, as texts of a sample are. Raises RejectedError."""
     try:
         return text(json.dumps(value, ensure_ascii=False), "tools or calls")
     except RecursionError as error:

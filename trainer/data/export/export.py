@@ -71,7 +71,7 @@ def export_data(prepared_uri: str, data_format: str, folder: Path) -> ExportedDa
 
 
 def _samples(split: SplitIndex, reader: ShardReader) -> Iterator[StoredSample]:
-    """In the order of the shards, so that each is read once."""
+    """Yield the samples in the order of the shards, so that each shard is read once."""
     for number in split.stored_order():
         place = split.sample_location(int(number))
         images = tuple(reader.images(place))

@@ -84,7 +84,7 @@ def llama_factory_record(sample: StoredSample, paths: Sequence[str]) -> Record:
 
 
 def nemo_record(sample: StoredSample, paths: Sequence[str]) -> Record:
-    """As LLaMA-Factory's. NeMo drops what is no question or answer without a word."""
+    """Return a LLaMA-Factory record. Refuses parts other than questions and answers, which NeMo silently drops."""
     require_no_tools(sample, "nemo")
     _require_no_thinking(sample, "nemo")
     _require_all_learned(sample, "nemo")
@@ -113,7 +113,7 @@ def llama_factory_index(names: Sequence[str], folder: Path, *, pairs: bool) -> t
 
 
 def nemo_index(names: Sequence[str], folder: Path, *, pairs: bool) -> tuple[str, Record]:
-    """As `llama_factory_index`. Paths of images are read relative to the folder, which has its final address."""
+    """Return name and content of NeMo's index. NeMo reads image paths relative to `folder`, its final address."""
     described = {"columns": {"messages": "messages", "images": "images"}, "tags": TAGS, "media_dir": str(folder)}
     return "meta.json", {Path(name).stem: {"file_name": name, **described} for name in names}
 

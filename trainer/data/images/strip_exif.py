@@ -34,7 +34,7 @@ WEBP_ICC, WEBP_ALPHA = 0x20, 0x10
 
 
 def without_metadata(data: bytes) -> bytes | None:
-    """The same image without metadata; None if its structure is not that of its format."""
+    """Return the image without metadata, or None if its structure is not that of its format."""
     if data.startswith(PNG_SIGNATURE):
         return _png(data)
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":

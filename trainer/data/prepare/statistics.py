@@ -185,6 +185,6 @@ def _percentile(counts: NDArray[np.int64], percent: int) -> float:
 
 
 def _up_to_the_last(counts: NDArray[np.int64], most: int) -> list[int]:
-    """Without trailing zeros; counts of more than `most` share the last place."""
+    """Return the counts without trailing zeros; the last one is the sum of those beyond `most`."""
     together = np.append(counts[:most], counts[most:].sum())
     return together[: int(np.flatnonzero(together).max(initial=-1)) + 1].tolist()

@@ -242,7 +242,7 @@ def _matching(source: str, storage: Storage, pattern: str) -> Files:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """As in a shell, a wildcard does not match a slash."""
+    """Return whether the name matches. As in a shell, a wildcard does not match a slash."""
     parts, patterns = name.split("/"), pattern.split("/")
     return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 

@@ -57,7 +57,7 @@ def read_benchmark(config: BenchmarkConfig, max_image_bytes: int) -> list[Benchm
 
 
 def located(config: BenchmarkConfig) -> BenchmarkConfig:
-    """With absolute paths in place of relative ones: a job may run in another folder."""
+    """Return the benchmark with absolute paths: a job may run in another folder."""
     paths = {name: getattr(config, name) for name in ("uri", "annotations", "images")}
     return config.model_copy(
         update={name: str(Path(uri).absolute()) for name, uri in paths.items() if uri and "://" not in uri}

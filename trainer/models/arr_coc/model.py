@@ -161,7 +161,7 @@ class Packed:
         self.label_index, self.label_ids, self.loss_sources = label_index, label_ids, loss_sources
 
     def with_kept(self, kept: Sequence[Kept], image_token: int, padding: int) -> Packed:
-        """The same with positions of kept tokens in the image's own grid, without the slots that are left over."""
+        """Return the batch with kept tokens at their positions in the image's grid, without unused slots."""
         if not kept:
             return self
         selection, shape = self.selection, self.input_ids.shape
@@ -181,7 +181,7 @@ class Packed:
         return self._without(slots[~used], position_ids, kept, padding)
 
     def _without(self, dropped: Tensor, position_ids: Tensor, kept: Sequence[Kept], padding: int) -> Packed:
-        """Without these tokens, which move to the end of their sequence and become padding."""
+        """Move the dropped tokens to the end of their sequences, as padding."""
         rows, length = self.input_ids.shape
         is_dropped = torch.zeros(rows * length, dtype=torch.bool, device=dropped.device)
         is_dropped[dropped] = True

@@ -69,7 +69,7 @@ class HfFamily(NativeFamily):
         return stored_model(config.tower.weights, config.tower.revision)
 
     def freeze(self, model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:
-        """Also what gets no gradient in a trained tower, such as layers behind the one whose output is used."""
+        """Freeze, too, parameters of a trained tower without a gradient, such as layers after the used output."""
         model = super().freeze(model, config, is_whole=is_whole)
         if trains(encoder_of(model)):
             names = names_from_end(model)

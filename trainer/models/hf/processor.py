@@ -125,7 +125,7 @@ class PublishedImages:
         return self._processed(images)[0]
 
     def _layout(self, size: Size) -> Tensors:
-        """The same for an image of this size whose pixels are not known: these have a shape only."""
+        """Return the tensors of an image of this size; pixel values have a shape only."""
         made = self.tensors([Image.new("RGB", size)])
         with unset_fake_temporarily():
             return made | {"pixel_values": made["pixel_values"].to("meta")}

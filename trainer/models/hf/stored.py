@@ -50,7 +50,7 @@ class StoredOutput:
 
 
 class StoredEncoder(nn.Module):
-    """In the place of a vision encoder: returns the output whose features are `rows`."""
+    """Stand-in for a vision encoder that returns the output whose features are `rows`."""
 
     dtype = torch.float32  # pixels are cast to it
 

@@ -49,7 +49,7 @@ class TransformersFamily:
         raise NotImplementedError
 
     def config_for(self, config: ModelConfig, tokenizer: Any) -> PreTrainedConfig:
-        """The same, with an embedding for each of the tokenizer's tokens and with its control tokens."""
+        """Return the configuration with an embedding for each token of the tokenizer, and with its control tokens."""
         whole = self.whole_config(config)
         text = whole.text_config
         if config.exports_adapter and len(tokenizer) > text.vocab_size:

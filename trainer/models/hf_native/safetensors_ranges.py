@@ -53,7 +53,7 @@ class _Place:
 
 
 class RangedFile:
-    """As much of `safetensors.safe_open` as weights are read with. Raises DataError for a damaged file.
+    """The part of `safetensors.safe_open` that reads weights. Raises DataError for a damaged file.
 
     A tensor that `sums` holds from an earlier reading must have the same bytes again; others are added to it.
     """

@@ -81,7 +81,7 @@ def _shallow(module: Any) -> Any:
 
 @torch.no_grad()
 def _require_passage(language_model: nn.Module) -> None:
-    """Without layers and norm, hidden states must come out unchanged: each stage runs the whole model's code."""
+    """Raise ConfigError unless hidden states pass unchanged without layers and norm: each stage runs the whole code."""
     hidden = torch.ones(1, 2, int(language_model.config.hidden_size))
     positions = torch.arange(2)[None]
     passed = language_model(inputs_embeds=hidden, position_ids=positions, use_cache=False).last_hidden_state

@@ -43,7 +43,7 @@ def text_config(config: ModelConfig) -> PreTrainedConfig:
 
 
 def counted_from_the_end(layer: int, vision: PreTrainedConfig) -> int:
-    """The same hidden state as a negative number: transformers mistakes layer 0 (the embeddings) for unset."""
+    """Return the layer counted from the end: transformers mistakes layer 0 (the embeddings) for unset."""
     return layer if layer < 0 else layer - (int(vision.num_hidden_layers) + 1)
 
 

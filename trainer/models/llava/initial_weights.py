@@ -108,7 +108,7 @@ class InitialWeights:
 
 
 def _drawn_projector(whole: LlavaConfig, seed: int) -> nn.Module:
-    """With transformers' own distribution of first weights."""
+    """Draw a projector from transformers' distribution of initial weights."""
     with torch.device("meta"), no_init_weights():
         model = LlavaForConditionalGeneration(whole)
     torch.manual_seed(seed)

@@ -51,7 +51,7 @@ def sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device) -> d
 
 
 def fake_sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device) -> dict[str, Any]:
-    """As `sizes_of`, for traces: tensors of the same sizes and types, without values.
+    """Return `sizes_of` for traces: tensors of equal sizes and types, without values.
 
     Windowed attention then runs as one product over all patches. Its inputs and outputs have the same size; its FLOPs
     cannot be counted this way.

@@ -42,7 +42,7 @@ class CopyToModelParallelRegion(ShardingStyle):
 
 
 class CopyToModelParallelHeads(CopyToModelParallelRegion):
-    """The same for attention that reshapes by `num_heads`, which is reduced to this rank's."""
+    """CopyToModelParallelRegion for attention that reshapes by `num_heads`, which becomes this rank's number."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         self.cut(module, device_mesh.size())

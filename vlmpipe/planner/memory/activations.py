@@ -41,8 +41,10 @@ class Activations:
     input_bytes: int
 
     def of_rows(self, rows: int, two: Activations) -> Activations:
-        """The same for `rows` rows at once, when these are of one and those in `two` of two: copies of weights do not
-        grow with rows, nor do the logits of a chunk."""
+        """Return the activations of `rows` sequences, extrapolated from one sequence (this) and two (`two`).
+
+        Copies of weights do not grow with sequences, nor do the logits of a chunk.
+        """
 
         def extended(one: Bytes, more: Bytes) -> dict[str, int]:
             first, second = Counter(one), Counter(more)

@@ -56,7 +56,7 @@ def partitioned(run: Run, when: Phase) -> list[MemoryPart]:
 
 
 def _in_bf16(run: Run, when: Phase) -> list[MemoryPart]:
-    """The same with bf16 weights and fp32 sums.
+    """Return the parts with bf16 weights and fp32 gradient sums.
 
     ZeRO-2 adds what is reduced to the partition's sums, which the update reads in place. ZeRO-1 is an optimizer of its
     own (`bf16_optimizer.py`): whole fp32 sums from the start, copied together for the reduction.

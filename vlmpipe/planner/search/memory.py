@@ -43,7 +43,7 @@ class SearchMemory:
         return self._least[key]
 
     def bytes(self, config: RunConfig) -> int:
-        """With activations extrapolated from one and two sequences.
+        """Return the bytes that a rank needs, with activations extrapolated from one and two sequences.
 
         Raises ConfigError for a model that cannot be split this way.
         """

@@ -227,7 +227,7 @@ def _today(search: _Search, goal: Goal) -> tuple[Suggestion | None, str]:
 
 
 def _with_sharded_frozen_weights(search: _Search) -> _Search | None:
-    """The same search with train.shard_frozen_weights; None where it is set, or few weights are frozen."""
+    """Return the search with train.shard_frozen_weights, or None if it is set already or few weights are frozen."""
     shape, train = search.model.shape, search.config.train
     if train.shard_frozen_weights or 2 * shape.trainable_parameters > shape.total_parameters:
         return None

@@ -144,7 +144,7 @@ class StepNeeds:
         return Need(held, memory, base.work_s + 2 * read_s + prepare_s, why)
 
     def _with_source_cache(self, held: float, images_bytes: float) -> float:
-        """With the cache of tars and Parquet files in a bucket, whose size follows what is free when it is opened."""
+        """Add the cache of tars and Parquet files in a bucket, whose size follows the free space at its opening."""
         data = self.config.data
         uris = [source.uri for source in data.all_sources]
         if not any(in_bucket(uri) and not uri.endswith(STREAMED) for uri in uris):

@@ -158,7 +158,7 @@ def _trainable_bytes(layout: Layout, shape: ModelShape, bytes_of: Callable[[Part
 
 
 def _sliced_bytes(layout: Layout, shape: ModelShape, bytes_of: Callable[[Part], float]) -> float:
-    """The same of all that FSDP slices: what is trained, and what is frozen of the same part of the model."""
+    """Return the bytes of all parameters that FSDP shards: trained ones, and frozen ones of the same part."""
     sliced = shape.sliced
     frozen = {part: sliced[part] - shape.trained[part] for part in PARTS if sliced[part]}
     return _trainable_bytes(layout, shape, bytes_of) + sum(

@@ -77,7 +77,7 @@ class RankGroup:
             yield Transfer(what, collective, "inter", payload_bytes, sent, sent * self.ranks_per_node, calls)
 
     def all_to_all(self, what: What, payload_bytes: float, calls: float) -> Iterator[Transfer]:
-        """The same of an all-to-all of `payload_bytes` on each rank, which sends each other rank an equal part."""
+        """Yield the transfers of an all-to-all of `payload_bytes` per rank, in equal parts to the other ranks."""
         each = payload_bytes / self.size
         if self.ranks_in_node > 1:
             yield Transfer(what, "all_to_all", "intra", payload_bytes, each * (self.ranks_in_node - 1), 0.0, calls)

@@ -131,7 +131,7 @@ def _opened(path: Path) -> TextIO:
 def follow_logs(
     folder: Path, files: list[Path], *, step: str = "", last: int, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[LogLine]:
-    """The same, and new lines until the run is over."""
+    """Yield the last lines of the logs, and new lines until the run is over."""
     logs = [LogFile(file, step) for file in files]
     with contextlib.ExitStack() as stack:
         streams = [stack.enter_context(_opened(log.path)) for log in logs]

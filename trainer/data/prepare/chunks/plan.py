@@ -218,5 +218,5 @@ def _look_at(record: Sample | Reject, met: Met, split_by: str) -> tuple[Line, tu
 
 
 def _printable(where: str) -> str:
-    """Without the lone surrogates that a file's name may contain."""
+    """Replace the lone surrogates that a file's name may contain."""
     return where.encode("utf-8", "replace").decode()
