@@ -15,7 +15,7 @@ from tests.support.crash.world import ended
 from tests.support.trainer.checkpoints import newest_good
 from vlmpipe.trainer.checkpoint.commit import Listing, committed
 from vlmpipe.trainer.checkpoint.fault_points import POINTS
-from vlmpipe.trainer.external.states import fetch_state, newest_result, results_of, states_of
+from vlmpipe.trainer.external.states import fetch_state, newest_result, results_of, state_folder, states_of
 
 OF_A_COPY = [point for point in POINTS if point not in ("snapshot taken", "files written")]
 OF_A_RESULT = OF_A_COPY[: OF_A_COPY.index("after LATEST") + 1]  # the one result is never an old one
@@ -48,9 +48,9 @@ def test_the_launcher_killed_while_it_copies(point: str, launchers: Ends, tmp_pa
     found, passed_over = newest_good(store)
     is_new = OF_A_COPY.index("after COMMIT") <= OF_A_COPY.index(point) < OF_A_COPY.index("leftovers half swept")
     assert found and found.record.step == (4 if is_new else 3) and not passed_over
-    given = fetch_state(job, found, tmp_path)
+    fetch_state(store, found, tmp_path)
     expected = written(tmp_path / "expected", found.record.step)
-    assert {file.name: file.read_bytes() for file in given.iterdir()} == expected
+    assert {file.name: file.read_bytes() for file in state_folder(tmp_path, found).iterdir()} == expected
     shutil.rmtree(place / "program")  # of the machine that is lost
     assert copy_next(place) == found.record.step + 1
     listing = Listing.read(store)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmpipe.trainer import __version__
-from vlmpipe.trainer.checkpoint.commit import Checkpoint, CommitRecord
+from vlmpipe.trainer.checkpoint.commit import Checkpoint, CommitRecord, Listing, inspect
+from vlmpipe.trainer.checkpoint.manifest import signing_key
 from vlmpipe.trainer.checkpoint.staging import Staging, program_folder
 from vlmpipe.trainer.config.external_trainer import FOLDERS, SETTINGS, WITH_ROLES, ExternalTrainerConfig, fill_in
 from vlmpipe.trainer.config.job import JobConfig
@@ -30,7 +31,7 @@ from vlmpipe.trainer.external.program import program_digest
 from vlmpipe.trainer.external.progress_endpoint import ProgressEndpoint, platform_has_one
 from vlmpipe.trainer.external.report import TrainerReport, is_done
 from vlmpipe.trainer.external.result import model_type_of, require_change, require_result
-from vlmpipe.trainer.external.states import NodeParts, SavedStates, fetch_state
+from vlmpipe.trainer.external.states import NodeParts, SavedStates, fetch_state, state_folder, states_of
 from vlmpipe.trainer.external.versions import versions_in
 from vlmpipe.trainer.launch import one_node, processes_on_node
 from vlmpipe.trainer.preflight.machine import require_machine
@@ -123,7 +124,7 @@ class Session:
             versions=_versions(trainer),
         )
         checkpoint = self._choose(record)
-        resume = str(fetch_state(job, checkpoint, self._folders["resume"])) if checkpoint else ""
+        resume = str(state_folder(self._folders["resume"], checkpoint)) if checkpoint else ""
         model = resume if resume and trainer.resume_as_model else base
         folders = {**{name: str(path) for name, path in self._folders.items()}, "model": model, "resume": resume}
         with self._endpoint or contextlib.nullcontext():
@@ -151,11 +152,12 @@ class Session:
             return ExitCode.OK if done else ExitCode.PREEMPTED
 
     def _choose(self, record: CommitRecord) -> Checkpoint | None:
-        """The checkpoint to resume from; the chief's choice on all nodes, which have met then."""
+        """The checkpoint to resume from, which is on this node's disk then; the chief's choice on all nodes, which have
+        met then."""
         store, mine = open_storage(self._job.run.run_uri), None
         if self._node.is_chief:
             self._states = SavedStates(self._job, record, self._saved_in)
-            mine, passed_over = self._states.resume()
+            mine, passed_over = self._states.resume(self._folders["resume"])
             for reason in passed_over:
                 print(f"train: a newer checkpoint is damaged and passed over: {reason}", flush=True)
             self._attempt = self._states.attempt
@@ -169,11 +171,10 @@ class Session:
         self._attempt = choice["attempt"]
         if not (name := choice["checkpoint"]):
             return None
-        from vlmpipe.trainer.checkpoint.manifest import signing_key
-        from vlmpipe.trainer.checkpoint.verified_files import verify
-        from vlmpipe.trainer.external.states import states_of
-
-        return verify(states_of(self._job.run.run_uri), name, key=signing_key(self._job.checkpoint))
+        states = states_of(self._job.run.run_uri)
+        chosen, _ = inspect(states, name, Listing.read(states), key=signing_key(self._job.checkpoint))
+        fetch_state(states, chosen, self._folders["resume"])
+        return chosen
 
     def _start(self, folders: Mapping[str, str]) -> TrainerProcess:
         trainer, node = self._trainer, self._node

@@ -30,14 +30,16 @@ from vlmpipe.trainer.checkpoint.commit import (
     PROGRAM,
     Checkpoint,
     CommitRecord,
+    Listing,
     checkpoint_name,
     commit,
+    inspect,
     settle_other_trainer,
     upload_node_files,
 )
 from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
 from vlmpipe.trainer.checkpoint.manifest import signing_key
-from vlmpipe.trainer.checkpoint.mirror.copies import newest_good_of
+from vlmpipe.trainer.checkpoint.mirror.copies import newest_good_of, newest_usable_of
 from vlmpipe.trainer.checkpoint.retention import Housekeeping, Retention, sweep_leftovers
 from vlmpipe.trainer.checkpoint.verified_files import fetch_folder
 from vlmpipe.trainer.config.external_trainer import HF_RESULTS
@@ -103,12 +105,18 @@ class SavedStates:
     def attempt(self) -> int:
         return self._mine.attempt
 
-    def resume(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest good checkpoint, and why newer ones were passed over."""
-        _, checkpoint, passed_over = newest_good_of([self._store], key=self._key)
-        if checkpoint:
-            require_same_model(checkpoint, self._record)
-            require_all_parts(self._store, checkpoint)
+    def resume(self, folder: Path) -> tuple[Checkpoint | None, list[str]]:
+        """The newest good checkpoint, and why newer ones were passed over. A copy of it is in `folder` then."""
+        passed_over: list[str] = []
+
+        def fetch(store: Storage, name: str, listing: Listing) -> Checkpoint:
+            found, _ = inspect(store, name, listing, key=self._key)
+            require_same_model(found, self._record)
+            require_all_parts(store, found)
+            fetch_state(store, found, folder)
+            return found
+
+        checkpoint = newest_usable_of([self._store], fetch, passed_over)
         self.newest_step = checkpoint.record.step if checkpoint else 0
         begin_at(self._store, self._mine, self.newest_step, most=self._job.checkpoint.max_starts_without_progress)
         return checkpoint, passed_over
@@ -237,10 +245,21 @@ def require_all_parts(store: Storage, checkpoint: Checkpoint) -> None:
             )
 
 
-def fetch_state(job: JobConfig, checkpoint: Checkpoint, folder: Path) -> Path:
-    """A copy of the checkpoint's verified files that the program may change, in a folder named as it had named it."""
-    verified = fetch_folder(states_of(job.run.run_uri), checkpoint, folder / "verified", links=False)
-    return verified.rename(folder / f"checkpoint-{checkpoint.record.step}")
+def fetch_state(store: Storage, checkpoint: Checkpoint, folder: Path) -> None:
+    """Copy the checkpoint's files, verified, to the place of its step in `folder`, where the program may change them.
+
+    Raises DamagedError for a wrong file, and leaves none then.
+    """
+    arriving = folder / "arriving"
+    try:
+        fetch_folder(store, checkpoint, arriving, links=False).rename(state_folder(folder, checkpoint))
+    finally:
+        shutil.rmtree(arriving, ignore_errors=True)
+
+
+def state_folder(folder: Path, checkpoint: Checkpoint) -> Path:
+    """The place of a checkpoint in `folder`, named as the program had named it."""
+    return folder / f"checkpoint-{checkpoint.record.step}"
 
 
 def newest_result(job: JobConfig) -> tuple[Storage, Checkpoint | None, list[str]]:

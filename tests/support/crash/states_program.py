@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,7 +45,8 @@ def written(folder: Path, step: int) -> dict[str, bytes]:
 def follow(root: Path) -> SavedStates:
     """A start of the job that has found what it resumes from."""
     states = SavedStates(job_in(root), record(num_nodes=1, world_size=1), [root / "program"])
-    states.resume()
+    with tempfile.TemporaryDirectory() as folder:
+        states.resume(Path(folder))
     return states
 
 

@@ -40,6 +40,12 @@ class Store(LocalStorage):
 
     before_upload: Callable[[Path], object] = staticmethod(lambda path: None)
     is_away = False
+    read_bytes = 0  # of files of checkpoints
+
+    def read_range(self, name: str, start: int, end: int, *, version: str = "") -> bytes:
+        data = super().read_range(name, start, end, version=version)
+        self.read_bytes += len(data)
+        return data
 
     def upload(self, path: Path, name: str, *, crc32c: int | None = None) -> None:
         self.before_upload(path)
@@ -120,6 +126,26 @@ def test_a_checkpoint_that_the_program_deletes_meanwhile_is_no_failure(
     looked_at_twice(states)
     assert [step_of(name) for name in committed(store)] == [10]
     assert len(list(store.root.glob("checkpoints/*-*"))) == 1, "no half copy is left"
+
+
+def test_a_start_reads_each_byte_of_the_checkpoint_once_and_passes_over_a_damaged_one(
+    run: ExternalRun, store: Store, folder: Path, tmp_path: Path
+) -> None:
+    states, bytes_in = saved_states(run.job, folder), {}
+    for step in (5, 10):
+        made = checkpoint(folder, step)
+        bytes_in[step] = sum(file.stat().st_size for file in made.iterdir())
+        looked_at_twice(states)
+    _, newest = committed(store)
+    resumed_in, given = tmp_path / "resume", tmp_path / "given"
+    store.read_bytes = 0
+    found, passed_over = saved_states(run.job, folder).resume(given)
+    assert found and found.name == newest and not passed_over and store.read_bytes == bytes_in[10]
+    assert (given / "checkpoint-10/number").read_text() == "10"
+    store.write(f"checkpoints/{newest}/model.safetensors", bytes(1000))
+    found, passed_over = saved_states(run.job, folder).resume(resumed_in)
+    assert found and found.record.step == 5 and "model.safetensors differs from" in passed_over[0]
+    assert [path.name for path in resumed_in.iterdir()] == ["checkpoint-5"]
 
 
 def test_a_store_that_is_away_is_a_warning_and_the_newest_is_copied_later(
