@@ -92,9 +92,11 @@ def as_it_lies(record: dict[str, Any], run_file: Mapping[str, Any], folder: str)
     Args:
         run_file: the content of the run's run.json, which names that root.
     """
-    paths = run_file.get("run") or {}
+    paths = run_file.get("run")
+    if not isinstance(paths, Mapping):
+        return record
     root, place = str(paths.get("root_uri", "")), f"/runs/{paths.get('run_id')}"
-    if not root or in_bucket(root) or not folder.endswith(place) or os.path.realpath(root + place) == folder:
+    if not os.path.isabs(root) or not folder.endswith(place) or os.path.realpath(root + place) == folder:
         return record
     now = folder.removesuffix(place)
 
