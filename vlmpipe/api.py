@@ -95,10 +95,8 @@ def plan(config: RunConfig, target: Target = "vertex") -> Plan | StagesPlan | Sw
     """
     from vlmpipe.catalog.this_machine import this_machine
     from vlmpipe.planner.sweep import plan_config
-    from vlmpipe.trainer.storage.outage import answering_soon
 
-    with answering_soon():
-        return plan_config(config, here=this_machine() if target == "local" else None)
+    return plan_config(config, here=this_machine() if target == "local" else None)
 
 
 @missing_packages()

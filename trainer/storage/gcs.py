@@ -67,7 +67,7 @@ def _wait_as_asked(error: Exception) -> None:
 
 
 RETRY = Retry(predicate=DEFAULT_RETRY._predicate, on_error=_wait_as_asked, timeout=180.0)
-ONCE = Retry(predicate=lambda _: False)
+SOON = Retry(predicate=DEFAULT_RETRY._predicate, initial=0.2, timeout=SOON_S)  # a timeout ends it, a 503 does not
 
 
 class GcsStorage(BucketStorage):
@@ -84,7 +84,7 @@ class GcsStorage(BucketStorage):
         timeout_s: float | None = None,
     ) -> None:
         super().__init__(root_uri)
-        usual = (ONCE, SOON_S) if must_answer_soon() else (RETRY, TIMEOUT_S)
+        usual = (SOON, SOON_S) if must_answer_soon() else (RETRY, TIMEOUT_S)
         self._patience: dict[str, Any] = {"retry": retry or usual[0], "timeout": timeout_s or usual[1]}
         with _readable_errors("connecting to", self.root_uri):
             self._bucket = (client or _default_client()).bucket(self.bucket_name)

@@ -1,7 +1,7 @@
 """Outages: failures in a row of what passes by itself (`UserError.passes`), and waiting for their end.
 
 A store that is away for some minutes, or a disk that is full, does not end a job that has hours of training in memory.
-Commands that a person waits for ask it once, for `SOON_S` at most.
+Commands that a person waits for ask it for `SOON_S`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WAITING = _Waiting()
 
 @contextlib.contextmanager
 def answering_soon() -> Iterator[None]:
-    """Let stores that are opened inside the block ask once, for SOON_S at most, instead of for minutes.
+    """Let stores that are opened inside the block ask for SOON_S instead of for minutes.
 
     Holds for all threads.
     """

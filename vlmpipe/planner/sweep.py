@@ -15,6 +15,7 @@ from vlmpipe.planner.cost.estimate import StepCost
 from vlmpipe.planner.plan import STATES, Plan, State, plan_run
 from vlmpipe.planner.stages import StagesPlan, plan_whole_run
 from vlmpipe.planner.steps.estimate import Stage
+from vlmpipe.trainer.storage.outage import answering_soon
 
 OF_A_TRAINING = ("train", "evaluate")  # jobs of a run that a training of the sweep does; others are shared
 
@@ -160,7 +161,8 @@ def plan_config(config: RunConfig, *, here: LocalMachine | None = None) -> Plan 
 
     `here`: the machine of a local run.
     """
-    return plan_sweep(config, here=here) if config.sweep else plan_whole_run(config, here=here)
+    with answering_soon():
+        return plan_sweep(config, here=here) if config.sweep else plan_whole_run(config, here=here)
 
 
 def require_runnable(config: RunConfig) -> list[str]:

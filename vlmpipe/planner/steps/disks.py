@@ -13,6 +13,7 @@ from vlmpipe.planner.steps.needs import all_samples
 from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.sizing.model_shape import PARTS, ModelShape, Stack
+from vlmpipe.trainer.storage.outage import answering_soon
 
 SUB_CONFIGURATIONS = {"text_config", "vision_config"}
 ADDED_SHARE = 1.1  # rows for new tokens, and the projector that joins two published models
@@ -91,6 +92,7 @@ def _has_experts(level: Mapping[str, Any]) -> bool:
 
 def _shape(config: RunConfig) -> ModelShape | None:
     try:
-        return architecture(config).shape
+        with answering_soon():
+            return architecture(config).shape
     except UserError:  # `vlmpipe plan` and the run's first step name it
         return None
