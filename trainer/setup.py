@@ -212,7 +212,7 @@ def build_model(
         train_rows_only(model, tokens)
     tower = family.tower(model)
     if data.cached:
-        require_frozen_tower(job.model, sum(one.numel() for one in tower.parameters() if one.requires_grad))
+        require_frozen_tower(job.model, sum(weight.numel() for weight in tower.parameters() if weight.requires_grad))
     tower_sha256 = "" if trains(tower) else _tower_sha256(job, family, None if deferred else tower, worker)
     frozen = frozen_weights(model)
     num_trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

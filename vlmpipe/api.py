@@ -175,10 +175,10 @@ def run(
         execute(this, view, pipeline_command(this, retries=retries, faults=inject_faults))
     finally:
         this.release()
-    found = report_of(this.folder, this.marker)
-    if raise_on_failure and found.exit_code:
-        raise RunFailedError(found)
-    return found
+    report = report_of(this.folder, this.marker)
+    if raise_on_failure and report.exit_code:
+        raise RunFailedError(report)
+    return report
 
 
 @missing_packages()

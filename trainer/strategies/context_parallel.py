@@ -65,16 +65,16 @@ def inputs_of_rank(inputs: dict[str, Any], context: ContextParallel) -> dict[str
     assert "samples" in inputs, "attention needs the bounds of samples: positions of one rank's tokens do not show them"
     hidden, positions = inputs["inputs_embeds"], inputs["position_ids"]
     rows, tokens, width = hidden.shape
-    mine = rows * tokens // context.ranks
-    start = context.number * mine
+    local_tokens = rows * tokens // context.ranks
+    start = context.number * local_tokens
     # A copy, or the first layer would keep all tokens in memory.
-    own = hidden.reshape(-1, width)[start : start + mine].clone().view(rows, -1, width)
-    own_positions = positions.flatten(-2)[..., start : start + mine].unflatten(-1, (rows, -1))
-    found = {"inputs_embeds": own, "position_ids": own_positions, "context": context}
+    local_hidden = hidden.reshape(-1, width)[start : start + local_tokens].clone().view(rows, -1, width)
+    local_positions = positions.flatten(-2)[..., start : start + local_tokens].unflatten(-1, (rows, -1))
+    local_inputs = {"inputs_embeds": local_hidden, "position_ids": local_positions, "context": context}
     if "deepstack_visual_embeds" in inputs:
         # The host does not know how many of them are this rank's: those of other tokens become zeros at one of its own.
         places = inputs["visual_pos_masks"] - start
-        is_mine = ((places >= 0) & (places < mine)).unsqueeze(1)
-        found["visual_pos_masks"] = places.clamp(0, mine - 1)
-        found["deepstack_visual_embeds"] = [level * is_mine for level in inputs["deepstack_visual_embeds"]]
-    return found
+        is_local = ((places >= 0) & (places < local_tokens)).unsqueeze(1)
+        local_inputs["visual_pos_masks"] = places.clamp(0, local_tokens - 1)
+        local_inputs["deepstack_visual_embeds"] = [level * is_local for level in inputs["deepstack_visual_embeds"]]
+    return local_inputs

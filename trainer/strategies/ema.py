@@ -62,5 +62,5 @@ class Ema:
 
 def _local(tensors: Sequence[Tensor]) -> list[Tensor]:
     """This rank's shard of each."""
-    found = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
-    return [tensor.detach() for tensor in found]
+    shards = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    return [tensor.detach() for tensor in shards]

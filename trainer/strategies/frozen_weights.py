@@ -20,8 +20,10 @@ def shared_sha256(sizes: Mapping[str, int], read: Callable[[str], Tensor], worke
     """
     if not sizes:
         return ""
-    mine = sorted(share_of(sizes, worker.world_size, worker.rank))
-    own = together(worker, "hashing frozen weights", lambda: {name: tensor_sha256(read(name)) for name in mine})
-    digests = {name: digest for part in gather(own, worker) for name, digest in part.items()}
+    share = sorted(share_of(sizes, worker.world_size, worker.rank))
+    local_digests = together(
+        worker, "hashing frozen weights", lambda: {name: tensor_sha256(read(name)) for name in share}
+    )
+    digests = {name: digest for part in gather(local_digests, worker) for name, digest in part.items()}
     assert digests.keys() == sizes.keys(), "every weight has one rank"
     return combined_sha256(digests)

@@ -183,8 +183,8 @@ class TorchStrategy:
         """The items that DCP's own plan for this rank asks for."""
         metadata: Metadata = pickle.loads(files.read(METADATA_FILE))
         planner = dcp.DefaultLoadPlanner()
-        wanted = self._wanted(metadata.state_dict_metadata)
-        planner.set_up_planner(with_strided_shards(wanted.state), metadata, is_coordinator=False)
+        target = self._wanted(metadata.state_dict_metadata)
+        planner.set_up_planner(with_strided_shards(target.state), metadata, is_coordinator=False)
         ranges = {METADATA_FILE: [(0, files.sizes_bytes[METADATA_FILE])]}
         for item in planner.create_local_plan().items:
             place = metadata.storage_data[item.storage_index]
@@ -195,19 +195,19 @@ class TorchStrategy:
         """Load a snapshot, resharded for this run's layout."""
         reader = dcp.FileSystemReader(folder)
         saved = reader.read_metadata().state_dict_metadata
-        wanted = self._wanted(saved)
+        target = self._wanted(saved)
         with _plain_errors():
-            dcp.load(with_strided_shards(wanted.state), storage_reader=reader)
-        for numbers in wanted.scale.values():
+            dcp.load(with_strided_shards(target.state), storage_reader=reader)
+        for numbers in target.scale.values():
             self.loss_scale.restore(numbers)
         set_state_dict(
             self._stateful,
             self._optimizer,
-            model_state_dict=wanted.state["model"],
-            optim_state_dict={**wanted.optimizer_state, **wanted.state["optimizer"]},
+            model_state_dict=target.state["model"],
+            optim_state_dict={**target.optimizer_state, **target.state["optimizer"]},
             options=STATE_OPTIONS,
         )
-        if self._ema and not wanted.has_average:
+        if self._ema and not target.has_average:
             self._ema.restart("the checkpoint")
 
     def _wanted(self, saved: Mapping[str, Any]) -> _Wanted:
@@ -234,13 +234,13 @@ class TorchStrategy:
     def _share(self, state: dict[str, Any]) -> dict[str, Any]:
         """The parameters that this rank writes, with their optimizer state."""
         weights, moments = state["model"], state["optimizer"]["state"]
-        mine = share_of({name: weight.nbytes for name, weight in weights.items()}, self._copies, self._copy)
+        written = share_of({name: weight.nbytes for name, weight in weights.items()}, self._copies, self._copy)
         shared: dict[str, Any] = {
-            "model": {name: weights[name] for name in sorted(mine)},
-            "optimizer": {"state": {name: held for name, held in moments.items() if name in mine}},
+            "model": {name: weights[name] for name in sorted(written)},
+            "optimizer": {"state": {name: held for name, held in moments.items() if name in written}},
         }
         if EMA in state:
-            shared[EMA] = {name: average for name, average in state[EMA].items() if name in mine}
+            shared[EMA] = {name: average for name, average in state[EMA].items() if name in written}
         return shared
 
 
@@ -262,13 +262,13 @@ def trained_of(module: nn.Module) -> dict[str, nn.Parameter]:
 
 def share_of(sizes_bytes: Mapping[str, int], shares: int, number: int) -> set[str]:
     """Names in share `number` of `shares` shares of similar size: the largest first, each to the smallest share."""
-    held, mine = [0] * shares, set()
+    share_bytes, names = [0] * shares, set()
     for name in sorted(sizes_bytes, key=lambda name: (-sizes_bytes[name], name)):
-        smallest = held.index(min(held))
-        held[smallest] += sizes_bytes[name]
+        smallest = share_bytes.index(min(share_bytes))
+        share_bytes[smallest] += sizes_bytes[name]
         if smallest == number:
-            mine.add(name)
-    return mine
+            names.add(name)
+    return names
 
 
 @contextlib.contextmanager

@@ -32,14 +32,14 @@ class HeldFiles(CheckpointEngine):
         """Wrap `write` so that its error is raised later, by the function that `take` returns: raised during the save,
         it would leave the other ranks waiting in the engine's collectives."""
 
-        def kept(*args: Given.args, **kwargs: Given.kwargs) -> None:
+        def keep_error(*args: Given.args, **kwargs: Given.kwargs) -> None:
             if self._error is None:
                 try:
                     write(*args, **kwargs)
                 except Exception as error:
                     self._error = error
 
-        return kept
+        return keep_error
 
     def take(self) -> Callable[[], None]:
         """Return a function that writes the staged files. Call it before the next save, which reuses their buffers."""

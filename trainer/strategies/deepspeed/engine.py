@@ -62,16 +62,18 @@ class Zero:
         self.settings = laid_over(settings, config.deepspeed)
         require_values(self.settings)
         if stage == 3:
-            given = partition_by_part(module, blocks, self.settings, worker, bf16=config.precision == "bf16")
+            initial_weights = partition_by_part(module, blocks, self.settings, worker, bf16=config.precision == "bf16")
         else:
-            given = {parameter: parameter.data for parameter in module.parameters() if parameter.requires_grad}
+            initial_weights = {
+                parameter: parameter.data for parameter in module.parameters() if parameter.requires_grad
+            }
         optimizer = build_optimizer(module, config.optimizer)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=module, optimizer=optimizer, config=self.settings, dist_init_required=False
         )
         if config.precision == "bf16":
-            self._begin_from(given)
-        del given
+            self._begin_from(initial_weights)
+        del initial_weights
         self._micro_steps = micro_steps
         self.loss_scale = LossScale(config.precision)
         # DeepSpeed's own scaler clips before it divides by the scale, and stays on after an earlier fp16 engine of
@@ -144,10 +146,10 @@ class Zero:
 
         DeepSpeed wants to see the files of all ranks, and opens these.
         """
-        own = (MODULE_FILE, self._ema_file)
+        rank_files = (MODULE_FILE, self._ema_file)
         prefix = f"zero_pp_rank_{self._worker.rank}_mp_rank_"
         sizes = files.sizes_bytes.items()
-        return {file: [(0, size)] for file, size in sizes if file in own or prefix in file}
+        return {file: [(0, size)] for file, size in sizes if file in rank_files or prefix in file}
 
     def load(self, folder: Path) -> None:
         clip_grad_norm = self._engine.optimizer.clip_grad
@@ -183,11 +185,11 @@ class Zero:
         return list(next(getattr(optimizer, name) for name in names if hasattr(optimizer, name)))
 
     @torch.no_grad()
-    def _begin_from(self, given: Mapping[nn.Parameter, Tensor]) -> None:
+    def _begin_from(self, initial_weights: Mapping[nn.Parameter, Tensor]) -> None:
         """Give the masters the fp32 weights that training begins with, of stage 3 this rank's slices: DeepSpeed takes
         them from the bf16 copies."""
         parameter: Any  # with DeepSpeed's methods
-        for parameter, weight in given.items():
+        for parameter, weight in initial_weights.items():
             if self._stage < 3:
                 parameter.set_full_hp_param(weight)
                 continue

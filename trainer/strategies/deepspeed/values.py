@@ -32,15 +32,18 @@ def require_values(settings: Mapping[str, Any]) -> None:
     try:
         DeepSpeedConfig(judged)
     except ValidationError as error:
-        said = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}, found {one['input']!r}" for one in error.errors()]
-        raise _refused("; ".join(said)) from error
+        messages = [
+            f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}, found {detail['input']!r}"
+            for detail in error.errors()
+        ]
+        raise _refused("; ".join(messages)) from error
     except (DeepSpeedConfigError, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
         raise _refused(str(error)) from error
 
 
-def _refused(said: str) -> ConfigError:
+def _refused(message: str) -> ConfigError:
     return ConfigError(
-        f"DeepSpeed refuses train.deepspeed: {said}",
+        f"DeepSpeed refuses train.deepspeed: {message}",
         expected="values of https://www.deepspeed.ai/docs/config-json/",
         fix="correct them, or take them out: the run file's other fields decide what is needed",
     )

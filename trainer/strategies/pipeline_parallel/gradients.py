@@ -43,7 +43,7 @@ class Gradients:
     def __init__(self, module: nn.Module, tied: nn.Parameter | None, groups: Groups) -> None:
         self._groups = groups
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._tied: list[nn.Parameter] = [one for one in self.parameters if tied is not None and one is tied]
+        self._tied: list[nn.Parameter] = [weight for weight in self.parameters if tied is not None and weight is tied]
         self._counted = [parameter for parameter in self.parameters if parameter is not tied or groups.stage == 0]
 
     def sum_tied(self) -> None:

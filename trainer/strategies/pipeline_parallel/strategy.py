@@ -50,18 +50,19 @@ class Pipeline(TorchStrategy):
         stages = stages_of(layers, config.stages, blocks.sequence_flops, image_layers=blocks.image_layers)
         is_tied, hidden = blocks.is_tied, int(blocks.embedding.weight.shape[1])
         self._groups = Groups(config.pipeline_parallel, config.tensor_parallel, worker, ends=is_tied)
-        own = stages[self._groups.stage :: config.pipeline_parallel]
-        views = [blocks.view(stage) for stage in own] if len(own) > 1 else [module]
-        mine = Stage.joined(own)
-        blocks.reduce_to(mine)
+        rank_stages = stages[self._groups.stage :: config.pipeline_parallel]
+        views = [blocks.view(stage) for stage in rank_stages] if len(rank_stages) > 1 else [module]
+        joined_stage = Stage.joined(rank_stages)
+        blocks.reduce_to(joined_stage)
         self._replicated: ReplicatedGradients | None = None
         if config.tensor_parallel > 1:
             mesh, sequence = self._groups.tensor_mesh, config.sequence_parallel
-            partial = parallelize(blocks, mesh, mine, sequence=sequence)
+            partial = parallelize(blocks, mesh, joined_stage, sequence=sequence)
             self._replicated = ReplicatedGradients(module, partial, mesh.get_group())
         to_device(module, worker.device)
         self._runners = [
-            StageRunner(view, stage, hidden, config, worker.device) for view, stage in zip(views, own, strict=True)
+            StageRunner(view, stage, hidden, config, worker.device)
+            for view, stage in zip(views, rank_stages, strict=True)
         ]
         for runner in self._runners:
             of_stage = dataclasses.replace(blocks, language_layers=blocks.layers_in(runner.stage), tower_layers=())
@@ -77,8 +78,8 @@ class Pipeline(TorchStrategy):
     def forward_backward(self, batches: MicroBatches, total_label_tokens: int) -> Tensor:
         # FSDP averages over replicas; the loss is a sum over them: multiply by their number.
         self._loss_factor = self.loss_scale.value * self._groups.num_replicas / total_label_tokens
-        for runner, own in zip(self._runners, itertools.tee(batches, len(self._runners)), strict=True):
-            runner.take(own)
+        for runner, runner_batches in zip(self._runners, itertools.tee(batches, len(self._runners)), strict=True):
+            runner.take(runner_batches)
         if self._schedule is None:
             self._schedule = self._build_schedule()
         losses: list[Tensor] = []
@@ -92,26 +93,26 @@ class Pipeline(TorchStrategy):
         return share / (self.loss_scale.value * self._groups.num_replicas)
 
     def forward_loss(self, batch: PackedBatch) -> Tensor:
-        group, ranks, mine = self._groups.pipeline, self._config.pipeline_parallel, self._groups.stage
+        group, ranks, stage = self._groups.pipeline, self._config.pipeline_parallel, self._groups.stage
         passed_on = torch.empty(0)
         for runner in self._runners:
             runner.eval()
         with torch.no_grad():
             for number in range(self._config.stages):
                 owner, following = number % ranks, (number + 1) % ranks
-                if owner == mine:
+                if owner == stage:
                     passed_on = self._runners[number // ranks].evaluate(batch, passed_on)
                 if number + 1 == self._config.stages:
                     break
-                if owner == mine:
+                if owner == stage:
                     dist.send(passed_on.contiguous(), group=group, group_dst=following)
-                elif following == mine:
+                elif following == stage:
                     passed_on = self._runners[(number + 1) // ranks].room_for(batch)
                     dist.recv(passed_on, group=group, group_src=owner)
         for runner in self._runners:
             runner.train()
             reshard(runner)
-        has_loss = mine == ranks - 1 and not self._groups.tensor_rank
+        has_loss = stage == ranks - 1 and not self._groups.tensor_rank
         return passed_on if has_loss else torch.zeros((), device=self._worker.device)
 
     def step(self, rate_factor: float) -> StepResult:
@@ -208,7 +209,7 @@ class StageRunner(nn.Module):
 def _hidden_dtype(module: nn.Module, computed: torch.dtype) -> torch.dtype:
     """Type of hidden states in a stage's language model: `computed`, or that of its weights where FSDP leaves them."""
     names = module.named_parameters()
-    weight = next(one for name, one in names if part_of(name) == "language_model" and not is_adapter(name))
+    weight = next(parameter for name, parameter in names if part_of(name) == "language_model" and not is_adapter(name))
     return weight.dtype if weight in in_frozen_parts(module) else computed
 
 

@@ -114,8 +114,8 @@ def require_shardable(config: ModelConfig, ranks: int, *, cached: bool, sequence
                     expected="a number of ranks among which heads and feed-forward width divide",
                 )
     with torch.device("meta"):
-        one = None if config.family == "hf" else 1  # whose layers differ
-        model = family.skeleton(config, vocabulary=shape.vocabulary, language_layers=one)
+        num_layers = None if config.family == "hf" else 1  # whose layers differ
+        model = family.skeleton(config, vocabulary=shape.vocabulary, language_layers=num_layers)
     blocks = family.blocks(family.training_module(config, model, cached=cached))
     for layer, shared in _layers(blocks, Stage.whole(len(blocks.language_layers)), sequence=sequence):
         _plan(layer, shared=shared)
@@ -183,18 +183,18 @@ def _plan(layer: nn.Module, *, shared: bool) -> _Plan:
             plan.partial_gradients.append((linear_of(module), "bias"))
     around = {name.rpartition(".")[0] for name in linear}
     for name, module in layer.named_modules():
-        own = list(module.named_parameters(recurse=False))
+        parameters = list(module.named_parameters(recurse=False))
         parent = name.rpartition(".")[0]
-        if own and name not in plan.styles and (name in around or parent in around):
+        if parameters and name not in plan.styles and (name in around or parent in around):
             head_dim = getattr(layer.get_submodule(parent), "head_dim", None)
-            if any(tuple(parameter.shape) != (head_dim,) for _, parameter in own):
+            if any(tuple(parameter.shape) != (head_dim,) for _, parameter in parameters):
                 raise _unknown(layer, name)
-            plan.partial_gradients += [(module, parameter) for parameter, _ in own]
-        elif own and not any(name.startswith(f"{part}.") for part in around):
-            if any(parameter.ndim > 1 for _, parameter in own):
+            plan.partial_gradients += [(module, parameter) for parameter, _ in parameters]
+        elif parameters and not any(name.startswith(f"{part}.") for part in around):
+            if any(parameter.ndim > 1 for _, parameter in parameters):
                 raise _unknown(layer, name)
             if shared:
-                plan.partial_gradients += [(module, parameter) for parameter, _ in own]
+                plan.partial_gradients += [(module, parameter) for parameter, _ in parameters]
     plan.styles |= {name: GatheredInput() if shared else CopyToModelParallelRegion() for name in around - fused}
     plan.styles |= {name: CopyToModelParallelHeads() for name in fused}
     return plan

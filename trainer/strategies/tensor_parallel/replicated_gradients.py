@@ -51,8 +51,12 @@ def _trained(module: nn.Module) -> Iterator[Parameter]:
 
 def _gradients(places: Iterable[Parameter]) -> list[Tensor]:
     """This rank's shards of the gradients."""
-    found = [owner.get_parameter(name).grad for owner, name in places]
-    return [one.to_local() if isinstance(one, DTensor) else one for one in found if one is not None]
+    gradients = [owner.get_parameter(name).grad for owner, name in places]
+    return [
+        gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        for gradient in gradients
+        if gradient is not None
+    ]
 
 
 def _all_reduce(gradients: Iterable[Tensor], group: ProcessGroup) -> None:
@@ -62,7 +66,7 @@ def _all_reduce(gradients: Iterable[Tensor], group: ProcessGroup) -> None:
         if gradient.nbytes >= MAX_BYTES and gradient.is_contiguous():
             dist.all_reduce(gradient, group=group)
             continue
-        if sum(one.nbytes for one in small) + gradient.nbytes > MAX_BYTES:
+        if sum(queued.nbytes for queued in small) + gradient.nbytes > MAX_BYTES:
             _all_reduce_together(small, group)
             small = []
         small.append(gradient)
@@ -74,5 +78,5 @@ def _all_reduce_together(gradients: Sequence[Tensor], group: ProcessGroup) -> No
         return
     together = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(together, group=group)
-    for gradient, total in zip(gradients, together.split([one.numel() for one in gradients]), strict=True):
+    for gradient, total in zip(gradients, together.split([tensor.numel() for tensor in gradients]), strict=True):
         gradient.copy_(total.view_as(gradient))

@@ -39,7 +39,7 @@ class SequenceParallel:
     def of(cls, mesh: DeviceMesh) -> SequenceParallel:
         return cls(mesh.size(), mesh.get_local_rank(), mesh.get_group())
 
-    def own(self, whole: Tensor) -> Tensor:
+    def shard(self, whole: Tensor) -> Tensor:
         """A copy of this rank's shard."""
         rows, tokens, hidden = whole.shape
         part = whole.reshape(-1, hidden).chunk(self.ranks)[self.number]
@@ -89,7 +89,7 @@ class ScatteredOutput(ShardingStyle):
 
 def scatter_sequence(first: nn.Module, last: nn.Module, shares: SequenceParallel) -> None:
     """Shard tokens from the replicated input of layer `first` to the replicated output of layer `last`."""
-    mark_input(first, lambda hidden: _own(hidden, shares))
+    mark_input(first, lambda hidden: _sharded(hidden, shares))
     last.register_forward_hook(lambda _module, _args, output: _all(output, shares))
 
 
@@ -102,9 +102,11 @@ class _Moved(torch.autograd.Function):
     """Applies `forth` to a tensor and `back` to its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor, forth: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(
+        ctx: Any, tensor: Tensor, forth: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         ctx.back = back
-        return forth(given)
+        return forth(tensor)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
@@ -121,11 +123,11 @@ def _summed(summand: Tensor, shares: SequenceParallel) -> Tensor:
     return _Moved.apply(summand, shares.summed, shares.gathered)
 
 
-def _own(whole: Tensor, shares: SequenceParallel) -> Tensor:
+def _sharded(whole: Tensor, shares: SequenceParallel) -> Tensor:
     """Shard a replicated tensor; the gradient is all-gathered."""
-    return _Moved.apply(whole, shares.own, shares.gathered)
+    return _Moved.apply(whole, shares.shard, shares.gathered)
 
 
 def _all(part: Tensor, shares: SequenceParallel) -> Tensor:
     """All-gather; the gradient is replicated, and each rank takes its shard."""
-    return _Moved.apply(part, shares.gathered, shares.own)
+    return _Moved.apply(part, shares.gathered, shares.shard)

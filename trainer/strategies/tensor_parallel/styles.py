@@ -124,8 +124,8 @@ class VocabParallelEmbedding(ParallelStyle):
         def forward(embedding: nn.Module, tokens: Tensor) -> Tensor:
             weight = _local(embedding.weight)
             rows, is_mine = on_this_rank(tokens, first, len(weight))
-            found = F.embedding(rows, weight).masked_fill_(~is_mine.unsqueeze(-1), 0.0)
-            embedded: Tensor = _ReduceFromModelParallel.apply(found, group)
+            local_rows = F.embedding(rows, weight).masked_fill_(~is_mine.unsqueeze(-1), 0.0)
+            embedded: Tensor = _ReduceFromModelParallel.apply(local_rows, group)
             scale = getattr(embedding, SCALE, None)
             return embedded if scale is None else embedded * scale.to(embedded.dtype)
 
@@ -213,8 +213,8 @@ def _distributed(whole: Tensor, mesh: DeviceMesh, placement: Placement) -> DTens
     if not isinstance(placement, _StridedShard):
         return distribute_tensor(whole, mesh, [placement])
     parts = whole.unflatten(0, (placement.split_factor, -1))
-    own = distribute_tensor(parts, mesh, [Shard(1)]).to_local().flatten(0, 1).clone()
-    return DTensor.from_local(own, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride())
+    shard = distribute_tensor(parts, mesh, [Shard(1)]).to_local().flatten(0, 1).clone()
+    return DTensor.from_local(shard, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride())
 
 
 def _computed_outputs(layer: nn.Module, rows: Tensor) -> Tensor:
@@ -279,9 +279,9 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         largest = logits.amax(dim=-1)  # (labels,)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
         columns, is_mine = on_this_rank(label_ids, first, logits.shape[1])
-        wanted = (logits.gather(1, columns.unsqueeze(1)).squeeze(1) - largest).masked_fill(~is_mine, 0.0)
+        label_logits = (logits.gather(1, columns.unsqueeze(1)).squeeze(1) - largest).masked_fill(~is_mine, 0.0)
         scores = (logits - largest.unsqueeze(1)).exp_()  # (labels, tokens of this rank)
-        sums = torch.stack([scores.sum(dim=-1), wanted])
+        sums = torch.stack([scores.sum(dim=-1), label_logits])
         dist.all_reduce(sums, group=group)
         ctx.save_for_backward(scores.div_(sums[0].unsqueeze(1)), columns, is_mine)
         return sums[0].log() - sums[1]
