@@ -137,7 +137,7 @@ class Schedules(ABC, Generic[AnySchedule]):
         if live is None or live.is_over:
             raise ConfigError(
                 f"{self._place} has no schedule of {name}" + (" that is not over" if live else ""),
-                fix="vlmpipe schedule apply makes one; vlmpipe schedule list shows those that are there",
+                fix="vlmpipe schedule apply makes one; vlmpipe schedule list shows the existing ones",
             )
         return live
 

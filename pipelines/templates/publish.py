@@ -95,7 +95,9 @@ def all_tags(own: Sequence[str]) -> list[str]:
             )
     tags = list(dict.fromkeys([f"v{__version__.replace('+', '-')}", *own, LATEST]))
     if len(tags) >= MOST_TAGS:
-        raise ConfigError(f"{len(own)} tags are too many", expected=f"at most {MOST_TAGS - 3} beside vlmpipe's own")
+        raise ConfigError(
+            f"{len(own)} tags are too many", expected=f"at most {MOST_TAGS - 3} in addition to vlmpipe's own"
+        )
     return tags
 
 

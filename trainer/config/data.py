@@ -364,7 +364,7 @@ def _require_mixture(data: DataConfig) -> None:
         raise ValueError(f"has two sources of one name: {', '.join(names)}")
     alone = [name for name in ("image_folder", "max_samples") if getattr(data, name)]
     if alone:
-        raise ValueError(f"has {alone[0]} beside sources: set it in each source")
+        raise ValueError(f"has {alone[0]} next to sources: set it in each source")
     builtin = [source.uri for source in data.sources if source.uri.startswith("builtin:")]
     if builtin and data.split_by not in (BY_IMAGE, BY_RECORD):
         raise ValueError(f"is split by {data.split_by}, a field of records, which {builtin[0]} has none of")

@@ -160,11 +160,11 @@ class ExternalTrainerConfig(Section):
             if not self.command:
                 raise ValueError("command is missing: kind command needs the program and its arguments")
             if given := [name for name in of_package if getattr(self, name)]:
-                raise ValueError(f"{given[0]} has no meaning for kind command: use kind package, or leave it out")
+                raise ValueError(f"{given[0]} does not apply to kind command: use kind package, or leave it out")
         elif missing := [name for name in of_package if not getattr(self, name)]:
             raise ValueError(f"{missing[0]} is missing: kind package needs {', '.join(of_package)}")
         elif self.image_uri:
-            raise ValueError("image_uri has no meaning for kind package: executor_image_uri is its image")
+            raise ValueError("image_uri does not apply to kind package: executor_image_uri is its image")
         return self
 
     @model_validator(mode="after")
@@ -179,7 +179,7 @@ class ExternalTrainerConfig(Section):
                 f"roles have no meaning for launch {self.launch}: use one of {', '.join(WITH_ROLES)}, or leave them out"
             )
         if self.roles.ps_machine_type and not self.roles.ps:
-            raise ValueError("roles.ps_machine_type has no meaning without parameter servers: set roles.ps")
+            raise ValueError("roles.ps_machine_type does not apply without parameter servers: set roles.ps")
         if self.launch == "torchrun" and self.stop_grace_s > TORCHRUN_GRACE_S:
             raise ValueError(
                 f"stop_grace_s {self.stop_grace_s} is more than the {TORCHRUN_GRACE_S} s after which torchrun kills "
@@ -195,7 +195,7 @@ class ExternalTrainerConfig(Section):
                 f"{self.result}"
             )
         if self.resume_as_model and not self.resume_args:
-            raise ValueError("resume_as_model has no meaning without resume_args: the program never resumes")
+            raise ValueError("resume_as_model does not apply without resume_args: the program never resumes")
         return self
 
     @property

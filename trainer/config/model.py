@@ -239,13 +239,13 @@ class ModelConfig(Section):
             _require_published(self)
             return self
         if self.image_processor is not None:
-            raise ValueError(f"image_processor has no meaning for family {self.family}: it is for family hf")
+            raise ValueError(f"image_processor does not apply to family {self.family}: it is for family hf")
         if self.family in GRID_FAMILIES:
             if found := sorted(
                 {"image_size", "longest_edge", "feature_layer", "feature_select"} & changed_fields(self)
             ):
                 raise ValueError(
-                    f"{found[0]} has no meaning for family {self.family}: images keep their shape between min_pixels "
+                    f"{found[0]} does not apply to family {self.family}: images keep their shape between min_pixels "
                     "and max_pixels, and the model says which features it takes"
                 )
             if self.max_pixels is None:
@@ -259,7 +259,7 @@ class ModelConfig(Section):
         if self.family in WHOLE_FAMILIES:
             alien, own = {"feature_layer", "feature_select"}, "pretrained, image_size, longest_edge"
         if found := sorted({"min_pixels", "max_pixels", *alien} & changed_fields(self)):
-            raise ValueError(f"{found[0]} has no meaning for family {self.family}, which has {own}")
+            raise ValueError(f"{found[0]} does not apply to family {self.family}, which has {own}")
         if not self.image_size:
             raise ValueError(
                 f"family {self.family} needs image_size: the side in pixels that its tower was trained with"
@@ -292,7 +292,7 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _fits_the_tokenizer(self) -> ModelConfig:
         if self.tokenizer_revision and self.tokenizer.startswith("train:"):
-            raise ValueError(f"tokenizer_revision has no meaning for tokenizer {self.tokenizer}, which is trained")
+            raise ValueError(f"tokenizer_revision does not apply to tokenizer {self.tokenizer}, which is trained")
         return self
 
     @model_validator(mode="after")
@@ -300,9 +300,9 @@ class ModelConfig(Section):
         if not self.relevance:
             return self
         if self.family not in GRID_FAMILIES:
-            raise ValueError(f"relevance has no meaning for family {self.family}: use {' or '.join(GRID_FAMILIES)}")
+            raise ValueError(f"relevance does not apply to family {self.family}: use {' or '.join(GRID_FAMILIES)}")
         if self.exports_adapter:
-            raise ValueError("relevance is exported beside a whole base: set lora.export to merged")
+            raise ValueError("relevance is exported next to a whole base: set lora.export to merged")
         return self
 
     @property
@@ -364,7 +364,7 @@ def _llava_parts(content: dict[str, Any], pretrained: Any) -> dict[str, Any]:
     """A llava model's section, with each part of a whole model from there."""
     if pretrained is not None and (given := [name for name in PARTS if content.get(name) is not None]):
         raise ValueError(
-            f"pretrained is where all parts come from, so {' and '.join(given)} cannot be given beside it: to mix "
+            f"pretrained is where all parts come from, so {' and '.join(given)} cannot be given with it: to mix "
             "sources, give tower, projector and language_model, whose weights may be those of a whole LLaVA"
         )
     for name, part, instead in (
@@ -381,7 +381,7 @@ def _require_published(model: ModelConfig) -> None:
     sizes = {"image_size", "longest_edge", "min_pixels", "max_pixels", "feature_layer", "feature_select"}
     if found := sorted(sizes & changed_fields(model)):
         raise ValueError(
-            f"{found[0]} has no meaning for family hf: the model says which features it takes, its processor how large "
+            f"{found[0]} does not apply to family hf: the model says which features it takes, its processor how large "
             "images are; image_processor changes the processor's settings"
         )
     if not model.tower.weights:

@@ -39,7 +39,7 @@ def _require_state_types(train: TrainConfig) -> None:
         if getattr(train, name) == "fp32":
             continue
         if train.precision != "bf16":
-            raise ValueError(f"{name} bf16 has no meaning for precision {train.precision}: set precision bf16 too")
+            raise ValueError(f"{name} bf16 does not apply to precision {train.precision}: set precision bf16 too")
         if train.strategy not in able:
             raise ValueError(
                 f"{name} bf16 does not work with strategy {train.strategy}: use one of {', '.join(able)}, or fp32"

@@ -47,7 +47,7 @@ def _objective_works(train: TrainConfig) -> None:
         value = getattr(train, name)
         if train.objective != objective and value != type(train).model_fields[name].default:
             raise ValueError(
-                f"{name} {value:g} has no meaning for objective {train.objective}: leave it out, or set objective "
+                f"{name} {value:g} does not apply to objective {train.objective}: leave it out, or set objective "
                 f"{objective}"
             )
     if train.objective == "sft":
@@ -60,7 +60,7 @@ def _objective_works(train: TrainConfig) -> None:
         )
     if train.validate_every_steps:
         raise ValueError(
-            f"validate_every_steps has no meaning for objective {train.objective}: the evaluation measures preferences"
+            f"validate_every_steps does not apply to objective {train.objective}: the evaluation measures preferences"
         )
 
 
@@ -71,7 +71,7 @@ def _degrees_fit(train: TrainConfig) -> None:
             raise ValueError(f"strategy {train.strategy} splits the model: give {name}, 2 or more")
         if degree > 1 and not uses:
             raise ValueError(
-                f"{name} {degree} has no meaning for strategy {train.strategy}: use one of {', '.join(strategies)}"
+                f"{name} {degree} does not apply to strategy {train.strategy}: use one of {', '.join(strategies)}"
             )
     if train.context_parallel > 1 and train.strategy not in CONTEXT_PARALLEL:
         nearest = "fsdp"
@@ -83,12 +83,12 @@ def _degrees_fit(train: TrainConfig) -> None:
         )
     if train.virtual_stages > 1 and train.pipeline_parallel == 1:
         raise ValueError(
-            f"virtual_stages {train.virtual_stages} has no meaning for strategy {train.strategy}: use one of "
+            f"virtual_stages {train.virtual_stages} does not apply to strategy {train.strategy}: use one of "
             f"{', '.join(PIPELINE_PARALLEL)}"
         )
     if train.sequence_parallel and train.strategy not in TENSOR_PARALLEL:
         raise ValueError(
-            f"sequence_parallel has no meaning for strategy {train.strategy}: use one of "
+            f"sequence_parallel does not apply to strategy {train.strategy}: use one of "
             f"{', '.join(TENSOR_PARALLEL)}, or leave it out"
         )
 
@@ -166,7 +166,7 @@ def _gathering_works(train: TrainConfig) -> None:
         value = getattr(train, name)
         if value != default and train.strategy not in GATHERING:
             raise ValueError(
-                f"{name} {value} has no meaning for strategy {train.strategy}: use one of {', '.join(GATHERING)}, "
+                f"{name} {value} does not apply to strategy {train.strategy}: use one of {', '.join(GATHERING)}, "
                 "or leave it out"
             )
 

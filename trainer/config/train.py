@@ -296,7 +296,7 @@ class TrainConfig(Section):
     def _deepspeed_is_ours_in_part(self) -> TrainConfig:
         if self.deepspeed and not self.strategy.startswith("zero"):
             raise ValueError(
-                f"deepspeed has no meaning for strategy {self.strategy}: take it out, or use zero1 to zero3"
+                f"deepspeed does not apply to strategy {self.strategy}: take it out, or use zero1 to zero3"
             )
         if found := deepspeed_keys.problems(self.deepspeed):
             raise ValueError("\n".join(found))

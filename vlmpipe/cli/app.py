@@ -277,7 +277,7 @@ def schema(
     output: Annotated[
         Path | None, typer.Option(help="Folder to write run-file.schema.json and run-file.md to.", show_default=False)
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of fields for people.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the Markdown reference.")] = False,
 ) -> None:
     """Print the run file's JSON Schema or its reference. Editors read the first."""
     from vlmpipe.config import json_schema as schemas

@@ -116,7 +116,7 @@ def load_source(source: str, overrides: Sequence[str] | None) -> tuple[RunConfig
         return load(Path(source), overrides), None
     if overrides:
         raise ConfigError(
-            f"{' '.join(overrides)} beside a published pipeline",
+            f"{' '.join(overrides)} next to a published pipeline",
             expected="no overrides: it runs as it was published",
             fix="publish a changed run file; or start it in the console, which shows the pipeline's parameters",
         )

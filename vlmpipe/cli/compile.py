@@ -53,7 +53,7 @@ def publish(
     ] = "",
     tag: Annotated[
         list[str] | None,
-        typer.Option(metavar="TAG", help="A further tag, beside latest and vlmpipe's version. Repeatable."),
+        typer.Option(metavar="TAG", help="An additional tag, next to latest and vlmpipe's version. Repeatable."),
     ] = None,
     target: Annotated[ServiceTarget, typer.Option(help="Where the templates are.")] = ServiceTarget.vertex,
     output: Output = Path("build/pipelines"),

@@ -67,7 +67,7 @@ def run(
         typer.Option(
             "--inject-fault",
             metavar="EVENT",
-            help="Let training meet a fault: preempt:node=1,after_step=20,notice=5s, kill:rank=0,after_step=7, "
+            help="Inject a fault into training: preempt:node=1,after_step=20,notice=5s, kill:rank=0,after_step=7, "
             "kill:node=..., stop:node=1,after_step=3,for=2s or random:seed=7,every_steps=15,count=4. Repeatable.",
             show_default=False,
         ),
@@ -121,7 +121,7 @@ def submit(
         OnlyOption | None,
         typer.Option(
             help="Without a pipeline: train starts the training job alone, on data that is prepared; probe tries each "
-            "machine of the run for three minutes and prints what it measured beside the plan.",
+            "machine of the run for three minutes and prints what it measured next to the plan.",
             show_default=False,
         ),
     ] = None,

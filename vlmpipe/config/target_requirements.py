@@ -42,7 +42,7 @@ NOT_ON_KUBEFLOW = {
     "gcp.enable_web_access": "kubectl exec leads into a pod",
     "gcp.enable_dashboard_access": "kubectl port-forward leads to a pod's port",
     "gcp.encryption_spec_key_name": "the cluster's disks have their own",
-    "gcp.persistent_resource_id": "the cluster's nodes are there already",
+    "gcp.persistent_resource_id": "the cluster's nodes exist already",
     "notify.email": "notify.webhook is notified",
 }
 

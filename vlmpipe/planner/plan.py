@@ -145,7 +145,7 @@ class Plan:
         if self.memory.returns_memory:
             found.append(
                 f"torch's allocator keeps {self.memory.idle_bytes / GIB:,.1f} GiB that is not in use at the peak, "
-                "which does not fit beside the rest: it gives memory back and allocates it again in each step, slowly"
+                "which does not fit next to the rest: it gives memory back and allocates it again in each step, slowly"
             )
         found += self.cost.doubts(MOST_LOST) if self.cost else []
         if self.cost is not None and self.cost.usd is None:  # no cost is planned for the local target

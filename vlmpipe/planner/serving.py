@@ -159,9 +159,9 @@ def _adapters(said: ModelConfig, model: Architecture) -> Iterator[str]:
     if whole := [part for part in PARTS if counts[part]]:
         numbers = ", ".join(f"{counts[part]:,} of the {part.replace('_', ' ')}" for part in whole)
         yield (
-            f"weights beside the adapters are trained ({numbers}), and {vllm.name} opens adapters only (no "
+            f"weights other than the adapters are trained ({numbers}), and {vllm.name} opens adapters only (no "
             f"modules_to_save): expected {ways_out(whole, adapted)}; train_parameters and lora.train_tokens "
-            "thaw what they name"
+            "train what they name"
         )
 
 

@@ -247,6 +247,6 @@ def overtaken(alias: str, model: str, now: int | None, version: int, instead_of:
         f"the {alias} of model {model!r} is version {now}, but version {version} was compared "
         f"with {'none' if instead_of is None else f'version {instead_of}'}: another run was faster",
         expected="a comparison with the model in use",
-        fix="continue the run: its gate decides again, beside the model now in use, and nothing is trained again",
+        fix="continue the run: its gate decides again, against the model now in use, and nothing is trained again",
         code=ExitCode.PREEMPTED,
     )

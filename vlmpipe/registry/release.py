@@ -166,13 +166,13 @@ def register_run(run_uri: str) -> Entry:
 
 
 def _decided_again(run_uri: str) -> Decision:
-    """The gate's answer beside the champion of now. Raises UserError where it is no."""
+    """Decide again, compared with the champion of now. Raises UserError if the gate rejects."""
     decision = decide_run(run_uri)
-    print(f"another run became champion since the decision; beside it: {decision.reason}", flush=True)
+    print(f"another run became champion since the decision; compared with it: {decision.reason}", flush=True)
     if not decision.accepted:
         raise UserError(
-            f"another run became champion since the decision, and beside it: {decision.reason}",
-            expected="a model that the gate accepts beside the champion",
+            f"another run became champion since the decision, and compared with it: {decision.reason}",
+            expected="a model that the gate accepts, compared with the champion",
             fix="train further or change the gate's thresholds, then run the pipeline again",
             code=ExitCode.REJECTED,
         )

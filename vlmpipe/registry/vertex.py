@@ -150,9 +150,9 @@ class VertexRegistry:
     def _entry(self, found: api.Model, model: str) -> Entry:
         if not self._is_ours(found):
             raise ConfigError(
-                f"{self._name}@{found.version_id} was not registered by vlmpipe: no {RECORD} beside its model in "
+                f"{self._name}@{found.version_id} was not registered by vlmpipe: no {RECORD} next to its model in "
                 f"{found.artifact_uri or 'nowhere'}",
-                expected=f"a version to compare with behind the alias {self._alias}",
+                expected=f"a version to compare with under the alias {self._alias}",
                 fix="move the alias to a version that vlmpipe registered, or set register.alias to another one",
             )
         record = json.loads(open_storage(_parent(found.artifact_uri)).read(RECORD))

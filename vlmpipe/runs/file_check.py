@@ -103,7 +103,7 @@ def _prepared(prepared: Storage) -> int:
 def _features(features: Storage) -> int:
     shards = FeatureShards(features.root_uri)
     if shards.lost:  # the next run encodes their images again
-        raise shards.damaged(shards.lost[0], "it is gone, or its size is not that which was written")
+        raise shards.damaged(shards.lost[0], "it is gone, or its size is not the one that was written")
     if features.stat(DESCRIPTION):
         read_record(features, DESCRIPTION)
     for name in shards.names:

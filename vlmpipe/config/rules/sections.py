@@ -270,7 +270,7 @@ def _region_problems(config: RunConfig) -> Iterator[Problem]:
 def _capacity_problems(config: RunConfig) -> Iterator[Problem]:
     cluster, fallback = config.cluster, config.cluster.capacity_fallback
     if fallback and config.gcp.persistent_resource_id:
-        text = "found with gcp.persistent_resource_id, whose machines are there already"
+        text = "found with gcp.persistent_resource_id, whose machines exist already"
         yield Problem("cluster.capacity_fallback", text)
     yield from _region_problems(config)
     flex_start = "cluster.scheduling_strategy" if cluster.scheduling_strategy == "flex_start" else ""

@@ -321,7 +321,7 @@ class ClusterConfig(Section):
         self._require_use_of_reservations()
         if any(not duration_s(option.wait) for option in self.capacity_fallback[:-1]):
             raise ValueError(
-                "capacity_fallback: only the last option may wait without end (0s), or none behind it is ever tried"
+                "capacity_fallback: only the last option may wait without end (0s), or no option after it is ever tried"
             )
         if self.max_spend_usd is not None and not self.capacity_fallback:
             raise ValueError(

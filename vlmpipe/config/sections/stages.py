@@ -171,7 +171,7 @@ def stage_problems(
             bounds = stage.gate if isinstance(stage.gate, Mapping) else {}
             for field in OF_THE_LAST:
                 if field in bounds:
-                    text = f"found {show(bounds[field])}, but only the last stage's model has a champion beside it"
+                    text = f"found {show(bounds[field])}, but only the last stage's model is compared with a champion"
                     yield Problem(f"{path}.gate.{field}", text)
     yield from _adapter_problems(contents)
 

@@ -59,8 +59,9 @@ class PlannedStep:
         what = f"{'job' if self.is_job else 'step'} {self.name}"
         if self.disk_needed_bytes is not None and self.disk_needed_bytes > self.disk_free_bytes:
             yield (
-                f"{what}: its boot disk of {self.disk_gb} GB has {self.disk_free_bytes / GB:,.0f} GB beside the system "
-                f"and the image, and {self.why} take {self.disk_needed_bytes / GB:,.0f} GB; set {self.disk_field}="
+                f"{what}: its boot disk of {self.disk_gb} GB has {self.disk_free_bytes / GB:,.0f} GB besides the "
+                f"system and the image, and {self.why} take {self.disk_needed_bytes / GB:,.0f} GB; "
+                f"set {self.disk_field}="
                 f"{disk_for(self.disk_needed_bytes, self.image)}"
             )
         need, there = self.memory_needed_bytes, self.memory_bytes

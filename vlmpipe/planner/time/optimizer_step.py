@@ -56,8 +56,8 @@ def update_sentences(case: Scenario) -> list[str]:
     config, said = case.config, []
     if config.train.activation_offloading:
         said.append(
-            f"Inputs of blocks move at {LINK_BYTES_PER_S / 1e9:g} GB/s between the machine's memory and each GPU "
-            "(assumed), behind what a pass computes."
+            f"Inputs of blocks move at {LINK_BYTES_PER_S / 1e9:g} GB/s between host memory and each GPU "
+            "(assumed), overlapped with the computation of a pass."
         )
     if config.train.offload == "none":
         return said

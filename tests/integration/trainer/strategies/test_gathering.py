@@ -66,5 +66,5 @@ def test_a_run_equals_that_of_one_process(name: str, runs: dict[str, JobConfig])
 def test_strategies_that_do_not_gather_for_each_pass_are_refused(strategy: str, field: str, value: Any) -> None:
     degrees = {"pipeline_parallel": 2} if strategy == "pp" else {}
     base = {"global_batch_size": 8, "optimizer": {"learning_rate": 1e-3}, "strategy": strategy, **degrees}
-    with pytest.raises(ValueError, match=f"{field} {value} has no meaning for .* use one of {', '.join(GATHERING)}"):
+    with pytest.raises(ValueError, match=f"{field} {value} does not apply to .* use one of {', '.join(GATHERING)}"):
         TrainConfig.model_validate({**base, field: value})

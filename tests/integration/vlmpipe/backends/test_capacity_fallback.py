@@ -523,7 +523,7 @@ REFUSALS = {
         "cluster.capacity_fallback=[{scheduling_strategy: spot, wait: 0s}, standard]",
         "only the last option",
     ),
-    "persistent machines": ("gcp.persistent_resource_id=mine", "machines are there already"),
+    "persistent machines": ("gcp.persistent_resource_id=mine", "machines exist already"),
     "reducers": ("cluster.reduction_server={replica_count: 2}", "cluster.capacity_fallback flex_start"),
     "too long for flex_start": ("cluster.timeout=700000s", "at most 604800s with flex_start"),
     "no GPU": ("cluster.accelerator_count=0", "flex_start without GPUs"),

@@ -1,4 +1,4 @@
-"""The model section: what each family has, and what has no meaning for it."""
+"""The model section: what each family has, and what does not apply to it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_a_whole_model_is_where_tower_and_language_model_are_from_and_is_written
         ({}, "family qwen2_5_vl needs max_pixels"),
         ({"pretrained": None, "max_pixels": 50_000}, "family qwen2_5_vl needs pretrained"),
         ({"tower": {"weights": "x"}, "max_pixels": 50_000}, "has no tower of its own: pretrained is where"),
-        ({"image_size": 32, "max_pixels": 50_000}, "image_size has no meaning for family qwen2_5_vl"),
-        ({"longest_edge": 64, "max_pixels": 50_000}, "longest_edge has no meaning for family qwen2_5_vl"),
+        ({"image_size": 32, "max_pixels": 50_000}, "image_size does not apply to family qwen2_5_vl"),
+        ({"longest_edge": 64, "max_pixels": 50_000}, "longest_edge does not apply to family qwen2_5_vl"),
         ({"min_pixels": 9, "max_pixels": 8}, "min_pixels 9 is more than max_pixels 8"),
     ],
 )
@@ -42,8 +42,8 @@ SMOLVLM = {"family": "smolvlm", "pretrained": {"config": {"model_type": "smolvlm
     ("model", "sentence"),
     [
         ({}, "family smolvlm needs image_size"),
-        ({"image_size": 32, "max_pixels": 9}, "max_pixels has no meaning for family smolvlm, which has pretrained"),
-        ({"image_size": 32, "feature_layer": -2}, "feature_layer has no meaning for family smolvlm"),
+        ({"image_size": 32, "max_pixels": 9}, "max_pixels does not apply to family smolvlm, which has pretrained"),
+        ({"image_size": 32, "feature_layer": -2}, "feature_layer does not apply to family smolvlm"),
         ({"image_size": 32, "do_image_splitting": True}, "one tile, the square of image_size, unless longest_edge"),
         ({"image_size": 32, "longest_edge": 80}, "a multiple of that, twice it at least and 4096 at most"),
         ({"image_size": 32, "longest_edge": 32}, "longest_edge 32 is not cut into tiles of image_size 32"),
@@ -61,7 +61,7 @@ TWO_RANKS = {"cluster__processes_per_replica": 2}
 @pytest.mark.parametrize(
     ("changes", "field", "sentence"),
     [
-        ({"model": HF | {"image_size": 32}}, "model", "image_size has no meaning for family hf"),
+        ({"model": HF | {"image_size": 32}}, "model", "image_size does not apply to family hf"),
         ({"model": HF | {"tokenizer": "train:300"}}, "model", "family hf takes a published tokenizer"),
         ({"model": HF | {"pretrained": {"config": {"model_type": "gemma3"}}}}, "model", "takes weights only"),
         (
@@ -77,12 +77,12 @@ def test_what_family_hf_cannot_do_is_refused(changes: dict[str, Any], field: str
 
 
 def test_settings_of_an_image_processor_are_for_family_hf() -> None:
-    assert "image_processor has no meaning for family llava" in problems_of(model__image_processor={})["model"]
+    assert "image_processor does not apply to family llava" in problems_of(model__image_processor={})["model"]
 
 
 def test_what_has_no_meaning_for_llava_is_refused() -> None:
-    assert "max_pixels has no meaning for family llava" in problems_of(model__max_pixels=50_000)["model"]
-    assert "longest_edge has no meaning for family llava" in problems_of(model__longest_edge=64)["model"]
+    assert "max_pixels does not apply to family llava" in problems_of(model__max_pixels=50_000)["model"]
+    assert "longest_edge does not apply to family llava" in problems_of(model__longest_edge=64)["model"]
     without_size = {name: value for name, value in SMALL["model"].items() if name != "image_size"}
     assert "family llava needs image_size" in problems_of(model=without_size)["model"]
 

@@ -159,7 +159,7 @@ A, B = {"name": "a", "uri": "a.json"}, {"name": "b", "uri": "b.json"}
         ({"sources": [A | {"weight": 1}, B]}, "and b without: expected a weight for all"),
         ({"sources": [A | {"weight": 0}, B | {"weight": 0}]}, "weights that sum to nothing"),
         ({"sources": [A | {"weight": 1, "epochs": 2}]}, "has weight and epochs: expected one of"),
-        ({"sources": [A], "max_samples": 3}, "max_samples beside sources: set it in each source"),
+        ({"sources": [A], "max_samples": 3}, "max_samples next to sources: set it in each source"),
         ({"sources": [A], "phases": [{"weights": {"c": 1}}]}, "a phase with a weight for c: expected the sources a"),
         ({"sources": [A], "phases": [{"weights": {"a": 0}}]}, "a phase whose weights sum to nothing"),
         ({"sources": [A | {"weight": 1}], "phases": [{"weights": {"a": 1}}]}, "a weight or number of its own, a"),

@@ -116,7 +116,7 @@ def test_a_champion_that_changed_since_the_decision_is_not_replaced_unseen(run: 
     decide_run(str(slow))
     decide_run(str(fast))
     register_run(str(fast))
-    with pytest.raises(UserError, match="became champion since the decision, and beside it: Rejected") as caught:
+    with pytest.raises(UserError, match="became champion since the decision, and compared with it: Rejected") as caught:
         register_run(str(slow))
     assert caught.value.code == ExitCode.REJECTED
     assert [entry.run_id for entry in FolderRegistry(f"{tmp_path}/registry").versions("digits")] == ["fast"]

@@ -209,7 +209,7 @@ def test_check_asks_deepspeed_in_another_process() -> None:
 
 def test_it_is_for_deepspeed_alone() -> None:
     assert settings("zero1", {"wall_clock_breakdown": True}).deepspeed
-    with pytest.raises(ValidationError, match="deepspeed has no meaning for strategy fsdp"):
+    with pytest.raises(ValidationError, match="deepspeed does not apply to strategy fsdp"):
         settings("fsdp", {"wall_clock_breakdown": True})
     with pytest.raises(ValidationError, match="found 3, expected a mapping"):
         settings("zero1", {"zero_optimization": 3})

@@ -142,7 +142,7 @@ def test_a_tokenizer_has_the_revision_of_weights_from_the_same_address() -> None
     assert revision_of(tokenizer="org/model") == "abc"
     assert revision_of(tokenizer="org/model", tokenizer_revision="def") == "def"
     assert revision_of(tokenizer="org/other") == ""
-    with pytest.raises(ValueError, match="tokenizer_revision has no meaning for tokenizer train:300"):
+    with pytest.raises(ValueError, match="tokenizer_revision does not apply to tokenizer train:300"):
         revision_of(tokenizer="train:300", tokenizer_revision="def")
 
 
