@@ -1,1 +1,1 @@
-"""What is compiled and submitted: the run file, the graph, its targets, the planner and the command line."""
+"""The pipeline graph, its compilation, its targets, and its submission, checks and schedules."""

@@ -1,4 +1,4 @@
-"""What probes show of the assumptions about Vertex AI and Cloud Storage (catalog/unproved.yaml)."""
+"""Evidence in probes about the assumptions on Vertex AI and Cloud Storage (catalog/unproved.yaml)."""
 
 from __future__ import annotations
 

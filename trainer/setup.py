@@ -61,7 +61,7 @@ from vlmpipe.trainer.strategies.registry import build_strategy as strategy_of
 from vlmpipe.trainer.weights_digest import model_sha256, weights_sha256
 
 CENTRE_SEQUENCES = 16  # packed sequences whose questions give their mean, on every rank the same
-MOST_OF_THE_START = 0.05  # share of the first weights in an average at the end of training, above which it is said
+MOST_OF_THE_START = 0.05  # share of initial weights in the average at the end of training that is worth a warning
 
 
 @dataclass(frozen=True)
@@ -326,8 +326,8 @@ def _settings_warnings(settings: TrainConfig, total_steps: int) -> Iterator[str]
     left = decay**total_steps if decay else 0.0
     if left >= MOST_OF_THE_START:
         yield (
-            f"train.ema_decay {decay:g}: after all {total_steps} steps the average, which is what is exported, is "
-            f"still {left:.0%} the weights of the start; a smaller decay forgets them sooner"
+            f"train.ema_decay {decay:g}: after all {total_steps} steps the exported average is "
+            f"still {left:.0%} initial weights; lower train.ema_decay"
         )
 
 

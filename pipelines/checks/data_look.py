@@ -1,4 +1,4 @@
-"""What a source of the run file looks like, so far as it is on this machine."""
+"""Checks of a run file's sources, as far as they are on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check of a run file finds."""
+"""A finding of a check of a run file."""
 
 from __future__ import annotations
 

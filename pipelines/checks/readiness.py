@@ -1,4 +1,4 @@
-"""What a compiled pipeline still lacks to run: compiling needs neither data nor a project that exist."""
+"""Missing requirements of a compiled pipeline's run: compiling needs neither data nor an existing project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `vlmpipe check` says of a run file's jobs, of Vertex AI and of its schedule."""
+"""Checks of a run file's jobs, Vertex AI settings and schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `vlmpipe schedule` needs of a service that starts runs regularly."""
+"""Protocol of a service that starts runs regularly, as `vlmpipe schedule` needs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run that resumes takes from its run file, and what must be as it was: a rule for each field.
+"""Rules of resuming: for each field, whether a run takes it from the run file or it must be unchanged.
 
 A checkpoint's COMMIT holds the values of fields that matter (`settings_of`), without those at their defaults.
 docs/reference/resuming.md shows the table.

@@ -150,7 +150,7 @@ class PackedLoader:
         return self._form.grids.positions(is_image, self._split.image_sizes(number), tokens_per_s)
 
     def _room_for(self, encoded: Encoded, token_counts: Sequence[int]) -> NDArray[np.bool_]:
-        """(tokens,) false for those of images beyond the most that are kept."""
+        """(tokens,) false for tokens of images beyond the maximum that is kept."""
         fits = np.ones(len(encoded.input_ids), np.bool_)
         if self._form.most_kept is not None and token_counts:
             nth = np.concatenate([np.arange(count) for count in token_counts])

@@ -1,4 +1,4 @@
-"""What a model that selects tokens of images is given with each micro-batch."""
+"""Inputs of token selection in each micro-batch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a model with selected visual tokens keeps: how many tokens, whether they are those that the answer is about, and
-whether they depend on the question."""
+"""Measures of a model's selected visual tokens: how many, whether they are those that the answer is about, and whether
+they depend on the question."""
 
 from __future__ import annotations
 

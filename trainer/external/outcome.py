@@ -1,4 +1,4 @@
-"""What became of a training program: its exit code alone does not tell.
+"""Outcome of a training program, which its exit code alone does not tell.
 
 A program that was asked to stop may save a model and end with 0, and torchrun ends with 1 whatever its workers did.
 """

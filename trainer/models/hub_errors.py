@@ -1,4 +1,4 @@
-"""What the Hugging Face hub's answers mean, as errors for users, and blocks in which it is not asked."""
+"""Errors for users from answers of the Hugging Face hub, and blocks in which no request is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes with published models: files beside weights and tokenizers, and image tokens. Imports no torch."""
+"""Files of published models other than weights and tokenizers, and their image tokens. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each start of a run's training took: `usage/<start>.json`, written while it trains.
+"""Time and tokens of each start of a run's training: `usage/<start>.json`, written while it trains.
 
 A start that resumes drops the lines of steps that it makes again from metrics.jsonl, and replaces the times of the
 step's record. What the starts before it took is in these files alone; of one that was killed, until its last write.

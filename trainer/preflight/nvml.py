@@ -1,4 +1,4 @@
-"""What NVIDIA's management library and the kernel say of a machine's GPUs: no torch, no CUDA context."""
+"""Facts about a machine's GPUs from NVIDIA's management library and the kernel: no torch, no CUDA context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a probe is told: its machine, and what the plan expects of it."""
+"""Input of a probe: its machine, and the values that the plan expects."""
 
 from __future__ import annotations
 

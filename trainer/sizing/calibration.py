@@ -1,4 +1,4 @@
-"""What a run or a probe measured beside its plan, which `plan.calibrate_from` takes for the next one."""
+"""Measured over planned step time of a run or a probe, which `plan.calibrate_from` applies to the next plan."""
 
 from __future__ import annotations
 

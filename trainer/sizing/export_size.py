@@ -1,4 +1,4 @@
-"""What the step sync_checkpoint reads, writes and holds while it exports a checkpoint. Imports no torch."""
+"""Bytes that the step sync_checkpoint reads, writes and holds during an export. Imports no torch."""
 
 from __future__ import annotations
 

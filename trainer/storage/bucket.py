@@ -1,4 +1,4 @@
-"""What object stores share behind the Storage protocol: names, verified downloads, and this machine's cache."""
+"""Common code of object stores under the Storage protocol: names, verified downloads, and this machine's cache."""
 
 from __future__ import annotations
 

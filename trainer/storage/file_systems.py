@@ -1,4 +1,4 @@
-"""What a folder's file system can do, and what is done where it cannot.
+"""Capabilities of a folder's file system, and fallbacks for missing ones.
 
 Some, above all those of networks and of FUSE, have no fsync of folders, no flock, no hard links, or no change of
 times: their errors are in UNSUPPORTED. What a caller promises is kept by other means where there are any:

@@ -1,4 +1,4 @@
-"""Work in child processes of one that has imported torch: each starts at once, and none sees what another left."""
+"""Work in child processes of one that has imported torch: each starts at once and in a fresh state."""
 
 from __future__ import annotations
 

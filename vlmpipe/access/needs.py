@@ -1,4 +1,4 @@
-"""What the accounts of one run need: the table's rows for what its run file names."""
+"""Permissions that the accounts of one run need: the table's rows for the resources in its run file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pipeline's steps get on Vertex AI: facts and stated assumptions in `steps.yaml`, each with source and date."""
+"""Machines, times and sizes of a pipeline's steps on Vertex AI: dated facts and assumptions of `steps.yaml`."""
 
 from __future__ import annotations
 

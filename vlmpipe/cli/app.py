@@ -279,7 +279,7 @@ def schema(
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the Markdown reference.")] = False,
 ) -> None:
-    """Print the run file's JSON Schema or its reference. Editors read the first."""
+    """Print the run file's JSON Schema, for editors, or its Markdown reference."""
     from vlmpipe.config import json_schema as schemas
 
     if output is None:
@@ -293,7 +293,7 @@ add_examples(app)
 
 
 def console() -> None:
-    """The console script. Once torch is imported, Python takes a second to take everything apart, for nothing."""
+    """Run the console script and exit without interpreter teardown, which takes a second once torch is imported."""
     try:
         main()
     except SystemExit as leaving:

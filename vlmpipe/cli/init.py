@@ -1,4 +1,4 @@
-"""What comes with the package: `vlmpipe init` writes a run file to begin with, `vlmpipe docs` prints pages."""
+"""Files in the package: `vlmpipe init` writes a run file to begin with, `vlmpipe docs` prints pages."""
 
 from __future__ import annotations
 

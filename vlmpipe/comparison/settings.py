@@ -1,4 +1,4 @@
-"""What runs were set, prepared and trained with otherwise."""
+"""Differences between runs in settings, prepared data and packages."""
 
 from __future__ import annotations
 

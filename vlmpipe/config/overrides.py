@@ -1,4 +1,4 @@
-"""What replaces fields of a run file: the command line, a console's parameters, stages and variants of a sweep.
+"""Overrides of a run file's fields: the command line, a console's parameters, stages and variants of a sweep.
 
 One merge for all of them. A section is merged field by field, so that `gate={max_loss: 3}` is `gate.max_loss=3` and
 leaves the other conditions as they are. A value is replaced: also a list, and what is one value although it is written

@@ -1,4 +1,4 @@
-"""What Vertex AI and Kubeflow need of a run file, and which settings have no effect on Kubeflow."""
+"""Fields that Vertex AI and Kubeflow need in a run file, and settings without effect on Kubeflow."""
 
 from __future__ import annotations
 

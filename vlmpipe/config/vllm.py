@@ -1,4 +1,4 @@
-"""What vLLM opens, from `vllm.yaml`: read in its source, or tried."""
+"""Models and adapters that vLLM opens, from `vllm.yaml`: read in its source, or tried."""
 
 from __future__ import annotations
 

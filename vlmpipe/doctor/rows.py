@@ -1,4 +1,4 @@
-"""What `vlmpipe doctor` found: a row for each question, and the decision."""
+"""Findings of `vlmpipe doctor`: a row for each question, and the decision."""
 
 from __future__ import annotations
 

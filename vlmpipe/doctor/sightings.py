@@ -1,4 +1,4 @@
-"""What the doctor's answers show of the assumptions about Google's services (catalog/unproved.yaml)."""
+"""Evidence in the doctor's answers about the assumptions on Google's services (catalog/unproved.yaml)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the samples of a source are like, from a look at the first of them: sizes, languages, tokens, splits."""
+"""Facts about a source from a look at its first samples: sizes, languages, tokens, splits."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is known about a run before it costs anything."""
+"""Plans of a run before it starts: memory, time and cost."""

@@ -1,4 +1,4 @@
-"""What each pattern of distributed training sends in a step, and when it pays.
+"""Communication of each pattern of distributed training in a step, and when a pattern is the fastest.
 
 Bytes are those of the busiest network card in its busier direction; cards send and receive at the same time. S is the
 size of the gradients, N the number of nodes, g the GPUs of a node, P the number of parameter servers.

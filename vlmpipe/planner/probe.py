@@ -1,4 +1,4 @@
-"""What a run's probes are expected to measure, how long they take and what they cost."""
+"""Expected measurements, duration and cost of a run's probes."""
 
 from __future__ import annotations
 

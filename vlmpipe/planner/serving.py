@@ -1,4 +1,4 @@
-"""What the run file's deploy section asks of the machine and of the server."""
+"""Requirements of the run file's deploy section on the machine and on the server."""
 
 from __future__ import annotations
 

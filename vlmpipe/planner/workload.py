@@ -91,7 +91,7 @@ class Workload:
 
     @classmethod
     def assumed(cls, config: RunConfig, shape: ModelShape) -> Workload:
-        """From the plan section. Without plan.samples a step is known and the run is not.
+        """Return the workload of the plan section. Without plan.samples only the step time is known.
 
         Unknown values are taken as the most that a step can compute: without plan.sample_tokens a packed sequence is
         one sample full of images; all text tokens are labels; an image is as large as the model and its sample allow.

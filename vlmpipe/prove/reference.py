@@ -1,4 +1,4 @@
-"""What losses should be, computed by plain transformers: its processor, its chat template, its model, no batches.
+"""Expected losses, computed by plain transformers: its processor, its chat template, its model, no batches.
 
 Shares no code with the trainer's data and models but the removal of a processor's video half, so that the same
 error in both is unlikely.

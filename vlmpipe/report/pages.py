@@ -1,4 +1,4 @@
-"""What the package's pages share: style, macros (`parts.html.j2`) and how values are written."""
+"""Common parts of the package's pages: style, macros (`parts.html.j2`) and formats of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may change in the run file of a run that is continued: a rule for each field, and what a pair of files changes.
+"""Changes to the run file of a continued run: a rule for each field, and the differences of two run files.
 
 Fields of `train`, `data` and `model` have the rules of `vlmpipe.trainer.checkpoint.resume_rules`, by which training
 itself decides; those of all other sections are here. docs/reference/resuming.md shows both as one table.

@@ -1,4 +1,4 @@
-"""What a person looks at before training: lengths, images, languages and duplicates of prepared data, by source."""
+"""Overview of prepared data by source: lengths, images, languages and duplicates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the schema and the statistics of Parquet and Arrow files say about their columns, without reading rows."""
+"""Facts about columns from schema and statistics of Parquet and Arrow files, without reading rows."""
 
 from __future__ import annotations
 

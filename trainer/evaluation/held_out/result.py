@@ -1,5 +1,4 @@
-"""What evaluate.json says of answers to validation questions: scores, controls, the champion, and answers that were
-cut."""
+"""Content of evaluate.json on validation questions: scores, controls, the champion, and answers that were cut."""
 
 from __future__ import annotations
 

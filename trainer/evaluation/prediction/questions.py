@@ -1,4 +1,4 @@
-"""What a prediction is asked: an image, a folder's images, a table's rows, or a source that training reads."""
+"""Questions of a prediction about an image, a folder's images, a table's rows, or a source that training reads."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What scores of a limited number of questions can show: intervals and tests."""
+"""Intervals and tests for scores of a limited number of questions."""

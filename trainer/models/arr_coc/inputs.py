@@ -1,4 +1,4 @@
-"""What a training module needs to select tokens of packed sequences, known to the host."""
+"""Host-side inputs with which a training module selects tokens of packed sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model type does with packed samples, found out on a small model of it before any training.
+"""Examination of a model type with packed samples, on a small model of it before any training.
 
 Layers that are no attention, masks that the library makes for image tokens and prefixes mix samples or show answers,
 all without an error. Two samples in one sequence, and each alone, tell.

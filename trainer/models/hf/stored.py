@@ -1,4 +1,4 @@
-"""Features of family hf: what of a vision encoder's output its model uses, stored by image, and an encoder that gives
+"""Features of family hf: the used part of a vision encoder's output, stored by image, and an encoder that gives
 it back, so that projectors train on it."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What model families share whose model is a class of transformers."""
+"""Base of model families whose model is a class of transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training module recomputes in the backward pass. Imports no torch: the planner reads it."""
+"""Parts of a training module that the backward pass recomputes. Imports no torch: the planner reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a local run's processes inherit of the environment in which vlmpipe was started."""
+"""Variables that a local run's processes inherit from the environment of vlmpipe."""
 
 from __future__ import annotations
 

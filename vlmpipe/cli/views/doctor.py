@@ -1,4 +1,4 @@
-"""What `vlmpipe doctor` prints: the decision, then what is missing and what cannot be seen, then the rest."""
+"""Screen of `vlmpipe doctor`: the decision, then missing and unseen items, then the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the trainings of a sweep left: their scores, selections and times."""
+"""Results of a sweep's trainings: scores, selections and times."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What must or should hold between the sections of a run file."""
+"""Rules across the sections of a run file: errors and warnings."""

@@ -1,4 +1,4 @@
-"""What a training program of the user's own (`train.trainer`) cannot be combined with, and what it leaves unused."""
+"""Rules of a user's own training program (`train.trainer`): refused combinations, and fields that it does not use."""
 
 from __future__ import annotations
 

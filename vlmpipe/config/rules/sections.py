@@ -1,4 +1,4 @@
-"""What cannot be used together, though each section alone allows it."""
+"""Rules across sections: settings that each section allows, but not together."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def section_problems(config: RunConfig) -> Iterator[Problem]:
     if model.relevance:
         yield from _relevance_problems(config)
     if model.lora and not train.epochs:
-        yield Problem("train.epochs", "found 0 with model.lora, whose adapters would be those of no training")
+        yield Problem(
+            "train.epochs", "found 0 with model.lora, whose adapters need training; expected more, or model.lora null"
+        )
     if model.family == "hf":
         yield from _generic_model_problems(config)
     yield from external_trainer_problems(config)

@@ -1,4 +1,4 @@
-"""What a sweep cannot compare: variants that are equal, fields that change nothing, and stages that are not shared."""
+"""Rules of a sweep. Refused: equal variants, fields that change nothing, and stages that are not shared."""
 
 from __future__ import annotations
 

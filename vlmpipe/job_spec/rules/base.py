@@ -1,4 +1,4 @@
-"""What rules check: the readable part of a job and of its worker pools."""
+"""Input of the rules: the readable part of a job and of its worker pools."""
 
 from __future__ import annotations
 

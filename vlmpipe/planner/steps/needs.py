@@ -1,4 +1,4 @@
-"""What each step takes: disk, memory and seconds of work. None: not known."""
+"""Disk, memory and seconds of work of each step. None: not known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What plans say of compiled layers and products of 8-bit floats. Their time: `vlmpipe.planner.time.computing`."""
+"""Sentences of plans on compiled layers and 8-bit products. Their time is in `vlmpipe.planner.time.computing`."""
 
 from __future__ import annotations
 

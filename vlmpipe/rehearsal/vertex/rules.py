@@ -1,4 +1,4 @@
-"""What the comments of the API's own messages (google.cloud.aiplatform_v1, SDK 1.165.1) refuse in several resources.
+"""Rules from comments of the API's messages (google.cloud.aiplatform_v1, SDK 1.165.1) that several resources share.
 
 Each check raises ApiError (400). Where Google's documentation of labels is stricter than the comments, it counts.
 """
