@@ -70,7 +70,10 @@ def read_regular(path: Path | str, max_bytes: int) -> bytes:
     with open_regular(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes <= max_bytes:
-            data = file.read(max_bytes + 1)  # a file may grow, and files of /proc report size 0
+            # Asking for much more than there is would take memory for all of it first.
+            data = file.read(size_bytes + 1)
+            if len(data) > size_bytes:  # it has grown, or is one of /proc, which report size 0
+                data += file.read(max_bytes + 1 - len(data))
             size_bytes = len(data)
         if size_bytes > max_bytes:
             raise FileTooLargeError(path, size_bytes, max_bytes)

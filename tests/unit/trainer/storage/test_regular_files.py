@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +65,17 @@ def test_file_without_a_true_size_is_read_up_to_the_bound() -> None:
     assert os.stat("/proc/self/maps").st_size == 0
     with pytest.raises(FileTooLargeError):
         read_regular("/proc/self/maps", 10)
+    assert read_regular("/proc/self/cmdline", 1 << 20) == Path("/proc/self/cmdline").read_bytes() != b""
+
+
+def test_reading_takes_memory_for_the_file_and_not_for_the_bound(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"bytes")
+    tracemalloc.start()
+    try:
+        assert read_regular(tmp_path / "file", 1 << 28) == b"bytes"
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_lock_is_not_opened_through_a_link_and_keeps_its_bytes(tmp_path: Path) -> None:
