@@ -39,7 +39,11 @@ CONVERSATIONS = (
     "completion",
     "response",
 )
-AN_ADDRESS, BYTES = "an address", "bytes"
+AN_ADDRESS, BYTES, ITS_NAME = "an address", "bytes", "its name"
+VECTOR = (0.0,)  # in place of a column of numbers, which no reader takes
+# Of a record without an image: pixels and features of one that was prepared elsewhere, and the number of one.
+VECTOR_NAME = re.compile(rf"{MEDIA_NAME.pattern}|pixel", re.IGNORECASE)
+IMAGE_IDS = frozenset({"image_id", "img_id", "image_ids", "img_ids", "video_id"})
 # Base64 of how JPEG, PNG, WebP and GIF begin. No path has such a beginning of this length.
 ENCODED = re.compile(r"(/9j/|iVBORw0KGgo|UklGR|R0lGOD)[A-Za-z0-9+/\s]{48}")
 ADDRESS = re.compile(r"(https?|gs|s3|file)://\S+$")
@@ -187,7 +191,11 @@ class Record(dict[str, Any]):
             require_neutral(name, value, "the record")
             if name in LABEL_KEYS:
                 continue
-            media = media_of(name, value)
+            media = media_of(name, value) if value is not VECTOR else ITS_NAME if VECTOR_NAME.match(name) else ""
+            if has_media and value is VECTOR:
+                media = ""
+            elif not has_media and name in IMAGE_IDS:
+                media = ITS_NAME
             is_known = name in HARMLESS or PROVENANCE.fullmatch(name)
             if has_media and media != BYTES and (is_known or (media == AN_ADDRESS and not MEDIA_NAME.match(name))):
                 media = ""  # where the image that was read comes from
@@ -217,7 +225,7 @@ def media_of(name: str, value: Any) -> str:
     if why := _media_value(value, DEPTH):
         return why
     is_prose = isinstance(value, str) and " " in value.strip()
-    return "its name" if MEDIA_NAME.match(name) and name not in HARMLESS and not is_prose else ""
+    return ITS_NAME if MEDIA_NAME.match(name) and name not in HARMLESS and not is_prose else ""
 
 
 def _is_address(value: Any) -> bool:

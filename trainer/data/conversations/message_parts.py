@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.accounting.keys import Record, is_encoded
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
+from vlmpipe.trainer.data.sample import Turn
 
 Kind = Literal["image", "video"]
 VIDEO_MARK, AUDIO_MARK = "<video>", "<audio>"
 MARKS: dict[Kind, str] = {"image": IMAGE_TOKEN, "video": VIDEO_MARK}
+NUMBERED_MARK = re.compile(r"<\|?image[ _]?(\d+)\|?>", re.IGNORECASE)  # <image 1> (MMMU), <|image_1|> (Phi-3)
 KINDS: dict[str, Kind] = {  # by `type`
     "image": "image", "image_url": "image", "input_image": "image", "video": "video", "video_url": "video",
 }  # fmt: skip
@@ -119,6 +123,31 @@ def _address(part: Mapping[str, Any]) -> Any:
         value = source
     holder = value if isinstance(value, dict) else {**part, "url": value if value is not None else part.get("url")}
     return next((holder[key] for key in ADDRESS_KEYS if holder.get(key) is not None), None)
+
+
+def with_plain_marks(turns: list[Turn], num_images: int) -> list[Turn]:
+    """The turns with `<image>` in place of each numbered mark, where they have no other; the first is 0 or 1.
+
+    Raises RejectedError where the marks are not those of all images, once each and in their order.
+    """
+    if not num_images or any(IMAGE_TOKEN in words for turn in turns for words in (turn.question, turn.answer)):
+        return turns
+    texts = "".join(words for turn in turns for words in (turn.question, turn.answer) if "<" in words)
+    numbers = [int(number) for number in NUMBERED_MARK.findall(texts)] if texts else []
+    if not numbers:
+        return turns
+    if numbers[0] > 1 or numbers != list(range(numbers[0], numbers[0] + num_images)):
+        shown = ", ".join(map(str, numbers[:8]))
+        message = f"marks of the images {shown} for {num_images} images, not each once and in the order of the images"
+        raise RejectedError(RejectCode.CONV_IMAGE_COUNT, message)
+    return [
+        replace(
+            turn,
+            question=NUMBERED_MARK.sub(IMAGE_TOKEN, turn.question),
+            answer=NUMBERED_MARK.sub(IMAGE_TOKEN, turn.answer),
+        )
+        for turn in turns
+    ]
 
 
 def inline_bytes(address: str, max_bytes: int) -> bytes | None:

@@ -19,7 +19,9 @@ from vlmpipe.trainer.data.conversations.message_parts import (
     kind_of,
     objects,
     text,
+    with_plain_marks,
 )
+from vlmpipe.trainer.data.conversations.questions import asked
 from vlmpipe.trainer.data.conversations.tools import (
     CALL_ROLES,
     RESULT_ROLES,
@@ -44,8 +46,13 @@ PLAIN_ROLES = (*QUESTION_ROLES, *ANSWER_ROLES)
 ROLE_AND_TEXT = (("from", "value"), ("role", "content"))  # keys of messages
 PAIR = 2
 REJECTED = ("rejected", "rejected_response")  # the answer that is not preferred; the latter is ms-swift's
-# Marks that other tools write, such as <IMAGE>, <image_1>, <image 1>, <|image|>. <img> may be HTML.
-OTHER_MARK = re.compile(r"<\|?(image|video)[ _]?\d*\|?>", re.IGNORECASE)
+# Marks that other tools write, such as <image_1>, <image 1>, <|image|>, and <IMAGE> where a line begins or ends. Within
+# a line it is a word, as in prose about a component of that name; <img> may be HTML.
+OTHER_MARK = re.compile(
+    r"<\|(image|video)[ _]?\d*\|>|<(image|video)[ _]?\d+>|^[ \t]*<(image|video)>|<(image|video)>[ \t]*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+CLOSING = re.compile(r"</(image|video|audio)\s*>", re.IGNORECASE)  # of an element, in code
 EITHER_MARK = re.compile("|".join(map(re.escape, MARKS.values())))
 THINKING = ("thinking", "reasoning_content")  # of an answer
 MESSAGE_KEYS = frozenset({"from", "value", "role", "content", *THINKING, *LOSS_FLAGS, *TOOL_KEYS})
@@ -65,6 +72,7 @@ def turns_of(record: Record, num_images: int, caption_question: str, keys: Seque
         turns[0] = replace(turns[0], system=text(record["system"], "system"))
     if turns and key in (*ALTERNATING, *TEXT_OR_MESSAGES) and record.has(TOOLS):
         turns[0] = replace(turns[0], tools=tools_json(record[TOOLS]))
+    turns = with_plain_marks(turns, num_images)
     is_unmarked = key in UNMARKED or (key in TEXT_OR_MESSAGES and isinstance(record.peek(key), str))
     if is_unmarked and turns and not any(IMAGE_TOKEN in turn.question for turn in turns):
         turns[0] = replace(turns[0], question=f"{IMAGE_TOKEN}\n" * num_images + turns[0].question)
@@ -95,13 +103,13 @@ def require_media(
     has_none = not images and not videos and not any(one.media for one in unread)
     for turn in turns:
         for words in (turn.question, turn.answer):
-            if "<" not in words:
+            if "<" not in words or CLOSING.search(words):
                 continue
             if VIDEO_MARK in words and not videos:
                 message = f"{VIDEO_MARK} without a video: the record names none under 'video' or 'videos'"
                 raise RejectedError(RejectCode.CONV_NO_MEDIA, message)
-            if has_none and (mark := OTHER_MARK.search(words)) and mark[0] != IMAGE_TOKEN:
-                message = f"{mark[0]} without an image: the record names none under 'image' or 'images'"
+            if has_none and (mark := OTHER_MARK.search(words)) and mark[0].strip() != IMAGE_TOKEN:
+                message = f"{mark[0].strip()} without an image: the record names none under 'image' or 'images'"
                 raise RejectedError(RejectCode.CONV_NO_MEDIA, message)
             if AUDIO_MARK in words:
                 raise RejectedError(RejectCode.CONV_NO_MEDIA, f"{AUDIO_MARK}: sounds are not read")
@@ -115,10 +123,14 @@ def with_media(
 ) -> tuple[tuple[Turn, ...], tuple[ImageRef, ...]]:
     """The turns with an image mark for each frame of the k-th video mark's video, and all images in the order of marks.
 
-    A single video without a mark is placed before the first question. times_s: of each frame, to be written before it.
-    Raises RejectedError where marks and files differ in number.
+    A single video without a mark is placed before the first question. LLaVA-Video marks videos with `<image>`. times_s:
+    of each frame, to be written before it. Raises RejectedError where marks and files differ in number.
     """
     marks = re.findall(EITHER_MARK, "".join(text for turn in turns for text in (turn.question, turn.answer)))
+    if videos and not images and marks == [IMAGE_TOKEN] * len(videos):
+        both = [[text.replace(IMAGE_TOKEN, VIDEO_MARK) for text in (turn.question, turn.answer)] for turn in turns]
+        turns = [replace(turn, question=one, answer=other) for turn, (one, other) in zip(turns, both, strict=True)]
+        marks = [VIDEO_MARK] * len(videos)
     if videos and VIDEO_MARK not in marks and len(videos) == 1 and turns:
         turns = [replace(turns[0], question=f"{VIDEO_MARK}\n{turns[0].question}"), *turns[1:]]
         marks.insert(0, VIDEO_MARK)
@@ -360,15 +372,6 @@ def _pairs(record: Record, key: str, question: str, answer: str) -> list[Turn]:
     return turns
 
 
-def _plain(record: Record, key: str) -> str:
-    """A question or an answer, which may be a whole number."""
-    value = record.get(key)
-    if value is None and record.has(f"{key}s"):
-        message = f"{key!r} is missing beside '{key}s', of which training needs one: add it as {key!r}"
-        raise RejectedError(RejectCode.RECORD_FORM, message)
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else text(value, key)
-
-
 # Key of a conversation -> its turns, from the record and data.caption_question.
 SHAPES: dict[str, Callable[[Record, str], list[Turn]]] = {
     "conversations": lambda record, _: _alternating(record, "conversations", listed(record, "conversations")),
@@ -376,7 +379,7 @@ SHAPES: dict[str, Callable[[Record, str], list[Turn]]] = {
     "chosen": _chosen,
     "texts": lambda record, _: _pairs(record, "texts", "user", "assistant"),
     "turns": lambda record, _: _pairs(record, "turns", "question", "answer"),
-    "question": lambda record, _: [Turn(_plain(record, "question"), _plain(record, "answer"))],
+    "question": lambda record, _: [Turn(*asked(record))],
     "caption": lambda record, asked: [Turn(asked, text(record["caption"], "caption"))],
     "text": lambda record, asked: [Turn(asked, text(record["text"], "text"))],
     "completion": _completed,

@@ -58,7 +58,7 @@ from vlmpipe.trainer.storage.model_folders import local_folder
 from vlmpipe.trainer.storage.regular_files import read_regular
 from vlmpipe.trainer.storage.transfer import in_parallel
 
-FORMAT_VERSION = 12  # raise it when the same input gives other bytes
+FORMAT_VERSION = 13  # raise it when the same input gives other bytes
 TOKENIZER_SAMPLES = 200_000  # a tokenizer is trained on the first ones: its trainer holds every distinct word
 # Settings that do not change the prepared bytes, and the source, whose own fingerprint covers its content.
 NOT_IN_FINGERPRINT = {

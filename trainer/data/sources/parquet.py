@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmpipe.trainer.config.data import Columns, DataConfig
-from vlmpipe.trainer.data.accounting.keys import Record
+from vlmpipe.trainer.data.accounting.keys import VECTOR, Record
 from vlmpipe.trainer.data.conversations.layouts import media_values
 from vlmpipe.trainer.data.conversations.message_parts import kind_of
+from vlmpipe.trainer.data.conversations.questions import HINT, LISTS
 from vlmpipe.trainer.data.conversations.records import SHAPES, identity_of
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import ImageRef, Sample, stable_digest
@@ -33,6 +34,8 @@ BATCH_ROWS, BATCH_BYTES = 32, 64 << 20  # in memory at once, with their images; 
 IMAGE_COLUMNS = ("images", "image")
 IDENTIFYING = (
     *SHAPES,
+    *LISTS,
+    HINT,
     "answer",
     "prompt",
     "query",
@@ -111,7 +114,9 @@ def _rows(path: Path, uri: str, mapped: Columns) -> Iterator[dict[str, Any]]:
             size_bytes = path.stat().st_size
         with _opened(path, is_arrow=uri.endswith(ARROW)) as file:
             columns = [name for name, kind in file.kinds.items() if name not in mapped.ignored and not _is_vector(kind)]
-            vectors = {name: 1.0 for name in file.kinds if name not in (*columns, *mapped.ignored)}  # listed, not read
+            vectors = {
+                name: VECTOR for name in file.kinds if name not in (*columns, *mapped.ignored)
+            }  # listed, not read
             require_conversation(list(file.kinds), mapped, uri)
             for batch in file.batches(columns):
                 yield from (row | vectors for row in batch.to_pylist())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import string
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,9 +90,7 @@ class VlmEvalKitSource(FileSource):
     def sample(self, where: str, record: Record) -> Sample:
         record.took("index", *PATHS)
         images = (self._image(record["image"]),) if record.has("image") else ()
-        options = [f"{letter}. {record[letter]}" for letter in string.ascii_uppercase if record.has(letter)]
-        asked = [record[name] for name in ("hint", "question") if record.has(name)]
-        made = record.holding(question="\n".join([*asked, *options]), id=record.peek("id") or record.peek("index"))
+        made = record.holding(id=record.peek("id") or record.peek("index"))
         return self.build(made, images, where, identity_of(made))
 
     def _image(self, encoded: str) -> ImageRef:

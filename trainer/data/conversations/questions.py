@@ -1,0 +1,95 @@
+"""A question and its answer under keys of their own, with the options of a multiple-choice question."""
+
+from __future__ import annotations
+
+import ast
+import re
+import string
+from typing import Any
+
+from vlmpipe.trainer.data.accounting.keys import Record
+from vlmpipe.trainer.data.conversations.message_parts import kind_of, text
+from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
+
+LISTS = ("options", "choices")  # of MMMU, AI2D, ScienceQA, MathVista
+LETTERED = ("{}", "choice_{}", "option_{}")  # columns A, B, ... of MMBench, choice_a, ... of SEED-Bench
+HINT = "hint"
+MIN_OPTIONS = 2
+LONGEST_LIST_CHARS = 1 << 16  # of options that are written as a text
+NUMBER = re.compile(r"\s*[-+]?\d+\s*")
+
+
+def asked(record: Record) -> tuple[str, str]:
+    """The question, behind a hint and before its options, one a line, and the answer.
+
+    An answer that is a whole number beside options is the number of one, from 0, and becomes its letter. Raises
+    RejectedError.
+    """
+    question, options = _plain(record, "question"), _options(record)
+    lines = [text(record[HINT], HINT)] if record.peek(HINT) else []
+    lines.append(question)
+    if not _has_all(question, options.values()):
+        lines += [f"{letter}. {option}" for letter, option in options.items()]
+    return "\n".join(lines), _answer(record, options) if options else _plain(record, "answer")
+
+
+def _plain(record: Record, key: str) -> str:
+    """A question or an answer, which may be a whole number, or a list of one text."""
+    value = record.get(key)
+    if value is None and record.has(f"{key}s"):
+        message = f"{key!r} is missing beside '{key}s', of which training needs one: add it as {key!r}"
+        raise RejectedError(RejectCode.RECORD_FORM, message)
+    value = value[0] if isinstance(value, list) and len(value) == 1 else value
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else text(value, key)
+
+
+def _answer(record: Record, options: dict[str, str]) -> str:
+    value, answer = record.peek("answer"), _plain(record, "answer")
+    if isinstance(value, int) and value in range(len(options)):
+        return list(options)[value]
+    if NUMBER.fullmatch(answer) and answer.strip() not in options.values():
+        message = f"'answer' is {answer.strip()}, which is no option, nor the number of one as a number from 0"
+        raise RejectedError(RejectCode.RECORD_FORM, f"{message}; write the letter or the text of the right one")
+    return answer
+
+
+def _options(record: Record) -> dict[str, str]:
+    """Letters and options; empty for a question without any. Raises RejectedError."""
+    name = next((name for name in LISTS if record.peek(name)), None)
+    if name is not None:
+        return _listed(record[name], name)
+    for form, letters in zip(LETTERED, (string.ascii_uppercase, *[string.ascii_lowercase] * 2), strict=True):
+        names = [form.format(letter) for letter in letters if record.peek(form.format(letter)) not in (None, "")]
+        if len(names) >= MIN_OPTIONS:
+            return {name[-1].upper(): _option(record[name], name) for name in names}
+    return {}
+
+
+def _listed(value: Any, name: str) -> dict[str, str]:
+    """Options as a list, also one that is written as a text, or by their letters."""
+    if isinstance(value, str) and len(value) <= LONGEST_LIST_CHARS and value.lstrip().startswith("["):
+        try:
+            value = ast.literal_eval(value.strip())  # MMMU has lists as Python prints them, which JSON is part of
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            value = str(value)
+    if isinstance(value, list) and len(value) <= len(string.ascii_uppercase):
+        value = dict(zip(string.ascii_uppercase, value, strict=False))
+    if not isinstance(value, dict) or not all(letter in string.ascii_uppercase for letter in value):
+        message = f"{name!r} is {kind_of(value)}, not a list of at most 26 options; if it is not needed, name it in "
+        raise RejectedError(RejectCode.RECORD_FORM, message + "data.columns.ignored")
+    return {letter: _option(one, name) for letter, one in value.items() if one not in (None, "")}
+
+
+def _option(value: Any, name: str) -> str:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else text(value, name)
+
+
+def _has_all(question: str, options: Any) -> bool:
+    """Whether the question has the options in their order already."""
+    at = 0
+    for option in options:
+        found = question.find(option, at)
+        if found < 0:
+            return False
+        at = found + len(option)
+    return True
