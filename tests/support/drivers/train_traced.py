@@ -1,8 +1,8 @@
 """Trains several runs in one process group, and writes this rank's collectives, step by step, into each run's folder.
 
 `<run>/collectives/<rank>.json`: of each step, and of each batch of a validation, whether this rank's micro-batches have
-images, and its collectives as [operation, shapes, ranks of the group]. c10d's operations pass through torch's
-dispatcher, also those that DDP's reducer, FSDP's hooks and DeepSpeed ask for.
+images, the bounds of their samples, and its collectives as [operation, shapes, ranks of the group]. c10d's operations
+pass through torch's dispatcher, also those that DDP's reducer, FSDP's hooks and DeepSpeed ask for.
 """
 
 from __future__ import annotations
@@ -61,13 +61,15 @@ def traced(build: Any, written: list[tuple[Path, list[Any]]]) -> Any:
             batches = list(batches)
             with Collectives() as mode:
                 result = forward_backward(batches, *more)
-            steps.append({"kind": "step", "images": [*map(_images, batches)], "collectives": mode.seen})
+            images, bounds = [*map(_images, batches)], [*map(_bounds, batches)]
+            steps.append({"kind": "step", "images": images, "bounds": bounds, "collectives": mode.seen})
             return result
 
         def validating(batch: PackedBatch) -> Any:
             with Collectives() as mode:
                 result = forward_loss(batch)
-            steps.append({"kind": "validation", "images": [_images(batch)], "collectives": mode.seen})
+            of_batch = {"images": [_images(batch)], "bounds": [_bounds(batch)]}
+            steps.append({"kind": "validation", **of_batch, "collectives": mode.seen})
             return result
 
         def stepping(*arguments: Any) -> Any:
@@ -85,6 +87,11 @@ def traced(build: Any, written: list[tuple[Path, list[Any]]]) -> Any:
 
 def _images(batch: PackedBatch) -> bool:
     return bool(batch.images) if isinstance(batch.images, dict) else len(batch.images) > 0
+
+
+def _bounds(batch: PackedBatch) -> list[list[int]]:
+    found: list[list[int]] = batch.samples.bounds.tolist() if batch.samples else []
+    return found
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ from tests.support.hf.publish import model_section, publish
 from tests.support.paths import ROOT
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.models.hf.examine import require_trainable
+from vlmpipe.trainer.models.hf.examine import examine, require_trainable
 from vlmpipe.trainer.models.hf.family import HfFamily
 from vlmpipe.trainer.models.hf.model import encoder_of, has_merger
 from vlmpipe.trainer.models.image_tokens import image_form_of
@@ -33,6 +33,8 @@ What was found on a tiny random model of each type. `model.family: hf` takes oth
 examines them in the same way ([Train any image-text model](../how-to/any-model.md)).
 
 - **packed samples**: whether samples in one sequence give the loss and gradients of each alone in plain transformers.
+- **attention by sample**: whether attention computes no scores between samples. Where it does, under a mask, time and
+  memory grow with the square of `data.sequence_length`.
 - **image tokens**: whether their number depends on the size of an image.
 - **tensor parallel**: whether `train.strategy: tp` can split each matrix of the language model.
 - **projector**: where it lies; inside of the vision encoder it is trained or frozen with `projector` all the same.
@@ -43,9 +45,12 @@ examines them in the same way ([Train any image-text model](../how-to/any-model.
 
 This page is generated: `python -m tests.support.hf.table`. A test compares it with the code.
 
-| type | class | packed samples | tensor parallel | image tokens | projector | cached | torchvision | inputs |
-|---|---|---|---|---|---|---|---|---|
 """
+COLUMNS = (
+    "type", "class", "packed samples", "attention by sample", "tensor parallel", "image tokens", "projector", "cached",
+    "torchvision", "inputs",
+)  # fmt: skip
+HEADER += f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|\n"
 
 
 def row(model_type: str, folder: Path) -> str:
@@ -60,6 +65,7 @@ def row(model_type: str, folder: Path) -> str:
         f"`{model_type}`",
         type(model).__name__,
         packing(config),
+        by_sample(config),
         yes_if(require_shardable, config, 2, cached=False),
         "by size" if len(counts) > 1 else "all the same",
         "in the encoder" if has_merger(encoder_of(model)) else "behind the encoder",
@@ -82,10 +88,17 @@ def packing(config: ModelConfig) -> str:
     for pack, verdict in ((True, "yes"), (False, "needs `data.pack: false`")):
         try:
             require_trainable(config, pack=pack, cached=False)
-        except ConfigError:
+        except ConfigError as error:
+            if not pack and "answers would be visible" not in error.found:
+                raise  # no type of the table is refused for another reason
             continue
         return verdict
     return "refused: its texts are not causal"
+
+
+def by_sample(config: ModelConfig) -> str:
+    why = examine(config).masked
+    return f"no: {why}" if why else "yes"
 
 
 def page() -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,6 +62,12 @@ def groups_of(bounds: Tensor, query: Tensor) -> tuple[Sequence[LongSample | Shor
     padding = tuple((end, start - end) for end, start in zip(edges[::2], edges[1::2], strict=True) if end < start)
     spans = tuple((start, end - start) for start, end in samples)
     return _groups(spans, MAX_JOINED // query.shape[2:].numel(), query.device), padding
+
+
+def groups_of_like_lengths(bounds: Tensor, device: torch.device) -> Sequence[LongSample | ShortSamples]:
+    """Rows for the samples with these bounds (see `CuSeqlens`): those of like lengths share a call however long."""
+    spans = tuple((start, end - start) for start, end in bounds.tolist() if start < end)
+    return _groups(spans, sys.maxsize, device)
 
 
 def clear(padding: Spans, *heads: Tensor) -> None:

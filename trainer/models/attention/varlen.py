@@ -9,7 +9,7 @@ checkpointing and traces handle as a matrix product.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.attention.kernels import VarlenArgs, exact, kernel_for
+from vlmpipe.trainer.models.attention.mixers import MIXERS, mix_by_sample, mixers_of
 
 if TYPE_CHECKING:
     from vlmpipe.trainer.models.attention.context_parallel import ContextParallel
@@ -29,22 +30,38 @@ META = torch.device("meta")
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "sliding_window", "indices", "block_indices", "cache")
 
 
-def use_varlen_attention(language_model: nn.Module) -> None:
-    """Have a transformers language model accept `samples` as an input, if it can.
+def use_varlen_attention(language_model: nn.Module) -> str:
+    """Have a transformers language model accept `samples` as an input, if it can, and return why it cannot.
 
-    It can if each of its layers is plainly causal and gets the model's further inputs.
+    It can if each of its layers is plainly causal attention or a known mixer, and gets the model's further inputs.
     """
     config: Any = language_model.config
     if config._attn_implementation == NAME:
-        return
-    if not sees_all_before(config) or getattr(config, "attention_dropout", None) or not _passes_inputs(language_model):
-        return
+        return ""
+    mixers = mixers_of(language_model)
+    if reason := _why_masked(language_model, mixers):
+        return reason
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
     from transformers.modeling_utils import AttentionInterface
 
+    for mixer in mixers or ():
+        mix_by_sample(mixer)
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)  # for calls without samples, as for `sdpa`
     config._attn_implementation = NAME
+    return ""
+
+
+def _why_masked(language_model: Any, mixers: list[nn.Module] | None) -> str:
+    config = language_model.config
+    if mixers is None:
+        return "a layer has a mixer that is not known"
+    if not sees_all_before(config, beside=MIXERS):
+        kinds = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention", *MIXERS})
+        return f"its layers are {', '.join(kinds)}" if kinds else "its layers are not plainly causal attention of torch"
+    if getattr(config, "attention_dropout", None):
+        return "its attention has dropout"
+    return _trial_failure(language_model)
 
 
 def no_mask(sequences: int, device: torch.device) -> Tensor:
@@ -52,38 +69,43 @@ def no_mask(sequences: int, device: torch.device) -> Tensor:
     return torch.empty(sequences, 1, 0, 0, dtype=torch.bool, device=device)
 
 
-def _passes_inputs(language_model: Any) -> bool:
-    """Whether a layer's attention gets the model's samples and mask, and nothing unsupported.
+def _trial_failure(language_model: Any) -> str:
+    """Why a layer's attention does not get the model's samples and mask, or gets something unsupported; else empty.
 
-    Runs a model of one such layer on the meta device.
+    Runs a model of one such layer on the meta device, and in bf16, the only type there for grouped products of experts.
     """
     from transformers.modeling_utils import AttentionInterface
 
     config = copy.deepcopy(language_model.config)
     config.num_hidden_layers = 1
     if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:1]
-    mask, samples, calls = no_mask(1, META), CuSeqlens.of([[1, 1]], 2), []
+        config.layer_types = ["full_attention"]
+    mask, samples, calls = no_mask(1, META), CuSeqlens.of([[1, 1]], 2), list[str]()
 
     def trial(
         _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
     ) -> tuple[Tensor, None]:
-        same = attention_mask is mask and given.pop("samples", None) is samples
-        calls.append(same and not unsupported(key, value, given))
-        return query.transpose(1, 2), None
+        asked = unsupported(key, value, {name: one for name, one in given.items() if name != "samples"})
+        if attention_mask is not mask or given.get("samples") is not samples:
+            calls.append("its layers do not pass further inputs on to attention")
+        else:
+            calls.append(f"its attention has {', '.join(asked)}" if asked else "")
+        return query.new_empty(*query.shape[:-1], value.shape[-1]).transpose(1, 2), None
 
     AttentionInterface.register(TRIAL, trial)
     try:
         with unset_fake_temporarily(), META, torch.no_grad():
-            layer: Any = type(language_model)(config)
+            layer: Any = type(language_model)(config).bfloat16()
             layer.config._attn_implementation = TRIAL
-            inputs = {"inputs_embeds": torch.empty(1, 2, config.hidden_size), "position_ids": torch.arange(2)[None]}
+            embeddings = torch.empty(1, 2, config.hidden_size, dtype=torch.bfloat16)
+            inputs = {"inputs_embeds": embeddings, "position_ids": torch.arange(2)[None]}
             layer(**inputs, attention_mask=mask, samples=samples, use_cache=False)
-    except Exception:  # a model may fail in any way on inputs that it does not know: leave it as it is
-        return False
+    except Exception as error:  # a model may fail in any way on inputs that it does not know: leave it as it is
+        first = next(iter(str(error).strip().splitlines()), "")
+        return f"a layer fails on bounds of samples ({type(error).__name__}: {first})"
     finally:
         AttentionInterface._global_mapping.pop(TRIAL)
-    return calls == [True]
+    return calls[0] if len(calls) == 1 else f"one layer asks for attention {len(calls)} times"
 
 
 def unsupported(key: Tensor, value: Tensor, given: Mapping[str, Any]) -> list[str]:
@@ -93,10 +115,10 @@ def unsupported(key: Tensor, value: Tensor, given: Mapping[str, Any]) -> list[st
     return asked + ["value heads of another width"] * (key.shape[-1] != value.shape[-1])
 
 
-def sees_all_before(config: Any) -> bool:
-    """Whether all layers are plainly causal, by torch's attention or by ours."""
+def sees_all_before(config: Any, beside: Collection[str] = ()) -> bool:
+    """Whether all layers are plainly causal attention, torch's or ours, or of a kind in `beside`."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    windowed = kinds != {"full_attention"} or getattr(config, "sliding_window", None)
+    windowed = not kinds <= {"full_attention", *beside} or getattr(config, "sliding_window", None)
     bidirectional = getattr(config, "use_bidirectional_attention", False)
     return config._attn_implementation in ("sdpa", NAME) and not windowed and not bidirectional
 

@@ -36,12 +36,14 @@ MOST_DIFFERENCE = 1e-3  # of the largest hidden state: sums in another order mak
 
 @dataclass(frozen=True)
 class Examination:
-    """keeps_apart: samples in one sequence do not see each other. is_causal: no token sees a later one, but for those
-    of its own image. has_plain_head: logits are what the head makes of hidden states. untrained: parameters of the
+    """keeps_apart: samples in one sequence do not see each other. masked: why attention computes scores between
+    samples, under a mask; empty where it does not. is_causal: no token sees a later one, but for those of its own
+    image. has_plain_head: logits are what the head makes of hidden states. untrained: parameters of the
     encoder that get no gradient, by `names_from_end`. stored: how its output is stored by image; None where it
     cannot be. merges_inside: part of the projector lies in the encoder."""
 
     keeps_apart: bool
+    masked: str
     is_causal: bool
     has_plain_head: bool
     untrained: tuple[str, ...]
@@ -138,6 +140,7 @@ def _found(config: ModelConfig, images: PublishedImages, whole: PreTrainedConfig
         merges_inside=has_merger(encoder_of(model)),
         untrained=tuple(end for end, name in names_from_end(model).items() if name in idle),
         keeps_apart=_equal(packed, torch.cat(alone)),
+        masked=module.masked,
         is_causal=_equal(behind[:-3], alone[0][:-3]),
         has_plain_head=_equal(head(alone[0]), logits),
     )

@@ -57,7 +57,7 @@ class HfVLM(nn.Module):
         self.features_of = inspect.signature(model.base_model.get_image_features).parameters
         self.vision_bytes = VisionBytes()  # in traces
         self._packed: tuple[Tensor, CuSeqlens | None] | None = None
-        use_varlen_attention(self.language_model)
+        self.masked = use_varlen_attention(self.language_model)  # why samples are kept apart by a mask; else empty
         self.language_model.register_forward_pre_hook(_separate_samples(self), with_kwargs=True)
         self.tower_is_frozen = not trains(self.tower)
         if stored:

@@ -18,6 +18,7 @@ from torch.distributed import ProcessGroup
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.dataloading.batches import MicroBatches, PackedBatch
 from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.models.attention.mixers import BY_SAMPLE
 from vlmpipe.trainer.models.base import ShardingUnits
 from vlmpipe.trainer.optimizer.build import build_optimizer, set_rates
 from vlmpipe.trainer.sizing.deepspeed_config import Sizes, engine_settings, laid_over, node_weights, offloading
@@ -53,6 +54,9 @@ class Zero:
         deepspeed = _import_deepspeed(worker)
         if stage == 3:
             recompute_gathered_linear(module)
+            for part in module.modules():  # gathered once, however often it calls its parts for a rank's samples
+                if getattr(part, BY_SAMPLE, False):
+                    deepspeed.utils.set_z3_leaf_module(part, True)
         data_parallel = worker.world_size // config.context_parallel
         micro_steps = config.global_batch_size // (config.micro_batch_size * data_parallel)
         settings = engine_settings(config, stage=stage, micro_steps=micro_steps, sizes=sizes_of(module, blocks))

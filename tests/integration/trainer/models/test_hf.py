@@ -28,6 +28,7 @@ from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.chat.make import make_chat
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.attention import mixers, varlen
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.hf import examine
 from vlmpipe.trainer.models.hf.processor import PublishedImages
@@ -42,10 +43,9 @@ from vlmpipe.trainer.weights_digest import weights_sha256
 SAMPLES = ([(1, SIZES[2]), (2, SIZES[1])], [], [(3, SIZES[3])], [(4, SIZES[4])])  # pictures by seed and size
 RELATIVE = 1e-5
 # One of each way to keep samples apart, to count and to join images, and to place tokens.
-SHORT = ("gemma3", "glm46v", "idefics3", "llava_onevision", "ovis2", "gemma4")
+SHORT = ("qwen3_5", "gemma3", "glm46v", "idefics3", "llava_onevision", "ovis2", "gemma4")
 TYPES = chosen(INSTALLED, lambda name: name in SHORT)
 EVIDENCE = ROOT / "docs/reference/evidence.md"
-MIXING = {"qwen3_5": "linear_attention", "lfm2_vl": "conv"}  # layers that are no attention
 PREFIX = ("paligemma",)  # answers that are seen before they come
 IN_ENCODER = dict.fromkeys(  # the projector, which cached features leave as it is
     ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "glm46v", "qwen3_vl_moe", "glm4v_moe"), ("projector",)
@@ -107,16 +107,11 @@ def test_packed_samples_equal_plain_transformers_on_each(model_type: str, publis
     module = family.training_module(config, model, cached=False).train()
     total = sum(plain_loss(model, images, tokens, shown) for tokens, shown in zip(ids, pictures, strict=True))
     expected = gradients_of(model)
-    rows = [[number] for number in range(len(SAMPLES))] if model_type in MIXING else [range(len(SAMPLES))]
-    found_loss = 0.0
-    for row in rows:
-        inputs = inputs_of([ids[one] for one in row])
-        shown = [pictures[one] for one in row]
-        made = image_preparer(config)([one for sample in shown for one in sample], list(map(len, shown)))
-        loss = module(**inputs, images=made.values)
-        loss.backward()
-        found_loss += float(loss.detach())
-    assert found_loss == pytest.approx(total, rel=RELATIVE)
+    inputs = inputs_of(ids)
+    made = image_preparer(config)([one for sample in pictures for one in sample], list(map(len, pictures)))
+    loss = module(**inputs, images=made.values)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(total, rel=RELATIVE)
     found = gradients_of(model)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert found.keys() == expected.keys() == trained, "a parameter without a gradient is a collective that waits"
@@ -308,21 +303,29 @@ def test_the_docs_count_the_types_that_train() -> None:
     assert f"{sum(kind.needs_torchvision for kind in KINDS.values())} of the types only where torchvision" in claim
 
 
-@pytest.mark.parametrize("model_type", [name for name in (*MIXING, *PREFIX) if name in INSTALLED])
-def test_a_type_that_mixes_samples_or_shows_answers_is_refused(
-    model_type: str, published: Callable[[str], Path]
+@pytest.mark.parametrize("model_type", [name for name in PREFIX if name in INSTALLED])
+def test_a_type_that_shows_answers_is_refused(model_type: str, published: Callable[[str], Path]) -> None:
+    with pytest.raises(ConfigError, match="answers would be visible"):
+        examine.require_trainable(config_of(published(model_type)), pack=True, cached=False)
+
+
+def test_a_type_whose_mixers_are_not_known_is_refused_in_packed_sequences(
+    published: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = config_of(published(model_type))
-    with pytest.raises(ConfigError) as raised:
+    monkeypatch.setattr(mixers, "MIXERS", {})
+    monkeypatch.setattr(varlen, "MIXERS", {})
+    examine._examine.cache_clear()
+    config = config_of(published("qwen3_5"))
+    with pytest.raises(
+        ConfigError, match=r"see each other \(its layers are full_attention, linear_attention\)"
+    ) as raised:
         examine.require_trainable(config, pack=True, cached=False)
-    if model_type in MIXING:
-        assert MIXING[model_type] in str(raised.value) and "data.pack" in str(raised.value)
-        examine.require_trainable(config, pack=False, cached=False)
-    else:
-        assert "answers would be visible" in str(raised.value)
+    assert raised.value.fix == "set data.pack to false"
+    examine.require_trainable(config, pack=False, cached=False)
+    examine._examine.cache_clear()
 
 
-@pytest.mark.parametrize("model_type", [name for name in TYPES if name not in (*PREFIX, *MIXING)])
+@pytest.mark.parametrize("model_type", [name for name in TYPES if name not in PREFIX])
 def test_a_type_that_keeps_samples_apart_passes(model_type: str, published: Callable[[str], Path]) -> None:
     found = examine.examine(config_of(published(model_type)))
     assert found.keeps_apart and found.is_causal and found.has_plain_head

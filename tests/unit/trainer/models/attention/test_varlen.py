@@ -30,6 +30,8 @@ from transformers import (
     Qwen2Model,
     Qwen3Config,
     Qwen3Model,
+    Qwen3MoeConfig,
+    Qwen3MoeModel,
 )
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
@@ -251,24 +253,26 @@ class DeafModel(LlamaModel):
 
 
 @pytest.mark.parametrize(
-    "model",
+    ("model", "why"),
     [
-        language_model(DeafModel),
-        language_model(NemotronModel, NemotronConfig),
-        language_model(DogeModel, DogeConfig),
-        language_model(MistralModel, MistralConfig, sliding_window=4),
-        language_model(attention_dropout=0.1),
-        language_model(attn_implementation="eager"),
+        (language_model(DeafModel), "its layers do not pass further inputs on to attention"),
+        (language_model(NemotronModel, NemotronConfig), "its layers do not pass further inputs on to attention"),
+        (language_model(DogeModel, DogeConfig), "a layer fails on bounds of samples (RuntimeError: "),
+        (language_model(MistralModel, MistralConfig, sliding_window=4), "its layers are not plainly causal attention"),
+        (language_model(attention_dropout=0.1), "its attention has dropout"),
+        (language_model(attn_implementation="eager"), "its layers are not plainly causal attention of torch"),
     ],
     ids=["takes and drops", "nemotron", "doge", "windows", "dropout", "another kind of attention"],
 )
-def test_unsupported_models_keep_their_attention(model: Any) -> None:
+def test_unsupported_models_keep_their_attention_and_say_why(model: Any, why: str) -> None:
     kind = model.config._attn_implementation
-    use_varlen_attention(model)
+    assert use_varlen_attention(model).startswith(why)
     assert model.config._attn_implementation == kind and not takes_samples(model.config)
 
 
-@pytest.mark.parametrize(("kind", "config"), [(Qwen2Model, Qwen2Config), (Qwen3Model, Qwen3Config)])
+@pytest.mark.parametrize(
+    ("kind", "config"), [(Qwen2Model, Qwen2Config), (Qwen3Model, Qwen3Config), (Qwen3MoeModel, Qwen3MoeConfig)]
+)
 @pytest.mark.parametrize("fake", [False, True])
 def test_supported_models_are_detected_also_on_fake_tensors(kind: Any, config: Any, fake: bool) -> None:
     with FakeTensorMode() if fake else contextlib.nullcontext():
