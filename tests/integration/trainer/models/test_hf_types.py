@@ -21,7 +21,7 @@ from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.strategies.tensor_parallel.plan import require_shardable
 
 pytestmark = pytest.mark.skipif(not WHOLE, reason="make test-whole runs it; test_hf has the way of one type")
-REFUSED, UNPACKED = ("paligemma",), ("qwen3_5", "lfm2_vl")
+REFUSED = ("paligemma",)
 RELATIVE = 1e-5
 
 
@@ -30,7 +30,7 @@ def test_a_type_trains_resumes_exports_and_is_evaluated(model_type: str, tmp_pat
     """On one process, and where layers can be split on two."""
     base = {
         "model": model_section(publish(model_type, tmp_path / "model")),
-        "data": {**write_data(tmp_path / "data"), "validation_fraction": 0.3, "pack": model_type not in UNPACKED},
+        "data": {**write_data(tmp_path / "data"), "validation_fraction": 0.3},
         "features.cache": "off", "train.global_batch_size": 2, "train.micro_batch_size": 1, "train.max_steps": 2,
     }  # fmt: skip
     split = base | {"train.strategy": "tp", "train.tensor_parallel": 2}

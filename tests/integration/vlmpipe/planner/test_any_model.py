@@ -15,6 +15,8 @@ from vlmpipe.planner.memory.activations import activations
 from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.time.feature_cache import feature_bytes
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.attention import mixers, varlen
+from vlmpipe.trainer.models.hf import examine
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.tracing.fake_inputs import SequenceShape, inputs_of, tensors_of
 
@@ -59,12 +61,23 @@ def test_a_plan_with_cached_features_knows_their_size_and_holds_no_pixels(model_
     assert pixels - stored == picture["pixel_values"].nbytes - features.nbytes
 
 
-def test_a_type_that_mixes_samples_is_refused_in_check_and_planned_unpacked(tmp_path: Path) -> None:
+def test_a_type_whose_mixers_are_not_known_is_refused_in_check_and_planned_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixers, "MIXERS", {})
+    monkeypatch.setattr(varlen, "MIXERS", {})
+    examine._examine.cache_clear()
     folder = publish("qwen3_5", tmp_path / "model")
     with pytest.raises(ConfigError, match=r"lets samples in one sequence see each other") as raised:
         architecture(config_of(folder))
     assert raised.value.fix == "set data.pack to false"
     assert architecture(config_of(folder, data__pack=False)).shape.total_parameters > 0
+    examine._examine.cache_clear()
+
+
+def test_a_hybrid_model_is_planned_packed(tmp_path: Path) -> None:
+    found = architecture(config_of(publish("qwen3_5", tmp_path / "model")))
+    assert found.shape.total_parameters > 0
 
 
 def test_a_prefix_model_is_refused(tmp_path: Path) -> None:
