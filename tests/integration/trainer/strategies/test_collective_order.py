@@ -94,7 +94,7 @@ HF = tuple(PUBLISHED + name for name in INSTALLED)
 REFUSED = (
     Refusal(("pp",), HF, "family hf, which has no stages", in_run_file=True),
     Refusal(("context",), HF, "family hf, whose sequences are not shared", in_run_file=True),
-    Refusal(tuple(SETTINGS), ("hf paligemma",), "answers would be visible to what predicts them"),
+    Refusal(tuple(SETTINGS), ("hf paligemma",), "answers would be visible"),
     Refusal(("tp adapters",), ("hf glm4v_moe",), "PEFT adapts other layers"),  # and tp splits no experts
     Refusal(
         ("adapters",),
