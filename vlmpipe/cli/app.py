@@ -279,7 +279,7 @@ def schema(
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the Markdown reference.")] = False,
 ) -> None:
-    """Print the run file's JSON Schema, for editors, or its Markdown reference."""
+    """Print the run file's JSON Schema for editors, or its reference."""
     from vlmpipe.config import json_schema as schemas
 
     if output is None:
