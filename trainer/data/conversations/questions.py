@@ -20,9 +20,9 @@ NUMBER = re.compile(r"\s*[-+]?\d+\s*")
 
 
 def asked(record: Record) -> tuple[str, str]:
-    """The question, behind a hint and before its options, one a line, and the answer.
+    """The question, after a hint and before its options, one a line, and the answer.
 
-    An answer that is a whole number beside options is the number of one, from 0, and becomes its letter. Raises
+    An answer that is a whole number next to options is the number of one, from 0, and becomes its letter. Raises
     RejectedError.
     """
     question, options = _plain(record, "question"), _options(record)
