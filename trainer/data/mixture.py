@@ -88,7 +88,7 @@ def described_passes(data: DataConfig, sizes: Sequence[int]) -> str:
     if most > data.max_source_passes:
         raise DataError(
             f"an epoch reads {name} {most:,.0f} times, since it ends when the other sources were read",
-            expected=f"at most {data.max_source_passes:g} times (data.max_source_passes)",
+            expected=f"at most {data.max_source_passes:,.15g} times (data.max_source_passes)",
             fix="give it a lower weight, set data.stopping_strategy: first_exhausted, or raise data.max_source_passes",
         )
     shown = ", ".join(f"{source} {count:.3g}" for source, count in passes.items())
