@@ -27,6 +27,6 @@ def test_a_training_without_trouble_prints_nothing_to_stderr_and_a_warning_there
     said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert "train: done" in said.stdout
     (warning,) = said.stderr.splitlines()
-    assert warning.startswith("train: warning: train.ema_decay 0.999: after all 3 steps the average")
+    assert warning.startswith("train: warning: train.ema_decay 0.999: after all 3 steps the exported average")
     assert "warning" not in said.stdout
     assert json.loads(Path(job.run.run_uri, "steps/train.json").read_text(encoding="utf-8"))["state"] == "done"

@@ -22,7 +22,7 @@ def train(**changes: Any) -> TrainConfig:
         ({"strategy": "fsdp", "precision": "bf16-autocast"}, "gathers weights in bf16: use bf16"),
         ({"strategy": "ddp", "shard_frozen_weights": True}, "use one of fsdp, hsdp, or zero3"),
         ({"strategy": "fsdp", "gradient_accumulation_dtype": "bf16"}, "use one of zero1, zero2, zero3, or fp32"),
-        ({"reduce_dtype": "bf16", "precision": "fp32"}, "no meaning for precision fp32: set precision bf16 too"),
+        ({"reduce_dtype": "bf16", "precision": "fp32"}, "not apply to precision fp32: set precision bf16 too"),
         (
             {"reduce_dtype": "bf16", "strategy": "pp", "pipeline_parallel": 2},
             "does not work with strategy pp: use one of",

@@ -33,7 +33,7 @@ def test_a_section_that_could_not_work_is_refused(relevance: dict[str, Any], sai
 
 
 def test_other_families_have_no_grid_to_select_from() -> None:
-    with pytest.raises(ValidationError, match="no meaning for family smolvlm"):
+    with pytest.raises(ValidationError, match="not apply to family smolvlm"):
         ModelConfig.model_validate(model_section("smolvlm", relevance={"max_tokens": 4}))
 
 
