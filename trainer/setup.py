@@ -198,9 +198,11 @@ def build_model(
         sequence_flops = mean_sequence_flops(job, shape, data.sampler, cached=data.cached)
         stages_of(shape.language.layers, job.train.stages, sequence_flops, image_layers=shape.image_layers)
     if job.model.family == "hf":
-        from vlmpipe.trainer.models.hf.examine import require_trainable
+        from vlmpipe.trainer.models.hf.examine import examine, require_trainable
 
         require_trainable(job.model, pack=job.data.pack, cached=data.cached)
+        if worker.is_first and (why := examine(job.model).masked):
+            print(f"train: attention computes scores between samples, under a mask: {why}", flush=True)
     deferred: Weights | None = None
     if defers_weights(job.model, job.train):
         model = family.blueprint(job.model, data.chat.tokenizer, buffers=True)
