@@ -208,4 +208,5 @@ def kind_of(value: Any) -> str:
     if isinstance(value, bool):
         return "true or false"
     names = {int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object", bytes: "bytes"}
+    names[tuple] = "a column of lists of numbers"  # see `accounting.keys.VECTOR`
     return next((name for kind, name in names.items() if isinstance(value, kind)), "of another type")

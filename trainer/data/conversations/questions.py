@@ -10,6 +10,7 @@ from typing import Any
 from vlmpipe.trainer.data.accounting.keys import Record
 from vlmpipe.trainer.data.conversations.message_parts import kind_of, text
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
+from vlmpipe.trainer.data.text_files.json_stream import BadJsonError, parse_json
 
 LISTS = ("options", "choices")  # of MMMU, AI2D, ScienceQA, MathVista
 LETTERED = ("{}", "choice_{}", "option_{}")  # columns A, B, ... of MMBench, choice_a, ... of SEED-Bench
@@ -17,6 +18,7 @@ HINT = "hint"
 MIN_OPTIONS = 2
 LONGEST_LIST_CHARS = 1 << 16  # of options that are written as a text
 NUMBER = re.compile(r"\s*[-+]?\d+\s*")
+IGNORE = "if it is not needed, name it in data.columns.ignored"
 
 
 def asked(record: Record) -> tuple[str, str]:
@@ -28,7 +30,7 @@ def asked(record: Record) -> tuple[str, str]:
     question, options = _plain(record, "question"), _options(record)
     lines = [text(record[HINT], HINT)] if record.peek(HINT) else []
     lines.append(question)
-    if not _has_all(question, options.values()):
+    if not _has_all(question, options):
         lines += [f"{letter}. {option}" for letter, option in options.items()]
     return "\n".join(lines), _answer(record, options) if options else _plain(record, "answer")
 
@@ -45,8 +47,12 @@ def _plain(record: Record, key: str) -> str:
 
 def _answer(record: Record, options: dict[str, str]) -> str:
     value, answer = record.peek("answer"), _plain(record, "answer")
-    if isinstance(value, int) and value in range(len(options)):
-        return list(options)[value]
+    letter = string.ascii_uppercase[value] if isinstance(value, int) and value in range(26) else ""
+    if letter in options:
+        if answer in options.values() and options[letter] != answer:
+            message = f"'answer' is {answer}, which is an option and, from 0, the number of another one, {letter}"
+            raise RejectedError(RejectCode.RECORD_FORM, f"{message}; write the letter of the right one")
+        return letter
     if NUMBER.fullmatch(answer) and answer.strip() not in options.values():
         message = f"'answer' is {answer.strip()}, which is no option, nor the number of one as a number from 0"
         raise RejectedError(RejectCode.RECORD_FORM, f"{message}; write the letter or the text of the right one")
@@ -67,29 +73,43 @@ def _options(record: Record) -> dict[str, str]:
 
 def _listed(value: Any, name: str) -> dict[str, str]:
     """Options as a list, also one that is written as a text, or by their letters."""
-    if isinstance(value, str) and len(value) <= LONGEST_LIST_CHARS and value.lstrip().startswith("["):
-        try:
-            value = ast.literal_eval(value.strip())  # MMMU has lists as Python prints them, which JSON is part of
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            value = str(value)
+    is_text = isinstance(value, str)
+    if is_text and len(value) <= LONGEST_LIST_CHARS and value.lstrip().startswith("["):
+        value = _written(value.strip())
     if isinstance(value, list) and len(value) <= len(string.ascii_uppercase):
         value = dict(zip(string.ascii_uppercase, value, strict=False))
-    if not isinstance(value, dict) or not all(letter in string.ascii_uppercase for letter in value):
-        message = f"{name!r} is {kind_of(value)}, not a list of at most 26 options; if it is not needed, name it in "
-        raise RejectedError(RejectCode.RECORD_FORM, message + "data.columns.ignored")
+    if not isinstance(value, dict) or not value.keys() <= set(string.ascii_uppercase):
+        message = f"{name!r} is {kind_of(value)}, not a list of at most 26 options; {IGNORE}"
+        raise RejectedError(RejectCode.RECORD_FORM, message)
+    if is_text and len(value) == 1:  # NumPy prints arrays so, without commas, and Python joins their texts
+        message = f"{name!r} is a text of one option, maybe of several without commas between them; {IGNORE}"
+        raise RejectedError(RejectCode.RECORD_FORM, message)
     return {letter: _option(one, name) for letter, one in value.items() if one not in (None, "")}
+
+
+def _written(words: str) -> Any:
+    """A list as JSON writes it, or as Python prints it (MMMU); the words themselves where they are neither."""
+    try:
+        return parse_json(words)
+    except BadJsonError:
+        pass
+    try:
+        return ast.literal_eval(words)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return words
 
 
 def _option(value: Any, name: str) -> str:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else text(value, name)
 
 
-def _has_all(question: str, options: Any) -> bool:
-    """Whether the question has the options in their order already."""
+def _has_all(question: str, options: dict[str, str]) -> bool:
+    """Whether the question has the options in their order already, each behind its letter: `A. cat`, `(a) cat`."""
     at = 0
-    for option in options:
-        found = question.find(option, at)
-        if found < 0:
+    for letter, option in options.items():
+        marked = rf"(?<!\w)[{letter}{letter.lower()}]\s?[.:)\]、．：）]\s*{re.escape(option.strip())}(?!\w)"
+        found = re.compile(marked).search(question, at)
+        if found is None:
             return False
-        at = found + len(option)
+        at = found.end()
     return True

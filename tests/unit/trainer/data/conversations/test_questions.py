@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from vlmpipe.trainer.data.accounting.keys import Record
+from vlmpipe.trainer.data.accounting.keys import VECTOR, Record
 from vlmpipe.trainer.data.conversations.questions import asked
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 
@@ -28,6 +28,7 @@ def test_options_stand_behind_the_question_and_a_number_becomes_a_letter(
     form: str, texts: list[str], data: st.DataObject
 ) -> None:
     right = data.draw(st.integers(0, len(texts) - 1))
+    assume(str(right) not in texts)  # the number of one option and the text of another is rejected
     record = Record({"question": "\0", "answer": right, **FORMS[form](texts)})
     question, answer = asked(record)
     lettered = [f"{letter}. {text}" for letter, text in zip("ABCDEFGH", texts, strict=False)]
@@ -46,6 +47,16 @@ def test_options_stand_behind_the_question_and_a_number_becomes_a_letter(
         ({"question": "Which?\n(A) red\n(B) blue", "answer": "A", "options": ["red", "blue"]}, None, "A"),
         ({"question": "Q", "answer": "B", "hint": "It rains.", "A": "x", "C": "y"}, "It rains.\nQ\nA. x\nC. y", "B"),
         ({"question": "Q", "answer": "no", "A": "a key of its own"}, "Q", "no"),
+        ({"question": "Red or blue?", "answer": 1, "options": ["Red", "blue"]}, "Red or blue?\nA. Red\nB. blue", "B"),
+        (
+            {"question": "A. redder\nB. blue", "answer": 1, "options": ["red", "blue"]},
+            "A. redder\nB. blue\nA. red\nB. blue",
+            "B",
+        ),
+        ({"question": "Q", "answer": 1, "options": ["", "a", "b"]}, "Q\nB. a\nC. b", "B"),
+        ({"question": "Q", "answer": 1, "options": [0, 1, 2]}, "Q\nA. 0\nB. 1\nC. 2", "B"),
+        ({"question": "Q", "answer": 20, "options": [10, 20]}, "Q\nA. 10\nB. 20", "20"),
+        ({"question": "Q", "answer": "A", "options": r'["\ud83d\ude00", "x", null]'}, "Q\nA. \U0001f600\nB. x", "A"),
     ],
 )
 def test_what_is_read(record: dict[str, Any], question: str | None, answer: str) -> None:
@@ -58,6 +69,11 @@ def test_what_is_read(record: dict[str, Any], question: str | None, answer: str)
         ({"answer": "1", "options": ["a", "b"]}, "'answer' is 1, which is no option"),
         ({"answer": 2, "options": ["a", "b"]}, "'answer' is 2, which is no option"),
         ({"answer": -1, "options": ["a", "b"]}, "'answer' is -1, which is no option"),
+        ({"answer": 2, "options": [1, 2, 3]}, "'answer' is 2, which is an option and, from 0, the number of another"),
+        ({"answer": "A", "options": "['a' 'b']"}, "'options' is a text of one option, maybe of several without commas"),
+        ({"answer": "A", "options": "[{[1]: 2}]"}, "'options' is a text, not a list"),
+        ({"answer": "A", "options": {"AB": "x", "": "y"}}, "'options' is an object, not a list"),
+        ({"answer": "A", "options": VECTOR}, "'options' is a column of lists of numbers, not a list"),
         ({"answer": "A", "options": 4}, "'options' is a number, not a list"),
         ({"answer": "A", "options": "['a'"}, "'options' is a text, not a list"),
         ({"answer": "A", "options": ["a", None, {}]}, "'options' is an object, not a text"),
