@@ -33,7 +33,7 @@ from vlmpipe.trainer.secret_manager import use_hub_token, use_secrets
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import in_bucket
 from vlmpipe.trainer.storage.model_folders import bucket_address, revision_of
-from vlmpipe.trainer.storage.records import write_record
+from vlmpipe.trainer.storage.records import write_record, write_run_file
 
 if TYPE_CHECKING:
     from vlmpipe.planner.plan import Plan
@@ -117,7 +117,7 @@ def resolve(
     for name, plan in plans.items():
         if plan:
             write_record(open_storage(paths[name].run_uri), "plan.json", plan.as_dict(), indent=1)
-    write_record(open_storage(this.run_uri), "run.json", config.to_run_json(this), indent=1)
+    write_run_file(open_storage(this.run_uri), config.to_run_json(this))
     if whole.sweep and stage == stages[-1]:
         _open_variants(whole, whole.sweep, settings, paths)
     return Resolved(

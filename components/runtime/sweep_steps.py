@@ -13,15 +13,16 @@ from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.config.sections.sweep import SweepConfig, Variant, baseline_of
 from vlmpipe.job_spec.build import job_spec, sweep_job_spec
-from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.config.job import JobConfig, RunPaths, without_gone
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, print_error
 from vlmpipe.trainer.progress import step_progress
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
-from vlmpipe.trainer.storage.records import read_record, write_record
+from vlmpipe.trainer.storage.records import read_record, unseal, write_record, write_run_file
 from vlmpipe.trainer.trials.files import (
     FEATURES_ERROR,
     JOB_STEP,
+    OUTCOME,
     SWEEP_FILE,
     is_done,
     outcome_of,
@@ -68,7 +69,7 @@ def write_sweep(run: RunPaths, sweep: SweepConfig, variants: Sequence[tuple[Vari
             content = own.to_run_json(paths)
             store = open_storage(paths.run_uri)
             _require_same_settings(variant.name, store, own, content)
-            write_record(store, "run.json", content, indent=1)
+            write_run_file(store, content)
             with naming_stage(variant.name, kind="variant"):
                 data = fingerprint(JobConfig.model_validate(content))
                 tower = features_uri(paths.features_root, own.model, own.train.precision)
@@ -107,19 +108,21 @@ def _require_same_settings(variant: str, store: Storage, own: RunConfig, content
         return
     from vlmpipe.runs.changed_settings import changed_settings  # loads torch
 
-    earlier = read_record(store, "run.json") if store.stat("run.json") else {}
+    earlier = unseal(store.read("run.json")) if store.stat("run.json") else {}
     named = ""
     if earlier and settings_sha256(earlier) == before:  # else a start with train.resume never has replaced it
+        placed = read_record(store, "run.json")  # the folder of runs may have been moved since
         try:
             trained = parse_run_config(
-                {name: value for name, value in earlier.items() if name != "run"}, store.root_uri
+                without_gone({name: value for name, value in placed.items() if name != "run"}), store.root_uri
             )
         except ConfigError:
             named = f"{store.uri('run.json')} is of another version of vlmpipe"
         else:
             texts = changed_settings(trained, own).texts()
             named = "; ".join(one for one in texts if one.startswith(DECIDING) and not one.startswith("train.resume "))
-            if not named:
+            if not named:  # the new run.json has another digest, by which the next start will look
+                write_record(store, OUTCOME, {**outcome_of(store), "settings": settings_sha256(content)}, indent=1)
                 return
     raise ConfigError(
         ": ".join(filter(None, (f"{store.root_uri} was trained with other settings of variant {variant}", named))),

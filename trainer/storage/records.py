@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -81,6 +82,20 @@ def read_record(store: Storage, name: str) -> dict[str, Any]:
     return as_it_lies(
         record, record if name == RUN_FILE else read_record_file(Path(store.uri(RUN_FILE))), store.root_uri
     )
+
+
+def write_run_file(store: Storage, content: Mapping[str, Any]) -> None:
+    """Write a run's run.json. If the run was moved, its other records get the addresses where they lie now first.
+
+    Which addresses those are follows from the former run.json, which named the root of before.
+    """
+    if not in_bucket(store.root_uri) and (before := read_record_file(Path(store.uri(RUN_FILE)))):
+        for name in sorted(WITH_ADDRESSES - {RUN_FILE}):
+            with contextlib.suppress(DataError):  # a damaged one is left to those who read it
+                record = read_record_file(Path(store.uri(name)))
+                if (now := as_it_lies(record, before, store.root_uri)) != record:
+                    write_record(store, name, now, indent=1)
+    write_record(store, RUN_FILE, content, indent=1)
 
 
 def as_it_lies(record: dict[str, Any], run_file: Mapping[str, Any], folder: str) -> dict[str, Any]:

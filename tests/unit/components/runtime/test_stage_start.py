@@ -19,7 +19,7 @@ from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import join_uri
 from vlmpipe.trainer.storage.export_manifest import NAME, write_description
-from vlmpipe.trainer.storage.records import write_record
+from vlmpipe.trainer.storage.records import write_record, write_run_file
 
 STAGES = [
     {"name": "align", "freeze": ["tower", "language_model"]},
@@ -101,6 +101,14 @@ def test_a_trained_tokenizer_is_trained_again_on_the_same_data_only(
     started = stages.begin("language")
     assert started.model.tokenizer == ("train:300" if is_shared else stages.export("align"))
     assert started.data.chat_format(started.model) == "vlmpipe"
+
+
+def test_a_moved_run_that_is_started_again_keeps_its_tokenizer(tmp_path: Path) -> None:
+    assert Stages(tmp_path / "a", {}).begin("language").model.tokenizer == "train:300"
+    stages = Stages((tmp_path / "a").rename(tmp_path / "b"), {})
+    first, paths = stages.runs["align"], stages.paths["align"]
+    write_run_file(open_storage(paths.run_uri), first.to_run_json(paths))  # nothing else of a finished stage runs
+    assert continued(stages.runs["language"], stages.paths["language"], [(first, paths)]).model.tokenizer == "train:300"
 
 
 def test_a_model_as_a_whole_comes_from_the_export_and_is_asked_as_before(tmp_path: Path) -> None:

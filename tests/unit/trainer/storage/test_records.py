@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.records import as_it_lies, read_record, write_record
+from vlmpipe.trainer.storage.records import as_it_lies, read_record, write_record, write_run_file
 
 STAGE = "r1/stages/align"
 
@@ -75,3 +75,14 @@ def test_what_only_begins_alike_stays(tmp_path: Path) -> None:
     record = {"data": [f"{tmp_path}/a-b/c", "a", None, 2.5], "uri": f"{tmp_path}/a/prepared/0a"}
     found = as_it_lies(record, {"run": {"run_id": "r1", "root_uri": f"{tmp_path}/a"}}, f"{tmp_path}/b/runs/r1")
     assert found == {"data": [f"{tmp_path}/a-b/c", "a", None, 2.5], "uri": f"{tmp_path}/b/prepared/0a"}
+
+
+def test_records_keep_their_place_where_a_moved_run_is_started_again(tmp_path: Path) -> None:
+    """run.json then names the new root, and says no longer from where the others were moved."""
+    write_run(tmp_path / "a")
+    after = (tmp_path / "a").rename(tmp_path / "b")
+    write_run_file(open_storage(str(after / "runs/r1")), {"run": {"run_id": "r1", "root_uri": str(after)}})
+    assert read(after, "prepared.json")["prepared_uri"] == str(after / "prepared/0a")
+    (after / "runs/r1/prepared.json").write_text("{")
+    write_run_file(open_storage(str(after / "runs/r1")), {"run": {"run_id": "r1", "root_uri": "/a"}})
+    assert (after / "runs/r1/prepared.json").read_text() == "{", "a damaged one is left to those who read it"
