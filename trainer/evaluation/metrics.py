@@ -171,12 +171,11 @@ def baseline_answers(questions: Sequence[Question], slices: Mapping[str, Mapping
     """Whether the majority baseline is right: the most frequent training answer to this very question where training
     repeats it, else to its slice's questions.
 
-    slices: of `stats.json`. Where it has no others than the default one, questions of any slice are of that.
+    slices: of `stats.json`. Questions of a slice that it does not have, such as one of their text, are of the default.
     """
-    only = slices.get(DEFAULT_SLICE) if len(slices) == 1 else None
 
     def answer(asked: Question) -> str:
-        of_slice = only or slices.get(asked.slice) or {}
+        of_slice = slices.get(asked.slice) or slices.get(DEFAULT_SLICE) or {}
         own = (of_slice.get("question_answers") or {}).get(counted_question(asked.question))
         return own or of_slice.get("majority_answer") or ""
 

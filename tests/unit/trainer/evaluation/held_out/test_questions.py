@@ -84,4 +84,6 @@ def test_the_baseline_of_a_question_is_that_of_its_text_also_where_it_is_its_sli
     training = {"question_answers": {"Is it a mug?": "yes"}, "majority_answer": "red"}
     found = by_text(asked("Is it a mug?", "What is it?"))
     assert baseline_answers(found, {DEFAULT_SLICE: training}) == [True, False] * 6
+    rare = {"question_answers": {"Is it a mug?": "no"}, "majority_answer": "blue"}  # of no validation sample
+    assert baseline_answers(found, {DEFAULT_SLICE: training, "kitchen": rare}) == [True, False] * 6
     assert baseline_answers(found, {"kitchen": training, DEFAULT_SLICE: {}}) == [False] * 12
