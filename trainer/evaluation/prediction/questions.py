@@ -11,6 +11,7 @@ from typing import Any
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.conversations.questions import LISTS
 from vlmpipe.trainer.data.rejects import Reject
 from vlmpipe.trainer.data.sample import Sample
 from vlmpipe.trainer.data.sources import BUILTIN_PREFIX, open_source
@@ -61,9 +62,12 @@ def read_questions(source: str | Path, question: str, data: DataConfig | None = 
 
 
 def _is_question(row: Any) -> bool:
-    """Whether it names one image by its path. Samples of a source have images in other forms, and texts in messages."""
-    names_one = isinstance(row, dict) and any(isinstance(row.get(name), str) for name in IMAGE_NAMES)
-    return names_one and not any(isinstance(value, list) for value in row.values())
+    """Whether it names one image by its path. Samples of a source have images in other forms, texts in messages, or
+    options next to their question. Other lists, such as several answers, are nothing that is asked."""
+    if not isinstance(row, dict) or not any(isinstance(row.get(name), str) for name in IMAGE_NAMES):
+        return False
+    lists = {name for name, value in row.items() if isinstance(value, list)}
+    return lists.isdisjoint(LISTS) if isinstance(row.get("question"), str) else not lists
 
 
 def _of_source(source: str, question: str, data: DataConfig) -> list[ToAnswer]:

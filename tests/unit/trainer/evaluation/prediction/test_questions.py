@@ -73,9 +73,16 @@ def test_a_sample_that_cannot_be_asked_about_is_a_row_with_its_reason(folder: Pa
     assert len(found) == 3 and found[2].problem
 
 
-def test_a_table_that_names_images_stays_a_table(folder: Path) -> None:
-    (folder / "asked.jsonl").write_text(json.dumps({"image": "a.png", "question": "How red?"}) + "\n")
+@pytest.mark.parametrize("more", [{}, {"answers": ["very", "quite"]}, {"box": [1, 2, 3, 4]}])
+def test_a_table_that_names_images_stays_a_table(more: dict[str, Any], folder: Path) -> None:
+    (folder / "asked.jsonl").write_text(json.dumps({"image": "a.png", "question": "How red?"} | more) + "\n")
     assert read_questions(folder / "asked.jsonl", "", DATA) == [ToAnswer(folder / "a.png", "How red?")]
+
+
+def test_options_are_asked_with_their_question(folder: Path) -> None:
+    row = {"image": "a.png", "question": "How red?", "options": ["very", "hardly"], "answer": "A"}
+    (folder / "asked.jsonl").write_text(json.dumps(row) + "\n")
+    assert asked(read_questions(folder / "asked.jsonl", "", DATA)) == [("a.png", "How red?\nA. very\nB. hardly")]
 
 
 def test_built_in_sets_can_be_asked_about() -> None:
