@@ -21,6 +21,7 @@ STOP_WORDS = re.compile(r"\b(anew|alike|nobody|somebody|heed(?:s|ed|ing)?|so\s+m
 NO_PLACE = re.compile(
     r"never run|by this project|no model has|was seen|were tried", re.IGNORECASE
 )  # history and proofs
+TORN = re.compile(r"[a-z]- (?!and\b|or\b)[a-z]|  ")  # a word or a space at the seam of two parts of a text
 DATA = {"trainer/evaluation/vqa_answers.py"}  # its contractions are data of the VQA score
 
 
@@ -59,14 +60,16 @@ def test_descriptions_of_fields_say_what_the_field_is_without_its_history() -> N
 
 
 def bad(description: str) -> bool:
-    """Return whether a field's description has bad first words, a stop word, or the field's history."""
-    return bool(re.match(FIRST_WORDS, description) or STOP_WORDS.search(description) or NO_PLACE.search(description))
+    """Return whether a field's description has bad first words, a stop word, the field's history, or a torn word."""
+    found = (pattern.search(description) for pattern in (STOP_WORDS, NO_PLACE, TORN))
+    return bool(re.match(FIRST_WORDS, description) or any(found))
 
 
 def test_bad_descriptions_are_found() -> None:
     assert (
         bad("Of softmax.") and bad("Layers in 8 bits. Never run on a GPU by this project.") and bad("So many pixels.")
     )
+    assert bad("Sums over micro- batches.") and bad("Sums  over ranks.") and not bad("Inter- and intra-node.")
     assert not bad("Layers in 8 bits; none for no 8-bit products. For fsdp.")
 
 

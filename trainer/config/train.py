@@ -120,8 +120,8 @@ class TrainConfig(Section):
     )
     reduce_dtype: StateType = Field(
         "fp32",
-        description="Type of the sums of gradients over ranks with precision bf16, with ddp and hsdp also over micro- "
-        "batches; bf16 sends half the bytes and rounds the sums.",
+        description="Type of the sums of gradients over ranks with precision bf16, with ddp and hsdp also over "
+        "micro-batches; bf16 sends half the bytes and rounds the sums.",
     )
     reshard_after_forward: ReshardAfterForward = Field(
         "auto",
