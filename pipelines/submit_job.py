@@ -34,6 +34,7 @@ from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.data.prepare.pipeline import find_prepared
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.outage import answering_soon
 from vlmpipe.trainer.storage.records import write_record
 
 _IN_NAME = re.compile(r"projects/([^/]+)/locations/([^/]+)(/customJobs/.*)?")
@@ -202,7 +203,8 @@ def _labels(given: Any) -> dict[str, str]:
 
 def _of_training(config: RunConfig) -> Spending:
     """The plan's spending, of the training job alone."""
-    plan = plan_run(config)
+    with answering_soon():
+        plan = plan_run(config)
     spending = spending_of(config, plan)
     if plan.cost is None or plan.cost.usd is None:
         return spending

@@ -96,9 +96,10 @@ def _approval(settings: RunConfig, *, yes: bool) -> float | None:
     from vlmpipe.pipelines.tune import search as tuning
     from vlmpipe.planner.cost.approval import require_approval, spending_of, terminal_confirm
     from vlmpipe.planner.plan import plan_run
+    from vlmpipe.trainer.storage.outage import answering_soon
 
     assert settings.tune
-    with doing(f"planning one trial of {settings.name}"):
+    with doing(f"planning one trial of {settings.name}"), answering_soon():
         dearest = tuning.dearest_trial(settings)
         one = spending_of(dearest, plan_run(dearest))
     trials = settings.tune.max_trial_count

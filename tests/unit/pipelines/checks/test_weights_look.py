@@ -10,13 +10,18 @@ import pytest
 
 from tests.support.paths import ROOT
 from vlmpipe import api
-from vlmpipe.config.run_config import load_run_file
+from vlmpipe.cli import tune
+from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.pipelines import submit_job
 from vlmpipe.pipelines.checks.weights_look import look_at_weights
+from vlmpipe.planner import plan
+from vlmpipe.planner.plan import Plan
 from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.hub_errors import without_hub
 from vlmpipe.trainer.storage import gcs, s3
 from vlmpipe.trainer.storage.model_folders import local_folder
+from vlmpipe.trainer.storage.outage import must_answer_soon
 
 
 @pytest.fixture
@@ -92,10 +97,28 @@ def test_a_store_that_does_not_answer_is_asked_once_by_check_and_plan(
         weights = f"model.pretrained.weights={scheme}://team/model"
         config = load_run_file(ROOT / "configs/qwen2-5-vl-7b.yaml", [weights, "data.source=builtin:digits"])
         failed = [one for one in api.check(config) if one.state == "failed"]
-        plan = api.plan(config)
+        planned = api.plan(config)
     assert time.monotonic() - began < 30, "one request of a run takes three minutes"
     assert [(one.subject, one.code) for one in failed] == [("model", 69)]
-    assert plan.state == "amber" and any(f"{scheme}://team/model" in note for note in plan.as_dict()["notes"])
+    assert planned.state == "amber" and any(f"{scheme}://team/model" in note for note in planned.as_dict()["notes"])
+
+
+class Planned(Exception):
+    """Ends a command where it plans."""
+
+
+def test_other_commands_that_somebody_waits_for_plan_as_soon(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan_run(config: RunConfig) -> Plan:
+        raise Planned(must_answer_soon())
+
+    for module in (submit_job, plan):
+        monkeypatch.setattr(module, "plan_run", plan_run)
+    rates = "{train.optimizer.learning_rate: {double_value_spec: {min_value: 1.0e-5, max_value: 1.0e-4}}}"
+    config = load_run_file(ROOT / "configs/digits.yaml", [f"tune={{parameters: {rates}}}"])
+    for command in (lambda: submit_job._of_training(config), lambda: tune._approval(config, yes=True)):
+        with pytest.raises(Planned) as ended:
+            command()
+        assert ended.value.args == (True,)
 
 
 def test_the_hub_is_asked_again_once_the_last_block_has_ended() -> None:
