@@ -52,7 +52,7 @@ def run_to_continue(name: str, root: str) -> str:
 
 def submitted_to_continue(name: str) -> str:
     """The id that `vlmpipe submit --run-id` names, among the runs that were submitted from this folder."""
-    runs = [record.run_uri.rpartition("/")[2] for record in run_records().values() if record.source]  # else a search
+    runs = [record.run_uri.rpartition("/")[2] for record in run_records().values() if record.can_continue]
     return _last(name, runs, str(SUBMITTED)) if _is_last(name) else name
 
 

@@ -30,6 +30,11 @@ class RunRecord:
     version: int = 1
     namespace: str = ""
 
+    @property
+    def can_continue(self) -> bool:
+        """Whether the same command continues the run: not of a search, a job spec or a probe, which only measures."""
+        return bool(self.source) and "--job-spec" not in self.source and tuple(self.source[-2:]) != ("--only", "probe")
+
     def write(self, job_id: str) -> None:
         """A job that runs is not one to be submitted again: where it cannot be recorded, that is printed."""
         try:

@@ -89,6 +89,8 @@ def test_a_run_is_continued_by_a_short_name_and_a_new_one_keeps_its_own(root: st
     name = "qwen-20260103-000000-a3f09c"
     RunRecord(JOB, f"gs://bucket/runs/{name}", submitted_s=5.0, source=("qwen.yaml",)).write(f"{name}-again")
     RunRecord(JOB, "gs://bucket/runs/qwen-tune-20260103-000000-a3f09c", submitted_s=6.0).write("a-search")
+    for number, options in enumerate((("qwen.yaml", "--only", "probe"), ("--job-spec", "job.yaml")), start=7):
+        RunRecord(JOB, f"gs://bucket/runs/probe-{number}", submitted_s=float(number), source=options).write(str(number))
     assert submitted_to_continue("@last") == submitted_to_continue("@last:qwen") == name
     assert run_to_continue("@last", root) == "digits-dpo-1", "on this machine, not of Vertex AI"
     assert run_to_continue("@last:digits", root) == "digits-20260102-000000"
