@@ -67,17 +67,19 @@ class Asked:
     earlier: Sequence[Turn] = ()
 
 
-def ask_about(job: JobConfig, chat: Chat, question: str, image: bytes, what: str) -> Asked:
-    """A question about an image of any origin, checked as data preparation checks samples.
+def ask_about(job: JobConfig, chat: Chat, question: str, image: bytes, what: str, *, system: str = "") -> Asked:
+    """A question about an image of any origin, after a system text, checked as data preparation checks samples.
 
     Raises DataError, which names the question by `what`.
     """
-    turn = Turn(f"{IMAGE_TOKEN}\n{question}", "-")  # an answer that is not asked about
+    turn = Turn(f"{IMAGE_TOKEN}\n{question}", "-", system=system)  # an answer that is not asked about
     try:
         check_turns((turn,), 1, chat.control_tokens)
         checked = check_image(image, job.data, name=what)
         sizes = [(checked.width, checked.height)]
         counts = sample_image_tokens(job.model)(sizes)
+        if system:  # which the chat template may refuse
+            chat.prompt(turn, counts, sizes)
     except (RejectedError, ValueError) as error:
         raise DataError(
             f"{what}: {error}",

@@ -26,7 +26,7 @@ STAMP = "image_stamp"  # in the partial file, by which a changed image is known
 class ToAnswer:
     """A question about the image in a file, or of a source, in which `image` is its name.
 
-    stamp: what changes with the source. problem: why it cannot be asked.
+    stamp: what changes with the source. problem: why it cannot be asked. system: text of its conversation before it.
     """
 
     image: Path
@@ -34,6 +34,7 @@ class ToAnswer:
     read: Callable[[], bytes] | None = None
     problem: str = ""
     stamp: str = ""
+    system: str = ""
 
 
 @dataclass

@@ -152,4 +152,4 @@ def _asked(job: JobConfig, chat: Chat, one: ToAnswer) -> Asked:
         raise DataError(f"{one.image}: {error}") from error
     except OSError as error:
         raise DataError(f"{one.image}: {error.strerror}") from error
-    return ask_about(job, chat, one.question, data, str(one.image))
+    return ask_about(job, chat, one.question, data, str(one.image), system=one.system)

@@ -26,7 +26,7 @@ MOST_HELD_BYTES = 2 << 30  # of images that lie in tables, which are all in memo
 
 def read_questions(source: str | Path, question: str, data: DataConfig | None = None) -> list[ToAnswer]:
     """An image or the images of a folder, each with `question`; the rows of a table of images and questions; or each
-    turn of the samples of a source that training reads, by itself.
+    turn of the samples of a source that training reads, by itself after the system text.
 
     A folder with a table named metadata, as data preparation reads it, is that table. A table's images lie relative to
     it; `question` stands in for its column. Raises ConfigError or DataError.
@@ -100,7 +100,8 @@ def _of_sample(sample: Sample, question: str, stamp: str) -> list[ToAnswer]:
         problem = f"{sample.where} has {len(sample.images)} images; expected one"
         return [ToAnswer(Path(sample.where), text, problem=problem, stamp=stamp) for text in texts]
     (image,) = sample.images
-    return [ToAnswer(Path(image.name), text, image.read, stamp=stamp) for text in texts]
+    system = sample.turns[0].system
+    return [ToAnswer(Path(image.name), text, image.read, stamp=stamp, system=system) for text in texts]
 
 
 def _row(source: Path, number: int, row: Any, question: str) -> ToAnswer:

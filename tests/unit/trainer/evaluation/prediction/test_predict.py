@@ -17,12 +17,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 
 from tests.support.paths import ROOT
 from tests.support.trainer.tiny_runs import TINY
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 from vlmpipe.trainer.data.tokenize import make_tokenizer
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked
@@ -247,6 +249,22 @@ def test_answers_outlive_a_damaged_export_and_a_stop_before_the_next_ones(
 def test_one_image_is_asked_about(images: Path, batches: list[int]) -> None:
     ((answer,),) = Predictor.load(JOB).answer(read_questions(images / "a.png", "how red?"))
     assert (answer.prediction, answer.error) == ("(8, 8) \nhow red?", "")
+
+
+def test_a_system_text_that_the_chat_template_refuses_costs_its_row_only(
+    images: Path, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = module._answering_model(JOB, torch.device("cpu")).chat
+    one = ToAnswer(images / "a.png", "how red?", system="In one word.")
+    assert module._asked(JOB, chat, one).turn.system == "In one word."
+
+    def refuse(*_: Any) -> list[int]:
+        raise RejectedError(RejectCode.CONV_TEMPLATE, "System role not supported")
+
+    monkeypatch.setattr(chat, "prompt", refuse)
+    with pytest.raises(DataError, match=r"a\.png: .*System role not supported"):
+        module._asked(JOB, chat, one)
+    module._asked(JOB, chat, ToAnswer(one.image, one.question))
 
 
 def test_wrong_input_is_named(images: Path, batches: list[int], tmp_path: Path) -> None:

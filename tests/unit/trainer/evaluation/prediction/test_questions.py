@@ -57,6 +57,13 @@ def test_each_turn_of_a_conversation_is_asked_by_itself(suffix: str, folder: Pat
     assert {one.stamp for one in found}.isdisjoint(one.stamp for one in read_questions(file, "", DATA))
 
 
+def test_a_question_is_asked_after_the_system_text_of_its_conversation(folder: Path) -> None:
+    row = llava("a.png", "<image>\nHow red?", "Very.", "Why?", "It is.")
+    row["conversations"].insert(0, {"from": "system", "value": "In one word."})
+    (folder / "asked.json").write_text(json.dumps([row]))
+    assert [one.system for one in read_questions(folder / "asked.json", "", DATA)] == ["In one word."] * 2
+
+
 def test_images_may_lie_in_a_table(folder: Path) -> None:
     rows = [{"image": {"bytes": png(), "path": "a.png"}, "question": "How red?", "answer": "Very."}]
     pq.write_table(pa.Table.from_pylist(rows), folder / "set.parquet")
