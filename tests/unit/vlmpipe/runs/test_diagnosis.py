@@ -72,6 +72,12 @@ def test_every_pattern_has_an_example_and_every_example_a_pattern() -> None:
     assert set(names) == {path.stem for path in EXAMPLES.glob("*.log")}
 
 
+def test_the_words_of_an_earlier_trainer_image_are_known_too() -> None:
+    """An image is older than this program where a run file pins it by digest."""
+    (found,) = hits("train", "error: training was stopped: somebody cancelled its job")
+    assert found.pattern.id == "cancelled"
+
+
 @pytest.mark.parametrize("name", [pattern.id for pattern in patterns()])
 def test_an_example_is_matched_by_its_own_pattern_only(name: str) -> None:
     (hit,) = hits("log", example(name))
