@@ -95,7 +95,7 @@ class Resampled:
         return 2 * (1 - _cdf(abs(value), error, freedom))
 
     def p_better(self, variant: str, other: str, margin: float = 0.0) -> float:
-        """Return the probability that `variant` is better than `other`, or worse by less than `margin`."""
+        """Return the p value of the claim that `variant` is better than `other`, or worse by less than `margin`."""
         value, error, freedom = self._compared(variant, other)
         return 1 - _cdf(value + margin, error, freedom)
 
