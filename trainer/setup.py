@@ -201,8 +201,12 @@ def build_model(
         from vlmpipe.trainer.models.hf.examine import examine, require_trainable
 
         require_trainable(job.model, pack=job.data.pack, cached=data.cached)
-        if worker.is_first and (why := examine(job.model).masked):
+        if worker.is_first and job.data.pack and (why := examine(job.model).masked):
             print(f"train: attention computes scores between samples, under a mask: {why}", flush=True)
+    if job.model.family == "llava" and job.data.pack:
+        from vlmpipe.trainer.models.llava.packing import require_packable
+
+        require_packable(job.model)
     deferred: Weights | None = None
     if defers_weights(job.model, job.train):
         model = family.blueprint(job.model, data.chat.tokenizer, buffers=True)

@@ -53,6 +53,8 @@ def architecture(config: RunConfig) -> Architecture:
     model, origins = _with_configurations(config.model)
     if model.family == "hf":
         _raise(_trainable(model.model_dump_json(), pack=config.data.pack, cached=is_cached(config)))
+    if model.family == "llava" and config.data.pack:
+        _raise(_packable(model.model_dump_json()))
     image_token_limit(model, config.data)
     shape = replace(_shape(model.model_dump_json()), shards_frozen=config.train.shard_frozen_weights)
     if config.train.epochs:
@@ -105,6 +107,14 @@ def _trainable(model: str, *, pack: bool, cached: bool) -> Verdict:
     from vlmpipe.trainer.models.hf.examine import require_trainable
 
     return _verdict(lambda config: require_trainable(config, pack=pack, cached=cached), model)
+
+
+@disk_cached
+def _packable(model: str) -> Verdict:
+    """`model` is the model section as JSON."""
+    from vlmpipe.trainer.models.llava.packing import require_packable
+
+    return _verdict(require_packable, model)
 
 
 @disk_cached

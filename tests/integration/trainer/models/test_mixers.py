@@ -21,7 +21,6 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.models.attention.sample_groups import groups_of_like_lengths
 
 RELATIVE = 1e-5
-STOP_STEP = 2
 FROZEN = {"model.freeze": ["tower", "projector"]}
 ADAPTERS = {"model.lora": {"rank": 4}}
 WAYS: dict[str, dict[str, Any]] = {"zero3": {"train.strategy": "zero3"}}

@@ -25,6 +25,10 @@ BROKEN = {
     "a bucket without a model": "model.language_model={weights: 'gs://bucket/weights'}",
     "no possible hub id": "model.language_model={weights: 'a/b/c d'}",
     "adapters for layers that are not there": "model.lora={targets: [no_such_layer]}",
+    "packed samples of a mixer that is not known": (
+        "model.language_model.config={model_type: granitemoehybrid, layer_types: [mamba, attention], hidden_size: 32, "
+        "num_hidden_layers: 2, num_attention_heads: 4, mamba_n_heads: 4, mamba_d_head: 16, num_local_experts: 0}"
+    ),
 }
 
 
