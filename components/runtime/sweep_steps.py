@@ -18,7 +18,7 @@ from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, print_error
 from vlmpipe.trainer.progress import step_progress
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
-from vlmpipe.trainer.storage.records import read_record, unseal, write_record, write_run_file
+from vlmpipe.trainer.storage.records import read_as_written, read_record, write_record, write_run_file
 from vlmpipe.trainer.trials.files import (
     FEATURES_ERROR,
     JOB_STEP,
@@ -108,7 +108,7 @@ def _require_same_settings(variant: str, store: Storage, own: RunConfig, content
         return
     from vlmpipe.runs.changed_settings import changed_settings  # loads torch
 
-    earlier = unseal(store.read("run.json")) if store.stat("run.json") else {}
+    earlier = read_as_written(store, "run.json") if store.stat("run.json") else {}
     named = ""
     if earlier and settings_sha256(earlier) == before:  # else a start with train.resume never has replaced it
         placed = read_record(store, "run.json")  # the folder of runs may have been moved since

@@ -204,7 +204,10 @@ class Change:
     def text(self) -> str:
         if self.is_gone:
             return f"{self.field} was {_shown(self.was)}, a field that only the vlmpipe that saved it has"
-        return f"{self.field} changed from {_shown(self.was)} to {_shown(self.now)}"
+        was, now = _shown(self.was), _shown(self.now)
+        if was == now:  # they differ after what is shown, as addresses in long folders do
+            was, now = json.dumps(self.was), json.dumps(self.now)
+        return f"{self.field} changed from {was} to {now}"
 
 
 def rules_by_field() -> dict[str, Rule]:

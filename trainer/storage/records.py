@@ -72,16 +72,24 @@ def write_record(store: Storage, name: str, record: Mapping[str, Any], *, indent
 
 
 def read_record(store: Storage, name: str) -> dict[str, Any]:
-    """Raises DataError for a damaged record, UserError where there is none."""
-    try:
-        record = unseal(store.read(name))
-    except ValueError as error:
-        raise damaged_record(store.uri(name), error) from error
+    """Return the record, of a run with addresses as it lies now (`as_it_lies`).
+
+    Raises DataError for a damaged record, UserError where there is none.
+    """
+    record = read_as_written(store, name)
     if name not in WITH_ADDRESSES or in_bucket(store.root_uri):
         return record
     return as_it_lies(
         record, record if name == RUN_FILE else read_record_file(Path(store.uri(RUN_FILE))), store.root_uri
     )
+
+
+def read_as_written(store: Storage, name: str) -> dict[str, Any]:
+    """Return the record with the addresses that it was written with. Raises as `read_record` does."""
+    try:
+        return unseal(store.read(name))
+    except ValueError as error:
+        raise damaged_record(store.uri(name), error) from error
 
 
 def write_run_file(store: Storage, content: Mapping[str, Any]) -> None:

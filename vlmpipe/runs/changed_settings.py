@@ -19,7 +19,7 @@ from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.external.states import states_of
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
-from vlmpipe.trainer.storage.records import read_record
+from vlmpipe.trainer.storage.records import read_as_written
 
 # A name is a field, or a section whose other fields have no rule of their own.
 REST: tuple[Rule, ...] = (
@@ -153,7 +153,8 @@ def require_resumable(config: RunConfig, paths: RunPaths) -> list[str]:
     store = open_storage(paths.run_uri)
     if store.stat("run.json") is None:
         return []
-    earlier = {name: value for name, value in read_record(store, "run.json").items() if name != "run"}
+    # With the addresses of then: of a run that was moved, training compares those of weights with its checkpoints'.
+    earlier = {name: value for name, value in read_as_written(store, "run.json").items() if name != "run"}
     try:
         before = parse_run_config(without_gone(earlier), store.uri("run.json"))
     except ConfigError:

@@ -142,6 +142,23 @@ def test_a_run_that_another_version_has_started_is_left_to_training(started: Run
     require_resumable(of("train.seed=5"), started)
 
 
+def test_weights_of_another_stage_cannot_be_moved_under_a_run_that_has_checkpoints(tmp_path: Path) -> None:
+    """Its checkpoints name the address that they were trained from, which training compares."""
+    before, after = (RunPaths(run_id="r", root_uri=str(tmp_path / name)) for name in ("before", "after"))
+
+    def on(paths: RunPaths) -> RunConfig:
+        return of(f"model.projector={{weights: {paths.root_uri}/runs/base/export}}")
+
+    store = LocalStorage(before.run_uri)
+    write_record(store, "run.json", on(before).to_run_json(before))
+    store.write("checkpoints/0001-00000004-ab/COMMIT", b"{}")
+    assert require_resumable(on(before), before) == []
+    Path(before.root_uri).rename(after.root_uri)
+    with pytest.raises(ConfigError, match=r"model\.projector\.weights changed from .*before/runs/base/export"):
+        require_resumable(on(after), after)
+    require_resumable(of("train.resume=never"), after)
+
+
 def test_the_page_has_a_row_for_every_rule() -> None:
     assert set(REST) <= set(RULES_OF_ALL)
 
