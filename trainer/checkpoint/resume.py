@@ -257,6 +257,8 @@ def require_same_run(checkpoint: Checkpoint, expected: CommitRecord) -> None:
         if getattr(found, name) != getattr(expected, name)
     ]
     way_back = "restore it"
+    if found.plan_sha256 != expected.plan_sha256:  # data has another name where its format is another
+        way_back = "restore it and its data, or continue with the vlmpipe that began it, if another prepares other data"
     if found.checkpoint_format == expected.checkpoint_format:
         settings = changes(found.settings, expected.settings, found.checkpoint_format)
         refused = [change for change in settings if change.outcome == "refused"]

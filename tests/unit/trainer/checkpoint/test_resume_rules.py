@@ -192,6 +192,12 @@ def test_a_setting_that_this_version_does_not_have_is_refused() -> None:
     assert refused.value.fix.startswith("continue with that vlmpipe, or start a new run")
 
 
+def test_other_prepared_data_may_be_that_of_another_version() -> None:
+    with pytest.raises(ConfigError, match="the data or the packing plan changed") as refused:
+        require_same_run(Checkpoint("0001", record(plan_sha256="a")), record(plan_sha256="b"))
+    assert "or continue with the vlmpipe that began it, if another prepares other data" in refused.value.fix
+
+
 def test_a_field_at_its_default_is_not_recorded_and_compared_all_the_same() -> None:
     assert "train.seed" not in settings_of(job_of())
     assert settings_of(job_of(**{"train.seed": 4}))["train.seed"] == 4
