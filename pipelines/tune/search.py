@@ -30,7 +30,7 @@ from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.monitoring.hypertune import VALIDATION_LOSS
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage, join_uri
-from vlmpipe.trainer.storage.records import read_record
+from vlmpipe.trainer.storage.records import read_record, seal
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import types as api
@@ -138,7 +138,8 @@ def open_search(config: RunConfig, from_run: str, search_id: str, root_uri: str)
         content[section] = its
     run_json = json.dumps(content, indent=1, ensure_ascii=False).encode()
     search_file = _search_file(tuning, f"{from_run} {config.digest()}")
-    files = {"prepared.json": base.read("prepared.json"), "run.json": run_json, SEARCH_FILE: search_file}
+    prepared = seal(read_record(base, "prepared.json"), indent=1)
+    files = {"prepared.json": prepared, "run.json": run_json, SEARCH_FILE: search_file}
     return Search(config, tuning, search_id, paths.run_uri, files)
 
 

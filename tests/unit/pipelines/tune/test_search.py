@@ -1,11 +1,16 @@
-"""What a search may cost."""
+"""What a search may cost, and which files its trials share."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.pipelines.tune.search import dearest_trial
+from vlmpipe.pipelines.tune.search import dearest_trial, open_search
 from vlmpipe.planner.plan import plan_run
+from vlmpipe.trainer.config.job import RunPaths
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import unseal, write_record
 
 LLAVA = ROOT / "configs/llava-7b.yaml"
 
@@ -23,3 +28,17 @@ def test_values_of_which_the_plan_says_that_they_fail_do_not_count() -> None:
     wrong = plan_run(load_run_file(LLAVA, ["train.micro_batch_size=2", "train.precision=fp32"]))
     assert wrong.state == "red" and wrong.cost and (wrong.cost.usd or 0) > 1000
     assert dearest_trial(config).train.precision == "bf16"
+
+
+def test_trials_share_the_data_of_a_run_where_it_was_moved_to(tmp_path: Path) -> None:
+    rates = "{train.optimizer.learning_rate: {double_value_spec: {min_value: 1.0e-5, max_value: 1.0e-4}}}"
+    config = load_run_file(ROOT / "configs/digits.yaml", [f"tune={{parameters: {rates}}}"])
+    before, after = tmp_path / "before", tmp_path / "after"
+    paths = RunPaths(run_id="base", root_uri=str(before))
+    pointers = {"prepared_uri": f"{before}/prepared/0a", "features_uri": "", "features": "off"}
+    records = {"run.json": config.to_run_json(paths), "prepared.json": pointers, "summary.json": {"steps": 1}}
+    for name, content in records.items():
+        write_record(LocalStorage(paths.run_uri), name, content)
+    before.rename(after)
+    found = open_search(config, "base", "search", str(after))
+    assert unseal(found.files["prepared.json"], required=True)["prepared_uri"] == f"{after}/prepared/0a"
