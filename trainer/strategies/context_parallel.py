@@ -19,6 +19,7 @@ from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.attention.context_parallel import ContextParallel
+from vlmpipe.trainer.models.attention.mixers import BY_SAMPLE
 from vlmpipe.trainer.models.attention.varlen import takes_samples
 from vlmpipe.trainer.models.registry import family_of
 
@@ -35,12 +36,17 @@ def require_context_parallel(config: ModelConfig, ranks: int) -> None:
             expected=f"one of {', '.join(able)}",
         )
     with torch.device("meta"):
-        model = family.skeleton(config, vocabulary=shape.vocabulary, language_layers=1)
+        model = family.skeleton(config, vocabulary=shape.vocabulary)  # all layers, which may differ
     language_model: Any = family.training_module(config, model, cached=True).language_model
+    name = f"train.context_parallel {ranks}: {type(language_model).__name__}"
+    if any(getattr(part, BY_SAMPLE, False) for part in language_model.modules()):
+        raise ConfigError(
+            f"{name} has layers that are no attention, whose sequences ranks do not share",
+            fix="set train.context_parallel to 1",
+        )
     if not takes_samples(language_model.config):
         raise ConfigError(
-            f"train.context_parallel {ranks}: {type(language_model).__name__} has attention that is not plainly causal "
-            "in each layer, or has dropout",
+            f"{name} has attention that is not plainly causal in each layer, or has dropout",
             expected="a language model whose tokens attend to all tokens before them in their sample",
             fix="set train.context_parallel to 1; train.sequence_parallel with train.strategy tp saves memory too",
         )

@@ -114,7 +114,7 @@ def require_shardable(config: ModelConfig, ranks: int, *, cached: bool, sequence
                     expected="a number of ranks among which heads and feed-forward width divide",
                 )
     with torch.device("meta"):
-        num_layers = None if config.family == "hf" else 1  # whose layers differ
+        num_layers = None if config.family in ("hf", "llava") else 1  # whose layers may differ
         model = family.skeleton(config, vocabulary=shape.vocabulary, language_layers=num_layers)
     blocks = family.blocks(family.training_module(config, model, cached=cached))
     for layer, shared in _layers(blocks, Stage.whole(len(blocks.language_layers)), sequence=sequence):

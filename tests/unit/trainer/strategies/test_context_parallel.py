@@ -14,6 +14,7 @@ from vlmpipe.trainer.models.attention.context_parallel import ContextParallel
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.strategies.context_parallel import inputs_of_rank, require_context_parallel
+from vlmpipe.trainer.strategies.tensor_parallel.plan import require_shardable
 
 ROWS, TOKENS, HIDDEN = 2, 8, 4
 
@@ -62,6 +63,22 @@ def test_degrees_that_divide_the_heads_are_accepted(family: str) -> None:
     with pytest.raises(ConfigError, match="does not divide the language model's 4 attention heads") as caught:
         require_context_parallel(config_of(family), 3)
     assert "one of 1, 2, 4" in caught.value.text()
+
+
+LAYERS = ["full_attention", "linear_attention"]
+RULE = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 2}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_layers_that_are_no_attention_are_refused_wherever_they_lie(order: int) -> None:
+    config = model_config()
+    hybrid = config.language_model.config | RULE | {"model_type": "qwen3_5_text", "layer_types": LAYERS[::order]}
+    hybrid["num_hidden_layers"] = len(LAYERS)
+    changed = config.model_copy(update={"language_model": config.language_model.model_copy(update={"config": hybrid})})
+    with pytest.raises(ConfigError, match="Qwen3_5TextModel has layers that are no attention"):
+        require_context_parallel(changed, 2)
+    with pytest.raises(ConfigError, match=r"tensor parallelism cannot split 'linear_attn\.in_proj_qkv'"):
+        require_shardable(changed, 2, cached=False)
 
 
 def test_attention_that_cannot_be_shared_is_refused() -> None:
