@@ -49,12 +49,11 @@ def mix_by_sample(mixer: Any) -> None:
     def forward(hidden_states: Tensor, *args: Any, samples: Any = None, context: Any = None, **inputs: Any) -> Tensor:
         if context is not None:
             raise NotImplementedError(f"{type(mixer).__name__} cannot share a sequence between ranks")
-        if samples is not None:  # no padding before a sample's end, and the mask is one of attention or none
-            inputs |= dict.fromkeys(inputs.keys() & {"attention_mask"})
         # Fake tensors have no bounds: a trace counts each sequence as one sample.
         if samples is None or not samples.packed or isinstance(samples.bounds, FakeTensor):
             output: Tensor = plain(hidden_states, *args, **inputs)
             return output
+        inputs |= dict.fromkeys(inputs.keys() & {"attention_mask"})  # none: a row has no padding before its end
         tokens = hidden_states.flatten(0, 1).unsqueeze(0)
         mixed: Tensor | None = None
         for group in groups_of_like_lengths(samples.bounds, tokens.device):

@@ -40,12 +40,14 @@ class Passage(nn.Module):
 def reduce_to_stage(module: PackedModel, stage: Stage) -> None:
     """Remove everything that is not in `stage`.
 
-    Layers keep their numbers, and so their names in checkpoints. Raises ConfigError for a language model that changes
-    hidden states outside its layers and norm.
+    Layers keep their numbers, and so their names in checkpoints. Raises ConfigError for a language model that has no
+    `norm`, or changes hidden states outside of it and its layers.
     """
     model = module.model
     language_model = getattr(model.model, module.language_part)
-    layers, norm = language_model.layers, language_model.norm
+    layers, norm = language_model.layers, getattr(language_model, "norm", None)
+    if norm is None:
+        raise _unsplit(language_model, "its last norm has another name than `norm`")
     is_tied = model.lm_head.weight is language_model.embed_tokens.weight
     language_model.layers, language_model.norm = nn.ModuleList([Passage() for _ in layers]), Passage()
     _require_passage(language_model)
@@ -86,8 +88,11 @@ def _require_passage(language_model: nn.Module) -> None:
     positions = torch.arange(2)[None]
     passed = language_model(inputs_embeds=hidden, position_ids=positions, use_cache=False).last_hidden_state
     if passed is not hidden or hidden._version:  # not by value: the planner traces fake tensors
-        raise ConfigError(
-            f"the language model {language_model.config.model_type!r} cannot be split into pipeline stages: it changes "
-            "hidden states outside its layers",
-            fix="use another strategy, such as fsdp",
-        )
+        raise _unsplit(language_model, "it changes hidden states outside its layers")
+
+
+def _unsplit(language_model: Any, why: str) -> ConfigError:
+    return ConfigError(
+        f"the language model {language_model.config.model_type!r} cannot be split into pipeline stages: {why}",
+        fix="use another strategy, such as fsdp",
+    )

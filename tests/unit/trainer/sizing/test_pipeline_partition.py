@@ -151,6 +151,15 @@ def test_a_model_that_works_on_hidden_states_outside_of_its_layers_is_refused() 
         reduce_to_stage(module, Stage(range(1), is_first=True, is_last=False))
 
 
+def test_a_model_whose_norm_has_another_name_is_refused() -> None:
+    """LFM2's is `embedding_norm`."""
+    module = built("llava")
+    module.language_model.embedding_norm = module.language_model.norm
+    del module.language_model.norm
+    with pytest.raises(ConfigError, match="'qwen2' cannot be split into pipeline stages: its last norm"):
+        reduce_to_stage(module, Stage(range(1), is_first=True, is_last=False))
+
+
 def built(name: str) -> nn.Module:
     """The training module with the same random weights each time, so large that attention tells places apart."""
     config = CONFIGS[name]

@@ -11,7 +11,7 @@ from transformers import Lfm2Config, Lfm2Model, Qwen3_5TextConfig, Qwen3_5TextMo
 from vlmpipe.trainer.models.attention import mixers
 from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
-from vlmpipe.trainer.models.attention.varlen import no_mask, takes_samples, use_varlen_attention
+from vlmpipe.trainer.models.attention.varlen import takes_samples, use_varlen_attention
 
 WIDTH, LENGTHS, TOKENS = 16, [[70, 9, 66], [3, 120]], 145  # the longest are of two chunks of 64; the last row is padded
 SIZES: dict[str, Any] = {
@@ -84,17 +84,6 @@ def test_padding_alone_gives_every_parameter_a_gradient() -> None:
     (mixer,) = mixers.mixers_of(model) or ()
     mixer(torch.ones(1, 8, WIDTH, dtype=torch.float64), samples=CuSeqlens.of([[]], 8)).sum().backward()
     assert all(parameter.grad is not None for parameter in mixer.parameters())
-
-
-def test_a_mask_of_attention_is_none_of_a_mixer() -> None:
-    """A pipeline stage has other layers at the places for which transformers makes masks."""
-    model, hidden = language_model("gated delta rule"), torch.ones(1, 8, WIDTH, dtype=torch.float64)
-    use_varlen_attention(model)
-    (mixer,) = mixers.mixers_of(model) or ()
-    samples = CuSeqlens.of([[8]], 8)
-    assert not samples.packed
-    masked = mixer(hidden, attention_mask=no_mask(1, hidden.device), samples=samples)
-    assert torch.equal(masked, mixer(hidden))
 
 
 def test_a_mixer_of_an_unknown_name_keeps_the_library_attention() -> None:
