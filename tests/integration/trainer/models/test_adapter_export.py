@@ -151,7 +151,7 @@ def test_the_model_card_names_the_base_and_its_code_answers(runs: dict[str, JobC
     card = model_card(job, {}, {}, model="digits")
     assert "library_name: peft" in card and "LoRA, rank 4, alpha 8, in language_model; adapter" in card
     assert f"`{job.model.pretrained.weights}`" in card
-    Image.new("L", (32, 32), 90).save(tmp_path / "picture.png")
+    Image.new("L", (32, 32), 90).save(tmp_path / "image.png")
     for path in Path(job.run.run_uri, "export").iterdir():
         (tmp_path / path.name).symlink_to(path)
     code = loading(job.model).removeprefix("```python\n").removesuffix("```")

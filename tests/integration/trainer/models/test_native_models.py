@@ -329,7 +329,7 @@ def test_an_export_gives_the_same_logits_and_answers_in_plain_transformers(runs:
 
 def answer_as_the_model_card_says(job: JobConfig, folder: Path) -> None:
     """Run the card's code, in the folder, as a person would."""
-    (folder / "picture.png").write_bytes(picture(0, (40, 16)))
+    (folder / "image.png").write_bytes(picture(0, (40, 16)))
     code = loading(job.model).removeprefix("```python\n").removesuffix("```")
     said = io.StringIO()
     with contextlib.chdir(folder), contextlib.redirect_stdout(said):
