@@ -127,7 +127,10 @@ def test_the_only_good_copy_stays(store: Storage, mirror: LocalStorage, scratch:
 
 
 class Gate(LocalStorage):
-    """A folder that lets one checkpoint in; the next one waits after its first file."""
+    """A folder that lets one checkpoint in; the next one waits after its first file.
+
+    It fails once `opened` is set: the test's folder is removed then, and nothing may be written into it.
+    """
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -135,10 +138,12 @@ class Gate(LocalStorage):
         self.copied, self.waiting, self.opened = threading.Event(), threading.Event(), threading.Event()
 
     def upload(self, path: Path, name: str, *, crc32c: int | None = None) -> None:
-        super().upload(path, name, crc32c=crc32c)
+        if not self.opened.is_set():
+            super().upload(path, name, crc32c=crc32c)
         if self.commits:
             self.waiting.set()
             assert self.opened.wait(60)
+            raise UserError("the test has ended")
 
     def create(self, name: str, data: bytes) -> None:
         super().create(name, data)
