@@ -18,7 +18,8 @@ from vlmpipe.backends.vertex.pipeline_job import Submission, job_id_at, prepare,
 from vlmpipe.config.target_requirements import require_reached_files, require_vertex
 from vlmpipe.pipelines.checks.readiness import EXAMPLE_PROJECT
 from vlmpipe.pipelines.compile import FOLDER, Compiled, compile_pipeline
-from vlmpipe.planner.cost.approval import (
+from vlmpipe.planner.cost.quotas import quotas
+from vlmpipe.planner.spending.approval import (
     Spending,
     dollars,
     fail_on_error,
@@ -26,7 +27,6 @@ from vlmpipe.planner.cost.approval import (
     require_approval,
     spending_of,
 )
-from vlmpipe.planner.cost.quotas import quotas
 from vlmpipe.planner.sweep import plan_config
 from vlmpipe.runs.submitted import RunRecord
 from vlmpipe.runs.vertex.names import Address

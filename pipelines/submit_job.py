@@ -26,8 +26,8 @@ from vlmpipe.job_spec.build import check_jobs, job_settings, job_spec
 from vlmpipe.job_spec.file import SpecFile, read_spec_file
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.pipelines.submit import require_own_project
-from vlmpipe.planner.cost.approval import Spending, fail_on_error, reasons_to_confirm, require_approval, spending_of
 from vlmpipe.planner.plan import plan_run
+from vlmpipe.planner.spending.approval import Spending, fail_on_error, reasons_to_confirm, require_approval, spending_of
 from vlmpipe.runs.submitted import RunRecord
 from vlmpipe.runs.vertex.names import Address
 from vlmpipe.trainer.config.job import JobConfig, RunPaths

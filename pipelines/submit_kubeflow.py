@@ -12,7 +12,7 @@ from vlmpipe.backends.vertex.pipeline_job import job_id_at
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.target_requirements import require_kubeflow, require_reached_files
 from vlmpipe.pipelines.compile import FOLDER, Compiled, compile_pipeline
-from vlmpipe.planner.cost.approval import Spending, fail_on_error, spending_of
+from vlmpipe.planner.spending.approval import Spending, fail_on_error, spending_of
 from vlmpipe.planner.sweep import plan_config
 from vlmpipe.runs.kubeflow.names import KubeflowRun
 from vlmpipe.runs.submitted import RunRecord

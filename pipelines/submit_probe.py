@@ -19,8 +19,8 @@ from vlmpipe.job_spec.probe import ProbedMachine, probe_spec, probed_machines
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 from vlmpipe.pipelines.submit import require_own_project
 from vlmpipe.pipelines.submit_job import SubmittedJob, record_job
-from vlmpipe.planner.cost.approval import Spending, reasons_to_confirm, require_approval
-from vlmpipe.planner.probe import plan_line, probe_plan, probe_spending
+from vlmpipe.planner.spending.approval import Spending, reasons_to_confirm, require_approval
+from vlmpipe.planner.spending.probe import plan_line, probe_plan, probe_spending
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.preflight.probe import lines as result_lines

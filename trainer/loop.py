@@ -28,14 +28,15 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
     """Train the run to its end or the next stop request. Collective. Returns OK or PREEMPTED."""
     settings = job.train
     setup = build_training(job, worker)
-    require_room(job.run.run_uri, setup, worker, settings)
+    require_room(job.run.run_uri, setup.facts.num_trainable, worker, settings)
     store, strategy, loader = open_storage(job.run.run_uri), setup.strategy, setup.loader
+    total_steps = setup.facts.total_steps
 
     checkpoints = Checkpoints(job, store, strategy, setup.record, worker)
     resumed = checkpoints.resume()
     first_step = resumed.checkpoint.record.step if resumed else 0
     start, notes = checkpoints.start, checkpoints.notes(resumed)
-    report = TrainingMonitor(job, worker, setup, first_step=first_step, start=start, notes=notes)
+    report = TrainingMonitor(job, worker, setup.facts, first_step=first_step, start=start, notes=notes)
     if settings.freeze_gc:
         collect_between_steps()  # on all ranks in the same step, so that none waits for another
     stream = PrefetchingLoader(
@@ -43,12 +44,12 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
         setup.image_source,
         micro_batch_size=settings.micro_batch_size,
         first_step=first_step,
-        end_step=setup.total_steps,
+        end_step=total_steps,
         replica=setup.replica,
         device=worker.device,
         sources=setup.source_losses.names if setup.source_losses else (),
     )
-    profiler = StepProfiler(job, worker, first_step=first_step, total_steps=setup.total_steps)
+    profiler = StepProfiler(job, worker, first_step=first_step, total_steps=total_steps)
     every = settings.validate_every_steps  # with a split to validate on: `build_training` refuses others
     unread, stopping = MetricsQueue(worker), False
     # Closed at any end: a rank that fails while others hang would be reported as stalled while it unwinds.
@@ -60,9 +61,9 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
             with phase("forward and backward"):
                 loss_share = strategy.forward_backward(data.batches, data.global_loss_terms)
             with phase("optimizer step"):
-                result = strategy.step(rate_factor(settings, data.step, setup.total_steps))
+                result = strategy.step(rate_factor(settings, data.step, total_steps))
             done = data.step + 1
-            finished = done == setup.total_steps
+            finished = done == total_steps
             validates = every > 0 and done % every == 0 and not finished
             saves = finished or done % settings.checkpoint_every_steps == 0
             pending = AsyncStepMetrics(

@@ -44,10 +44,11 @@ from vlmpipe.trainer.models.layers.float8 import compute_in_float8
 from vlmpipe.trainer.models.layers.freeze import frozen_weights, require_frozen_tower, require_something_trained, trains
 from vlmpipe.trainer.models.layers.lora import train_rows_only
 from vlmpipe.trainer.models.layers.nf4 import quantize_base, require_bitsandbytes
-from vlmpipe.trainer.models.layers.preference import pair_loss_of
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
+from vlmpipe.trainer.models.loss.preference import pair_loss_of
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.monitoring.rank_metrics import ForwardTimer, waitless
+from vlmpipe.trainer.monitoring.run_facts import RunFacts
 from vlmpipe.trainer.monitoring.source_losses import SourceLosses
 from vlmpipe.trainer.sizing.checkpoint_size import node_bytes
 from vlmpipe.trainer.sizing.flops import SequenceFlops, flops_per_sequence
@@ -73,15 +74,9 @@ class TrainingSetup:
     loader: PackedLoader
     image_source: ImageSource
     record: CommitRecord  # of a checkpoint at step 0; the loop fills in where it is
-    total_steps: int
-    num_parameters: int
-    num_trainable: int
-    features: str  # cached | online
-    shape: ModelShape
-    compiling: CompileChoice
+    facts: RunFacts
     validation: Validation | None  # where the run validates
     source_losses: SourceLosses | None  # where the run has several sources
-    forward_timer: ForwardTimer | None  # None with nothing to time
 
 
 @dataclass(frozen=True)
@@ -145,15 +140,19 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
         loader=loader,
         image_source=image_source,
         record=record,
-        total_steps=data.total_steps,
-        num_parameters=built.num_parameters,
-        num_trainable=built.num_trainable,
-        features="cached" if data.cached else "online",
-        shape=shape,
-        compiling=compiling,
+        facts=RunFacts(
+            strategy=strategy,
+            record=record,
+            total_steps=data.total_steps,
+            num_parameters=built.num_parameters,
+            num_trainable=built.num_trainable,
+            features="cached" if data.cached else "online",
+            shape=shape,
+            compiling=compiling,
+            forward_timer=timer,
+        ),
         validation=build_validation(job, data, readers, image_source, replica),
         source_losses=source_losses,
-        forward_timer=timer,
     )
 
 

@@ -109,7 +109,7 @@ def train(job: JobConfig, setup: TrainingSetup, worker: ProcessContext) -> None:
         setup.image_source,
         micro_batch_size=job.train.micro_batch_size,
         first_step=0,
-        end_step=setup.total_steps,
+        end_step=setup.facts.total_steps,
         replica=setup.replica,
         device=worker.device,
     )

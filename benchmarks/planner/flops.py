@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.support.suite import Bench
 from tests.support.trainer import flop_cases
-from vlmpipe.trainer.config.train import Checkpointing
+from vlmpipe.trainer.config.train_options import Checkpointing
 
 QUICK_CASES = 2
 CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "full")

@@ -17,7 +17,8 @@ from vlmpipe.pipelines.compile import FOLDER, compile_pipeline
 from vlmpipe.pipelines.schedules.base import Change, RunSchedule, Schedules
 from vlmpipe.pipelines.submit import require_own_project
 from vlmpipe.pipelines.submit_kubeflow import endpoint_of
-from vlmpipe.planner.cost.approval import (
+from vlmpipe.planner.cost.cron import require_starts, runs_per_month, starts_after
+from vlmpipe.planner.spending.approval import (
     Spending,
     dollars,
     fail_on_error,
@@ -25,7 +26,6 @@ from vlmpipe.planner.cost.approval import (
     require_approval,
     spending_of,
 )
-from vlmpipe.planner.cost.cron import require_starts, runs_per_month, starts_after
 from vlmpipe.planner.sweep import plan_config
 from vlmpipe.trainer.errors import ConfigError
 

@@ -19,9 +19,9 @@ from vlmpipe.trainer.config.checkpoint import CheckpointConfig
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.lmms_eval import LmmsEvalConfig
 from vlmpipe.trainer.config.model import ModelConfig
-from vlmpipe.trainer.config.precision import StateType
 from vlmpipe.trainer.config.strategies import DEFERRING
 from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.config.train_options import StateType
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.secret_manager import use_hub_token
 from vlmpipe.trainer.storage import open_storage

@@ -1,11 +1,6 @@
-"""Which strategies of `train.strategy` can do what, and refusals of what they cannot."""
+"""What each strategy of `train.strategy` can do."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from vlmpipe.trainer.config.train import TrainConfig
 
 TENSOR_PARALLEL = ("tp", "tp+pp+dp")  # strategies in which ranks split each layer
 PIPELINE_PARALLEL = ("pp", "tp+pp+dp")  # and those in which they split the stack of layers
@@ -23,154 +18,12 @@ COMPILING = ("ddp", "fsdp", "hsdp", "tp", "pp", "tp+pp+dp", "zero1", "zero2")
 COMPUTING_IN_FLOAT8 = ("ddp", "fsdp", "hsdp")
 SHARDING_FROZEN = ("fsdp", "hsdp")
 OFFLOADING = {"optimizer": ("zero1", "zero2", "zero3"), "optimizer+weights": ("zero3", "fsdp", "hsdp")}
+GATHERED_IN_BF16 = ("fsdp", "hsdp", "tp", "pp", "tp+pp+dp")  # which leaves autocast nothing to cast
+SUMMING_IN_BF16 = ("zero1", "zero2", "zero3")  # FSDP's sums are always fp32
+REDUCING_IN_BF16 = ("ddp", "fsdp", "hsdp", "tp", "zero1", "zero2", "zero3")
 
 
-def require_support(train: TrainConfig) -> None:
-    """Raise ValueError for a setting that the strategy does not support, with the nearest that works."""
-    for require in (
-        _degrees_fit,
-        _objective_works,
-        _activation_offloading_works,
-        _compiling_works,
-        _float8_works,
-        _optimizer_state_works,
-        _offload_works,
-        _frozen_sharding_works,
-        _gathering_works,
-        _hpz_works,
-    ):
-        require(train)
-
-
-def _objective_works(train: TrainConfig) -> None:
-    for name, objective in OF_OBJECTIVES.items():
-        value = getattr(train, name)
-        if train.objective != objective and value != type(train).model_fields[name].default:
-            raise ValueError(
-                f"{name} {value:g} does not apply to objective {train.objective}: leave it out, or set objective "
-                f"{objective}"
-            )
-    if train.objective == "sft":
-        return
-    if train.strategy not in PREFERRING or train.context_parallel > 1:
-        found = f"strategy {train.strategy}" if train.context_parallel == 1 else "context_parallel"
-        raise ValueError(
-            f"objective {train.objective} does not work with {found}, which shards a pair's tokens or its loss: use "
-            f"one of {', '.join(PREFERRING)}, such as fsdp, with context_parallel 1"
-        )
-    if train.validate_every_steps:
-        raise ValueError(
-            f"validate_every_steps does not apply to objective {train.objective}: the evaluation measures preferences"
-        )
-
-
-def _degrees_fit(train: TrainConfig) -> None:
-    for name, strategies in (("tensor_parallel", TENSOR_PARALLEL), ("pipeline_parallel", PIPELINE_PARALLEL)):
-        degree, uses = getattr(train, name), train.strategy in strategies
-        if uses and degree == 1:
-            raise ValueError(f"strategy {train.strategy} splits the model: give {name}, 2 or more")
-        if degree > 1 and not uses:
-            raise ValueError(
-                f"{name} {degree} does not apply to strategy {train.strategy}: use one of {', '.join(strategies)}"
-            )
-    if train.context_parallel > 1 and train.strategy not in CONTEXT_PARALLEL:
-        nearest = "fsdp"
-        if train.strategy in TENSOR_PARALLEL:
-            nearest += ", or sequence_parallel, which shares tokens between tensor-parallel ranks"
-        raise ValueError(
-            f"context_parallel {train.context_parallel} does not work with strategy {train.strategy}, which splits "
-            f"attention or layers over ranks itself: use one of {', '.join(CONTEXT_PARALLEL)}, such as {nearest}"
-        )
-    if train.virtual_stages > 1 and train.pipeline_parallel == 1:
-        raise ValueError(
-            f"virtual_stages {train.virtual_stages} does not apply to strategy {train.strategy}: use one of "
-            f"{', '.join(PIPELINE_PARALLEL)}"
-        )
-    if train.sequence_parallel and train.strategy not in TENSOR_PARALLEL:
-        raise ValueError(
-            f"sequence_parallel does not apply to strategy {train.strategy}: use one of "
-            f"{', '.join(TENSOR_PARALLEL)}, or leave it out"
-        )
-
-
-def _activation_offloading_works(train: TrainConfig) -> None:
-    if not train.activation_offloading:
-        return
-    if train.strategy not in OFFLOADING_ACTIVATIONS:
-        raise ValueError(
-            f"activation_offloading does not work with strategy {train.strategy}: use one of "
-            f"{', '.join(OFFLOADING_ACTIVATIONS)}, or leave activation_offloading out"
-        )
-    if train.activation_checkpointing != "full":
-        raise ValueError(
-            "activation_offloading moves the inputs of recomputed blocks, and activation_checkpointing is "
-            f"{train.activation_checkpointing}: set it to full, or leave activation_offloading out"
-        )
-    if train.compile == "on" or train.float8 != "none":
-        raise ValueError(
-            "activation_offloading does not work with compiled layers: leave compile at auto and float8 at none, or "
-            "leave activation_offloading out"
-        )
-
-
-def _compiling_works(train: TrainConfig) -> None:
-    if train.compile == "on" and train.strategy not in COMPILING:
-        raise ValueError(
-            f"compile on does not work with strategy {train.strategy}, which gathers weights inside of layers: use one "
-            f"of {', '.join(COMPILING)}, or leave compile at auto"
-        )
-
-
-def _float8_works(train: TrainConfig) -> None:
-    if train.float8 == "none":
-        return
-    found = f"float8 {train.float8} does not work with"
-    if train.strategy not in COMPUTING_IN_FLOAT8:
-        raise ValueError(
-            f"{found} strategy {train.strategy}: use one of {', '.join(COMPUTING_IN_FLOAT8)}, or set float8 to none"
-        )
-    if train.precision != "bf16":
-        raise ValueError(f"{found} precision {train.precision}: use bf16, whose products these replace")
-    if train.compile == "off":
-        raise ValueError(f"{found} compile off, where casts take longer than products save: leave compile at auto")
-
-
-def _optimizer_state_works(train: TrainConfig) -> None:
-    if train.optimizer.name == "adamw_8bit" and (train.strategy not in STATE_IN_8_BITS or train.offload != "none"):
-        raise ValueError(
-            f"optimizer.name adamw_8bit does not work with strategy {train.strategy} and offload {train.offload}: "
-            f"use one of {', '.join(STATE_IN_8_BITS)} with offload none, or optimizer.name adamw"
-        )
-
-
-def _offload_works(train: TrainConfig) -> None:
-    able = OFFLOADING.get(train.offload)
-    if able and train.strategy not in able:
-        other = next((name for name, strategies in OFFLOADING.items() if train.strategy in strategies), "none")
-        raise ValueError(
-            f"strategy {train.strategy} cannot offload {train.offload}: use one of {', '.join(able)}, or offload "
-            f"{other}"
-        )
-
-
-def _frozen_sharding_works(train: TrainConfig) -> None:
-    if train.shard_frozen_weights and train.strategy not in SHARDING_FROZEN:
-        raise ValueError(
-            f"shard_frozen_weights does not work with strategy {train.strategy}: use one of "
-            f"{', '.join(SHARDING_FROZEN)}, or zero3, which does so without it"
-        )
-
-
-def _gathering_works(train: TrainConfig) -> None:
-    for name, default in (("reshard_after_forward", "auto"), ("prefetch_layers", 1)):
-        value = getattr(train, name)
-        if value != default and train.strategy not in GATHERING:
-            raise ValueError(
-                f"{name} {value} does not apply to strategy {train.strategy}: use one of {', '.join(GATHERING)}, "
-                "or leave it out"
-            )
-
-
-def _hpz_works(train: TrainConfig) -> None:
-    if train.zero_hpz and train.strategy != "zero3":
-        raise ValueError(f"zero_hpz does not work with strategy {train.strategy}: use zero3, or set it to false")
+def sums_offloaded_in_bf16(precision: str, offload: str, strategy: str) -> bool:
+    """Whether DeepSpeed sums gradients in the type of the weights, whatever it is asked for (0.19,
+    `async_accumulate_grad_in_cpu_via_gpu`)."""
+    return precision == "bf16" and offload == "optimizer" and strategy in ("zero1", "zero2")

@@ -1,296 +1,44 @@
-"""The run file's `train` section: strategy, batch, schedule, precision, and which settings exclude each other."""
+"""The run file's `train` section, and which of its settings exclude each other."""
 
 from __future__ import annotations
 
-import math
-from typing import Any, Literal
-
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from vlmpipe.trainer.config import deepspeed_keys
-from vlmpipe.trainer.config.base import Fraction, Positive, Section
-from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
-from vlmpipe.trainer.config.optimizer import OptimizerConfig
-from vlmpipe.trainer.config.precision import Compression, ComputeType, Precision, StateType, require_number_types
-from vlmpipe.trainer.config.strategies import PIPELINE_PARALLEL, require_support
-from vlmpipe.trainer.config.train_options import MlflowConfig, ProfileConfig, WandbConfig
+from vlmpipe.trainer.config.strategies import (
+    COMPILING,
+    COMPUTING_IN_FLOAT8,
+    CONTEXT_PARALLEL,
+    GATHERED_IN_BF16,
+    GATHERING,
+    OF_OBJECTIVES,
+    OFFLOADING,
+    OFFLOADING_ACTIVATIONS,
+    PIPELINE_PARALLEL,
+    PREFERRING,
+    REDUCING_IN_BF16,
+    SHARDING_FROZEN,
+    STATE_IN_8_BITS,
+    SUMMING_IN_BF16,
+    TENSOR_PARALLEL,
+    sums_offloaded_in_bf16,
+)
+from vlmpipe.trainer.config.train_fields import TrainFields
 
-Checkpointing = Literal["none", "selective", "full"]
-CompileBackend = Literal["inductor", "aot_eager"]
-Float8 = Literal["none", "tensorwise", "rowwise"]
-ReshardAfterForward = Literal["auto", "always", "never"]
 
-MAX_COMPARED_SEQUENCES = 8  # of the validation after the last step, where a run takes no other
-MOST_EPOCHS = 100_000  # more is a slip of the finger
-
-
-class TrainConfig(Section):
+class TrainConfig(TrainFields):
     """How the model is trained."""
-
-    trainer: ExternalTrainerConfig | None = Field(
-        None, description="Training program of your own, such as TRL or a train.py; null for vlmpipe's trainer."
-    )
-    strategy: Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp", "tp", "pp", "tp+pp+dp"] = Field(
-        "ddp", description="Strategy of distributed training."
-    )
-    objective: Literal["sft", "dpo", "simpo"] = Field(
-        "sft",
-        description="Training objective: sft learns the answers; dpo prefers each sample's chosen answer to its "
-        "rejected one, relative to the initial model (Rafailov et al., 2023); simpo does by the mean log probability "
-        "of an answer's tokens, without a reference (Meng et al., 2024). dpo and simpo are for ddp, fsdp, hsdp and "
-        "the zero strategies.",
-    )
-    dpo_beta: float = Field(
-        0.1, gt=0, description="Strength with which dpo keeps the model close to the initial one; higher is closer."
-    )
-    simpo_beta: float = Field(
-        2.0, gt=0, description="Factor of the mean log probability of an answer's tokens in simpo's reward."
-    )
-    simpo_gamma: float = Field(
-        1.0, ge=0, description="Target margin between simpo's rewards of the chosen and the rejected answer."
-    )
-    offload: Literal["none", "optimizer", "optimizer+weights"] = Field(
-        "none",
-        description="State that is kept and updated in host memory instead of the GPU's, with slower steps; none "
-        "keeps all on the GPU. optimizer is for the zero strategies, optimizer+weights for zero3, fsdp and hsdp.",
-    )
-    tensor_parallel: Positive = Field(1, description="Ranks of one node that split each layer. For the tp strategies.")
-    sequence_parallel: bool = Field(
-        False,
-        description="Split the tokens of each sequence over the tensor-parallel ranks between the sharded parts of a "
-        "layer, for less activation memory. For the tp strategies.",
-    )
-    pipeline_parallel: Positive = Field(
-        1, description="Ranks that the layers are divided over, in pipeline stages. For the pp strategies."
-    )
-    virtual_stages: Positive = Field(
-        1,
-        description="Stages on each rank of a pipeline; 2 or more are interleaved, for less waiting and more "
-        "communication.",
-    )
-    context_parallel: Positive = Field(
-        1,
-        description="Ranks that share the tokens of each packed sequence in the language model, and in attention its "
-        "heads (DeepSpeed-Ulysses), for less activation memory. Must divide the language model's attention heads and "
-        "data.sequence_length. For ddp, fsdp, hsdp and the zero strategies.",
-    )
-    epochs: int = Field(
-        1,
-        ge=0,
-        le=MOST_EPOCHS,
-        description="Passes over the training split; 0, in variants of a sweep only, evaluates the initial model.",
-    )
-    max_steps: int = Field(0, ge=0, description="Optimizer steps after which training stops; 0 trains all epochs.")
-    global_batch_size: Positive = Field(description="Packed sequences per optimizer step over all ranks.")
-    micro_batch_size: Positive = Field(1, description="Packed sequences per forward pass on one rank.")
-    optimizer: OptimizerConfig = Field(description="AdamW settings.")
-    lr_schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
-        "cosine", description="Learning rate after warm-up; wsd stays at the peak and falls at the end."
-    )
-    warmup_fraction: Fraction = Field(
-        0.03, description="Share of steps in which the learning rate rises linearly from 0."
-    )
-    decay_fraction: Fraction = Field(
-        0.2, description="Share of steps at the end in which the learning rate falls. For lr_schedule wsd."
-    )
-    final_rate_fraction: Fraction = Field(0.0, description="Learning rate at the last step, as a share of the peak.")
-    ema_decay: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Decay of an exponential moving average of the trained weights, such as 0.999, which is "
-        "validated, exported and evaluated in place of the weights; 0 keeps none.",
-    )
-    clip_grad_norm: float = Field(1.0, ge=0, description="Maximum global gradient norm; 0 does not clip.")
-    precision: Precision = Field(
-        "bf16",
-        description="Number types of training. bf16: bf16 weights, with fp32 masters of trained ones in the "
-        "optimizer. bf16-autocast: fp32 weights that each matrix product rounds, with more memory. fp16: the same in "
-        "fp16, for GPUs without bf16; the loss is scaled, and steps that overflow are skipped. fp32: no rounding.",
-    )
-    shard_frozen_weights: bool = Field(
-        False,
-        description="Shard frozen weights like trained ones and all-gather them in each pass, for less memory and "
-        "more communication. For fsdp and hsdp; zero3 always does.",
-    )
-    gradient_accumulation_dtype: StateType = Field(
-        "fp32",
-        description="Type of the sums of gradients over micro-batches with precision bf16; bf16 takes 2 bytes a "
-        "number less in the optimizer's shard and rounds each sum. For the zero strategies.",
-    )
-    reduce_dtype: StateType = Field(
-        "fp32",
-        description="Type of the sums of gradients over ranks with precision bf16, with ddp and hsdp also over "
-        "micro-batches; bf16 sends half the bytes and rounds the sums.",
-    )
-    reshard_after_forward: ReshardAfterForward = Field(
-        "auto",
-        description="Whether FSDP frees gathered weights after a forward pass and all-gathers them again for the "
-        "backward pass: auto frees those of layers; never keeps all, for more memory and half of the all-gathers; "
-        "always also frees those outside of layers. For fsdp, hsdp and tp; pipeline stages gather once a step and "
-        "keep all.",
-    )
-    prefetch_layers: Positive = Field(
-        1,
-        description="Layers whose weights FSDP all-gathers ahead of use; more hide slow communication and take more "
-        "memory. For fsdp, hsdp and tp.",
-    )
-    activation_checkpointing: Checkpointing = Field(
-        "none",
-        description="Recomputation in the backward pass. full recomputes each layer of the language model: least "
-        "memory, about a third more compute. selective saves the results of its matrix products and attention and "
-        "recomputes the rest. none saves all activations.",
-    )
-    tower_activation_checkpointing: bool = Field(
-        False,
-        description="Recompute each layer of a trained vision encoder in the backward pass, for less memory and about "
-        "a third more compute of the encoder. No effect with a frozen tower.",
-    )
-    activation_offloading: bool = Field(
-        False,
-        description="Move the saved inputs of layers to host memory until the backward pass; GPUs overlap the copies "
-        "with compute. Needs activation_checkpointing full; for all strategies without pipeline stages.",
-    )
-    loss_chunk_tokens: int = Field(
-        1024,
-        ge=0,
-        description="Label tokens per chunk of the loss: logits exist for one chunk only, and all chunks but one are "
-        "recomputed in the backward pass. 0 computes all logits together.",
-    )
-    compile: Literal["auto", "on", "off"] = Field(
-        "auto",
-        description="Compile each layer by torch.compile: fewer, larger kernels after a slow first step. auto does so "
-        "on GPUs for models below 3B parameters or micro-batches of at most 4,096 tokens. For all strategies but "
-        "zero3.",
-    )
-    compile_backend: CompileBackend = Field(
-        "inductor",
-        description="Backend of torch.compile: inductor fuses kernels; aot_eager keeps the operations, to locate "
-        "errors.",
-    )
-    float8: Float8 = Field(
-        "none",
-        description="8-bit float matrix products (torchao) in layers of the language model and of a trained tower, "
-        "with one scale per tensor (tensorwise) or per row (rowwise); none for no 8-bit products. For ddp, fsdp and "
-        "hsdp with precision bf16, on GPUs of compute capability 8.9 or newer (L4, H100).",
-    )
-    gradient_compression: Compression = Field(
-        "none",
-        description="Number type in which ddp sends gradients: bf16 and fp16 take half the bytes and round the sums, "
-        "and fp16 loses gradients below 6e-8; none sends fp32.",
-    )
-    zero_hpz: bool = Field(
-        False,
-        description="Keep a second copy of the weights, sharded over the ranks of each node, so that weights are sent "
-        "between nodes once a step instead of twice a micro-batch (ZeRO++ hpZ); a rank takes the bytes of all weights "
-        "/ ranks of its node more memory. For zero3 on several nodes.",
-    )
-    deepspeed: dict[str, Any] = Field(
-        default_factory=dict,
-        description="DeepSpeed settings that replace those derived from this file, key by key. For the zero "
-        "strategies. Keys that this file decides or that would have no effect are refused; the result is written to "
-        "deepspeed.json.",
-    )
-    wandb: WandbConfig = Field(default_factory=WandbConfig, description="Metrics on Weights & Biases.")
-    mlflow: MlflowConfig = Field(default_factory=MlflowConfig, description="Metrics in MLflow.")
-    seed: int = Field(0, description="Seed of the data order.")
-    log_every_steps: Positive = Field(10, description="Steps between lines of metrics.jsonl.")
-    validate_every_steps: int = Field(
-        0,
-        ge=0,
-        description="Steps between validation losses (validation_loss in metrics.jsonl), in addition to one after the "
-        "last step, which evaluate compares with that of the export. 0 takes that one only, on at most 8 sequences.",
-    )
-    validation_sequences: Positive = Field(
-        64, description="Packed sequences of the validation split for validation losses, the same ones each time."
-    )
-    checkpoint_every_steps: Positive = Field(100, description="Steps between checkpoints.")
-    keep_checkpoints: Positive = Field(2, description="Number of newest committed checkpoints to keep.")
-    resume: Literal["auto", "never"] = Field(
-        "auto",
-        description="auto continues from the newest good checkpoint; never does not use checkpoints of earlier "
-        "submissions of the run, while restarts of the same submission continue from its own.",
-    )
-    deterministic: bool = Field(False, description="Use deterministic kernels, for bit-equal reruns; slower on GPUs.")
-    freeze_gc: bool = Field(True, description="Collect garbage between steps only, so that ranks pause together.")
-    measure_communication: bool = Field(
-        False, description="Time collectives by size, inside a node and between nodes, before training starts."
-    )
-    profile: ProfileConfig | None = Field(
-        None, description="Steps to profile, for the run report and TensorBoard; null for none."
-    )
-    stall_factor: float = Field(
-        20.0, ge=0, description="Median step times without a finished step after which the job ends; 0 never ends it."
-    )
-    stall_floor_s: float = Field(
-        300.0, gt=0, description="Minimum seconds without a step that are a stall, whatever train.stall_factor says."
-    )
-
-    @property
-    def validated_sequences(self) -> int:
-        """The most packed sequences of a validation: few where its only use is to compare the export with."""
-        few = self.validation_sequences if self.validate_every_steps else MAX_COMPARED_SEQUENCES
-        return min(self.validation_sequences, few)
-
-    @property
-    def in_pairs(self) -> bool:
-        """Whether a sample is a pair of a chosen and a rejected answer."""
-        return self.objective != "sft"
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether pairs are compared with the model that training starts from."""
-        return self.objective == "dpo"
-
-    @property
-    def compute_type(self) -> ComputeType:
-        """Type of the operands of matrix products."""
-        return "bf16" if self.precision == "bf16-autocast" else self.precision
-
-    @property
-    def has_bf16_weights(self) -> bool:
-        """Whether weights that compute are bf16 tensors: trained ones beside their fp32 masters, frozen ones alone."""
-        return self.precision == "bf16"
-
-    @property
-    def stages(self) -> int:
-        """Parts that the model is cut into across its depth: rank r of a pipeline of p holds number r, r + p, ..."""
-        return self.pipeline_parallel * self.virtual_stages
-
-    @property
-    def model_ranks(self) -> int:
-        """Ranks that hold one copy of the model together."""
-        return self.tensor_parallel * self.pipeline_parallel
-
-    @property
-    def sequence_ranks(self) -> int:
-        """Ranks that train on the same packed sequences together."""
-        return self.model_ranks * self.context_parallel
-
-    def loss_chunks(self, label_tokens: float) -> int:
-        """Return the number of chunks in which the loss of a micro-batch with `label_tokens` is computed."""
-        return max(1, math.ceil(label_tokens / self.loss_chunk_tokens)) if self.loss_chunk_tokens else 1
-
-    @property
-    def keeps_gathered_weights(self) -> bool:
-        """Whether FSDP keeps gathered weights from the forward to the backward pass. Stages of a pipeline do so for all
-        micro-batches of a step."""
-        return self.reshard_after_forward == "never" or self.strategy in PIPELINE_PARALLEL
 
     @model_validator(mode="after")
     def _strategy_supports_it(self) -> TrainConfig:
-        require_support(self)
+        _require_support(self)
         return self
 
     @model_validator(mode="after")
-    def _precision_works(self) -> TrainConfig:
-        require_number_types(self)
+    def _number_types_work_together(self) -> TrainConfig:
+        _require_state_types(self)
+        _require_compression(self)
         return self
-
-    @property
-    def rounds_gradients(self) -> bool:
-        """Whether gradients travel as numbers of two bytes."""
-        return self.gradient_compression in ("bf16", "fp16")
 
     @model_validator(mode="after")
     def _deepspeed_is_ours_in_part(self) -> TrainConfig:
@@ -311,17 +59,6 @@ class TrainConfig(Section):
             )
         return self
 
-    @property
-    def rate_scale(self) -> float:
-        """What all peak rates are multiplied with for the size of the global batch, where the run file asks for it.
-
-        linear: Goyal et al. 2017, arXiv 1706.02677 (SGD); sqrt: Malladi et al. 2022, arXiv 2205.10782 (Adam).
-        """
-        if self.optimizer.batch_scaling == "none":
-            return 1.0
-        ratio = self.global_batch_size / self.optimizer.reference_batch_size
-        return ratio if self.optimizer.batch_scaling == "linear" else math.sqrt(ratio)
-
     @model_validator(mode="after")
     def _scaling_has_a_reference(self) -> TrainConfig:
         scaling, reference = self.optimizer.batch_scaling, self.optimizer.reference_batch_size
@@ -340,3 +77,192 @@ class TrainConfig(Section):
                 f"{self.micro_batch_size}"
             )
         return self
+
+
+def _require_support(train: TrainConfig) -> None:
+    """Raise ValueError for a setting that the strategy does not support, with the nearest that works."""
+    for require in (
+        _degrees_fit,
+        _objective_works,
+        _activation_offloading_works,
+        _compiling_works,
+        _float8_works,
+        _optimizer_state_works,
+        _offload_works,
+        _frozen_sharding_works,
+        _gathering_works,
+        _hpz_works,
+    ):
+        require(train)
+
+
+def _objective_works(train: TrainConfig) -> None:
+    for name, objective in OF_OBJECTIVES.items():
+        value = getattr(train, name)
+        if train.objective != objective and value != TrainConfig.model_fields[name].default:
+            raise ValueError(
+                f"{name} {value:g} does not apply to objective {train.objective}: leave it out, or set objective "
+                f"{objective}"
+            )
+    if train.objective == "sft":
+        return
+    if train.strategy not in PREFERRING or train.context_parallel > 1:
+        found = f"strategy {train.strategy}" if train.context_parallel == 1 else "context_parallel"
+        raise ValueError(
+            f"objective {train.objective} does not work with {found}, which shards a pair's tokens or its loss: use "
+            f"one of {', '.join(PREFERRING)}, such as fsdp, with context_parallel 1"
+        )
+    if train.validate_every_steps:
+        raise ValueError(
+            f"validate_every_steps does not apply to objective {train.objective}: the evaluation measures preferences"
+        )
+
+
+def _degrees_fit(train: TrainConfig) -> None:
+    for name, strategies in (("tensor_parallel", TENSOR_PARALLEL), ("pipeline_parallel", PIPELINE_PARALLEL)):
+        degree, uses = getattr(train, name), train.strategy in strategies
+        if uses and degree == 1:
+            raise ValueError(f"strategy {train.strategy} splits the model: give {name}, 2 or more")
+        if degree > 1 and not uses:
+            raise ValueError(
+                f"{name} {degree} does not apply to strategy {train.strategy}: use one of {', '.join(strategies)}"
+            )
+    if train.context_parallel > 1 and train.strategy not in CONTEXT_PARALLEL:
+        nearest = "fsdp"
+        if train.strategy in TENSOR_PARALLEL:
+            nearest += ", or sequence_parallel, which shares tokens between tensor-parallel ranks"
+        raise ValueError(
+            f"context_parallel {train.context_parallel} does not work with strategy {train.strategy}, which splits "
+            f"attention or layers over ranks itself: use one of {', '.join(CONTEXT_PARALLEL)}, such as {nearest}"
+        )
+    if train.virtual_stages > 1 and train.pipeline_parallel == 1:
+        raise ValueError(
+            f"virtual_stages {train.virtual_stages} does not apply to strategy {train.strategy}: use one of "
+            f"{', '.join(PIPELINE_PARALLEL)}"
+        )
+    if train.sequence_parallel and train.strategy not in TENSOR_PARALLEL:
+        raise ValueError(
+            f"sequence_parallel does not apply to strategy {train.strategy}: use one of "
+            f"{', '.join(TENSOR_PARALLEL)}, or leave it out"
+        )
+
+
+def _activation_offloading_works(train: TrainConfig) -> None:
+    if not train.activation_offloading:
+        return
+    if train.strategy not in OFFLOADING_ACTIVATIONS:
+        raise ValueError(
+            f"activation_offloading does not work with strategy {train.strategy}: use one of "
+            f"{', '.join(OFFLOADING_ACTIVATIONS)}, or leave activation_offloading out"
+        )
+    if train.activation_checkpointing != "full":
+        raise ValueError(
+            "activation_offloading moves the inputs of recomputed blocks, and activation_checkpointing is "
+            f"{train.activation_checkpointing}: set it to full, or leave activation_offloading out"
+        )
+    if train.compile == "on" or train.float8 != "none":
+        raise ValueError(
+            "activation_offloading does not work with compiled layers: leave compile at auto and float8 at none, or "
+            "leave activation_offloading out"
+        )
+
+
+def _compiling_works(train: TrainConfig) -> None:
+    if train.compile == "on" and train.strategy not in COMPILING:
+        raise ValueError(
+            f"compile on does not work with strategy {train.strategy}, which gathers weights inside of layers: use one "
+            f"of {', '.join(COMPILING)}, or leave compile at auto"
+        )
+
+
+def _float8_works(train: TrainConfig) -> None:
+    if train.float8 == "none":
+        return
+    found = f"float8 {train.float8} does not work with"
+    if train.strategy not in COMPUTING_IN_FLOAT8:
+        raise ValueError(
+            f"{found} strategy {train.strategy}: use one of {', '.join(COMPUTING_IN_FLOAT8)}, or set float8 to none"
+        )
+    if train.precision != "bf16":
+        raise ValueError(f"{found} precision {train.precision}: use bf16, whose products these replace")
+    if train.compile == "off":
+        raise ValueError(f"{found} compile off, where casts take longer than products save: leave compile at auto")
+
+
+def _optimizer_state_works(train: TrainConfig) -> None:
+    if train.optimizer.name == "adamw_8bit" and (train.strategy not in STATE_IN_8_BITS or train.offload != "none"):
+        raise ValueError(
+            f"optimizer.name adamw_8bit does not work with strategy {train.strategy} and offload {train.offload}: "
+            f"use one of {', '.join(STATE_IN_8_BITS)} with offload none, or optimizer.name adamw"
+        )
+
+
+def _offload_works(train: TrainConfig) -> None:
+    able = OFFLOADING.get(train.offload)
+    if able and train.strategy not in able:
+        other = next((name for name, strategies in OFFLOADING.items() if train.strategy in strategies), "none")
+        raise ValueError(
+            f"strategy {train.strategy} cannot offload {train.offload}: use one of {', '.join(able)}, or offload "
+            f"{other}"
+        )
+
+
+def _frozen_sharding_works(train: TrainConfig) -> None:
+    if train.shard_frozen_weights and train.strategy not in SHARDING_FROZEN:
+        raise ValueError(
+            f"shard_frozen_weights does not work with strategy {train.strategy}: use one of "
+            f"{', '.join(SHARDING_FROZEN)}, or zero3, which does so without it"
+        )
+
+
+def _gathering_works(train: TrainConfig) -> None:
+    for name, default in (("reshard_after_forward", "auto"), ("prefetch_layers", 1)):
+        value = getattr(train, name)
+        if value != default and train.strategy not in GATHERING:
+            raise ValueError(
+                f"{name} {value} does not apply to strategy {train.strategy}: use one of {', '.join(GATHERING)}, "
+                "or leave it out"
+            )
+
+
+def _hpz_works(train: TrainConfig) -> None:
+    if train.zero_hpz and train.strategy != "zero3":
+        raise ValueError(f"zero_hpz does not work with strategy {train.strategy}: use zero3, or set it to false")
+
+
+def _require_state_types(train: TrainConfig) -> None:
+    if train.precision == "bf16-autocast" and train.strategy in GATHERED_IN_BF16:
+        raise ValueError(
+            f"precision bf16-autocast does not work with strategy {train.strategy}, which gathers weights in bf16: use "
+            "bf16"
+        )
+    for name, able in (("gradient_accumulation_dtype", SUMMING_IN_BF16), ("reduce_dtype", REDUCING_IN_BF16)):
+        if getattr(train, name) == "fp32":
+            continue
+        if train.precision != "bf16":
+            raise ValueError(f"{name} bf16 does not apply to precision {train.precision}: set precision bf16 too")
+        if train.strategy not in able:
+            raise ValueError(
+                f"{name} bf16 does not work with strategy {train.strategy}: use one of {', '.join(able)}, or fp32"
+            )
+    if train.gradient_accumulation_dtype == "fp32" and sums_offloaded_in_bf16(
+        train.precision, train.offload, train.strategy
+    ):
+        raise ValueError(
+            f"DeepSpeed sums offloaded gradients of strategy {train.strategy} in bf16: use zero3, or set "
+            "gradient_accumulation_dtype to bf16"
+        )
+
+
+def _require_compression(train: TrainConfig) -> None:
+    compression = train.gradient_compression
+    if compression != "none" and train.strategy != "ddp":
+        raise ValueError(
+            f"gradient_compression {compression} does not work with strategy {train.strategy}: use ddp, or set it to "
+            "none; others send gradients in train.reduce_dtype"
+        )
+    if compression != "none" and train.precision == "bf16":
+        raise ValueError(
+            f"gradient_compression {compression} does not work with precision bf16: use precision bf16-autocast, or "
+            "set reduce_dtype to bf16 in its place"
+        )

@@ -1,11 +1,22 @@
-"""Nested sections of the run file's `train` section."""
+"""Values and nested sections of the run file's `train` section."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from pydantic import Field, NonNegativeInt
 
 from vlmpipe.trainer.config.base import Positive, Section
 from vlmpipe.trainer.secret_manager import SECRET_NAME
+
+Precision = Literal["fp32", "bf16", "bf16-autocast", "fp16"]
+ComputeType = Literal["fp32", "bf16", "fp16"]
+StateType = Literal["fp32", "bf16"]
+Compression = Literal["none", "bf16", "fp16"]
+Checkpointing = Literal["none", "selective", "full"]
+CompileBackend = Literal["inductor", "aot_eager"]
+Float8 = Literal["none", "tensorwise", "rowwise"]
+ReshardAfterForward = Literal["auto", "always", "never"]
 
 
 class ProfileConfig(Section):

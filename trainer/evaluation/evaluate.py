@@ -57,8 +57,8 @@ from vlmpipe.trainer.evaluation.relevance import (
 from vlmpipe.trainer.evaluation.validation_loss import as_in_training
 from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.image_tokens import image_form_of
-from vlmpipe.trainer.models.layers.preference import answer_tokens
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
+from vlmpipe.trainer.models.loss.preference import answer_tokens
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.serving.exported_model import load_export
 from vlmpipe.trainer.storage import open_storage

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmpipe.trainer.config.model import ModelConfig
-from vlmpipe.trainer.config.train import Precision
+from vlmpipe.trainer.config.train_options import Precision
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.storage.base import Storage, crc32c_of_file, join_uri
 from vlmpipe.trainer.storage.records import write_record

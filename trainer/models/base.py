@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from vlmpipe.trainer.config.model import ModelConfig
     from vlmpipe.trainer.models.image_inputs import Grid
-    from vlmpipe.trainer.models.layers.chunked_loss import TokenLoss
+    from vlmpipe.trainer.models.loss.chunked_loss import TokenLoss
     from vlmpipe.trainer.sizing.flops import SequenceFlops
     from vlmpipe.trainer.sizing.model_shape import ModelShape
 

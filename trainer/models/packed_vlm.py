@@ -15,10 +15,10 @@ from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.attention.varlen import use_varlen_attention
 from vlmpipe.trainer.models.base import ShardingUnits
 from vlmpipe.trainer.models.image_inputs import Grid
-from vlmpipe.trainer.models.layers.chunked_loss import TokenLoss, loss_at_labels
 from vlmpipe.trainer.models.layers.image_placeholders import require_tokens
 from vlmpipe.trainer.models.layers.pipeline_stage import reduce_to_stage, stage_view
-from vlmpipe.trainer.models.layers.preference import PreferencePairs
+from vlmpipe.trainer.models.loss.chunked_loss import TokenLoss, loss_at_labels
+from vlmpipe.trainer.models.loss.preference import PreferencePairs
 
 
 class PackedVLM(nn.Module):

@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,6 +22,7 @@ from vlmpipe.trainer.monitoring.gpu_telemetry import NOTHING, GpuFaultWatch, met
 from vlmpipe.trainer.monitoring.hypertune import VALIDATION_LOSS
 from vlmpipe.trainer.monitoring.metrics_writer import MetricsLog
 from vlmpipe.trainer.monitoring.rank_metrics import RankMetrics, StragglerWatch, gather_rank_metrics, straggler
+from vlmpipe.trainer.monitoring.run_facts import RunFacts
 from vlmpipe.trainer.monitoring.step_metrics import StepTotals
 from vlmpipe.trainer.monitoring.trackers import open_trackers
 from vlmpipe.trainer.monitoring.usage import UsageLog
@@ -33,9 +34,6 @@ from vlmpipe.trainer.storage.outage import patiently, warned
 from vlmpipe.trainer.storage.records import read_record, seal
 from vlmpipe.trainer.strategies.base import Strategy
 from vlmpipe.trainer.strategies.mixed_precision import LossScale
-
-if TYPE_CHECKING:
-    from vlmpipe.trainer.setup import TrainingSetup
 
 SUMMARY = "summary.json"
 
@@ -74,13 +72,13 @@ class TrainingMonitor:
         self,
         job: JobConfig,
         worker: ProcessContext,
-        setup: TrainingSetup,
+        facts: RunFacts,
         *,
         first_step: int,
         start: Attempts,
         notes: Sequence[str] = (),
     ) -> None:
-        self._job, self._worker, self._setup, self._first_step = job, worker, setup, first_step
+        self._job, self._worker, self._facts, self._first_step = job, worker, facts, first_step
         self._last_step = first_step
         self._started = self._window_started = time.perf_counter()
         self._window: Counter[str] = Counter()  # since the last line
@@ -102,7 +100,7 @@ class TrainingMonitor:
         self.stop_requested = False  # on some rank, in a counted step
         self.save_requested = False  # in a counted step, after a save that failed
         if worker.is_first:
-            trackers = open_trackers(job, setup.total_steps)
+            trackers = open_trackers(job, facts.total_steps)
             self._log = MetricsLog(job.run.run_uri, resumed_from_step=first_step, trackers=trackers, warn=self._warn)
             if lines := self._log.lines():
                 self._first_loss, self._last_loss = lines[0]["loss"], lines[-1]["loss"]
@@ -112,11 +110,11 @@ class TrainingMonitor:
             store = open_storage(job.run.run_uri)
             self._usage = UsageLog(store, start.attempt, first_step=first_step, since=start.fresh_from)
             if first_step:
-                print(f"train: continuing after step {first_step} of {setup.total_steps}", flush=True)
+                print(f"train: continuing after step {first_step} of {facts.total_steps}", flush=True)
 
     def is_due(self, done: int) -> bool:
         """Whether a line is written after this step."""
-        return done % self._job.train.log_every_steps == 0 or done in (self._first_step + 1, self._setup.total_steps)
+        return done % self._job.train.log_every_steps == 0 or done in (self._first_step + 1, self._facts.total_steps)
 
     def count(self, steps: Sequence[StepTotals]) -> None:
         """Count steps, in their order."""
@@ -143,7 +141,7 @@ class TrainingMonitor:
     ) -> None:
         """Log a step when it is due or will be validated, after it and all before it were counted. Collective."""
         if self.is_due(done) or validates:
-            timer, reducers = self._setup.forward_timer, self._reducers
+            timer, reducers = self._facts.forward_timer, self._reducers
             ranks = gather_rank_metrics(
                 self._worker,
                 waited_s,
@@ -206,7 +204,7 @@ class TrainingMonitor:
         elif stopped:
             self._progress.finish("stopped", f"stopped on request after step {self._last_step}; resumable")
         else:
-            self._progress.update(self._last_step, self._setup.total_steps)
+            self._progress.update(self._last_step, self._facts.total_steps)
             self._progress.finish(message=f"loss {self._last_loss:.4f} after {self._last_step} steps")
         self._log.close()  # last: W&B may take minutes, and this machine may be preempted
 
@@ -220,12 +218,12 @@ class TrainingMonitor:
 
     def _utilisation(self, seconds: float) -> dict[str, float]:
         """Model FLOP/s per device since the last line, and their share of the device's peak (MFU)."""
-        window, setup = self._window, self._setup
+        window, facts = self._window, self._facts
         counts = {name: window[name] for name in ("samples", "images", "label_tokens")}
         if not window["samples"]:
             return {}
         flops = model_flops_per_sequence(
-            setup.shape, useful_tokens=window["tokens"], **counts, cached=setup.features == "cached"
+            facts.shape, useful_tokens=window["tokens"], **counts, cached=facts.features == "cached"
         )
         rate = flops / seconds / self._worker.world_size
         device = self._worker.device
@@ -269,7 +267,7 @@ class TrainingMonitor:
         )
         self._progress.update(
             totals.step,
-            self._setup.total_steps,
+            self._facts.total_steps,
             unit="steps",
             message=f"loss {totals.loss:.4f}, {tokens_per_s:,.0f} tokens/s",
             loss=totals.loss,
@@ -345,7 +343,7 @@ class TrainingMonitor:
 
         Prints each increase: new input shapes make steps slow.
         """
-        if not self._setup.compiling.on:
+        if not self._facts.compiling.on:
             return {}
         from vlmpipe.trainer.models.layers.compile import compiled_graphs  # torch's compiler takes seconds to import
 
@@ -356,18 +354,18 @@ class TrainingMonitor:
         return {"compiled_graphs": graphs}
 
     def _summary(self, checkpoint: str) -> dict[str, Any]:
-        job, worker, setup = self._job, self._worker, self._setup
+        job, worker, facts = self._job, self._worker, self._facts
         self._note_usage()
         usage = self._usage.close()
         return {
             "steps": self._last_step,
-            "total_steps": setup.total_steps,
+            "total_steps": facts.total_steps,
             "first_loss": self._first_loss,
             "final_loss": self._last_loss,
             "tokens": usage.tokens,
             "label_tokens": usage.label_tokens,
             **usage.as_summary(),
-            **_scale_metrics(setup.strategy.loss_scale),
+            **_scale_metrics(facts.strategy.loss_scale),
             **_ema_metrics(job),
             "checkpoint_stall_s": usage.checkpoint_stall_s,
             "goodput": goodput(self._log.lines(), until_s=time.time()),
@@ -377,14 +375,14 @@ class TrainingMonitor:
             **({**self._reduction, "nccl_net_plugins": net_plugins()} if self._reduction else {}),
             "strategy": job.train.strategy,
             "precision": job.train.precision,
-            "compile": setup.compiling.state,
+            "compile": facts.compiling.state,
             "float8": job.train.float8,
             "resumed_from_step": self._first_step or None,
-            "parameters": setup.num_parameters,
-            "trainable_parameters": setup.num_trainable,
-            "features": setup.features,
+            "parameters": facts.num_parameters,
+            "trainable_parameters": facts.num_trainable,
+            "features": facts.features,
             "initial_weights": job.model.origins(),
             "checkpoint": checkpoint,
-            "settings": setup.record.settings,
-            "versions": setup.record.versions,
+            "settings": facts.record.settings,
+            "versions": facts.record.versions,
         }

@@ -9,8 +9,8 @@ from torch import nn
 
 from vlmpipe.trainer.config.optimizer import OptimizerConfig
 from vlmpipe.trainer.config.train import TrainConfig
-from vlmpipe.trainer.models.layers.chunked_loss import trained_rows_of
 from vlmpipe.trainer.models.layers.freeze import part_of
+from vlmpipe.trainer.models.loss.chunked_loss import trained_rows_of
 from vlmpipe.trainer.optimizer.adamw_8bit import AdamW8bit
 from vlmpipe.trainer.sizing.optimizer_state import fits_8_bits
 

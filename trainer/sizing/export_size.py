@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vlmpipe.trainer.config.model import ModelConfig
-from vlmpipe.trainer.config.precision import StateType
+from vlmpipe.trainer.config.train_options import StateType
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 MAX_SHARD_BYTES = 2 << 30  # of an exported file; a larger tensor gets a file of its own

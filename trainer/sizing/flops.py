@@ -15,7 +15,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vlmpipe.trainer.config.train import Checkpointing
+from vlmpipe.trainer.config.train_options import Checkpointing
 from vlmpipe.trainer.sizing.image_grids import near_square
 from vlmpipe.trainer.sizing.model_shape import ModelShape, Part, Stack
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from vlmpipe.trainer.config.precision import ComputeType
+from vlmpipe.trainer.config.train_options import ComputeType
 
 TERA = 1e12
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
-from vlmpipe.trainer.config.train import Precision, TrainConfig
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.config.train_options import Precision
 from vlmpipe.trainer.errors import DataError
 
 COMPUTE_TYPES = {"bf16": torch.bfloat16, "bf16-autocast": torch.bfloat16, "fp16": torch.float16}

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from vlmpipe.trainer.config.train import Precision
+from vlmpipe.trainer.config.train_options import Precision
 from vlmpipe.trainer.dataloading.batches import PackedBatch
 from vlmpipe.trainer.optimizer.build import set_rates
 from vlmpipe.trainer.strategies.base import SavedFiles, StepResult

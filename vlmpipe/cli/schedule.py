@@ -44,7 +44,7 @@ def apply_command(
 ) -> None:
     """Create the run file's schedule, or change the live one to it. Doing it again changes nothing."""
     from vlmpipe.pipelines.schedules.apply import apply_schedule
-    from vlmpipe.planner.cost.approval import terminal_confirm
+    from vlmpipe.planner.spending.approval import terminal_confirm
 
     source, ask = load_source(config, overrides), terminal_confirm()
     with doing(f"planning a run and changing the schedule on {SERVICES[target]}"):

@@ -175,7 +175,7 @@ def submit(
     with doing(f"planning, compiling and submitting {config}"):
         from vlmpipe.pipelines.find import vertex_reader
         from vlmpipe.pipelines.submit import submit_run
-        from vlmpipe.planner.cost.approval import terminal_confirm
+        from vlmpipe.planner.spending.approval import terminal_confirm
 
         submitted = submit_run(
             *load_source(config, overrides),
@@ -201,7 +201,7 @@ def submit(
 def _submit_spec(path: Path, project: str, location: str, *, yes: bool, dry_run: bool) -> SubmittedJob:
     with doing(f"checking and submitting {path}"):
         from vlmpipe.pipelines.submit_job import submit_spec
-        from vlmpipe.planner.cost.approval import terminal_confirm
+        from vlmpipe.planner.spending.approval import terminal_confirm
 
         return submit_spec(path, project=project, location=location, yes=yes, dry_run=dry_run, ask=terminal_confirm())
 
@@ -211,7 +211,7 @@ def _submit_training(
 ) -> SubmittedJob:
     with doing(f"planning and submitting the training job of {config}"):
         from vlmpipe.pipelines.submit_job import submit_training
-        from vlmpipe.planner.cost.approval import terminal_confirm
+        from vlmpipe.planner.spending.approval import terminal_confirm
 
         return submit_training(
             load(Path(config), overrides),
@@ -229,7 +229,7 @@ def _submit_probe(
 ) -> SubmittedProbe:
     with doing(f"planning and submitting a probe of {config}"):
         from vlmpipe.pipelines.submit_probe import submit_probe
-        from vlmpipe.planner.cost.approval import terminal_confirm
+        from vlmpipe.planner.spending.approval import terminal_confirm
 
         return submit_probe(
             load(Path(config), overrides),

@@ -94,8 +94,8 @@ def _approval(settings: RunConfig, *, yes: bool) -> float | None:
     """All trials at the price of the dearest values that are searched, once that may be spent. Raises UserError where
     not."""
     from vlmpipe.pipelines.tune import search as tuning
-    from vlmpipe.planner.cost.approval import require_approval, spending_of, terminal_confirm
     from vlmpipe.planner.plan import plan_run
+    from vlmpipe.planner.spending.approval import require_approval, spending_of, terminal_confirm
     from vlmpipe.trainer.storage.outage import answering_soon
 
     assert settings.tune

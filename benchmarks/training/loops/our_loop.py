@@ -113,7 +113,8 @@ def our_loop(job: JobConfig, worker: ProcessContext, length: Length) -> Trained:
     def clocked_setup(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
         setup = build_training(job, worker)
         made.append(ClockedStrategy(setup.strategy, length, stop))
-        return dataclasses.replace(setup, strategy=made[0], total_steps=length.end + STEPS_AFTER)
+        facts = dataclasses.replace(setup.facts, total_steps=length.end + STEPS_AFTER)
+        return dataclasses.replace(setup, strategy=made[0], facts=facts)
 
     with mock.patch.object(loop, build_training.__name__, clocked_setup), contextlib.redirect_stdout(io.StringIO()):
         loop.train(job, worker, stop)

@@ -13,7 +13,7 @@ from tests.fakes.vertex.server import FakeVertex
 from tests.support.short_form import only_whole
 from tests.support.vertex.real_jobs import run_jobs_for_real
 from tests.support.vertex.submit_runs import CONFIG, MINE, Submit
-from vlmpipe.planner import probe as probe_planner
+from vlmpipe.planner.spending import probe as probe_planner
 from vlmpipe.trainer.errors import ExitCode
 from vlmpipe.trainer.storage import open_storage
 

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.trainer.tiny_native import model_section
 from vlmpipe.trainer.config.model import ModelConfig
-from vlmpipe.trainer.config.train import Checkpointing
+from vlmpipe.trainer.config.train_options import Checkpointing
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.sizing.flops import flops_per_sequence

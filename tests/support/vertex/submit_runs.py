@@ -23,7 +23,7 @@ from vlmpipe.cli import app as cli
 from vlmpipe.cli import output
 from vlmpipe.pipelines import submit
 from vlmpipe.pipelines.schedules import apply as schedule_plan
-from vlmpipe.planner.cost.approval import Spending
+from vlmpipe.planner.spending.approval import Spending
 
 CONFIG = str(ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml")
 MINE = "gcp.project=test-project"

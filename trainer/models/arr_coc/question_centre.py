@@ -8,19 +8,29 @@ model.relevance.centre_questions (docs/decisions/0081-relevance-sees-questions-f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vlmpipe.trainer.models.arr_coc.inputs import Selectable
 from vlmpipe.trainer.models.arr_coc.module import PREFIX, pooled
 from vlmpipe.trainer.models.base import Weights
 
-if TYPE_CHECKING:
-    from vlmpipe.trainer.data.loader import PackedSequence
-
 NAME = f"{PREFIX}question_centre"
+
+
+class Questions(Protocol):
+    """What is read of a packed sequence."""
+
+    @property
+    def input_ids(self) -> NDArray[np.int64]: ...
+    @property
+    def selectable(self) -> Selectable | None: ...
+    @property
+    def sample_tokens(self) -> tuple[int, ...]: ...
 
 
 class WithCentre:
@@ -42,7 +52,7 @@ def lacks_centre(model: nn.Module, deferred: Weights | None) -> bool:
 
 
 @torch.no_grad()
-def centre_questions(model: nn.Module, deferred: Weights | None, sequences: Sequence[PackedSequence]) -> Weights | None:
+def centre_questions(model: nn.Module, deferred: Weights | None, sequences: Sequence[Questions]) -> Weights | None:
     """Set the centre to the mean question of these packed sequences. Returns `deferred` with the centre, if given."""
     table = model.get_input_embeddings().weight
     if deferred:
@@ -55,7 +65,7 @@ def centre_questions(model: nn.Module, deferred: Weights | None, sequences: Sequ
     return None
 
 
-def mean_question(table: Tensor, sequences: Sequence[PackedSequence]) -> Tensor:
+def mean_question(table: Tensor, sequences: Sequence[Questions]) -> Tensor:
     """(width,) in fp32, on the table's device. table: (tokens, width) the embeddings."""
     ids, owners, first = list[int](), list[int](), 0
     for sequence in sequences:

@@ -22,10 +22,10 @@ from vlmpipe.trainer.models.attention.varlen import use_varlen_attention
 from vlmpipe.trainer.models.hf.processor import FEATURES, PIXEL_SHAPE, TYPES, PublishedImages, Tensors
 from vlmpipe.trainer.models.hf.stored import PROJECTED_OUTPUTS, StoredEncoder, StoredOutput, tensors_in
 from vlmpipe.trainer.models.image_inputs import Grid
-from vlmpipe.trainer.models.layers.chunked_loss import TokenLoss, loss_at_labels
 from vlmpipe.trainer.models.layers.freeze import part_of, trains
 from vlmpipe.trainer.models.layers.image_placeholders import places_of, put
-from vlmpipe.trainer.models.layers.preference import PreferencePairs
+from vlmpipe.trainer.models.loss.chunked_loss import TokenLoss, loss_at_labels
+from vlmpipe.trainer.models.loss.preference import PreferencePairs
 
 BLANK = (64, 64)  # pixels
 PROJECTED = "projected"  # in traces, in place of the model's inputs: (image tokens, hidden)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from vlmpipe.trainer.config.train import Precision
+from vlmpipe.trainer.config.train_options import Precision
 
 
 def cast_to_bf16(parameters: Iterable[nn.Parameter]) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vlmpipe.trainer.config.train import CompileBackend
+from vlmpipe.trainer.config.train_options import CompileBackend
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage.base import cache_folder as private_folder
 from vlmpipe.trainer.storage.user_folders import cache_of_user

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from vlmpipe.trainer.config.compiling import LEAST_FOR_FLOAT8
-from vlmpipe.trainer.config.train import Float8
+from vlmpipe.trainer.config.train_options import Float8
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.models.layers.freeze import is_adapter
 

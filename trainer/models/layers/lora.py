@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from vlmpipe.trainer.config.model import LoraConfig, ModelConfig
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.models.layers.chunked_loss import TRAINED_ROWS, trained_rows_of
 from vlmpipe.trainer.models.layers.freeze import freeze, part_of, tied_names, tower_layers_of
+from vlmpipe.trainer.models.loss.chunked_loss import TRAINED_ROWS, trained_rows_of
 
 # peft imports bitsandbytes, which then warns that its kernels for CPUs are not installed; nothing here needs them.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

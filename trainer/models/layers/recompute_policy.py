@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vlmpipe.trainer.config.train import Checkpointing, TrainConfig
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.config.train_options import Checkpointing
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.base import Family
 
@@ -52,7 +53,7 @@ class Recompute:
             for layer in language_model.modules():
                 if getattr(layer, "gradient_checkpointing", False):
                     layer._gradient_checkpointing_func = offload.around(layer._gradient_checkpointing_func)
-        from vlmpipe.trainer.models.layers.chunked_loss import compute_in_chunks, trained_rows_of
+        from vlmpipe.trainer.models.loss.chunked_loss import compute_in_chunks, trained_rows_of
 
         blocks = family.blocks(module)
         if self.loss_chunk_tokens or trained_rows_of(blocks.head) is not None:  # of which chunks alone know

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,6 @@ from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
 from vlmpipe.trainer.models.base import Weights
 from vlmpipe.trainer.models.hf_native.weights import HEAD, DrawnWeights, PretrainedModel, StoredWeights
 from vlmpipe.trainer.models.llava.configuration import vision_config
-
-if TYPE_CHECKING:
-    from vlmpipe.trainer.models.llava.family import LlavaFamily
 
 # Prefixes of weights in the whole model.
 TOWER, PROJECTOR, LANGUAGE_MODEL = "model.vision_tower.", "model.multi_modal_projector.", "model.language_model."
@@ -57,6 +54,14 @@ def _shapes(module: nn.Module) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in module.state_dict().items()}
 
 
+class Builder(Protocol):
+    """What is asked of the family."""
+
+    def config_for(self, config: ModelConfig, tokenizer: Any) -> LlavaConfig: ...
+    def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module: ...
+    def build_tower(self, config: ModelConfig) -> nn.Module: ...
+
+
 class InitialWeights:
     """See `vlmpipe.trainer.models.base.Weights`. Equal to those of `build`.
 
@@ -67,7 +72,7 @@ class InitialWeights:
     ConfigError then if a stored part lacks a weight.
     """
 
-    def __init__(self, family: LlavaFamily, config: ModelConfig, tokenizer: Any) -> None:
+    def __init__(self, family: Builder, config: ModelConfig, tokenizer: Any) -> None:
         self._family, self._config, self._tokenizer = family, config, tokenizer
 
     def read(self, name: str) -> Tensor:

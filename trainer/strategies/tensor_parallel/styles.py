@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import functional as F
 
-from vlmpipe.trainer.models.layers.chunked_loss import chunked_losses, on_this_rank, trained_rows_of
+from vlmpipe.trainer.models.loss.chunked_loss import chunked_losses, on_this_rank, trained_rows_of
 
 SCALE = "embed_scale"  # buffer of embeddings that multiply what they look up (Gemma)
 FUSED = 3  # queries, keys and values in one product

@@ -181,7 +181,7 @@ def _remove(removal: Removal, *, dry_run: bool, yes: bool, as_json: bool) -> Non
     """Show what is to be removed, ask, and remove it."""
     from vlmpipe.cli.views.inventory import removal_lines
     from vlmpipe.inventory.listing import size_text
-    from vlmpipe.planner.cost.approval import terminal_confirm
+    from vlmpipe.planner.spending.approval import terminal_confirm
 
     content = {**removal.as_json(), "dry_run": dry_run}
     if not as_json:

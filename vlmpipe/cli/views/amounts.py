@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlmpipe.planner.cost.approval import dollars
+from vlmpipe.planner.spending.approval import dollars
 
 UNKNOWN = "unknown"
 

@@ -20,7 +20,7 @@ from vlmpipe.cli.views.stages import stages_headline, stages_table
 from vlmpipe.cli.views.sweep import sweep_headline, sweep_table
 from vlmpipe.cli.views.tables import FINDING_LOOKS, PLAN_LOOKS, grid, ruled_table, standard_output
 from vlmpipe.config.overrides import override_texts
-from vlmpipe.planner.cost.approval import dollars
+from vlmpipe.planner.spending.approval import dollars
 
 WIDEST = 120  # longer lines are hard to follow
 WITH_DISKS = 100

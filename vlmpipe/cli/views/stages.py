@@ -11,7 +11,7 @@ from rich.text import Text
 from vlmpipe.cli.views.amounts import UNKNOWN, amount, between, hours_text
 from vlmpipe.cli.views.memory_bar import memory_text
 from vlmpipe.cli.views.tables import PLAN_LOOKS, ruled_table
-from vlmpipe.planner.cost.approval import dollars
+from vlmpipe.planner.spending.approval import dollars
 
 
 def stages_table(plan: Mapping[str, Any]) -> Table:

@@ -13,9 +13,9 @@ from rich.text import Text
 from vlmpipe.cli.views.tables import standard_output
 from vlmpipe.config.overrides import override_texts
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.planner.cost.approval import dollars
 from vlmpipe.planner.search.choice import ERROR, WORTH
 from vlmpipe.planner.search.search import Goal, Suggestion, Suggestions
+from vlmpipe.planner.spending.approval import dollars
 
 TITLES = {
     "cheapest": "The cheapest ways to train {name}",

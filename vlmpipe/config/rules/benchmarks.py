@@ -10,10 +10,10 @@ from vlmpipe.trainer.config.benchmarks import MOST_CIDER_D, NO_GOAL, SCORES
 from vlmpipe.trainer.config.external_trainer import HF_RESULTS
 
 if TYPE_CHECKING:
-    from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.config.run_fields import RunFields
 
 
-def benchmark_problems(config: RunConfig) -> Iterator[Problem]:
+def benchmark_problems(config: RunFields) -> Iterator[Problem]:
     formats = {benchmark.name: benchmark.format for benchmark in config.evaluate.benchmarks}
     if formats and config.train.trainer and config.train.trainer.evaluate_command:
         text = "found with train.trainer.evaluate_command, which evaluates in place of ours; expected one of the two"
@@ -38,7 +38,7 @@ def benchmark_problems(config: RunConfig) -> Iterator[Problem]:
                 yield Problem(path, f"found {floor:g}, more than its largest value; expected at most {most:g}")
 
 
-def _lmms_eval_problems(config: RunConfig, tasks: Sequence[str]) -> Iterator[Problem]:
+def _lmms_eval_problems(config: RunFields, tasks: Sequence[str]) -> Iterator[Problem]:
     path, trainer = "evaluate.lmms_eval", config.train.trainer
     if twice := [one.name for one in config.evaluate.benchmarks if one.name in tasks]:
         yield Problem(

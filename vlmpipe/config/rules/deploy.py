@@ -16,7 +16,7 @@ from vlmpipe.trainer.config.model import PARTS, ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.config.run_fields import RunFields
 
 MERGED = "model.lora.export merged"
 DIGEST = "@sha256:"
@@ -25,7 +25,7 @@ PROCESSOR = PILLOW.partition("=")[0]
 VIDEO_TOKEN_FAMILY, TRAINED = "qwen2_5_vl", "train:"
 
 
-def deploy_problems(config: RunConfig) -> Iterator[Problem]:
+def deploy_problems(config: RunFields) -> Iterator[Problem]:
     deploy, trainer, serving = config.deploy, config.train.trainer, config.register_.serving
     images = {"register.serving.image_uri": serving.image_uri} if serving else {}
     images |= {"deploy.image_uri": deploy.image_uri} if deploy and deploy.image_uri else {}

@@ -10,13 +10,13 @@ from vlmpipe.trainer.config.external_trainer import WITH_ROLES
 from vlmpipe.trainer.storage.model_folders import bucket_address
 
 if TYPE_CHECKING:
-    from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.config.run_fields import RunFields
 
 # Fields of train that the launcher and the evaluation read.
 _OF_THE_LAUNCHER = {"trainer", "resume", "keep_checkpoints", "objective", "precision"}
 
 
-def external_trainer_problems(config: RunConfig) -> Iterator[Problem]:
+def external_trainer_problems(config: RunFields) -> Iterator[Problem]:
     """Yield the problems of a run file with train.trainer; none without it."""
     trainer, cluster = config.train.trainer, config.cluster
     if trainer is None:
@@ -51,7 +51,7 @@ def external_trainer_problems(config: RunConfig) -> Iterator[Problem]:
     yield from _role_problems(config)
 
 
-def _role_problems(config: RunConfig) -> Iterator[Problem]:
+def _role_problems(config: RunFields) -> Iterator[Problem]:
     """Roles by position: no worker pool may be empty."""
     trainer, cluster = config.train.trainer, config.cluster
     assert trainer
@@ -66,7 +66,7 @@ def _role_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("train.trainer.roles.evaluator", f"{text}ps of at least 1, or evaluator 0")
 
 
-def unused_settings(config: RunConfig) -> Iterator[Problem]:
+def unused_settings(config: RunFields) -> Iterator[Problem]:
     """Settings of the run file that the program is not told."""
     trainer, train = config.train.trainer, config.train
     if trainer is None:

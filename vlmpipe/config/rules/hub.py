@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from vlmpipe.config.validation_errors import Problem, show
 
 if TYPE_CHECKING:
-    from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.config.run_fields import RunFields
 
 
-def hub_problems(config: RunConfig) -> Iterator[Problem]:
+def hub_problems(config: RunFields) -> Iterator[Problem]:
     """Yield a problem for an exported adapter whose base model is not on the Hugging Face hub."""
     model, base = config.model, config.model.pretrained
     if config.register_.hub is None or not model.exports_adapter or base is None or not base.weights:

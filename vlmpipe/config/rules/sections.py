@@ -20,14 +20,14 @@ from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH
 from vlmpipe.trainer.storage.base import in_bucket
 
 if TYPE_CHECKING:
-    from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.config.run_fields import RunFields
 
 # zero3 gathers weights in each call, and a rank calls the module once for each of its own images.
 RELEVANCE_STRATEGIES = ("ddp", "fsdp", "zero1", "zero2")
 ALL_REDUCE_STRATEGIES = ("ddp", "zero1", "zero2", "hsdp")
 
 
-def section_problems(config: RunConfig) -> Iterator[Problem]:
+def section_problems(config: RunFields) -> Iterator[Problem]:
     """Yield the problems between sections of a run file without stages."""
     model, train, register = config.model, config.train, config.register_
     is_trained, is_cached = "tower" not in model.freeze, config.features.cache == "on"
@@ -90,7 +90,7 @@ def section_problems(config: RunConfig) -> Iterator[Problem]:
             yield Problem("gcp.project", f"{missing} the project that holds the model")
 
 
-def _video_problems(config: RunConfig) -> Iterator[Problem]:
+def _video_problems(config: RunFields) -> Iterator[Problem]:
     """What videos as such, and not as images, need."""
     model, data, text = config.model, config.data, ""
     if model.family not in GRID_FAMILIES:
@@ -111,7 +111,7 @@ def _video_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("data.video_times", text)
 
 
-def _sample_problems(config: RunConfig) -> Iterator[Problem]:
+def _sample_problems(config: RunFields) -> Iterator[Problem]:
     """A mean sample of the plan section that no packed sequence holds: preparation would reject or cut most samples."""
     plan, data = config.plan, config.data
     if plan.sample_images > data.max_images_per_sequence:
@@ -124,7 +124,7 @@ def _sample_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("plan.sample_tokens", f"{text} tokens; expected no more, or a higher data.sequence_length")
 
 
-def _relevance_problems(config: RunConfig) -> Iterator[Problem]:
+def _relevance_problems(config: RunFields) -> Iterator[Problem]:
     """What a model that selects visual tokens cannot do."""
     model, train = config.model, config.train
     assert model.relevance
@@ -148,7 +148,7 @@ def _relevance_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("train.trainer", "found with model.relevance, which only vlmpipe's trainer knows; expected null")
 
 
-def _generic_model_problems(config: RunConfig) -> Iterator[Problem]:
+def _generic_model_problems(config: RunFields) -> Iterator[Problem]:
     """What a model of any type cannot do: its own forward pass knows no parts."""
     train = config.train
     if train.strategy in PIPELINE_PARALLEL:
@@ -162,7 +162,7 @@ def _generic_model_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("train.context_parallel", text)
 
 
-def _mirror_problems(config: RunConfig) -> Iterator[Problem]:
+def _mirror_problems(config: RunFields) -> Iterator[Problem]:
     """A mirror that would be lost with the run."""
     mirror = config.checkpoint.mirror_uri
     for field, root in ("output.root_uri", config.output.root_uri), ("gcp.pipeline_root", config.gcp.pipeline_root):
@@ -178,7 +178,7 @@ def _mirror_problems(config: RunConfig) -> Iterator[Problem]:
             return
 
 
-def _adapter_problems(config: RunConfig) -> Iterator[Problem]:
+def _adapter_problems(config: RunFields) -> Iterator[Problem]:
     model, train, lora = config.model, config.train, config.model.lora
     if lora is None:
         return
@@ -217,7 +217,7 @@ def _adapter_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("register.serving", text)
 
 
-def _rank_problems(config: RunConfig) -> Iterator[Problem]:
+def _rank_problems(config: RunFields) -> Iterator[Problem]:
     """Whether ranks divide into model replicas, and the batch into micro-batches."""
     train, cluster, length = config.train, config.cluster, config.data.sequence_length
     if cluster.processes % train.tensor_parallel:
@@ -256,7 +256,7 @@ def _rank_problems(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _region_problems(config: RunConfig) -> Iterator[Problem]:
+def _region_problems(config: RunFields) -> Iterator[Problem]:
     """Options of the fallback in other regions, with settings that name something of one region."""
     gcp, field = config.gcp, "cluster.capacity_fallback"
     for option in config.cluster.capacity_fallback:
@@ -269,7 +269,7 @@ def _region_problems(config: RunConfig) -> Iterator[Problem]:
                     yield Problem(field, text)
 
 
-def _capacity_problems(config: RunConfig) -> Iterator[Problem]:
+def _capacity_problems(config: RunFields) -> Iterator[Problem]:
     cluster, fallback = config.cluster, config.cluster.capacity_fallback
     if fallback and config.gcp.persistent_resource_id:
         text = "found with gcp.persistent_resource_id, whose machines exist already"
@@ -288,7 +288,7 @@ def _capacity_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("cluster.timeout", text)
 
 
-def _reduction_server_problems(config: RunConfig, flex_start: str) -> Iterator[str]:
+def _reduction_server_problems(config: RunFields, flex_start: str) -> Iterator[str]:
     """`flex_start`: the field that asks for it, if any."""
     if config.cluster.replica_count < 2:
         yield "found with 1 node, expected cluster.replica_count of at least 2, or null"

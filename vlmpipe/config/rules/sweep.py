@@ -12,10 +12,10 @@ from vlmpipe.trainer.config.arr_coc.relevance import LEARNING_SCORER
 from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.config.run_fields import RunFields
 
 
-def sweep_problems(config: RunConfig, sweep: SweepConfig, runs: Mapping[str, RunConfig]) -> Iterator[Problem]:
+def sweep_problems(config: RunFields, sweep: SweepConfig, runs: Mapping[str, RunFields]) -> Iterator[Problem]:
     """Yield the problems of a run file's sweep. The run file is valid without the sweep.
 
     Args:
@@ -46,7 +46,7 @@ def sweep_problems(config: RunConfig, sweep: SweepConfig, runs: Mapping[str, Run
     yield from _without_effect(config, variants, runs)
 
 
-def _not_possible(config: RunConfig) -> Iterator[Problem]:
+def _not_possible(config: RunFields) -> Iterator[Problem]:
     """Sections that a sweep, which registers nothing and trains with our own trainer, has no use for."""
     sweep = config.sweep
     assert sweep
@@ -69,7 +69,7 @@ def _not_possible(config: RunConfig) -> Iterator[Problem]:
         yield Problem("sweep.trainings_per_job", f"{text}: nodes meet once for each job")
 
 
-def _without_effect(config: RunConfig, variants: list[Variant], runs: Mapping[str, RunConfig]) -> Iterator[Problem]:
+def _without_effect(config: RunFields, variants: list[Variant], runs: Mapping[str, RunFields]) -> Iterator[Problem]:
     *earlier, last = config.stage_runs()
     shared = {name: effective(run) for name, run in config.stage_runs().items()}
     found = dict[str, dict[str, Any]]()
@@ -91,7 +91,7 @@ def _without_effect(config: RunConfig, variants: list[Variant], runs: Mapping[st
             yield Problem("sweep", f"found {field}, which {text}")
 
 
-def _changes(config: RunConfig, variant: Variant, field: str, whole: Mapping[str, Any]) -> bool:
+def _changes(config: RunFields, variant: Variant, field: str, whole: Mapping[str, Any]) -> bool:
     """Whether the variant differs from itself without that field."""
     values = {name: value for name, value in variant.values.items() if name != field}
     try:
@@ -101,7 +101,7 @@ def _changes(config: RunConfig, variant: Variant, field: str, whole: Mapping[str
     return effective(without) != whole
 
 
-def effective(run: RunConfig) -> dict[str, Any]:
+def effective(run: RunFields) -> dict[str, Any]:
     """What decides a variant's model, its answers or its time; without fields that its own settings leave unread."""
     content = {name: value for name, value in run.to_dict().items() if name not in WITHOUT_EFFECT}
     relevance = content["model"].get("relevance")

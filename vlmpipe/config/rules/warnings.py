@@ -11,12 +11,12 @@ from vlmpipe.trainer.config.data import OWN_FORMAT
 from vlmpipe.trainer.sizing.deepspeed_config import uses_hpz
 
 if TYPE_CHECKING:
-    from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.config.run_fields import RunFields
     from vlmpipe.trainer.config.model import ModelConfig
     from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 
-def setting_warnings(config: RunConfig) -> Iterator[Problem]:
+def setting_warnings(config: RunFields) -> Iterator[Problem]:
     """Yield the warnings of a run file without stages: settings that have no effect, or a doubtful one."""
     cluster, data, train = config.cluster, config.data, config.train
     yield from unused_settings(config)
@@ -66,7 +66,7 @@ def _freezes_tower(model: ModelConfig) -> bool:
     return "tower" in model.freeze and not model.train_parameters and "tower" not in adapted
 
 
-def _rates_of_frozen_parts(config: RunConfig) -> Iterator[Problem]:
+def _rates_of_frozen_parts(config: RunFields) -> Iterator[Problem]:
     """Own learning rates of parts of which nothing is trained. Patterns may thaw some of a part, so with these any."""
     model, optimizer = config.model, config.train.optimizer
     if model.train_parameters or not config.train.epochs:
@@ -77,7 +77,7 @@ def _rates_of_frozen_parts(config: RunConfig) -> Iterator[Problem]:
             yield Problem(f"train.optimizer.{part}_learning_rate", text)
 
 
-def rates_without_effect(config: RunConfig, shape: ModelShape) -> list[Problem]:
+def rates_without_effect(config: RunFields, shape: ModelShape) -> list[Problem]:
     """Own learning rates of parts of which name patterns leave nothing to train; `setting_warnings` knows no names."""
     model, optimizer = config.model, config.train.optimizer
     rates = (

@@ -1,1 +1,1 @@
-"""Cost, quotas, scheduled runs, and approval before money is spent."""
+"""Cost, quotas and scheduled runs."""

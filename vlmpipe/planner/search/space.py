@@ -12,15 +12,18 @@ from vlmpipe.catalog.prices import Prices
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.model_architecture import Architecture, require_shardable
 from vlmpipe.planner.parallel_layout import STRATEGIES
-from vlmpipe.trainer.config.precision import GATHERED_IN_BF16, REDUCING_IN_BF16, SUMMING_IN_BF16, sums_offloaded_in_bf16
 from vlmpipe.trainer.config.strategies import (
     COMPILING,
     COMPUTING_IN_FLOAT8,
+    GATHERED_IN_BF16,
     GATHERING,
     OFFLOADING,
     PIPELINE_PARALLEL,
+    REDUCING_IN_BF16,
     SHARDING_FROZEN,
+    SUMMING_IN_BF16,
     TENSOR_PARALLEL,
+    sums_offloaded_in_bf16,
 )
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.errors import ConfigError

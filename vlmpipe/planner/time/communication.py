@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from vlmpipe.planner.memory.pipeline_partition import StageWeights, by_rank
 from vlmpipe.planner.parallel_layout import Layout
 from vlmpipe.planner.time.transfers import RankGroup, Transfer
-from vlmpipe.trainer.config.precision import Precision
-from vlmpipe.trainer.config.train import Checkpointing, ReshardAfterForward
+from vlmpipe.trainer.config.train_options import Checkpointing, Precision, ReshardAfterForward
 from vlmpipe.trainer.sizing.model_shape import PARTS, ModelShape, Part
 from vlmpipe.trainer.sizing.pipeline_partition import Stage, schedule_passes, stages_of
 

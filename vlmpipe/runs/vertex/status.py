@@ -16,7 +16,7 @@ from vlmpipe.backends.finished_program import FINISHED, LINGERS_S
 from vlmpipe.backends.vertex.capacity_attempts import waiting_message
 from vlmpipe.config.sections.stages import STAGES_FOLDER
 from vlmpipe.job_spec.build import JOBS, step_of
-from vlmpipe.planner.cost.approval import dollars
+from vlmpipe.planner.spending.approval import dollars
 from vlmpipe.runs.failure_patterns import Hit, hits
 from vlmpipe.runs.local.fault_summary import restart_lines
 from vlmpipe.runs.local.summary import result_lines, stage_lines

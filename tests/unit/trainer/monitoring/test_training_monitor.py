@@ -52,11 +52,11 @@ def monitored(
     told = iter(ranks)
     monkeypatch.setattr(training_monitor, "gather_rank_metrics", lambda *_: next(told))
     monkeypatch.setattr(training_monitor, "_scale_metrics", lambda _: {})
-    setup: Any = SimpleNamespace(
+    facts: Any = SimpleNamespace(
         total_steps=len(ranks), forward_timer=None, features="cached", compiling=SimpleNamespace(on=False),
         shape=family_of(job.model).shape(job.model),
     )  # fmt: skip
-    monitor = TrainingMonitor(job, WORKER, setup, first_step=0, start=Attempts(attempt=1))
+    monitor = TrainingMonitor(job, WORKER, facts, first_step=0, start=Attempts(attempt=1))
     for step in range(1, len(ranks) + 1):
         for of_step in sources[step - 1] if sources else [{}]:
             totals = StepTotals(step, 1, 2.0, 1.0, 100, 128, 20, 4, 4, stop=False, save=False, sources=of_step)

@@ -8,7 +8,7 @@ import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
@@ -27,7 +27,6 @@ from vlmpipe.trainer.preflight.gpus import FoundGpus
 from vlmpipe.trainer.preflight.machine import MachineReport
 from vlmpipe.trainer.preflight.node import GIB, announce, check_node
 from vlmpipe.trainer.preflight.room import require_room
-from vlmpipe.trainer.setup import TrainingSetup
 from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
 from vlmpipe.trainer.storage.local import LocalStorage
 
@@ -234,10 +233,6 @@ def test_the_lock_of_a_killed_build_is_a_warning(tmp_path: Path, age_s: float, w
 SETTINGS = TrainConfig(global_batch_size=8, optimizer=OptimizerConfig(learning_rate=1e-3))
 
 
-def parts(num_trainable: int) -> TrainingSetup:
-    return cast(TrainingSetup, SimpleNamespace(num_trainable=num_trainable))
-
-
 @pytest.mark.parametrize(
     ("nodes", "free", "fits"), [(1, 12_000, True), (1, 11_999, False), (4, 3_000, True), (4, 2_999, False)]
 )
@@ -248,7 +243,7 @@ def test_a_checkpoint_needs_twelve_bytes_a_parameter_shared_by_the_nodes(
 
     def check() -> None:
         sharded = SETTINGS.model_copy(update={"strategy": "fsdp"})
-        require_room("gs://bucket/runs/1", parts(1000), worker(world_size=nodes), sharded)
+        require_room("gs://bucket/runs/1", 1000, worker(world_size=nodes), sharded)
 
     if fits:
         return check()
@@ -263,7 +258,7 @@ def test_a_folder_of_this_machine_needs_room_for_all_of_it(tmp_path: Path, monke
     free = {run: 11_999}
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: Usage(0, 0, free.get(folder, GIB)))
     with pytest.raises(UserError, match=f"checkpoint: {run} has 0.00 GiB free"):
-        require_room(str(run), parts(1000), worker(world_size=4), SETTINGS)
+        require_room(str(run), 1000, worker(world_size=4), SETTINGS)
 
 
 def test_averages_count_in_the_checkpoint_size() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from vlmpipe.trainer.config.train import OptimizerConfig, TrainConfig
+from vlmpipe.trainer.config.optimizer import OptimizerConfig
+from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.sizing.checkpoint_size import node_bytes
 
 

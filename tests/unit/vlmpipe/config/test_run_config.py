@@ -15,7 +15,8 @@ from tests.support.paths import ROOT
 from tests.support.pipelines.run_files import SMALL, problems_of, small
 from vlmpipe.config import json_schema as schema
 from vlmpipe.config.overrides import apply_overrides, parse_overrides
-from vlmpipe.config.run_config import BUILTIN_SOURCES, RunConfig, load_run_file, parse_run_config, warnings
+from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config, warnings
+from vlmpipe.config.run_fields import BUILTIN_SOURCES
 from vlmpipe.config.target_requirements import require_reached_files, require_vertex
 from vlmpipe.config.validation_errors import RunFileError, closest_field, fields_of
 from vlmpipe.config.yaml_loader import LARGEST_FILE_BYTES, parse_yaml

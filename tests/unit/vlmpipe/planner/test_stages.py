@@ -6,9 +6,9 @@ import pytest
 
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.planner.cost.approval import reasons_to_confirm, spending_of
 from vlmpipe.planner.cost.quotas import quotas
 from vlmpipe.planner.plan import Plan, plan_run
+from vlmpipe.planner.spending.approval import reasons_to_confirm, spending_of
 from vlmpipe.planner.stages import StagesPlan, plan_whole_run
 from vlmpipe.planner.steps.estimate import Stage
 from vlmpipe.planner.sweep import require_runnable

@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.planner.cost.approval import reasons_to_confirm, spending_of
 from vlmpipe.planner.plan import plan_run
+from vlmpipe.planner.spending.approval import reasons_to_confirm, spending_of
 from vlmpipe.planner.steps.estimate import Stage
 from vlmpipe.planner.sweep import SweepPlan, plan_config, require_runnable
 from vlmpipe.trainer.errors import UserError

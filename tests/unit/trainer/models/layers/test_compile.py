@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.measure_memory import draw, packed_batch
 from tests.support.trainer.memory_cases import Case
-from vlmpipe.trainer.config.train import CompileBackend
+from vlmpipe.trainer.config.train_options import CompileBackend
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.layers.compile import CACHE_VARIABLE, cache_folder, compile_layers, compiled_graphs
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute

@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.planner.cost.approval import Spending, dollars, require_approval, spending_of, terminal_confirm
 from vlmpipe.planner.cost.estimate import Cost, StepCost
+from vlmpipe.planner.spending.approval import Spending, dollars, require_approval, spending_of, terminal_confirm
 from vlmpipe.trainer.errors import ExitCode, UserError
 
 PLAN = Spending("llava", "green", (), 412.0, 11.25, "4 x a2-ultragpu-8g", "spot")

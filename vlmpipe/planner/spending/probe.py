@@ -6,8 +6,8 @@ from vlmpipe.catalog.machines import Gpu, load_catalog
 from vlmpipe.catalog.prices import load_prices
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.job_spec.probe import ProbedMachine
-from vlmpipe.planner.cost.approval import Spending, dollars
 from vlmpipe.planner.cost.estimate import Term, usd_per_hour
+from vlmpipe.planner.spending.approval import Spending, dollars
 from vlmpipe.planner.time.saving import SAVE_BYTES_PER_S
 from vlmpipe.planner.time.transfers import LINK_SHARE
 from vlmpipe.trainer.preflight.probe_plan import LIMIT_S, ProbePlan

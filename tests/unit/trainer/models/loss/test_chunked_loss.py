@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from vlmpipe.trainer.models.layers.chunked_loss import TokenLoss, chunked_losses, compute_in_chunks
+from vlmpipe.trainer.models.loss.chunked_loss import TokenLoss, chunked_losses, compute_in_chunks
 from vlmpipe.trainer.tracing.memory_tracker import MemoryTracker
 
 WIDTH, VOCABULARY = 12, 37

@@ -1,0 +1,1 @@
+"""The loss of label tokens and of preferences."""

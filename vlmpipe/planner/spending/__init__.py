@@ -1,0 +1,1 @@
+"""Approval before money is spent: of runs, jobs and probes."""
