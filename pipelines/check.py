@@ -19,7 +19,7 @@ from vlmpipe.pipelines.checks.weights_look import look_at_weights
 from vlmpipe.planner.chat_template import prove_chat_template
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.planner.serving import doubts, served_model, unservable
-from vlmpipe.runs.local.run import require_writable
+from vlmpipe.platforms.local.runs.run import require_writable
 from vlmpipe.trainer.config.data import OWN_FORMAT
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
 from vlmpipe.trainer.extras import install_command
@@ -286,7 +286,7 @@ def _deploy(config: RunConfig) -> Iterator[Finding]:
 
 def _port(config: RunConfig) -> Iterator[Finding]:
     if config.cluster.local_port:
-        from vlmpipe.backends.local.environment import require_free_port
+        from vlmpipe.platforms.local.jobs.environment import require_free_port
 
         require_free_port(config.cluster.local_port)
         yield Finding("port", "ok", f"{config.cluster.local_port} is free")

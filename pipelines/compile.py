@@ -15,7 +15,6 @@ from kfp.compiler.pipeline_spec_builder import extract_comments_from_pipeline_sp
 from kfp.dsl.base_component import BaseComponent
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from vlmpipe.backends.vertex.pipeline_yaml import documents, dump_documents
 from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.config.sections.sweep import SweepConfig, variants_of
 from vlmpipe.job_spec.build import check_job_spec, check_jobs, sweep_job_spec
@@ -23,6 +22,7 @@ from vlmpipe.pipelines.checks.readiness import unready
 from vlmpipe.pipelines.step_metadata import check_step_metadata
 from vlmpipe.pipelines.targets import TARGETS, TargetName
 from vlmpipe.pipelines.training import build
+from vlmpipe.platforms.pipeline_yaml import documents, dump_documents
 from vlmpipe.trainer.errors import ExitCode, UserError, os_errors
 from vlmpipe.trainer.storage.base import join_uri
 from vlmpipe.trainer.storage.local import LocalStorage

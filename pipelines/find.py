@@ -7,18 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmpipe.runs.local.run import MARKER
-from vlmpipe.runs.local.summary import RunReport, find_run, report_of
-from vlmpipe.runs.short_names import full_name
+from vlmpipe.platforms.local.runs.run import MARKER
+from vlmpipe.platforms.local.runs.summary import RunReport, find_run, report_of
+from vlmpipe.platforms.short_names import full_name
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage.base import join_uri
 
 if TYPE_CHECKING:
-    from vlmpipe.runs.kubeflow.names import KubeflowRun
-    from vlmpipe.runs.kubeflow.status import KubeflowStatus
-    from vlmpipe.runs.vertex.custom_job import JobStatus
-    from vlmpipe.runs.vertex.names import Address
-    from vlmpipe.runs.vertex.status import VertexStatus
+    from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
+    from vlmpipe.platforms.kubeflow.runs.status import KubeflowStatus
+    from vlmpipe.platforms.vertex.runs.custom_job import JobStatus
+    from vlmpipe.platforms.vertex.runs.names import Address
+    from vlmpipe.platforms.vertex.runs.status import VertexStatus
 
 
 def find(name: str, *, root: str, project: str, location: str) -> RunReport | Address | KubeflowRun:
@@ -27,8 +27,8 @@ def find(name: str, *, root: str, project: str, location: str) -> RunReport | Ad
     if any(Path(folder, MARKER).is_file() for folder in (name, join_uri(root, "runs", name))):
         return find_run(root, name)
     from vlmpipe.pipelines.tune.status import find_search
-    from vlmpipe.runs.kubeflow.names import kubeflow_run
-    from vlmpipe.runs.vertex.names import address_of
+    from vlmpipe.platforms.kubeflow.runs.names import kubeflow_run
+    from vlmpipe.platforms.vertex.runs.names import address_of
 
     if find_search(name, root):
         raise ConfigError(
@@ -51,7 +51,7 @@ def reader_of(name: str, *, root: str, project: str, location: str) -> tuple[Cal
     if isinstance(found, RunReport):
         folder = found.folder
         return lambda: report_of(folder), False
-    from vlmpipe.runs.kubeflow.names import KubeflowRun
+    from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
 
     if isinstance(found, KubeflowRun):
         return kubeflow_reader(found), True
@@ -60,8 +60,8 @@ def reader_of(name: str, *, root: str, project: str, location: str) -> tuple[Cal
 
 def kubeflow_reader(run: KubeflowRun) -> Callable[[], KubeflowStatus]:
     """A function that asks Kubeflow Pipelines for the run's status."""
-    from vlmpipe.runs.kubeflow.client import KubeflowRuns
-    from vlmpipe.runs.kubeflow.status import status_of
+    from vlmpipe.platforms.kubeflow.runs.client import KubeflowRuns
+    from vlmpipe.platforms.kubeflow.runs.status import status_of
 
     runs = KubeflowRuns(run.endpoint, run.namespace)
     return lambda: status_of(run, runs.get(run))
@@ -69,9 +69,9 @@ def kubeflow_reader(run: KubeflowRun) -> Callable[[], KubeflowStatus]:
 
 def vertex_reader(address: Address) -> Callable[[], VertexStatus]:
     """A function that asks Vertex AI for the run's status."""
-    from vlmpipe.runs.vertex.client import Runs
-    from vlmpipe.runs.vertex.custom_job import with_web_access
-    from vlmpipe.runs.vertex.status import status_of
+    from vlmpipe.platforms.vertex.runs.client import Runs
+    from vlmpipe.platforms.vertex.runs.custom_job import with_web_access
+    from vlmpipe.platforms.vertex.runs.status import status_of
 
     runs = Runs(address.place)
 
@@ -84,7 +84,7 @@ def vertex_reader(address: Address) -> Callable[[], VertexStatus]:
 
 def job_reader(address: Address) -> Callable[[], JobStatus]:
     """A function that asks Vertex AI for the status of a custom job without a pipeline."""
-    from vlmpipe.runs.vertex.custom_job import CustomJobs, status_of_job
+    from vlmpipe.platforms.vertex.runs.custom_job import CustomJobs, status_of_job
 
     jobs = CustomJobs(address.place)
     return lambda: status_of_job(address, jobs.get(address))

@@ -11,14 +11,14 @@ from dataclasses import replace
 from datetime import datetime
 from types import FrameType
 
-from vlmpipe.backends.local.inherited_environment import inherited_environment
-from vlmpipe.backends.local.subreaper import run_in_subreaper
-from vlmpipe.backends.signals import handling, in_main_thread
 from vlmpipe.pipelines.local_runner import GRACE_S
+from vlmpipe.platforms.jobs.signals import handling, in_main_thread
+from vlmpipe.platforms.local.jobs.inherited_environment import inherited_environment
+from vlmpipe.platforms.local.jobs.subreaper import run_in_subreaper
+from vlmpipe.platforms.local.runs.run import LocalRun
+from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
+from vlmpipe.platforms.local.runs.state import ATTEMPT_LINE
 from vlmpipe.runs.live_view import View
-from vlmpipe.runs.local.run import LocalRun
-from vlmpipe.runs.local.stages import RUN_FILE_COPY
-from vlmpipe.runs.local.state import ATTEMPT_LINE
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.steps import SteadyClocks
 from vlmpipe.trainer.errors import CAUSES, ExitCode, UserError, os_errors, print_warning
@@ -152,8 +152,8 @@ def _report_cause(run: LocalRun) -> None:
     """Write the diagnosis beside the run's records and into its report. What prevents it is printed, and no failure."""
     if not (run.folder / "run.json").is_file():
         return
+    from vlmpipe.platforms.local.runs.diagnose import diagnose_folder
     from vlmpipe.report.build import write_report
-    from vlmpipe.runs.local.diagnose import diagnose_folder
 
     try:
         write_record(LocalStorage(run.folder), DIAGNOSIS, diagnose_folder(run.folder).as_json(), indent=1)

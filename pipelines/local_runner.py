@@ -2,8 +2,8 @@
 
     python -m vlmpipe.pipelines.local_runner --config runs/runs/digits-1/run_file.json --run-id digits-1
 
-`vlmpipe run` starts this program in a subreaper (vlmpipe/backends/local/subreaper.py): when it ends, or when its parent
-is killed, no process of it is left. SIGTERM asks it to stop.
+`vlmpipe run` starts this program in a subreaper (vlmpipe/platforms/local/jobs/subreaper.py): when it ends, or when its
+parent is killed, no process of it is left. SIGTERM asks it to stop.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmpipe.backends.local.restart_policy import FAULTS_VARIABLE, RETRIES_VARIABLE
 from vlmpipe.components.runtime.step_context import FAILURE_VARIABLE, STOPPED_VARIABLE
 from vlmpipe.config.sections.stages import stage_run_id
+from vlmpipe.platforms.local.jobs.restart_policy import FAULTS_VARIABLE, RETRIES_VARIABLE
 from vlmpipe.trainer.config.job import run_uri_of
 from vlmpipe.trainer.errors import ExitCode, run_main
 from vlmpipe.trainer.progress import StepRecord
@@ -129,10 +129,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="vlmpipe.pipelines.local_runner", description=__doc__)
     parser.add_argument("--config", required=True, help="path of the run file")
     parser.add_argument("--run-id", required=True, help="name of the run and of its folder")
-    parser.add_argument(
-        "--retries", help="restarts of each replica of a job that fails; see vlmpipe/backends/local/restart_policy.py"
-    )
-    parser.add_argument("--inject-fault", help="faults of the training job; see vlmpipe/backends/local/fault_spec.py")
+    jobs = "vlmpipe/platforms/local/jobs"
+    parser.add_argument("--retries", help=f"restarts of each replica of a job that fails; see {jobs}/restart_policy.py")
+    parser.add_argument("--inject-fault", help=f"faults of the training job; see {jobs}/fault_spec.py")
     options = parser.parse_args(arguments)
     # kfp.local's steps inherit the environment; a step's inputs are those of the step on Vertex AI.
     for variable, value in ((RETRIES_VARIABLE, options.retries), (FAULTS_VARIABLE, options.inject_fault)):

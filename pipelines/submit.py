@@ -11,10 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from vlmpipe.backends.packages import for_vertex, upload
-from vlmpipe.backends.vertex.bucket_checks import require_buckets
-from vlmpipe.backends.vertex.client import endpoint, pipeline_client
-from vlmpipe.backends.vertex.pipeline_job import Submission, job_id_at, prepare, send
 from vlmpipe.config.target_requirements import require_reached_files, require_vertex
 from vlmpipe.pipelines.checks.readiness import EXAMPLE_PROJECT
 from vlmpipe.pipelines.compile import FOLDER, Compiled, compile_pipeline
@@ -28,8 +24,12 @@ from vlmpipe.planner.spending.approval import (
     spending_of,
 )
 from vlmpipe.planner.sweep import plan_config
+from vlmpipe.platforms.jobs.packages import for_vertex, upload
+from vlmpipe.platforms.vertex.bucket_checks import require_buckets
+from vlmpipe.platforms.vertex.client import endpoint, pipeline_client
+from vlmpipe.platforms.vertex.pipeline_job import Submission, job_id_at, prepare, send
+from vlmpipe.platforms.vertex.runs.names import Address
 from vlmpipe.runs.submitted import RunRecord
-from vlmpipe.runs.vertex.names import Address
 from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -10,11 +10,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from vlmpipe.backends.packages import for_vertex, upload
-from vlmpipe.backends.vertex.bucket_checks import require_buckets
-from vlmpipe.backends.vertex.client import Place, endpoint, job_client
-from vlmpipe.backends.vertex.custom_job import JobSubmission
-from vlmpipe.backends.vertex.pipeline_job import job_id_at
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.components.runtime.parameters import compiled_settings
 from vlmpipe.components.runtime.resolve import resolve
@@ -28,8 +23,13 @@ from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.pipelines.submit import require_own_project
 from vlmpipe.planner.plan import plan_run
 from vlmpipe.planner.spending.approval import Spending, fail_on_error, reasons_to_confirm, require_approval, spending_of
+from vlmpipe.platforms.jobs.packages import for_vertex, upload
+from vlmpipe.platforms.vertex.bucket_checks import require_buckets
+from vlmpipe.platforms.vertex.client import Place, endpoint, job_client
+from vlmpipe.platforms.vertex.jobs.custom_job import JobSubmission
+from vlmpipe.platforms.vertex.pipeline_job import job_id_at
+from vlmpipe.platforms.vertex.runs.names import Address
 from vlmpipe.runs.submitted import RunRecord
-from vlmpipe.runs.vertex.names import Address
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.data.prepare.pipeline import find_prepared
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from vlmpipe.backends.vertex.pipeline_job import job_id_at
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.target_requirements import require_kubeflow, require_reached_files
 from vlmpipe.pipelines.compile import FOLDER, Compiled, compile_pipeline
 from vlmpipe.planner.spending.approval import Spending, fail_on_error, spending_of
 from vlmpipe.planner.sweep import plan_config
-from vlmpipe.runs.kubeflow.names import KubeflowRun
+from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
+from vlmpipe.platforms.vertex.pipeline_job import job_id_at
 from vlmpipe.runs.submitted import RunRecord
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage.base import join_uri
@@ -100,7 +100,7 @@ def submit_to_kubeflow(
     found = SubmittedToKubeflow(name, endpoint, compiled, spending, parameters, run_uri)
     if dry_run:
         return found
-    from vlmpipe.runs.kubeflow.client import KubeflowRuns
+    from vlmpipe.platforms.kubeflow.runs.client import KubeflowRuns
 
     section = config.kubeflow
     runs = KubeflowRuns(endpoint, section.namespace)

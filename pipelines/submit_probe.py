@@ -7,11 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from vlmpipe.backends.packages import for_vertex, upload
-from vlmpipe.backends.vertex.bucket_checks import require_buckets
-from vlmpipe.backends.vertex.client import Place, endpoint, job_client
-from vlmpipe.backends.vertex.custom_job import JobSubmission
-from vlmpipe.backends.vertex.pipeline_job import job_id_at
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.target_requirements import require_vertex
 from vlmpipe.job_spec.build import check_job_spec, job_settings
@@ -21,6 +16,11 @@ from vlmpipe.pipelines.submit import require_own_project
 from vlmpipe.pipelines.submit_job import SubmittedJob, record_job
 from vlmpipe.planner.spending.approval import Spending, reasons_to_confirm, require_approval
 from vlmpipe.planner.spending.probe import plan_line, probe_plan, probe_spending
+from vlmpipe.platforms.jobs.packages import for_vertex, upload
+from vlmpipe.platforms.vertex.bucket_checks import require_buckets
+from vlmpipe.platforms.vertex.client import Place, endpoint, job_client
+from vlmpipe.platforms.vertex.jobs.custom_job import JobSubmission
+from vlmpipe.platforms.vertex.pipeline_job import job_id_at
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.preflight.probe import lines as result_lines

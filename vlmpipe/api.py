@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from vlmpipe.planner.plan import Plan
     from vlmpipe.planner.stages import StagesPlan
     from vlmpipe.planner.sweep import SweepPlan
-    from vlmpipe.runs.kubeflow.status import KubeflowStatus
+    from vlmpipe.platforms.kubeflow.runs.status import KubeflowStatus
+    from vlmpipe.platforms.local.runs.summary import RunReport
+    from vlmpipe.platforms.vertex.runs.status import VertexStatus
     from vlmpipe.runs.live_view import View
-    from vlmpipe.runs.local.summary import RunReport
-    from vlmpipe.runs.vertex.status import VertexStatus
     from vlmpipe.trainer.evaluation.prediction.answer_file import Answer
 
 Target = Literal["vertex", "kubeflow", "local"]
@@ -149,20 +149,20 @@ def run(
             continued with these settings, or no model can be built from the model section.
         RunFailedError: The run failed or was stopped.
     """
-    from vlmpipe.backends.local.gpus import missing_gpus
     from vlmpipe.pipelines.checks.packages_look import require_here
     from vlmpipe.pipelines.local_process import execute, pipeline_command
     from vlmpipe.planner.sweep import require_runnable
+    from vlmpipe.platforms.local.jobs.gpus import missing_gpus
+    from vlmpipe.platforms.local.runs.choice import open_run
+    from vlmpipe.platforms.local.runs.summary import report_of
+    from vlmpipe.platforms.short_names import run_to_continue
     from vlmpipe.runs.live_view import view_for
-    from vlmpipe.runs.local.choice import open_run
-    from vlmpipe.runs.local.summary import report_of
-    from vlmpipe.runs.short_names import run_to_continue
 
     run_id = run_to_continue(run_id, config.root_uri("local"))
     require_package("kfp")  # which runs the pipeline, in a process of its own
     require_here(config)
     if inject_faults:
-        from vlmpipe.backends.local.fault_spec import parse_faults
+        from vlmpipe.platforms.local.jobs.fault_spec import parse_faults
 
         cluster = config.cluster
         parse_faults(inject_faults, nodes=cluster.replica_count, ranks_per_node=cluster.processes)
@@ -198,7 +198,7 @@ def submit(
         UserError: The run was not started, or the error says that this is not known.
     """
     from vlmpipe.pipelines.submit import submit_run
-    from vlmpipe.runs.short_names import submitted_to_continue
+    from vlmpipe.platforms.short_names import submitted_to_continue
 
     run_id = submitted_to_continue(run_id)
     return submit_run(config, source=config.source, run_id=run_id, force=force, yes=yes, dry_run=dry_run, ask=None)

@@ -20,22 +20,22 @@ def this_job(compiled: str, job_name: str) -> Holder:
 def state_of_job(holder: Holder) -> str:
     """`RUNNING` or `OVER`. Raises UserError where its service does not say."""
     if holder.target == "vertex" and holder.project and holder.location:
-        from vlmpipe.backends.vertex.client import Place  # not above: the SDK takes seconds to import
-        from vlmpipe.runs.vertex.client import OVER as OVER_THERE
-        from vlmpipe.runs.vertex.client import Runs, state_of
-        from vlmpipe.runs.vertex.names import Address
+        from vlmpipe.platforms.vertex.client import Place  # not above: the SDK takes seconds to import
+        from vlmpipe.platforms.vertex.runs.client import OVER as OVER_THERE
+        from vlmpipe.platforms.vertex.runs.client import Runs, state_of
+        from vlmpipe.platforms.vertex.runs.names import Address
 
         place = Place(holder.project, holder.location)
         return OVER if state_of(Runs(place).get(Address(place, holder.job_name))) in OVER_THERE else RUNNING
     if holder.target == "kubeflow" and holder.namespace:
-        from vlmpipe.backends.kubeflow.client import is_workflow_over
+        from vlmpipe.platforms.kubeflow.jobs.client import is_workflow_over
 
         return OVER if is_workflow_over(holder.job_name, holder.namespace) else RUNNING
     raise UserError("its record does not say where it runs")
 
 
 def _own_namespace() -> str:
-    from vlmpipe.backends.kubeflow.client import connection
+    from vlmpipe.platforms.kubeflow.jobs.client import connection
 
     try:
         return connection()[1]

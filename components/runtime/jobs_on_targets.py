@@ -39,14 +39,14 @@ def run_on_target(config: RunConfig, spec: Mapping[str, Any], step: str, target:
     labels = {**job_settings(config, "train")["labels"], STEP_LABEL: step}
     name = f"{config.name}-{step}"
     if target == "local":
-        from vlmpipe.backends.local.job import run_job
+        from vlmpipe.platforms.local.jobs.job import run_job
 
         return run_job(name, spec, labels=labels)
     if target == "kubeflow":
-        from vlmpipe.backends.kubeflow.job import run_on_kubeflow
+        from vlmpipe.platforms.kubeflow.jobs.job import run_on_kubeflow
 
         return run_on_kubeflow(name, spec, labels=labels)
-    from vlmpipe.backends.vertex.capacity_fallback import run_with_fallback
+    from vlmpipe.platforms.vertex.jobs.capacity_fallback import run_with_fallback
 
     scheduling = dict(spec["scheduling"])
     wanted = {

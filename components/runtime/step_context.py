@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 
-from vlmpipe.backends.signals import handling
+from vlmpipe.platforms.jobs.signals import handling
 from vlmpipe.trainer.errors import ExitCode, UserError, os_errors, print_error
 from vlmpipe.trainer.progress import Progress, step_progress
 from vlmpipe.trainer.redaction import hide_secrets, redact

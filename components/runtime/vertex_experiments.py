@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from vlmpipe.backends.vertex.client import Place, credentials_for, endpoint, translate_errors
 from vlmpipe.components.runtime.step_logic import METRIC_FILES, job_metrics
+from vlmpipe.platforms.vertex.client import Place, credentials_for, endpoint, translate_errors
 from vlmpipe.runs.ending import Outcome
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage import open_storage

@@ -11,8 +11,8 @@ import kfp_server_api
 
 from vlmpipe.pipelines.compile import Compiled
 from vlmpipe.pipelines.templates.publish import CONTENT_TAG, FINGERPRINT_CHARS
-from vlmpipe.runs.kubeflow.client import KubeflowApi
-from vlmpipe.runs.kubeflow.version import require_version
+from vlmpipe.platforms.kubeflow.runs.client import KubeflowApi
+from vlmpipe.platforms.kubeflow.runs.version import require_version
 from vlmpipe.trainer.errors import os_errors
 
 PAGE_SIZE = 100

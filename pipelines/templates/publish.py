@@ -19,10 +19,10 @@ import yaml
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from vlmpipe.backends.vertex.pipeline_yaml import documents
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.pipelines.compile import Compiled, described
 from vlmpipe.pipelines.templates.artifact_registry import DIGEST, HOST, Registry
+from vlmpipe.platforms.pipeline_yaml import documents
 from vlmpipe.trainer import __version__
 from vlmpipe.trainer.errors import ConfigError, os_errors
 

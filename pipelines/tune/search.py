@@ -174,8 +174,8 @@ def tuning_job(search: Search, *, token: str = "") -> api.HyperparameterTuningJo
     """The request."""
     from google.cloud.aiplatform_v1 import types as api
 
-    from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL
     from vlmpipe.job_spec.parse import parse_job_spec
+    from vlmpipe.platforms.vertex.pipeline_job import SUBMISSION_LABEL
 
     tuning, settings = search.tune, job_settings(search.config, "train")
     key = settings.get("encryption_spec_key_name")
@@ -200,9 +200,9 @@ def submit_search(search: Search) -> api.HyperparameterTuningJob:
     """Start the search on Vertex AI, once, also if an answer is lost."""
     from google.cloud.aiplatform_v1 import types as api
 
-    from vlmpipe.backends.vertex.client import Place, job_client, translate_errors
-    from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL
-    from vlmpipe.backends.vertex.retries import PASSING, list_all, send_once
+    from vlmpipe.platforms.vertex.client import Place, job_client, translate_errors
+    from vlmpipe.platforms.vertex.pipeline_job import SUBMISSION_LABEL
+    from vlmpipe.platforms.vertex.retries import PASSING, list_all, send_once
 
     token, place = secrets.token_hex(8), Place.of(search.config)
     job, client = tuning_job(search, token=token), job_client(place.location)
@@ -222,7 +222,7 @@ def run_search(search: Search) -> list[Trial]:
 
     Trials that have ended before are not run again. A request to stop ends the search: SearchStoppedError.
     """
-    from vlmpipe.runs.local.run import take_lock
+    from vlmpipe.platforms.local.runs.run import take_lock
 
     store = open_storage(search.uri)
     table = [Trial(**one) for one in json.loads(store.read(TABLE))] if store.stat(TABLE) else []
@@ -239,8 +239,8 @@ def run_search(search: Search) -> list[Trial]:
 
 
 def _run_trials(search: Search, store: Storage, table: list[Trial]) -> None:
-    from vlmpipe.backends.local.job import run_job
     from vlmpipe.job_spec.worker_pools import STEP_LABEL
+    from vlmpipe.platforms.local.jobs.job import run_job
     from vlmpipe.trainer.monitoring.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE
 
     ended = {trial.trial for trial in table}

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmpipe.backends.vertex.client import Place
 from vlmpipe.config.sections.tune import Value
-from vlmpipe.runs.local.run import is_running, stopper
+from vlmpipe.platforms.local.runs.run import is_running, stopper
+from vlmpipe.platforms.vertex.client import Place
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.steps import Step
 from vlmpipe.runs.submitted import submitted_record
@@ -192,9 +192,9 @@ class VertexSearch:
 
     def cancel(self) -> bool:
         """Ask the service to stop the search and its trials; see `cancel_job`."""
-        from vlmpipe.backends.vertex.client import job_client, translate_errors
-        from vlmpipe.backends.vertex.retries import send_request
-        from vlmpipe.runs.vertex.client import USER, cancel_job
+        from vlmpipe.platforms.vertex.client import job_client, translate_errors
+        from vlmpipe.platforms.vertex.retries import send_request
+        from vlmpipe.platforms.vertex.runs.client import USER, cancel_job
 
         client = job_client(self.place.location)
 
@@ -205,9 +205,9 @@ class VertexSearch:
         return cancel_job(f"search {self.name}", self.name, lambda: _state(self._get()), send)
 
     def _get(self) -> api.HyperparameterTuningJob:
-        from vlmpipe.backends.vertex.client import job_client, translate_errors
-        from vlmpipe.backends.vertex.retries import send_request
-        from vlmpipe.runs.vertex.client import VIEWER
+        from vlmpipe.platforms.vertex.client import job_client, translate_errors
+        from vlmpipe.platforms.vertex.retries import send_request
+        from vlmpipe.platforms.vertex.runs.client import VIEWER
 
         client = job_client(self.place.location)
         with translate_errors(self.place, role=VIEWER, what="tuning job"):

@@ -24,8 +24,8 @@ from tests.support.paths import ROOT
 from tests.support.short_form import WHOLE, only_whole
 from tests.support.terminal import VLMPIPE, Answer, Terminal
 from tests.support.trainer.tiny_runs import TINY, merged
-from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.prove.laws import LAWS
 from vlmpipe.rehearsal.serve import rehearsal
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vlmpipe.backends.local.job import run_job
+from vlmpipe.platforms.local.jobs.job import run_job
 from vlmpipe.trainer.errors import UserError
 
 PRELUDE = """

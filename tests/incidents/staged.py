@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.support.paths import ROOT
 from tests.support.trainer.tiny_runs import TINY, merged
-from vlmpipe.backends.local.fault_injector import worker_of_rank
+from vlmpipe.platforms.local.jobs.fault_injector import worker_of_rank
 
 PATIENCE_S = 240.0
 VLMPIPE = "from vlmpipe.cli.app import main; main()"  # with the arguments behind it

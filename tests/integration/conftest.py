@@ -14,7 +14,7 @@ from google.cloud import storage
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.gcs import QUICK_RETRY, TESTBENCH
 from tests.support.s3 import S3Server, s3_server
-from vlmpipe.backends.local import supervisor as local_supervisor
+from vlmpipe.platforms.local.jobs import supervisor as local_supervisor
 from vlmpipe.trainer.storage.gcs import GcsStorage
 from vlmpipe.trainer.storage.s3 import S3Storage
 

@@ -12,10 +12,10 @@ from kubeflow_trainer_api.models import TrainerV1alpha1ClusterTrainingRuntime as
 from tests.fakes.kubernetes.api import ALL_VERBS
 from tests.fakes.kubernetes.train_job_rules import unknown_in
 from tests.support.paths import ROOT
-from vlmpipe.backends.kubeflow.manifest import NODE
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.config.sections.kubeflow import KubeflowConfig
 from vlmpipe.config.target_requirements import require_kubeflow
+from vlmpipe.platforms.kubeflow.jobs.manifest import NODE
 
 PAGE = (ROOT / "docs/how-to/run-on-kubeflow.md").read_text()
 BLOCKS = [list(yaml.safe_load_all(text)) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.S)]

@@ -24,7 +24,7 @@ MODULES = (
     *sorted((ROOT / "trainer/preflight").glob("*.py")),
     *sorted((ROOT / "vlmpipe/doctor").glob("*.py")),
     *(ROOT / name for name in ("trainer/distributed/nccl_plugin.py", "trainer/models/hub_errors.py")),
-    *(ROOT / name for name in ("trainer/secret_manager.py", "vlmpipe/backends/vertex/client.py")),
+    *(ROOT / name for name in ("trainer/secret_manager.py", "vlmpipe/platforms/vertex/client.py")),
 )
 LOGIN = "gcloud auth application-default login"
 OLDER = (

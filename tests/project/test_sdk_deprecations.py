@@ -14,10 +14,11 @@ PROGRAM = """
 from google.auth.credentials import AnonymousCredentials
 
 from tests.support.pipelines.golden_pipelines import outline
-from vlmpipe.backends.vertex import capacity_fallback, client
+from vlmpipe.platforms.vertex import client
+from vlmpipe.platforms.vertex.jobs import capacity_fallback
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.registry import vertex
-from vlmpipe.serving import vertex_endpoint
+from vlmpipe.registry import vertex as vertex
+from vlmpipe.platforms.vertex import endpoint as vertex_endpoint
 from google.cloud.aiplatform_v1.services import (
     endpoint_service, job_service, model_service, pipeline_service, schedule_service
 )

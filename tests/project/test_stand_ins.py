@@ -35,7 +35,7 @@ STAND_INS = {
     "tests/fakes/receiver.py": f"{HERE}/test_small_servers.py::test_secret_manager_gives_a_version_to_who_may_read_it",
     "tests/fakes/vertex/custom_jobs.py": f"{HERE}/test_vertex_rules.py::test_a_job_with_one_fault_is_refused",
     "tests/fakes/vertex/endpoints.py": (
-        "tests/integration/vlmpipe/serving/test_vertex_endpoint.py::"
+        "tests/integration/vlmpipe/platforms/test_vertex_endpoint.py::"
         "test_the_fake_refuses_deployments_that_the_api_refuses"
     ),
     "tests/fakes/vertex/grpc.py": f"{HERE}/test_vertex_grpc.py::test_grpc_refuses_the_same_requests_as_rest",

@@ -2,7 +2,7 @@
 
 Its ranks may be done and gone: no heartbeat is missed, no watchdog runs, and the job would go on until its timeout. The
 guard is a process of its own, in a session of its own, and runs this file with the standard library alone. Of a frozen
-container it is a part: see vlmpipe/backends/finished_program.py.
+container it is a part: see vlmpipe/platforms/jobs/finished_program.py.
 """
 
 from __future__ import annotations

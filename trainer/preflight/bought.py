@@ -1,7 +1,7 @@
 """The machine that a job's spec buys for one node, from the spec to the launcher.
 
 The spec carries it in a variable of the container, so that each pool's launcher reads what that pool pays for. A job
-on this machine buys nothing: `vlmpipe.backends.local` takes the variable out.
+on this machine buys nothing: `vlmpipe.platforms.local.jobs` takes the variable out.
 """
 
 from __future__ import annotations

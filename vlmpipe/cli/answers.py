@@ -200,8 +200,8 @@ def serve(
     """Serve a run's model, or check its server. By transformers serve; answers are held to the evaluation's."""
     if url and not check:
         raise ConfigError("--url is given without --check", expected="vlmpipe serve RUN --check N --url URL")
-    from vlmpipe.backends.signals import handling
     from vlmpipe.comparison.sides import run_uri_named
+    from vlmpipe.platforms.jobs.signals import handling
     from vlmpipe.serving.agreement import measure_agreement, require_agreement
     from vlmpipe.serving.openai import CHAT_PATH, ChatServer
     from vlmpipe.serving.questions import held_out_questions

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlmpipe import api
-from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.cli import answers, init
 from vlmpipe.cli import compile as compile_commands
 from vlmpipe.cli import data as data_commands
@@ -25,6 +24,7 @@ from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Stage, TargetOptio
 from vlmpipe.cli.examples import add_examples
 from vlmpipe.cli.output import begin, doing, print_error, print_json, print_lines, to_stderr
 from vlmpipe.cli.runs import compare, folder, logs, status
+from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.trainer import __version__
 from vlmpipe.trainer.errors import (
     DEBUG_VARIABLE,

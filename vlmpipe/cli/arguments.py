@@ -44,7 +44,7 @@ def run_files(incomplete: str) -> list[str]:
 
 def run_ids(context: typer.Context, incomplete: str) -> list[str]:
     """Runs under --root and those submitted from this folder, the newest first."""
-    from vlmpipe.runs.short_names import LAST
+    from vlmpipe.platforms.short_names import LAST
     from vlmpipe.runs.submitted import SUBMITTED
 
     runs = Path(context.params.get("root") or "runs", "runs")

@@ -90,7 +90,7 @@ def _published(configs: list[str], registry: str, tags: list[str], output: Path)
 def _published_to_kubeflow(configs: list[str], output: Path) -> list[PublishedToKubeflow]:
     from vlmpipe.pipelines.submit_kubeflow import endpoint_of
     from vlmpipe.pipelines.templates.kubeflow import publish_to_kubeflow
-    from vlmpipe.runs.kubeflow.client import KubeflowApi
+    from vlmpipe.platforms.kubeflow.runs.client import KubeflowApi
 
     every = list(_compiled(configs, TargetOption.kubeflow, output))
     with doing("publishing to Kubeflow"):

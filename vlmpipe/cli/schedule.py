@@ -12,7 +12,7 @@ from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, ServiceTarget, Sou
 from vlmpipe.cli.output import doing, print_json, print_lines
 
 if TYPE_CHECKING:
-    from vlmpipe.pipelines.schedules.base import RunSchedule, Schedules
+    from vlmpipe.platforms.schedules import RunSchedule, Schedules
 
 SERVICES = {"vertex": "Vertex AI", "kubeflow": "Kubeflow"}
 Where = Annotated[ServiceTarget, typer.Option("--target", help="Where the schedule is.")]
@@ -25,7 +25,7 @@ def plan_command(
     config: Source, overrides: Overrides = None, target: Where = ServiceTarget.vertex, as_json: AsJson = False
 ) -> None:
     """Show what apply would change. The next starts too, and the cost a month. Changes nothing."""
-    from vlmpipe.pipelines.schedules.apply import plan_schedule, schedules_of
+    from vlmpipe.pipelines.schedule import plan_schedule, schedules_of
 
     settings, template = load_source(config, overrides)
     with doing(f"planning a run and reading the schedules on {SERVICES[target]}"):
@@ -43,7 +43,7 @@ def apply_command(
     as_json: AsJson = False,
 ) -> None:
     """Create the run file's schedule, or change the live one to it. Doing it again changes nothing."""
-    from vlmpipe.pipelines.schedules.apply import apply_schedule
+    from vlmpipe.pipelines.schedule import apply_schedule
     from vlmpipe.planner.spending.approval import terminal_confirm
 
     source, ask = load_source(config, overrides), terminal_confirm()
@@ -61,7 +61,7 @@ def list_command(
     config: RunFile, overrides: Overrides = None, target: Where = ServiceTarget.vertex, as_json: AsJson = False
 ) -> None:
     """List the schedules that vlmpipe made."""
-    from vlmpipe.pipelines.schedules.apply import schedules_of
+    from vlmpipe.pipelines.schedule import schedules_of
 
     with doing(f"reading the schedules on {SERVICES[target]}"):
         found = schedules_of(load(config, overrides), target.value).all()
@@ -111,7 +111,7 @@ def delete_command(
 
 
 def _find(config: Path, overrides: list[str] | None, target: ServiceTarget) -> tuple[Schedules[Any], RunSchedule]:
-    from vlmpipe.pipelines.schedules.apply import schedules_of
+    from vlmpipe.pipelines.schedule import schedules_of
 
     settings = load(config, overrides)
     with doing(f"reading the schedules on {SERVICES[target]}"):

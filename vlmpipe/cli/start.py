@@ -142,7 +142,7 @@ def submit(
     if target == ServiceTarget.kubeflow and (job_spec or only):
         given = "--job-spec" if job_spec else "--only"
         raise ConfigError(f"{given} is given with --target kubeflow", expected="a run of the whole pipeline there")
-    from vlmpipe.runs.short_names import submitted_to_continue
+    from vlmpipe.platforms.short_names import submitted_to_continue
 
     run_id = submitted_to_continue(run_id)
     if job_spec or only:

@@ -51,7 +51,7 @@ def tune(
     """Search over fields of train, by the section tune. On this machine the table of trials is printed."""
     from vlmpipe.config.target_requirements import require_vertex
     from vlmpipe.pipelines.tune import search as tuning
-    from vlmpipe.runs.short_names import full_name
+    from vlmpipe.platforms.short_names import full_name
 
     if not from_run:
         raise ConfigError(

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vlmpipe.platforms.local.runs.summary import find_run
+from vlmpipe.platforms.short_names import full_name
 from vlmpipe.registry.folder import Entry, FolderRegistry, Registry
 from vlmpipe.registry.recorded_answers import PREDICTIONS, known_image_groups
 from vlmpipe.registry.release import open_registry
 from vlmpipe.report.load import mapping, number, sequence
-from vlmpipe.runs.local.summary import find_run
-from vlmpipe.runs.short_names import full_name
 from vlmpipe.runs.submitted import submitted_record
 from vlmpipe.trainer.config.benchmarks import ANSWERS_FOLDER
 from vlmpipe.trainer.config.job import run_uri_of

@@ -13,13 +13,13 @@ from requests.exceptions import RequestException
 
 from vlmpipe.access.needs import Named, named
 from vlmpipe.access.table import load_table
-from vlmpipe.backends.vertex.bucket_checks import Named as NearBucket
-from vlmpipe.backends.vertex.bucket_checks import buckets_of, lies_in
-from vlmpipe.backends.vertex.client import no_credentials, reason_of
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.doctor import remedies
 from vlmpipe.doctor.google_api import TIMEOUT_S, CannotSee
 from vlmpipe.doctor.rows import Row, missing, ok, unseen
+from vlmpipe.platforms.vertex.bucket_checks import Named as NearBucket
+from vlmpipe.platforms.vertex.bucket_checks import buckets_of, lies_in
+from vlmpipe.platforms.vertex.client import no_credentials, reason_of
 from vlmpipe.trainer.errors import UserError
 
 if TYPE_CHECKING:

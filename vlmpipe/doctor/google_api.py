@@ -11,8 +11,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from vlmpipe.backends.vertex.client import SCOPE, no_credentials, reason_of
 from vlmpipe.doctor import remedies
+from vlmpipe.platforms.vertex.client import SCOPE, no_credentials, reason_of
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials

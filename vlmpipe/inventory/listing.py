@@ -13,10 +13,10 @@ from typing import Any
 
 from vlmpipe.inventory.tags import read_tags
 from vlmpipe.pipelines.tune.status import SEARCH_FILE, LocalSearch
+from vlmpipe.platforms.local.runs.run import MARKER
+from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
+from vlmpipe.platforms.local.runs.summary import report_of
 from vlmpipe.registry.folder import FolderRegistry
-from vlmpipe.runs.local.run import MARKER
-from vlmpipe.runs.local.stages import RUN_FILE_COPY
-from vlmpipe.runs.local.summary import report_of
 from vlmpipe.trainer.errors import ConfigError, UserError
 from vlmpipe.trainer.storage.base import in_bucket
 from vlmpipe.trainer.storage.records import read_record_file

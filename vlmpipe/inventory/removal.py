@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmpipe.inventory.listing import REMOVED, SHARED, Inventory, ListedRun, SharedData, read_inventory, size_of
-from vlmpipe.runs.local.run import take_lock
+from vlmpipe.platforms.local.runs.run import take_lock
 from vlmpipe.trainer.errors import ConfigError, os_errors
 
 DAY_S = 86_400

@@ -24,10 +24,10 @@ from google.api_core.future.polling import DEFAULT_POLLING
 from google.api_core.operation import from_gapic
 from google.cloud.aiplatform_v1 import types as api
 
-from vlmpipe.backends.vertex.client import Place, model_client, operations_client, translate_errors
-from vlmpipe.backends.vertex.retries import PASSING, list_all, send_once, send_request
 from vlmpipe.config.sections.deploy import container_of
 from vlmpipe.config.sections.output import ServingConfig
+from vlmpipe.platforms.vertex.client import Place, model_client, operations_client, translate_errors
+from vlmpipe.platforms.vertex.retries import PASSING, list_all, send_once, send_request
 from vlmpipe.registry.folder import Candidate, Entry, Export, overtaken
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 
 from google.cloud.aiplatform_v1.types import PipelineJob
 
-from vlmpipe.backends.vertex.bucket_checks import buckets_of
-from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.target_requirements import require_vertex
 from vlmpipe.pipelines.checks.readiness import EXAMPLE_PROJECT
+from vlmpipe.platforms.vertex.bucket_checks import buckets_of
+from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
+from vlmpipe.platforms.vertex.runs.client import stages_of_job
 from vlmpipe.rehearsal.gcs_server import GcsServer
 from vlmpipe.rehearsal.vertex.scripted_runs import DONE, TRAINING, Move, tasks_of
 from vlmpipe.rehearsal.vertex.server import VertexServer
-from vlmpipe.runs.vertex.client import stages_of_job
 
 
 class SelfMovingVertex(VertexServer):

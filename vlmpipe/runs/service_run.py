@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vlmpipe.backends.vertex.capacity_attempts import FILE as FALLBACK
-from vlmpipe.backends.vertex.capacity_attempts import Attempt, parse_attempts
+from vlmpipe.runs.capacity_attempts import FILE as FALLBACK
+from vlmpipe.runs.capacity_attempts import Attempt, parse_attempts
 from vlmpipe.runs.steps import DECIDING, parse_record
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage

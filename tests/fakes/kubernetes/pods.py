@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from vlmpipe.backends.kubeflow.status import INDEX_LABEL
+from vlmpipe.platforms.kubeflow.jobs.status import INDEX_LABEL
 
 NODE = "node"
 LINE_TIME = "2026-11-22T20:00:00.{:09d}Z"

@@ -17,11 +17,12 @@ from tests.fakes.vertex.server import FakeVertex
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
 from tests.support.trainer.tiny_runs import TINY
-from vlmpipe.backends.vertex import capacity_fallback, retries
-from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.components.jobs.run_job import run_job
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.job_spec.build import worker_pools
+from vlmpipe.platforms.vertex import retries
+from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
+from vlmpipe.platforms.vertex.jobs import capacity_fallback
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
 from vlmpipe.trainer.errors import ExitCode
 

@@ -13,10 +13,10 @@ from google.protobuf import json_format
 from tests.fakes.vertex.grpc import grpc_front
 from tests.fakes.vertex.server import FakeVertex
 from tests.support.vertex.submit_runs import CONFIG, MINE
-from vlmpipe.backends.vertex.pipeline_job import Submission, prepare
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.job_spec.build import job_spec
 from vlmpipe.pipelines.compile import compile_pipeline
+from vlmpipe.platforms.vertex.pipeline_job import Submission, prepare
 from vlmpipe.rehearsal.vertex.server import BILLING_LABEL
 
 RUN_URI = "gs://example-bucket/vlmpipe/runs/r"

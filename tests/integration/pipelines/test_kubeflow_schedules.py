@@ -14,9 +14,9 @@ from tests.support.paths import ROOT
 from tests.support.short_form import chosen
 from tests.support.vertex.submit_runs import Answer, Submit
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.pipelines import schedule as schedule_plan
 from vlmpipe.pipelines.compile import Compiled, compile_pipeline
-from vlmpipe.pipelines.schedules import apply as schedule_plan
-from vlmpipe.runs.kubeflow.client import TOKEN_VARIABLE
+from vlmpipe.platforms.kubeflow.runs.client import TOKEN_VARIABLE
 
 pytest_plugins = ("tests.support.vertex.fixtures",)
 DIGITS = (str(ROOT / "configs/digits.yaml"), "cluster.replica_count=1")

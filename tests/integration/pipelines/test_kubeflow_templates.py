@@ -13,7 +13,7 @@ from tests.fakes.kubeflow_pipelines import FakePipelines
 from tests.support.paths import ROOT
 from tests.support.vertex.submit_runs import Submit
 from vlmpipe import api
-from vlmpipe.runs.kubeflow.client import TOKEN_VARIABLE
+from vlmpipe.platforms.kubeflow.runs.client import TOKEN_VARIABLE
 
 pytest_plugins = ("tests.support.vertex.fixtures",)
 PUBLISH = ("publish", str(ROOT / "configs/digits.yaml"), "--target", "kubeflow")

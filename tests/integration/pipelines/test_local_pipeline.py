@@ -20,9 +20,9 @@ from tests.fakes.receiver import Receiver
 from tests.fakes.steps import replace_steps
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
-from vlmpipe.backends.local.subreaper import run_in_subreaper
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.pipelines.local_runner import print_put_back, run_local
+from vlmpipe.platforms.local.jobs.subreaper import run_in_subreaper
 from vlmpipe.registry.release import run_sha256
 from vlmpipe.trainer.errors import ExitCode
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -191,7 +191,7 @@ def test_a_step_that_is_killed_fails_the_run_and_is_recorded_as_failed(
 
 PARENT = """
 import subprocess, sys
-from vlmpipe.backends.local.subreaper import run_in_subreaper
+from vlmpipe.platforms.local.jobs.subreaper import run_in_subreaper
 sys.exit(subprocess.call(run_in_subreaper(sys.argv[1:])))
 """
 PROGRAM = """

@@ -15,11 +15,11 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.short_form import chosen
 from tests.support.vertex.submit_runs import CHEAP, DEAR, RED, Submit, running_vertex, scheduler
-from vlmpipe.backends.vertex.client import schedule_client
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.pipelines import schedule as schedule_plan
 from vlmpipe.pipelines.compile import Compiled, compile_pipeline
-from vlmpipe.pipelines.schedules import apply as schedule_plan
-from vlmpipe.pipelines.schedules.vertex import VertexSchedule, VertexSchedules
+from vlmpipe.platforms.vertex.client import schedule_client
+from vlmpipe.platforms.vertex.schedules import VertexSchedule, VertexSchedules
 from vlmpipe.rehearsal.vertex.messages import Call, Json
 from vlmpipe.rehearsal.vertex.schedules import Schedules
 

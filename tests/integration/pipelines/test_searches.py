@@ -14,10 +14,10 @@ from google.cloud.aiplatform_v1 import types as api
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.search_runs import DIGITS, PRECISION, RATE, ROWS, config, opened
 from tests.support.vertex.submit_runs import Submit, commander
-from vlmpipe.backends.local import job as local_job
-from vlmpipe.backends.vertex import retries
-from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.pipelines.tune.search import Search, SearchStoppedError, run_search, submit_search, unfinished_search
+from vlmpipe.platforms.local.jobs import job as local_job
+from vlmpipe.platforms.vertex import retries
+from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.runs.submitted import RunRecord
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.monitoring.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE

@@ -21,9 +21,9 @@ from tests.fakes.vertex.server import FakeVertex
 from tests.support.short_form import chosen, only_whole
 from tests.support.terminal import Terminal
 from tests.support.vertex.submit_runs import CONFIG, DEAR, MINE, RED, Submit, running_vertex, submitter
-from vlmpipe.backends.vertex import pipeline_job as vertex_job
-from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.platforms.vertex import pipeline_job as vertex_job
+from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.rehearsal.serve import rehearsal
 from vlmpipe.rehearsal.vertex.server import BILLING_LABEL
 from vlmpipe.runs import watch

@@ -18,12 +18,12 @@ from tests.support.pipelines.job_specs import CLUSTER
 from tests.support.short_form import only_whole
 from tests.support.trainer.tiny_runs import TINY, merged
 from tests.support.vertex.submit_runs import CHEAP, CONFIG, MINE, Submit
-from vlmpipe.backends.vertex import custom_job
 from vlmpipe.components.runtime.step_logic import prepare_run
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.job_spec.build import job_spec
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.pipelines import submit_job
+from vlmpipe.platforms.vertex.jobs import custom_job
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
 from vlmpipe.runs import submitted
 from vlmpipe.trainer.config.job import DataPointers, JobConfig, RunPaths

@@ -17,9 +17,6 @@ from hypothesis import strategies as st
 
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.search_runs import DIGITS, LOG, PARAMETERS, PRECISION, RATE, ROWS, config, opened
-from vlmpipe.backends.local import job as local_job
-from vlmpipe.backends.vertex import retries
-from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.config.sections.tune import ParameterSpec, TuneConfig
 from vlmpipe.config.validation_errors import RunFileError
@@ -33,6 +30,9 @@ from vlmpipe.pipelines.tune.search import (
     tuning_job,
     value_at,
 )
+from vlmpipe.platforms.local.jobs import job as local_job
+from vlmpipe.platforms.vertex import retries
+from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.trainer import launch
 from vlmpipe.trainer.errors import ConfigError, UserError
 from vlmpipe.trainer.monitoring.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE, WATCHED_VARIABLE

@@ -20,15 +20,15 @@ from typing import Any
 import yaml
 
 from tests.support.paths import ROOT
-from vlmpipe.backends.kubeflow.job import placement, without_reducers
-from vlmpipe.backends.kubeflow.manifest import train_job
-from vlmpipe.backends.vertex.pipeline_yaml import documents
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.sections.stages import stage_run_id
 from vlmpipe.job_spec.build import job_spec, jobs_of
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 from vlmpipe.pipelines.compile import compile_pipeline
+from vlmpipe.platforms.kubeflow.jobs.job import placement, without_reducers
+from vlmpipe.platforms.kubeflow.jobs.manifest import train_job
+from vlmpipe.platforms.pipeline_yaml import documents
 
 FOLDER = ROOT / "tests/fixtures/pipelines"
 # Those that are shipped, and one on several nodes with a Reduction Server.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlmpipe.backends.kubeflow.manifest import train_job
 from vlmpipe.config.sections.kubeflow import KubeflowConfig, TolerationConfig, VolumeConfig
 from vlmpipe.job_spec.parse import parse_job_spec
+from vlmpipe.platforms.kubeflow.jobs.manifest import train_job
 
 RUN_URI = "gs://bucket/runs/r"
 IMAGE = "registry.example.com/vlmpipe/trainer:1"

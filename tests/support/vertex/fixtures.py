@@ -16,9 +16,9 @@ from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex
 from tests.support.vertex.runs import JOB, RUN
 from tests.support.vertex.submit_runs import CONFIG, MINE, Submit, commander, running_vertex
-from vlmpipe.backends.vertex.pipeline_job import prepare
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.pipelines.compile import compile_pipeline
+from vlmpipe.platforms.vertex.pipeline_job import prepare
 from vlmpipe.runs import watch
 
 

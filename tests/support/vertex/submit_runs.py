@@ -17,13 +17,13 @@ from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex
 from tests.support.command_line import Answer
 from tests.support.paths import ROOT
-from vlmpipe.backends.vertex import client as vertex_api
-from vlmpipe.backends.vertex import retries
 from vlmpipe.cli import app as cli
 from vlmpipe.cli import output
+from vlmpipe.pipelines import schedule as schedule_plan
 from vlmpipe.pipelines import submit
-from vlmpipe.pipelines.schedules import apply as schedule_plan
 from vlmpipe.planner.spending.approval import Spending
+from vlmpipe.platforms.vertex import client as vertex_api
+from vlmpipe.platforms.vertex import retries
 
 CONFIG = str(ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml")
 MINE = "gcp.project=test-project"

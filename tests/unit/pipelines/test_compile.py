@@ -14,13 +14,13 @@ from kfp import dsl
 
 from tests.support.paths import ROOT
 from tests.support.pipelines.graphs import Spec, all_tasks, shape, steps
-from vlmpipe.backends.vertex.pipeline_yaml import documents
 from vlmpipe.config.overrides import apply_overrides, leaves
 from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config
 from vlmpipe.config.target_requirements import require_kubeflow, require_vertex
 from vlmpipe.job_spec.build import check_jobs
 from vlmpipe.pipelines.compile import check_exit_tasks, compile_pipeline
 from vlmpipe.pipelines.targets import TargetName
+from vlmpipe.platforms.pipeline_yaml import documents
 from vlmpipe.trainer.errors import UserError
 
 DIGITS = ROOT / "configs/digits.yaml"

@@ -13,7 +13,6 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.pipelines.graphs import Spec, all_tasks, steps
-from vlmpipe.backends.vertex.pipeline_yaml import documents
 from vlmpipe.components.decide import decide
 from vlmpipe.components.runtime.parameters import compiled_settings
 from vlmpipe.components.runtime.resolve import resolve
@@ -21,6 +20,7 @@ from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.job_spec.build import check_job_spec
 from vlmpipe.pipelines.compile import compile_pipeline
 from vlmpipe.pipelines.targets import TargetName, component_of
+from vlmpipe.platforms.pipeline_yaml import documents
 from vlmpipe.trainer.errors import ConfigError
 
 SEVEN_B = ROOT / "configs/llava-7b.yaml"

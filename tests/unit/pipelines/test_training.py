@@ -17,13 +17,13 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 from tests.support.paths import ROOT
 from tests.support.pipelines import golden_pipelines
 from tests.support.pipelines.graphs import Spec, all_tasks, shape, steps
-from vlmpipe.backends.vertex.pipeline_yaml import documents, dump_documents
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.target_requirements import require_kubeflow, require_reached_files
 from vlmpipe.job_spec.build import check_job_spec, job_spec, jobs_of, worker_pools
 from vlmpipe.pipelines.compile import check_file, compile_pipeline
 from vlmpipe.pipelines.targets import TargetName
 from vlmpipe.pipelines.training import build
+from vlmpipe.platforms.pipeline_yaml import documents, dump_documents
 from vlmpipe.trainer.errors import ConfigError, UserError
 from vlmpipe.trainer.preflight.bought import VARIABLE
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
-from vlmpipe.backends.step_record import recorded_job
+from vlmpipe.platforms.jobs.step_record import recorded_job
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, run_main
 from vlmpipe.trainer.redaction import HIDDEN, Redactor, hiding_secrets, redact, redact_all
 from vlmpipe.trainer.secret_detection import GITLEAKS_RULES_FILE, Form, forms

@@ -93,8 +93,8 @@ def tag(
 ) -> None:
     """Give a run tags. They are listed, filter, and keep it from vlmpipe runs prune."""
     from vlmpipe.inventory.tags import change_tags
-    from vlmpipe.runs.local.summary import find_run
-    from vlmpipe.runs.short_names import full_name
+    from vlmpipe.platforms.local.runs.summary import find_run
+    from vlmpipe.platforms.short_names import full_name
 
     folder = find_run(root, full_name(run, root)).folder
     found = change_tags(folder, [] if remove else tags, tags if remove else [])
@@ -115,7 +115,7 @@ def rm(
 ) -> None:
     """Remove runs by name. One that a registry, another run or the same command refers to stays (exit 64)."""
     from vlmpipe.inventory.removal import removal_of
-    from vlmpipe.runs.short_names import full_name
+    from vlmpipe.platforms.short_names import full_name
 
     inventory, names = _read(root), [full_name(run, root) for run in runs]
     known = {run.run_id for run in inventory.runs}

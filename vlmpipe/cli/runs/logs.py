@@ -14,8 +14,8 @@ from vlmpipe.cli.output import doing
 from vlmpipe.cli.runs.options import Location, Project, Root, Run
 
 if TYPE_CHECKING:
-    from vlmpipe.runs.kubeflow.names import KubeflowRun
-    from vlmpipe.runs.vertex.names import Address
+    from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
+    from vlmpipe.platforms.vertex.runs.names import Address
 
 
 def logs(
@@ -34,8 +34,8 @@ def logs(
 ) -> None:
     """Print what a run has printed. The pipeline and its steps, or the replicas of one job."""
     from vlmpipe.pipelines.find import find
-    from vlmpipe.runs.kubeflow.names import KubeflowRun
-    from vlmpipe.runs.vertex.names import Address
+    from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
+    from vlmpipe.platforms.vertex.runs.names import Address
 
     found = find(run, root=root, project=project, location=location)
     if isinstance(found, Address):
@@ -52,7 +52,7 @@ def logs(
 
 
 def _local_logs(folder: Path, step: str, last: int, follow: bool) -> Iterator[tuple[str, dict[str, str | None]]]:
-    from vlmpipe.runs.local.control import follow_logs, log_files, read_logs
+    from vlmpipe.platforms.local.runs.control import follow_logs, log_files, read_logs
 
     files = log_files(folder, step)
     lines = follow_logs(folder, files, step=step, last=last) if follow else read_logs(files, step=step, last=last)
@@ -66,8 +66,8 @@ def _log_fields(time: str, step: str, process: str, text: str) -> dict[str, str 
 
 
 def _vertex_logs(address: Address, step: str, last: int, follow: bool) -> Iterator[tuple[str, dict[str, str | None]]]:
-    from vlmpipe.runs.vertex.custom_job import log_source
-    from vlmpipe.runs.vertex.logs import Follower, require_jobs
+    from vlmpipe.platforms.vertex.runs.custom_job import log_source
+    from vlmpipe.platforms.vertex.runs.logs import Follower, require_jobs
     from vlmpipe.runs.watch import SERVICE_POLL_S
 
     follower, source = Follower(last), log_source(address, step)
@@ -85,8 +85,8 @@ def _vertex_logs(address: Address, step: str, last: int, follow: bool) -> Iterat
 
 
 def _kubeflow_logs(run: KubeflowRun, step: str, last: int, follow: bool) -> Iterator[tuple[str, dict[str, str | None]]]:
-    from vlmpipe.runs.kubeflow.client import OVER, KubeflowRuns
-    from vlmpipe.runs.kubeflow.logs import PodLogs
+    from vlmpipe.platforms.kubeflow.runs.client import OVER, KubeflowRuns
+    from vlmpipe.platforms.kubeflow.runs.logs import PodLogs
     from vlmpipe.runs.watch import SERVICE_POLL_S
 
     with doing(f"asking Kubernetes for the logs of run {run.argument}"):

@@ -55,9 +55,9 @@ def status(
 
 
 def _check_files(run: str, root: str, as_json: bool) -> None:
+    from vlmpipe.platforms.local.runs.summary import find_run
+    from vlmpipe.platforms.short_names import full_name
     from vlmpipe.runs.file_check import check_files
-    from vlmpipe.runs.local.summary import find_run
-    from vlmpipe.runs.short_names import full_name
     from vlmpipe.trainer.errors import DataError
 
     checks = []
@@ -82,10 +82,10 @@ def cancel(
     """Ask a run to stop. Saved checkpoints stay; the same command or --run-id continues it."""
     from vlmpipe.pipelines.find import find
     from vlmpipe.pipelines.tune.status import find_search
-    from vlmpipe.runs.kubeflow.names import KubeflowRun
-    from vlmpipe.runs.local import control as local_control
-    from vlmpipe.runs.short_names import full_name
-    from vlmpipe.runs.vertex.names import Address
+    from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
+    from vlmpipe.platforms.local.runs import control as local_control
+    from vlmpipe.platforms.short_names import full_name
+    from vlmpipe.platforms.vertex.runs.names import Address
 
     run = full_name(run, root)
     search = find_search(run, root)
@@ -93,14 +93,14 @@ def cancel(
     if search:
         name, asked = search.name, search.cancel()
     elif isinstance(found, Address):
-        from vlmpipe.runs.vertex.client import Runs
-        from vlmpipe.runs.vertex.custom_job import CustomJobs
+        from vlmpipe.platforms.vertex.runs.client import Runs
+        from vlmpipe.platforms.vertex.runs.custom_job import CustomJobs
 
         with doing(f"asking Vertex AI to cancel run {run}"):
             jobs: CustomJobs | Runs = CustomJobs(found.place) if found.is_custom_job else Runs(found.place)
             name, asked = found.argument, jobs.cancel(found)
     elif isinstance(found, KubeflowRun):
-        from vlmpipe.runs.kubeflow.client import KubeflowRuns
+        from vlmpipe.platforms.kubeflow.runs.client import KubeflowRuns
 
         with doing(f"asking Kubeflow to cancel run {run}"):
             name, asked = found.argument, KubeflowRuns(found.endpoint, found.namespace).cancel(found)
@@ -119,9 +119,9 @@ def diagnose(
 ) -> None:
     """Say why a run failed or stopped, and what to do. From its records, logs, exit codes and stacks."""
     from vlmpipe.pipelines.find import find
-    from vlmpipe.runs.kubeflow.names import KubeflowRun
-    from vlmpipe.runs.local import diagnose as local
-    from vlmpipe.runs.vertex.names import Address
+    from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
+    from vlmpipe.platforms.local.runs import diagnose as local
+    from vlmpipe.platforms.vertex.runs.names import Address
 
     with doing(f"reading the records and logs of run {run}"):
         run_at = None if local.is_run_folder(run) else find(run, root=root, project=project, location=location)
@@ -132,11 +132,11 @@ def diagnose(
                 fix=f"vlmpipe status {run}, vlmpipe logs {run}",
             )
         if isinstance(run_at, Address):
-            from vlmpipe.runs.vertex.diagnose import diagnose_vertex
+            from vlmpipe.platforms.vertex.runs.diagnose import diagnose_vertex
 
             found = diagnose_vertex(run_at)
         elif isinstance(run_at, KubeflowRun):
-            from vlmpipe.runs.kubeflow.diagnose import diagnose_kubeflow
+            from vlmpipe.platforms.kubeflow.runs.diagnose import diagnose_kubeflow
 
             found = diagnose_kubeflow(run_at)
         else:

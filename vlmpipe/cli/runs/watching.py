@@ -12,10 +12,10 @@ from vlmpipe.trainer.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from vlmpipe.pipelines.tune.status import SearchStatus
-    from vlmpipe.runs.kubeflow.status import KubeflowStatus
-    from vlmpipe.runs.local.summary import RunReport
-    from vlmpipe.runs.vertex.custom_job import JobStatus
-    from vlmpipe.runs.vertex.status import VertexStatus
+    from vlmpipe.platforms.kubeflow.runs.status import KubeflowStatus
+    from vlmpipe.platforms.local.runs.summary import RunReport
+    from vlmpipe.platforms.vertex.runs.custom_job import JobStatus
+    from vlmpipe.platforms.vertex.runs.status import VertexStatus
 
     AnyStatus = RunReport | SearchStatus | JobStatus | VertexStatus | KubeflowStatus
 

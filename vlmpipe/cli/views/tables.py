@@ -17,7 +17,7 @@ from vlmpipe.runs.terminal import TerminalConsole
 if TYPE_CHECKING:
     from vlmpipe.job_spec.rules import Violation
     from vlmpipe.pipelines.checks.finding import Finding
-    from vlmpipe.pipelines.schedules.base import RunSchedule
+    from vlmpipe.platforms.schedules import RunSchedule
     from vlmpipe.runs.run_state import RunState
 
 PIPE_WIDTH = 160

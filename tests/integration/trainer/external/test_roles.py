@@ -8,8 +8,8 @@ from typing import Any
 
 from tests.support.short_form import only_whole
 from tests.support.trainer.external_runs import external_run
-from vlmpipe.backends.local.job import run_job
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
+from vlmpipe.platforms.local.jobs.job import run_job
 
 PROGRAM = """
 import json, os, signal, struct, sys

@@ -19,8 +19,6 @@ from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.gcs import QUICK_RETRY
 from tests.support.paths import ROOT
 from tests.support.reports import make_run, write_export
-from vlmpipe.backends.vertex import retries
-from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, Place
 from vlmpipe.components.runtime.parameters import compiled_settings
 from vlmpipe.components.runtime.resolve import resolve
 from vlmpipe.config.run_config import RunConfig, load_run_file
@@ -28,6 +26,8 @@ from vlmpipe.config.sections.output import ServingConfig
 from vlmpipe.config.target_requirements import require_vertex
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.pipelines.check import check_run
+from vlmpipe.platforms.vertex import retries
+from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE, Place
 from vlmpipe.registry import folder as registry_module
 from vlmpipe.registry import release as release_module
 from vlmpipe.registry import vertex as vertex_models

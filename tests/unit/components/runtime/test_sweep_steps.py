@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
-from vlmpipe.backends.local import job as local_job
 from vlmpipe.components.runtime.parameters import compiled_settings
 from vlmpipe.components.runtime.resolve import resolve
 from vlmpipe.components.runtime.sweep_steps import (
@@ -20,6 +19,7 @@ from vlmpipe.components.runtime.sweep_steps import (
     train_variants,
 )
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.platforms.local.jobs import job as local_job
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record, write_record
@@ -108,8 +108,8 @@ def test_data_that_no_variant_has_ends_the_sweep_with_its_error(tmp_path: Path) 
 def test_a_job_that_fails_is_an_answer_and_a_stop_is_none(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vlmpipe.backends.kubeflow import job as kubeflow_job
-    from vlmpipe.backends.vertex import capacity_fallback
+    from vlmpipe.platforms.kubeflow.jobs import job as kubeflow_job
+    from vlmpipe.platforms.vertex.jobs import capacity_fallback
 
     uri, _ = opened(tmp_path, {"grid": {"train.seed": [1, 2]}, "starts": 1})
     sent: list[Any] = []

@@ -17,8 +17,8 @@ from vlmpipe.catalog.unproved import (
     read_sightings,
     refuted_by,
 )
+from vlmpipe.platforms.vertex.runs.first_contact import BEGUN
 from vlmpipe.runs.failure_patterns import patterns
-from vlmpipe.runs.vertex.first_contact import BEGUN
 from vlmpipe.trainer.storage.local import LocalStorage
 
 FIRST, SECOND = "vertex-accepts-the-graph", "vertex-exit-task-runs"

@@ -12,8 +12,8 @@ from tests.support.command_line import Answer, Vlmpipe
 from tests.support.paths import ROOT
 from vlmpipe.cli import app as cli
 from vlmpipe.pipelines import local_process
+from vlmpipe.platforms.local.runs.run import LocalRun
 from vlmpipe.runs import submitted
-from vlmpipe.runs.local.run import LocalRun
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from vlmpipe.config.run_fields import BUILTIN_SOURCES
 from vlmpipe.config.target_requirements import require_reached_files, require_vertex
 from vlmpipe.config.validation_errors import RunFileError, closest_field, fields_of
 from vlmpipe.config.yaml_loader import LARGEST_FILE_BYTES, parse_yaml
-from vlmpipe.runs.local.run import DEFAULT_ROOT
+from vlmpipe.platforms.local.runs.run import DEFAULT_ROOT
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.errors import ConfigError
 

@@ -22,13 +22,13 @@ from tests.support.planner.plans import amber, make_plan
 from tests.support.reports import make_run, write_json
 from tests.support.short_form import chosen
 from tests.support.trainer.tiny_runs import TINY
+from vlmpipe.platforms.local.runs.summary import evaluation_lines
 from vlmpipe.registry.model_card import model_card
 from vlmpipe.report.build import build_report, write_report
 from vlmpipe.report.load import duration
 from vlmpipe.report.samples import choose, thumbnail
 from vlmpipe.report.svg_charts import line_chart, nice_ticks, thin_out
 from vlmpipe.report.tables import comparison, confusions
-from vlmpipe.runs.local.summary import evaluation_lines
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.errors import UserError

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from vlmpipe.backends.step_record import newest_checkpoint_step
+from vlmpipe.platforms.jobs.step_record import newest_checkpoint_step
+from vlmpipe.platforms.local.runs.run import Marker
+from vlmpipe.platforms.local.runs.state import ATTEMPT_LINE, first_error, read_state
+from vlmpipe.platforms.local.runs.summary import RunReport, report_of
 from vlmpipe.runs.live_view import PlainView, line_of, render, short_number
-from vlmpipe.runs.local.run import Marker
-from vlmpipe.runs.local.state import ATTEMPT_LINE, first_error, read_state
-from vlmpipe.runs.local.summary import RunReport, report_of
 from vlmpipe.runs.run_state import RunState, clock
 from vlmpipe.runs.steps import OPTIONAL, STEPS, Step
 from vlmpipe.trainer.checkpoint.attempts import claim_attempt

@@ -12,12 +12,12 @@ import pytest
 from tests.support.reports import make_run
 from tests.support.short_form import chosen
 from tests.support.special_files import INSTEAD
+from vlmpipe.platforms.local.runs.control import follow_logs, read_logs
+from vlmpipe.platforms.local.runs.diagnose import diagnose_folder
+from vlmpipe.platforms.local.runs.run import MARKER, all_markers, is_running, lock_owner
+from vlmpipe.platforms.local.runs.state import read_state
+from vlmpipe.platforms.local.runs.summary import report_of
 from vlmpipe.report.build import write_report
-from vlmpipe.runs.local.control import follow_logs, read_logs
-from vlmpipe.runs.local.diagnose import diagnose_folder
-from vlmpipe.runs.local.run import MARKER, all_markers, is_running, lock_owner
-from vlmpipe.runs.local.state import read_state
-from vlmpipe.runs.local.summary import report_of
 from vlmpipe.runs.stack_dumps import read_stall
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage.local import LocalStorage

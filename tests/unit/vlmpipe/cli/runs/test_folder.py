@@ -9,7 +9,7 @@ import pytest
 from tests.support.command_line import Vlmpipe
 from tests.support.runs_root import STOPPED, register, write_run
 from vlmpipe.cli.runs import folder
-from vlmpipe.planner.cost import approval
+from vlmpipe.planner.spending import approval
 
 LONG = "digits-20260101-000000"
 

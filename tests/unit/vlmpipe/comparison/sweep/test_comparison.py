@@ -10,7 +10,7 @@ import pytest
 from vlmpipe.comparison.sweep.comparison import SweepComparison, compared
 from vlmpipe.comparison.sweep.page import build_page
 from vlmpipe.comparison.sweep.results import Key, SweepResults, Training
-from vlmpipe.runs.local.sweep import comparison_lines
+from vlmpipe.platforms.local.runs.sweep import comparison_lines
 from vlmpipe.trainer.errors import DataError
 
 QUESTIONS: list[Key] = [(f"s{number}", 0, "digit?", "7") for number in range(50)]

@@ -11,12 +11,12 @@ from pydantic import ValidationError
 
 from tests.fakes.kubernetes.train_job_rules import LABEL_KEY as KUBERNETES_KEY
 from tests.fakes.kubernetes.train_job_rules import LABEL_VALUE as KUBERNETES_VALUE
-from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL
 from vlmpipe.config.sections.gcp import GcpConfig
 from vlmpipe.config.sections.labels import ADDED, MOST_LABELS, require_labels
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
-from vlmpipe.pipelines.schedules.vertex import DIGEST_LABEL, SCHEDULE_LABEL
 from vlmpipe.pipelines.submit_job import _labels
+from vlmpipe.platforms.vertex.pipeline_job import SUBMISSION_LABEL
+from vlmpipe.platforms.vertex.schedules import DIGEST_LABEL, SCHEDULE_LABEL
 from vlmpipe.rehearsal.vertex.rules import check_labels
 from vlmpipe.trainer.errors import ConfigError
 

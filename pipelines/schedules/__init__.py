@@ -1,1 +1,0 @@
-"""Recurring runs on Vertex AI."""

@@ -1,0 +1,89 @@
+"""The step deploy-model of a local run, over the files of a real run folder; the server is a strict fake."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.fakes.chat_model import ChatModelServer
+from tests.support.reports import make_run, write_json
+from vlmpipe.components.deploy_model import deploy_model
+from vlmpipe.components.runtime import deploy
+from vlmpipe.components.runtime.deploy import deploy_run
+from vlmpipe.serving.openai import CHAT_PATH
+from vlmpipe.serving.questions import held_out_questions
+from vlmpipe.trainer.errors import ConfigError, ExitCode
+from vlmpipe.trainer.storage.records import read_record_file
+
+ASKED = 6
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A registered run that deploys."""
+    run = make_run(tmp_path)
+    write_json(next((tmp_path / "prepared").iterdir()) / "tokenizer/chat.json", {"as_text": True})
+    settings = json.loads((run / "run.json").read_text())
+    write_json(run / "run.json", {**settings, "deploy": {"endpoint": "digits", "smoke_questions": ASKED}})
+    return run
+
+
+def serve_by(monkeypatch: pytest.MonkeyPatch, run: Path, answer: Callable[[str], str]) -> list[ChatModelServer]:
+    """A server in the place of transformers' own, which answers a question's text. Returns those that were started."""
+    started = []
+
+    @contextlib.contextmanager
+    def serving(run_uri: str) -> Iterator[SimpleNamespace]:
+        assert run_uri == str(run)
+        with ChatModelServer("digits", answer) as server:
+            started.append(server)
+            yield SimpleNamespace(url=server.url.removesuffix(CHAT_PATH), model="digits")
+
+    monkeypatch.setattr(deploy, "serving", serving)
+    return started
+
+
+def evaluated(run: Path) -> Callable[[str], str]:
+    """The evaluation's answers, in the order in which they are asked."""
+    answers = iter([one.evaluated for one in held_out_questions(str(run), ASKED)])
+    return lambda _question: next(answers)
+
+
+def test_a_local_run_is_deployed_by_asking_its_server(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = serve_by(monkeypatch, run, evaluated(run))
+    assert deploy_model(str(run), "local") == str(run)
+    assert [server.asked for server in started] == [ASKED]
+    deployed: dict[str, Any] = read_record_file(run / "deployed.json")
+    assert deployed == {
+        "server": "transformers serve", "model": "digits", "asked": ASKED, "agreement": 1.0, "disagreements": [],
+            "cut_in_a_character": 0, "with_white_space": 0, "finish_not_compared": ASKED,
+    }  # fmt: skip
+    step = json.loads((run / "steps/deploy-model.json").read_text())
+    assert (step["state"], step["message"]) == (
+        "done",
+        f"{ASKED} of {ASKED} validation questions answered as in evaluation "
+        f"({ASKED} without a reason for their end to compare)",
+    )
+
+
+def test_a_model_that_answers_otherwise_is_not_deployed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_by(monkeypatch, run, lambda question: "something else")
+    with pytest.raises(SystemExit) as ended:
+        deploy_model(str(run), "local")
+    assert ended.value.code == ExitCode.REJECTED
+    assert not (run / "deployed.json").exists()
+    assert json.loads((run / "steps/deploy-model.json").read_text())["state"] == "failed"
+
+
+def test_an_unregistered_model_is_not_deployed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = serve_by(monkeypatch, run, evaluated(run))
+    (run / "registered.json").unlink()
+    with pytest.raises(ConfigError, match=r"no .*registered\.json"):
+        deploy_run(str(run), "local")
+    assert started == []

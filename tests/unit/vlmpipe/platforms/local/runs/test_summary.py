@@ -1,0 +1,27 @@
+"""A run's report for Python: its scores with their baselines, and its model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.runs_root import write_run
+from vlmpipe.platforms.local.runs.summary import report_of
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import write_record
+
+
+def test_scores_have_baselines_and_benchmarks_and_no_counts(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "a")
+    report = report_of(folder)
+    assert (report.scores, report.model) == ({}, None)
+    evaluation = {
+        "questions": 88,
+        "exact_match": 0.94,
+        "chance": None,
+        "controls": {"no_image": {"exact_match": 0.2}},
+        "benchmarks": {"mmmu": {"scores": {"accuracy": 0.31}}},
+    }
+    write_record(LocalStorage(folder), "evaluate.json", evaluation)
+    LocalStorage(folder).write("export/config.json", b"{}")
+    assert report.scores == {"exact_match": 0.94, "no_image.exact_match": 0.2, "mmmu.accuracy": 0.31}
+    assert report.model == folder / "export"

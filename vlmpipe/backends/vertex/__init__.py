@@ -1,1 +1,0 @@
-"""Jobs and pipelines on Vertex AI: the client, capacity fallback, bucket checks."""

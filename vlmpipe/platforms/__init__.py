@@ -1,0 +1,1 @@
+"""Where pipelines and jobs run: this machine, Vertex AI, Kubeflow."""

@@ -1,0 +1,1 @@
+"""Kubeflow: runs of Kubeflow Pipelines, TrainJobs and InferenceServices in a cluster."""

@@ -1,0 +1,1 @@
+"""This machine: the pipeline and its jobs as processes."""

@@ -1,0 +1,336 @@
+"""Summary of a run: its results, or what failed and what to do."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vlmpipe.config.sections.stages import path_in
+from vlmpipe.platforms.jobs.step_record import newest_checkpoint_step
+from vlmpipe.platforms.local.runs.fault_summary import fault_lines, read_faults, restart_lines
+from vlmpipe.platforms.local.runs.run import (
+    LOG,
+    MARKER,
+    Marker,
+    all_markers,
+    is_running,
+    read_marker,
+    run_argument,
+)
+from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY, is_sweep, stage_folders
+from vlmpipe.platforms.local.runs.state import first_error, read_state, read_tail
+from vlmpipe.platforms.local.runs.sweep import comparison_lines
+from vlmpipe.runs.run_state import STOPPED, RunState, clock
+from vlmpipe.trainer.config.benchmarks import TITLES
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.evaluation.metrics import evaluation_notes
+from vlmpipe.trainer.storage.base import join_uri
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import read_record_file
+
+LAST_LOG_LINES = 15
+LAST_LOG_BYTES = 1 << 14
+CLOSENESS = {"vqa_accuracy": "VQA accuracy: numbers and articles do not matter", "anls": "ANLS: similarity of letters"}
+CONTROL_NAMES = {"shuffled_image": "with another sample's image", "no_image": "without an image"}
+TO_DO = {
+    ExitCode.CONFIG: "correct the run file, then run it again",
+    ExitCode.DATA: "correct the data, then run the same command again",
+    ExitCode.UNAVAILABLE: "make it available, then run the same command: it continues this run",
+    ExitCode.CANNOT_WRITE: "free disk space, then run the same command: it continues this run",
+    ExitCode.CHECKPOINT_CORRUPT: "add --fresh to start a new run",
+    ExitCode.PREEMPTED: "run the same command: it continues this run",
+    ExitCode.NO_PERMISSION: "correct the permissions, then run the same command: it continues this run",
+}
+SCORES = ("exact_match", "vqa_accuracy", "anls", "cider_d", "chance", "loss")  # of evaluate.json
+COMPARISON = "comparison.json"  # of a sweep
+RESULTS = {"evaluate": "evaluation", "decision": "decision", "registered": "registered"}  # file: key in JSON
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A run by its files."""
+
+    folder: Path
+    marker: Marker
+    state: RunState
+    running: bool
+
+    @property
+    def is_over(self) -> bool:
+        return not self.running
+
+    @property
+    def exit_code(self) -> int | None:
+        """The run's exit code, PREEMPTED where it was killed; None while it runs."""
+        if self.running:
+            return None
+        return int(ExitCode.PREEMPTED) if self.marker.exit_code is None else self.marker.exit_code
+
+    @property
+    def outcome(self) -> str:
+        """running, done, stopped or failed."""
+        if self.running:
+            return "running"
+        if self.marker.exit_code in STOPPED:
+            return "stopped"
+        return "failed" if self.marker.exit_code else "done"
+
+    @property
+    def results_folder(self) -> Path:
+        """Where the results are: of a run that an earlier stage's gate ended, that stage's folder."""
+        folders = stage_folders(self.folder)
+        decided = [stage for stage in folders if stage in self.state.decided]
+        return folders[decided[-1]] if decided else self.folder
+
+    @property
+    def report(self) -> Path | None:
+        """The run's report, an HTML page; None before it is written."""
+        path = self.folder / "report.html"
+        return path if path.is_file() else None
+
+    @property
+    def model(self) -> Path | None:
+        """The folder of the exported model, for from_pretrained; None before it is written."""
+        path = self.results_folder / "export"
+        return path if path.is_dir() else None
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Scores on the validation questions, baselines and benchmarks among them; empty before the evaluation.
+
+        Such as exact_match, chance, shuffled_image.exact_match and mmmu.accuracy.
+        """
+        evaluation = read_record_file(self.results_folder / "evaluate.json")
+        found = {name: evaluation.get(name) for name in SCORES}
+        for control, result in (evaluation.get("controls") or {}).items():
+            found[f"{control}.exact_match"] = result.get("exact_match")
+        for benchmark, result in (evaluation.get("benchmarks") or {}).items():
+            found |= {f"{benchmark}.{metric}": value for metric, value in (result.get("scores") or {}).items()}
+        return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+    def lines(self) -> list[str]:
+        """For people."""
+        match self.outcome:
+            case "running":
+                return [f"Running: {self.folder.name}", f"  log:  {self.folder / LOG}"]
+            case "done":
+                return [*success(self), *notes(self)]
+            case "stopped":
+                return [*stopped(self), *notes(self)]
+        return [*failure(self), *notes(self)]
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            **self.as_dict(),
+            "steps": [asdict(step) for step in self.state.steps],
+            **{name: read_record_file(self.results_folder / f"{file}.json") or None for file, name in RESULTS.items()},
+            **({"comparison": read_record_file(self.folder / COMPARISON) or None} if is_sweep(self.folder) else {}),
+            "faults": read_faults(self.folder, since_s=self.marker.started_s) or None,
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the list of runs."""
+        return {
+            "run_id": self.marker.run_id,
+            "run_uri": str(self.folder),
+            "outcome": self.outcome,
+            "exit_code": self.marker.exit_code,
+            "started_s": self.marker.started_s,
+            "command": shlex.join(self.marker.command),
+        }
+
+
+def report_of(folder: Path, marker: Marker | None = None) -> RunReport:
+    """The report of the run in `folder`. Raises ConfigError when there is none, DataError for a damaged record.
+
+    `marker` replaces the folder's, which could not be written on a full disk.
+    """
+    marker = marker or read_marker(folder)
+    if marker is None:
+        raise ConfigError(f"no run in {folder}", expected=f"a folder with {MARKER}, which vlmpipe run writes")
+    for path in sorted(folder.glob("steps/*.json")):
+        read_record_file(path)
+    running = is_running(folder)
+    state = read_state(folder, now_s=time.time(), since_s=marker.started_s)
+    return RunReport(folder, marker, state if running else state.ended(marker.exit_code), running)
+
+
+def find_run(root: str, name: str) -> RunReport:
+    """The run of that id under `root`, or in the folder of that name. Raises UserError that names the newest runs."""
+    if Path(name, MARKER).is_file():
+        return report_of(Path(name))
+    folder = Path(join_uri(root, "runs"))
+    if not (folder / name / MARKER).is_file():
+        newest = [marker.run_id for marker in all_markers(folder)][-5:]
+        known = f"one of the newest: {', '.join(newest)}" if newest else f"a run, but there is none in {folder}"
+        raise UserError(
+            f"no run {name!r}",
+            expected=known,
+            fix="give its id, its folder, or its --root; for one on Vertex AI its resource name, or --project and "
+            "--location",
+            code=ExitCode.NOT_FOUND,
+        )
+    return report_of(folder / name)
+
+
+def success(report: RunReport) -> list[str]:
+    """The lines after a completed run: accuracy, the gate's decision, files, next commands."""
+    folder, marker, results = report.folder, report.marker, report.results_folder
+    lines = [f"Done in {clock(marker.ended_s - marker.started_s)}: run {folder.name}", ""]
+    evaluation, decision, registered = (read_record_file(results / f"{name}.json") for name in RESULTS)
+    lines += stage_lines(report.state, lambda stage: read_record_file(stage_folders(folder)[stage] / "decision.json"))
+    sweeps = is_sweep(folder)
+    if sweeps:
+        lines += comparison_lines(read_record_file(folder / COMPARISON))
+    else:
+        lines += result_lines(evaluation, decision, registered)
+    for label, path in (("model", "export"), ("report", "report.html"), ("predictions", "predictions.jsonl")):
+        place = folder if path == "report.html" else results
+        if (place / path).exists():
+            lines.append(f"{label:<12} {place / path}")
+    return [*lines, "", *next_commands(report, accepted=sweeps or bool(decision.get("accepted")))]
+
+
+def stage_lines(state: RunState, decision_of: Callable[[str], Mapping[str, Any]]) -> list[str]:
+    """The answer of each stage's gate; none for a run without stages."""
+    if len(state.stages) < 2:
+        return []
+    lines, begun = [], {step.stage for step in state.steps if step.state not in ("waiting", "skipped")}
+    for stage in state.stages:
+        decision = decision_of(stage) if stage in state.decided else {}
+        answer = "done" if stage in state.decided else "not finished" if stage in begun else "not begun"
+        lines.append(f"{f'stage {stage}':<20} {decision.get('reason') or answer}")
+    return [*lines, ""]
+
+
+def result_lines(evaluation: dict[str, Any], decision: dict[str, Any], registered: dict[str, Any]) -> list[str]:
+    """Accuracy, the gate's decision and the registered version, from the contents of their files."""
+    lines = evaluation_lines(evaluation)
+    if decision:
+        lines += ["", f"gate         {decision.get('reason', '')}"]
+    if registered and decision.get("accepted"):
+        alias = f", {registered['alias']}" if registered.get("alias") else ""
+        lines.append(f"registered   {registered.get('model')} version {registered.get('version')}{alias}")
+    return lines
+
+
+def evaluation_lines(evaluation: dict[str, Any]) -> list[str]:
+    """Return lines of validation accuracy with its baselines: the majority, and the model without the right image."""
+    if not evaluation:
+        return ["no evaluation was written"]
+    rows = [(f"validation accuracy, {evaluation.get('questions', 0):,} questions", evaluation.get("exact_match"))]
+    rows += [(label, evaluation[name]) for name, label in CLOSENESS.items() if name in evaluation]
+    caption_score = evaluation.get("cider_d")
+    rows.append(("majority baseline: always the most frequent answer", evaluation.get("chance")))
+    for control, result in (evaluation.get("controls") or {}).items():
+        some = f", {result['questions']:,} questions" if result.get("left_out") else ""
+        rows.append((f"same model {CONTROL_NAMES.get(control, control)}{some}", result.get("exact_match")))
+    width = max(46, *(len(label) for label, _ in rows))
+    lines = [f"{label:<{width}} {_percent(value)}" for label, value in rows]
+    lines[1:1] = [f"  note: {note}" for note in evaluation_notes(evaluation)]
+    if caption_score is not None:
+        lines.append(f"{'CIDEr-D of captions, from 0 to 10':<{width}} {caption_score:6.2f}")
+    slices = evaluation.get("slices") or {}
+    if len(slices) > 1:
+        for name, result in slices.items():
+            baseline = f"  (majority baseline {_percent(result.get('chance')).strip()})"
+            lines.append(f"  {name:<{width - 2}} {_percent(result.get('exact_match'))}{baseline}")
+    for name, found in (evaluation.get("benchmarks") or {}).items():
+        for metric, value in (found.get("scores") or {}).items():
+            low, high = (found.get("intervals") or {}).get(metric) or (None, None)
+            between = "" if low is None else f"  ({low:.3f} to {high:.3f})"
+            lines.append(f"{f'{name}: {TITLES.get(metric, metric)}':<{width}} {value:8.3f}{between}")
+    return lines
+
+
+def _percent(value: Any) -> str:
+    return f"{100 * value:5.1f} %" if isinstance(value, int | float) else "    –"
+
+
+def next_commands(report: RunReport, *, accepted: bool) -> list[str]:
+    """The next commands."""
+    run = run_argument(report.folder)
+    commands = [(f"vlmpipe status {run}", "this summary again")]
+    if not accepted:
+        commands.insert(0, (_longer(report), "train for longer"))
+    data = read_record_file(report.folder / RUN_FILE_COPY).get("data") or {}
+    if str(data.get("source", "builtin:")).startswith("builtin:"):  # else it was their own
+        commands.append(("vlmpipe run configs/llava-local.yaml", "your own LLaVA JSON, see vlmpipe docs tutorial"))
+    commands.append((f"vlmpipe compile {report.marker.arguments[0]}", "the same pipeline for Vertex AI"))
+    width = max(len(command) for command, _ in commands)
+    return ["Next:", *(f"  {command:<{width}}   {purpose}" for command, purpose in commands)]
+
+
+def _longer(report: RunReport) -> str:
+    """The command that trains the run on, to twice its length."""
+    content = read_record_file(report.folder / RUN_FILE_COPY)
+    stage = (content.get("stages") or [{}])[-1]  # which was rejected
+    own = {name: value for name, value in (stage.get("train") or {}).items() if value is not None}
+    train = {**(content.get("train") or {}), **own}
+    field = "max_steps" if train.get("max_steps") else "epochs"
+    path = path_in(stage["name"], f"train.{field}") if stage else f"train.{field}"
+    command = [argument for argument in report.marker.command if not argument.startswith(f"{path}=")]
+    return shlex.join([*command, f"{path}={2 * train.get(field, 1)}", "--run-id", report.folder.name])
+
+
+def stopped(report: RunReport) -> list[str]:
+    """The lines after Ctrl-C: the state of the run and how to resume it."""
+    folder, state = report.folder, report.state
+    under_way = next((step for step in state.steps if step.state in ("running", "failed", "stopped")), None)
+    lines = [f"Stopped{f' in {under_way.title}' if under_way else ''}: run {folder.name}"]
+    if len(state.stages) > 1 and state.decided:
+        done = ", ".join(state.decided)
+        lines.append(f"  done and not trained again: stage {done}; it continues in stage {state.stage}")
+    checkpoint_step = newest_checkpoint_step(LocalStorage(stage_folders(folder)[state.stage]))
+    if checkpoint_step is not None:
+        total = f" of {state.step('train').total:.0f}" if state.step("train").total else ""
+        lines.append(f"  a checkpoint at step {checkpoint_step}{total} is saved")
+    elif under_way and under_way.name == "train-variants":
+        lines.append(f"  {under_way.done:.0f} of {under_way.total:.0f} trainings are done")
+    elif under_way and under_way.name == "train":
+        lines.append("  no checkpoint was saved yet: training starts from its beginning")
+    return [*lines, f"  to continue:  {shlex.join(report.marker.command)}", "  to start over: add --fresh"]
+
+
+def failure(report: RunReport) -> list[str]:
+    """The lines after a run that failed: the step, its error, logs and what to do."""
+    folder, step, code = report.folder, report.state.failed, report.marker.exit_code or ExitCode.UNEXPECTED
+    where = f"step {step.title}" if step else "the pipeline"
+    lines = [f"error: {where} failed with exit code {code}: run {folder.name}"]
+    said = _said(report)
+    lines += [f"  {said[0]}", *said[1:]] if said else []
+    if not said:
+        tail = read_tail(folder / LOG, LAST_LOG_BYTES).splitlines()[-LAST_LOG_LINES:]
+        lines += ["  the last lines of its log:", *(f"    {line}" for line in tail)]
+    logs = [str(folder / LOG)]
+    if step and step.detail.get("log"):
+        logs.insert(0, str(step.detail["log"]))
+    lines += [f"  log:      {log}" for log in logs]
+    if not any(line.startswith("  to do:") for line in said):
+        known = TO_DO.get(ExitCode(code)) if code in set(ExitCode) else None
+        lines.append(f"  to do:    {known or 'read the log; the same command tries again and continues this run'}")
+    return [*lines, f"  continue: {shlex.join(report.marker.command)}"]
+
+
+def _said(report: RunReport) -> list[str]:
+    """The failed step's error: the recorded one, else the one in the log, else its message."""
+    step = report.state.failed
+    recorded = str(step.detail.get("error", "")).splitlines() if step else []
+    message = [step.message] if step and step.message else []
+    if report.marker.exit_code == ExitCode.CANNOT_WRITE:  # a full disk also loses the last lines of log and record
+        message = ["no space left while writing: not even the log could be written to its end"]
+    return recorded or first_error(report.folder) or message
+
+
+def notes(report: RunReport) -> list[str]:
+    """What the run survived: faults, restarts, a damaged checkpoint."""
+    faults = read_faults(report.folder, since_s=report.marker.started_s)
+    found = [f"note: {note}" for note in report.state.notes]
+    found += fault_lines(faults, survived=report.outcome == "done")
+    found += [f"note: {line}" for line in restart_lines(report.state)] if not faults else []
+    return ["", *found] if found else []

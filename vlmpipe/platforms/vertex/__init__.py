@@ -1,0 +1,1 @@
+"""Vertex AI: pipelines, jobs, schedules, endpoints and models of Google's service."""

@@ -1,0 +1,1 @@
+"""Custom jobs on Vertex AI, with capacity fallback."""

@@ -1,0 +1,326 @@
+"""Status of a run on Vertex AI, from the service and from the records of its steps.
+
+The service has states, times and errors. Progress, messages and exit codes are in the steps' records in the run's
+folder; if that cannot be read, the rest is still shown.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vlmpipe.config.sections.stages import STAGES_FOLDER
+from vlmpipe.job_spec.build import JOBS, step_of
+from vlmpipe.planner.spending.approval import dollars
+from vlmpipe.platforms.jobs.finished_program import FINISHED, LINGERS_S
+from vlmpipe.platforms.local.runs.fault_summary import restart_lines
+from vlmpipe.platforms.local.runs.summary import result_lines, stage_lines
+from vlmpipe.platforms.local.runs.sweep import comparison_lines
+from vlmpipe.platforms.vertex.runs.client import OVER, run_uri_of_job, stages_of_job, state_of
+from vlmpipe.platforms.vertex.runs.names import Address
+from vlmpipe.runs.capacity_attempts import waiting_message
+from vlmpipe.runs.failure_patterns import Hit, hits
+from vlmpipe.runs.run_state import RunState
+from vlmpipe.runs.service_run import CLOCKS_APART_S, RESULTS, RunFiles, ServiceRun, read_files, record_of
+from vlmpipe.runs.steps import EARLIER, Step, step_of_record, steps_of, with_reused_stages, without_absent
+from vlmpipe.runs.submitted import continue_with
+from vlmpipe.trainer.errors import ExitCode
+from vlmpipe.trainer.storage.base import join_uri
+from vlmpipe.trainer.trials.files import JOB_STEP
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
+
+
+OUTCOMES = {
+    "QUEUED": "waiting", "PENDING": "waiting", "RUNNING": "running", "CANCELLING": "stopping", "PAUSED": "paused",
+    "SUCCEEDED": "done", "FAILED": "failed", "CANCELLED": "stopped",
+}  # fmt: skip
+STEP_STATES = {
+    "PENDING": "waiting", "RUNNING": "running", "CANCEL_PENDING": "running", "CANCELLING": "running",
+    "SUCCEEDED": "done", "SKIPPED": "reused", "FAILED": "failed", "CANCELLED": "stopped", "NOT_TRIGGERED": "skipped",
+}  # fmt: skip
+INSTEAD = {"cache-features": "reuse-features"}  # the step that runs, and writes the record, in place of this one
+JOB_STEPS = tuple(step_of(job) for job in JOBS)
+_EXIT = re.compile(r"non-?zero (?:exit )?(?:status|code)(?: of)?:? (\d+)")
+
+
+@dataclass(frozen=True)
+class VertexStatus(ServiceRun):
+    """State of a run on Vertex AI."""
+
+    OUTCOMES: ClassVar = OUTCOMES
+    OVER: ClassVar = OVER
+
+    address: Address
+    service_state: str
+    run_uri: str
+    state: RunState
+    files_of: Mapping[str, RunFiles]  # by stage
+    error: str  # the job's own
+    started_s: float
+    ended_s: float
+    continuation: str = ""  # how to resume it: a command, or a sentence
+    web_access: Mapping[str, str] = field(default_factory=dict)  # replica -> address of its shell or dashboard
+    web_access_unknown: str = ""  # why they could not be asked for
+
+    @property
+    def spent_usd(self) -> float | None:
+        """At most what the jobs' machines have cost so far: the service's times, which include waiting for machines, at
+        the plan's prices. None where the run has no plan, or the plan no price, and for the jobs of a sweep, which run
+        side by side in tasks of one name."""
+        if any(step.name == JOB_STEP and step.started_s for step in self.state.steps):
+            return None
+        costs = {stage: files.content("plan.json").get("cost") or {} for stage, files in self.files_of.items()}
+        prices = {
+            (stage, step_of(step["job"])): step["usd_per_hour"]
+            for stage, cost in costs.items()
+            for step in cost.get("steps") or ()
+        }
+        worked = [step for step in self.state.steps if step.name in JOB_STEPS and step.started_s and step.elapsed_s]
+        worked = [step for step in worked if step.state not in ("reused", "skipped", "waiting")]
+        if not prices or any(prices.get((step.stage, step.name)) is None for step in worked):
+            return None
+        return float(sum(prices[step.stage, step.name] * step.elapsed_s / 3600 for step in worked))
+
+    @property
+    def planned_usd(self) -> float | None:
+        costs = [files.content("plan.json").get("cost") or {} for files in self.files_of.values()]
+        usd = [cost["usd"] for cost in costs if cost.get("usd") is not None]
+        return float(sum(usd)) if len(usd) == len(costs) else None
+
+    def lines(self) -> list[str]:
+        """For people, below the table of steps."""
+        lines = [f"{self.outcome.capitalize()} on Vertex AI: run {self.address.job_id}"]
+        if self.outcome == "failed":
+            lines = self._failure()
+        if self.outcome == "stopped":
+            lines.append("  it was cancelled; what its jobs had saved by then is kept")
+        table = {"results": self.run_uri, "cost": self._cost(), "console": self.address.console_url}
+        if not self.is_over:
+            table["log"] = f"vlmpipe logs {self.address.argument} --follow"
+            table["to stop"] = f"vlmpipe cancel {self.address.argument}"
+        lines += [f"  {name:<9} {value}" for name, value in table.items() if value]
+        lines += [f"  option      {option.line()}" for option in self.files.options]
+        lines += web_access_lines(self.web_access)
+        if self.outcome == "done":
+            lines += ["", *stage_lines(self.state, lambda stage: self.files_of[stage].content("decision.json"))]
+            if comparison := self.files.content("comparison.json"):
+                lines += comparison_lines(comparison)
+            else:
+                lines += result_lines(*map(self.files.content, RESULTS[1:4]))
+        notes = self.state.notes + restart_lines(self.state)
+        if self.web_access_unknown:
+            notes.append(f"addresses of shells are missing, because {self.web_access_unknown}")
+        if self.files.unreadable:
+            notes.append(f"progress, messages and exit codes are missing, because {self.files.unreadable}")
+        return lines + [f"note: {note}" for note in notes]
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs; the fields of a local run have the same names."""
+        evaluation, decision, registered, comparison = map(self.files.content, RESULTS[1:])
+        return {
+            "run_id": self.state.run_id,
+            "run_uri": self.run_uri,
+            "outcome": self.outcome,
+            "exit_code": self.exit_code,
+            "started_s": self.started_s or None,
+            "ended_s": self.ended_s or None,
+            "resource_name": self.address.resource_name,
+            "console_url": self.address.console_url,
+            "service_state": self.service_state,
+            "error": self.error or None,
+            "spent_usd_at_most": self.spent_usd,
+            "planned_usd": self.planned_usd,
+            "steps": [asdict(step) for step in self.state.steps],
+            "evaluation": evaluation or None,
+            "decision": decision or None,
+            "registered": registered or None,
+            **({"comparison": comparison} if comparison else {}),
+            "capacity_fallback": [option.as_json() for option in self.files.options] or None,
+            "web_access_uris": dict(self.web_access),
+            "unreadable": self.files.unreadable or None,
+        }
+
+    def _cost(self) -> str:
+        if self.spent_usd is None:
+            return ""
+        planned = "" if self.planned_usd is None else f" of the {dollars(self.planned_usd)} planned"
+        return f"at most {dollars(self.spent_usd)}{planned}, at the plan's prices (jobs only, waiting counted as work)"
+
+    def _failure(self) -> list[str]:
+        step = self.state.failed
+        where = f"step {step.title}" if step else "the pipeline"
+        lines = [f"error: {where} failed with exit code {self.exit_code}: run {self.address.job_id}"]
+        said = str(step.detail.get("error") or step.message) if step else self.error
+        lines += f"  {said}".splitlines() if said else []
+        name, run = (f" --step {step.title}" if step else ""), self.address.argument
+        if not any(line.startswith("  to do:") for line in lines) and (hit := first_hit(said, self.error)):
+            remedy = hit.pattern.remedy_in(step.title if step else "")
+            lines += [f"  cause:    {hit.pattern.cause}", f"  to do:    {' '.join(remedy.split())}"]
+        return [*lines, f"  logs:     vlmpipe logs {run}{name}",
+                f"  more:     vlmpipe diagnose {run}",
+                f"  continue: {self.continuation}"]  # fmt: skip
+
+
+def web_access_lines(uris: Mapping[str, str]) -> list[str]:
+    """The shells and dashboards of a job's replicas, a line each."""
+    return [f"  shell       {replica}: {uri}" for replica, uri in sorted(uris.items())]
+
+
+def status_of(address: Address, job: PipelineJob, *, now_s: float | None = None) -> VertexStatus:
+    """The run's state from its job and the files in its folder."""
+    now_s = time.time() if now_s is None else now_s
+    uri = run_uri_of_job(job)
+    created_s = seconds_of(job.create_time)
+    stages, files_of = stages_of_job(job), dict[str, RunFiles]()
+    for stage in stages:
+        own = uri if stage == stages[-1] else join_uri(uri, STAGES_FOLDER, stage)
+        since_s = created_s - CLOCKS_APART_S
+        files_of[stage] = read_files(own, since_s=since_s) if uri else RunFiles(unreadable="it is not of vlmpipe")
+    tasks = _by_name(job.job_detail.task_details)
+    is_over = state_of(job) in OVER
+    last = f"{stages[-1]}-" if stages[-1] else ""
+    sweeps = f"{last}open-sweep" in tasks
+    named = {f"{stage}-{name}" if stage else name: (stage, name) for stage, name in steps_of(stages, sweeps=sweeps)}
+    named |= {
+        title: ("", title)
+        for title, task in tasks.items()
+        if title not in named and task.state.name == "FAILED" and _is_step(task)
+    }
+    steps = without_absent(
+        _step(stage, name, tasks, files_of[stage or stages[-1]], now_s, is_over=is_over)
+        for stage, name in named.values()
+    )
+    run_id = uri.rpartition("/")[2] or address.job_id
+    state = RunState(run_id, with_reused_stages(steps))
+    train = state.step("train") if not sweeps or state.stage != stages[-1] else Step("train")
+    record = files_of[state.stage].records.get("train")
+    shown = ("loss", "tokens_per_s")
+    metrics: dict[str, Any] = {key: train.detail[key] for key in shown if key in train.detail}
+    eta_s = None
+    if record and train.state == "running":  # from when training began: the task began when it asked for machines
+        eta_s = replace(train, elapsed_s=max(0.0, now_s - record.started_s)).eta_s
+    return VertexStatus(
+        address=address,
+        service_state=state_of(job),
+        run_uri=uri,
+        state=replace(state, metrics=metrics, train_eta_s=eta_s),
+        files_of=files_of,
+        error=job.error.message,
+        started_s=seconds_of(job.start_time) or created_s,
+        ended_s=seconds_of(job.end_time),
+        continuation=continue_with(
+            address.job_id,
+            run_id,
+            template_uri=job.template_uri,
+            pipeline=((job.pipeline_spec or {}).get("pipelineInfo") or {}).get("name", ""),
+        ),
+    )
+
+
+def _by_name(details: Iterable[PipelineTaskDetail]) -> dict[str, PipelineTaskDetail]:
+    """Tasks by name. Of those of a loop, which have one name, the one that says most of all: running before failed
+    before waiting before done."""
+    order = ("running", "failed", "stopped", "waiting")
+
+    def rank(task: PipelineTaskDetail) -> int:
+        state = _state(task)
+        return order.index(state) if state in order else len(order)
+
+    found: dict[str, PipelineTaskDetail] = {}
+    for task in details:
+        before = found.get(task.task_name)
+        if before is None or rank(task) < rank(before):
+            found[task.task_name] = task
+    return found
+
+
+def _step(
+    stage: str,
+    name: str,
+    tasks: Mapping[str, PipelineTaskDetail],
+    files: RunFiles,
+    now_s: float,
+    *,
+    is_over: bool,
+) -> Step:
+    if stage:  # in whose tasks' names it comes first
+        tasks = {
+            title.removeprefix(f"{stage}-"): task for title, task in tasks.items() if title.startswith(f"{stage}-")
+        }
+    task = tasks.get(name)
+    if _state(task) in ("waiting", "skipped") and (other := tasks.get(INSTEAD.get(name, ""))):
+        task = other if _state(other) not in ("waiting", "skipped") else task
+    earlier = [one for one in EARLIER.get(name, ()) if _state(tasks.get(one)) == "running"]
+    if _state(task) == "waiting" and earlier and not is_over:
+        began_s = seconds_of(tasks[earlier[0]].start_time)
+        elapsed_s = max(0.0, now_s - began_s) if began_s else 0.0
+        message = f"{earlier[0]} is running"
+        return Step(name, "running", started_s=began_s, elapsed_s=elapsed_s, message=message, stage=stage)
+    state = _state(task)
+    if is_over and state in ("waiting", "running"):
+        state = "skipped" if state == "waiting" else "stopped"
+    record = record_of(files.records, name)
+    if task is None or state in ("waiting", "skipped"):
+        return Step(name, state, stage=stage)
+    started_s = seconds_of(task.start_time) or seconds_of(task.create_time)
+    elapsed_s = max(0.0, (seconds_of(task.end_time) or now_s) - started_s) if started_s else 0.0
+    said = step_of_record(record, elapsed_s) if record else Step(name, elapsed_s=elapsed_s)
+    if state == "done" and said.state == "reused":
+        state = "reused"
+    message = said.message
+    if state == "running" and record is None:
+        message = "machines are being found or started" if name in JOB_STEPS else "its machine is being started"
+        message = (name == "train" and waiting_message(files.options)) or message
+    if state == "running" and record and record.state in FINISHED and now_s - record.ended_s > LINGERS_S:
+        minutes = (now_s - record.ended_s) / 60
+        message = f"its program ended {minutes:.0f} min ago and its job has not: cancel the run and continue it"
+    if state == "running" and "CANCEL" in task.state.name:
+        message = "it is being stopped"
+    detail = dict(said.detail)
+    if state == "failed":
+        words = " ".join(task.error.message.split())
+        message = message or words
+        detail.setdefault("error", words)
+        detail.setdefault("exit_code", _exit_code(words))
+    said = replace(said, name=name, stage=stage, elapsed_s=elapsed_s, started_s=started_s)
+    return replace(said, state=state, message=message, detail=detail)
+
+
+def _state(task: PipelineTaskDetail | None) -> str:
+    return "waiting" if task is None else STEP_STATES.get(task.state.name, "waiting")
+
+
+def _is_step(task: PipelineTaskDetail) -> bool:
+    """Whether the task ran something, and is not a group of tasks such as a condition or the exit handler."""
+    detail = task.executor_detail
+    return bool(detail.container_detail.main_job or detail.custom_job_detail.job)
+
+
+def _exit_code(words: str) -> int:
+    """The exit code in the task's error, else the one for the kind of failure."""
+    if code := named_code(words):
+        return code
+    hit = first_hit(words)
+    if not hit:
+        return int(ExitCode.UNEXPECTED)
+    return next(iter(hit.pattern.exit_codes), hit.pattern.ends_as or int(ExitCode.UNEXPECTED))
+
+
+def named_code(words: str) -> int | None:
+    """The exit code of a replica in the service's message."""
+    match = _EXIT.search(words)
+    return int(match[1]) if match else None
+
+
+def first_hit(*texts: str) -> Hit | None:
+    return next((hit for text in filter(None, texts) for hit in hits("the service", text)), None)
+
+
+def seconds_of(moment: Any) -> float:
+    """Unix seconds of a proto timestamp; 0 where it is not set."""
+    return float(moment.timestamp()) if moment else 0.0
