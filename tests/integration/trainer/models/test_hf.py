@@ -53,7 +53,8 @@ IN_ENCODER = dict.fromkeys(  # the projector, which cached features leave as it 
 UNSPLIT = (  # layers in which tensor parallelism knows not all matrices
     "qwen3_5", "lfm2_vl", "kimi_k25", "gemma4", "glm4v", "glm46v", "qwen3_vl_moe", "glm4v_moe"
 )  # fmt: skip
-REGROUPED = ("glm4v_moe", "qianfan_ocr", "molmo2", "kimi_k25")  # files hold weights in other pieces than the model
+# Files hold weights in other pieces than the model, or transposed.
+REGROUPED = ("glm4v_moe", "qwen3_vl_moe", "qianfan_ocr", "molmo2", "kimi_k25")
 STOP_STEP = 2
 CACHED = {"features.cache": "on"}
 ADAPTERS = {"model.lora": {"rank": 4}}

@@ -146,7 +146,8 @@ def test_losses_and_gradients_are_those_of_one_process(family: str, name: str, r
     assert norms == pytest.approx(of_one, rel=RELATIVE)
     validated, of_reference = (_validation_losses(each) for each in (job, expected))
     assert validated == pytest.approx(of_reference, rel=RELATIVE)
-    assert bool(validated) == (reference == "trained tower")
+    # The last step is always validated, where there is a validation split.
+    assert len(validated) == (STEPS // STOP_STEP if reference == "trained tower" else 1)
     assert summary(job)["tokens"] == summary(expected)["tokens"]
 
 
