@@ -10,7 +10,7 @@ from typing import Literal
 from vlmpipe.config.rules.warnings import rates_without_effect
 from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.config.sections.sweep import baseline_of, variants_of
-from vlmpipe.pipelines.checks.data_look import look_at_source, samples_of
+from vlmpipe.pipelines.checks.data_look import has_module, look_at_source, module_of, samples_of
 from vlmpipe.pipelines.checks.deepspeed_values import deepspeed_verdict
 from vlmpipe.pipelines.checks.finding import Finding, findings_of, of_stages
 from vlmpipe.pipelines.checks.packages_look import extras_of_image, missing_here
@@ -199,7 +199,14 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
 
 def _data(config: RunConfig) -> Iterator[Finding]:
     sources = [config.data.of_source(source) for source in config.data.all_sources]
+    may_be_sent = not list(missing_for_vertex(config))
     for data in sources:
+        module = module_of(data)
+        if module and may_be_sent:
+            text = f"{data.source}: gcp.pipeline_image must have {module} installed, which a run's first step imports"
+            yield Finding("data", "unchecked", text)
+            if not has_module(module):
+                continue
         yield Finding("data", *look_at_source(config, data, len(sources)))
 
 

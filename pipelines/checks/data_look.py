@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING, Literal
 
 from vlmpipe.planner.chat_template import is_here
-from vlmpipe.trainer.config.data import BIGQUERY
+from vlmpipe.trainer.config.data import BIGQUERY, function_named
 from vlmpipe.trainer.data.tokenize import TRAINED_PREFIX
 from vlmpipe.trainer.errors import ExitCode
 from vlmpipe.trainer.storage.base import in_bucket
@@ -36,6 +37,20 @@ def look_at_source(
         return "ok", f"{data.source} comes inside an installed package", ExitCode.OK
     source = open_source(data)
     return look_at(source, data, _local_validator(config, data), budget_s=BUDGET_S / sources).verdict(data)
+
+
+def module_of(data: DataConfig) -> str:
+    """The installed module of a source that is a function; "" for a file, and for other sources."""
+    module, _ = function_named(data.source) or ("", "")
+    return "" if module.endswith(".py") else module
+
+
+def has_module(name: str) -> bool:
+    """Whether this Python finds the module, without importing it."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # of a package above it
+        return False
 
 
 def _local_validator(config: RunConfig, data: DataConfig) -> SampleValidator | None:

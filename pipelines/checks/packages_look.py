@@ -7,11 +7,11 @@ records tell, `check` finds in a sample of them.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vlmpipe.pipelines.checks.data_look import has_module
 from vlmpipe.pipelines.checks.media_look import names_documents, names_videos
 from vlmpipe.trainer.config.data import BIGQUERY
 from vlmpipe.trainer.errors import ExitCode, UserError
@@ -77,7 +77,7 @@ def needs_of(config: RunConfig) -> list[Need]:
 def missing_here(config: RunConfig) -> Iterator[tuple[Need, str]]:
     """The needs of a run on this machine that it lacks, each with the first module that is not installed."""
     for need in needs_of(config):
-        if lacks := [module for module in need.modules if not _is_installed(module)]:
+        if lacks := [module for module in need.modules if not has_module(module)]:
             yield need, lacks[0]
 
 
@@ -109,10 +109,3 @@ def extras_of_image(config: RunConfig) -> dict[str, str]:
         if need.extra not in IN_IMAGE:
             found.setdefault(need.extra, need.field)
     return found
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of a package above it
-        return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
@@ -18,8 +18,18 @@ TABLE = re.compile(r"[a-z0-9:.-]+\.\w+\.[\w$-]+")  # project, dataset, table
 SHUFFLE_SHARDS = 64  # 64,000 samples at the default size of shards
 
 
+def function_named(uri: str) -> tuple[str, str] | None:
+    """Return the module, or the address of its file, and the function of a source; None for other sources."""
+    module, _, name = uri.rpartition(":")
+    is_module = module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
+    return (module, name) if is_module and name.isidentifier() and module != "builtin" else None
+
+
 def source_uri(value: str) -> str:
-    """Raise ValueError for what is neither a table of BigQuery nor an address that `open_storage` opens."""
+    """Raise ValueError for what is no table of BigQuery, no function and no address that `open_storage` opens."""
+    if named := function_named(value):
+        module, name = named
+        return f"{storage_uri(module)}:{name}"
     if not value.startswith(BIGQUERY):
         return storage_uri(value)
     if not TABLE.fullmatch(value.removeprefix(BIGQUERY)):
@@ -73,6 +83,9 @@ class DataSource(Section):
         "", description="Question about an image that has a caption only; empty takes data.caption_question."
     )
     columns: Columns = Field(Columns(), description="Names of the records' keys or columns; empty takes data.columns.")
+    arguments: dict[str, str | int | float | bool] = Field(
+        {}, description="Arguments of a source that is a function; see data.source_arguments."
+    )
     max_samples: int = Field(0, ge=0, description="Use only the first N samples; 0 is all.")
     weight: NonNegative | None = Field(
         None, description="Share of the samples that are drawn, relative to the weights of the other sources."
@@ -86,6 +99,11 @@ class DataSource(Section):
         None, gt=0, description="Passes over the source in an epoch of the run, such as 0.5 or 3; null is 1."
     )
     license: str = Field("", description="Licence of the data, which the model card names.")
+
+    @model_validator(mode="after")
+    def _has_arguments_of_a_function(self) -> DataSource:
+        _require_function(self.uri, "arguments", self.arguments)
+        return self
 
     @model_validator(mode="after")
     def _is_drawn_in_one_way(self) -> DataSource:
@@ -114,7 +132,11 @@ class DataConfig(Section):
         description="Source of samples: builtin:digits, builtin:easy-vqa, builtin:openmoji, "
         "bq://PROJECT.DATASET.TABLE, or a path, local or in a bucket, of a LLaVA .json or .jsonl file, WebDataset "
         "tars, Parquet files, a COCO captions .json, or a folder with metadata.csv. Tars and Parquet files also as a "
-        "folder or a pattern, such as train-{000..099}.tar. Either this or sources is needed.",
+        "folder or a pattern, such as train-{000..099}.tar. MODULE:FUNCTION or FILE.py:FUNCTION yields records: a "
+        "module is installed where data is prepared, a file is read at its address. Either this or sources is needed.",
+    )
+    source_arguments: dict[str, str | int | float | bool] = Field(
+        {}, description="Arguments of a source that is a function, such as {path: exports/tasks.json}."
     )
     sources: tuple[DataSource, ...] = Field(
         (), description="Several sources instead of one. Each epoch mixes their samples in fixed shares throughout."
@@ -290,7 +312,12 @@ class DataConfig(Section):
     @property
     def all_sources(self) -> tuple[DataSource, ...]:
         """The sources, or `source` as the only one."""
-        only = {"uri": self.source, "image_folder": self.image_folder, "max_samples": self.max_samples}
+        only = {
+            "uri": self.source,
+            "arguments": self.source_arguments,
+            "image_folder": self.image_folder,
+            "max_samples": self.max_samples,
+        }
         return self.sources or (DataSource(name="source", **only),)
 
     def described(self) -> str:
@@ -302,10 +329,15 @@ class DataConfig(Section):
         return {f"data.sources.{n}." if self.sources else "data.": source for n, source in enumerate(self.all_sources)}
 
     def addresses(self) -> dict[str, str]:
-        """Where samples and their image files are, by the field of the run file; image folders only where given."""
+        """Where samples and their image files are, by the field of the run file; image folders only where given.
+
+        Of a function it is the address of its file; an installed module has none.
+        """
         found = {}
         for field, source in self.by_field().items():
-            found[field + ("uri" if self.sources else "source")] = source.uri
+            module, _ = function_named(source.uri) or (source.uri, "")
+            if module == source.uri or module.endswith(".py"):
+                found[field + ("uri" if self.sources else "source")] = module
             if source.image_folder:
                 found[f"{field}image_folder"] = source.image_folder
         return found
@@ -314,6 +346,7 @@ class DataConfig(Section):
         """This section with one of its sources alone."""
         alone = {"source": source.uri, "sources": (), "phases": (), "max_samples": source.max_samples}
         own = {
+            "source_arguments": source.arguments,
             "image_folder": source.image_folder,
             "caption_question": source.caption_question or self.caption_question,
             "columns": self.columns if source.columns == Columns() else source.columns,
@@ -342,6 +375,7 @@ class DataConfig(Section):
     def _has_sources(self) -> DataConfig:
         if bool(self.source) == bool(self.sources):
             raise ValueError(f"{'has source and sources' if self.source else 'has no source'}: expected one of the two")
+        _require_function(self.source, "source_arguments", self.source_arguments)
         if self.sources:
             _require_mixture(self)
         elif self.phases:
@@ -357,12 +391,18 @@ class DataConfig(Section):
         return split_by
 
 
+def _require_function(uri: str, field: str, arguments: Mapping[str, object]) -> None:
+    """Raise ValueError for arguments of a source that takes none."""
+    if arguments and uri and not function_named(uri):
+        raise ValueError(f"has {field}, which {uri} takes none of: expected MODULE:FUNCTION or FILE.py:FUNCTION")
+
+
 def _require_mixture(data: DataConfig) -> None:
     """Raise ValueError for sources that cannot be drawn from together."""
     names = [source.name for source in data.sources]
     if len(set(names)) < len(names):
         raise ValueError(f"has two sources of one name: {', '.join(names)}")
-    alone = [name for name in ("image_folder", "max_samples") if getattr(data, name)]
+    alone = [name for name in ("image_folder", "max_samples", "source_arguments") if getattr(data, name)]
     if alone:
         raise ValueError(f"has {alone[0]} next to sources: set it in each source")
     builtin = [source.uri for source in data.sources if source.uri.startswith("builtin:")]

@@ -194,6 +194,7 @@ def plan(
     target: Annotated[
         TargetOption, typer.Option(help="Where the run is to go. The plan of a local run has no prices.")
     ] = TargetOption.vertex,
+    verbose: Annotated[bool, typer.Option("--verbose", help="List what the figures assume.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say whether a run fits, how long it takes, what it costs. Starts nothing; exit 64 on red."""
@@ -218,7 +219,7 @@ def plan(
     if as_json:
         print_json(found.as_dict())
     else:
-        print_plan_tables(found.as_dict())
+        print_plan_tables(found.as_dict(), verbose=verbose)
     raise typer.Exit(ExitCode.CONFIG if found.state == "red" else ExitCode.OK)
 
 

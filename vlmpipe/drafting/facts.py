@@ -1,4 +1,4 @@
-"""Facts about a source from a look at its first samples: sizes, languages, tokens, splits."""
+"""Facts about a source from a look at its first samples: sizes, tokens, splits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.data.accounting.coverage import Coverage
 from vlmpipe.trainer.data.chat.make import make_chat
 from vlmpipe.trainer.data.prepare.deduplicate import NEW
-from vlmpipe.trainer.data.prepare.languages import language_of
 from vlmpipe.trainer.data.prepare.validate_sample import Accepted, SampleValidator, final_entry
 from vlmpipe.trainer.data.rejects import Reject
 from vlmpipe.trainer.data.sample import Sample, stable_shuffle
@@ -22,7 +21,6 @@ from vlmpipe.trainer.errors import DataError
 
 BUDGET_S = 10.0
 MOST_READ, MOST_CHECKED = 5_000, 200  # samples
-MOST_LANGUAGES = 200  # texts whose language is guessed
 
 
 @dataclass
@@ -37,7 +35,6 @@ class Facts:
     is_part: bool = False
     bad: list[Reject] = field(default_factory=list)
     splits: Counter[str] = field(default_factory=Counter)
-    languages: Counter[str] = field(default_factory=Counter)
     questions: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
     words: set[str] = field(default_factory=set)
@@ -46,12 +43,6 @@ class Facts:
     sizes: list[tuple[int, int]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     answer_tokens: int = 0
-
-    @property
-    def languages_shown(self) -> str:
-        return ", ".join(
-            f"{name} {count / self.languages.total():.0%}" for name, count in self.languages.most_common(3)
-        )
 
     @property
     def distinct_images(self) -> int:
@@ -123,9 +114,6 @@ def _count_texts(facts: Facts, sample: Sample) -> None:
         facts.answers[turn.answer] += 1
         if len(facts.words) < MOST_READ:
             facts.words.update(f"{turn.question} {turn.answer}".lower().split())
-    if facts.languages.total() < MOST_LANGUAGES:
-        texts = " ".join(f"{turn.question} {turn.answer}" for turn in sample.turns)
-        facts.languages[language_of(texts.replace("<image>", ""))] += 1
 
 
 def power_of_two(value: float) -> int:

@@ -174,7 +174,6 @@ def facts_lines(draft: Draft) -> list[tuple[str, str]]:
         ("samples", f"{facts.read:,}{' of more' if facts.is_part else ''}, {facts.coverage.images:,} images"),
         ("images", f"about {width} x {height} pixels, {different}" if width else "none"),
         ("questions", f"{len(facts.questions):,} different, {len(facts.answers):,} different answers"),
-        ("languages", facts.languages_shown),
         ("tokens", f"{median}, at most {ordered[-1]:,} of {facts.checked:,} that were checked"),
         ("split", splits or f"{_held_out_share(facts):.0%} of the images are held out"),
     ]

@@ -8,6 +8,7 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.model_architecture import Architecture
 from vlmpipe.planner.sequence_fill import fill_by_length
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.config.data import function_named
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.models.hub_errors import without_hub
@@ -28,7 +29,9 @@ def _prepared(config: RunConfig, paths: RunPaths) -> tuple[Workload, str] | None
     """The workload, and how often an epoch reads each of several sources. Raises DataError for one that it reads too
     often.
     """
-    if any("://" in uri for uri in (paths.root_uri, *(source.uri for source in config.data.all_sources))):
+    sources = [source.uri for source in config.data.all_sources]
+    # A plan calls no function of a user's: its records may take long, or be of another machine.
+    if any("://" in uri for uri in (paths.root_uri, *sources)) or any(map(function_named, sources)):
         return None
     job = JobConfig.model_validate(config.to_run_json(paths))
     with without_hub():  # what has been prepared here was prepared with files that are here

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 SHOWN_PICTURES = 24  # of a sample
 SIDE_PIXELS = 336  # a longer image is scaled down
 BINS = 24
-LANGUAGES = 5  # of a source; the rest together
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,6 @@ def _rows(overview: Overview) -> list[dict[str, Any]]:
             "epoch_share": one.epoch_tokens / drawn,
             "lengths": _lengths(one),
             "images": _bars(one.images, [*map(str, range(len(one.images) - 1)), f"{len(one.images) - 1} or more"]),
-            "languages": _languages(one),
         }
         for one in overview.sources
     ]
@@ -114,9 +112,3 @@ def _bars(counts: NDArray[np.int64], names: Sequence[str]) -> list[tuple[str, in
     """Name, number and share of each that occurs."""
     total = int(counts.sum()) or 1
     return [(name, int(n), n / total) for name, n in zip(names, counts, strict=True) if n]
-
-
-def _languages(source: SourceOverview) -> list[tuple[str, int, float]]:
-    most = source.languages.most_common()
-    shown = [*most[:LANGUAGES], *([("others", sum(n for _, n in most[LANGUAGES:]))] if most[LANGUAGES:] else [])]
-    return _bars(np.array([n for _, n in shown], np.int64), [name for name, _ in shown])

@@ -1,9 +1,7 @@
-"""Overview of prepared data by source: lengths, images, languages and duplicates."""
+"""Overview of prepared data by source: lengths, images and duplicates."""
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -15,15 +13,11 @@ from numpy.typing import NDArray
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.mixture import draws_of
-from vlmpipe.trainer.data.prepare.languages import language_of
 from vlmpipe.trainer.data.shards.index import NAME
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
-from vlmpipe.trainer.data.shards.tar import Members, ShardReader
 from vlmpipe.trainer.data.sqlite_table import disk_table
 
-PLACE = ("shard", "json_offset", "json_bytes", "image_offsets", "image_bytes")
-COLUMNS = ["id", "split", "tokens", "content", "image_sha256", *PLACE]
-TEXTS = 300  # samples of a source whose language is guessed
+COLUMNS = ["id", "split", "tokens", "content", "image_sha256"]
 MOST_IMAGES = 16  # samples with more share the last place
 CONTENT, IMAGE = 0, 1  # kinds of digests
 
@@ -38,7 +32,6 @@ class SourceOverview:
     train_samples: int = 0
     train_tokens: int = 0
     epoch_tokens: float = 0.0  # that the first epoch of training draws
-    languages: Counter[str] = field(default_factory=Counter)
 
     @property
     def samples(self) -> int:
@@ -66,21 +59,15 @@ class Overview:
 
 
 def overview(prepared_uri: str, data: DataConfig) -> Overview:
-    """Read the index, in memory that does not grow with it, and some texts of each source."""
+    """Read the index, in memory that does not grow with it."""
     storage = open_prepared(prepared_uri)
     sources = [SourceOverview(one.name, np.zeros(data.sequence_length + 1, np.int64)) for one in data.all_sources]
-    met, kept = _Met(), [_Kept() for _ in sources]
+    met = _Met()
     with pq.ParquetFile(storage.fetch(NAME), pre_buffer=False) as index:
         for lines in index.iter_batches(columns=COLUMNS):
             for number, of_source in enumerate(_by_source(lines, data)):
                 _count(sources[number], of_source)
                 met.add(number, of_source)
-                kept[number].add(of_source)
-    reader = ShardReader.open(storage)
-    for one, samples in zip(sources, kept, strict=True):
-        for members in samples.members:
-            texts = " ".join(text for turn in reader.turns(members) for text in (turn.question, turn.answer))
-            one.languages[language_of(texts.replace("<image>", ""))] += 1
     sizes = [one.train_samples for one in sources]
     draws = draws_of(data, sizes, 0) if data.sources else sizes
     for one, drawn in zip(sources, draws, strict=True):
@@ -103,22 +90,6 @@ def _count(source: SourceOverview, lines: pa.RecordBatch) -> None:
     is_train = pc.equal(lines.column("split"), "train").to_numpy(zero_copy_only=False)
     source.train_samples += int(is_train.sum())
     source.train_tokens += int(tokens[is_train].sum())
-
-
-class _Kept:
-    """An even choice of a source's samples, the same each time."""
-
-    def __init__(self) -> None:
-        self.members: list[Members] = []
-        self._met, self._random = 0, random.Random(0)
-
-    def add(self, lines: pa.RecordBatch) -> None:
-        for number in range(len(lines)):
-            self._met += 1
-            place = self._met - 1 if self._met <= TEXTS else self._random.randrange(self._met)
-            if place < TEXTS:
-                member = Members(*(lines.column(name)[number].as_py() for name in PLACE))
-                self.members[place : place + 1] = [member]
 
 
 class _Met:

@@ -62,8 +62,8 @@ FORMAT_VERSION = 13  # raise it when the same input gives other bytes
 TOKENIZER_SAMPLES = 200_000  # a tokenizer is trained on the first ones: its trainer holds every distinct word
 # Settings that do not change the prepared bytes, and the source, whose own fingerprint covers its content.
 NOT_IN_FINGERPRINT = {
-    "source", "sources", "stopping_strategy", "phases", "max_source_passes", "image_folder", "pack",
-    "shuffle_shards", "shard_cache_gib",
+    "source", "source_arguments", "sources", "stopping_strategy", "phases", "max_source_passes", "image_folder",
+    "pack", "shuffle_shards", "shard_cache_gib",
     "workers", "tasks", "max_fetched_images", "max_fetched_gib", "max_fetch_hours",
 }  # fmt: skip
 

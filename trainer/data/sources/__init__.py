@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vlmpipe.trainer.config.data import BIGQUERY, DataConfig
+from vlmpipe.trainer.config.data import BIGQUERY, DataConfig, function_named
 from vlmpipe.trainer.data.sources.base import SeveralSources, Source
 from vlmpipe.trainer.data.sources.builtin import BUILTIN_PREFIX
 from vlmpipe.trainer.errors import ConfigError, os_errors
@@ -20,8 +20,8 @@ FILE_SUFFIXES = (".json", ".jsonl", ".tar", ".parquet", ".arrow", ".csv", ".tsv"
 
 
 def open_source(config: DataConfig) -> Source:
-    """The source that `data.source` names, or those of `data.sources` as one: built-in sets, a table of BigQuery, or
-    files, whose suffixes identify the format.
+    """The source that `data.source` names, or those of `data.sources` as one: built-in sets, a table of BigQuery, a
+    user's own function, or files, whose suffixes identify the format.
 
     Raises ConfigError for an unknown name or path, DataError for a file that does not hold samples, and UserError (exit
     69) for a Python package that is not installed.
@@ -33,6 +33,10 @@ def open_source(config: DataConfig) -> Source:
         from vlmpipe.trainer.data.sources.bigquery import BigQuerySource
 
         return BigQuerySource(config)
+    if function_named(config.source):
+        from vlmpipe.trainer.data.sources.function import FunctionSource
+
+        return FunctionSource(config)
     if not config.source.startswith(BUILTIN_PREFIX):
         return _open_files(config)
     builtin = _builtin_sources()

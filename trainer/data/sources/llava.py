@@ -9,7 +9,6 @@ from typing import Any, BinaryIO
 
 from vlmpipe.trainer.config.data import NATIVE, DataConfig
 from vlmpipe.trainer.data.accounting.keys import Record
-from vlmpipe.trainer.data.conversations.label_studio import is_task, task_messages
 from vlmpipe.trainer.data.conversations.layouts import address_of, as_llava, media_values, require_same
 from vlmpipe.trainer.data.conversations.message_parts import GEMINI, MARKS, as_messages, kind_of, named_in
 from vlmpipe.trainer.data.conversations.records import SHAPES, identity_of, listed, with_media
@@ -57,8 +56,7 @@ class LlavaSource(FileSource):
         if not isinstance(record, Record):
             raise RejectedError(RejectCode.RECORD_FORM, f"the record is {kind_of(record)}, not an object")
         identity = identity_of(record) or stable_digest(record)[:16]
-        record = task_messages(record, self.config.caption_question) if is_task(record) else as_messages(record)
-        record = as_llava(record)
+        record = as_llava(as_messages(record))
         files = {kind: [address_of(value, kind) for value in media_values(record, kind)] for kind in MARKS}
         named = list(named_in(listed(record, "messages"))) if record.has("messages") else []
         if any(files.values()):
@@ -89,8 +87,6 @@ class LlavaSource(FileSource):
             raise DataError(f"{path} holds no records", expected=f"LLaVA records, like\n{EXAMPLE}")
         known = {*SHAPES, GEMINI, *self.config.columns.named().values()}
         if any(isinstance(record, dict) and known & record.keys() for record in first):
-            return
-        if any(isinstance(record, dict) and is_task(record) for record in first):
             return
         found = first[0]
         if isinstance(found, Reject):

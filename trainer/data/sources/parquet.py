@@ -25,8 +25,7 @@ from vlmpipe.trainer.data.sources.base import FileSource
 from vlmpipe.trainer.data.sources.columns import names_files
 from vlmpipe.trainer.data.sources.file_patterns import Files
 from vlmpipe.trainer.data.sources.image_files import ImageFiles, require_size
-from vlmpipe.trainer.data.sources.parquet_pages import PageHeaderError, column_chunks
-from vlmpipe.trainer.data.sources.parquet_sizes import TooLargeRowError, row_bytes
+from vlmpipe.trainer.data.sources.parquet_pages import PageHeaderError, TooLargeRowError, column_chunks, row_bytes
 from vlmpipe.trainer.errors import DataError, os_errors
 from vlmpipe.trainer.storage.local import LocalStorage
 
@@ -57,10 +56,15 @@ class RowSource(FileSource):
         return str(record.get("id") or "")
 
     def sample(self, where: str, record: Record) -> Sample:
-        images = tuple(_image(value, self.image_files) for value in media_values(record, "image"))
-        texts = {name: value for name, value in record.items() if name in (*IDENTIFYING, self.config.split_by)}
-        digest = stable_digest(texts, *(image.name for image in images))[:16]
-        return self.build(record, images, where, identity_of(record) or digest)
+        return row_sample(self, where, record)
+
+
+def row_sample(source: FileSource, where: str, record: Record) -> Sample:
+    """The sample of a record with images as bytes, as {bytes, path} or as addresses. Raises RejectedError."""
+    images = tuple(_image(value, source.image_files) for value in media_values(record, "image"))
+    texts = {name: value for name, value in record.items() if name in (*IDENTIFYING, source.config.split_by)}
+    digest = stable_digest(texts, *(image.name for image in images))[:16]
+    return source.build(record, images, where, identity_of(record) or digest)
 
 
 class ParquetSource(RowSource):

@@ -1,14 +1,15 @@
 """Where a Parquet file's columns lie and what the headers of their pages say, read without decoding a value.
 
 The footer says where a column's pages are. Of their sizes a damaged or made-up footer may say less than the pages hold,
-so these come from the pages' own headers. Both are structs of Thrift's compact protocol (apache/thrift,
+so these come from the pages' own headers. A dictionary holds a value once and names it in
+each row, so a file of 50 KB may become gigabytes. Both are structs of Thrift's compact protocol (apache/thrift,
 doc/specs/thrift-compact-protocol.md; apache/parquet-format, parquet.thrift), with fields in any order.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +23,7 @@ MAGIC = b"PAR1"
 # Fields of FileMetaData, RowGroup, ColumnChunk and ColumnMetaData.
 ROW_GROUPS, COLUMNS, DESCRIPTION, PLACE, SIZE, DATA_PAGE, DICTIONARY = 4, 1, 3, 3, 7, 9, 11
 MOST_VARINT_BYTES, MOST_DEPTH = 10, 8
+MOST_ROW_BYTES = 1 << 30
 TRUE, FALSE, BYTE, I64, DOUBLE, BINARY, LIST, SET, STRUCT = 1, 2, 3, 6, 7, 8, 9, 10, 12
 
 
@@ -171,3 +173,36 @@ class _Compact:
     def _zigzag(self) -> int:
         value = self._varint()
         return value >> 1 ^ -(value & 1)
+
+
+class TooLargeRowError(Exception):
+    """A row may take more memory than any sample needs."""
+
+
+def row_bytes(path: Path, chunks: Sequence[ColumnChunk], rows: int, columns: Sequence[str]) -> int:
+    """Bytes that a row of a row group takes: the mean of what is stored as it is, all of what a value may repeat, as
+    often as a row has values in the mean.
+
+    Raises TooLargeRowError beyond MOST_ROW_BYTES, and PageHeaderError.
+
+    Args:
+        chunks, rows: of the row group.
+        columns: names of those that are read, with what is nested in them.
+    """
+    total = 0
+    if not rows:  # whose columns have no pages
+        return 0
+    with path.open("rb") as file:
+        for chunk in chunks:
+            # A name may have dots.
+            if not any(chunk.place == name or chunk.place.startswith(f"{name}.") for name in columns):
+                continue
+            stored = repeated = num_values = 0
+            for page in pages(file, chunk.start, chunk.size_bytes):
+                stored += page.uncompressed_bytes
+                repeated += page.uncompressed_bytes if page.is_dictionary or page.repeats else 0
+                num_values += page.num_values
+            total += stored // rows + repeated * max(1, num_values // rows)
+    if total > MOST_ROW_BYTES:
+        raise TooLargeRowError(f"a row may take {total:,} bytes, more than {MOST_ROW_BYTES:,}")
+    return total

@@ -1,4 +1,4 @@
-"""Tables of a plan for a terminal: whether it fits, time and cost first, assumptions last."""
+"""Tables of a plan for a terminal: whether it fits, time and cost first, notes last."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from vlmpipe.cli.views.sweep import sweep_headline, sweep_table
 from vlmpipe.cli.views.tables import FINDING_LOOKS, PLAN_LOOKS, grid, ruled_table, standard_output
 from vlmpipe.config.overrides import override_texts
 from vlmpipe.planner.spending.approval import dollars
+from vlmpipe.planner.cost.estimate import OLD_PRICES
 
 WIDEST = 120  # longer lines are hard to follow
 WITH_DISKS = 100
@@ -28,16 +29,19 @@ TERMS = ("standard", "spot", "flex_start")
 ENCODED_ANEW = "Each stage is taken to encode all its images; features that an earlier stage made make it cheaper."
 
 
-def print_plan_tables(plan: Mapping[str, Any], screen: Console | None = None) -> None:
-    """Print the `as_dict()` of a Plan, StagesPlan or SweepPlan. `screen`: where to; by default standard output."""
+def print_plan_tables(plan: Mapping[str, Any], screen: Console | None = None, *, verbose: bool = False) -> None:
+    """Print the `as_dict()` of a Plan, StagesPlan or SweepPlan. `screen`: where to; by default standard output.
+
+    `verbose`: with what the figures assume, which else is counted.
+    """
     screen = screen or standard_output()
     width = min(screen.width, WIDEST)
     blocks = sweep_blocks if "variants" in plan else stages_blocks if "stages" in plan else plan_blocks
-    for block in blocks(plan, width):
+    for block in blocks(plan, width, verbose):
         screen.print(block, width=width)
 
 
-def sweep_blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+def sweep_blocks(plan: Mapping[str, Any], width: int, verbose: bool) -> Iterator[RenderableType]:
     """The variants side by side with the sum, then the plan of what they share."""
     yield _state_line(plan)
     yield Text(sweep_headline(plan), style="bold")
@@ -46,10 +50,10 @@ def sweep_blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType
     yield sweep_table(plan)
     yield ""
     yield Rule(Text("the run file without its sweep", style="bold"), align="left", style="dim")
-    yield from (stages_blocks if "stages" in plan["shared"] else plan_blocks)(plan["shared"], width)
+    yield from (stages_blocks if "stages" in plan["shared"] else plan_blocks)(plan["shared"], width, verbose)
 
 
-def stages_blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+def stages_blocks(plan: Mapping[str, Any], width: int, verbose: bool) -> Iterator[RenderableType]:
     """The stages side by side with their sum, then the plan of each."""
     stages = plan["stages"]
     yield _state_line(plan)
@@ -60,13 +64,13 @@ def stages_blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableTyp
         yield ""
         yield Rule(Text(f"stage {name}", style="bold"), align="left", style="dim")
         yield from _blocks(stage, width)
-    yield from _remarks(*stages.values(), also=[ENCODED_ANEW])
+    yield from _remarks(*stages.values(), also=[ENCODED_ANEW], verbose=verbose)
 
 
-def plan_blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+def plan_blocks(plan: Mapping[str, Any], width: int, verbose: bool) -> Iterator[RenderableType]:
     """The plan's parts from the top down."""
     yield from _blocks(plan, width)
-    yield from _remarks(plan)
+    yield from _remarks(plan, verbose=verbose)
 
 
 def _state_line(plan: Mapping[str, Any]) -> Text:
@@ -323,20 +327,29 @@ def _advice(plan: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield table
 
 
-def _remarks(*plans: Mapping[str, Any], also: Sequence[str] = ()) -> Iterator[RenderableType]:
-    """Notes and assumptions, each once."""
-    lines = list(also)
+def _remarks(*plans: Mapping[str, Any], also: Sequence[str] = (), verbose: bool) -> Iterator[RenderableType]:
+    """Notes, each once, and the assumptions or their number."""
+    notes, assumed = [note for plan in plans for note in plan["notes"]], [*also]
     for plan in plans:
-        lines += plan["notes"]
         for part in ("time", "cost", "pipeline"):
-            lines += plan[part]["assumptions"] if plan.get(part) else []
+            assumed += plan[part]["assumptions"] if plan.get(part) else []
         if plan["time"] and (interval := plan["time"].get("interval")):
-            lines.append(interval["origin"])
+            assumed.append(interval["origin"])
+    notes = list(dict.fromkeys([*notes, *(line for line in assumed if line.startswith(OLD_PRICES))]))
+    assumed = [line for line in dict.fromkeys(assumed) if line not in notes]
+    yield from _listed("Notes", notes)
+    if verbose:
+        yield from _listed("Assumptions", assumed)
+    elif assumed:
+        yield Text(f"{len(assumed)} assumptions of these figures: --verbose lists them.", style="dim")
+
+
+def _listed(title: str, lines: Sequence[str]) -> Iterator[RenderableType]:
     table = grid(columns=2)
-    for line in dict.fromkeys(lines):
+    for line in lines:
         table.add_row(Text("·", style="dim"), Text(line, style="dim"))
-    if table.row_count:
-        yield Text("Notes and assumptions", style="dim bold")
+    if lines:
+        yield Text(title, style="dim bold")
         yield table
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vlmpipe.catalog.prices import Prices
 
 TERMS: tuple[Term, ...] = get_args(Term)
+OLD_PRICES = "Old prices"  # begins the assumption that a person should look up
 NOT_COUNTED = "Not counted: network traffic out of the region, storage of prepared data, and logs."
 PIPELINE = "pipeline steps"  # in place of a job: the pipeline's own steps, and the starts of the jobs' machines
 
@@ -333,7 +334,7 @@ def _assumptions(
             yield f"How long the {step.job} job takes is not known, so its cost is not in the sum."
     if old:
         yield (
-            f"Old prices: those of {', '.join(dict.fromkeys(old))}. Prices of Spot and flex_start, old after "
+            f"{OLD_PRICES}: those of {', '.join(dict.fromkeys(old))}. Prices of Spot and flex_start, old after "
             f"{FLOATING_OLD_AFTER_DAYS} days, change often, others, old after {OLD_AFTER_DAYS}, rarely: look them up, "
             "and give your own with plan.prices_file."
         )

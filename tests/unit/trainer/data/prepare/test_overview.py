@@ -35,7 +35,6 @@ def test_sources_with_what_they_share(tmp_path: Path) -> None:
     }  # fmt: skip
     assert by_name["a"].images.tolist()[:3] == [0, 7, 0] and by_name["c"].images[0] == 12
     assert found.shared == (Shared("a", "a", 1, 1), Shared("a", "b", 1, 2), Shared("d", "d", 1, 0))
-    assert by_name["c"].languages == {"German": 12} and by_name["d"].languages == {"no letters": 2}
     # The epoch ends with d's single training sample, so one of each is drawn.
     assert by_name["c"].epoch_tokens == by_name["c"].train_tokens / 12 and by_name["c"].tokens > 100
 
@@ -46,4 +45,3 @@ def test_a_single_source(tmp_path: Path) -> None:
     config = job_config(tmp_path / "root", source=str(tmp_path / "data.jsonl"), image_folder=str(images), split_by="id")
     (only,) = overview(run_prepare(config).uri, config.data).sources
     assert only.samples == 4 and only.epoch_tokens == only.train_tokens
-    assert only.languages == {"English": 4}

@@ -11,8 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vlmpipe.trainer.data.sources.parquet_pages import ColumnChunk, Page, PageHeaderError, column_chunks, pages
-from vlmpipe.trainer.data.sources.parquet_sizes import TooLargeRowError, row_bytes
+from vlmpipe.trainer.data.sources.parquet_pages import (
+    ColumnChunk,
+    Page,
+    PageHeaderError,
+    TooLargeRowError,
+    column_chunks,
+    pages,
+    row_bytes,
+)
 
 I32, BINARY, STRUCT, BOOL = 5, 8, 12, 1
 Field = tuple[int, int, Any]  # number, kind, value

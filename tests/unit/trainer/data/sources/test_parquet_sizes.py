@@ -18,9 +18,8 @@ from tests.support.short_form import WHOLE
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.rejects import Reject
 from vlmpipe.trainer.data.sample import Sample
-from vlmpipe.trainer.data.sources import open_source, parquet, parquet_sizes
-from vlmpipe.trainer.data.sources.parquet_pages import column_chunks
-from vlmpipe.trainer.data.sources.parquet_sizes import TooLargeRowError, row_bytes
+from vlmpipe.trainer.data.sources import open_source, parquet, parquet_pages
+from vlmpipe.trainer.data.sources.parquet_pages import TooLargeRowError, column_chunks, row_bytes
 from vlmpipe.trainer.errors import UserError
 
 KIB = 1 << 10
@@ -119,7 +118,7 @@ def test_a_value_that_each_row_repeats_is_read_a_row_at_a_time(tmp_path: Path, m
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
     found = read(tmp_path / "a.parquet")
     assert batches == [4] and [type(one) for one in found] == [Reject] * 40
-    monkeypatch.setattr(parquet_sizes, "MOST_ROW_BYTES", 100 * KIB)
+    monkeypatch.setattr(parquet_pages, "MOST_ROW_BYTES", 100 * KIB)
     with pytest.raises(TooLargeRowError):
         sized(tmp_path / "a.parquet", ["image", "answer"])
     with pytest.raises(UserError, match="a row may take"):

@@ -24,9 +24,9 @@ CONFIGS = ROOT / "configs"
 WIDTHS = [80, 120]
 
 
-def printed(plan: dict[str, Any], width: int = 120) -> str:
+def printed(plan: dict[str, Any], width: int = 120, *, verbose: bool = False) -> str:
     screen = Console(file=io.StringIO(), width=width, highlight=False)
-    print_plan_tables(plan, screen)
+    print_plan_tables(plan, screen, verbose=verbose)
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue()
 
@@ -139,10 +139,14 @@ def test_without_sizes_machines_and_the_reason_are_left() -> None:
     assert "the model's sizes are not known." in text
 
 
-def test_each_note_and_assumption_is_shown_once() -> None:
-    text = printed(make_plan())
-    assert text.count("Rows are those of the prepared data.") == 1
-    assert text.index("1 x n1-standard-16") < text.index("Notes and assumptions")
+def test_notes_are_shown_once_and_assumptions_are_counted_or_listed() -> None:
+    plan = make_plan()
+    plan["cost"]["assumptions"] = ["Old prices: look them up.", "Not counted: logs."]
+    text, verbose = printed(plan), printed(plan, verbose=True)
+    assert text.count("Rows are those of the prepared data.") == verbose.count("Rows are those") == 1
+    assert text.index("1 x n1-standard-16") < text.index("Notes")
+    assert "Old prices" in text and "Not counted" not in text and "--verbose" in text
+    assert "Not counted: logs." in verbose and "--verbose" not in verbose
 
 
 @pytest.mark.parametrize("width", WIDTHS)
