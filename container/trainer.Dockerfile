@@ -100,7 +100,7 @@ ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib64:/usr/local/nvidia/lib${LD_LIBRARY_PA
     PATH=$PATH:/usr/local/nvidia/bin \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
-# DeepSpeed and torch put here what they compile at first use. The trainer needs none of DeepSpeed's (decision 0026).
+# DeepSpeed and torch put here what they compile at first use. The trainer needs none of DeepSpeed's.
 ENV TORCH_EXTENSIONS_DIR=/home/vlmpipe/torch_extensions HOME=/home/vlmpipe
 USER 1000
 # Vertex AI gives the command in the job spec; this is what a person who starts the image by hand sees.

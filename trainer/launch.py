@@ -36,8 +36,7 @@ THREADS_VARIABLE = "OMP_NUM_THREADS"
 # torchrun kills processes so long after it passed on SIGTERM; by itself after 30 s, as always before 2.12.
 SHUTDOWN_VARIABLE, SHUTDOWN_S = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 3600
 KILLS_AFTER_S = 30  # torchrun, those that are left when a rank has failed
-# Blocks of GPU memory that grow in place leave fewer holes: up to 30 % less was reserved for the same step
-# (docs/decisions/0095-gpu-memory-is-allocated-in-segments-that-grow.md).
+# Blocks of GPU memory that grow in place leave fewer holes: up to 30 % less was reserved for the same step.
 ALLOCATOR_VARIABLES, GROWING_SEGMENTS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), "expandable_segments:True"
 
 
@@ -163,7 +162,7 @@ def _torchrun(arguments: list[str]) -> TorchrunEnd:
 
 
 def _one_process(command: list[str], cluster: Cluster) -> TorchrunEnd:
-    """Run a job's only process without torchrun, which takes seconds to import (decision 0024).
+    """Run a job's only process without torchrun, which takes seconds to import.
 
     It gets torchrun's variables, and SIGTERM and SIGINT. Unlike torchrun, it is not killed after 30 s: the sender of
     the signal has its own limit.

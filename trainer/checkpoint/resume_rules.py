@@ -148,7 +148,8 @@ RULES: tuple[Rule, ...] = (
         "prepared",
         _in(
             "data",
-            "source image_folder sources[].uri sources[].image_folder sources[].caption_question "
+            "source source_arguments image_folder sources[].uri sources[].arguments sources[].image_folder "
+            "sources[].caption_question "
             "sources[].max_samples sources[].name columns.id columns.split columns.messages columns.question "
             "columns.answer columns.image columns.weight columns.ignored sources[].columns.id sources[].columns.split "
             "sources[].columns.messages sources[].columns.question sources[].columns.answer sources[].columns.image "

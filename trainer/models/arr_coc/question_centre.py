@@ -2,7 +2,7 @@
 
 A question is the mean of its tokens' embeddings, and most of its tokens are those of every question: of one about a
 colour, nine tenths. Seen from their mean, what is left is what distinguishes it. Only with
-model.relevance.centre_questions (docs/decisions/0081-relevance-sees-questions-from-their-mean.md).
+model.relevance.centre_questions.
 """
 
 from __future__ import annotations

@@ -175,8 +175,13 @@ def test_prepared_data_has_another_name_where_the_rule_says_so_and_nowhere_else(
             assert (fingerprint(before) != fingerprint(after)) == (rule.outcome == "prepared"), path
 
 
-# Fields that only say something of sources in files; the fingerprints of those cover them.
-FROM_FILES = {"data.image_folder", "data.sources[].image_folder"}
+# Fields that only say something of sources in files, or of functions; the fingerprints of those cover them.
+FROM_FILES = {
+    "data.image_folder",
+    "data.sources[].image_folder",
+    "data.source_arguments",
+    "data.sources[].arguments",
+}
 
 
 def ours() -> Iterator[tuple[str, Rule]]:
