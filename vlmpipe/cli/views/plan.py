@@ -20,8 +20,8 @@ from vlmpipe.cli.views.stages import stages_headline, stages_table
 from vlmpipe.cli.views.sweep import sweep_headline, sweep_table
 from vlmpipe.cli.views.tables import FINDING_LOOKS, PLAN_LOOKS, grid, ruled_table, standard_output
 from vlmpipe.config.overrides import override_texts
-from vlmpipe.planner.spending.approval import dollars
 from vlmpipe.planner.cost.estimate import OLD_PRICES
+from vlmpipe.planner.spending.approval import dollars
 
 WIDEST = 120  # longer lines are hard to follow
 WITH_DISKS = 100
