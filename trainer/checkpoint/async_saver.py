@@ -214,6 +214,9 @@ class CheckpointSaver:
                 (folder / DONE.format(rank=rank)).touch()
             except Exception:  # the node's leader waits for one of the two files
                 (folder / FAILED.format(rank=rank)).touch()
+                if worker.is_node_leader:
+                    with contextlib.suppress(UserError):  # the cause is this rank's own
+                        self._await_ranks(folder)
                 raise
             if worker.is_node_leader:
                 self._await_ranks(folder)
@@ -244,16 +247,21 @@ class CheckpointSaver:
             now_doing("training")
 
     def _await_ranks(self, folder: Path) -> None:
-        """Wait until every rank of this node has written its files."""
+        """Wait until every rank of this node has written its files, or has failed to: none may write into the folder
+        while it is deleted, which would leave it behind."""
         first = self._worker.node * self._worker.local_world_size
         ranks = range(first, first + self._worker.local_world_size)
         deadline = time.monotonic() + PEERS_TIMEOUT_S
-        while not all((folder / DONE.format(rank=rank)).exists() for rank in ranks):
-            if failed := [rank for rank in ranks if (folder / FAILED.format(rank=rank)).exists()]:
-                raise _not_saved(f"rank {failed[0]} could not write its part")
-            if time.monotonic() > deadline:
+        writing, failed = set(ranks), set[int]()
+        while writing:
+            failed |= {rank for rank in writing if (folder / FAILED.format(rank=rank)).exists()}
+            writing -= failed | {rank for rank in writing if (folder / DONE.format(rank=rank)).exists()}
+            if writing and time.monotonic() > deadline:
                 raise _not_saved("a rank of this node is not done")
-            time.sleep(POLL_S)
+            if writing:
+                time.sleep(POLL_S)
+        if failed:
+            raise _not_saved(f"rank {min(failed)} could not write its part")
         for rank in ranks:
             (folder / DONE.format(rank=rank)).unlink()
 

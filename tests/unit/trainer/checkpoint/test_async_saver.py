@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import subprocess
 import sys
 import tempfile
@@ -23,12 +24,12 @@ from tests.support.trainer.checkpoints import newest_good, record
 from vlmpipe.trainer.checkpoint import async_saver
 from vlmpipe.trainer.checkpoint.async_saver import CheckpointSaver
 from vlmpipe.trainer.checkpoint.attempts import claim_attempt, read_attempts, step_of
-from vlmpipe.trainer.checkpoint.commit import CommitRecord, committed
+from vlmpipe.trainer.checkpoint.commit import CommitRecord, checkpoint_name, committed
 from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
 from vlmpipe.trainer.checkpoint.manager import Checkpoints
 from vlmpipe.trainer.checkpoint.random_states import seed_random_states
 from vlmpipe.trainer.checkpoint.retention import Retention
-from vlmpipe.trainer.checkpoint.staging import program_folder, sweep_staging
+from vlmpipe.trainer.checkpoint.staging import Staging, program_folder, sweep_staging
 from vlmpipe.trainer.checkpoint.verified_files import fetch_folder
 from vlmpipe.trainer.config.checkpoint import CheckpointConfig
 from vlmpipe.trainer.config.job import JobConfig
@@ -188,6 +189,27 @@ def test_a_rank_whose_part_is_written_waits_for_the_commit_or_the_failure_of_ran
         ends.start()
         saver.finish_before_error(limit_s=DEADLINE_S)
         assert ends.finished.is_set() and (folder / end).exists()
+
+
+@pytest.mark.parametrize("rank_1", [".failed-1", ".done-1"])
+def test_the_folder_of_a_failed_save_is_deleted_once_no_rank_writes_into_it(
+    rank_1: str, store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver, folder, seen = saver_of(store, Counter()), tmp_path / "vlmpipe-save-1-0", list[bool]()
+    saver._worker = dataclasses.replace(WORKER, world_size=2, local_world_size=2)
+
+    def rank_1_writes_on(_seconds: float) -> None:
+        seen.append(folder.exists())
+        (folder / "its part").touch()
+        (folder / rank_1).touch()
+
+    def write() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(async_saver.time, "sleep", rank_1_writes_on)
+    saver._run(checkpoint_name(1, 2, "n" * 12), at(2), folder, Staging(folder), write, 0.0)
+    assert seen == [True] and not folder.exists()
+    assert saver._error is not None and saver._error.code == ExitCode.CANNOT_WRITE
 
 
 class Failing:
