@@ -124,7 +124,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     gc.collect()
     if worker.device.type == "cuda":
         torch.cuda.empty_cache()
-    rescored = rescore(job, champion, held_out, mine, worker) if champion else None
+    rescored = rescore(job, champion, held_out, mine, budget, worker) if champion else None
     if not progress:
         return
     validated = _as_in_training(job, store, loss)

@@ -41,13 +41,21 @@ class Rescored:
 
 
 def rescore(
-    job: JobConfig, pointer: ChampionPointer, held_out: HeldOut, questions: Sequence[Question], worker: ProcessContext
+    job: JobConfig,
+    pointer: ChampionPointer,
+    held_out: HeldOut,
+    questions: Sequence[Question],
+    budget: BatchBudget,
+    worker: ProcessContext,
 ) -> Rescored:
     """Ask the champion what this run's model was asked, but for questions of its training data. Collective.
 
     It is asked as its own run would ask it: with its tokenizer and image sizes, and its tower for all images.
+
+    Args:
+        budget: of the batches, as this rank's earlier questions have left it.
     """
-    found = _answers(job, pointer, held_out, questions, worker)
+    found = _answers(job, pointer, held_out, questions, budget, worker)
     everyone: list[Rescored | None] = [None] * worker.world_size
     dist.all_gather_object(everyone, found)
     parts = [one for one in everyone if one]
@@ -61,7 +69,12 @@ def rescore(
 
 
 def _answers(
-    job: JobConfig, pointer: ChampionPointer, held_out: HeldOut, questions: Sequence[Question], worker: ProcessContext
+    job: JobConfig,
+    pointer: ChampionPointer,
+    held_out: HeldOut,
+    questions: Sequence[Question],
+    budget: BatchBudget,
+    worker: ProcessContext,
 ) -> Rescored:
     try:
         its_run = open_storage(pointer.run_uri)
@@ -78,7 +91,7 @@ def _answers(
             fair = not_trained_on(Index.load(its_data).split("train"), held_out.split, questions)
         family, model = load_export(own, worker.device)
         chat = Chat.load(open_prepared(its_data), image_form_of(own.model))
-        asking = AnsweringModel(family, model, chat, None, BatchBudget(job.evaluate.batch_tokens))
+        asking = AnsweringModel(family, model, chat, None, budget)
         predictions, size = list[Prediction](), job.evaluate.batch_questions
         for start in range(0, len(fair), size):
             batch = [(one, _asked(own, held_out, one)) for one in fair[start : start + size]]

@@ -12,6 +12,7 @@ from tests.support.data.index import write_index
 from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
 from vlmpipe.trainer.evaluation.held_out import champion as rescoring
 from vlmpipe.trainer.evaluation.held_out.champion import not_trained_on, rescore
 from vlmpipe.trainer.evaluation.held_out.champion_pointer import ChampionPointer
@@ -63,8 +64,10 @@ def test_what_is_left_out_is_not_asked_and_counted(
         return [Prediction(one.id, one.turn, "all", "Which?", "this", "this", True, "stop") for one, _ in batch]
 
     monkeypatch.setattr(rescoring, "JobConfig", SimpleNamespace(of_record=lambda *_: own))
-    for name in ("load_export", "image_form_of", "open_prepared", "AnsweringModel", "_asked"):
+    for name in ("load_export", "image_form_of", "open_prepared", "_asked"):
         monkeypatch.setattr(rescoring, name, lambda *_: (None, None))
+    budgets = list[BatchBudget]()
+    monkeypatch.setattr(rescoring, "AnsweringModel", lambda *parts: budgets.append(parts[-1]))
     monkeypatch.setattr(rescoring, "Chat", SimpleNamespace(load=lambda *_: None))
     monkeypatch.setattr(rescoring, "answer", answered)
     monkeypatch.setattr(rescoring.dist, "all_gather_object", lambda everyone, one: everyone.__setitem__(0, one))
@@ -72,11 +75,13 @@ def test_what_is_left_out_is_not_asked_and_counted(
     worker = cast(ProcessContext, SimpleNamespace(world_size=1, device=None))
     subject = cast(Any, SimpleNamespace(split=held_out))
     asked = questions(held_out)
-    result = rescore(run_of(tmp_path / "held-out"), pointer, subject, asked, worker)
+    reduced = BatchBudget(50, out_of_memory=1)  # by this run's model, of batch_tokens' 100
+    result = rescore(run_of(tmp_path / "held-out"), pointer, subject, asked, reduced, worker)
+    assert budgets == [reduced], "the champion's batches begin where this run's model's ended"
     assert (result.obstacle, result.in_its_training) == ("", len(asked) - len(FAIR))
     assert sorted(one.id for one in result.predictions) == FAIR
     none_fair = [one for one in asked if one.id not in FAIR]
-    obstacle = rescore(run_of(tmp_path / "held-out"), pointer, subject, none_fair, worker).obstacle
+    obstacle = rescore(run_of(tmp_path / "held-out"), pointer, subject, none_fair, reduced, worker).obstacle
     assert obstacle == "all questions are of data that it was trained on"
 
 
@@ -89,5 +94,5 @@ def test_a_champion_of_another_version_is_named_with_what_its_run_has(tmp_path: 
     pointer = ChampionPointer(version=1, run_id="its", run_uri=str(tmp_path), checkpoint="c1")
     job, subject = cast(Any, SimpleNamespace(evaluate=None)), cast(Any, SimpleNamespace(split=held_out))
     worker = cast(ProcessContext, SimpleNamespace(world_size=1, device=None))
-    found = rescoring._answers(job, pointer, subject, questions(held_out), worker)
+    found = rescoring._answers(job, pointer, subject, questions(held_out), BatchBudget(1), worker)
     assert "run.json is not of this version of vlmpipe, by train.of_before" in found.obstacle
