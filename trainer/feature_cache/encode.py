@@ -22,7 +22,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.shards.tar import ShardReader
-from vlmpipe.trainer.distributed.agreement import agree, meet
+from vlmpipe.trainer.distributed.agreement import agree, gather, meet, together
 from vlmpipe.trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
 from vlmpipe.trainer.feature_cache.reader import FeatureShards
 from vlmpipe.trainer.feature_cache.store import (
@@ -64,7 +64,7 @@ def build(job: JobConfig, worker: ProcessContext) -> int:
     shards = [missing[start : start + size] for start in range(0, len(missing), size)]
     progress = Progress(job.run.run_uri, "cache-features") if worker.is_first else None
     tower = family_of(job.model).build_tower(job.model)
-    tower_sha256 = weights_sha256(tower)
+    tower_sha256 = node_sha256(tower, worker)
     there.require_tower(tower_sha256)  # the key names weights without a revision by their address
     use_tf32(precision, worker.device)
     if precision == "bf16":  # as training without a cache runs it
@@ -102,6 +102,17 @@ def build(job: JobConfig, worker: ProcessContext) -> int:
         progress.update(len(missing), len(missing), unit="images")
         progress.finish(message=f"encoded {len(missing)} images into {uri}")
     return len(missing)
+
+
+def node_sha256(tower: nn.Module, worker: ProcessContext) -> str:
+    """`weights_sha256` of the tower, by the first rank of each node for the others, which read the same files.
+
+    Collective.
+    """
+    hashed = together(
+        worker, "hashing the vision encoder", lambda: weights_sha256(tower) if worker.is_node_leader else ""
+    )
+    return gather(hashed, worker)[worker.node * worker.local_world_size]
 
 
 class OwnShards:

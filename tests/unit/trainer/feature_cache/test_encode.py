@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.feature_cache import encode
-from vlmpipe.trainer.feature_cache.encode import OwnShards, ShardWriter, encode_batches, one_behind
+from vlmpipe.trainer.feature_cache.encode import OwnShards, ShardWriter, encode_batches, node_sha256, one_behind
 from vlmpipe.trainer.models.image_inputs import Images
 
 CPU = torch.device("cpu")
@@ -123,6 +123,21 @@ def test_a_shard_that_cannot_be_written_ends_the_job(shards: int) -> None:
     with pytest.raises(UserError, match="no permission"), ShardWriter(write) as writer:
         for _ in range(shards):
             writer.submit({})
+
+
+def test_the_first_rank_of_each_node_hashes_the_tower_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes of two ranks, whose files differ: the second's ranks see that their own were changed."""
+    hashed: list[int] = []
+
+    def of_rank(rank: int, everyone: list[str]) -> str:
+        monkeypatch.setattr(encode, "weights_sha256", lambda tower: hashed.append(rank) or f"files of node {rank // 2}")
+        monkeypatch.setattr(encode, "together", lambda worker, doing, action: action())
+        monkeypatch.setattr(encode, "gather", lambda value, worker: everyone if everyone else [value])
+        return node_sha256(nn.Identity(), ProcessContext(rank, 4, rank % 2, 2, CPU))
+
+    gathered = ["files of node 0", "", "files of node 1", ""]
+    assert [of_rank(rank, gathered) for rank in range(4)] == [f"files of node {rank // 2}" for rank in range(4)]
+    assert hashed == [0, 2]
 
 
 def test_a_rank_takes_its_shards_that_are_not_there() -> None:
