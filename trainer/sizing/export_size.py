@@ -17,6 +17,13 @@ PROGRAM_BYTES = 3 << 29  # torch, transformers and a storage client in one proce
 TENSOR_COPIES = 3  # of the largest tensor: as it arrives, assembled, and as it is merged or written
 
 
+def published_bytes(model: ModelConfig, shape: ModelShape) -> int:
+    """Bytes of published weights that a machine reads to build the whole model. 0 for one that begins from random
+    weights."""
+    reads = any(part and part.weights for part in model.sources.values())
+    return shape.total_parameters * PUBLISHED_BYTES if reads else 0
+
+
 @dataclass(frozen=True)
 class ExportSize:
     """Bytes of one export.

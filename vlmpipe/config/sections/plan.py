@@ -55,7 +55,8 @@ class PlanConfig(Section):
     restart_s: float = Field(
         600.0,
         ge=0,
-        description="Assumed seconds from a preemption to the first step after it, without reading the checkpoint.",
+        description="Assumed seconds from a preemption to the first step after it, without reading weights and a "
+        "checkpoint.",
     )
     checkpoint_save_s: float = Field(
         0.0, ge=0, description="Measured seconds for which a checkpoint stops training; 0 estimates them."

@@ -299,7 +299,8 @@ def _reading(time: Time) -> str:
     """What a resume adds to a restart, where it shows."""
     if time.save is None or time.save.reads_s < 1:
         return ""
-    return f" besides the {time.save.reads_s:,.0f} s in which each node reads its part of the checkpoint"
+    reads = "in which each node reads published weights and its part of the checkpoint"
+    return f" besides the {time.save.reads_s:,.0f} s {reads}"
 
 
 def _assumptions(

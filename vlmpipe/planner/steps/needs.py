@@ -14,7 +14,7 @@ from vlmpipe.planner.time.feature_cache import feature_bytes
 from vlmpipe.trainer.config.job import export_dtype
 from vlmpipe.trainer.data.shards.disk_cache import GIB, SHARE_OF_FREE_DISK
 from vlmpipe.trainer.sizing.checkpoint_size import node_bytes
-from vlmpipe.trainer.sizing.export_size import FP32_BYTES, PUBLISHED_BYTES, ExportSize, export_size
+from vlmpipe.trainer.sizing.export_size import FP32_BYTES, PUBLISHED_BYTES, ExportSize, export_size, published_bytes
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 from vlmpipe.trainer.storage.base import in_bucket
 
@@ -97,7 +97,7 @@ class StepNeeds:
         shape, config = self.shape, self.config
         if shape is None or config.train.trainer:
             return 0
-        published = shape.total_parameters * PUBLISHED_BYTES if any(_weights(config)) else 0
+        published = published_bytes(config.model, shape)
         if job == "train":
             return published
         if job == "cache_features":
@@ -190,7 +190,3 @@ class StepNeeds:
 def all_samples(training: int | None, validation_fraction: float) -> int | None:
     """Samples of all splits, estimated from the training split."""
     return None if training is None or validation_fraction == 1 else round(training / (1 - validation_fraction))
-
-
-def _weights(config: RunConfig) -> list[str]:
-    return [part.weights for part in config.model.sources.values() if part and part.weights]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.optimizer_step import LINK_BYTES_PER_S
 from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes, resumed_bytes
+from vlmpipe.trainer.sizing.export_size import published_bytes
 
 # Bytes a second that one rank writes, uploads and commits; the ranks of a node do so side by side. A resume is taken to
 # read and verify at the rate of one rank on each node. Read: 419 MB in 0.66-1.39 s by torch.distributed.checkpoint on
@@ -22,7 +23,7 @@ class SaveTime:
 
     blocks_s: float  # training waits: for the copy to the machine's memory, or for all of it
     writes_s: float  # from the copy to COMMIT; a failure meanwhile goes back to the checkpoint before
-    reads_s: float = 0.0  # by each node, when training resumes
+    reads_s: float = 0.0  # by each node, when training resumes: the model's published weights, then the checkpoint
 
     def in_a_step(self, step_s: float, every_steps: int) -> float:
         """A step's share of a checkpoint each `every_steps` steps of `step_s`: what blocks, and what is not written
@@ -38,7 +39,7 @@ def save_time(case: Scenario) -> SaveTime:
     read_bytes = resumed_bytes(
         case.shape.trainable_parameters, config.train, data_parallel=layout.replicas, nodes=layout.nodes
     )
-    reads_s = read_bytes / SAVE_BYTES_PER_S
+    reads_s = (published_bytes(config.model, case.shape) + read_bytes) / SAVE_BYTES_PER_S
     if config.plan.checkpoint_save_s:
         return SaveTime(config.plan.checkpoint_save_s, 0.0, reads_s)
     if not config.checkpoint.async_save:
