@@ -20,6 +20,7 @@ from vlmpipe.trainer.storage.local import LocalStorage
 
 OF_THE_SAVER = ("snapshot taken", "files written")  # before anything is uploaded: they need tensors and a process group
 COMMITTED_FROM = POINTS.index("after COMMIT")
+NOT_LOADED = {"store is away": ExitCode.UNAVAILABLE, "disk for temporary files is full": ExitCode.CANNOT_WRITE}
 
 
 def before_the_crash(store: Storage, scratch: Path) -> str:
@@ -186,3 +187,14 @@ def test_resume_passes_over_a_flipped_bit(savers: tuple[Path, dict[str, Any]]) -
     found = savers[1]["damaged"]
     assert found["loaded"] == [2] and "deep/shard-1 differs from its CRC32C" in found["passed_over"][0]
     assert found["marked"] and found["kept"]
+
+
+@case(
+    "outage",
+    "while a checkpoint is loaded, the {}",
+    "the start ends with 69 or 73; no checkpoint is marked as damaged or passed over, and the next start loads it",
+    fault=NOT_LOADED,
+)
+def test_a_checkpoint_is_not_given_up_where_loading_it_fails(fault: str, savers: tuple[Path, dict[str, Any]]) -> None:
+    expected = {"code": NOT_LOADED[fault], "changed": [], "left": 0, "loaded": [3]}
+    assert savers[1]["not_loaded"][fault] == expected

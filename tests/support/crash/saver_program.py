@@ -26,6 +26,7 @@ from tests.support.crash.world import contents, flip, save, tamper, upload
 from tests.support.trainer.checkpoints import record
 from vlmpipe.trainer.checkpoint import async_saver as saver_module
 from vlmpipe.trainer.checkpoint import commit as commit_module
+from vlmpipe.trainer.checkpoint import resume as resume_module
 from vlmpipe.trainer.checkpoint import retention as retention_module
 from vlmpipe.trainer.checkpoint.async_saver import CheckpointSaver
 from vlmpipe.trainer.checkpoint.attempts import claim_attempt, step_of
@@ -34,9 +35,10 @@ from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
 from vlmpipe.trainer.checkpoint.fault_points import VARIABLE
 from vlmpipe.trainer.checkpoint.resume import resume
 from vlmpipe.trainer.checkpoint.retention import Retention
-from vlmpipe.trainer.checkpoint.staging import PREFIX, sweep_staging
+from vlmpipe.trainer.checkpoint.staging import LOAD_PREFIX, PREFIX, sweep_staging
+from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles, Ranges
 from vlmpipe.trainer.distributed.process import ProcessContext, StopRequest
-from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.errors import ExitCode, UserError, os_errors
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.strategies.base import SavedFiles
 
@@ -254,6 +256,48 @@ def damaged(folder: Path) -> dict[str, Any]:
     return {"loaded": strategy.loaded, "passed_over": resumed.passed_over, "marked": marked, "kept": kept}
 
 
+class AwayInBytes(LocalStorage):
+    """A store that answers for COMMIT and manifests, and is away once a checkpoint's bytes are read."""
+
+    def read_range(self, name: str, start: int, end: int) -> bytes:
+        raise UserError("the store does not answer", code=ExitCode.UNAVAILABLE, passes=True)
+
+
+class FullDisk(CheckpointFiles):
+    """A checkpoint's files, for which the disk that they are loaded from has no room."""
+
+    def lay_out(self, folder: Path, ranges: Ranges, *, links: bool = True) -> None:
+        with os_errors(f"writing {folder}"):
+            (folder / "half").write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def not_loaded(folder: Path) -> dict[str, Any]:
+    """What a resume ends with where the store or the disk fails in it, what it leaves, and the next one."""
+    found = {}
+    for name, store_class, files_class in (
+        ("store is away", AwayInBytes, CheckpointFiles),
+        ("disk for temporary files is full", LocalStorage, FullDisk),
+    ):
+        store, strategy = store_class(folder / name), Files()
+        attempt = claim_attempt(store, fresh=False).attempt
+        for step in (2, 3):
+            save(store, folder / "scratch", step, attempt=attempt)
+        before = {info.name for info in store.list(FOLDER)}
+        resume_module.CheckpointFiles = files_class  # type: ignore[misc]
+        code = 0
+        try:
+            resume([store], strategy, alone_on_one_node(attempt, 0), ALONE)
+        except UserError as error:
+            code = int(error.code)
+        resume_module.CheckpointFiles = CheckpointFiles  # type: ignore[misc]
+        changed = sorted({info.name for info in store.list(FOLDER)} ^ before)
+        left = len(list(Path(tempfile.gettempdir()).glob(f"{LOAD_PREFIX}*")))
+        resume([LocalStorage(folder / name)], strategy, alone_on_one_node(attempt, 0), ALONE)
+        found[name] = {"code": code, "changed": changed, "left": left, "loaded": strategy.loaded}
+    return found
+
+
 def other_ranks_in_dcp(folder: Path) -> int:
     store, strategy = LocalStorage(folder), Files()
     _saved_at(store, folder, 3, world_size=4)
@@ -297,6 +341,7 @@ def main() -> None:
         "strangers": strangers(Path(root, "strangers")),
         "refused": {name: refused(Path(root, name), *change) for name, change in changes.items()},
         "damaged": damaged(Path(root, "damaged")),
+        "not_loaded": not_loaded(Path(root, "not loaded")),
         "other_ranks_in_dcp": other_ranks_in_dcp(Path(root, "elastic")),
     }
     print(json.dumps(answers), flush=True)
