@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -98,13 +97,17 @@ def yaml_of(contents: Sequence[Mapping[str, Any]], description: str) -> bytes:
 
 def _with_printable_defaults(content: Mapping[str, Any]) -> dict[str, Any]:
     """The spec for KFP's comments, into which it writes texts as they are (kubeflow/pipelines 10438)."""
-    shown = copy.deepcopy({name: content[name] for name in ("pipelineInfo", "root")})
-    for parameter in shown["root"].get("inputDefinitions", {}).get("parameters", {}).values():
-        if isinstance(text := parameter.get("defaultValue"), str):
+    root = content["root"]
+    inputs = root.get("inputDefinitions", {})
+    shown = {name: dict(parameter) for name, parameter in inputs.get("parameters", {}).items()}
+    for parameter in shown.values():
+        text = parameter.get("defaultValue")
+        if isinstance(text, str) and not text.isprintable():
             parameter["defaultValue"] = "".join(
                 one if one.isprintable() else json.dumps(one)[1:-1] if one != "\x7f" else r"\u007f" for one in text
             )
-    return shown
+    parameters = {"inputDefinitions": {**inputs, "parameters": shown}} if shown else {}
+    return {"pipelineInfo": content["pipelineInfo"], "root": {**root, **parameters}}
 
 
 def described(path: Path, spec: pipeline_spec_pb2.PipelineSpec) -> Compiled:

@@ -112,7 +112,7 @@ def readers_sentence(field: str) -> str:
     """Who must be allowed to read the secret of a field; `secrets` stands for each of the map's values."""
     found: list[Access] = [
         access
-        for access in load_table().accesses()
+        for access in load_table().accesses
         if access.field.removesuffix(".*") == field and access.kind == "secret"
     ]
     assert found, f"no row for {field}"

@@ -30,7 +30,7 @@ def grants_json() -> str:
 def secret_readers(table: Table) -> dict[str, list[str]]:
     """The accounts that read the secrets of each field of the run file; of maps and lists by the field itself."""
     readers = defaultdict[str, list[str]](list)
-    for access in table.accesses():
+    for access in table.accesses:
         field = access.field.removesuffix(".*")
         if access.kind == "secret" and access.account not in readers[field]:
             readers[field].append(access.account)
@@ -40,7 +40,7 @@ def secret_readers(table: Table) -> dict[str, list[str]]:
 def _buckets(table: Table) -> dict[str, Any]:
     """Grants on the module's own buckets: for each account the least roles that all its uses there need."""
     accesses = defaultdict[tuple[str, str], list[Access]](list)
-    for access in table.accesses():
+    for access in table.accesses:
         if access.kind == "bucket":
             accesses[access.account, access.home].append(access)
     grants = {}
@@ -64,7 +64,7 @@ def _buckets(table: Table) -> dict[str, Any]:
 
 def _act_as(table: Table) -> dict[str, Any]:
     grants = {}
-    for access in table.accesses():
+    for access in table.accesses:
         if access.kind == "account":
             role = table.uses["account"][access.use].role
             grants[f"{access.account}-as-{access.home}"] = {

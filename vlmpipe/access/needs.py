@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vlmpipe.access.table import USES, Account, Kind, UseName, field_pattern, load_table
+from vlmpipe.access.table import USES, Account, Kind, UseName, fields_of, load_table
 from vlmpipe.config.sections.sweep import variants_of
 from vlmpipe.trainer.secret_manager import SECRET_NAME
 
@@ -65,8 +65,7 @@ def named(config: RunConfig) -> list[Named]:
         content = dict(_texts(run.to_dict()))
         for row in load_table().fields:
             for name in row.names:
-                pattern = field_pattern(name)
-                for field in filter(pattern.fullmatch, content):
+                for field in fields_of(name, content):
                     kind, resource = _resource(row.kinds, content[field])
                     if kind:
                         found[Named(field, name, kind, resource, content[field])] = None
@@ -85,7 +84,7 @@ def _needs_of(every: Sequence[Named]) -> list[Need]:
     found = defaultdict[tuple[Account, Kind, str], tuple[set[UseName], dict[str, None], dict[str, None]]](
         lambda: (set(), {}, {})
     )
-    for access in load_table().accesses():
+    for access in load_table().accesses:
         for one in resources[access.field]:
             if one.kind == access.kind:
                 uses, fields, steps = found[access.account, one.kind, one.resource]
@@ -102,7 +101,7 @@ def addresses_read(config: RunConfig, account: Account) -> tuple[str, ...]:
     every = named(config.model_copy(update={"sweep": None}))
     only_read = (account, BUCKETS, ("read",))
     buckets = {need.resource for need in _needs_of(every) if (need.account, need.kind, need.uses) == only_read}
-    rows = {access.field for access in load_table().accesses() if (access.account, access.use) == (account, "read")}
+    rows = {access.field for access in load_table().accesses if (access.account, access.use) == (account, "read")}
     read = (one for one in every if one.kind == BUCKETS and one.row in rows and one.resource in buckets)
     return tuple(dict.fromkeys(one.value for one in read))
 

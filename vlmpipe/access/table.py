@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from typing import Literal, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, model_validator
+
+from vlmpipe.config.yaml_loader import packaged_yaml
 
 Account = Literal["submitter", "pipeline", "trainer", "builder", "tester"]
 Kind = Literal["bucket", "table", "secret", "account", "image", "vertex", "key", "network"]
@@ -134,8 +135,12 @@ class Table(_Row):
                 raise ValueError(f"{row.names[0]}: no account is given for {', '.join(sorted(unknown))}")
         return self
 
-    def accesses(self) -> Iterator[Access]:
+    @functools.cached_property
+    def accesses(self) -> tuple[Access, ...]:
         """Every access, one for each step, field, kind of resource and use."""
+        return tuple(self._accesses())
+
+    def _accesses(self) -> Iterator[Access]:
         for row in self.fields:
             for use in USES:
                 for step in row.steps(use):
@@ -155,10 +160,17 @@ class Table(_Row):
 def load_table() -> Table:
     """The table of this package."""
     text = resources.files(__package__).joinpath(FILE).read_text(encoding="utf-8")
-    return Table.model_validate(yaml.safe_load(text))
+    return Table.model_validate(packaged_yaml(text))
 
 
-def field_pattern(name: str) -> re.Pattern[str]:
-    """A row's field as a pattern of the paths in a run file's content: [] is an index, * a key."""
+def fields_of(name: str, content: Collection[str]) -> Iterable[str]:
+    """The paths in a run file's content that a row's field stands for, in their order: [] is an index, * a key."""
+    if not {"[]", "*"} & {*name.split(".")}:
+        return [name] if name in content else []
+    return filter(_field_pattern(name).fullmatch, content)
+
+
+@functools.cache
+def _field_pattern(name: str) -> re.Pattern[str]:
     parts = [r"\d+" if part == "[]" else "[^.]+" if part == "*" else re.escape(part) for part in name.split(".")]
     return re.compile(r"\.".join(parts))

@@ -11,9 +11,9 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic.dataclasses import dataclass
 
+from vlmpipe.config.yaml_loader import packaged_yaml
 from vlmpipe.trainer.config.compiling import LEAST_FOR_FLOAT8
 
 FOLDER = Path(__file__).parent
@@ -23,7 +23,6 @@ CPU_SHARE = 0.6
 REDUCER_GBPS = 32  # n1-highcpu-16 and n2-highcpu-16, the Reduction Server's machines in Vertex AI's documentation
 
 # libyaml reads the files ten times faster; PyYAML may be installed without it.
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,7 @@ def reducers_needed(nodes: int, nic_gbps: float) -> int:
 
 def read_yaml(name: str, folder: Path = FOLDER) -> dict[str, Any]:
     """One of the catalog's own files, or one of the same form elsewhere."""
-    data: dict[str, Any] = yaml.load((folder / name).read_text(encoding="utf-8"), Loader=_Loader)
+    data: dict[str, Any] = packaged_yaml((folder / name).read_text(encoding="utf-8"))
     return data
 
 

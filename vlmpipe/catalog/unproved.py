@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field
 from importlib import resources
 from typing import Literal
 
-import yaml
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass as checked
 
+from vlmpipe.config.yaml_loader import packaged_yaml
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.records import read_record, write_record
 
@@ -54,7 +54,7 @@ class Sighting:
 @functools.cache
 def load_assumptions() -> tuple[Assumption, ...]:
     """All of them, in the order of the file."""
-    content = yaml.safe_load((resources.files("vlmpipe.catalog") / TABLE).read_text(encoding="utf-8"))
+    content = packaged_yaml((resources.files("vlmpipe.catalog") / TABLE).read_text(encoding="utf-8"))
     return TypeAdapter(tuple[Assumption, ...]).validate_python(content)
 
 

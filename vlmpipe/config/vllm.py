@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic.dataclasses import dataclass
 
+from vlmpipe.config.yaml_loader import packaged_yaml
 from vlmpipe.trainer.config.model import ModelPart
 
 FILE = Path(__file__).with_suffix(".yaml")
@@ -47,5 +47,5 @@ class Vllm:
 
 @functools.cache
 def load_vllm() -> Vllm:
-    content: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    content: dict[str, Any] = packaged_yaml(FILE.read_text(encoding="utf-8"))
     return Vllm(**(content | {"date": str(content["date"])}))

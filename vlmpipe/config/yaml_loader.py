@@ -83,6 +83,11 @@ for _tag, _pattern, _first in (
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
 
 
+def packaged_yaml(text: str) -> Any:
+    """The value of a YAML file of this package, by libyaml where PyYAML has it: in a tenth of the time."""
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
 def parse_yaml(text: str, source: str) -> Any:
     """The value of a YAML text. Raises RunFileError that names line and column."""
     try:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from vlmpipe.config.yaml_loader import packaged_yaml
 from vlmpipe.trainer.redaction import redact
 
 FieldPath = tuple[str | int, ...]  # ("worker_pool_specs", 0, "replica_count")
@@ -17,8 +16,7 @@ RULES_FOLDER = Path(__file__).with_name("rules")
 
 
 def read_rules_yaml(name: str) -> dict[str, Any]:
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster; PyYAML may come without libyaml
-    content: dict[str, Any] = yaml.load((RULES_FOLDER / name).read_text(encoding="utf-8"), Loader=loader)
+    content: dict[str, Any] = packaged_yaml((RULES_FOLDER / name).read_text(encoding="utf-8"))
     return content
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Literal
 
-import yaml
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass as checked
+
+from vlmpipe.config.yaml_loader import packaged_yaml
 
 TABLE = "failure_patterns.yaml"
 _FIELDS = re.compile(r"{(\w+)}")
@@ -67,7 +68,7 @@ class Hit:
 @functools.cache
 def patterns() -> tuple[Pattern, ...]:
     """The table, the most specific first."""
-    content = yaml.safe_load(resources.files("vlmpipe.runs").joinpath(TABLE).read_text("utf-8"))
+    content = packaged_yaml(resources.files("vlmpipe.runs").joinpath(TABLE).read_text("utf-8"))
     return tuple(TypeAdapter(list[Pattern]).validate_python(content))
 
 
