@@ -179,7 +179,11 @@ def _price(cost: Mapping[str, Any] | None) -> str:
     if cost["usd"] is None:
         train = _step_of(cost, "train")
         rate = train["usd_per_hour"] if train else None
-        return f"cost {UNKNOWN}" + (f", {dollars(rate)} an hour of training" if rate is not None else "")
+        if rate is not None:
+            return f"cost {UNKNOWN}, {dollars(rate)} an hour of training"
+        known = [step["usd"] for step in cost["steps"] if step["usd"] is not None]
+        least = f", at least {dollars(sum(known))}" if known else ""
+        return f"cost {UNKNOWN}{least}" + (f": no price of {cost['missing'][0]}" if cost["missing"] else "")
     ends = cost.get("usd_range")  # plans of earlier releases have none
     around = f" ({dollars(ends[0])} to {dollars(ends[1])})" if ends else ""
     least = "at least " if cost.get("is_lower_bound") else ""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from datetime import date, timedelta
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -266,3 +269,13 @@ def test_a_missing_prices_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no prices file") as caught:
         load_prices(str(tmp_path / "none.yaml"), today=TODAY)
     assert "plan.prices_file" in caught.value.text()
+
+
+@pytest.mark.parametrize("term", get_args(Term))
+def test_the_planners_page_lists_the_machines_without_a_price(prices: Prices, term: Term) -> None:
+    page = (Path(__file__).parents[4] / "docs/reference/planner.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(rf"^\| {term} \| (.*`a4x.*) \|$", page, re.MULTILINE)
+    patterns = re.findall(r"`([^`]+)`", listed)
+    machines = [name for name, machine in load_catalog().machines.items() if machine.accelerators_fixed]
+    unpriced = {name for name in machines if ("us-central1", term, name) not in prices.hourly}
+    assert unpriced == {name for name in machines if any(fnmatch(name, pattern) for pattern in patterns)}
