@@ -117,8 +117,8 @@ def page(run_file: str, found: Sequence[Scores], about: Mapping[str, Any]) -> It
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     yield f"# {about['title']}\n"
     yield f"{about['date']}. `{about['command']}`. {about['machine']}, {about['shared']}. Versions: {versions}.\n"
-    yield f"Each row is `vlmpipe run configs/{run_file}.yaml model.seed=N train.seed=N`: shares of the held-out"
-    yield "questions or pairs. Nothing here is a time, and other work on the machine changes no figure.\n"
+    yield f"Each row is `vlmpipe run configs/{run_file}.yaml model.seed=N train.seed=N`: shares of the"
+    yield "validation questions or pairs. Nothing here is a time, and other work on the machine changes no figure.\n"
     yield from table(run_file, found)
 
 

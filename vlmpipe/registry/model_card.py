@@ -134,7 +134,7 @@ def _metadata(config: JobConfig, evaluation: Mapping[str, Any], model: str) -> d
         "dataset": {
             "type": config.data.source or "mixture",
             "name": config.data.source or ", ".join(source.name for source in config.data.sources),
-            "split": "held-out",
+            "split": "validation",
         },
         "metrics": [
             {"type": kind, "name": name, "value": evaluation[kind]}

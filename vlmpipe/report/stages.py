@@ -40,5 +40,5 @@ def _figures(files: RunFiles) -> Iterator[tuple[str, str]]:
     yield "Training planned", UNKNOWN if hours is None else duration(3600 * hours)
     yield "Training took", "–" if took_s is None else duration(took_s)
     yield "Cost planned", UNKNOWN if usd is None else f"${usd:,.2f}"
-    yield "Held-out loss", "–" if loss is None else f"{loss:.3f}"
+    yield "Validation loss", "–" if loss is None else f"{loss:.3f}"
     yield "Exact match", percent(number(files.evaluation.get("exact_match"))) or "–"

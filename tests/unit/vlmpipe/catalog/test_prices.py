@@ -10,6 +10,7 @@ from typing import get_args
 
 import pytest
 
+from tests.support.paths import ROOT
 from vlmpipe.catalog.machines import load_catalog, read_yaml
 from vlmpipe.catalog.price_schema import FLOATING_OLD_AFTER_DAYS, OLD_AFTER_DAYS, PriceFile, Term
 from vlmpipe.catalog.prices import FILE_NAME, Prices, load_prices
@@ -273,7 +274,7 @@ def test_a_missing_prices_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("term", get_args(Term))
 def test_the_planners_page_lists_the_machines_without_a_price(prices: Prices, term: Term) -> None:
-    page = (Path(__file__).parents[4] / "docs/reference/planner.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/planner.md").read_text(encoding="utf-8")
     (listed,) = re.findall(rf"^\| {term} \| (.*`a4x.*) \|$", page, re.MULTILINE)
     patterns = re.findall(r"`([^`]+)`", listed)
     machines = [name for name, machine in load_catalog().machines.items() if machine.accelerators_fixed]
