@@ -39,10 +39,14 @@ def comparison_lines(comparison: Mapping[str, Any]) -> list[str]:
         parts += [f"{tokens:5.1f} tokens an image"] if tokens is not None else []
         parts += [one["verdict"]] if one["verdict"] else []
         lines.append("  ".join(parts))
+    if more := scored[SHOWN:]:
+        low, high = more[-1]["score"]["value"], more[0]["score"]["value"]
+        lines.append(f"  and {len(more):,} more variants, {low:.3f} to {high:.3f}: see the report")
     failed = [one for one in comparison["variants"] if one["errors"]]
     lines += [
         f"  {one['name']:<{width}}  {len(one['errors'])} failed: {one['errors'][0].splitlines()[0]}" for one in failed
     ]
+    lines += [f"note: {note}" for note in comparison.get("notes", ())]  # comparisons of earlier releases have none
     if comparison["hypotheses"]:
         lines.append("")
     lines += [f"{one['answer']:<13} {one['claim']}" for one in comparison["hypotheses"]]

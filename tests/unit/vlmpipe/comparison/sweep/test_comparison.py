@@ -93,6 +93,15 @@ def test_a_failed_training_leaves_the_others() -> None:
         assert any(text in line for line in lines)
 
 
+def test_a_screen_says_what_it_leaves_out_and_what_could_have_been_seen() -> None:
+    trainings = [training(f"v{number:03}", start, 20 + start) for number in range(60) for start in range(2)]
+    found = compared(results(trainings))
+    lines = comparison_lines(found.as_json())
+    assert sum("no difference shown" in line and line.startswith("  v") for line in lines) == 39  # beside the baseline
+    assert "  and 20 more variants, 0.410 to 0.410: see the report" in lines
+    assert any(line.startswith("note: where no difference is shown, one of 0.") for line in lines)
+
+
 def test_a_continued_sweep_has_no_share_of_time_that_was_neither() -> None:
     trainings = [training("base", start, 20, train_s=60.0) for start in range(3)] + [training("good", 0, 40)]
     assert compared(results(trainings)).share_outside is None  # of jobs that took 100 s in their last attempt
