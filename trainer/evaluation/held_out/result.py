@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.chat.encode import IGNORED, Chat
+from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.evaluation.held_out.champion import Rescored
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question, baseline_answers, exact_match
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts, paired_counts
@@ -68,9 +69,17 @@ def cut_answers(
 ) -> dict[str, Any]:
     """Answers that ended at the limit of tokens, and expected answers that are longer than it allows."""
     expected = {one.answer for one in questions}
-    longer = {one for one in expected if len(chat.tokenizer.encode(one, add_special_tokens=False)) > max_new_tokens}
+    longer = {one for one in expected if _generated_tokens(chat, one) > max_new_tokens}
     return {
         "max_new_tokens": max_new_tokens,
         "cut_answers": sum(one.finish_reason == "length" for one in predictions),
         "longer_expected_answers": sum(one.answer in longer for one in questions),
     }
+
+
+def _generated_tokens(chat: Chat, answer: str) -> int:
+    """Tokens that a model generates for an answer, without those that end it: a template may begin it with a space."""
+    labels = [label for label in chat.encode([Turn("?", answer)], []).labels if label != IGNORED]
+    while labels and labels[-1] in chat.end_token_ids:
+        labels.pop()
+    return len(labels)
