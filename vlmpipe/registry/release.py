@@ -197,10 +197,23 @@ def open_registry(settings: dict[str, Any]) -> tuple[Registry, str, str]:
 
 
 def run_sha256(store: Storage) -> str:
-    """Digest of a run's run.json, whichever submission has written it."""
+    """Digest of a run's run.json, whichever submission has written it and wherever the folder of runs lies."""
     content = read_record(store, "run.json")
     content["run"].pop("submission", None)
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    root = content["run"]["root_uri"]
+    text = json.dumps(_from_root(content, root), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _from_root(value: Any, root: str) -> Any:
+    """The value with addresses under `root` as they are seen from there."""
+    if isinstance(value, dict):
+        return {name: _from_root(each, root) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_from_root(each, root) for each in value]
+    if isinstance(value, str) and (value == root or value.startswith(f"{root}/")):
+        return f"ROOT{value[len(root) :]}"
+    return value
 
 
 def _read(store: Storage, name: str, step: str) -> dict[str, Any]:

@@ -93,6 +93,21 @@ def test_only_an_accepted_whole_model_of_the_very_settings_is_known_to_be_accept
     assert not was_accepted(str(run)), "the export is damaged"
 
 
+def test_an_accepted_run_is_known_to_be_accepted_after_a_move(run: Path, tmp_path: Path) -> None:
+    root = run.parents[1]
+    edit(run / "run.json", run={"run_id": run.name, "root_uri": str(root)})
+    decide_run(str(run))
+    assert was_accepted(str(run))
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    (root / "runs").rename(moved / "runs")
+    moved_run = moved / "runs" / run.name
+    assert was_accepted(str(moved_run))
+    # What its next start writes there.
+    edit(moved_run / "run.json", run={"run_id": run.name, "root_uri": str(moved)}, output={"root_uri": str(moved)})
+    assert was_accepted(str(moved_run))
+
+
 def test_a_rejected_run_is_not_known_to_be_accepted(run: Path) -> None:
     edit(run / "run.json", gate={"min_exact_match": 1.0})
     assert not decide_run(str(run)).accepted
