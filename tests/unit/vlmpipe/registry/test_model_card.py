@@ -37,7 +37,8 @@ def test_the_cards_header_reads_as_it_was_meant_whatever_texts_are_in_it(text: s
     card = model_card(job, {"exact_match": 0.5, "loss": 1.0}, {}, model="m")
     header = yaml.safe_load(card.split("---\n", 1)[1].split("\n---\n", 1)[0])
     (result,) = header["model-index"][0]["results"]
-    assert result["dataset"]["name"] == text and result["dataset"]["split"] == "validation" and header["library_name"] == "transformers"
+    assert (result["dataset"]["name"], result["dataset"]["split"]) == (text, "validation")
+    assert header["library_name"] == "transformers"
 
 
 def test_a_control_that_stands_on_fewer_questions_says_on_how_many() -> None:
