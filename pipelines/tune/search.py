@@ -72,7 +72,7 @@ class SearchStoppedError(UserError):
 def require_tuning(config: RunConfig) -> TuneConfig:
     """The section tune. Raises ConfigError where an end of a range makes an invalid run file."""
     if config.tune is None:
-        raise ConfigError("the run file has no section tune", fix="add one: vlmpipe docs tune")
+        raise ConfigError("the run file has no section tune", fix="add one: vlmpipe docs compare-runs")
     if config.tune.metric == VALIDATION_LOSS and not config.train.validate_every_steps:
         raise ConfigError(
             f"tune.metric is {VALIDATION_LOSS}, and train.validate_every_steps is 0: trials would be compared by a few "

@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 from tests.support.pipelines.terraform_files import Module
 
 FOLDER = ROOT / "examples/ci"
-GUIDE = ROOT / "docs/how-to/ci.md"
+GUIDE = ROOT / "docs/how-to/publish-and-schedule.md"
 SCHEMAS = {
     "github-actions.yaml": "vendor.github-workflows",
     "cloudbuild-test.yaml": "vendor.cloudbuild",

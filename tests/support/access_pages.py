@@ -22,8 +22,9 @@ WORDS: dict[UseName, str] = {
 HEADER = """# Who reads and writes what
 
 Which step of a run opens what a run file names, as which account. The grants of Terraform's module, the sentences about
-accounts in the guides and the questions of [`vlmpipe doctor`](../how-to/doctor.md) are made from the same table,
-`vlmpipe/access/table.yaml`.
+accounts in the guides and the questions of
+[`vlmpipe doctor`](../how-to/the-first-real-run.md#ask-google-cloud-whether-a-run-could-start) are made from the same
+table, `vlmpipe/access/table.yaml`.
 
 No step has run against Google Cloud with these grants. The tests hold the table against the run file's schema and the
 steps of every shipped pipeline.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmpipe.access.table import USES, Account, Kind, UseName, fields_of, load_table
 from vlmpipe.config.sections.sweep import variants_of
+from vlmpipe.trainer.config.data import function_named
 from vlmpipe.trainer.secret_manager import SECRET_NAME
 
 if TYPE_CHECKING:
@@ -66,9 +67,11 @@ def named(config: RunConfig) -> list[Named]:
         for row in load_table().fields:
             for name in row.names:
                 for field in fields_of(name, content):
-                    kind, resource = _resource(row.kinds, content[field])
+                    module, _ = function_named(content[field]) or ("", "")  # of a function, its file is read
+                    value = module if module.endswith(".py") else content[field]
+                    kind, resource = _resource(row.kinds, value)
                     if kind:
-                        found[Named(field, name, kind, resource, content[field])] = None
+                        found[Named(field, name, kind, resource, value)] = None
     return list(found)
 
 

@@ -1,4 +1,5 @@
-# The project in which CI submits runs, as GitHub Actions of one repository (docs/how-to/ci.md). Its state is shared.
+# The project in which CI submits runs, as GitHub Actions of one repository (docs/how-to/publish-and-schedule.md).
+# Its state is shared.
 # More settings: terraform/modules/vlmpipe/variables.tf.
 
 terraform {

@@ -30,7 +30,8 @@ SIZES = ((16, 16), (64, 64), (64, 16), (16, 80))  # of images, in pixels
 HEADER = """# Model types of family hf
 
 What was found on a tiny random model of each type. `model.family: hf` takes other types of transformers too and
-examines them in the same way ([Train any image-text model](../how-to/any-model.md)).
+examines them in the same way
+([Train any image-text model](../how-to/models.md#train-any-image-text-model-of-transformers)).
 
 - **packed samples**: whether samples in one sequence give the loss and gradients of each alone in plain transformers.
 - **attention by sample**: whether attention computes no scores between samples. Where it does, under a mask, time and

@@ -11,8 +11,10 @@ import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from tests.support import access_pages
+from tests.support.paths import ROOT
 from tests.support.pipelines.golden_pipelines import RUN_FILES, graph
 from vlmpipe.access.grants import secret_readers
+from vlmpipe.access.needs import named
 from vlmpipe.access.table import FieldRow, Table, load_table
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
@@ -197,10 +199,17 @@ def test_a_step_without_an_account_and_a_field_twice_are_refused() -> None:
         Table.model_validate(twice)
 
 
+def test_a_function_reads_its_file_and_the_buckets_of_its_arguments() -> None:
+    overrides = ["data.source=gs://code/mine.py:records", "data.source_arguments.path=gs://other/tasks.json"]
+    read = {one.field: one.value for one in named(load_run_file(ROOT / "configs/digits.yaml", overrides))}
+    assert read["data.source"] == "gs://code/mine.py"
+    assert read["data.source_arguments.path"] == "gs://other/tasks.json"
+
+
 def test_pages_and_guides_are_those_of_the_table() -> None:
     hint = "run python -m tests.support.generated_files"
     assert access_pages.PAGE.read_text() == access_pages.access_page(), hint
     guides = access_pages.guides()
-    assert {path.name for path in guides} >= {"secrets.md", "initial-weights.md", "notify.md", "model-registry.md"}
+    assert {path.name for path in guides} >= {"secrets-and-notifications.md", "fine-tuning.md", "model-registry.md"}
     for path, text in guides.items():
         assert path.read_text() == text, f"{path}: {hint}"

@@ -58,14 +58,15 @@ def test_no_message_points_at_a_file_of_the_clone_and_every_page_exists() -> Non
 
 def test_pages_are_listed_and_printed(vlmpipe: Vlmpipe) -> None:
     listed = vlmpipe("docs").out
-    assert "how-to/tune" in listed and "decisions" not in listed
-    page = (ROOT / "docs/how-to/tune.md").read_text(encoding="utf-8")
-    for name in ("tune", "how-to/tune", "docs/how-to/tune.md"):
+    assert "how-to/compare-runs" in listed and "decisions" not in listed
+    page = (ROOT / "docs/how-to/compare-runs.md").read_text(encoding="utf-8")
+    for name in ("compare-runs", "how-to/compare-runs", "docs/how-to/compare-runs.md"):
         assert vlmpipe("docs", name).out == page
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("tunes", "did you mean tune"), ("python-api", "how-to/python-api or reference/python-api")]
+    ("name", "said"),
+    [("compare-run", "did you mean compare-runs"), ("python-api", "how-to/python-api or reference/python-api")],
 )
 def test_a_page_that_is_not_one_is_a_sentence(vlmpipe: Vlmpipe, name: str, said: str) -> None:
     answer = vlmpipe("docs", name)
