@@ -35,7 +35,6 @@ from vlmpipe.trainer.data.prepare.pipeline import find_prepared
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.outage import answering_soon
-from vlmpipe.trainer.storage.records import write_record
 
 _IN_NAME = re.compile(r"projects/([^/]+)/locations/([^/]+)(/customJobs/.*)?")
 
@@ -223,7 +222,7 @@ def _point_to_data(run_json: str) -> None:
             fix="submit the pipeline, or train without them: features.cache=off",
             code=ExitCode.NOT_FOUND,
         )
-    write_record(open_storage(job.run.run_uri), "prepared.json", pointers.model_dump(), indent=1)
+    pointers.write(open_storage(job.run.run_uri))
 
 
 def _training_job(config: RunConfig, place: Place, run_uri: str) -> JobSubmission:

@@ -16,7 +16,7 @@ from vlmpipe.trainer.checkpoint.random_states import seed_random_states
 from vlmpipe.trainer.checkpoint.resume import versions
 from vlmpipe.trainer.checkpoint.resume_rules import settings_of
 from vlmpipe.trainer.config.compiling import CompileChoice, compile_choice
-from vlmpipe.trainer.config.job import DataPointers, JobConfig, defers_weights
+from vlmpipe.trainer.config.job import JobConfig, defers_weights
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.data.chat.added_tokens import require_trained_tokens, trained_tokens
 from vlmpipe.trainer.data.chat.encode import Chat
@@ -50,6 +50,7 @@ from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.monitoring.rank_metrics import ForwardTimer, waitless
 from vlmpipe.trainer.monitoring.run_facts import RunFacts
 from vlmpipe.trainer.monitoring.source_losses import SourceLosses
+from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.sizing.checkpoint_size import node_bytes
 from vlmpipe.trainer.sizing.flops import SequenceFlops, flops_per_sequence
 from vlmpipe.trainer.sizing.model_shape import ModelShape

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.support.suite import Bench
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.trainer.config.job import DataPointers, JobConfig, RunPaths
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.loader import PackedLoader
 from vlmpipe.trainer.data.prepare.pipeline import prepare
@@ -23,6 +23,7 @@ from vlmpipe.trainer.feature_cache.encode import build
 from vlmpipe.trainer.feature_cache.store import features_uri
 from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of
 from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.storage import open_storage
 
 CONFIGS = Path(__file__).parents[2] / "configs"

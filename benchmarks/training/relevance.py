@@ -15,13 +15,14 @@ from PIL import Image
 from benchmarks.support.suite import Bench
 from benchmarks.support.workloads import CONFIGS, SETTINGS
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.trainer.config.job import DataPointers, JobConfig, RunPaths
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.data.prepare.pipeline import prepare
 from vlmpipe.trainer.dataloading.batches import PackedBatch, collate
 from vlmpipe.trainer.feature_cache.encode import build
 from vlmpipe.trainer.feature_cache.store import features_uri
 from vlmpipe.trainer.models.arr_coc.textures import textures_of
 from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.setup import build_training
 from vlmpipe.trainer.storage import open_storage
 

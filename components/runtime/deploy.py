@@ -7,6 +7,7 @@ from typing import Any
 from vlmpipe.config.sections.deploy import DeployConfig, arguments_of, served_name
 from vlmpipe.config.sections.kubeflow import KubeflowConfig
 from vlmpipe.platforms.vertex.client import Place
+from vlmpipe.records.registered import Registered
 from vlmpipe.serving.agreement import Agreement, measure_agreement, require_agreement
 from vlmpipe.serving.openai import CHAT_PATH, ChatServer
 from vlmpipe.serving.questions import held_out_questions
@@ -27,9 +28,10 @@ def deploy_run(run_uri: str, where: str) -> Agreement:
     endpoint is as before then.
     """
     store = open_storage(run_uri)
-    if store.stat("registered.json") is None:
-        raise ConfigError(f"no {store.uri('registered.json')}", expected="a registered model", fix="register it first")
-    settings, registered = read_record(store, "run.json"), read_record(store, "registered.json")
+    registered = Registered.read_if_there(store)
+    if registered is None:
+        raise ConfigError(f"no {store.uri(Registered.FILE)}", expected="a registered model", fix="register it first")
+    settings = read_record(store, "run.json")
     deploy = DeployConfig.model_validate(settings["deploy"])
     questions = held_out_questions(run_uri, deploy.smoke_questions)
     found: Agreement
@@ -46,7 +48,7 @@ def deploy_run(run_uri: str, where: str) -> Agreement:
         place = Place(gcp["project"], gcp["location"], gcp["job_service_account"] or gcp["service_account"])
         endpoint = VertexEndpoint(place, deploy, labels=gcp["labels"], encryption_key=gcp["encryption_spec_key_name"])
         endpoint.require_public(questions, served_name(settings))
-        with endpoint.canary(registered["resource"], settings["run"]["run_id"]) as canary:
+        with endpoint.canary(registered.resource, settings["run"]["run_id"]) as canary:
             found = measure_agreement(questions, endpoint.ask(canary, served_name(settings)))
             require_agreement(found, deploy.min_agreement)
         served = {"endpoint": endpoint.name, "traffic_split": endpoint.promote(canary)}
@@ -56,9 +58,9 @@ def deploy_run(run_uri: str, where: str) -> Agreement:
         service = InferenceService(
             deploy, KubeflowConfig.model_validate(settings["kubeflow"]), arguments_of(settings, FOLDER)
         )
-        with service.canary(registered["uri"], settings["run"]["run_id"]) as url:
+        with service.canary(registered.uri, settings["run"]["run_id"]) as url:
             found = measure_agreement(questions, service.ask(url, served_name(settings)))
             require_agreement(found, deploy.min_agreement)
         served = {"inference_service": deploy.endpoint, "traffic_percent": service.promote()}
-    write_record(store, RECORD, {**served, "model": registered["model"], **found.as_json()}, indent=1)
+    write_record(store, RECORD, {**served, "model": registered.model, **found.as_json()}, indent=1)
     return found

@@ -12,6 +12,7 @@ from vlmpipe.job_spec.build import Job, job_settings, job_spec, jobs_of, step_of
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.progress import step_progress
+from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.records import read_record
@@ -79,7 +80,7 @@ def run_job_of_run(run_uri: str, job: str, target: str) -> str:
         raise ConfigError(f"job {job}, which this run does not have", expected=f"one of {', '.join(jobs_of(config))}")
     {"vertex": require_vertex, "kubeflow": require_kubeflow}.get(target, _nothing)(config)
     if job == "cache_features":
-        features = read_record(store, "prepared.json")["features"]
+        features = DataPointers.read(store).features
         if features != "encode":
             with step_progress(run_uri, "cache-features") as progress:
                 progress.finish("reused" if features == "reuse" else "done", why_nothing_is_encoded(run_uri, features))

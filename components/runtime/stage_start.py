@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.trainer.config.job import DataPointers, JobConfig, RunPaths
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.config.model import PARTS, ModelConfig, ModelPart
 from vlmpipe.trainer.data.prepare.pipeline import fingerprint
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import join_uri
 from vlmpipe.trainer.storage.export_manifest import FOLDER, NAME
@@ -59,6 +60,6 @@ def _tokenizer(config: RunConfig, this: RunPaths, first: RunPaths, export: str) 
     tokenizer = config.model.tokenizer
     if not tokenizer.startswith("train:"):
         return tokenizer
-    pointers = DataPointers.model_validate(read_record(open_storage(first.run_uri), "prepared.json"))
+    pointers = DataPointers.read(open_storage(first.run_uri))
     own = fingerprint(JobConfig.model_validate(config.to_run_json(this)))
     return tokenizer if pointers.prepared_uri == join_uri(this.prepared_root, own) else export

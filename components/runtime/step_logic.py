@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
-from vlmpipe.trainer.config.job import DataPointers, JobConfig
+from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare.dataset_diff import CHANGES_FILE
 from vlmpipe.trainer.errors import DataError, print_warning
+from vlmpipe.trainer.records.prepared import DataPointers
+from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record, write_record
 from vlmpipe.trainer.trials.files import SWEEP_FILE
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from vlmpipe.trainer.progress import Progress
 
 METRIC_FILES = {
-    "train": "summary.json", "evaluate": "evaluate.json", "cache_features": "steps/cache-features.json",
+    "train": Summary.FILE, "evaluate": "evaluate.json", "cache_features": "steps/cache-features.json",
     "benchmark": "evaluate.json",
 }  # fmt: skip
 
@@ -35,7 +38,7 @@ def prepare_run(job: JobConfig, progress: Progress) -> tuple[DataPointers, dict[
         from vlmpipe.trainer.external.base_model import write_base_model
 
         write_base_model(job, prepared.uri)
-    write_record(open_storage(job.run.run_uri), "prepared.json", pointers.model_dump(), indent=1)
+    pointers.write(open_storage(job.run.run_uri))
     _note_changes(job.run.run_uri, prepared)
     shown = {name: count for name, count in prepared.counts.items() if count and name not in (IMAGES, WITHOUT_IMAGES)}
     parts = ["samples: " + ", ".join(f"{count} {name}" for name, count in shown.items())]
@@ -106,7 +109,7 @@ def why_nothing_is_encoded(run_uri: str, features: str) -> str:
     from vlmpipe.trainer.data.prepare.chunks.merge import IMAGES
     from vlmpipe.trainer.data.shards.prepared_files import Manifest
 
-    pointers = DataPointers.model_validate(read_record(open_storage(run_uri), "prepared.json"))
+    pointers = DataPointers.read(open_storage(run_uri))
     images = Manifest.read(open_storage(pointers.prepared_uri)).counts.get(IMAGES)
     if images == 0:
         return "the data has no images: nothing to encode"
@@ -115,12 +118,16 @@ def why_nothing_is_encoded(run_uri: str, features: str) -> str:
 
 def job_metrics(run_uri: str, job: str) -> dict[str, float]:
     """The top-level numbers in a job's result file; of benchmarks their scores."""
-    content = read_record(open_storage(run_uri), METRIC_FILES[job])
-    numbers = {"images": content["total"]} if job == "cache_features" else content
-    if job == "benchmark":
-        scores = {name: found["scores"] for name, found in content["benchmarks"].items()}
-        numbers = {f"{name}.{score}": value for name, found in scores.items() for score, value in found.items()}
-    return {name: value for name, value in numbers.items() if _is_number(value)}
+    store = open_storage(run_uri)
+    if job == "train":
+        return _numbers(Summary.read(store).as_json())
+    content = read_record(store, METRIC_FILES[job])
+    if job == "cache_features":
+        return _numbers({"images": content["total"]})
+    if job != "benchmark":
+        return _numbers(content)
+    scores = {name: found["scores"] for name, found in content["benchmarks"].items()}
+    return _numbers({f"{name}.{score}": value for name, found in scores.items() for score, value in found.items()})
 
 
 def evaluation_metrics(run_uri: str) -> dict[str, float]:
@@ -178,6 +185,10 @@ def _close_sweep(run_uri: str) -> str:
     return f"report in {open_storage(run_uri).uri(PAGE)}"
 
 
-def _is_number(value: Any) -> bool:
-    """A finite number: a metric that is not cannot be written into a pipeline's metadata."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _numbers(content: Mapping[str, object]) -> dict[str, float]:
+    """Return the finite numbers: a metric that is none cannot be written into a pipeline's metadata."""
+    return {
+        name: value
+        for name, value in content.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }

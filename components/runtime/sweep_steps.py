@@ -16,6 +16,7 @@ from vlmpipe.job_spec.build import job_spec, sweep_job_spec
 from vlmpipe.trainer.config.job import JobConfig, RunPaths, without_gone
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, print_error
 from vlmpipe.trainer.progress import step_progress
+from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.records import read_as_written, read_record, write_record, write_run_file
@@ -164,7 +165,7 @@ def open_jobs(run_uri: str) -> list[str]:
     """
     sweep = _sweep(run_uri)
     leaders = [open_storage(uri) for uri in preparations(run_uri)]
-    if not any(leader.stat("prepared.json") for leader in leaders):
+    if not any(leader.stat(DataPointers.FILE) for leader in leaders):
         record = read_record(leaders[0], "steps/prepare-data.json")
         raise UserError(f"no variant's data could be prepared: {record['message']}", code=ExitCode.DATA)
     done = [is_done(open_storage(one["run_uri"])) for one in sweep["trainings"]]
@@ -177,9 +178,9 @@ def encode_features(run_uri: str, target: str) -> str:
     """Encode the images of a training's prepared data that have no features, in a job for each tower. Returns how they
     ended."""
     data = open_storage(run_uri)
-    if data.stat("prepared.json") is None:
+    if data.stat(DataPointers.FILE) is None:
         return f"no data in {run_uri}"
-    prepared_uri = read_record(data, "prepared.json")["prepared_uri"]
+    prepared_uri = DataPointers.read(data).prepared_uri
     trainings = _sweep(run_uri.rpartition(f"/{VARIANTS_FOLDER}/")[0])["trainings"]
     towers = dict.fromkeys(one["features_from"] for one in trainings if one["data_from"] == run_uri)
     return "; ".join(_encode(uri, prepared_uri, target) for uri in towers)[:ENDED_CHARS]
@@ -188,7 +189,7 @@ def encode_features(run_uri: str, target: str) -> str:
 def _encode(run_uri: str, prepared_uri: str, target: str) -> str:
     store = open_storage(run_uri)
     pointers = point_to_features(JobConfig.load(store.uri("run.json")), prepared_uri)
-    write_record(store, "prepared.json", pointers.model_dump(), indent=1)
+    pointers.write(store)
     if store.stat(FEATURES_ERROR):
         store.delete(FEATURES_ERROR)
     if pointers.features != "encode":

@@ -15,6 +15,7 @@ from typing import Any
 
 from vlmpipe.components.runtime.step_logic import METRIC_FILES, job_metrics
 from vlmpipe.platforms.vertex.client import Place, credentials_for, endpoint, translate_errors
+from vlmpipe.records.decision import Decision
 from vlmpipe.runs.ending import Outcome
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage import open_storage
@@ -88,8 +89,8 @@ def metrics(store: Storage, run_uri: str) -> dict[str, float]:
     for job in ("train", "evaluate"):
         if store.stat(METRIC_FILES[job]):
             found |= {f"{job}.{name}": float(value) for name, value in job_metrics(run_uri, job).items()}
-    if store.stat("decision.json"):
-        found["gate.accepted"] = float(bool(read_record(store, "decision.json")["accepted"]))
+    if decision := Decision.read_if_there(store):
+        found["gate.accepted"] = float(decision.accepted)
     return found
 
 

@@ -50,7 +50,7 @@ def message_of(run_uri: str, ending: Ending) -> dict[str, Any]:
     if ending.outcome == "failed" or ending.step:
         message |= {"step": ending.step or None, "exit_code": ending.exit_code, "error": error}
     if ending.decision:
-        message |= {"accepted": ending.decision.get("accepted"), "reason": ending.decision.get("reason")}
+        message |= {"accepted": ending.decision.accepted, "reason": ending.decision.reason}
         message["version"] = ending.version
     if ending.note:
         message["note"] = ending.note

@@ -28,9 +28,11 @@ from vlmpipe.pipelines.tune.status import SEARCH_FILE, TABLE, LocalSearch, Trial
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.monitoring.hypertune import VALIDATION_LOSS
+from vlmpipe.trainer.records.prepared import DataPointers
+from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage, join_uri
-from vlmpipe.trainer.storage.records import read_record, seal
+from vlmpipe.trainer.storage.records import read_record
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import types as api
@@ -118,7 +120,7 @@ def open_search(config: RunConfig, from_run: str, search_id: str, root_uri: str)
             raise ConfigError(f"{text!r} cannot be a run's id", expected="letters, digits, dots, dashes, underscores")
     config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"capacity_fallback": ()})})
     base = open_storage(join_uri(root_uri, "runs", from_run))
-    if base.stat("prepared.json") is None or base.stat("summary.json") is None:
+    if base.stat(DataPointers.FILE) is None or base.stat(Summary.FILE) is None:
         raise ConfigError(
             f"run {from_run} has not trained: no prepared.json and summary.json in {base.root_uri}",
             expected="a run whose data is prepared and whose features are encoded",
@@ -138,8 +140,8 @@ def open_search(config: RunConfig, from_run: str, search_id: str, root_uri: str)
         content[section] = its
     run_json = json.dumps(content, indent=1, ensure_ascii=False).encode()
     search_file = _search_file(tuning, f"{from_run} {config.digest()}")
-    prepared = seal(read_record(base, "prepared.json"), indent=1)
-    files = {"prepared.json": prepared, "run.json": run_json, SEARCH_FILE: search_file}
+    prepared = DataPointers.read(base).sealed()
+    files = {DataPointers.FILE: prepared, "run.json": run_json, SEARCH_FILE: search_file}
     return Search(config, tuning, search_id, paths.run_uri, files)
 
 

@@ -32,7 +32,7 @@ def write_run(
     Marker(run_id, "digest", (f"{name}.yaml",), started_s, started_s + 1, exit_code).write(folder)
     write_record(store, "run_file.json", {"name": name, **(settings or {})})
     if prepared:
-        pointers = {}
+        pointers = {"features": "reuse"}
         for kind in ("prepared", "features"):
             place = root / kind / prepared
             place.mkdir(parents=True, exist_ok=True)

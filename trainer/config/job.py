@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from vlmpipe.trainer import __version__
 from vlmpipe.trainer.config.base import Positive, Section
 from vlmpipe.trainer.config.benchmarks import BenchmarkConfig
 from vlmpipe.trainer.config.checkpoint import CheckpointConfig
@@ -23,13 +22,14 @@ from vlmpipe.trainer.config.strategies import DEFERRING
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.config.train_options import StateType
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.records.prepared import DataPointers
+from vlmpipe.trainer.records.record import of_another_version
 from vlmpipe.trainer.secret_manager import use_hub_token
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import join_uri
 from vlmpipe.trainer.storage.records import read_record
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-SHOWN_FIELDS = 5  # of a run file that another version wrote
 # Fields that are gone (docs/decisions/0148), with the values by which they did nothing: records of earlier runs hold
 # every field. Those of powersgd counted with gradient_compression: powersgd only, which is refused by itself.
 ANY_VALUE = object()
@@ -155,16 +155,6 @@ class RunPaths(Section):
         return join_uri(self.root_uri, "features")
 
 
-class DataPointers(Section):
-    """What `prepare_data` hands to the jobs through `prepared.json` in the run's folder."""
-
-    prepared_uri: str = Field(description="Prepared data of this run.")
-    features_uri: str = Field(description="Feature store of this run's tower.")
-    features: Literal["encode", "reuse", "off"] = Field(
-        description="Whether features are used, and if any are missing."
-    )
-
-
 class JobConfig(BaseModel):
     """What a job knows of its run. Sections that only the pipeline reads are ignored."""
 
@@ -202,13 +192,7 @@ class JobConfig(BaseModel):
         try:
             return cls.model_validate(without_gone(content))
         except ValidationError as error:
-            fields = [".".join(map(str, one["loc"])) for one in error.errors()]
-            more = f" and {len(fields) - SHOWN_FIELDS} more" if len(fields) > SHOWN_FIELDS else ""
-            raise ConfigError(
-                f"{uri} is not of this version of vlmpipe, by {', '.join(fields[:SHOWN_FIELDS])}{more}",
-                expected=f"a run of vlmpipe {__version__} as it is installed here",
-                fix="use the vlmpipe that made the run, or run its run file again",
-            ) from error
+            raise of_another_version(uri, error) from error
 
     @property
     def export_dtype(self) -> StateType:
@@ -217,7 +201,7 @@ class JobConfig(BaseModel):
 
     def pointers(self) -> DataPointers:
         """The prepared data and features of this run. Needs `prepare_data` to have run."""
-        return DataPointers.model_validate(read_record(open_storage(self.run.run_uri), "prepared.json"))
+        return DataPointers.read(open_storage(self.run.run_uri))
 
 
 def export_dtype(model: ModelConfig, train: TrainConfig, checkpoint: CheckpointConfig) -> StateType:

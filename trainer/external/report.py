@@ -20,11 +20,11 @@ from vlmpipe.trainer.external.states import newest_result, results_of
 from vlmpipe.trainer.monitoring.metrics_writer import MetricsLog
 from vlmpipe.trainer.monitoring.usage import UsageLog
 from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.outage import patiently
-from vlmpipe.trainer.storage.records import read_record, seal
 
-SUMMARY, STEP = "summary.json", "train"
+STEP = "train"
 
 
 def settings_sha256(job: JobConfig) -> str:
@@ -39,14 +39,13 @@ def is_done(job: JobConfig) -> bool:
     """Whether an earlier start of this very training has left a result that verifies."""
     store = open_storage(job.run.run_uri)
     begun = begun_by(read_attempts(results_of(job.run.run_uri)), job.run.submission_name)
-    if (job.train.resume == "never" and not begun) or store.stat(SUMMARY) is None:
+    if (job.train.resume == "never" and not begun) or (summary := Summary.read_if_there(store)) is None:
         return False
-    summary = read_record(store, SUMMARY)
-    if summary.get("settings_sha256") != settings_sha256(job) or not summary.get("result"):
+    if summary.settings_sha256 != settings_sha256(job) or not summary.result:
         return False
     with contextlib.suppress(UserError):  # none verifies: train again
         _, found, _ = newest_result(job)
-        return found is not None and found.name == summary["result"]
+        return found is not None and found.name == summary.result
     return False
 
 
@@ -70,7 +69,7 @@ class TrainerReport:
     @classmethod
     def reuse(cls, job: JobConfig) -> None:
         """Close the step of a training that is done."""
-        steps = read_record(open_storage(job.run.run_uri), SUMMARY)["steps"]
+        steps = Summary.read(open_storage(job.run.run_uri)).steps
         made = f"all {steps} steps were made before" if steps else "it was made before; no step was reported"
         Progress(job.run.run_uri, STEP).finish("reused", made)
 
@@ -127,27 +126,34 @@ class TrainerReport:
                 f"{trainer.name} reported no step and no loss: how far it trained is not known. It reports by lines of "
                 "VLMPIPE_METRICS, trainer_state.json or TensorBoard's files"
             )
-        summary: dict[str, Any] = {
-            "steps": progress.step or None,  # unknown, which no other number stands for
-            "total_steps": wanted or progress.step or None,
-            "first_loss": self._first_loss(progress),
-            "final_loss": progress.loss,
-            "world_size": self._node.world_size,
-            "nodes": self._node.cluster.num_nodes,
-            "strategy": f"{trainer.name} ({trainer.launch})",
-            "resumed_from_step": self._first_step or None,
-            "initial_weights": job.model.origins(),
-            "trainer": trainer.name,
-            "result": result,
-            "checkpoint": result,
-            "settings_sha256": settings_sha256(job),
-            "versions": self._versions,
-        }
+        summary = Summary(
+            steps=progress.step or None,  # unknown, which no other number stands for
+            total_steps=wanted or progress.step or None,
+            first_loss=self._first_loss(progress),
+            final_loss=progress.loss,
+            world_size=self._node.world_size,
+            nodes=self._node.cluster.num_nodes,
+            strategy=f"{trainer.name} ({trainer.launch})",
+            resumed_from_step=self._first_step or None,
+            initial_weights=job.model.origins(),
+            trainer=trainer.name,
+            result=result,
+            checkpoint=result,
+            settings_sha256=settings_sha256(job),
+            versions=self._versions,
+        )
 
         def store() -> None:
             self._log.store()
-            usage = self._usage.close().as_summary()
-            open_storage(job.run.run_uri).write(SUMMARY, seal(summary | usage))
+            usage = self._usage.close()
+            summary.model_copy(
+                update={
+                    "starts": usage.starts,
+                    "steps_made": usage.steps_made,
+                    "steps_repeated": usage.steps_repeated,
+                    "wall_s": usage.seconds,
+                }
+            ).write(open_storage(job.run.run_uri))
 
         patiently("writing metrics and summary", store, limit_s=job.checkpoint.max_s_without_commit)
         self._log.close()

@@ -27,15 +27,13 @@ from vlmpipe.trainer.monitoring.step_metrics import StepTotals
 from vlmpipe.trainer.monitoring.trackers import open_trackers
 from vlmpipe.trainer.monitoring.usage import UsageLog
 from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.sizing.flops import model_flops_per_sequence
 from vlmpipe.trainer.sizing.gpu_peaks import TERA, peak_of
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.outage import patiently, warned
-from vlmpipe.trainer.storage.records import read_record, seal
 from vlmpipe.trainer.strategies.base import Strategy
 from vlmpipe.trainer.strategies.mixed_precision import LossScale
-
-SUMMARY = "summary.json"
 
 
 def _scale_metrics(scale: LossScale) -> dict[str, float]:
@@ -212,9 +210,9 @@ class TrainingMonitor:
         self._log.store()
         store = open_storage(self._job.run.run_uri)
         nothing_left = self._last_step == self._first_step
-        has_summary = store.stat(SUMMARY) is not None and read_record(store, SUMMARY)["steps"] == self._last_step
-        if not (nothing_left and has_summary):
-            store.write(SUMMARY, seal(self._summary(checkpoint), allow_nan=False))
+        before = Summary.read_if_there(store)
+        if not nothing_left or before is None or before.steps != self._last_step:
+            store.write(Summary.FILE, self._summary(checkpoint).sealed())
 
     def _utilisation(self, seconds: float) -> dict[str, float]:
         """Model FLOP/s per device since the last line, and their share of the device's peak (MFU)."""
@@ -353,36 +351,42 @@ class TrainingMonitor:
         self._graphs = graphs
         return {"compiled_graphs": graphs}
 
-    def _summary(self, checkpoint: str) -> dict[str, Any]:
+    def _summary(self, checkpoint: str) -> Summary:
         job, worker, facts = self._job, self._worker, self._facts
         self._note_usage()
         usage = self._usage.close()
-        return {
-            "steps": self._last_step,
-            "total_steps": facts.total_steps,
-            "first_loss": self._first_loss,
-            "final_loss": self._last_loss,
-            "tokens": usage.tokens,
-            "label_tokens": usage.label_tokens,
-            **usage.as_summary(),
-            **_scale_metrics(facts.strategy.loss_scale),
-            **_ema_metrics(job),
-            "checkpoint_stall_s": usage.checkpoint_stall_s,
-            "goodput": goodput(self._log.lines(), until_s=time.time()),
-            "peak_memory_gib": self._rank_metrics.peak_memory_gib,
-            "world_size": worker.world_size,
-            "nodes": worker.num_nodes,
-            **({**self._reduction, "nccl_net_plugins": net_plugins()} if self._reduction else {}),
-            "strategy": job.train.strategy,
-            "precision": job.train.precision,
-            "compile": facts.compiling.state,
-            "float8": job.train.float8,
-            "resumed_from_step": self._first_step or None,
-            "parameters": facts.num_parameters,
-            "trainable_parameters": facts.num_trainable,
-            "features": facts.features,
-            "initial_weights": job.model.origins(),
-            "checkpoint": checkpoint,
-            "settings": facts.record.settings,
-            "versions": facts.record.versions,
-        }
+        reduction = {**self._reduction, "nccl_net_plugins": net_plugins()} if self._reduction else {}
+        return Summary.model_validate(
+            {
+                "steps": self._last_step,
+                "total_steps": facts.total_steps,
+                "first_loss": self._first_loss,
+                "final_loss": self._last_loss,
+                "tokens": usage.tokens,
+                "label_tokens": usage.label_tokens,
+                "starts": usage.starts,
+                "steps_made": usage.steps_made,
+                "steps_repeated": usage.steps_repeated,
+                "wall_s": usage.seconds,
+                **_scale_metrics(facts.strategy.loss_scale),
+                **_ema_metrics(job),
+                "checkpoint_stall_s": usage.checkpoint_stall_s,
+                "goodput": goodput(self._log.lines(), until_s=time.time()),
+                "peak_memory_gib": self._rank_metrics.peak_memory_gib,
+                "world_size": worker.world_size,
+                "nodes": worker.num_nodes,
+                **reduction,
+                "strategy": job.train.strategy,
+                "precision": job.train.precision,
+                "compile": facts.compiling.state,
+                "float8": job.train.float8,
+                "resumed_from_step": self._first_step or None,
+                "parameters": facts.num_parameters,
+                "trainable_parameters": facts.num_trainable,
+                "features": facts.features,
+                "initial_weights": job.model.origins(),
+                "checkpoint": checkpoint,
+                "settings": facts.record.settings,
+                "versions": facts.record.versions,
+            }
+        )

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import psutil
 
@@ -46,15 +45,6 @@ class RunUsage:
     label_tokens: int
     seconds: float
     checkpoint_stall_s: float
-
-    def as_summary(self) -> dict[str, Any]:
-        """Fields of summary.json but for tokens."""
-        return {
-            "starts": self.starts,
-            "steps_made": self.steps_made,
-            "steps_repeated": self.steps_repeated,
-            "wall_s": self.seconds,
-        }
 
 
 class UsageLog:

@@ -22,6 +22,7 @@ from vlmpipe.trainer.distributed.process import run_worker
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.preflight.machine import require_machine
 from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.secret_manager import use_secrets
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record, write_record
@@ -88,7 +89,7 @@ def _train(training: Mapping[str, Any], run: Run, *, is_chief: bool) -> str:
     print(f"sweep: {title}", flush=True)
     took = dict[str, float]()
     try:
-        store.write("prepared.json", _prepared(training))
+        _prepared(training).write(store)
         ended = run(JobConfig.load(store.uri("run.json")), took)
     except UserError as error:
         ended = Ended(int(error.code), error.found)
@@ -112,18 +113,18 @@ def _train(training: Mapping[str, Any], run: Run, *, is_chief: bool) -> str:
     return state
 
 
-def _prepared(training: Mapping[str, Any]) -> bytes:
+def _prepared(training: Mapping[str, Any]) -> DataPointers:
     """The prepared.json that the training shares. Raises UserError with what kept its data from being prepared, or
     its images from being encoded."""
     store = open_storage(training["features_from"])
-    if store.stat("prepared.json") is None:
+    if store.stat(DataPointers.FILE) is None:
         data, step = open_storage(training["data_from"]), "steps/prepare-data.json"
         why = read_record(data, step)["detail"].get("error", "") if data.stat(step) else ""
         raise UserError(f"its data could not be prepared: {why or 'the step did not run'}", code=ExitCode.DATA)
     if store.stat(FEATURES_ERROR):
         why = read_record(store, FEATURES_ERROR)["error"]
         raise UserError(f"the images of its data could not be encoded: {why}", code=ExitCode.DATA)
-    return store.read("prepared.json")
+    return DataPointers.read(store)
 
 
 def _forked(run_uris: Sequence[str]) -> Run:

@@ -22,6 +22,8 @@ from vlmpipe.trainer.distributed.cluster_env import read_cluster
 from vlmpipe.trainer.errors import ConfigError, run_main
 from vlmpipe.trainer.monitoring.hypertune import TRIAL_VARIABLE, VALIDATION_LOSS, WATCHED_VARIABLE
 from vlmpipe.trainer.monitoring.hypertune import report as report_to_service
+from vlmpipe.trainer.records.prepared import DataPointers
+from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_lines, read_record, write_record
 
@@ -94,7 +96,7 @@ def open_trial(config_uri: str, values: dict[str, Any], trial: str) -> JobConfig
     content["run"]["run_id"] = f"{content['run']['run_id']}/trial-{trial}"
     job = JobConfig.model_validate(content)
     folder = open_storage(job.run.run_uri)
-    folder.write("prepared.json", search.read("prepared.json"))
+    DataPointers.read(search).write(folder)
     write_record(folder, "run.json", content, indent=1)
     return job
 
@@ -108,7 +110,7 @@ def report(job: JobConfig, metric: str) -> float:
         found, step = measured[-1] if measured else (None, 0)
     else:
         found = read_record(store, "evaluate.json").get(metric)
-        step = read_record(store, "summary.json").get("steps") or 0
+        step = Summary.read(store).steps or 0
     if not isinstance(found, int | float):
         raise ConfigError(f"the trial has measured no number {metric}", fix="correct tune.metric")
     report_to_service(metric, float(found), int(step))

@@ -194,17 +194,16 @@ def _first_files(files: dict[str, tuple[str, ...]]) -> list[str]:
 def _prepared_uri(run: str, overrides: Overrides, root: str, stage: str) -> str:
     """Prepared data of a run, or of a run file. Raises UserError where there is none."""
     from vlmpipe.comparison.sides import run_uri_named
-    from vlmpipe.trainer.config.job import DataPointers
     from vlmpipe.trainer.data.prepare.pipeline import find_prepared
+    from vlmpipe.trainer.records.prepared import DataPointers
     from vlmpipe.trainer.storage import open_storage
     from vlmpipe.trainer.storage.base import join_uri
-    from vlmpipe.trainer.storage.records import read_record
 
     if run.endswith((".yaml", ".yml")):
         return find_prepared(_job(Path(run), overrides, stage))
     folder = run_uri_named(run, root)
     store = open_storage(join_uri(folder, "stages", stage) if stage else folder)
-    return DataPointers.model_validate(read_record(store, "prepared.json")).prepared_uri
+    return DataPointers.read(store).prepared_uri
 
 
 def _job(config: Path, overrides: Overrides, stage: str) -> JobConfig:

@@ -18,6 +18,8 @@ from vlmpipe.runs.submitted import submitted_record
 from vlmpipe.trainer.config.benchmarks import ANSWERS_FOLDER
 from vlmpipe.trainer.config.job import run_uri_of
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.records.prepared import DataPointers
+from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage, in_bucket, join_uri
 from vlmpipe.trainer.storage.records import read_lines, read_record
@@ -136,7 +138,11 @@ def _registered(model: str, which: str, settings: Sequence[dict[str, Any]], root
 
 def _side(name: str, run_uri: str) -> Side:
     store = open_storage(run_uri)
-    for file, step in ((PREDICTIONS, "evaluate"), ("evaluate.json", "evaluate"), ("prepared.json", "prepare-data")):
+    for file, step in (
+        (PREDICTIONS, "evaluate"),
+        ("evaluate.json", "evaluate"),
+        (DataPointers.FILE, DataPointers.STEP),
+    ):
         if store.stat(file) is None:
             raise ConfigError(
                 f"{name} has no {file}, which the step {step} writes: {store.uri(file)} is missing",
@@ -148,13 +154,13 @@ def _side(name: str, run_uri: str) -> Side:
         name,
         _run_id(run_uri),
         run_uri,
-        read_record(store, "prepared.json")["prepared_uri"],
+        DataPointers.read(store).prepared_uri,
         predictions,
         read_record(store, "evaluate.json"),
         _usage(store),
         known_image_groups(store, predictions),
         read_record(store, "run.json"),
-        mapping(read_record(store, "summary.json").get("versions")) if store.stat("summary.json") else {},
+        (Summary.read_if_there(store) or Summary()).versions,
     )
 
 
@@ -170,20 +176,19 @@ def _usage(store: Storage) -> Usage:
         min((began for began, _ in times.values()), default=0.0),
         max((e for _, e in times.values()), default=0.0),
     )
-    summary = read_record(store, "summary.json") if store.stat("summary.json") else {}
+    summary = Summary.read_if_there(store) or Summary()
     earlier = 0.0
     if "train" in took:
-        of_starts = (number(summary.get("wall_s")) or 0.0) / HOUR_S
+        of_starts = (summary.wall_s or 0.0) / HOUR_S
         earlier = max(0.0, of_starts - took["train"])  # the step's record begins with the last start
         took["train"] += earlier
     cost = mapping(read_record(store, "plan.json").get("cost")) if store.stat("plan.json") else {}
-    tokens, starts, repeated = (number(summary.get(name)) for name in ("tokens", "starts", "steps_repeated"))
     return Usage(
         (last - first) / HOUR_S + earlier if times else None,
         took.get("train"),
-        None if tokens is None else int(tokens),
-        None if starts is None else int(starts),
-        None if repeated is None else int(repeated),
+        summary.tokens,
+        summary.starts,
+        summary.steps_repeated,
         _measured_usd(cost, took),
         number(cost.get("usd")),
     )

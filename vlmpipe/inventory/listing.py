@@ -9,22 +9,27 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vlmpipe.inventory.tags import read_tags
 from vlmpipe.pipelines.tune.status import SEARCH_FILE, LocalSearch
 from vlmpipe.platforms.local.runs.run import MARKER
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.platforms.local.runs.summary import report_of
+from vlmpipe.records.registered import Registered
 from vlmpipe.registry.folder import FolderRegistry
 from vlmpipe.trainer.errors import ConfigError, UserError
+from vlmpipe.trainer.records.prepared import DataPointers
+from vlmpipe.trainer.records.record import Record
+from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import in_bucket
 from vlmpipe.trainer.storage.records import read_record_file
 from vlmpipe.trainer.storage.user_folders import expanded
 
+R = TypeVar("R", bound=Record)
 REMOVED = ".removed"  # where what is being removed lies, beside it: no run has that name
 SHARED = ("prepared", "features")  # that runs point at, and that are made again when they are missing
-POINTERS, REGISTERED, SETTINGS = "prepared.json", "registered.json", "run.json"
+SETTINGS = "run.json"
 # Runs in the texts of a run file. Matches overlap: the usual root is a folder that is called runs, too.
 _NAMED = re.compile(r"(?=(?:run:|\bruns/)([a-z0-9][a-z0-9-]{0,127}))")
 _STARTED = re.compile(r"-\d{8}-\d{6}(-[0-9a-f]+)?$")
@@ -179,26 +184,26 @@ class _Files:
         self._paths: dict[str, list[Path]] = {}
         for path, size in _walk(folder):
             self.size_bytes += size
-            if path.name in (POINTERS, REGISTERED, RUN_FILE_COPY, SETTINGS):
+            if path.name in (DataPointers.FILE, Registered.FILE, RUN_FILE_COPY, SETTINGS):
                 self._paths.setdefault(path.name, []).append(path)
 
-    def _records(self, name: str) -> Iterator[dict[str, Any]]:
-        return map(read_record_file, self._paths.get(name, ()))
+    def _records(self, kind: type[R]) -> list[R]:
+        return [kind.read(open_storage(str(path.parent))) for path in self._paths.get(kind.FILE, ())]
 
     def uses(self) -> set[str]:
         """Names of the folders of prepared data and of features that the run points at, which their content decides.
 
         Not their paths: the output folder may have been moved since.
         """
-        uris = (record.get(f"{kind}_uri") for record in self._records(POINTERS) for kind in SHARED)
-        return {str(uri).rstrip("/").rpartition("/")[2] for uri in uris if uri}
+        uris = [uri for one in self._records(DataPointers) for uri in (one.prepared_uri, one.features_uri)]
+        return {uri.rstrip("/").rpartition("/")[2] for uri in uris if uri}
 
     def registered(self) -> set[str]:
-        return {f"{one.get('model')}@{one.get('version')}" for one in self._records(REGISTERED) if one}
+        return {f"{one.model}@{one.version}" for one in self._records(Registered)}
 
     def aliases(self) -> set[tuple[str, str]]:
         """Models that versions were made of, with the alias that was to name them."""
-        return {(str(one.get("model")), str(one.get("alias") or "champion")) for one in self._records(REGISTERED)}
+        return {(one.model, one.alias or "champion") for one in self._records(Registered)}
 
     def names(self, *settings: str) -> set[str]:
         """Ids of the runs that these files of settings name."""

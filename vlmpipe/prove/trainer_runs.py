@@ -19,12 +19,14 @@ from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.job_spec.build import worker_pools
 from vlmpipe.platforms.local.jobs.inherited_environment import inherited_environment
 from vlmpipe.prove.sample_set import NUM_SAMPLES, SIDE
-from vlmpipe.trainer.config.job import DataPointers, JobConfig, RunPaths
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.config.model import GRID_FAMILIES
 from vlmpipe.trainer.monitoring.metrics_writer import FILE as METRICS
 from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.records.prepared import DataPointers
+from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.records import read_lines, read_record, write_record
+from vlmpipe.trainer.storage.records import read_lines, write_record
 
 POLL_S = 0.2
 OWN_CODE = re.compile(r"^launcher: train\.trainer \S+ ended with exit code (\d+)$", re.MULTILINE)
@@ -125,8 +127,8 @@ class LocalTrainer:
 
     def told_versions(self) -> dict[str, str]:
         """Versions in the summary of a start, where it has any."""
-        for summary in sorted(self.root.glob("runs/*/summary.json")):
-            return dict(read_record(open_storage(str(summary.parent)), summary.name).get("versions", {}))
+        for summary in sorted(self.root.glob(f"runs/*/{Summary.FILE}")):
+            return dict(Summary.read(open_storage(str(summary.parent))).versions)
         return {}
 
     def _run_file(self, start: Start) -> RunConfig:
@@ -158,7 +160,7 @@ class LocalTrainer:
 
         prepared = prepare(job, Progress(job.run.run_uri, "prepare-data", quiet=True))
         pointers = DataPointers(prepared_uri=prepared.uri, features_uri="", features="off")
-        write_record(open_storage(job.run.run_uri), "prepared.json", pointers.model_dump())
+        pointers.write(open_storage(job.run.run_uri))
 
     def _train(self, run: RunConfig, run_uri: str, stop_after_step: int) -> Ended:
         spec = worker_pools(run, "train", run_uri)[0]["container_spec"]
@@ -176,8 +178,8 @@ class LocalTrainer:
             finally:
                 _kill(process)
         store = open_storage(run_uri)
-        summary = read_record(store, "summary.json") if store.stat("summary.json") else {}
-        output, resumed = log.read_text(encoding="utf-8", errors="replace")[before:], summary.get("resumed_from_step")
+        summary = Summary.read_if_there(store) or Summary()
+        output, resumed = log.read_text(encoding="utf-8", errors="replace")[before:], summary.resumed_from_step
         return Ended(_losses(run_uri), process.returncode, output, timed_out, resumed, run_uri)
 
     def _wait(self, process: subprocess.Popen[bytes], run_uri: str, stop_after_step: int) -> bool:

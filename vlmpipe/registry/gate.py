@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from vlmpipe.config.sections.output import GateConfig
-from vlmpipe.trainer.config.base import Section
+from vlmpipe.records.decision import Champion, Check, Decision
 from vlmpipe.trainer.config.benchmarks import TITLES
 from vlmpipe.trainer.evaluation.metrics import overlap_sentence
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts, interval, is_above
@@ -28,44 +28,6 @@ SCORE_NAMES = {
 }
 Baseline = Literal["chance", "shuffled_image"]
 BASELINE_NAMES: dict[Baseline, str] = {"chance": "majority baseline", "shuffled_image": "shuffled image"}
-
-
-class Check(Section):
-    """One requirement and its result. `value` and `threshold` are None where there is no number."""
-
-    name: str
-    metric: str
-    slice: str | None = None
-    value: float | None = None
-    threshold: float | None = None
-    is_upper: bool = False  # the threshold: the value may not exceed it
-    interval: tuple[float, float] | None = None  # of the compared difference; each end is wrong in 5 % of cases
-    questions: int | None = None  # that both sides of a comparison were asked
-    passed: bool
-    why: str
-
-
-class Champion(Section):
-    """The model in use: its registry version, run and validation exact match."""
-
-    version: int
-    run_id: str
-    exact_match: float | None = None
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Champion:
-        exact_match = _finite(record.get("exact_match"))
-        return cls(version=record["version"], run_id=record["run_id"], exact_match=exact_match)
-
-
-class Decision(Section):
-    """The gate's answer, written to `decision.json`; its numbers are finite."""
-
-    accepted: bool
-    reason: str
-    checks: tuple[Check, ...]
-    champion: Champion | None = None
-    run_sha256: str = ""  # of the run.json that the run had, without its submission
 
 
 @dataclass(frozen=True)
@@ -92,7 +54,7 @@ def decide(evaluation: Mapping[str, Any], gate: GateConfig, against: AgainstCham
         gate: the thresholds.
         against: the model in use, or None if there is none.
     """
-    champion = Champion.from_record(against.champion) if against is not None else None
+    champion = _champion(against.champion) if against is not None else None
     if gate.bounds == "none":
         return Decision(accepted=True, reason="Accepted: the gate is none.", checks=(), champion=champion)
     if not gate.checks_something:
@@ -137,6 +99,11 @@ def decide(evaluation: Mapping[str, Any], gate: GateConfig, against: AgainstCham
         checks=tuple(checks),
         champion=champion,
     )
+
+
+def _champion(record: Mapping[str, Any]) -> Champion:
+    exact_match = _finite(record.get("exact_match"))
+    return Champion(version=record["version"], run_id=record["run_id"], exact_match=exact_match)
 
 
 def _finite(value: Any) -> float | None:

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmpipe.config.sections.output import HubConfig
+from vlmpipe.records.registered import Registered, Uploaded
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.secret_manager import HUB_TOKEN_VARIABLE, upload_token
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.export_manifest import MARKER
-from vlmpipe.trainer.storage.records import read_record, write_record
+from vlmpipe.trainer.storage.records import read_record
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-RECORD = "registered.json"
 # Files of an earlier model that would be loaded with the new one: another number of shards, an adapter's configuration.
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".model")
 
@@ -38,17 +38,17 @@ def upload_registered(run_uri: str) -> str:
     if not settings["register"].get("hub"):  # runs of earlier releases have no such field
         return ""
     hub = HubConfig.model_validate(settings["register"]["hub"])
-    if store.stat(RECORD) is None:
-        raise ConfigError(f"no {store.uri(RECORD)}", expected="a registered model", fix="register it first")
-    registered = read_record(store, RECORD)
+    registered = Registered.read_if_there(store)
+    if registered is None:
+        raise ConfigError(f"no {store.uri(Registered.FILE)}", expected="a registered model", fix="register it first")
     token = require_token(hub)
-    model = open_storage(registered["uri"])
+    model = open_storage(registered.uri)
     # The marker names folders of this run, which have no use on the hub, and no program there reads it.
     files = {info.name: model.fetch(info.name) for info in model.list() if info.name != MARKER}
-    message = f"{registered['model']} version {registered['version']}, run {settings['run']['run_id']}"
+    message = f"{registered.model} version {registered.version}, run {settings['run']['run_id']}"
     commit, address = _upload(hub, token, files, message)
-    uploaded = {"repo_id": hub.repo_id, "revision": hub.revision, "commit": commit}
-    write_record(store, RECORD, {**registered, "hub": uploaded}, indent=1)
+    uploaded = Uploaded(repo_id=hub.repo_id, revision=hub.revision, commit=commit)
+    registered.model_copy(update={"hub": uploaded}).write(store)
     return address
 
 

@@ -19,6 +19,7 @@ from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.evaluation.metrics import evaluation_notes
 from vlmpipe.trainer.models.layers.freeze import described
 from vlmpipe.trainer.printable import one_line
+from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage.base import BUCKET_SCHEMES
 
 PART_NAMES = {
@@ -65,7 +66,7 @@ def _form(model: ModelConfig) -> str:
     return "grids" if model.family in GRID_FAMILIES else "squares"
 
 
-def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Mapping[str, Any], *, model: str) -> str:
+def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Summary, *, model: str) -> str:
     """The card's text.
 
     Args:
@@ -163,7 +164,7 @@ def _data(data: DataConfig) -> str:
     )
 
 
-def _training(config: JobConfig, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _training(config: JobConfig, summary: Summary) -> list[tuple[str, str]]:
     train, model = config.train, config.model
     origins = {PART_NAMES[name]: _origin(part) for name, part in model.sources.items()}
     facts = {
@@ -171,15 +172,15 @@ def _training(config: JobConfig, summary: Mapping[str, Any]) -> list[tuple[str, 
         **origins,
         "Not trained": described(config.model),
         "Adapters": _adapters(model.lora) if model.lora else "",
-        "Parameters": _count(summary.get("parameters")),
-        "Trained parameters": _count(summary.get("trainable_parameters")),
-        "Optimizer steps": _count(summary.get("steps")),
-        "Tokens": _count(summary.get("tokens")) + _starts(summary),
+        "Parameters": _count(summary.parameters),
+        "Trained parameters": _count(summary.trainable_parameters),
+        "Optimizer steps": _count(summary.steps),
+        "Tokens": _count(summary.tokens) + _starts(summary),
         "Packed sequences per step": f"{train.global_batch_size} of {config.data.sequence_length} tokens",
         "Peak learning rate": f"{train.optimizer.learning_rate:g}, {train.lr_schedule}",
         "Weights": f"exponential moving average over the steps, decay {train.ema_decay:g}" if train.ema_decay else "",
         "Precision": train.precision,
-        "Strategy": f"{train.strategy} on {summary.get('world_size', 'an unrecorded number of')} process(es)",
+        "Strategy": f"{train.strategy} on {summary.world_size or 'an unrecorded number of'} process(es)",
         "Trainer": "",
     }
     if train.trainer:
@@ -187,18 +188,16 @@ def _training(config: JobConfig, summary: Mapping[str, Any]) -> list[tuple[str, 
     return [(name, value) for name, value in facts.items() if value]
 
 
-def _starts(summary: Mapping[str, Any]) -> str:
+def _starts(summary: Summary) -> str:
     """What is said behind the tokens of a training that was interrupted."""
-    starts, repeated = summary.get("starts"), summary.get("steps_repeated")
-    if not isinstance(starts, int) or starts < 2 or not summary.get("tokens"):
-        return ""
+    starts, repeated = summary.repeated_starts(), summary.steps_repeated
     again = f", at least {_count(repeated)} steps made twice" if repeated else ""
-    return f" (in {starts} starts{again})"
+    return f" (in {starts} starts{again})" if starts and summary.tokens else ""
 
 
-def _trainer(trainer: ExternalTrainerConfig, summary: Mapping[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in dict(summary.get("versions") or {}).items())
-    where = f"{trainer.launch}, {summary.get('world_size', 'an unrecorded number of')} process(es)"
+def _trainer(trainer: ExternalTrainerConfig, summary: Summary) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in summary.versions.items())
+    where = f"{trainer.launch}, {summary.world_size or 'an unrecorded number of'} process(es)"
     return f"{_escaped(trainer.name)} ({where}): {_code(' '.join(trainer.command))}" + (
         f"; {versions}" if versions else ""
     )

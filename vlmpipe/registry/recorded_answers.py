@@ -13,8 +13,9 @@ from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.evaluation.metrics import image_group
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts, paired_counts
+from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.storage.base import Storage
-from vlmpipe.trainer.storage.records import read_lines, read_record
+from vlmpipe.trainer.storage.records import read_lines
 
 PREDICTIONS = "predictions.jsonl"
 MIN_SHARE = 0.5  # of the champion's questions: fewer are no fair comparison
@@ -44,7 +45,7 @@ def image_groups(run: Storage, predictions: Sequence[Mapping[str, Any]]) -> dict
     """
     groups = {str(one["id"]): str(one["image_group"]) for one in predictions if one.get("image_group")}
     if missing := {str(one["id"]) for one in predictions} - groups.keys():
-        split = Index.load(read_record(run, "prepared.json")["prepared_uri"]).split("eval")
+        split = Index.load(DataPointers.read(run).prepared_uri).split("eval")
         known = {
             identity: image_group(identity, split.image_sha256(sample)) for sample, identity in enumerate(split.ids)
         }

@@ -13,15 +13,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlmpipe.config.sections.output import GateConfig
+from vlmpipe.records.decision import Champion, Decision
+from vlmpipe.records.registered import Registered
 from vlmpipe.registry.folder import Candidate, Entry, FolderRegistry, OvertakenError, Registry
-from vlmpipe.registry.gate import AgainstChampion, Champion, Decision, decide
+from vlmpipe.registry.gate import AgainstChampion, decide
 from vlmpipe.registry.model_card import model_card
 from vlmpipe.registry.recorded_answers import recorded_answers
 from vlmpipe.trainer.checkpoint.resume_rules import as_trained
-from vlmpipe.trainer.config.job import DataPointers, JobConfig, run_uri_of
+from vlmpipe.trainer.config.job import JobConfig, run_uri_of
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.evaluation.held_out.champion_pointer import CHAMPION_FILE, ChampionPointer
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts
+from vlmpipe.trainer.records.prepared import DataPointers
+from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage, join_uri
 from vlmpipe.trainer.storage.export_manifest import require_whole_export
@@ -39,14 +43,14 @@ def decide_run(run_uri: str) -> Decision:
     settings = _read(store, "run.json", "resolve-run")
     evaluation = _read(store, "evaluate.json", "evaluate")
     evaluation["run_id"] = settings["run"]["run_id"]
-    summary = read_record(store, "summary.json") if store.stat("summary.json") else {}
-    evaluation["checkpoint"] = summary.get("checkpoint", "")
+    summary = Summary.read_if_there(store) or Summary()
+    evaluation["checkpoint"] = summary.checkpoint
     registry, model, _ = open_registry(settings)
     entry = registry.champion(model)
     gate = GateConfig.model_validate(settings["gate"])
     decision = decide(evaluation, gate, _against(entry, settings, evaluation, store) if entry else None)
     decision = decision.model_copy(update={"run_sha256": run_sha256(store)})
-    write_record(store, "decision.json", decision.model_dump(mode="json"), indent=1)
+    decision.write(store)
     return decision
 
 
@@ -100,10 +104,8 @@ def was_accepted(run_uri: str) -> bool:
     """Whether the gate has accepted a run with the very settings that it has now, and its export is still whole."""
     store = open_storage(run_uri)
     job = JobConfig.model_validate(_read(store, "run.json", "resolve-run"))
-    if store.stat("decision.json") is None or job.train.resume == "never":
-        return False
-    decision = Decision.model_validate(read_record(store, "decision.json"))
-    if not decision.accepted or decision.run_sha256 != run_sha256(store):
+    decision = None if job.train.resume == "never" else Decision.read_if_there(store)
+    if decision is None or not decision.accepted or decision.run_sha256 != run_sha256(store):
         return False
     with contextlib.suppress(DataError):
         require_whole_export(store)
@@ -121,15 +123,15 @@ def register_run(run_uri: str) -> Entry:
     """
     store = open_storage(run_uri)
     settings = _read(store, "run.json", "resolve-run")
-    decision = Decision.model_validate(_read(store, "decision.json", "decide"))
+    decision = Decision.require(store)
     if not decision.accepted:
         raise ConfigError(
             f"run {settings['run']['run_id']} was not accepted. {decision.reason}",
             expected="an accepted run",
             fix="train further or change the gate's thresholds, then run the pipeline again",
         )
-    evaluation, summary = _read(store, "evaluate.json", "evaluate"), _read(store, "summary.json", "train")
-    pointers = DataPointers.model_validate(_read(store, "prepared.json", "prepare-data"))
+    evaluation, summary = _read(store, "evaluate.json", "evaluate"), Summary.require(store)
+    pointers = DataPointers.require(store)
     require_whole_export(store)
     registry, model, alias = open_registry(settings)
     config = JobConfig.model_validate(settings)
@@ -137,13 +139,13 @@ def register_run(run_uri: str) -> Entry:
     candidate = Candidate(
         run_id=settings["run"]["run_id"],
         export_uri=join_uri(run_uri, "export"),
-        checkpoint=summary.get("checkpoint", ""),
+        checkpoint=summary.checkpoint,
         metrics=evaluation,
         data_fingerprint=pointers.prepared_uri.rstrip("/").rpartition("/")[2],
         config_digest=run_sha256(store),
         base=base.origin(config.model.seed) if base else "",
     )
-    trained = as_trained(config, summary["settings"]) if "settings" in summary else config
+    trained = config if summary.settings is None else as_trained(config, summary.settings)
     card = model_card(trained, evaluation, summary, model=model)
     champion = registry.champion(model)
     is_itself = champion and (champion.run_id, champion.checkpoint) == (candidate.run_id, candidate.checkpoint)
@@ -158,10 +160,8 @@ def register_run(run_uri: str) -> Entry:
             if races == MAX_RACES:
                 raise
             decision = _decided_again(run_uri)
-    registered = {"model": model, "version": entry.version, "uri": entry.model_uri, "alias": alias}
-    if entry.resource:
-        registered["resource"] = entry.resource
-    write_record(store, "registered.json", registered, indent=1)
+    resource = {"resource": entry.resource} if entry.resource else {}
+    Registered(model=model, version=entry.version, uri=entry.model_uri, alias=alias, **resource).write(store)
     return entry
 
 

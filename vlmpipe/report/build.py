@@ -31,6 +31,7 @@ from vlmpipe.report.samples import PreparedImages, choose, prediction_browser, s
 from vlmpipe.report.stages import stage_view, stages_outcome
 from vlmpipe.report.svg_charts import SMOOTH_FROM, compact, line_chart
 from vlmpipe.trainer.evaluation.metrics import evaluation_notes
+from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import join_uri
 
@@ -72,7 +73,7 @@ def _context(files: RunFiles, stages: dict[str, RunFiles]) -> dict[str, Any]:
     splits, split_rows = tables.split_table(files.stats)
     timings, whole_s = tables.timings(files.steps)
     shows_images = files.predictions or recorded_pairs(files)
-    images = PreparedImages(files.prepared.get("prepared_uri", files.run_uri)) if shows_images else None
+    images = PreparedImages(files.prepared.prepared_uri if files.prepared else files.run_uri) if shows_images else None
     return {
         "files": files,
         # Our own files; everything else is escaped.
@@ -120,7 +121,7 @@ def _reached(files: RunFiles) -> set[str]:
     """Result sections to show: all, or those with content of a run that failed or did not come to its last stage."""
     content = {
         "decision": files.decision,
-        "training": files.metrics or files.summary,
+        "training": files.metrics or files.summary.model_fields_set,
         "slices": files.evaluation,
         "samples": files.predictions,
     }
@@ -137,7 +138,7 @@ def _config(config: dict[str, Any]) -> dict[str, list[tuple[str, Any]]]:
 
 def _charts(files: RunFiles) -> list[dict[str, Any]]:
     """Charts over optimizer steps of the metrics that were logged."""
-    resumed, held_out = number(files.summary.get("resumed_from_step")), number(files.evaluation.get("loss"))
+    resumed, held_out = files.summary.resumed_from_step, number(files.evaluation.get("loss"))
     evaluated = None if held_out is None else (held_out, f"evaluation loss {held_out:.3g}")
     charts = []
     for name, (title, unit, from_zero) in _charted(files.metrics).items():
@@ -174,11 +175,10 @@ def _charted(metrics: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str, 
     return charts
 
 
-def _versions(summary: dict[str, Any]) -> list[tuple[str, str]]:
+def _versions(summary: Summary) -> list[tuple[str, str]]:
     """Versions that training recorded, else those of the machine that writes the report."""
-    recorded = summary.get("versions")
-    if isinstance(recorded, dict):
-        return [(name, str(version)) for name, version in recorded.items()]
+    if summary.versions:
+        return list(summary.versions.items())
     versions = [("python", platform.python_version()), ("system", platform.platform())]
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # the pipeline's image holds no torch

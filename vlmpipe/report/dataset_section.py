@@ -14,7 +14,7 @@ from vlmpipe.trainer.storage.base import Storage
 
 def data_view(files: RunFiles) -> dict[str, Any]:
     """Values for the template from the run's data; unknown parts are empty. Reads preparation's small pictures."""
-    uri = files.prepared.get("prepared_uri")
+    uri = files.prepared.prepared_uri if files.prepared else ""
     repairs = mapping(files.rejects.get("repairs"))
     return {
         "changes": _changes(mapping(files.changes.get("changes"))),

@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from vlmpipe.records.decision import Decision
+from vlmpipe.records.registered import Registered
 from vlmpipe.trainer.data.prepare.dataset_diff import CHANGES_FILE
 from vlmpipe.trainer.data.rejects import KEPT, SUMMARY
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.records.prepared import DataPointers
+from vlmpipe.trainer.records.record import Record
+from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.records import unseal
 
+R = TypeVar("R", bound=Record)
 STEP_ORDER = (
     "resolve-run", "plan-data", "prepare-chunks", "prepare-data", "cache-features", "train", "sync-checkpoint",
     "evaluate", "benchmark", "decide", "register-model", "deploy-model", "notify",
@@ -31,15 +37,15 @@ class RunFiles:
     plan: dict[str, Any] = field(default_factory=dict)
     steps: list[dict[str, Any]] = field(default_factory=list)
     metrics: list[dict[str, Any]] = field(default_factory=list)
-    summary: dict[str, Any] = field(default_factory=dict)
+    summary: Summary = field(default_factory=Summary)
     profiles: list[dict[str, Any]] = field(default_factory=list)  # of each profiled rank
     evaluation: dict[str, Any] = field(default_factory=dict)
     predictions: list[dict[str, Any]] = field(default_factory=list)
     relevance_maps: list[dict[str, Any]] = field(default_factory=list)
-    decision: dict[str, Any] = field(default_factory=dict)
-    registered: dict[str, Any] = field(default_factory=dict)
+    decision: Decision | None = None
+    registered: Registered | None = None
     diagnosis: dict[str, Any] = field(default_factory=dict)  # of a run on this machine that failed or was stopped
-    prepared: dict[str, Any] = field(default_factory=dict)
+    prepared: DataPointers | None = None
     changes: dict[str, Any] = field(default_factory=dict)
     stats: dict[str, Any] = field(default_factory=dict)
     rejects: dict[str, Any] = field(default_factory=dict)
@@ -64,6 +70,15 @@ class _Reader:
             self.missing[name] = f"{name} cannot be read: {error}."
             return {}
         return content
+
+    def record(self, kind: type[R]) -> R | None:
+        """Read a record that every run has in the end; None where it is missing or cannot be read."""
+        content = self.object(kind.FILE, kind.STEP)
+        try:
+            return kind.of(content, kind.FILE) if content else None
+        except UserError as error:
+            self.missing[kind.FILE] = f"{error.found}."
+            return None
 
     def lines(self, name: str, writer: str) -> list[dict[str, Any]]:
         """All whole lines. Damaged ones are counted, not fatal."""
@@ -109,23 +124,23 @@ def read_run(run_uri: str) -> RunFiles:
     files.plan = run.optional("plan.json", "resolve-run")
     files.steps = _steps(run)
     files.metrics = _last_of_each_step(run.lines("metrics.jsonl", "train"))
-    files.summary = run.object("summary.json", "train")
+    files.summary = run.record(Summary) or Summary()
     files.profiles = [run.object(name, "train") for name in sorted(_profiles(run))]
     files.evaluation = run.object("evaluate.json", "evaluate")
     files.predictions = run.lines("predictions.jsonl", "evaluate")
     if files.config.get("model", {}).get("relevance"):
         files.relevance_maps = run.object("relevance_maps.json", "evaluate").get("maps", [])
-    files.decision = run.object("decision.json", "decide")
-    files.prepared = run.object("prepared.json", "prepare-data")
+    files.decision = run.record(Decision)
+    files.prepared = run.record(DataPointers)
     files.changes = run.optional(CHANGES_FILE, "prepare-data")
-    files.registered = run.optional("registered.json", "register-model")
+    files.registered = run.record(Registered) if run.store.stat(Registered.FILE) else None
     files.diagnosis = run.optional("diagnosis.json", "run")
     files.rejects = run.optional(f"{KEPT}/{SUMMARY}", "prepare-data")  # all that a failed preparation leaves
     files.rejects_uri = run.store.uri(KEPT) if files.rejects else ""
-    if "prepared_uri" in files.prepared:
-        files.rejects_uri = files.prepared["prepared_uri"]
+    if files.prepared:
+        files.rejects_uri = files.prepared.prepared_uri
         try:
-            prepared = _Reader(open_prepared(files.prepared["prepared_uri"]), missing)
+            prepared = _Reader(open_prepared(files.prepared.prepared_uri), missing)
         except UserError as error:
             missing["prepared data"] = f"The prepared data cannot be read: {error.found}."
             return files

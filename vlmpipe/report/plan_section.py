@@ -62,8 +62,8 @@ def _facts(files: RunFiles, time: dict[str, Any], cost: dict[str, Any]) -> Itera
         )
     mfu = number(time.get("mfu"))
     yield "Model FLOPs utilisation", UNKNOWN if mfu is None else percent(mfu)
-    done = number(files.summary.get("steps"))
-    measured = "" if done is None else f" ({count(int(done))} done)"
+    done = files.summary.steps
+    measured = "" if done is None else f" ({count(done)} done)"
     yield "Steps", (UNKNOWN if steps is None else count(int(steps))) + measured
     interval = mapping(time.get("interval"))
     low, high = number(interval.get("low")), number(interval.get("high"))

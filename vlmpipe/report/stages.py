@@ -34,9 +34,9 @@ def _figures(files: RunFiles) -> Iterator[tuple[str, str]]:
     time, cost = mapping(files.plan.get("time")), mapping(files.plan.get("cost"))
     took_s = train_seconds(files)
     steps, hours, usd = number(time.get("steps")), number(time.get("train_hours")), number(cost.get("usd"))
-    done, loss = number(files.summary.get("steps")), number(files.evaluation.get("loss"))
+    done, loss = files.summary.steps, number(files.evaluation.get("loss"))
     yield "Steps planned", UNKNOWN if steps is None else count(int(steps))
-    yield "Steps done", "–" if done is None else count(int(done))
+    yield "Steps done", "–" if done is None else count(done)
     yield "Training planned", UNKNOWN if hours is None else duration(3600 * hours)
     yield "Training took", "–" if took_s is None else duration(took_s)
     yield "Cost planned", UNKNOWN if usd is None else f"${usd:,.2f}"

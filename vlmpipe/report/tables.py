@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vlmpipe.report.load import RunFiles, column, count, duration, mapping, number, percent, sequence
@@ -12,6 +12,7 @@ from vlmpipe.trainer.config.benchmarks import TITLES
 from vlmpipe.trainer.evaluation.confusion_matrix import Confusion, confusion_of
 from vlmpipe.trainer.evaluation.metrics import normalise
 from vlmpipe.trainer.evaluation.significance.paired import share_interval, wilson
+from vlmpipe.trainer.records.summary import Summary
 
 MOST_CONFUSIONS = 6
 CONTROL_NAMES = {
@@ -35,18 +36,18 @@ def outcome(files: RunFiles) -> dict[str, str]:
         first = by_state["stopped"][0]
         message = _sentence(first.get("message") or "stopped on request")
         return _outcome("unfinished", f"Stopped in step {first['step']}", f"{message}. Run it again to continue.", "■")
-    if "accepted" not in files.decision:
+    if files.decision is None:
         done = [record["step"] for record in files.steps if record.get("state") in ("done", "reused")]
         where = f"The last finished step is {done[-1] if done else 'none'}."
         if by_state["running"]:
             where = f"The step {by_state['running'][0]['step']} has begun."
         return _outcome("unfinished", "Not finished", f"{where} There is no decision yet.")
-    reason = str(files.decision.get("reason", ""))
-    if not files.decision["accepted"]:
+    reason = files.decision.reason
+    if not files.decision.accepted:
         return _outcome("rejected", "Rejected", _sentence(reason.removeprefix("Rejected: ")))
     title = "Accepted"
     if files.registered:
-        title = f"Accepted and registered as {files.registered.get('model')} version {files.registered.get('version')}"
+        title = f"Accepted and registered as {files.registered.model} version {files.registered.version}"
     return _outcome("accepted", title, _sentence(reason.removeprefix("Accepted: ")))
 
 
@@ -219,7 +220,7 @@ def reused(files: RunFiles) -> list[str]:
             what = names.get(record["step"], f"The step {record['step']}")
             message = f": {record['message']}" if record.get("message") else ""
             found.append(f"{what}{message}.")
-    resumed = files.summary.get("resumed_from_step")
+    resumed = files.summary.resumed_from_step
     if resumed:
         found.append(f"Training continued from the checkpoint of step {resumed}.")
     return found
@@ -237,40 +238,39 @@ def training_facts(files: RunFiles) -> list[tuple[str, str]]:
     summary = files.summary
     speeds = [value for _, value in column(files.metrics, "tokens_per_s")]
     facts = [
-        ("Optimizer steps", count(summary.get("steps"))),
+        ("Optimizer steps", count(summary.steps)),
         ("Starts", starts_sentence(summary)),
-        ("Training loss, first and last", _pair(summary.get("first_loss"), summary.get("final_loss"))),
-        ("Tokens", count(summary.get("tokens"))),
-        ("Label tokens", count(summary.get("label_tokens"))),
-        ("Training time", duration(summary.get("wall_s"))),
+        ("Training loss, first and last", _pair(summary.first_loss, summary.final_loss)),
+        ("Tokens", count(summary.tokens)),
+        ("Label tokens", count(summary.label_tokens)),
+        ("Training time", duration(summary.wall_s)),
         ("Median tokens per second", count(round(statistics.median(speeds))) if speeds else ""),
         ("Processes", _processes(summary)),
-        ("Strategy and precision", " · ".join(str(summary[k]) for k in ("strategy", "precision") if k in summary)),
-        ("Compiled layers", str(summary.get("compile", ""))),
-        ("8-bit floats", str(summary.get("float8", ""))),
-        ("Parameters", count(summary.get("parameters"))),
-        ("Trained parameters", count(summary.get("trainable_parameters"))),
-        ("Vision features", str(summary.get("features", ""))),
-        ("Initial weights", "; ".join(f"{k}: {v}" for k, v in (summary.get("initial_weights") or {}).items())),
+        ("Strategy and precision", " · ".join(filter(None, (summary.strategy, summary.precision)))),
+        ("Compiled layers", summary.compile),
+        ("8-bit floats", summary.float8),
+        ("Parameters", count(summary.parameters)),
+        ("Trained parameters", count(summary.trainable_parameters)),
+        ("Vision features", summary.features),
+        ("Initial weights", "; ".join(f"{k}: {v}" for k, v in summary.initial_weights.items())),
     ]
     waits = [("Waiting for data", _data_wait_share(files)), ("Waiting for checkpoints", _stall_share(summary))]
     facts += [(name, f"{percent(share)} of the time") for name, share in waits if share is not None]
-    goodput = number(summary.get("goodput"))
+    goodput = number(summary.goodput)
     if goodput is not None:
         facts.append(("In steps that count, restarts included", f"{percent(goodput)} of the time"))
-    peaks = summary.get("peak_memory_gib")
-    if isinstance(peaks, list) and all(number(peak) is not None for peak in peaks) and peaks:
+    if peaks := summary.peak_memory_gib:
         facts.append(("Peak memory of a rank", f"{min(peaks):,.2f} to {max(peaks):,.2f} GiB"))
     return [(name, value) for name, value in facts if value]
 
 
-def starts_sentence(summary: Mapping[str, Any]) -> str:
+def starts_sentence(summary: Summary) -> str:
     """How often training started and what was made again; empty where it started once."""
-    starts, repeated = number(summary.get("starts")), number(summary.get("steps_repeated"))
-    if not starts or starts < 2:
+    starts, repeated = summary.repeated_starts(), summary.steps_repeated
+    if not starts:
         return ""
-    again = f"; at least {count(int(repeated))} steps made twice" if repeated else ""
-    return f"{count(int(starts))}, whose tokens and times are summed{again}"
+    again = f"; at least {count(repeated)} steps made twice" if repeated else ""
+    return f"{count(starts)}, whose tokens and times are summed{again}"
 
 
 def train_seconds(files: RunFiles) -> float | None:
@@ -279,7 +279,7 @@ def train_seconds(files: RunFiles) -> float | None:
     began_s, ended_s = number(record.get("started_s")), number(record.get("ended_s"))
     if not began_s or not ended_s:
         return None
-    return max(ended_s - began_s, number(files.summary.get("wall_s")) or 0.0)
+    return max(ended_s - began_s, files.summary.wall_s or 0.0)
 
 
 def _data_wait_share(files: RunFiles) -> float | None:
@@ -290,16 +290,16 @@ def _data_wait_share(files: RunFiles) -> float | None:
     return sum(value for _, value in column(files.metrics, "data_wait_s")) / whole if whole else None
 
 
-def _stall_share(summary: dict[str, Any]) -> float | None:
-    stalled, whole = number(summary.get("checkpoint_stall_s")), number(summary.get("wall_s"))
+def _stall_share(summary: Summary) -> float | None:
+    stalled, whole = summary.checkpoint_stall_s, summary.wall_s
     return stalled / whole if stalled is not None and whole else None
 
 
-def _processes(summary: dict[str, Any]) -> str:
-    if "world_size" not in summary:
+def _processes(summary: Summary) -> str:
+    if summary.world_size is None:
         return ""
-    nodes = summary.get("nodes", "?")
-    return f"{summary['world_size']} on {nodes} {'node' if nodes == 1 else 'nodes'}"
+    nodes = summary.nodes or "?"
+    return f"{summary.world_size} on {nodes} {'node' if nodes == 1 else 'nodes'}"
 
 
 def _pair(first: Any, second: Any) -> str:

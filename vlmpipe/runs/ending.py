@@ -8,10 +8,12 @@ failed there (kubeflow/pipelines 13321). It never gives an error's text.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from vlmpipe.config.sections.stages import earlier_stages
+from vlmpipe.records.decision import Decision
+from vlmpipe.records.registered import Registered
 from vlmpipe.runs.steps import DECIDING, Step, parse_record, step_of_record
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage import open_storage
@@ -38,8 +40,8 @@ class Ending:
     step: str = ""
     exit_code: int | None = None
     error: str = ""
-    decision: Mapping[str, Any] = field(default_factory=dict)
-    version: Any = None
+    decision: Decision | None = None
+    version: int | None = None
     note: str = ""
 
 
@@ -69,8 +71,8 @@ def _ending(steps: list[Step], stages: Mapping[str, Storage], last_step: str, wo
     if last is not None:
         note = f"the service reports {word}, although {last.title} completed the run" if word == FAILED else ""
         store = stages[_decided_stage(steps)]
-        decision, version = _content(store, "decision.json"), _content(store, "registered.json").get("version")
-        return Ending("done", decision=decision, version=version, note=note)
+        decision, registered = Decision.read_if_whole(store), Registered.read_if_whole(store)
+        return Ending("done", decision=decision, version=registered.version if registered else None, note=note)
     for state in ("failed", "stopped", "running"):
         of_state = [step for step in steps if step.state == state]
         if of_state:

@@ -12,12 +12,12 @@ from vlmpipe.trainer.checkpoint.commit import committed
 from vlmpipe.trainer.checkpoint.manifest import DamagedError
 from vlmpipe.trainer.checkpoint.verified_files import verify
 from vlmpipe.trainer.config.benchmarks import ANSWERS_FOLDER
-from vlmpipe.trainer.config.job import DataPointers
 from vlmpipe.trainer.data.shards.prepared_files import Manifest
 from vlmpipe.trainer.data.shards.verified_files import mismatch
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.feature_cache.reader import FeatureShards
 from vlmpipe.trainer.feature_cache.store import DESCRIPTION
+from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.export_manifest import FOLDER as EXPORT
@@ -55,8 +55,8 @@ def check_files(run_uri: str) -> Iterator[FileCheck]:
     if records.files or records.problem:
         yield records
     try:
-        pointers = DataPointers.model_validate(read_record(run, "prepared.json")) if run.stat("prepared.json") else None
-    except (UserError, ValueError):  # reported among the records
+        pointers = DataPointers.read_if_there(run)
+    except UserError:  # reported among the records
         pointers = None
     if pointers:
         yield _checked("prepared data", pointers.prepared_uri, _prepared)

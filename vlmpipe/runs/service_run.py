@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from vlmpipe.records.decision import Decision
+from vlmpipe.records.registered import Registered
 from vlmpipe.runs.capacity_attempts import FILE as FALLBACK
 from vlmpipe.runs.capacity_attempts import Attempt, parse_attempts
 from vlmpipe.runs.steps import DECIDING, parse_record
-from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.records.record import Record
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import in_bucket
 from vlmpipe.trainer.storage.records import unseal
@@ -20,7 +24,8 @@ if TYPE_CHECKING:
     from vlmpipe.runs.run_state import RunState
     from vlmpipe.trainer.progress import StepRecord
 
-RESULTS = ("plan.json", "evaluate.json", "decision.json", "registered.json", "comparison.json")
+RESULTS = ("plan.json", "evaluate.json", Decision.FILE, Registered.FILE, "comparison.json")
+R = TypeVar("R", bound=Record)
 CLOCKS_APART_S = 60.0  # a record may be that much older than the job, by its machine's clock
 
 
@@ -35,6 +40,12 @@ class RunFiles:
 
     def content(self, name: str) -> dict[str, Any]:
         return dict(self.contents.get(name) or {})
+
+    def record(self, kind: type[R]) -> R | None:
+        """Return a record of the run; None where there is none, or one that is not of this version."""
+        with contextlib.suppress(ConfigError):
+            return kind.of(self.contents[kind.FILE], kind.FILE) if self.contents.get(kind.FILE) else None
+        return None
 
 
 class ServiceRun:

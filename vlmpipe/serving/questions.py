@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlmpipe.trainer.config.job import DataPointers, JobConfig
+from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.chat.encode import SETTINGS, asked_question
 from vlmpipe.trainer.data.chat.messages import content_parts
@@ -22,6 +22,7 @@ from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.data.tokenize import FOLDER
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_lines, read_record
 
@@ -50,7 +51,7 @@ def held_out_questions(run_uri: str, count: int) -> list[HeldOutQuestion]:
     Raises ConfigError for a run that was not evaluated here.
     """
     store = open_storage(run_uri)
-    for name, step in (("run.json", "resolve-run"), ("prepared.json", "prepare-data"), (PREDICTIONS, "evaluate")):
+    for name, step in (("run.json", "resolve-run"), (DataPointers.FILE, DataPointers.STEP), (PREDICTIONS, "evaluate")):
         if store.stat(name) is None:
             raise ConfigError(
                 f"no {store.uri(name)}, which the step {step} writes",
@@ -58,7 +59,7 @@ def held_out_questions(run_uri: str, count: int) -> list[HeldOutQuestion]:
                 fix="let the run come to its end; runs with an evaluate_command leave no answers",
             )
     job = JobConfig.of_record(read_record(store, "run.json"), store.uri("run.json"))
-    pointers = DataPointers.model_validate(read_record(store, "prepared.json"))
+    pointers = DataPointers.read(store)
     predictions = read_lines(store, PREDICTIONS)
     count = min(count, len(predictions))
     chosen = [predictions[number * len(predictions) // count] for number in range(count)]

@@ -34,9 +34,9 @@ def asked(bucket: FakeGcs, vertex: FakeVertex) -> Iterator[FakeVertex]:
     """A run whose run file names an experiment, trained and evaluated. The SDK keeps its settings for the process."""
     kept = dict(vars(initializer.global_config))
     write_run(bucket, EXPERIMENT)
-    put(bucket, "summary.json", {"steps": 120, "loss": 0.5, "checkpoint": "0001-00000120-abc"})
+    put(bucket, "summary.json", {"steps": 120, "final_loss": 0.5, "checkpoint": "0001-00000120-abc"})
     put(bucket, "evaluate.json", {"exact_match": 0.75, "slices": {"a": {"exact_match": 1.0}}})
-    put(bucket, "decision.json", {"accepted": True})
+    put(bucket, "decision.json", {"accepted": True, "reason": "above the bound"})
     yield vertex
     vars(initializer.global_config).update(kept)
 
@@ -57,7 +57,7 @@ def test_a_run_is_logged_with_its_settings_and_results_and_again_only_once(asked
     assert list(run.parent_contexts) == [experiment.name]
     found = run.metadata
     assert found["_metrics"] == {
-        "train.steps": 120, "train.loss": 0.5, "evaluate.exact_match": 0.75, "gate.accepted": 1.0,
+        "train.steps": 120, "train.final_loss": 0.5, "evaluate.exact_match": 0.75, "gate.accepted": 1.0,
     }  # fmt: skip
     params = found["_params"]
     assert params["train.strategy"] == "zero2" and params["train.optimizer.learning_rate"] > 0

@@ -26,9 +26,10 @@ from vlmpipe.pipelines import submit_job
 from vlmpipe.platforms.vertex.jobs import custom_job
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
 from vlmpipe.runs import submitted
-from vlmpipe.trainer.config.job import DataPointers, JobConfig, RunPaths
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.storage import open_storage
 
 pytest_plugins = ("tests.support.vertex.fixtures",)

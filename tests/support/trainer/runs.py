@@ -12,10 +12,11 @@ from typing import Any
 from tests.support.short_form import PATIENCE
 from tests.support.trainer.preloaded import preloaded
 from tests.support.trainer.tiny_runs import TINY, merged
-from vlmpipe.trainer.config.job import DataPointers, JobConfig
+from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare.pipeline import prepare
 from vlmpipe.trainer.feature_cache.store import features_uri
 from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.storage import open_storage
 
 

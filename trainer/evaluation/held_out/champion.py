@@ -24,6 +24,7 @@ from vlmpipe.trainer.evaluation.held_out.champion_pointer import ChampionPointer
 from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, answer, asked_with
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question
 from vlmpipe.trainer.models.image_tokens import image_form_of, sample_image_tokens
+from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.serving.exported_model import load_export
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.export_manifest import NAME as EXPORT
@@ -78,7 +79,7 @@ def _answers(
 ) -> Rescored:
     try:
         its_run = open_storage(pointer.run_uri)
-        if any(its_run.stat(name) is None for name in ("run.json", "prepared.json", EXPORT)):
+        if any(its_run.stat(name) is None for name in ("run.json", DataPointers.FILE, EXPORT)):
             return Rescored(pointer, obstacle=f"its run's files are gone from {pointer.run_uri}")
         if (now := read_record(its_run, EXPORT).get("checkpoint", "")) != pointer.checkpoint:
             return Rescored(pointer, obstacle=f"its run was exported again since it was registered, from {now}")

@@ -10,6 +10,7 @@ from vlmpipe.registry.recorded_answers import PREDICTIONS, known_image_groups
 from vlmpipe.report.load import mapping, number
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.evaluation.metrics import anls, vqa_accuracy
+from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.records import read_lines, read_record
@@ -81,7 +82,7 @@ def _training(one: dict[str, Any], metric: str) -> Training:
         return Training(*known, error=outcome["error"] or "it failed")
     try:
         evaluation, lines = read_record(store, "evaluate.json"), read_lines(store, PREDICTIONS)
-        summary = read_record(store, "summary.json") if store.stat("summary.json") else {}
+        summary = Summary.read_if_there(store) or Summary()
     except UserError as error:
         return Training(*known, error=error.found)
     return Training(
@@ -91,7 +92,7 @@ def _training(one: dict[str, Any], metric: str) -> Training:
         evaluation=evaluation,
         train_s=number(outcome.get("train_s")) or 0.0,
         evaluate_s=number(outcome.get("evaluate_s")) or 0.0,
-        processes=int(number(summary.get("world_size")) or 1),
+        processes=summary.world_size or 1,
     )
 
 

@@ -15,6 +15,7 @@ from vlmpipe.components.notify import notify
 from vlmpipe.components.runtime import webhook
 from vlmpipe.components.runtime.folder_lock import RUNNING, Holder, read_holder, take_folder
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.records.decision import Decision
 from vlmpipe.runs.ending import Ending
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -45,10 +46,10 @@ def test_a_failure_message_has_step_code_and_error(receiver: Receiver) -> None:
 
 
 def test_a_decision_message_has_its_reason_and_what_the_service_says_otherwise() -> None:
-    decision = {"accepted": True, "reason": "above the champion"}
-    message = webhook.message_of(RUN, Ending("done", decision=decision, version="3", note="the service reports FAILED"))
+    decision = Decision(accepted=True, reason="above the champion")
+    message = webhook.message_of(RUN, Ending("done", decision=decision, version=3, note="the service reports FAILED"))
     told = (message["outcome"], message["accepted"], message["reason"], message["version"], message["note"])
-    assert told == ("done", True, "above the champion", "3", "the service reports FAILED")
+    assert told == ("done", True, "above the champion", 3, "the service reports FAILED")
     assert message["text"].startswith("Run r1: done. above the champion. the service reports FAILED\n")
 
 

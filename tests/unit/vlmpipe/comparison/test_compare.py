@@ -47,7 +47,11 @@ def make(root: Path, name: str, answers: Answers, images: int = 0, **records: di
         "run": {"run_id": name, "root_uri": str(root)},
         "register": {"model_name": "", "alias": "champion", "registry": ""},
     }
-    usual = {"run": settings, "evaluate": {"questions": len(lines)}, "prepared": {"prepared_uri": str(root / "none")}}
+    usual = {
+        "run": settings,
+        "evaluate": {"questions": len(lines)},
+        "prepared": {"prepared_uri": str(root / "none"), "features_uri": "", "features": "off"},
+    }
     for file, record in (usual | records).items():
         write_record(store, f"{file}.json", record)
     return folder
@@ -91,7 +95,7 @@ def test_what_the_runs_were_set_and_made_with_otherwise_comes_first(
     versions = {"torch": "2.13.0", "peft": "0.21.2"}
     make(tmp_path, "first", FIRST, run=run_file("first", 1e-3, lora=None), summary={"versions": versions})
     lora = run_file("tuned", 2e-3, lora={"parts": ["[red]", "tower"]})
-    data = {"prepared_uri": str(tmp_path / "other")}
+    data = {"prepared_uri": str(tmp_path / "other"), "features_uri": "", "features": "off"}
     make(tmp_path, "tuned", BETTER, run=lora, summary={"versions": versions | {"torch": "2.12.0"}}, prepared=data)
     found = compared(tmp_path, "first", "tuned")
     assert {row.field: row.values for row in found.settings} == {

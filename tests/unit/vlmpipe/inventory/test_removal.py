@@ -164,7 +164,7 @@ def test_shared_data_of_a_folder_without_a_runs_records_stays(is_damaged: bool, 
     prepared = tmp_path / "prepared/a"
     for folder in (prepared, tmp_path / "runs/by-steps"):
         folder.mkdir(parents=True)
-    record = "{" if is_damaged else json.dumps({"prepared_uri": str(prepared)})
+    record = "{" if is_damaged else json.dumps({"prepared_uri": str(prepared), "features_uri": "", "features": "off"})
     (tmp_path / "runs/by-steps/prepared.json").write_text(record)
     inventory = read_inventory(str(tmp_path))
     assert [one.used_by for one in inventory.shared] == [("by-steps",)]

@@ -33,6 +33,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.evaluation.metrics import evaluation_notes
+from vlmpipe.trainer.records.summary import Summary
 
 SECTIONS = ["decision", "training", "slices", "samples", "steps", "plan", "data", "configuration", "environment"]
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -491,7 +492,7 @@ def test_what_the_scores_stand_on_is_said_on_page_screen_and_card_alike(run: Pat
     )
     evaluation = json.loads((run / "evaluate.json").read_text())
     job = JobConfig.model_validate(TINY | {"run": {"run_id": "r", "root_uri": "/runs"}})
-    screen, card = "\n".join(evaluation_lines(evaluation)), model_card(job, evaluation, {}, model="m")
+    screen, card = "\n".join(evaluation_lines(evaluation)), model_card(job, evaluation, Summary(), model="m")
     notes = evaluation_notes(evaluation)
     assert len(notes) == 4
     for page in (build_report(str(run)), screen, card):

@@ -98,7 +98,11 @@ def test_steps_of_a_stage_are_its_own(tmp_path: Path) -> None:
     (align / "decision.json").write_text('{"accepted": false, "reason": "loss 7 is above 6"}')
     (tmp_path / "registered.json").write_text('{"version": "9"}')  # of an earlier job
     found = ending(str(tmp_path), "RUNNING")
-    assert (found.outcome, found.decision["reason"], found.version) == ("done", "loss 7 is above 6", None)
+    assert (found.outcome, found.decision and found.decision.reason, found.version) == (
+        "done",
+        "loss 7 is above 6",
+        None,
+    )
 
 
 def test_unreadable_records_leave_the_services_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

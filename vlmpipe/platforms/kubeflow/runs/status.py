@@ -15,8 +15,10 @@ from vlmpipe.platforms.kubeflow.runs.client import OVER
 from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
 from vlmpipe.platforms.local.runs.summary import result_lines, stage_lines
 from vlmpipe.platforms.local.runs.sweep import comparison_lines
+from vlmpipe.records.decision import Decision
+from vlmpipe.records.registered import Registered
 from vlmpipe.runs.run_state import RunState
-from vlmpipe.runs.service_run import CLOCKS_APART_S, RESULTS, RunFiles, ServiceRun, read_files, record_of
+from vlmpipe.runs.service_run import CLOCKS_APART_S, RunFiles, ServiceRun, read_files, record_of
 from vlmpipe.runs.steps import Step, step_of_record, steps_of, with_reused_stages, without_absent
 from vlmpipe.trainer.errors import ExitCode
 from vlmpipe.trainer.storage.base import join_uri
@@ -60,10 +62,12 @@ class KubeflowStatus(ServiceRun):
             }
         lines += [f"  {name:<9} {value}" for name, value in table.items() if value]
         if self.outcome == "done":
-            lines += ["", *stage_lines(self.state, lambda stage: self.files_of[stage].content("decision.json"))]
+            lines += ["", *stage_lines(self.state, lambda stage: self.files_of[stage].record(Decision))]
             comparison = self.files.content("comparison.json")
-            results = map(self.files.content, RESULTS[1:4])
-            lines += comparison_lines(comparison) if comparison else result_lines(*results)
+            evaluation, decision = self.files.content("evaluate.json"), self.files.record(Decision)
+            registered = self.files.record(Registered)
+            results = result_lines(evaluation, decision, registered)
+            lines += comparison_lines(comparison) if comparison else results
         notes = list(self.state.notes)
         if self.files.unreadable:
             notes.append(f"progress, messages and exit codes are missing, because {self.files.unreadable}")
@@ -71,7 +75,8 @@ class KubeflowStatus(ServiceRun):
 
     def as_json(self) -> dict[str, Any]:
         """For programs; the fields of other runs have the same names."""
-        evaluation, decision, registered, comparison = map(self.files.content, RESULTS[1:])
+        evaluation, comparison = self.files.content("evaluate.json"), self.files.content("comparison.json")
+        decision, registered = self.files.record(Decision), self.files.record(Registered)
         return {
             "run_id": self.state.run_id,
             "run_uri": self.run.run_uri,
@@ -84,8 +89,8 @@ class KubeflowStatus(ServiceRun):
             "error": self.error or None,
             "steps": [asdict(step) for step in self.state.steps],
             "evaluation": evaluation or None,
-            "decision": decision or None,
-            "registered": registered or None,
+            "decision": decision and decision.as_json(),
+            "registered": registered and registered.as_json(),
             **({"comparison": comparison} if comparison else {}),
             "unreadable": self.files.unreadable or None,
         }

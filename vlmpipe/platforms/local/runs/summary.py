@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from vlmpipe.platforms.local.runs.run import (
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY, is_sweep, stage_folders
 from vlmpipe.platforms.local.runs.state import first_error, read_state, read_tail
 from vlmpipe.platforms.local.runs.sweep import comparison_lines
+from vlmpipe.records.decision import Decision
+from vlmpipe.records.registered import Registered
 from vlmpipe.runs.run_state import STOPPED, RunState, clock
 from vlmpipe.trainer.config.benchmarks import TITLES
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
@@ -47,7 +49,6 @@ TO_DO = {
 }
 SCORES = ("exact_match", "vqa_accuracy", "anls", "cider_d", "chance", "loss")  # of evaluate.json
 COMPARISON = "comparison.json"  # of a sweep
-RESULTS = {"evaluate": "evaluation", "decision": "decision", "registered": "registered"}  # file: key in JSON
 
 
 @dataclass(frozen=True)
@@ -125,10 +126,13 @@ class RunReport:
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
+        decision, registered = decision_and_version(self.results_folder)
         return {
             **self.as_dict(),
             "steps": [asdict(step) for step in self.state.steps],
-            **{name: read_record_file(self.results_folder / f"{file}.json") or None for file, name in RESULTS.items()},
+            "evaluation": read_record_file(self.results_folder / "evaluate.json") or None,
+            "decision": decision and decision.as_json(),
+            "registered": registered and registered.as_json(),
             **({"comparison": read_record_file(self.folder / COMPARISON) or None} if is_sweep(self.folder) else {}),
             "faults": read_faults(self.folder, since_s=self.marker.started_s) or None,
         }
@@ -182,8 +186,8 @@ def success(report: RunReport) -> list[str]:
     """The lines after a completed run: accuracy, the gate's decision, files, next commands."""
     folder, marker, results = report.folder, report.marker, report.results_folder
     lines = [f"Done in {clock(marker.ended_s - marker.started_s)}: run {folder.name}", ""]
-    evaluation, decision, registered = (read_record_file(results / f"{name}.json") for name in RESULTS)
-    lines += stage_lines(report.state, lambda stage: read_record_file(stage_folders(folder)[stage] / "decision.json"))
+    evaluation, (decision, registered) = read_record_file(results / "evaluate.json"), decision_and_version(results)
+    lines += stage_lines(report.state, lambda stage: decision_and_version(stage_folders(folder)[stage])[0])
     sweeps = is_sweep(folder)
     if sweeps:
         lines += comparison_lines(read_record_file(folder / COMPARISON))
@@ -193,29 +197,35 @@ def success(report: RunReport) -> list[str]:
         place = folder if path == "report.html" else results
         if (place / path).exists():
             lines.append(f"{label:<12} {place / path}")
-    return [*lines, "", *next_commands(report, accepted=sweeps or bool(decision.get("accepted")))]
+    return [*lines, "", *next_commands(report, accepted=sweeps or bool(decision and decision.accepted))]
 
 
-def stage_lines(state: RunState, decision_of: Callable[[str], Mapping[str, Any]]) -> list[str]:
+def decision_and_version(folder: Path) -> tuple[Decision | None, Registered | None]:
+    """Return what the gate decided and what was registered, of a run's folder. Raises UserError for a damaged file."""
+    store = LocalStorage(folder)
+    return Decision.read_if_there(store), Registered.read_if_there(store)
+
+
+def stage_lines(state: RunState, decision_of: Callable[[str], Decision | None]) -> list[str]:
     """The answer of each stage's gate; none for a run without stages."""
     if len(state.stages) < 2:
         return []
     lines, begun = [], {step.stage for step in state.steps if step.state not in ("waiting", "skipped")}
     for stage in state.stages:
-        decision = decision_of(stage) if stage in state.decided else {}
+        decision = decision_of(stage) if stage in state.decided else None
         answer = "done" if stage in state.decided else "not finished" if stage in begun else "not begun"
-        lines.append(f"{f'stage {stage}':<20} {decision.get('reason') or answer}")
+        lines.append(f"{f'stage {stage}':<20} {decision.reason if decision else answer}")
     return [*lines, ""]
 
 
-def result_lines(evaluation: dict[str, Any], decision: dict[str, Any], registered: dict[str, Any]) -> list[str]:
-    """Accuracy, the gate's decision and the registered version, from the contents of their files."""
+def result_lines(evaluation: dict[str, Any], decision: Decision | None, registered: Registered | None) -> list[str]:
+    """Accuracy, the gate's decision and the registered version."""
     lines = evaluation_lines(evaluation)
     if decision:
-        lines += ["", f"gate         {decision.get('reason', '')}"]
-    if registered and decision.get("accepted"):
-        alias = f", {registered['alias']}" if registered.get("alias") else ""
-        lines.append(f"registered   {registered.get('model')} version {registered.get('version')}{alias}")
+        lines += ["", f"gate         {decision.reason}"]
+    if registered and decision and decision.accepted:
+        alias = f", {registered.alias}" if registered.alias else ""
+        lines.append(f"registered   {registered.model} version {registered.version}{alias}")
     return lines
 
 

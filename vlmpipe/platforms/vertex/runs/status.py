@@ -21,10 +21,12 @@ from vlmpipe.platforms.local.runs.summary import result_lines, stage_lines
 from vlmpipe.platforms.local.runs.sweep import comparison_lines
 from vlmpipe.platforms.vertex.runs.client import OVER, run_uri_of_job, stages_of_job, state_of
 from vlmpipe.platforms.vertex.runs.names import Address
+from vlmpipe.records.decision import Decision
+from vlmpipe.records.registered import Registered
 from vlmpipe.runs.capacity_attempts import waiting_message
 from vlmpipe.runs.failure_patterns import Hit, hits
 from vlmpipe.runs.run_state import RunState
-from vlmpipe.runs.service_run import CLOCKS_APART_S, RESULTS, RunFiles, ServiceRun, read_files, record_of
+from vlmpipe.runs.service_run import CLOCKS_APART_S, RunFiles, ServiceRun, read_files, record_of
 from vlmpipe.runs.steps import EARLIER, Step, step_of_record, steps_of, with_reused_stages, without_absent
 from vlmpipe.runs.submitted import continue_with
 from vlmpipe.trainer.errors import ExitCode
@@ -107,11 +109,13 @@ class VertexStatus(ServiceRun):
         lines += [f"  option      {option.line()}" for option in self.files.options]
         lines += web_access_lines(self.web_access)
         if self.outcome == "done":
-            lines += ["", *stage_lines(self.state, lambda stage: self.files_of[stage].content("decision.json"))]
+            lines += ["", *stage_lines(self.state, lambda stage: self.files_of[stage].record(Decision))]
             if comparison := self.files.content("comparison.json"):
                 lines += comparison_lines(comparison)
             else:
-                lines += result_lines(*map(self.files.content, RESULTS[1:4]))
+                lines += result_lines(
+                    self.files.content("evaluate.json"), self.files.record(Decision), self.files.record(Registered)
+                )
         notes = self.state.notes + restart_lines(self.state)
         if self.web_access_unknown:
             notes.append(f"addresses of shells are missing, because {self.web_access_unknown}")
@@ -121,7 +125,8 @@ class VertexStatus(ServiceRun):
 
     def as_json(self) -> dict[str, Any]:
         """For programs; the fields of a local run have the same names."""
-        evaluation, decision, registered, comparison = map(self.files.content, RESULTS[1:])
+        evaluation, comparison = self.files.content("evaluate.json"), self.files.content("comparison.json")
+        decision, registered = self.files.record(Decision), self.files.record(Registered)
         return {
             "run_id": self.state.run_id,
             "run_uri": self.run_uri,
@@ -137,8 +142,8 @@ class VertexStatus(ServiceRun):
             "planned_usd": self.planned_usd,
             "steps": [asdict(step) for step in self.state.steps],
             "evaluation": evaluation or None,
-            "decision": decision or None,
-            "registered": registered or None,
+            "decision": decision and decision.as_json(),
+            "registered": registered and registered.as_json(),
             **({"comparison": comparison} if comparison else {}),
             "capacity_fallback": [option.as_json() for option in self.files.options] or None,
             "web_access_uris": dict(self.web_access),

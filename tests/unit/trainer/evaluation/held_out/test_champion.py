@@ -50,7 +50,7 @@ def test_what_is_left_out_is_not_asked_and_counted(
     its_data = write_index(tmp_path / "trained", TRAINED, "train")
     its_run = LocalStorage(tmp_path / "champion")
     write_record(its_run, "run.json", {"name": "its"})
-    write_record(its_run, "prepared.json", {"prepared_uri": ""})
+    write_record(its_run, "prepared.json", {"prepared_uri": "", "features_uri": "", "features": "off"})
     write_record(its_run, rescoring.EXPORT, {"checkpoint": "c1"})
     evaluate = SimpleNamespace(batch_questions=3, batch_tokens=100)
 
@@ -89,7 +89,7 @@ def test_a_champion_of_another_version_is_named_with_what_its_run_has(tmp_path: 
     its_run = LocalStorage(tmp_path)
     content = merged(TINY, {"run": {"run_id": "its", "root_uri": str(tmp_path)}, "train.of_before": 1})
     write_record(its_run, "run.json", content)
-    write_record(its_run, "prepared.json", {"prepared_uri": ""})
+    write_record(its_run, "prepared.json", {"prepared_uri": "", "features_uri": "", "features": "off"})
     write_record(its_run, rescoring.EXPORT, {"checkpoint": "c1"})
     pointer = ChampionPointer(version=1, run_id="its", run_uri=str(tmp_path), checkpoint="c1")
     job, subject = cast(Any, SimpleNamespace(evaluate=None)), cast(Any, SimpleNamespace(split=held_out))

@@ -16,7 +16,11 @@ def test_runs_are_compared_as_table_json_page_and_parquet(vlmpipe: Vlmpipe, tmp_
         line = {"turn": 0, "slice": "all", "question": f"What? {name == 'other'}", "answer": "red"}
         line |= {"prediction": said, "correct": said == "red"}
         store.write("predictions.jsonl", seal_lines([line | {"id": one, "image_group": one} for one in "abcdef"]))
-        records = {"run": {"name": "x"}, "evaluate": {"questions": 1}, "prepared": {"prepared_uri": str(tmp_path)}}
+        records = {
+            "run": {"name": "x"},
+            "evaluate": {"questions": 1},
+            "prepared": {"prepared_uri": str(tmp_path), "features_uri": "", "features": "off"},
+        }
         for file, content in records.items():
             write_record(store, f"{file}.json", content)
     compared = ("compare", "first", "second", "--root", str(tmp_path))

@@ -22,7 +22,9 @@ def test_a_training_whose_images_are_not_known_is_compared_by_samples(known: boo
     group = {"image_group": "one"} if known else {}
     lines = [{"id": str(number), **answer, **group} for number in range(8)]
     run.write(PREDICTIONS, "\n".join(json.dumps(line) for line in lines).encode())
-    write_record(run, "prepared.json", {"prepared_uri": str(tmp_path / "pruned")})
+    write_record(
+        run, "prepared.json", {"prepared_uri": str(tmp_path / "pruned"), "features_uri": "", "features": "off"}
+    )
     write_record(run, "evaluate.json", {"questions": 8})
     write_record(run, OUTCOME, {"state": "done", "train_s": 1.0, "evaluate_s": 1.0})
     trainings = [{"variant": "base", "start": start, "run_uri": run.root_uri} for start in range(2)]

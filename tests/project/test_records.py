@@ -1,0 +1,116 @@
+"""Laws of records: one type reads and writes a file, and untyped annotations may only become fewer."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from vlmpipe.trainer.records.record import Record
+
+PACKAGES = ("vlmpipe", "pipelines", "components", "trainer")
+ROOMS = ("trainer/records", "vlmpipe/records")
+# The form of a record on disk, and the records whose addresses follow a moved run.
+BYTES = Path("trainer/storage/records.py")
+PARSERS = {
+    "read_record", "read_record_file", "read_as_written", "read_lines", "unseal", "unseal_lines", "write_record",
+    "seal", "loads", "dumps", "object", "optional", "content", "_content",
+}  # fmt: skip
+# Parameters, returned values and fields whose annotation says Any. A number here may only fall, and follows within
+# SLACK what is left.
+SLACK = 20
+MAX_UNTYPED = {"vlmpipe": 639, "pipelines": 47, "components": 38, "trainer": 798}
+
+
+@cache
+def _sources() -> dict[Path, ast.Module]:
+    return {
+        path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8"))
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if not any(part.is_symlink() for part in path.parents)
+    }
+
+
+def _annotations(tree: ast.Module) -> Iterator[ast.expr]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            arguments = node.args
+            named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+            yield from (one.annotation for one in named if one and one.annotation)
+            if node.returns:
+                yield node.returns
+        elif isinstance(node, ast.AnnAssign):
+            yield node.annotation
+
+
+def _is_untyped(annotation: ast.expr) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(annotation))
+
+
+def _records() -> dict[Path, list[type[Record]]]:
+    """The record types of each module that defines any."""
+    found: dict[Path, list[type[Record]]] = {}
+    for path in _sources():
+        if str(path.parent) in ROOMS and path.stem != "__init__":
+            module = importlib.import_module("vlmpipe." + ".".join(path.with_suffix("").parts).removeprefix("vlmpipe."))
+            types = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, Record)]
+            found[path] = [one for one in types if one.__module__ == module.__name__ and "FILE" in vars(one)]
+    return {path: types for path, types in found.items() if types}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_untyped_annotations_become_fewer(package: str) -> None:
+    counts = Counter(
+        str(path)
+        for path, tree in _sources().items()
+        if path.parts[0] == package
+        for annotation in _annotations(tree)
+        if _is_untyped(annotation)
+    )
+    most = MAX_UNTYPED[package]
+    assert counts.total() <= most, f"give new values a type; most are in {counts.most_common(5)}"
+    assert counts.total() > most - SLACK, f"lower MAX_UNTYPED[{package!r}] to {counts.total()}"
+
+
+def test_the_name_of_a_record_stands_in_its_own_module() -> None:
+    """Others say `DataPointers.FILE`, so that a search for the type finds every reader."""
+    owners = {record.FILE: path for path, types in _records().items() for record in types}
+    assert owners, "records were found"
+    found = {
+        f"{path}:{node.lineno} {node.value}"
+        for path, tree in _sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for name in [node.value.rpartition("/")[2]]
+        if name in owners and path not in (owners[name], BYTES)
+    }
+    assert found == set()
+
+
+def test_only_its_type_parses_a_record() -> None:
+    """A call such as `read_record(store, DataPointers.FILE)` would give a reader strings to index."""
+    names = {record.__name__ for types in _records().values() for record in types}
+    found = {
+        f"{path}:{node.lineno}"
+        for path, tree in _sources().items()
+        if str(path.parent) not in ROOMS
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", getattr(node.func, "attr", "")) in PARSERS
+        and any(
+            isinstance(inner, ast.Attribute)
+            and inner.attr == "FILE"
+            and isinstance(inner.value, ast.Name)
+            and inner.value.id in names
+            for argument in [*node.args, *(keyword.value for keyword in node.keywords)]
+            for inner in ast.walk(argument)
+        )
+    }
+    assert found == set()

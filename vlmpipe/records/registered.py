@@ -1,0 +1,30 @@
+"""The registered version of a run's model: `registered.json`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from vlmpipe.trainer.records.record import Part, Record
+
+
+class Uploaded(Part):
+    """The commit of the hub that holds the model."""
+
+    repo_id: str
+    revision: str
+    commit: str
+
+
+class Registered(Record):
+    """A version in the registry. `resource` is its name on Vertex AI, where the registry is there."""
+
+    FILE: ClassVar[str] = "registered.json"
+    STEP: ClassVar[str] = "register-model"
+    IS_SPARSE: ClassVar[bool] = True
+
+    model: str
+    version: int
+    uri: str = ""
+    alias: str = ""
+    resource: str = ""
+    hub: Uploaded | None = None
