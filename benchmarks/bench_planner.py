@@ -18,6 +18,9 @@ SUITE = Suite(
         Part("steps", "planner.step_times", 90, "step times, predicted from one calibrating step"),
         Part("host-update", "planner.host_update", 20, "the rate of an update in the machine's memory"),
         Part("search", "planner.search", 60, "CPU time of --suggest over up to 4,096 GPUs, with its budget"),
+        Part(
+            "compiling", "planner.compiling", 40, "what compiling all shipped run files takes, by step", default=False
+        ),
         Part("commands", "planner.commands", 130, "CPU time of help, check, plan, compile and submit"),
     ],
 )

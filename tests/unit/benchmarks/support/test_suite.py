@@ -185,7 +185,7 @@ def test_a_run_that_is_stopped_stops_its_processes(tmp_path: Path) -> None:
 
         call(f"{__name__}:sleeps_for_an_hour", {}, at=stop_at)
 
-    assert Suite("test", [part("waits", waits)]).main(None, ["--folder", str(tmp_path)]) == 1
+    assert Suite("test", [part("waits", waits)]).main(None, ["--folder", str(tmp_path)]) == 130
     with pytest.raises(ProcessLookupError):
         os.kill(started[0], 0)
 
