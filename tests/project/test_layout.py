@@ -17,6 +17,7 @@ LAWS_OF_A_FOLDER = {
     "trainer/data/prepare/test_mutations.py",
     "trainer/data/prepare/test_reduced_jpegs.py",
     "trainer/data/sources/test_containers.py",
+    "trainer/data/sources/test_damaged_tables.py",
     "trainer/data/sources/test_formats.py",
     "trainer/data/sources/test_special_files.py",
     "trainer/data/sources/test_stand_ins.py",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
@@ -386,3 +387,19 @@ def _write_steps(run: Path) -> None:
             },
         )
         start += took + 0.6
+
+
+def edit(path: Path, **changes: Any) -> None:
+    write_json(path, {**json.loads(path.read_text(encoding="utf-8")), **changes})
+
+
+predictions = st.lists(
+    st.builds(
+        lambda number, answer, given: {
+            "id": f"s{number}", "slice": f"slice {number % 3}", "answer": answer, "prediction": given,
+            "correct": answer == given,
+        },
+        st.integers(0, 20), st.sampled_from(["0", "2", "10", "yes"]), st.sampled_from(["0", "2", "10", "?", ""]),
+    ),
+    max_size=80,
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""What each strategy of `train.strategy` can do."""
+"""The abilities of each strategy of `train.strategy`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What metrics and summary say of a run as a whole."""
+"""Facts of a run as a whole, for metrics and summary."""
 
 from __future__ import annotations
 

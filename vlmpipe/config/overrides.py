@@ -31,7 +31,8 @@ SOURCES = ("model.pretrained", "model.tower", "model.projector", "model.language
 # Mappings with keys of the user's own; a test compares them with the schema.
 KEYED = (
     "model.pretrained.config", "model.tower.config", "model.projector.config", "model.language_model.config",
-    "model.image_processor", "train.deepspeed", "cluster.step_disks", "cluster.env", "secrets", "gate.per_slice",
+    "model.image_processor", "data.source_arguments", "train.deepspeed", "cluster.step_disks", "cluster.env", "secrets",
+    "gate.per_slice",
     "gate.min_scores", "gate.benchmarks", "register.serving.env", "deploy.env", "tune.parameters", "sweep.grid",
     "sweep.variants", "gcp.labels", "kubeflow.node_selector", "kubeflow.secret_env",
 )  # fmt: skip

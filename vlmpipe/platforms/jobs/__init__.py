@@ -1,1 +1,1 @@
-"""What the jobs of several platforms share: a job's record, its failure, signals and packages."""
+"""Code that jobs of several platforms share: a job's record, its failure, signals and packages."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from tests.support.paths import ROOT
+from tests.support.pipelines.run_files import SMALL
 from vlmpipe.config.overrides import (
     KEYED,
     apply_overrides,
@@ -53,7 +54,11 @@ def keyed_fields(model: Any, path: str = "") -> Iterator[str]:
 
 
 def test_the_fields_with_keys_of_the_users_own_are_those_of_the_schema() -> None:
-    inside_lists = ("data.phases.weights", *(f"stages.{name}" for name in StageConfig.model_fields))
+    inside_lists = (
+        "data.phases.weights",
+        "data.sources.arguments",
+        *(f"stages.{name}" for name in StageConfig.model_fields),
+    )
     assert sorted(set(keyed_fields(RunConfig)) - set(inside_lists)) == sorted(KEYED)
 
 
@@ -258,3 +263,21 @@ def test_differences_name_every_field_with_both_values() -> None:
     assert rows["gate.max_loss"] == ("none", "3.0") and rows["gate.per_slice.a"] == ("none", "0.5")
     assert rows["cluster.env.LEVEL"] == ("none", "a value")
     assert differences(before.to_dict(), json.loads(json.dumps(before.to_dict()))) == {}
+
+
+def test_overrides_replace_fields_and_create_sections() -> None:
+    overrides = parse_overrides(["train.epochs=3", "gate.per_slice={digit: 0.5}", "data.image_folder="])
+    config = parse_run_config(apply_overrides(SMALL, overrides), "x")
+    assert (config.train.epochs, config.gate.per_slice, config.data.image_folder) == (3, {"digit": 0.5}, "")
+    assert "epochs" not in SMALL["train"]
+
+
+@pytest.mark.parametrize("texts", [["train.epochs"], ["=1"], ["a..b=1"], ["a=1", "a=2"], ["a.b=[1"]])
+def test_a_malformed_override_is_refused(texts: list[str]) -> None:
+    with pytest.raises(RunFileError):
+        parse_overrides(texts)
+
+
+def test_an_override_through_a_plain_value_is_refused() -> None:
+    with pytest.raises(RunFileError, match=r"train\.epochs\.x: epochs is a single value"):
+        apply_overrides({"train": {"epochs": 1}}, {"train.epochs.x": 1})

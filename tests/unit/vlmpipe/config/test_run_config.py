@@ -8,21 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
 from tests.support.pipelines.run_files import SMALL, problems_of, small
-from vlmpipe.config import json_schema as schema
-from vlmpipe.config.overrides import apply_overrides, parse_overrides
-from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config, warnings
+from vlmpipe.config.run_config import load_run_file, parse_run_config, warnings
 from vlmpipe.config.run_fields import BUILTIN_SOURCES
 from vlmpipe.config.target_requirements import require_reached_files, require_vertex
-from vlmpipe.config.validation_errors import RunFileError, closest_field, fields_of
-from vlmpipe.config.yaml_loader import LARGEST_FILE_BYTES, parse_yaml
+from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.platforms.local.runs.run import DEFAULT_ROOT
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
-from vlmpipe.trainer.errors import ConfigError
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
@@ -348,110 +342,6 @@ def test_a_local_root_is_replaced_on_vertex() -> None:
     config = small(gcp__pipeline_root="gs://bucket/x")
     assert (config.root_uri("local"), config.root_uri("vertex")) == ("runs", "gs://bucket/x")
     assert small(output__root_uri="gs://b/y").root_uri("vertex") == "gs://b/y"
-
-
-# --- reading and overriding ---
-
-
-def write(tmp_path: Path, text: str | bytes) -> Path:
-    path = tmp_path / "run.yaml"
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("name: a\nname: b\n", "line 2, column 1.*name is given twice"),
-        ("a: [1\n", "not valid YAML"),
-        ("a: &x 1\nb: *x\n", "aliases"),
-        ("1: a\n", "a key must be text"),
-        ("", "is empty"),
-        ("- a\n", "is a list"),
-        (b"\xff\xfe", "is not text"),
-        ("a: " + "[" * 20000, "nested too deep|not valid YAML"),
-        ("#" * (LARGEST_FILE_BYTES + 1), "bytes"),
-        ("a: !!python/object/apply:os.system [x]\n", "not valid YAML"),
-    ],
-)
-def test_an_unreadable_run_file_is_refused_with_a_message(tmp_path: Path, text: str | bytes, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        load_run_file(write(tmp_path, text))
-
-
-def test_a_missing_run_file_names_the_closest_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    with pytest.raises(ConfigError) as caught:
-        load_run_file("configs/digit.yaml")
-    assert caught.value.fix.startswith("in configs/: configs/digits.yaml, ")
-    with pytest.raises(ConfigError, match="is a folder"):
-        load_run_file(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("on", "on"), ("yes", "yes"), ("true", True), ("1e-4", 1e-4), ("5", 5), ("1:30", "1:30"), ("012", 12.0),
-        ("2026-12-01", "2026-12-01"), ("null", None), ("~", None), ("[a, 1]", ["a", 1]), ("nan", "nan"),
-    ],
-)  # fmt: skip
-def test_plain_values_read_as_in_yaml_1_2(text: str, value: Any) -> None:
-    assert parse_yaml(text, "x") == value
-
-
-@given(
-    st.recursive(
-        st.none()
-        | st.booleans()
-        | st.integers()
-        | st.floats(allow_nan=False, allow_infinity=False)
-        | st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cn", "Cs"))),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text("abc_", min_size=1), inner),
-        max_leaves=8,
-    )
-)
-def test_json_is_valid_yaml(value: Any) -> None:
-    assert parse_yaml(json.dumps(value, ensure_ascii=False), "x") == value
-
-
-def test_overrides_replace_fields_and_create_sections() -> None:
-    overrides = parse_overrides(["train.epochs=3", "gate.per_slice={digit: 0.5}", "data.image_folder="])
-    config = parse_run_config(apply_overrides(SMALL, overrides), "x")
-    assert (config.train.epochs, config.gate.per_slice, config.data.image_folder) == (3, {"digit": 0.5}, "")
-    assert "epochs" not in SMALL["train"]
-
-
-@pytest.mark.parametrize("texts", [["train.epochs"], ["=1"], ["a..b=1"], ["a=1", "a=2"], ["a.b=[1"]])
-def test_a_malformed_override_is_refused(texts: list[str]) -> None:
-    with pytest.raises(RunFileError):
-        parse_overrides(texts)
-
-
-def test_an_override_through_a_plain_value_is_refused() -> None:
-    with pytest.raises(RunFileError, match=r"train\.epochs\.x: epochs is a single value"):
-        apply_overrides({"train": {"epochs": 1}}, {"train.epochs.x": 1})
-
-
-# --- the schema ---
-
-
-def test_every_field_says_what_it_does() -> None:
-    silent = [
-        path for path, field, _ in fields_of(RunConfig) if not (field.description or "").strip().endswith((".", ")"))
-    ]
-    assert silent == []
-
-
-def test_every_known_field_is_its_own_closest() -> None:
-    fields = [path for path, _, _ in fields_of(RunConfig)]
-    assert [closest_field(path, fields) for path in fields] == fields
-
-
-def test_the_reference_files_are_up_to_date() -> None:
-    folder = ROOT / "docs" / "reference"
-    stale = "run: vlmpipe schema --output docs/reference"
-    assert (folder / schema.SCHEMA_FILE).read_text() == schema.json_schema(), stale
-    assert (folder / schema.REFERENCE_FILE).read_text() == schema.markdown(), stale
 
 
 def test_the_builtin_sources_are_those_of_the_data_step() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
 from vlmpipe.config.overrides import apply_overrides, parse_overrides
-from vlmpipe.config.yaml_loader import _Loader, compose, parse_yaml, read_run_file
+from vlmpipe.config.run_config import load_run_file
+from vlmpipe.config.yaml_loader import LARGEST_FILE_BYTES, _Loader, compose, parse_yaml, read_run_file
 from vlmpipe.trainer.errors import ConfigError, UserError
 
 FILES = [*sorted((ROOT / "configs").glob("*.yaml")), *sorted((ROOT / "vlmpipe/catalog").glob("*.yaml"))]
@@ -99,3 +101,64 @@ def test_any_override_gives_a_value_or_an_error_message(texts: list[str]) -> Non
         apply_overrides({"train": {"epochs": 1}}, parse_overrides(texts))
     except UserError as error:
         assert error.code == 64
+
+
+def write(tmp_path: Path, text: str | bytes) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: a\nname: b\n", "line 2, column 1.*name is given twice"),
+        ("a: [1\n", "not valid YAML"),
+        ("a: &x 1\nb: *x\n", "aliases"),
+        ("1: a\n", "a key must be text"),
+        ("", "is empty"),
+        ("- a\n", "is a list"),
+        (b"\xff\xfe", "is not text"),
+        ("a: " + "[" * 20000, "nested too deep|not valid YAML"),
+        ("#" * (LARGEST_FILE_BYTES + 1), "bytes"),
+        ("a: !!python/object/apply:os.system [x]\n", "not valid YAML"),
+    ],
+)
+def test_an_unreadable_run_file_is_refused_with_a_message(tmp_path: Path, text: str | bytes, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_run_file(write(tmp_path, text))
+
+
+def test_a_missing_run_file_names_the_closest_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(ConfigError) as caught:
+        load_run_file("configs/digit.yaml")
+    assert caught.value.fix.startswith("in configs/: configs/digits.yaml, ")
+    with pytest.raises(ConfigError, match="is a folder"):
+        load_run_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("on", "on"), ("yes", "yes"), ("true", True), ("1e-4", 1e-4), ("5", 5), ("1:30", "1:30"), ("012", 12.0),
+        ("2026-12-01", "2026-12-01"), ("null", None), ("~", None), ("[a, 1]", ["a", 1]), ("nan", "nan"),
+    ],
+)  # fmt: skip
+def test_plain_values_read_as_in_yaml_1_2(text: str, value: Any) -> None:
+    assert parse_yaml(text, "x") == value
+
+
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cn", "Cs"))),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text("abc_", min_size=1), inner),
+        max_leaves=8,
+    )
+)
+def test_json_is_valid_yaml(value: Any) -> None:
+    assert parse_yaml(json.dumps(value, ensure_ascii=False), "x") == value

@@ -1,17 +1,14 @@
-"""Cost: sums that can be done by hand, the interval between checkpoints, and schedules."""
+"""Cost: sums that can be done by hand, terms side by side, and what is not known."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from datetime import date, datetime
-from itertools import islice
+from datetime import date
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support.planner.configs import A100_80, LLAVA_7B, RoundPrices, machine, run_config
 from vlmpipe.catalog.machines import load_catalog, reducers_needed
@@ -19,14 +16,12 @@ from vlmpipe.catalog.prices import load_prices
 from vlmpipe.catalog.steps import load_steps
 from vlmpipe.cli.views.plan import headline
 from vlmpipe.components.runtime.resolve import require_prices
-from vlmpipe.planner.cost.cron import runs_per_month, starts_after
 from vlmpipe.planner.cost.estimate import HOURS_PER_MONTH, PIPELINE, Cost, StepCost, estimate_cost
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.plan import Plan
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.external_trainer import external_time
 from vlmpipe.planner.time.feature_cache import advise
-from vlmpipe.planner.time.goodput import expected_loss, mean_time_between_interruptions_s, young_daly_s
 from vlmpipe.planner.time.saving import SAVE_BYTES_PER_S
 from vlmpipe.planner.time.step_time import Time, estimate_time
 from vlmpipe.planner.workload import Workload
@@ -298,68 +293,6 @@ def test_dollars_have_the_range_of_the_training_time() -> None:
     assert high == pytest.approx(cost.usd + (time.interval.high - 1) * train)
 
 
-# The interval between checkpoints
-
-
-def test_young_daly() -> None:
-    assert young_daly_s(50, 36_000) == pytest.approx(math.sqrt(2 * 50 * 36_000))
-
-
-def test_more_gpus_fail_more_often_and_spot_nodes_are_preempted_besides() -> None:
-    def mtbf_hours(nodes: int, *, preemptible: bool, **plan: float) -> float:
-        config = run_config(cluster__replica_count=nodes, **{f"plan__{name}": rate for name, rate in plan.items()})
-        return mean_time_between_interruptions_s(config, preemptible=preemptible) / 3600
-
-    assert mtbf_hours(1, preemptible=False) == pytest.approx(50_000 / 8)
-    assert mtbf_hours(4, preemptible=False) == pytest.approx(50_000 / 32)
-    assert mtbf_hours(4, preemptible=True) == pytest.approx(1 / (32 / 50_000 + 4 * 0.02))
-    assert mtbf_hours(1, preemptible=True, failures_per_gpu_hour=0, preemptions_per_node_hour=0) == math.inf
-
-
-def test_each_reducer_on_spot_is_preempted_as_a_node_is() -> None:
-    reducers = {"replica_count": 13, "machine_type": "n1-highcpu-16"}
-    config = run_config(cluster__replica_count=4, cluster__reduction_server=reducers, plan__failures_per_gpu_hour=0)
-    assert mean_time_between_interruptions_s(config, preemptible=True) == pytest.approx(3600 / (17 * 0.02))
-    assert mean_time_between_interruptions_s(config, preemptible=False) == math.inf
-
-
-def test_expected_loss_by_hand() -> None:
-    """100 h of work, 36 s a save, each hour; stopped every 10 h; half an hour and 6 minutes lost each time."""
-    lost = expected_loss(360_000, 36, 3600, 36_000, 360)
-    assert lost is not None
-    assert lost.saves_hours == pytest.approx(1)
-    assert lost.interruptions == pytest.approx(101 / (1 - 0.06) / 10)
-    assert lost.rework_hours == pytest.approx(0.5 * lost.interruptions)
-    assert lost.restarts_hours == pytest.approx(0.1 * lost.interruptions)
-
-
-def test_without_interruptions_only_saves_are_lost() -> None:
-    lost = expected_loss(360_000, 36, 3600, math.inf, 360)
-    assert lost is not None and lost.total_hours == lost.saves_hours == pytest.approx(1)
-
-
-def test_work_since_a_checkpoint_that_is_still_written_is_lost_too() -> None:
-    written, writing = (expected_loss(360_000, 36, 3600, 36_000, 360, writes_s=s) for s in (0, 600))
-    assert written is not None and writing is not None
-    per_interruption = [lost.rework_hours / lost.interruptions for lost in (written, writing)]
-    assert per_interruption[1] - per_interruption[0] == pytest.approx(600 / 3600)
-
-
-def test_a_run_that_loses_more_than_it_computes_never_ends() -> None:
-    assert expected_loss(360_000, 36, 7200, 3600, 600) is None
-
-
-@given(st.floats(1, 300), st.floats(4, 500), st.floats(0, 600), st.floats(1.5, 20))
-def test_the_young_daly_interval_loses_least(save_s: float, mtbf_hours: float, restart_s: float, factor: float) -> None:
-    mtbf_s = mtbf_hours * 3600
-    best_s = young_daly_s(save_s, mtbf_s)
-    best = expected_loss(1e6, save_s, best_s, mtbf_s, restart_s)
-    assert best is not None
-    for every_s in (best_s / factor, best_s * factor):
-        other = expected_loss(1e6, save_s, every_s, mtbf_s, restart_s)
-        assert other is None or best.total_hours <= other.total_hours
-
-
 def test_a_restart_reads_what_its_strategy_loads_of_the_checkpoint() -> None:
     """Every node reads all of it with ddp, and its share with fsdp."""
     reads_s = dict[str, float]()
@@ -404,50 +337,6 @@ def test_a_hopeless_preemption_rate_is_reported() -> None:
     assert cost.usd is None and cost.expected_lost_hours is None and cost.never_ends
 
 
-# Schedules
-
-
-@pytest.mark.parametrize(
-    ("cron", "runs"),
-    [
-        ("0 3 * * *", 365.25 / 12),
-        ("0 3 * * 1", 365.25 / 12 / 7),
-        ("0 3 * * MON", 365.25 / 12 / 7),
-        ("0 3 * * 0", 365.25 / 12 / 7),
-        ("0 3 * * 7", 365.25 / 12 / 7),
-        ("0 3 1 * *", 1),
-        ("0 3 1,15 * *", 2),
-        ("0 3 1 JAN *", 1 / 12),
-        ("0 3 1 */3 *", 4 / 12),
-        ("0 3 29 2 *", 7 / 28 / 12),
-        ("0 3 31 * *", 7 / 12),
-        ("0 */6 * * *", 4 * 365.25 / 12),
-        ("*/15 9-17 * * 1-5", 4 * 9 * 5 * 365.25 / 12 / 7),
-        ("30 5/6 * * *", 4 * 365.25 / 12),
-        ("0 0 31 2 *", 0),
-        # Either kind of day: the 1st, and each Monday that is not the 1st (4 of 28 firsts are on each weekday).
-        ("0 3 1 * 1", 1 + 365.25 / 12 / 7 - 1 / 7),
-    ],
-)
-def test_runs_a_month(cron: str, runs: float) -> None:
-    assert runs_per_month(cron) == pytest.approx(runs)
-
-
-@pytest.mark.parametrize("cron", ["60 3 * * *", "0 24 * * *", "0 3 0 * *", "0 3 * 13 *", "0 3 * * 8", "0 3 5-1 * *"])
-def test_a_field_out_of_bounds_is_named(cron: str) -> None:
-    with pytest.raises(ConfigError, match=r"schedule\.cron"):
-        runs_per_month(cron)
-
-
-@pytest.mark.parametrize(
-    "cron",
-    ["0 3 * *", "a 3 * * *", "*/0 3 * * *", "1- 3 * * *", "0 3 * * FOO", "0 3 */x * *", "0 3 L * *", "0 3 * * 1#2"],
-)
-def test_an_invalid_field_is_named(cron: str) -> None:
-    with pytest.raises(ConfigError, match=r"schedule\.cron"):
-        runs_per_month(cron)
-
-
 def test_a_schedule_costs_its_runs() -> None:
     cost, _ = estimated(schedule={"cron": "0 3 1,15 * *"})
     assert cost.schedule_runs_per_month == 2
@@ -467,24 +356,6 @@ def test_the_built_in_prices_give_a_cost_or_say_what_is_missing() -> None:
     cost, _ = estimated(load_prices(today=date(2026, 11, 20)))
     for term in cost.by_term.values():
         assert term.usd is not None or term.missing
-
-
-@pytest.mark.parametrize(
-    ("cron", "timezone", "moment", "starts"),
-    [
-        ("0 3 * * 1", "UTC", "2026-11-23T03:00:00+00:00", ["2026-11-30T03:00:00+00:00", "2026-12-07T03:00:00+00:00"]),
-        ("30 9,17 1 * *", "Europe/Paris", "2026-12-31T23:30:00+00:00",
-         ["2027-01-01T09:30:00+01:00", "2027-01-01T17:30:00+01:00"]),
-        ("30 2 * * *", "Europe/Paris", "2027-03-27T12:00:00+00:00",  # 02:30 is left out on the 28th
-         ["2027-03-29T02:30:00+02:00", "2027-03-30T02:30:00+02:00"]),
-        ("30 2 * * *", "Europe/Paris", "2027-10-30T12:00:00+00:00",  # and comes twice on the 31st
-         ["2027-10-31T02:30:00+02:00", "2027-11-01T02:30:00+01:00"]),
-        ("0 0 29 2 *", "UTC", "2026-01-01T00:00:00+00:00", ["2028-02-29T00:00:00+00:00", "2032-02-29T00:00:00+00:00"]),
-    ],
-)  # fmt: skip
-def test_the_next_starts_are_those_of_the_time_zone(cron: str, timezone: str, moment: str, starts: list[str]) -> None:
-    found = islice(starts_after(cron, timezone, datetime.fromisoformat(moment)), 2)
-    assert [start.isoformat() for start in found] == starts
 
 
 def test_a_spot_run_that_never_ends_is_red() -> None:

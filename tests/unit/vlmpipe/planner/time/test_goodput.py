@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmpipe.planner.time.goodput import expected_loss
+from tests.support.planner.configs import run_config
+from vlmpipe.planner.time.goodput import expected_loss, mean_time_between_interruptions_s, young_daly_s
 from vlmpipe.trainer.monitoring.training_monitor import goodput
 
 BEGAN_S = 1e9
@@ -89,3 +91,62 @@ def test_the_closed_form_is_the_mean_of_simulated_runs(
     assert lost is not None
     runs = [simulated_s(work_s, save_s, every_s, mtbf_s, restart_s, writes_s, seed) for seed in range(300)]
     assert work_s + 3600 * lost.total_hours == pytest.approx(sum(runs) / len(runs), rel=0.02)
+
+
+def test_young_daly() -> None:
+    assert young_daly_s(50, 36_000) == pytest.approx(math.sqrt(2 * 50 * 36_000))
+
+
+def test_more_gpus_fail_more_often_and_spot_nodes_are_preempted_besides() -> None:
+    def mtbf_hours(nodes: int, *, preemptible: bool, **plan: float) -> float:
+        config = run_config(cluster__replica_count=nodes, **{f"plan__{name}": rate for name, rate in plan.items()})
+        return mean_time_between_interruptions_s(config, preemptible=preemptible) / 3600
+
+    assert mtbf_hours(1, preemptible=False) == pytest.approx(50_000 / 8)
+    assert mtbf_hours(4, preemptible=False) == pytest.approx(50_000 / 32)
+    assert mtbf_hours(4, preemptible=True) == pytest.approx(1 / (32 / 50_000 + 4 * 0.02))
+    assert mtbf_hours(1, preemptible=True, failures_per_gpu_hour=0, preemptions_per_node_hour=0) == math.inf
+
+
+def test_each_reducer_on_spot_is_preempted_as_a_node_is() -> None:
+    reducers = {"replica_count": 13, "machine_type": "n1-highcpu-16"}
+    config = run_config(cluster__replica_count=4, cluster__reduction_server=reducers, plan__failures_per_gpu_hour=0)
+    assert mean_time_between_interruptions_s(config, preemptible=True) == pytest.approx(3600 / (17 * 0.02))
+    assert mean_time_between_interruptions_s(config, preemptible=False) == math.inf
+
+
+def test_expected_loss_by_hand() -> None:
+    """100 h of work, 36 s a save, each hour; stopped every 10 h; half an hour and 6 minutes lost each time."""
+    lost = expected_loss(360_000, 36, 3600, 36_000, 360)
+    assert lost is not None
+    assert lost.saves_hours == pytest.approx(1)
+    assert lost.interruptions == pytest.approx(101 / (1 - 0.06) / 10)
+    assert lost.rework_hours == pytest.approx(0.5 * lost.interruptions)
+    assert lost.restarts_hours == pytest.approx(0.1 * lost.interruptions)
+
+
+def test_without_interruptions_only_saves_are_lost() -> None:
+    lost = expected_loss(360_000, 36, 3600, math.inf, 360)
+    assert lost is not None and lost.total_hours == lost.saves_hours == pytest.approx(1)
+
+
+def test_work_since_a_checkpoint_that_is_still_written_is_lost_too() -> None:
+    written, writing = (expected_loss(360_000, 36, 3600, 36_000, 360, writes_s=s) for s in (0, 600))
+    assert written is not None and writing is not None
+    per_interruption = [lost.rework_hours / lost.interruptions for lost in (written, writing)]
+    assert per_interruption[1] - per_interruption[0] == pytest.approx(600 / 3600)
+
+
+def test_a_run_that_loses_more_than_it_computes_never_ends() -> None:
+    assert expected_loss(360_000, 36, 7200, 3600, 600) is None
+
+
+@given(st.floats(1, 300), st.floats(4, 500), st.floats(0, 600), st.floats(1.5, 20))
+def test_the_young_daly_interval_loses_least(save_s: float, mtbf_hours: float, restart_s: float, factor: float) -> None:
+    mtbf_s = mtbf_hours * 3600
+    best_s = young_daly_s(save_s, mtbf_s)
+    best = expected_loss(1e6, save_s, best_s, mtbf_s, restart_s)
+    assert best is not None
+    for every_s in (best_s / factor, best_s * factor):
+        other = expected_loss(1e6, save_s, every_s, mtbf_s, restart_s)
+        assert other is None or best.total_hours <= other.total_hours

@@ -1,0 +1,21 @@
+"""Runs that reports are made of."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.reports import make_run
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("finished"))
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change. Its pointers still lead to the prepared data of `finished`."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
