@@ -56,7 +56,7 @@ def _check_offline(config: RunConfig) -> list[Finding]:
 
 
 def _check_variants(config: RunConfig, of_run: Sequence[Finding]) -> Iterator[Finding]:
-    """What is wrong with variants of the sweep and not with the run file itself, once, by the first that has it."""
+    """Findings of variants of the sweep and not of the run file itself, once, by the first that has it."""
     assert config.sweep
     variants = variants_of(config.sweep)
     known = {(one.subject.rpartition(": ")[2], one.text) for one in of_run}
@@ -119,7 +119,7 @@ def _model(config: RunConfig) -> Iterator[Finding]:
 
 
 def _trainer(config: RunConfig) -> Iterator[Finding]:
-    """Whether a training program of one's own could start on this machine."""
+    """Return whether a training program of one's own could start on this machine."""
     if trainer := config.train.trainer:
         from vlmpipe.trainer.external.dry_start import require_startable
 
@@ -137,7 +137,7 @@ def _trainer(config: RunConfig) -> Iterator[Finding]:
 
 
 def _packages(config: RunConfig) -> Iterator[Finding]:
-    """What later steps need of this machine, and of the trainer's image."""
+    """Packages that later steps need of this machine, and of the trainer's image."""
     is_only_here = bool(list(missing_for_vertex(config)))
     missing = list(missing_here(config))
     for need, module in missing:
@@ -154,7 +154,7 @@ def _packages(config: RunConfig) -> Iterator[Finding]:
 
 
 def _chat_template(config: RunConfig) -> Iterator[Finding]:
-    """What the chat template allows, if its files are on this machine."""
+    """Abilities of the chat template, if its files are on this machine."""
     name, proof = config.data.chat_format(config.model), prove_chat_template(config.model, config.data)
     if proof:
         yield Finding("chat template", "ok", f"{name}: {proof.described()}")
@@ -163,7 +163,7 @@ def _chat_template(config: RunConfig) -> Iterator[Finding]:
 
 
 def _plan(config: RunConfig) -> Iterator[Finding]:
-    """What planning finds wrong: with the model, built on the meta device, and with the machines' memory.
+    """Findings of planning: on the model, built on the meta device, and with the machines' memory.
 
     The machines are those of Vertex AI, so of a run file that can only be run here their memory is a warning.
     """
@@ -211,7 +211,7 @@ def _data(config: RunConfig) -> Iterator[Finding]:
 
 
 def _benchmarks(config: RunConfig) -> Iterator[Finding]:
-    """Whether benchmarks' files are what their formats say, and their images are there."""
+    """Return whether benchmarks' files are what their formats say, and their images are there."""
     from vlmpipe.trainer.evaluation.benchmarks.readers import read_benchmark
 
     for benchmark in config.evaluate.benchmarks:

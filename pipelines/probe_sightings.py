@@ -12,7 +12,7 @@ from vlmpipe.trainer.storage import open_storage
 
 
 def sightings_of(result: Mapping[str, Any], run: str) -> Iterator[Sighting]:
-    """What one probe's result shows; nothing of what it had no occasion to see."""
+    """Evidence in one probe's result; nothing of what it had no occasion to see."""
     plan, measured = result["plan"], result["measured"]
     if found := measured["gpus"]:
         seen, paid, driver = len(found["gpus"]), plan["accelerator_count"], found["driver"]

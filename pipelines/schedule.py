@@ -109,7 +109,7 @@ class SchedulePlan:
 
     @property
     def _meanwhile(self) -> str:
-        """What becomes of runs that are due while too many are active."""
+        """Policy for runs that are due while too many are active."""
         if self.target == "kubeflow":
             which = "each" if self.settings.allow_queueing else "the latest"
             return f"of runs due while others are active, {which} starts afterwards"

@@ -49,7 +49,7 @@ class SubmittedProbe:
         return [plan_line(self.spending), *(line for job in self.jobs for line in job.lines())]
 
     def results(self) -> list[dict[str, Any]]:
-        """What the probes left in the run's folder; none of one that ended before it could measure."""
+        """Results of the probes in the run's folder; none of one that ended before it could measure."""
         store, found = open_storage(self.run_uri), []
         for step in self.steps:
             if store.stat(f"{FOLDER}/{step}.json"):

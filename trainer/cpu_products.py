@@ -45,7 +45,7 @@ def use_default_products() -> None:
 
 
 def prefers_onednn() -> bool:
-    """Whether this processor's fp32 products are faster by oneDNN."""
+    """Return whether this processor's fp32 products are faster by oneDNN."""
     is_here = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()
     return is_here and torch.backends.cpu.get_cpu_capability() == "AVX512" and vendor() == AMD
 
@@ -57,7 +57,9 @@ def vendor() -> str:
 
 
 def takes(left: Tensor, right: Tensor) -> bool:
-    """Whether oneDNN multiplies these: fp32 matrices, (rows, inner) and (inner, columns), that are large enough."""
+    """Return whether oneDNN multiplies these: fp32 matrices, (rows, inner) and (inner, columns), that are large
+    enough.
+    """
     if not left.dtype == right.dtype == torch.float32 or not left.ndim == right.ndim == 2:
         return False
     rows, inner, columns = *left.shape, right.shape[1]

@@ -29,5 +29,5 @@ def extra_of(module: str) -> str:
 
 
 def install_command(extras: str) -> str:
-    """What installs these extras (comma-separated)."""
+    """Command that installs these extras (comma-separated)."""
     return f"pip install '{DISTRIBUTION}[{extras}]'"

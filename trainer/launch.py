@@ -226,8 +226,8 @@ def _exit_code(exit_folder: Path, ended: TorchrunEnd) -> int:
 
 
 def _is_torchruns_own(ended: TorchrunEnd, exit_folder: Path) -> bool:
-    """Whether torchrun killed the rank because another had failed: by SIGTERM, and by SIGKILL where the rank is still
-    there a while later. torchrun notes whole seconds, and so not which came first."""
+    """Return whether torchrun killed the rank because another had failed: by SIGTERM, and by SIGKILL where the rank is
+    still there a while later. torchrun notes whole seconds, and so not which came first."""
     assert ended.killed
     failed_s = [file.stat().st_mtime for file in exit_folder.glob("rank-*") if file.read_text(encoding="utf-8") != "0"]
     if not failed_s:

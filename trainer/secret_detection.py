@@ -55,13 +55,15 @@ def _patterns() -> Mapping[str, Any]:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable or option of this name holds a secret, such as WANDB_API_KEY or --hf-token."""
+    """Return whether a variable or option of this name holds a secret, such as WANDB_API_KEY or --hf-token."""
     snake = re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name).replace("-", "_").upper()
     return bool(re.search(_patterns()["names"], snake))
 
 
 def may_be_secret(name: str, value: str) -> bool:
-    """Whether the value under a secret's name is one, and not a reference, a file, a switch or a special token."""
+    """Return whether the value under a secret's name is one, and not a reference, a file, a switch or a special
+    token.
+    """
     value = value.strip("\"' ")
     if not value or _REFERENCE.fullmatch(value) or _SWITCH.fullmatch(value):
         return False
@@ -79,14 +81,14 @@ def assigned_secrets(text: str) -> Iterator[re.Match[str]]:
 
 
 def _is_assigned(name: str, value: str) -> bool:
-    """Whether it is a secret rather than a word of prose or code behind a secret's name."""
+    """Return whether it is a secret rather than a word of prose or code behind a secret's name."""
     if len(value) < _SHORTEST_ASSIGNED or not may_be_secret(name, value):
         return False
     return name.isupper() or name.lower().endswith(("password", "passwd")) or any(map(str.isdigit, value))
 
 
 def form_of_secret(value: str) -> str:
-    """What kind of secret the value looks like; empty if it does not."""
+    """Return the kind of secret that the value looks like; empty if it does not."""
     if form := known_form(value):
         return form
     return "random text" if _TOKEN.fullmatch(value) and _is_random(value) else ""
@@ -108,7 +110,7 @@ def _is_random(text: str) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """What one kind of secret looks like. A text without any of the lower-case keywords has no secret of this form."""
+    """Form of one kind of secret. A text without any of the lower-case keywords has no secret of this form."""
 
     name: str
     keywords: Sequence[str]
@@ -138,7 +140,7 @@ def possible_forms(text: str) -> Iterable[Form]:
 
 
 def known_form(value: str) -> str:
-    """What well-known kind of secret is in the text; empty for none."""
+    """Return the well-known kind of secret in the text; empty for none."""
     return next((form.name for form in possible_forms(value) if form.pattern.search(value)), "")
 
 
@@ -150,5 +152,5 @@ def _opening() -> re.Pattern[str]:
 
 
 def may_begin_secret(text: str) -> bool:
-    """Whether the text may end in the middle of a secret of a known form."""
+    """Return whether the text may end in the middle of a secret of a known form."""
     return bool(_OPEN_URL.search(text) or _opening().search(text.lower()))

@@ -68,7 +68,7 @@ MOST_OF_THE_START = 0.05  # share of initial weights in the average at the end o
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What one rank trains with."""
+    """Model, data, strategy and state that one rank trains with."""
 
     strategy: Strategy
     replica: DataParallelRank
@@ -340,7 +340,7 @@ def _settings_warnings(settings: TrainConfig, total_steps: int) -> Iterator[str]
 def mean_sequence_flops(
     job: JobConfig, shape: ModelShape, sequence: PackedBatchSampler, *, cached: bool
 ) -> SequenceFlops:
-    """What a row of the first epoch takes, in the mean."""
+    """Mean contents of a sequence of the first epoch."""
     epoch = sequence.totals(0)
     label_tokens = epoch.label_tokens / epoch.sequences
     if epoch.images:  # where they differ, the mean one

@@ -86,7 +86,8 @@ def doctor(config: RunConfig) -> list[Row]:
 
 @missing_packages()
 def plan(config: RunConfig, target: Target = "vertex") -> Plan | StagesPlan | SweepPlan:
-    """Whether a run fits in memory, how long it takes and what it costs. `Plan.state` is "green", "amber" or "red".
+    """Return whether a run fits in memory, how long it takes and what it costs. `Plan.state` is "green", "amber" or
+    "red".
 
     A run file with stages has a StagesPlan: the plan of each, and the sums; one with a sweep a SweepPlan, of variants.
 
@@ -228,7 +229,7 @@ def status(
 
 @missing_packages()
 def predict(run: str, images: str | Path, question: str = "", *, root: str = "runs", batch: int = 0) -> list[Answer]:
-    """What a run's model answers, asked as its evaluation asks.
+    """Answer questions with a run's model, asked as its evaluation asks.
 
     Args:
         run: Run id or a short name such as "@last", folder, gs:// address, MODEL@ALIAS or MODEL@VERSION.

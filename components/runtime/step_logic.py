@@ -80,7 +80,7 @@ def read_share(share: str) -> tuple[int, int, str]:
 
 
 def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:
-    """Whether the prepared data's features are cached, must be encoded first, or are not used.
+    """Return whether the prepared data's features are cached, must be encoded first, or are not used.
 
     Encoding needs a frozen tower: the output of one that is trained changes.
     """

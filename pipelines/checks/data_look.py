@@ -46,7 +46,7 @@ def module_of(data: DataConfig) -> str:
 
 
 def has_module(name: str) -> bool:
-    """Whether this Python finds the module, without importing it."""
+    """Return whether this Python finds the module, without importing it."""
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:  # of a package above it
@@ -71,5 +71,5 @@ def _local_validator(config: RunConfig, data: DataConfig) -> SampleValidator | N
 
 
 def samples_of(run: RunConfig) -> tuple[object, ...]:
-    """What decides the samples of a run, whose check takes seconds."""
+    """Settings that decide the samples of a run, whose check takes seconds."""
     return run.data, run.train.in_pairs, run.model.model_dump(exclude=NOT_OF_SAMPLES)

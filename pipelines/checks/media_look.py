@@ -1,4 +1,4 @@
-"""Whether data here names videos or pages of documents, by names of files and the first megabyte of texts."""
+"""Check whether data here names videos or pages of documents, by names of files and the first megabyte of texts."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ PAGE = re.compile(f"{re.escape(PDF)}#page=", re.IGNORECASE)
 
 
 def names_videos(data: DataConfig) -> bool:
-    """Whether the data names videos. What records in buckets and in Parquet name is known only once they are read."""
+    """Return whether the data names videos. What records in buckets and in Parquet name is known only once they are
+    read.
+    """
     return data.video == "native" or _names(data, VIDEO, VIDEOS)
 
 
 def names_documents(data: DataConfig) -> bool:
-    """Whether records name pages of documents. A document beside the images does not count: it is not opened."""
+    """Return whether records name pages of documents. A document beside the images does not count: it is not opened."""
     return _names(data, PAGE, frozenset())
 
 

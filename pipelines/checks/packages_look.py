@@ -69,7 +69,7 @@ def _addresses(config: RunConfig) -> str:
 
 
 def needs_of(config: RunConfig) -> list[Need]:
-    """What the run file needs, of all stages."""
+    """Packages that the run file needs, of all stages."""
     runs = list(config.stage_runs().values())
     return [need for need in NEEDS if any(need.applies(run) for run in runs)]
 

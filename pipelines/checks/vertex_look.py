@@ -46,7 +46,7 @@ def look_at_jobs(config: RunConfig) -> Iterator[Finding]:
 
 
 def _concerns(config: RunConfig, violation: Violation) -> bool:
-    """Whether to report it: warnings about Vertex AI do not concern a run file for a laptop."""
+    """Return whether to report it: warnings about Vertex AI do not concern a run file for a laptop."""
     if violation.severity == "error":
         return True
     return violation.code not in RUN_FILE_WARNINGS and not list(missing_for_vertex(config))

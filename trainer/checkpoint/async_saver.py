@@ -164,7 +164,7 @@ class CheckpointSaver:
 
     @property
     def _is_under_way(self) -> bool:
-        """Whether the save in progress may still be committed, as far as this rank can see."""
+        """Return whether the save in progress may still be committed, as far as this rank can see."""
         if self._thread and self._thread.is_alive():
             return True
         if self._worker.is_first or self._error:

@@ -68,7 +68,7 @@ def claim_attempt(store: Storage, *, fresh: bool, submission: str = "", above: i
 
 
 def begun_by(found: Attempts, submission: str) -> bool:
-    """Whether a start of this submission has given up the checkpoints before it."""
+    """Return whether a start of this submission has given up the checkpoints before it."""
     return bool(submission) and found.fresh_for == submission
 
 

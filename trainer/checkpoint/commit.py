@@ -261,7 +261,9 @@ def inspect(store: Storage, name: str, listing: Listing, *, key: bytes = b"") ->
 
 
 def was_uncommitted(store: Storage, name: str) -> bool:
-    """Whether a listed checkpoint lost its COMMIT to retention while it was read: it is not damaged, only deleted."""
+    """Return whether a listed checkpoint lost its COMMIT to retention while it was read: it is not damaged, only
+    deleted.
+    """
     return store.stat(f"{FOLDER}/{name}/COMMIT") is None
 
 

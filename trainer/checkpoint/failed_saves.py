@@ -33,12 +33,12 @@ class FailedSaves:
 
     @property
     def is_due(self) -> bool:
-        """Whether the last save failed, and so long ago that the next one may begin."""
+        """Return whether the last save failed, and so long ago that the next one may begin."""
         return bool(self._outage.failures) and self._clock() - self._last_s >= self.retry_s
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the last save failed, and the next one may not begin yet."""
+        """Return whether the last save failed, and the next one may not begin yet."""
         return bool(self._outage.failures) and not self.is_due
 
     def count(self, step: int, error: UserError) -> UserError | None:

@@ -150,7 +150,7 @@ class Checkpoints:
         return saved.name or self._name
 
     def notes(self, resumed: Resumed | None) -> list[str]:
-        """What a person should know of the resume."""
+        """Notes on the resume for people."""
         return resumed.notes(self._record, self._learning_rate(resumed.checkpoint.record.step)) if resumed else []
 
     def take_warnings(self) -> list[str]:
@@ -200,7 +200,7 @@ class Checkpoints:
         return mine
 
     def _no_time_left(self, stop: StopRequest) -> bool:
-        """Whether less is left of the notice than the last save took. The first save is always tried."""
+        """Return whether less is left of the notice than the last save took. The first save is always tried."""
         last_s = self._saver.saved.seconds
         if stop.requested_at is None or last_s is None:
             return False

@@ -28,7 +28,7 @@ def random_state_files(worker: ProcessContext) -> tuple[str, str]:
 
 
 def have_one_layout(saved: CommitRecord, expected: CommitRecord) -> bool:
-    """Whether each rank trains on the sequences and the part of the model that the rank of its number had."""
+    """Return whether each rank trains on the sequences and the part of the model that the rank of its number had."""
     return (saved.world_size, saved.degrees) == (expected.world_size, expected.degrees)
 
 

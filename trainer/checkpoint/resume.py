@@ -62,7 +62,7 @@ class Resumed:
     passed_over: list[str]
 
     def notes(self, expected: CommitRecord, learning_rate: float) -> list[str]:
-        """What a person should know of this resume.
+        """Notes on this resume for people.
 
         Args:
             expected: the record of this start.
@@ -193,7 +193,7 @@ def _try_to_load(
 
 
 def _reads(strategy: Strategy, files: CheckpointFiles, worker: ProcessContext) -> Ranges:
-    """What this rank reads of a checkpoint."""
+    """Parts of a checkpoint that this rank reads."""
     others = (*random_state_files(worker), kernel_file(worker))
     return {**strategy.reads(files), **files.whole(file for file in others if file in files.sizes_bytes)}
 
@@ -216,7 +216,7 @@ def _each(worker: ProcessContext, doing: str, action: Callable[[], T]) -> list[T
 
 
 def _of_node(worker: ProcessContext, by_rank: Sequence[Ranges]) -> dict[str, list[Range]]:
-    """What the ranks of this node read, each byte once."""
+    """Parts of a checkpoint that the ranks of this node read, each byte once."""
     first = worker.node * worker.local_world_size
     return union(by_rank[first : first + worker.local_world_size])
 

@@ -33,7 +33,7 @@ OUTCOMES: dict[Outcome, str] = {
 
 @dataclass(frozen=True)
 class Rule:
-    """What a changed value of these fields does. `under_zero`: where the strategy is a zero one, if that differs."""
+    """Effect of a changed value of these fields. `under_zero`: where the strategy is a zero one, if that differs."""
 
     outcome: Outcome
     fields: tuple[str, ...]

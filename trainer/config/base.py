@@ -86,7 +86,7 @@ def _places_of_switches(value: Any) -> list[tuple[tuple[int | str, ...], bool]]:
 
 
 def _takes(annotation: Any, *kinds: type) -> bool:
-    """Whether a field of this annotation takes values of one of these types, itself or inside."""
+    """Return whether a field of this annotation takes values of one of these types, itself or inside."""
     return annotation in (*kinds, Any) or any(_takes(option, *kinds) for option in get_args(annotation))
 
 

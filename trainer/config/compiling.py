@@ -1,4 +1,4 @@
-"""Whether layers are compiled (`train.compile`). The planner and the trainer ask the same function."""
+"""Check whether layers are compiled (`train.compile`). The planner and the trainer ask the same function."""
 
 from __future__ import annotations
 

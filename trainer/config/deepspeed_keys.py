@@ -93,7 +93,7 @@ NOT_HERE = {
 
 
 def problems(deepspeed: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the keys of `train.deepspeed`, all at once. Values are DeepSpeed's own business."""
+    """Problems of the keys of `train.deepspeed`, all at once. Values are DeepSpeed's own business."""
     zero = deepspeed.get("zero_optimization", {})
     if not isinstance(zero, dict):
         return [f"deepspeed.zero_optimization: found {zero!r}, expected a mapping"]

@@ -206,7 +206,7 @@ class ExternalTrainerConfig(Section):
 
     @property
     def uses_allreduce(self) -> bool:
-        """Whether gradients may be summed by NCCL's all-reduce."""
+        """Return whether gradients may be summed by NCCL's all-reduce."""
         return self.launch not in WITH_ROLES
 
     @property

@@ -156,7 +156,7 @@ class RunPaths(Section):
 
 
 class JobConfig(BaseModel):
-    """What a job knows of its run. Sections that only the pipeline reads are ignored."""
+    """Settings of a run that its jobs read. Sections that only the pipeline reads are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -214,7 +214,9 @@ def export_dtype(model: ModelConfig, train: TrainConfig, checkpoint: CheckpointC
 
 
 def defers_weights(model: ModelConfig, train: TrainConfig) -> bool:
-    """Whether stored weights are read layer by layer while they are sharded, so that no rank holds the model whole."""
+    """Return whether stored weights are read layer by layer while they are sharded, so that no rank holds the model
+    whole.
+    """
     return train.strategy in DEFERRING and bool(model.language_model.weights) and not model.quantizes_base
 
 

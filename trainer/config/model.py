@@ -333,18 +333,18 @@ class ModelConfig(Section):
 
     @property
     def caches_if_auto(self) -> bool:
-        """Whether features.cache auto may store the tower's output. Whether that of family hf can be stored, only an
-        examination of its model type says: there the run file must ask for it."""
+        """Return whether features.cache auto may store the tower's output. Whether that of family hf can be stored,
+        only an examination of its model type says: there the run file must ask for it."""
         return "tower" in self.freeze and self.family != "hf"
 
     @property
     def has_patterns(self) -> bool:
-        """Whether parameters are chosen by their names, beyond whole parts."""
+        """Return whether parameters are chosen by their names, beyond whole parts."""
         return bool(self.freeze_parameters or self.train_parameters or (self.lora and self.lora.train_tokens))
 
     @property
     def quantizes_base(self) -> bool:
-        """Whether adapters are trained on a quantized language model."""
+        """Return whether adapters are trained on a quantized language model."""
         return self.lora is not None and self.lora.quantize_base is not None
 
     @property

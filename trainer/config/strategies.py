@@ -24,6 +24,6 @@ REDUCING_IN_BF16 = ("ddp", "fsdp", "hsdp", "tp", "zero1", "zero2", "zero3")
 
 
 def sums_offloaded_in_bf16(precision: str, offload: str, strategy: str) -> bool:
-    """Whether DeepSpeed sums gradients in the type of the weights, whatever it is asked for (0.19,
+    """Return whether DeepSpeed sums gradients in the type of the weights, whatever it is asked for (0.19,
     `async_accumulate_grad_in_cpu_via_gpu`)."""
     return precision == "bf16" and offload == "optimizer" and strategy in ("zero1", "zero2")

@@ -239,12 +239,12 @@ class TrainFields(Section):
 
     @property
     def in_pairs(self) -> bool:
-        """Whether a sample is a pair of a chosen and a rejected answer."""
+        """Return whether a sample is a pair of a chosen and a rejected answer."""
         return self.objective != "sft"
 
     @property
     def has_reference(self) -> bool:
-        """Whether pairs are compared with the model that training starts from."""
+        """Return whether pairs are compared with the model that training starts from."""
         return self.objective == "dpo"
 
     @property
@@ -254,7 +254,9 @@ class TrainFields(Section):
 
     @property
     def has_bf16_weights(self) -> bool:
-        """Whether weights that compute are bf16 tensors: trained ones beside their fp32 masters, frozen ones alone."""
+        """Return whether weights that compute are bf16 tensors: trained ones beside their fp32 masters, frozen ones
+        alone.
+        """
         return self.precision == "bf16"
 
     @property
@@ -278,18 +280,18 @@ class TrainFields(Section):
 
     @property
     def keeps_gathered_weights(self) -> bool:
-        """Whether FSDP keeps gathered weights from the forward to the backward pass. Stages of a pipeline do so for all
-        micro-batches of a step."""
+        """Return whether FSDP keeps gathered weights from the forward to the backward pass. Stages of a pipeline do so
+        for all micro-batches of a step."""
         return self.reshard_after_forward == "never" or self.strategy in PIPELINE_PARALLEL
 
     @property
     def rounds_gradients(self) -> bool:
-        """Whether gradients travel as numbers of two bytes."""
+        """Return whether gradients travel as numbers of two bytes."""
         return self.gradient_compression in ("bf16", "fp16")
 
     @property
     def rate_scale(self) -> float:
-        """What all peak rates are multiplied with for the size of the global batch, where the run file asks for it.
+        """Factor of all peak rates for the size of the global batch, where the run file asks for it.
 
         linear: Goyal et al. 2017, arXiv 1706.02677 (SGD); sqrt: Malladi et al. 2022, arXiv 2205.10782 (Adam).
         """

@@ -24,7 +24,7 @@ MOST_PAGE_PIXELS = 50_000_000  # a page may claim any size
 
 
 class PageError(Exception):
-    """What is wrong with a page or its document."""
+    """Fault of a page or its document."""
 
 
 class NoSuchPageError(Exception):

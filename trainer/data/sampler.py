@@ -104,7 +104,7 @@ class PackedBatchSampler:
         )
 
     def fits(self, samples: Sequence[int]) -> bool:
-        """Whether these samples fit into one packed sequence."""
+        """Return whether these samples fit into one packed sequence."""
         numbers = np.asarray(samples, np.int64)
         if not self.data.pack:
             return len(numbers) <= 1

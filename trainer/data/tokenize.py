@@ -228,7 +228,7 @@ def lost_characters(
 
 
 def covers(text: str, starts: Sequence[int], stops: Sequence[int]) -> bool:
-    """Whether tokens, in the order of their starts, leave nothing out but white space."""
+    """Return whether tokens, in the order of their starts, leave nothing out but white space."""
     # Nearly always each token begins where the one before ends, which is seen without a loop in Python.
     if starts and not starts[0] and all(map(le, starts[1:], stops)) and not text[stops[-1] :].strip():
         return True

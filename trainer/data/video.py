@@ -35,7 +35,7 @@ MOST_DECODING_S = 300.0  # of one file, in this thread's processor time: the sam
 
 @dataclass(frozen=True)
 class VideoLimits:
-    """What decoding one file may take."""
+    """Limits of decoding one file."""
 
     max_pixels: int  # of a frame
     max_decoding_s: float = MOST_DECODING_S

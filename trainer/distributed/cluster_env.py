@@ -81,7 +81,7 @@ class Roles:
 
     @property
     def is_node(self) -> bool:
-        """Whether this replica trains: the chief or a worker."""
+        """Return whether this replica trains: the chief or a worker."""
         return self.role in ROLES[:2]
 
     def cluster(self) -> Cluster:

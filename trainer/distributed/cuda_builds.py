@@ -40,12 +40,12 @@ class CudaBuild:
         return min(self.architectures)
 
     def has_code_for(self, compute_capability: float) -> bool:
-        """Whether a GPU of this compute capability can run the build."""
+        """Return whether a GPU of this compute capability can run the build."""
         return has_code_for(self.architectures, compute_capability)
 
 
 def has_code_for(architectures: Iterable[float], compute_capability: float) -> bool:
-    """Whether a GPU can run machine code for one of the architectures.
+    """Return whether a GPU can run machine code for one of the architectures.
 
     Code for X.Y runs on GPUs X.Z with Z >= Y, and on no other major version (CUDA C++ Programming Guide, "Binary
     compatibility").
@@ -67,7 +67,7 @@ def min_driver(cuda_version: str) -> str | None:
 
 
 def driver_runs(driver: str, cuda_version: str) -> bool | None:
-    """Whether a driver ("570.86.15") runs a CUDA version ("13.0"); None where that is not known."""
+    """Return whether a driver ("570.86.15") runs a CUDA version ("13.0"); None where that is not known."""
     needed = min_driver(cuda_version)
     return None if needed is None else _numbers(driver) >= _numbers(needed)
 

@@ -28,7 +28,7 @@ _doing = "starting"  # of this node, for the message of the others
 
 
 class BeatStore(Protocol):
-    """What hearts need of a torch.distributed.Store."""
+    """Functions of a torch.distributed.Store that heartbeats need."""
 
     def set(self, key: str, value: str, /) -> object: ...
     def check(self, keys: list[str], /) -> bool: ...

@@ -53,7 +53,7 @@ def guard(pid: int, stopped_s: float, look_s: float) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether the process was stopped by a signal; False where it has ended."""
+    """Return whether the process was stopped by a signal; False where it has ended."""
     try:
         return (PROCESSES / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(") ")[2][
             0

@@ -1,4 +1,4 @@
-"""Whether NCCL can load the network plugin that a Reduction Server needs.
+"""Check whether NCCL can load the network plugin that a Reduction Server needs.
 
 NCCL opens libnccl-net.so and looks up one symbol for each plugin interface that it knows: ncclNetPlugin_v6,
 ncclNetPlugin_v7 and so on. A plugin that exports none of them is ignored without an error, and the reducers are paid

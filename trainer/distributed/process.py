@@ -45,12 +45,12 @@ class ProcessContext:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0 of the job, which writes metrics and commits."""
+        """Return whether this is rank 0 of the job, which writes metrics and commits."""
         return self.rank == 0
 
     @property
     def is_node_leader(self) -> bool:
-        """Whether this is the first rank of its node, which transfers the node's files."""
+        """Return whether this is the first rank of its node, which transfers the node's files."""
         return self.local_rank == 0
 
     @property

@@ -44,7 +44,7 @@ def tokens(text: str) -> list[str]:
 
 
 def looks_like_captions(references: Sequence[str]) -> bool:
-    """Whether the expected answers have CAPTION_WORDS words or more on average."""
+    """Return whether the expected answers have CAPTION_WORDS words or more on average."""
     return bool(references) and fmean(len(tokens(text)) for text in references) >= CAPTION_WORDS
 
 

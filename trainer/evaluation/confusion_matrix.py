@@ -36,7 +36,7 @@ class Confusion:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the answers look like a closed set."""
+        """Return whether the answers look like a closed set."""
         fewest = min(map(sum, self.counts))
         return fewest >= MIN_QUESTIONS and self.questions >= MEAN_QUESTIONS * len(self.answers)
 

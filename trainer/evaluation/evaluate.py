@@ -204,7 +204,7 @@ def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
 def relevance_of_questions(
     job: JobConfig, subject: Subject, questions: Sequence[Question], worker: ProcessContext
 ) -> list[tuple[tuple[str, int], dict[str, Any]]]:
-    """What is kept for each question, by its id and turn."""
+    """Tokens kept for each question, by its id and turn."""
     found: list[dict[str, Any]] = []
     for start in range(0, len(questions), job.evaluate.batch_questions):
         batch = questions[start : start + job.evaluate.batch_questions]

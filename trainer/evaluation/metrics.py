@@ -65,7 +65,7 @@ def normalise(text: str) -> str:
 
 
 def is_right(answer: str, prediction: str) -> bool:
-    """Whether a prediction equals the answer after normalisation."""
+    """Return whether a prediction equals the answer after normalisation."""
     return normalise(answer) == normalise(prediction)
 
 
@@ -138,7 +138,7 @@ def cut_sentence(evaluation: Mapping[str, Any]) -> str:
 
 
 def evaluation_notes(evaluation: Mapping[str, Any]) -> list[str]:
-    """What a reader of scores must know: the same on the screen, in the report and on the model card."""
+    """Return what a reader of scores must know: the same on the screen, in the report and on the model card."""
     notes = [cut_sentence(evaluation)]
     for name, benchmark in (evaluation.get("benchmarks") or {}).items():
         cut, most = benchmark.get("cut_answers"), benchmark.get("max_new_tokens")
@@ -168,8 +168,8 @@ def _turns_sentence(evaluation: Mapping[str, Any]) -> str:
 
 
 def baseline_answers(questions: Sequence[Question], slices: Mapping[str, Mapping[str, Any]]) -> list[bool]:
-    """Whether the majority baseline is right: the most frequent training answer to this very question where training
-    repeats it, else to its slice's questions.
+    """Return whether the majority baseline is right: the most frequent training answer to this very question where
+    training repeats it, else to its slice's questions.
 
     slices: of `stats.json`. Questions of a slice that it does not have, such as one of their text, are of the default.
     """

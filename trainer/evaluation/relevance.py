@@ -53,7 +53,7 @@ class Selected:
 def selections(
     job: JobConfig, model: AnsweringModel, turns: Sequence[Turn], images: Sequence[ShownImages], device: torch.device
 ) -> list[Selected]:
-    """What these questions keep of their images, without answering them."""
+    """Tokens that these questions keep of their images, without answering them."""
     form = model.chat.form
     assert form.grids is not None
     prompts = [model.chat.prompt(turn, own.counts, own.sizes) for turn, own in zip(turns, images, strict=True)]

@@ -27,7 +27,7 @@ def model_section_sha256(job: JobConfig) -> str:
 
 
 def is_published(job: JobConfig) -> bool:
-    """Whether the run file names the whole model, so that none has to be made."""
+    """Return whether the run file names the whole model, so that none has to be made."""
     return bool(job.model.pretrained and job.model.pretrained.weights)
 
 

@@ -1,4 +1,6 @@
-"""Whether a training program could start on this machine: its Python, its program or script, and what that imports."""
+"""Check whether a training program could start on this machine: its Python, its program or script, and what that
+imports.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def _members(package: Path) -> list[str]:
 
 
 def require_startable(trainer: ExternalTrainerConfig) -> str:
-    """What would start, in words. Does not start it.
+    """Describe what would start. Does not start it.
 
     Raises ConfigError for a missing Python, program or script, UserError (69) for a package that the script imports and
     its environment lacks.

@@ -33,7 +33,7 @@ STEP_OF_TOTAL = "global_step/max_steps"  # ms-swift: "3/5"
 
 @dataclass
 class TrainingProgress:
-    """What the program has said of its steps so far."""
+    """Steps that the program has reported so far."""
 
     folders: Sequence[Path]
     metrics: Path

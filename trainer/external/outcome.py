@@ -20,7 +20,7 @@ def steps_wanted(trainer: ExternalTrainerConfig, max_steps: int, progress: Train
 
 
 def judge(trainer: ExternalTrainerConfig, code: int, progress: TrainingProgress, wanted: int, *, stopped: bool) -> bool:
-    """Whether training is done; False when it was stopped and can be resumed. Raises UserError for a failure.
+    """Return whether training is done; False when it was stopped and can be resumed. Raises UserError for a failure.
 
     Args:
         wanted: as `steps_wanted` says.

@@ -35,12 +35,12 @@ class Node:
 
     @property
     def trains(self) -> bool:
-        """Whether it is the chief or a worker."""
+        """Return whether it is the chief or a worker."""
         return self.roles is None or self.roles.is_node
 
     @property
     def meets(self) -> bool:
-        """Whether it waits for the other nodes, and resumes from the chief's choice.
+        """Return whether it waits for the other nodes, and resumes from the chief's choice.
 
         Not where servers hold the state: their workers may be restarted one by one, while the chief continues.
         """
@@ -62,7 +62,7 @@ class Node:
 
 
 def command_line(trainer: ExternalTrainerConfig, words: Sequence[str], node: Node) -> list[str]:
-    """What is started on this node, with `words` as the filled-in command."""
+    """Commands started on this node, with `words` as the filled-in command."""
     python = trainer.python or sys.executable
     command = [python, "-m", trainer.python_module, *words] if trainer.kind == "package" else list(words)
     if trainer.launch == "torchrun" and node.world_size > 1:

@@ -27,7 +27,7 @@ ANSWER_LIMIT_S = 5.0  # for a client that does not send what it announced
 
 @dataclass(frozen=True)
 class Posted:
-    """What was posted last; 0 and None for what it did not name."""
+    """Values posted last; 0 and None for what it did not name."""
 
     step: int = 0
     total_steps: int = 0
@@ -35,7 +35,7 @@ class Posted:
 
 
 def platform_has_one(environment: Mapping[str, str]) -> bool:
-    """Whether a TrainJob's controller wants the progress for itself."""
+    """Return whether a TrainJob's controller wants the progress for itself."""
     return URL in environment
 
 

@@ -36,7 +36,7 @@ def settings_sha256(job: JobConfig) -> str:
 
 
 def is_done(job: JobConfig) -> bool:
-    """Whether an earlier start of this very training has left a result that verifies."""
+    """Return whether an earlier start of this very training has left a result that verifies."""
     store = open_storage(job.run.run_uri)
     begun = begun_by(read_attempts(results_of(job.run.run_uri)), job.run.submission_name)
     if (job.train.resume == "never" and not begun) or (summary := Summary.read_if_there(store)) is None:

@@ -1,4 +1,4 @@
-"""Whether a program's result is a whole model: its files are checked without building it."""
+"""Check whether a program's result is a whole model: its files are checked without building it."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class SavedStates:
         return self._failures.take_warnings()
 
     def _save_newest(self, *, ended: bool) -> bool:
-        """Whether nothing finished is left to save."""
+        """Return whether nothing finished is left to save."""
         found = sorted(
             ((step, path) for folder in self._folders for step, path in _finished(folder) if step > self.newest_step),
             reverse=True,
@@ -306,7 +306,7 @@ def _files(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 @contextlib.contextmanager
 def _result_files(folder: Path, kind: str) -> Iterator[Path]:
-    """What belongs to the result, in a folder beside it: no checkpoints, and of a model no pickles and no code."""
+    """Copy the result's files into a folder beside it: no checkpoints, and of a model no pickles and no code."""
     links = folder.parent / f"{folder.name}-{uuid.uuid4().hex[:8]}"
     for name, path in files_below(folder).items():
         of_model = path.suffix in MODEL_SUFFIXES and path.name != STATE

@@ -30,7 +30,7 @@ class OtherStore:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Whether this run's images have features, and how other stores differ."""
+    """Return whether this run's images have features, and how other stores differ."""
 
     state: State
     uri: str

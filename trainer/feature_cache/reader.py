@@ -130,7 +130,9 @@ class FeatureShards:
 
 
 def _is_whole(file: ObjectInfo | None, sidecar: Mapping[str, Any]) -> bool:
-    """Whether a shard's file is there with the size, and where the store keeps one the checksum, of the sidecar."""
+    """Return whether a shard's file is there with the size, and where the store keeps one the checksum, of the
+    sidecar.
+    """
     return (
         file is not None
         and file.size_bytes == sidecar["bytes"]

@@ -47,7 +47,7 @@ class ShardingUnits:
         return [*(self.language_layers[number] for number in stage.layers), *tower]
 
     def has_embedding(self, stage: Stage) -> bool:
-        """Whether the stage has the embedding's matrix; a tied last stage has it too."""
+        """Return whether the stage has the embedding's matrix; a tied last stage has it too."""
         return stage.is_first or (stage.is_last and self.is_tied)
 
 
@@ -60,7 +60,7 @@ class Weights(Protocol):
 
 
 class Family(Protocol):
-    """What the trainer needs of a model family. model: the Hugging Face model; module: its training module."""
+    """Parts of a model family that the trainer needs. model: the Hugging Face model; module: its training module."""
 
     def feature_shape(self, config: ModelConfig) -> tuple[int, ...]: ...
     def feature_description(self, config: ModelConfig) -> dict[str, Any]: ...

@@ -47,7 +47,7 @@ def images_within(config: ModelConfig, tiles: int) -> int:
 def published_inputs(
     published: PublishedImages, images: Sequence[bytes], samples: Sequence[int] | None = None
 ) -> Images:
-    """What a model's own processor makes of images: of each sample by itself, because it may count them."""
+    """Pixels from a model's own processor: of each sample by itself, because it may count them."""
     pictures = iter(for_each(decoded, images))
     counts = [1] * len(images) if samples is None else samples
     of_samples = [list(itertools.islice(pictures, count)) for count in counts if count]

@@ -43,7 +43,7 @@ class VideoForm:
     tokens_per_s: float = 0.0  # positions in time of a second; 0: text before each patch says its time
 
     def text(self, size: VideoSize) -> str:
-        """What the family's processor puts in place of the one token that a chat template has written."""
+        """Tokens that replace the one that a chat template has written, as by the family's processor."""
         if self.tokens_per_s:
             return self.token
         # The template's own start and end stay around all of it, as in transformers' Qwen3VLProcessor.
@@ -67,7 +67,7 @@ class ImageForm:
     boxes: Literal["", "resized", "thousandths"] = ""
 
     def placeholder_in(self, tokenizer: Any) -> str:
-        """What a chat template writes for an image."""
+        """Text that a chat template writes for an image."""
         return self.token if self.published else image_token_in(tokenizer, self.token)
 
     @property
@@ -109,7 +109,7 @@ class ImageForm:
         return [self.mark.replace(IMAGE_TOKEN, self._of(size)) for size in sizes]
 
     def replacements(self, sizes: Sequence[tuple[int, int]]) -> list[str]:
-        """What the family's processor puts in place of each image's token, which a chat template has written."""
+        """Tokens that replace each image's token of a chat template, as by the family's processor."""
         return [self._of(size) for size in sizes] if self.grids else self.marks(sizes)
 
     def runs(self, sizes: Sequence[tuple[int, int]], counts: Sequence[int], parts: Sequence[int]) -> list[int]:
@@ -119,7 +119,7 @@ class ImageForm:
         return [count // part for count, part in zip(counts, parts, strict=True) for _ in range(part)]
 
     def _of(self, size: tuple[int, int]) -> str:
-        """What stands in place of one image token, for an image or a video."""
+        """Tokens in place of one image token, for an image or a video."""
         return self.videos.text(size) if self.videos and isinstance(size, VideoSize) else IMAGE_TOKEN
 
 
@@ -174,7 +174,7 @@ def image_form_of(config: ModelConfig) -> ImageForm:
 
 
 def image_rule(config: ModelConfig) -> Any:
-    """What determines the tokens of images, as plain JSON. Part of prepared data's fingerprint."""
+    """Settings that determine the tokens of images, as plain JSON. Part of prepared data's fingerprint."""
     form = image_form_of(config)
     if form.published:
         return form.published.rule()

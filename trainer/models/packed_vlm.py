@@ -22,7 +22,9 @@ from vlmpipe.trainer.models.loss.preference import PreferencePairs
 
 
 class PackedVLM(nn.Module):
-    """What strategies wrap. Subclasses define `tower`, `tower_is_frozen`, `run_tower`, `project` and `embed`."""
+    """Training module that strategies wrap. Subclasses define `tower`, `tower_is_frozen`, `run_tower`, `project` and
+    `embed`.
+    """
 
     def __init__(self, config: ModelConfig, model: nn.Module, language_part: str) -> None:
         super().__init__()

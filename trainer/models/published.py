@@ -42,7 +42,7 @@ def model_file(part: WeightsConfig, name: str, *, weights: bool = True) -> Path 
 
 
 def files_identity(part: WeightsConfig, name: str = CONFIG) -> str:
-    """What changes with the files of a published model while its address stays.
+    """Revision or digest of a published model's files, whose address stays.
 
     The checksums of an export, the revision of a bucket's folder, the commit of a hub repository, or the times of a
     folder's files. name: a file that the model has.

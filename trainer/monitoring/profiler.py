@@ -95,7 +95,7 @@ class StepProfiler:
 
 
 def summary_of(made: profile) -> dict[str, Any]:
-    """What the report shows of a finished profile. Times are in seconds, those of spans since its beginning.
+    """Summary of a finished profile for the report. Times are in seconds, those of spans since its beginning.
 
     `spans` has one line a phase, and two for what was computed and what was sent: kernels of a GPU, or operations of a
     CPU. Sums of `operations` and `collectives` are over all threads, and on a GPU over all its streams.
@@ -161,5 +161,5 @@ def covered_s(spans: Iterable[Span]) -> float:
 
 
 def _is_sent(name: str) -> bool:
-    """Whether an event is a collective: of gloo or NCCL on the host, or a kernel of NCCL."""
+    """Return whether an event is a collective: of gloo or NCCL on the host, or a kernel of NCCL."""
     return name.startswith(("gloo:", "nccl:", "nccl"))

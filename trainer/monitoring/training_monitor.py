@@ -111,7 +111,7 @@ class TrainingMonitor:
                 print(f"train: continuing after step {first_step} of {facts.total_steps}", flush=True)
 
     def is_due(self, done: int) -> bool:
-        """Whether a line is written after this step."""
+        """Return whether a line is written after this step."""
         return done % self._job.train.log_every_steps == 0 or done in (self._first_step + 1, self._facts.total_steps)
 
     def count(self, steps: Sequence[StepTotals]) -> None:
@@ -158,7 +158,7 @@ class TrainingMonitor:
         return self._last_loss
 
     def lacks_validation(self) -> bool:
-        """Whether the newest step has a line, and that no validation loss. Collective."""
+        """Return whether the newest step has a line, and that no validation loss. Collective."""
 
         def is_lacking() -> bool:
             line = self._log.line_of(self._last_step)
@@ -301,7 +301,7 @@ class TrainingMonitor:
         return f"rank {rank} (node {rank // self._worker.local_world_size})"
 
     def _reducer_metrics(self, ranks: RankMetrics) -> dict[str, str | int]:
-        """Whether the Reduction Server is in use, and by how many nodes; empty in a job without one."""
+        """Return whether the Reduction Server is in use, and by how many nodes; empty in a job without one."""
         if not self._reducers:
             return {}
         nodes = self._worker.num_nodes

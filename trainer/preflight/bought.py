@@ -47,7 +47,7 @@ class BoughtMachine(Section):
 
 
 def bought_machine(environment: Mapping[str, str]) -> BoughtMachine | None:
-    """What this node's spec buys; None on a node without GPUs, and on this machine.
+    """Machine that this node's spec buys; None on a node without GPUs, and on this machine.
 
     Raises ConfigError for a text of another version of vlmpipe.
     """

@@ -81,7 +81,7 @@ class FoundGpus:
 
 
 class Cuda(Protocol):
-    """What is asked of torch.cuda."""
+    """The functions of torch.cuda that are called."""
 
     def versions(self) -> tuple[str, str, str]:
         """Return the versions of torch, its CUDA and its NCCL; empty for a part that torch lacks."""
@@ -146,7 +146,7 @@ class TorchCuda:
 
 
 def examine(cuda: Cuda, *, rates: bool = False, driver: str = "") -> FoundGpus:
-    """What torch sees, with a product on each GPU. rates: measure how fast it multiplies large matrices, too."""
+    """GPUs that torch sees, with a product on each. rates: measure how fast it multiplies large matrices, too."""
     version, of_cuda, nccl = cuda.versions()
     with warnings.catch_warnings(record=True) as said:  # torch warns, and does not raise, where the driver is too old
         warnings.simplefilter("always")
@@ -175,7 +175,7 @@ def _examined(cuda: Cuda, index: int, *, rates: bool) -> FoundGpu:
 
 
 def _multiplies(cuda: Cuda, index: int) -> bool:
-    """Whether a product on the GPU is that of this machine's CPU."""
+    """Return whether a product on the GPU is that of this machine's CPU."""
     import torch
 
     numbers = torch.arange(CHECK_SIZE * CHECK_SIZE)
@@ -221,7 +221,7 @@ def look(
     command: Sequence[str] = COMMAND,
     timeout_s: float = LOOK_TIMEOUT_S,
 ) -> FoundGpus:
-    """What `main` finds in a process of its own.
+    """Result of `main` in a process of its own.
 
     any_program: of an image whose program may compute by another library than torch.
 

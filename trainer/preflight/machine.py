@@ -50,7 +50,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class MachineReport:
-    """What was bought for this node, what is there, and what lacks."""
+    """Machine that was bought for this node, the one that is there, and what lacks."""
 
     bought: BoughtMachine
     gpus: FoundGpus
@@ -123,7 +123,7 @@ def _ignored_plugin() -> list[Finding]:
 
 
 def missing(bought: BoughtMachine, gpus: FoundGpus, disk_bytes: int, *, exact: bool) -> Iterator[Finding]:
-    """What the machine lacks.
+    """Differences of the machine from the bought one.
 
     exact: the platform starts the very machine and disk that the spec names, as Vertex AI does. A Kubernetes cluster
     has its own, with GPUs that the catalogue may not know: another kind is then a warning, less memory is not.
@@ -217,7 +217,7 @@ def _other_kind(bought: BoughtMachine, gpus: FoundGpus, *, exact: bool) -> Findi
 
 
 def _is(device: str, name: str) -> bool:
-    """Whether a device's name holds the word: "L4" is not in "NVIDIA L40S"."""
+    """Return whether a device's name holds the word: "L4" is not in "NVIDIA L40S"."""
     return bool(re.search(rf"\b{re.escape(device)}\b", name))
 
 

@@ -44,7 +44,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the machine reached. None: there is nothing to measure it on."""
+    """Rates that the machine reached. None: there is nothing to measure it on."""
 
     gpus: FoundGpus | None
     bucket: BucketRate
@@ -59,7 +59,7 @@ class Measured:
 
     @property
     def missing(self) -> list[dict[str, str]]:
-        """What ends a job with machine_check fail: found, expected and fix, of the machine and of addresses."""
+        """Faults that end a job with machine_check fail: found, expected and fix, of the machine and of addresses."""
         missing = (self.report.get("machine") or {}).get("missing", ())
         return [*(finding for finding in missing if finding["certain"]), *self.report.get("denied", ())]
 

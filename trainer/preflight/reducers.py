@@ -1,4 +1,4 @@
-"""Whether the reducers that a job pays for can be reached, once its nodes have met.
+"""Check whether the reducers that a job pays for can be reached, once its nodes have met.
 
 Their port is documented nowhere (trainer/distributed/reduction_server.py). So an address that answers, even by refusing
 the connection, counts as reached; a reducer whose name is not known to this node does not exist for NCCL either.
@@ -21,7 +21,7 @@ Reach = Callable[[str], str]
 
 
 def reach(address: str, connect_s: float = CONNECT_S) -> str:
-    """What keeps this node from "host:port": "" for an answer, else "unknown name" or the error's words."""
+    """Reason why this node does not reach "host:port": "" for an answer, else "unknown name" or the error's words."""
     host, _, port = address.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)

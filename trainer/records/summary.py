@@ -1,4 +1,4 @@
-"""What a training did and how it went: `summary.json`."""
+"""Steps, figures and state of a training: `summary.json`."""
 
 from __future__ import annotations
 

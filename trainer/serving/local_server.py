@@ -109,7 +109,7 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
 
 
 def _listens(process: subprocess.Popen[bytes], port: int) -> bool:
-    """Whether the process, or one that it has started, is what answers at the port."""
+    """Return whether the process, or one that it has started, is what answers at the port."""
     with contextlib.suppress(psutil.Error):
         server = psutil.Process(process.pid)
         for one in (server, *server.children(recursive=True)):

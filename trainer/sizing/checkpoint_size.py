@@ -33,7 +33,7 @@ def node_bytes(num_trainable: int, settings: TrainConfig, *, data_parallel: int,
 
 
 def resumed_bytes(num_trainable: int, settings: TrainConfig, *, data_parallel: int, nodes: int) -> int:
-    """What each of `nodes` nodes reads of a checkpoint when training resumes: no less than its share."""
+    """Bytes of a checkpoint that each of `nodes` nodes reads when training resumes: no less than its share."""
     whole = checkpoint_bytes(num_trainable, settings, data_parallel)
     share = whole // nodes
     if settings.strategy in ("ddp", "hsdp"):

@@ -73,7 +73,7 @@ def engine_settings(config: TrainConfig, *, stage: int, micro_steps: int, sizes:
 
 
 def overlaps_reduction(deepspeed: Mapping[str, Any], *, stage: int, offload: str, trainable: int) -> bool:
-    """Whether DeepSpeed reduces gradients while the backward pass computes (`overlap_comm`). `deepspeed` is
+    """Return whether DeepSpeed reduces gradients while the backward pass computes (`overlap_comm`). `deepspeed` is
     train.deepspeed, which may decide it.
 
     Stages 1 and 2 need several buckets for it: one that takes all gradients is reduced at the end. Not with offloading,
@@ -88,7 +88,9 @@ def overlaps_reduction(deepspeed: Mapping[str, Any], *, stage: int, offload: str
 
 
 def reduces_at_the_end(config: TrainConfig) -> bool:
-    """Whether ZeRO-1 is DeepSpeed's `BF16_Optimizer`, which has no `overlap_comm` and sums whole fp32 gradients."""
+    """Return whether ZeRO-1 is DeepSpeed's `BF16_Optimizer`, which has no `overlap_comm` and sums whole fp32
+    gradients.
+    """
     return config.strategy == "zero1" and config.precision == "bf16" and config.gradient_accumulation_dtype == "fp32"
 
 
@@ -104,7 +106,9 @@ def node_weights(config: TrainConfig, *, nodes: int, node_ranks: int) -> dict[st
 
 
 def uses_hpz(*, nodes: int, node_ranks: int) -> bool:
-    """Whether `train.zero_hpz` has an effect: a single node has all weights, and DeepSpeed ignores groups of one."""
+    """Return whether `train.zero_hpz` has an effect: a single node has all weights, and DeepSpeed ignores groups of
+    one.
+    """
     return nodes > 1 and node_ranks > 1
 
 

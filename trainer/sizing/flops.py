@@ -84,7 +84,7 @@ def flops_per_sequence(
     sample_pairs: float | None = None,
     recomputes_tower: bool = False,
 ) -> SequenceFlops:
-    """What the hardware computes for one sequence of `sequence_length` tokens, padding included.
+    """FLOPs that the hardware computes for one sequence of `sequence_length` tokens, padding included.
 
     cached: leaves out the tower.
     activation_checkpointing: `full` repeats the language layers, except the last product of each, which no gradient

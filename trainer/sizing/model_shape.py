@@ -56,7 +56,7 @@ class TrainedLayers:
 
     @property
     def has_vectors_first(self) -> bool:
-        """Whether norms or biases of the first trained layer are trained."""
+        """Return whether norms or biases of the first trained layer are trained."""
         return self.first is not None and self.parameters[self.first] > self.in_matrices[self.first]
 
 
@@ -130,17 +130,17 @@ class ModelShape:
 
     @property
     def trains_tower(self) -> bool:
-        """Whether the tower or an adapter in it is trained."""
+        """Return whether the tower or an adapter in it is trained."""
         return bool(self.trained["tower"] or self.parameters["tower_adapters"])
 
     @property
     def trains_projector(self) -> bool:
-        """Whether the projector or an adapter in it is trained."""
+        """Return whether the projector or an adapter in it is trained."""
         return bool(self.trained["projector"] or self.parameters["projector_adapters"])
 
     @property
     def images_differ(self) -> bool:
-        """Whether images differ in tokens."""
+        """Return whether images differ in tokens."""
         return self.merge > 0
 
     @property
@@ -224,7 +224,9 @@ class ModelShape:
         return _on_rank(count, divided.get(part, 0), ranks)
 
     def reaches_layers(self, *, cached: bool) -> bool:
-        """Whether something before the language layers is trained, so that the backward pass reaches them all."""
+        """Return whether something before the language layers is trained, so that the backward pass reaches them
+        all.
+        """
         return bool(self.trains_projector or self.trained["embedding"] or (self.trains_tower and not cached))
 
     def first_reached_layer(self, *, cached: bool) -> int:

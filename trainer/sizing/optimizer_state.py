@@ -11,7 +11,7 @@ BYTES_8_BIT = 2 * (1 + 4 / BLOCK)  # of both moments, a parameter: codes, and an
 
 
 def fits_8_bits(name: str, shape: Sequence[int]) -> bool:
-    """Whether the moments of a parameter of this name and shape are stored in 8 bits.
+    """Return whether the moments of a parameter of this name and shape are stored in 8 bits.
 
     Embedding and head keep fp32: rows of rare and of frequent tokens would share a scale.
     """

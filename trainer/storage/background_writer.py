@@ -35,12 +35,12 @@ class BackgroundWriter:
 
     @property
     def is_due(self) -> bool:
-        """Whether the interval since the last write has passed."""
+        """Return whether the interval since the last write has passed."""
         return time.monotonic() - self._began_s >= self._interval_s
 
     @property
     def has_failed(self) -> bool:
-        """Whether the last write failed, as far as it has ended."""
+        """Return whether the last write failed, as far as it has ended."""
         return self._error is not None
 
     def begin(self, content: bytes) -> bool:

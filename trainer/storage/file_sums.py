@@ -24,7 +24,7 @@ class FileSum:
         return cls(path.stat().st_size, crc32c_of_file(path))
 
     def matches(self, store: Storage, info: ObjectInfo | None) -> bool:
-        """Whether the object is there and whole. A bucket keeps the checksum; in a folder the file is read."""
+        """Return whether the object is there and whole. A bucket keeps the checksum; in a folder the file is read."""
         if info is None or info.size_bytes != self.bytes:
             return False
         kept = crc32c_in(store, info)

@@ -151,7 +151,7 @@ def _leased(place: Path) -> Iterator[None]:
 
 
 def _has_died(holder: bytes) -> bool:
-    """Whether a lock file names a process of this machine that has ended."""
+    """Return whether a lock file names a process of this machine that has ended."""
     host, _, rest = holder.decode(errors="replace").partition(" ")
     number = rest.partition(" ")[0]
     if host != socket.gethostname() or not number.isdigit():
@@ -180,7 +180,7 @@ def _take_away(place: Path, content: bytes) -> None:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a folder's file system lacks, in words, with what no longer holds there; `kind` is its type, as in cifs."""
+    """Describe what a folder's file system lacks, and what no longer holds there; `kind` is its type, as in cifs."""
 
     kind: str
     lacks: tuple[str, ...]

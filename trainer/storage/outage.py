@@ -46,7 +46,7 @@ def answering_soon() -> Iterator[None]:
 
 
 def must_answer_soon() -> bool:
-    """Whether a block of `answering_soon` is open."""
+    """Return whether a block of `answering_soon` is open."""
     return _WAITING.open > 0
 
 

@@ -97,7 +97,7 @@ def require_regular_files(folder: Path) -> None:
 
 
 def stand_in_of(head: bytes) -> tuple[str, str] | None:
-    """What a file with these first bytes is, and what makes it the file that was meant; None where neither is known.
+    """Kind of a file with these first bytes, and how to get the file that was meant; None where neither is known.
 
     For errors of files that could not be read as what their names say.
     """

@@ -280,7 +280,9 @@ def _is_refused(write: Callable[[], None]) -> bool:
 
 
 def holds_objects(uri: str) -> bool:
-    """Whether a key begins with this one, which may be empty. Answers soon, also where nothing can be reached."""
+    """Return whether a key begins with this one, which may be empty. Answers soon, also where nothing can be
+    reached.
+    """
     bucket, _, prefix = uri.removeprefix(S3Storage.scheme).partition("/")
     with _readable_errors("looking up", uri):
         client = _soon_client()

@@ -56,7 +56,7 @@ class LossScale:
         self.overflows = 0  # steps skipped since the run began
 
     def accepts(self, norm: Tensor | float) -> bool:
-        """Whether to use gradients with this global norm. Updates the scale.
+        """Return whether to use gradients with this global norm. Updates the scale.
 
         Raises DataError when many steps in a row overflow, which no scale can mend.
         """

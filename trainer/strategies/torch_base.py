@@ -211,7 +211,7 @@ class TorchStrategy:
             self._ema.restart("the checkpoint")
 
     def _wanted(self, saved: Mapping[str, Any]) -> _Wanted:
-        """What this rank loads of a checkpoint with the tensors `saved`; the average is filled in place."""
+        """Targets into which this rank loads the tensors `saved` of a checkpoint; the average is filled in place."""
         model_state, optimizer_state = get_state_dict(self._stateful, self._optimizer, options=STATE_OPTIONS)
         state = _lasting(model_state, optimizer_state)
         # A checkpoint of another precision has no loss scale.

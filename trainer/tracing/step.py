@@ -97,7 +97,7 @@ def without_numbers(config: ModelConfig, module: nn.Module) -> None:
 
 
 def has_equal_tower_layers(config: ModelConfig) -> bool:
-    """Whether all layers of the tower are surely frozen."""
+    """Return whether all layers of the tower are surely frozen."""
     return "tower" in config.freeze and not config.train_parameters
 
 

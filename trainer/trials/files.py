@@ -24,13 +24,13 @@ def settings_sha256(run_json: Mapping[str, Any]) -> str:
 
 
 def outcome_of(store: Storage) -> dict[str, Any]:
-    """What became of a training; empty where it has not ended."""
+    """Outcome of a training; empty where it has not ended."""
     return read_record(store, OUTCOME) if store.stat(OUTCOME) else {}
 
 
 def is_done(store: Storage) -> bool:
-    """Whether a training is not to be trained: an earlier start of the sweep's job did, or with train.resume auto an
-    earlier submission."""
+    """Return whether a training is not to be trained: an earlier start of the sweep's job did, or with train.resume
+    auto an earlier submission."""
     outcome = outcome_of(store)
     if outcome.get("state") != "done":
         return False

@@ -22,7 +22,8 @@ BUCKETS: Kind = "bucket"
 
 @dataclass(frozen=True)
 class Named:
-    """What one field of a run file names: a bucket by its name, a secret without its version, an image, an account.
+    """Resource that one field of a run file names: a bucket by its name, a secret without its version, an image, an
+    account.
 
     `row` is the field as the table has it, `value` the field's own text.
     """
@@ -60,7 +61,7 @@ class Need:
 
 
 def named(config: RunConfig) -> list[Named]:
-    """What the run file, its stages and its sweep's variants name, each once, in the order of the table."""
+    """Resources that the run file, its stages and its sweep's variants name, each once, in the order of the table."""
     found = dict[Named, None]()
     for run in _runs(config):
         content = dict(_texts(run.to_dict()))
@@ -76,7 +77,7 @@ def named(config: RunConfig) -> list[Named]:
 
 
 def needs(config: RunConfig) -> list[Need]:
-    """What each account of the run needs, one for each account and resource."""
+    """Needs of each account of the run, one for each account and resource."""
     return _needs_of(named(config))
 
 

@@ -35,12 +35,12 @@ class Device:
 
     @property
     def label(self) -> str:
-        """What a plan calls it."""
+        """Name in a plan."""
         return self.device
 
     @property
     def has_float8(self) -> bool:
-        """Whether it multiplies matrices of 8-bit floats."""
+        """Return whether it multiplies matrices of 8-bit floats."""
         return self.compute_capability >= LEAST_FOR_FLOAT8
 
 
@@ -67,7 +67,7 @@ class Gpu(Device):
 
     @property
     def label(self) -> str:
-        """What a plan calls it."""
+        """Name in a plan."""
         return self.accelerator_type
 
 
@@ -111,7 +111,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Catalog:
-    """What Vertex AI training offers.
+    """Machines and GPUs of Vertex AI training.
 
     `regions` is an upper bound: outside of them the GPU cannot be had, inside Vertex AI may still not offer it.
     """

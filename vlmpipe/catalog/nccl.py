@@ -53,7 +53,7 @@ class Misfit:
     harmless: Mapping[str, str] = field(default_factory=dict)  # name -> value
 
     def means(self, name: str, value: str) -> bool:
-        """Whether the variable is one of these, with a value that asks for something."""
+        """Return whether the variable is one of these, with a value that asks for something."""
         if name == NET_VARIABLE:
             return any(fnmatchcase(value, pattern) for pattern in self.net)
         return self.harmless.get(name) != value and any(fnmatchcase(name, pattern) for pattern in self.names)

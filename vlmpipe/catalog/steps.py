@@ -62,7 +62,7 @@ class StepFacts:
         return self.limits[step].machine if step in self.limits else self.default_machine
 
     def free_gb(self, disk_gb: int, image: ImageName) -> float:
-        """What is left of a boot disk beside the system and the image."""
+        """Free bytes of a boot disk beside the system and the image."""
         return disk_gb - self.system_gb - self.images[image].disk_gb
 
     def start_s(self, image: ImageName, *, has_gpus: bool = False) -> float:

@@ -57,7 +57,7 @@ class LocalMachine:
 
 
 def this_machine() -> LocalMachine:
-    """What the kernel and NVIDIA's library say; starts no CUDA context."""
+    """Machine as the kernel and NVIDIA's library describe it; starts no CUDA context."""
     total, free = _memory()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found = nvml.devices() or []

@@ -27,7 +27,7 @@ Tool = Literal["probe", "doctor", "diagnose", "people"]
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
 class Assumption:
-    """What the code relies on but no run has shown. refuted_by: failure patterns that contradict it."""
+    """Assumption of the code that no run has shown. refuted_by: failure patterns that contradict it."""
 
     id: str
     service: str
@@ -41,7 +41,7 @@ class Assumption:
 
 @dataclass(frozen=True)
 class Sighting:
-    """What a tool saw of an assumption. said: the evidence, in one sentence."""
+    """Evidence for or against an assumption, seen by a tool. said: the evidence, in one sentence."""
 
     id: str
     holds: bool
@@ -69,7 +69,7 @@ def refuted_by(pattern_id: str) -> list[Assumption]:
 
 
 def read_sightings(root: Storage) -> dict[str, Sighting]:
-    """What was seen so far, by id. A file of an id that this version does not know is left out.
+    """Evidence so far, by id. A file of an id that this version does not know is left out.
 
     Args:
         root: the folder of all runs (output.root_uri).

@@ -58,7 +58,7 @@ def _command_line() -> Callable[[], None]:
 
 
 def needs_utf8_mode() -> bool:
-    """Whether names of files would be read and written in the locale's encoding, which is not UTF-8.
+    """Return whether names of files would be read and written in the locale's encoding, which is not UTF-8.
 
     Under ISO-8859-1, Python cannot name a file of Chinese characters, and reads the name of one as others. In its UTF-8
     mode (PEP 540; from Python 3.15 on always, PEP 686) names are UTF-8, and any other bytes are kept. A user's own

@@ -86,7 +86,7 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two or more runs have in common and what differs."""
+    """Comparison of two or more runs."""
 
     sides: tuple[Side, ...]
     settings: tuple[SettingsRow, ...]

@@ -21,7 +21,7 @@ class SettingsRow:
 
 
 def settings_rows(sides: Sequence[Side]) -> tuple[SettingsRow, ...]:
-    """What differs, in the order of the run file; then prepared data, and packages that training ran with."""
+    """Differences in the order of the run file; then prepared data, and packages that training ran with."""
     contents = [{name: value for name, value in side.settings.items() if name not in ITS_OWN} for side in sides]
     found: dict[str, list[str]] = {}
     for number, content in enumerate(contents[1:], start=1):

@@ -30,7 +30,7 @@ HOUR_S = 3600
 
 @dataclass(frozen=True)
 class Usage:
-    """What a run took. None: not recorded.
+    """Time and cost of a run. None: not recorded.
 
     hours: from the start of its first step to the end of its last, and of earlier starts of training. train_hours: of
     training, all its starts. tokens: that training read, those of steps that were made again too.

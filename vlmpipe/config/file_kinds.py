@@ -90,5 +90,5 @@ def kind_of_content(content: Mapping[str, Any]) -> FileKind | None:
 
 
 def is_html(text: str) -> bool:
-    """Whether a text is a page, such as a report."""
+    """Return whether a text is a page, such as a report."""
     return text.lstrip().lower().startswith(HTML)

@@ -72,7 +72,7 @@ VALUES = {
 
 
 def word_of_guides(path: str) -> str:
-    """What answers a key that guides use, or that is gone; empty for others."""
+    """Answer to a key that guides use, or that is gone; empty for others."""
     if instead := GONE.get(path):
         return f"it is gone, use {instead}"
     return WORDS.get(path.rpartition(".")[2].lower().replace("-", "_"), "")

@@ -63,7 +63,7 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def override_texts(overrides: Mapping[str, Any]) -> list[str]:
-    """What `parse_overrides` reads as these, such as `cluster.reduction_server=null` for None."""
+    """Texts that `parse_overrides` reads as these, such as `cluster.reduction_server=null` for None."""
     return [f"{path}={_text(value)}" for path, value in overrides.items()]
 
 
@@ -176,7 +176,7 @@ def _put(content: dict[str, Any], path: str, value: Any) -> str:
 
 
 def _is_section(content: Mapping[str, Any], path: str) -> bool:
-    """Whether the content has a section with fields there."""
+    """Return whether the content has a section with fields there."""
     place: Any = content
     for name in path.split("."):
         if isinstance(place, list):

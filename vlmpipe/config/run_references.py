@@ -50,7 +50,7 @@ def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _other_kind(export: str, path: str) -> str:
-    """What is wrong with an export on this machine that is an adapter in place of a model, or a model of an adapter."""
+    """Problem of an export on this machine that is an adapter in place of a model, or the reverse."""
     if in_bucket(export) or Path(export, SETTINGS).is_file() == (path == ADAPTER):
         return ""
     if path == ADAPTER:

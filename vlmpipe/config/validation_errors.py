@@ -172,7 +172,7 @@ def _text(path: str, group: list[ErrorDetails], fields: Mapping[str, FieldInfo])
 
 
 def expected_value(details: ErrorDetails) -> str:
-    """What pydantic expected instead of a value, in words."""
+    """Describe what pydantic expected instead of a value."""
     kind, message = details["type"], details["msg"]
     if kind == "literal_error":
         options = _options(details)

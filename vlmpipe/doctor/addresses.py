@@ -1,4 +1,4 @@
-"""Whether what the run file names by an address is stored there, and lies in the run's region."""
+"""Check whether what the run file names by an address is stored there, and lies in the run's region."""
 
 from __future__ import annotations
 
@@ -90,7 +90,9 @@ def _address(client: storage.Client, config: RunConfig, one: Named, uri: str) ->
 
 
 def _place(client: storage.Client, config: RunConfig, near: NearBucket) -> Iterator[Row]:
-    """Whether a bucket lies in the run's region. Nothing where it is not there, which the rows of permissions say."""
+    """Return whether a bucket lies in the run's region. Nothing where it is not there, which the rows of permissions
+    say.
+    """
     region = config.gcp.location
     try:
         bucket = client.get_bucket(near.bucket, timeout=TIMEOUT_S, retry=None)
@@ -127,5 +129,5 @@ def _s3_address(field: str, uri: str) -> Row:
 
 
 def _before_pattern(path: str) -> str:
-    """What comes before the first wildcard or brace."""
+    """Part before the first wildcard or brace."""
     return re.split(r"[*?\[{]", path)[0]

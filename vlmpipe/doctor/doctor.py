@@ -38,7 +38,7 @@ def examine(config: RunConfig) -> list[Row]:
 
 
 def _login(config: RunConfig) -> tuple[list[Row], GoogleApi | None]:
-    """What is said of project and login, and the requests of this machine's account; none where they are not needed."""
+    """Rows on project and login, and the requests of this machine's account; none where they are not needed."""
     project = config.gcp.project
     rows = [region_row(config)] if project else []
     if not project:

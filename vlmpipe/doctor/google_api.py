@@ -46,7 +46,7 @@ class CannotSee(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a service answered: 200 with its content, or a status below 500 with its message."""
+    """Answer of a service: 200 with its content, or a status below 500 with its message."""
 
     status: int
     content: dict[str, Any]
@@ -166,7 +166,7 @@ def _object(response: Any) -> dict[str, Any]:
 
 
 def _token_request() -> transport.Request:
-    """What fetches a token: as all requests within TIMEOUT_S, and without google-auth's own retries."""
+    """Transport that fetches a token: as all requests within TIMEOUT_S, and without google-auth's own retries."""
     import requests
     from google.auth.transport.requests import Request
 

@@ -1,4 +1,4 @@
-"""Whether the run's models are on the Hugging Face hub, at their revisions, and may be read."""
+"""Check whether the run's models are on the Hugging Face hub, at their revisions, and may be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whether the run's images are in their registry, for machines with amd64 processors, and keep their library path."""
+"""Check whether the run's images are in their registry, for machines with amd64 processors, and keep their library
+path.
+"""
 
 from __future__ import annotations
 

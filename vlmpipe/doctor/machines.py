@@ -1,4 +1,4 @@
-"""Whether the run's regions offer its machines, as far as Compute Engine says so."""
+"""Check whether the run's regions offer its machines, as far as Compute Engine says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether each account may do what the run needs on each bucket, secret, table, account and on the project.
+"""Check whether each account may do what the run needs on each bucket, secret, table, account and on the project.
 
 A service tells an account only what it may do itself, so each question is asked as the account that needs it: this
 machine's credentials for the submitter, and impersonation for the accounts of pipeline and jobs.
@@ -128,7 +128,7 @@ def _row(config: RunConfig, asker: Asker, need: Need, answer: Answer) -> Row:
 
 
 def _unless_conditional(asker: Asker, bucket: str, text: str, fix: str) -> Row:
-    """What lacks is missing, but where a grant with a condition may give it for the names that the run needs."""
+    """Report missing permissions, but where a grant with a condition may give it for the names that the run needs."""
     titles = conditional_grants(asker.own, bucket, asker.email)
     if titles is None:
         note = "grants with a condition are not counted, because your account may not read the policies"
@@ -140,7 +140,7 @@ def _unless_conditional(asker: Asker, bucket: str, text: str, fix: str) -> Row:
 
 
 def _question(need: Need) -> str:
-    """What the account does, the resource, and the fields that name it."""
+    """Describe what the account does, the resource, and the fields that name it."""
     uses = load_table().least_roles(need.kind, set(need.uses))
     fields = ", ".join(need.fields[:MOST_FIELDS])
     more = f" and {len(need.fields) - MOST_FIELDS} more" if len(need.fields) > MOST_FIELDS else ""
@@ -167,7 +167,7 @@ def _creation(config: RunConfig, need: Need) -> str:
 
 
 def _project_row(config: RunConfig, asker: Asker, api: GoogleApi) -> Row:
-    """What the account may do on the whole project."""
+    """Permissions of the account on the whole project."""
     project = config.gcp.project
     given = {"": True, "tensorboard": bool(config.gcp.tensorboard)}
     roles = [row for row in load_table().project if row.account == asker.account and given.get(row.when, False)]

@@ -1,4 +1,4 @@
-"""Whether the run's project has the APIs enabled that the run needs, and its region is one of Vertex AI."""
+"""Check whether the run's project has the APIs enabled that the run needs, and its region is one of Vertex AI."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def api_rows(config: RunConfig, api: GoogleApi) -> Iterator[Row]:
 
 
 def region_row(config: RunConfig) -> Row:
-    """Whether Vertex AI's client knows the region; asks nothing, so a newer region is not known to be missing."""
+    """Return whether Vertex AI's client knows the region; asks nothing, so a newer region is not known to be
+    missing.
+    """
     location = config.gcp.location
     if location in SUPPORTED_REGIONS:
         return ok("region", f"gcp.location: {location} is a region of Vertex AI")

@@ -1,4 +1,4 @@
-"""Whether the quotas of Vertex AI leave what the plan needs: each one's limit and use in the run's region."""
+"""Check whether the quotas of Vertex AI leave what the plan needs: each one's limit and use in the run's region."""
 
 from __future__ import annotations
 

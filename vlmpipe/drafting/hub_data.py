@@ -27,7 +27,9 @@ ORIGIN = "fetched.json"  # in the folder: what was fetched
 
 @dataclass(frozen=True)
 class Fetched:
-    """What was fetched. commit: of the data set on the hub, empty for one of this machine. samples: of each split."""
+    """Files that were fetched. commit: of the data set on the hub, empty for one of this machine. samples: of each
+    split.
+    """
 
     folder: Path
     name: str

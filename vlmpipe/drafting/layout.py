@@ -89,7 +89,9 @@ def find_layout(place: Path) -> Layout:
 
 
 def _are_splits(tables: Sequence[Path]) -> bool:
-    """Whether tables of one form are the splits of one data set by their names, such as train.json and val.json."""
+    """Return whether tables of one form are the splits of one data set by their names, such as train.json and
+    val.json.
+    """
     splits = {split_in(path.name) for path in tables}
     same_format = len({path.suffix.lower() for path in tables}) == 1
     return len(splits) > 1 and None not in splits and same_format and not any("," in path.name for path in tables)

@@ -124,7 +124,7 @@ def _held_out_share(facts: Facts) -> float:
 
 
 def _questions(facts: Facts, changes: Mapping[str, Any]) -> list[str]:
-    """What a look cannot tell."""
+    """Questions that a look cannot answer."""
     found = []
     width, height = facts.middle_size
     if max(width, height) > 128:
@@ -161,7 +161,7 @@ def _questions(facts: Facts, changes: Mapping[str, Any]) -> list[str]:
 
 
 def facts_lines(draft: Draft) -> list[tuple[str, str]]:
-    """What was seen, for people: labels and texts."""
+    """Findings for people: labels and texts."""
     facts = draft.facts
     width, height = facts.middle_size
     ordered = sorted(facts.tokens)

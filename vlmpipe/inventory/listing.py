@@ -77,7 +77,7 @@ class SharedData:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What an output folder holds. Runs come oldest first. unknown: folders of runs without a run's records, such as
+    """Contents of an output folder. Runs come oldest first. unknown: folders of runs without a run's records, such as
     those of a pipeline's steps.
 
     sizes: of the output folder's other parts, such as the registry. named: ids of runs in the settings of each folder
@@ -177,7 +177,7 @@ def _search_state(folder: Path) -> dict[str, Any]:
 
 
 class _Files:
-    """What a walk through a run's folder, with its stages and variants, finds."""
+    """Files of a run's folder, with its stages and variants."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.size_bytes = folder, 0
@@ -253,7 +253,7 @@ class _Registries:
 
 
 def _uses_of(files: _Files) -> set[str] | None:
-    """What a folder without a run's records points at; None where its pointers are damaged."""
+    """Data that a folder without a run's records points at; None where its pointers are damaged."""
     try:
         return files.uses()
     except UserError:

@@ -44,7 +44,9 @@ class Kept:
 
 @dataclass(frozen=True)
 class Removal:
-    """What is to be removed. shared: data that no remaining run points at. leftovers: of a removal that did not end."""
+    """Runs and data to remove. shared: data that no remaining run points at. leftovers: of a removal that did not
+    end.
+    """
 
     inventory: Inventory
     runs: tuple[ListedRun, ...]
@@ -183,7 +185,7 @@ def _unused(inventory: Inventory, leaving: Sequence[ListedRun]) -> tuple[list[Sh
 
 
 def _leftovers(inventory: Inventory) -> tuple[Path, ...]:
-    """What an interrupted removal has set aside."""
+    """Folders that an interrupted removal has set aside."""
     places = (inventory.root / kind / REMOVED for kind in ("runs", *SHARED))
     return tuple(path for place in places if place.is_dir() for path in sorted(place.iterdir()))
 

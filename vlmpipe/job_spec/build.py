@@ -184,7 +184,7 @@ def sweep_job_spec(config: RunConfig, run_uri: str, number: int) -> dict[str, An
 
 
 def needs_own_step(config: RunConfig, job: Job) -> bool:
-    """Whether a job on Vertex AI needs our own step in place of CustomTrainingJobOp.
+    """Return whether a job on Vertex AI needs our own step in place of CustomTrainingJobOp.
 
     Google's launcher has no fallback and no input for some fields, and does not know that a job can end as EXPIRED:
     with flex_start it would ask for ever for a job whose wait for machines is over (job_remote_runner.py of
@@ -317,7 +317,9 @@ def _node(config: RunConfig, job: Job, run_uri: str, *, own_machine: str = "") -
 
 
 def _bought_machine(config: RunConfig, job: Job) -> bought.BoughtMachine:
-    """What the launcher compares with its node; memory and kind of a GPU that the catalogue does not know are not."""
+    """Machine that the launcher compares with its node; memory and kind of a GPU that the catalogue does not know are
+    not.
+    """
     cluster = config.cluster.of_job(job)
     gpu = load_catalog().gpus.get(cluster.accelerator_type)
     known = (

@@ -41,7 +41,7 @@ class SpecFile:
 
     @property
     def is_of_a_search(self) -> bool:
-        """Whether the spec is that of a hyperparameter tuning job's trials."""
+        """Return whether the spec is that of a hyperparameter tuning job's trials."""
         return snake_case(self.root) == "trial_job_spec"
 
     @property

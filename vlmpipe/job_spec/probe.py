@@ -107,7 +107,7 @@ def _processes(machine: ProbedMachine) -> int:
 
 
 def _only_warned(variable: Mapping[str, str], step: str) -> dict[str, str]:
-    """What is missing does not end a probe before it has looked at everything."""
+    """Let a probe look at everything before a missing thing ends it."""
     if variable["name"] != VARIABLE:
         return dict(variable)
     bought = BoughtMachine.model_validate_json(variable["value"])

@@ -45,7 +45,7 @@ class UnknownField:
 
     @property
     def has_target(self) -> bool:
-        """Whether the value certainly belongs to `target`."""
+        """Return whether the value certainly belongs to `target`."""
         return bool(_advice(self.message, self.path[-1]).get("to"))
 
 

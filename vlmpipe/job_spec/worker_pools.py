@@ -14,5 +14,5 @@ LOCAL_PORT_VARIABLE = "VLMPIPE_LOCAL_PORT"  # port at which the replicas of a lo
 
 
 def is_reducers(pool: Mapping[str, Any]) -> bool:
-    """Whether the pool runs the Reduction Server's image."""
+    """Return whether the pool runs the Reduction Server's image."""
     return REDUCTION_SERVER_IMAGE in pool.get("container_spec", {}).get("image_uri", "")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def prove_chat_template(model: ModelConfig, data: DataConfig) -> Proof | None:
-    """What the template allows; None for the format of models trained from scratch, and for files on other machines.
+    """Abilities of the template; None for the format of models trained from scratch, and for files on other machines.
 
     Raises ConfigError for a template, and for a local tokenizer, that cannot be used.
     """
@@ -34,6 +34,6 @@ def prove_chat_template(model: ModelConfig, data: DataConfig) -> Proof | None:
 
 
 def is_here(model: ModelConfig, tokenizer: str) -> bool:
-    """Whether the model's files, and the tokenizer's if one is named, are in folders of this machine."""
+    """Return whether the model's files, and the tokenizer's if one is named, are in folders of this machine."""
     weights = (model.pretrained or model.language_model).weights
     return all(not one or expanded(one).is_dir() for one in (tokenizer, weights))

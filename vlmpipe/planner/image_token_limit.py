@@ -1,4 +1,4 @@
-"""Whether the largest image of a model fits into a packed sequence, so far as its configuration is at hand."""
+"""Check whether the largest image of a model fits into a packed sequence, so far as its configuration is at hand."""
 
 from __future__ import annotations
 

@@ -326,7 +326,7 @@ def _estimated(bare: Plan, config: RunConfig, model: Architecture, nodes: Nodes,
 
 
 def _unsupported(config: RunConfig, gpu: Device | None) -> tuple[str, ...]:
-    """What the GPU cannot do, with the nearest setting that works."""
+    """Settings that the GPU does not support, with the nearest that works."""
     if gpu is None or gpu.has_float8 or config.train.float8 == "none":
         return ()
     able = ", ".join(other.accelerator_type for other in load_catalog().gpus.values() if other.has_float8)

@@ -50,7 +50,7 @@ def served_model(config: RunConfig) -> Architecture | None:
 
 
 def doubts(config: RunConfig, model: Architecture | None) -> Iterator[str]:
-    """What may keep deploy from serving the model."""
+    """Reasons why deploy may not serve the model."""
     deploy, vllm = config.deploy, load_vllm()
     if deploy is None or not deploy.image_uri or config.register_.serving:
         return

@@ -151,5 +151,5 @@ class Workload:
 
 
 def is_cached(config: RunConfig) -> bool:
-    """Whether training reads the tower's output instead of running it."""
+    """Return whether training reads the tower's output instead of running it."""
     return config.features.cache == "on" or (config.features.cache == "auto" and config.model.caches_if_auto)

@@ -58,7 +58,7 @@ class RunSchedule(Protocol):
 
     def as_json(self) -> dict[str, Any]: ...
     def changes_to(self, wanted: Self) -> list[Change]:
-        """What must change for this live schedule to become the wanted one."""
+        """Changes that turn this live schedule into the wanted one."""
 
 
 AnySchedule = TypeVar("AnySchedule", bound=RunSchedule)

@@ -26,7 +26,7 @@ MISSING_KEYS = "missing keys in the checkpoint model loaded"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a law. `found` says by how much."""
+    """Result of a law. `found` says by how much."""
 
     law: str
     title: str

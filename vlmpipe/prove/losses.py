@@ -37,7 +37,7 @@ def sample_mean(losses: Sequence[SampleLoss]) -> float:
 
 
 def is_close(found: Mapping[int, float], expected: Mapping[int, float]) -> bool:
-    """Whether both have the same steps and losses, as exactly as `found` was logged."""
+    """Return whether both have the same steps and losses, as exactly as `found` was logged."""
     return found.keys() == expected.keys() and all(
         abs(loss - expected[step])
         <= max(RELATIVE * abs(expected[step]), _resolution(loss), _resolution(expected[step]))

@@ -64,7 +64,7 @@ PATCHES = VISION | {
 
 @dataclass(frozen=True)
 class Kind:
-    """What is special about a model type."""
+    """Peculiarities of a model type."""
 
     text: dict[str, Any]
     vision: dict[str, Any]
@@ -171,7 +171,7 @@ def _save_llava_processor(model_type: str, folder: Path, *, side: int, patch: in
 
 
 def _save_qwen_processor(model_type: str, folder: Path, *, side: int, patch: int) -> None:
-    """What AutoProcessor reads, with the video half that needs torchvision only where a trainer has it."""
+    """Files that AutoProcessor reads, with the video half that needs torchvision only where a trainer has it."""
     sizes = {"shortest_edge": side**2, "longest_edge": side**2}
     images = Qwen2VLImageProcessorPil(size=sizes, patch_size=patch, temporal_patch_size=2, merge_size=2)
     images.save_pretrained(folder)

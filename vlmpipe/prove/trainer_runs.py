@@ -43,7 +43,7 @@ LEARNING_RATE = 5e-3
 
 @dataclass(frozen=True)
 class Start:
-    """What differs between the starts of a trainer. By default all samples are one step of one process."""
+    """Settings that differ between the starts of a trainer. By default all samples are one step of one process."""
 
     processes: int = 1
     micro_batch_size: int = NUM_SAMPLES

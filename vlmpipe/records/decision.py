@@ -31,7 +31,7 @@ class Champion(Part):
 
 
 class Decision(Record):
-    """Whether a model may replace the champion, by which checks; its numbers are finite."""
+    """Return whether a model may replace the champion, by which checks; its numbers are finite."""
 
     FILE: ClassVar[str] = "decision.json"
     STEP: ClassVar[str] = "decide"

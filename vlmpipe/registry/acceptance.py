@@ -21,7 +21,7 @@ _DEVIATIONS = 7  # of the number of such answers, that are summed over
 
 @dataclass(frozen=True)
 class GateRates:
-    """What a gate can detect with a given number of questions.
+    """Differences that a gate can detect with a given number of questions.
 
     margin: the drop that must be ruled out; None: a champion is not compared.
     accepted: by share of answers that differ, then by true difference; None for what cannot be.

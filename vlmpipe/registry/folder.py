@@ -78,7 +78,7 @@ class Entry(Section):
 
 
 class Registry(Protocol):
-    """What the pipeline needs of a model registry."""
+    """Functions of a model registry that the pipeline needs."""
 
     def champion(self, model: str) -> Entry | None: ...
     def versions(self, model: str) -> list[Entry]: ...

@@ -124,7 +124,7 @@ def _apart(value: float, other: float) -> tuple[str, str]:
 def _limit(
     name: str, metric: str, value: Any, threshold: float, *, upper: bool = False, slice_name: str | None = None
 ) -> Check:
-    """Whether the value reaches a lower threshold, or with `upper` does not exceed it."""
+    """Return whether the value reaches a lower threshold, or with `upper` does not exceed it."""
     number = _finite(value)
     if number is None:
         why, passed = _missing(value, metric if slice_name is None else f"{metric} of slice {slice_name!r}"), False

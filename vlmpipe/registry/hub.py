@@ -107,7 +107,7 @@ def _stale(there: Iterable[str], files: Mapping[str, Path]) -> list[str]:
 
 
 def _upload_error(api: HfApi, hub: HubConfig, error: Exception) -> UserError | None:
-    """What the client's error means; None where it is none of the hub's."""
+    """Translate the client's error; None where it is none of the hub's."""
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     repository = f"{api.endpoint}/{hub.repo_id}"

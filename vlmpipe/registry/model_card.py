@@ -189,7 +189,7 @@ def _training(config: JobConfig, summary: Summary) -> list[tuple[str, str]]:
 
 
 def _starts(summary: Summary) -> str:
-    """What is said behind the tokens of a training that was interrupted."""
+    """Note on the tokens of a training that was interrupted."""
     starts, repeated = summary.repeated_starts(), summary.steps_repeated
     again = f", at least {_count(repeated)} steps made twice" if repeated else ""
     return f" (in {starts} starts{again})" if starts and summary.tokens else ""

@@ -101,7 +101,9 @@ def point_to_champion(run_uri: str) -> None:
 
 
 def was_accepted(run_uri: str) -> bool:
-    """Whether the gate has accepted a run with the very settings that it has now, and its export is still whole."""
+    """Return whether the gate has accepted a run with the very settings that it has now, and its export is still
+    whole.
+    """
     store = open_storage(run_uri)
     job = JobConfig.model_validate(_read(store, "run.json", "resolve-run"))
     decision = None if job.train.resume == "never" else Decision.read_if_there(store)

@@ -25,7 +25,7 @@ ACME = ".well-known/acme-challenge/"
 
 
 def is_object_name(name: str) -> bool:
-    """What Cloud Storage takes as an object's name, by its page on names."""
+    """Check an object's name by Cloud Storage's page on names."""
     is_short = 0 < len(name.encode()) <= MAX_NAME_BYTES
     return is_short and not set("\r\n") & set(name) and name not in (".", "..") and not name.startswith(ACME)
 
@@ -254,7 +254,7 @@ class GcsHandler(Handler):
 
 
 def _item_fields(fields: str) -> list[str]:
-    """What a listing asks for of each object: the real service leaves out everything else."""
+    """Fields of each object that a listing requests: the real service leaves out everything else."""
     match = re.search(r"items\(([^)]*)\)", fields)
     if not match:
         raise ApiError(501, f"fields unknown to this fake: {fields}")

@@ -96,7 +96,7 @@ def comparison(evaluation: dict[str, Any], predictions: Sequence[dict[str, Any]]
 
 
 def _control_note(what: str, control: dict[str, Any]) -> str:
-    """What a control shows, and on how many questions it stands where these are not all."""
+    """Describe a control, and on how many questions it stands where these are not all."""
     left_out, resized = (number(control.get(name)) for name in ("left_out", "resized"))
     parts = [what] if what else []
     if left_out:

@@ -67,7 +67,9 @@ class ChangedSettings:
 
     @property
     def cannot_matter(self) -> bool:
-        """Whether the same weights are trained: any run of the earlier file may go on with the later one unasked."""
+        """Return whether the same weights are trained: any run of the earlier file may go on with the later one
+        unasked.
+        """
         return all(change.outcome == "same" for change in self.all)
 
     def texts(self) -> list[str]:
@@ -77,7 +79,7 @@ class ChangedSettings:
 
 
 def changed_settings(before: RunConfig, after: RunConfig) -> ChangedSettings:
-    """What `after` sets otherwise than `before`."""
+    """Settings in which `after` differs from `before`."""
     old, new = before.stage_runs(), after.stage_runs()
     if list(old) != list(new):
         change = Change("stages", [*filter(None, old)], [*filter(None, new)], "refused")

@@ -45,7 +45,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What ended a run. `pattern` is None where nothing is recognised, and for a run that did not fail."""
+    """Cause of a run's end. `pattern` is None where nothing is recognised, and for a run that did not fail."""
 
     run: str
     outcome: str  # running | done | stopped | failed
@@ -135,7 +135,7 @@ def decide(texts: Sequence[Text], code: int | None) -> tuple[Pattern | None, Hit
 
 
 def warnings(texts: Sequence[Text]) -> list[str]:
-    """What makes a finished run's model doubtful, each with its remedy."""
+    """Doubts about a finished run's model, each with its remedy."""
     found = {hit.pattern.id: hit for hit in reversed(_hits(texts)) if hit.pattern.kind == "warning"}
     return [f"{hit.pattern.cause} ({hit.place}): {hit.pattern.remedy}" for hit in found.values()]
 

@@ -39,7 +39,7 @@ class Pattern:
         return min(found, key=lambda match: match.start(), default=None)
 
     def remedy_in(self, step: str) -> str:
-        """What to do where the step of this title failed: its name, behind its stage's."""
+        """Remedy where the step of this title failed: its name, behind its stage's."""
         own = (text for name, text in self.remedies.items() if step == name or step.endswith(f"-{name}"))
         return next(own, self.remedy)
 
@@ -73,7 +73,7 @@ def patterns() -> tuple[Pattern, ...]:
 
 
 def hits(where: str, text: str, *, first_line: int = 1) -> list[Hit]:
-    """What `text` matches, in the table's order. It begins at line `first_line` of `where`."""
+    """Patterns that `text` matches, in the table's order. It begins at line `first_line` of `where`."""
     found = []
     for pattern in patterns():
         if match := pattern.find(text):

@@ -49,7 +49,7 @@ class RunFiles:
 
 
 class ServiceRun:
-    """What follows from the service's word for a run's state; its dataclasses say which words there are."""
+    """Consequences of the service's word for a run's state; its dataclasses say which words there are."""
 
     OUTCOMES: ClassVar[Mapping[str, str]]  # by the service's word
     OVER: ClassVar[tuple[str, ...]]  # words of runs that have ended

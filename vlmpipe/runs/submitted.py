@@ -32,7 +32,9 @@ class RunRecord:
 
     @property
     def can_continue(self) -> bool:
-        """Whether the same command continues the run: not of a search, a job spec or a probe, which only measures."""
+        """Return whether the same command continues the run: not of a search, a job spec or a probe, which only
+        measures.
+        """
         return bool(self.source) and "--job-spec" not in self.source and tuple(self.source[-2:]) != ("--only", "probe")
 
     def write(self, job_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Whether a server answers as evaluation did: the same validation questions, greedily, text by text."""
+"""Check whether a server answers as evaluation did: the same validation questions, greedily, text by text."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def measure_agreement(questions: Sequence[HeldOutQuestion], ask: Ask) -> Agreeme
 
 
 def is_cut_copy(evaluated: str, served: str) -> bool:
-    """Whether `served` is `evaluated` without the bytes at its end that are no whole character."""
+    """Return whether `served` is `evaluated` without the bytes at its end that are no whole character."""
     return evaluated.endswith(REPLACEMENT) and evaluated.rstrip(REPLACEMENT).strip() == served
 
 

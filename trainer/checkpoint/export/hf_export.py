@@ -138,7 +138,7 @@ def export_initial(job: JobConfig) -> dict[str, Any]:
 
 
 def _form_of(job: JobConfig) -> dict[str, Any]:
-    """What of the run file decides the form of its export."""
+    """Settings of the run file that decide the form of its export."""
     return {
         "is_adapter": job.model.exports_adapter,
         "ema_decay": job.train.ema_decay,

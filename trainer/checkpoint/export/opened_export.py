@@ -96,7 +96,7 @@ def _copy(run: Storage, file: str, folder: Path) -> None:
 
 
 def _tensors(run: Storage, file: str, size: int) -> dict[str, Stored]:
-    """What the header says, if the file ends where it should."""
+    """Content of the header, if the file ends where it should."""
     length = int.from_bytes(run.read_range(f"{FOLDER}/{file}", 0, HEADER_LENGTH_BYTES), "little")
     start = HEADER_LENGTH_BYTES + length
     if start > size:

@@ -260,7 +260,7 @@ READERS: dict[str, Callable[..., WeightReader]] = {"dcp": _dcp_weights, "deepspe
 
 
 def holds_average(files: CheckpointFiles, checkpoint_format: str) -> bool:
-    """Whether a checkpoint has an average of the weights."""
+    """Return whether a checkpoint has an average of the weights."""
     if checkpoint_format == "deepspeed":
         return EMA_FILE.format(rank=0) in files.sizes_bytes
     return bool(open_weights(files, checkpoint_format, averaged=True).names)

@@ -26,7 +26,7 @@ RETRY_S = 60.0  # after an error, unless a newer checkpoint comes first
 
 @dataclass(frozen=True)
 class MirrorLag:
-    """What the loss of the first store would cost."""
+    """Work that the loss of the first store would cost."""
 
     steps: int  # from the newest copied checkpoint to the step asked about
     seconds: float  # age of the oldest checkpoint that is newer than that copy; 0.0 when there is none

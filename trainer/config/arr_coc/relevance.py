@@ -80,7 +80,7 @@ class RelevanceConfig(Section):
 
     @property
     def learns(self) -> bool:
-        """Whether a training step changes the module."""
+        """Return whether a training step changes the module."""
         return self.estimator == "rloo"
 
     @property

@@ -22,7 +22,7 @@ COVERAGE = "coverage.json"  # beside the plan of a set's chunks
 
 @dataclass
 class Coverage:
-    """What the samples of one source have, and what of their records nothing read."""
+    """Counts of one source's samples, and keys of their records that nothing read."""
 
     samples: int = 0
     images: int = 0

@@ -139,7 +139,7 @@ class Record(dict[str, Any]):
         return super().get(key, default)
 
     def has(self, key: str) -> bool:
-        """Whether there is a value under the key, which does not count as read by that."""
+        """Return whether there is a value under the key, which does not count as read by that."""
         return super().get(key) is not None
 
     def peek(self, key: str) -> Any:
@@ -176,7 +176,7 @@ class Record(dict[str, Any]):
                 self.noted.add(Unread(f"{key}.{name}", media_of(name, holder[name])))
 
     def unread(self, *, has_media: bool) -> tuple[Unread, ...]:
-        """What was not taken, sorted. `has_media`: the sample has images, which an address may only credit.
+        """Keys that were not taken, sorted. `has_media`: the sample has images, which an address may only credit.
 
         Raises RejectedError for a key that changes what is a label.
         """
@@ -247,7 +247,7 @@ def _media_value(value: Any, depth: int) -> str:
 
 
 def is_encoded(value: str) -> bool:
-    """Whether the text is an image in base64, without a `data:` address."""
+    """Return whether the text is an image in base64, without a `data:` address."""
     return bool(ENCODED.match(value))
 
 

@@ -226,7 +226,7 @@ class Chat:
         return dataclasses.replace(self._with_images(ids, labels, runs), lost=lost)
 
     def has_tokens(self, text: str) -> bool:
-        """Whether a text that is not blank has a character that the tokenizer knows; True for a blank one."""
+        """Return whether a text that is not blank has a character that the tokenizer knows; True for a blank one."""
         known = [
             token for token in self._backend.encode(text, add_special_tokens=False).ids if token != self._unknown_id
         ]
@@ -254,7 +254,7 @@ class Chat:
         raise refused(f"changes what these texts say{hint}")
 
     def _marks(self, counts: Sequence[int], sizes: Sequence[tuple[int, int]] | None) -> list[str]:
-        """What stands for each image in the text, with one image token or more."""
+        """Text for each image, with one image token or more."""
         if sizes is None:
             return [self._image_token] * len(counts)
         marks = self.form.marks(sizes) if self.as_text else self.form.replacements(sizes)

@@ -168,7 +168,7 @@ class _Reading:
         return ": those in answers may be what it leaves out" if answers else ""
 
     def _strips(self, pieces: Sequence[str]) -> list[Callable[[str], str]]:
-        """What the template strips of each text."""
+        """Characters that the template strips of each text."""
         if not self._marks:
             return []
         text = self._rendered(filled(self._shape, [f"{BEFORE}{mark}{BEHIND}" for mark in self._marks]))
@@ -185,7 +185,7 @@ class _Reading:
         return [_both(LEFT[before], RIGHT[behind]) for (_, before), (behind, _) in pairwise(sides)]
 
     def _labels(self, text: str, pieces: Sequence[str]) -> tuple[_Labels, bool]:
-        """What is a label, and whether every answer's labels start where the prompt of its turn ends.
+        """Label positions, and whether every answer's labels start where the prompt of its turn ends.
 
         The prompt is rendered for the last answer, and for one of each literal text that stands before an answer: a
         rendering takes time in proportion to the turns, and equal texts before answers divide equally.

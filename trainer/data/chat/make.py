@@ -103,7 +103,7 @@ def require_videos(chat: Chat, model: ModelConfig) -> None:
 
 
 def _writes_videos(chat: Chat) -> bool:
-    """Whether the template puts a video's token exactly where it puts an image's."""
+    """Return whether the template puts a video's token exactly where it puts an image's."""
     if chat.as_text:
         return True  # the template writes a text, in which we put the tokens ourselves
     of_each = []

@@ -126,7 +126,7 @@ def filled(shape: Shape, texts: Iterable[str]) -> list[Message]:
 
 
 def described(shape: Shape) -> list[str]:
-    """What each of `texts_of` is, for people: "the text of answer 2"."""
+    """Name each of `texts_of` for people: "the text of answer 2"."""
     names, counts = [], dict.fromkeys(NAMES, 0)
     for message in shape:
         counts[message.role] += 1

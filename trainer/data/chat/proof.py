@@ -38,7 +38,7 @@ CONVERSATIONS: dict[str, tuple[Message, ...]] = {
 
 @dataclass(frozen=True)
 class Proof:
-    """What a template allows. `refused`: kinds of conversation and why not."""
+    """Abilities of a chat template. `refused`: kinds of conversation and why not."""
 
     refused: dict[str, str]
     starts_at_prompt: bool  # every answer's labels start where the prompt of its turn ends

@@ -1,4 +1,4 @@
-"""Whether a rendering has a conversation's tools and calls, which many templates leave out without a word."""
+"""Check whether a rendering has a conversation's tools and calls, which many templates leave out without a word."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _is_in(value: Any, text: str) -> bool:
-    """Whether a text has the value, as JSON or as it is."""
+    """Return whether a text has the value, as JSON or as it is."""
     if not isinstance(value, str):
         return json.dumps(value) in text or str(value) in text
     return any(spelling in text for spelling in _spellings(value))

@@ -92,7 +92,7 @@ def _with_texts(messages: Any, change: Any) -> list[Any]:
 
 
 def media_values(record: Record, kind: Kind) -> list[Any]:
-    """What is under `kind` and under its plural, which may both be there if they agree. Raises RejectedError."""
+    """Values under `kind` and under its plural, which may both be there if they agree. Raises RejectedError."""
     if kind not in record and f"{kind}s" not in record:
         return []
     one, many = (_as_list(record.get(key), key) for key in (kind, f"{kind}s"))

@@ -1,4 +1,4 @@
-"""Whether an answer is learned: weights and flags of the loss that messages carry."""
+"""Check whether an answer is learned: weights and flags of the loss that messages carry."""
 
 from __future__ import annotations
 

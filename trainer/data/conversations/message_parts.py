@@ -91,7 +91,7 @@ def content_text(content: Any, field: str, record: Record | None = None) -> str:
 
 
 def _kind_of(part: Mapping[str, Any], place: str) -> Kind | None:
-    """What a part is; None for a text. Parts of DashScope have no type. Raises RejectedError for other kinds."""
+    """Kind of a part; None for a text. Parts of DashScope have no type. Raises RejectedError for other kinds."""
     named = part.get("type")
     if named is None:
         found = [KINDS[key] for key in KINDS if part.get(key) is not None]
@@ -202,7 +202,7 @@ def text(value: Any, field: str) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """What a value of JSON or of a column is, for people."""
+    """Name the kind of a value of JSON or of a column, for people."""
     if value is None:
         return "nothing (null)"
     if isinstance(value, bool):

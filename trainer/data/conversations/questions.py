@@ -104,7 +104,9 @@ def _option(value: Any, name: str) -> str:
 
 
 def _has_all(question: str, options: dict[str, str]) -> bool:
-    """Whether the question has the options in their order already, each behind its letter: `A. cat`, `(a) cat`."""
+    """Return whether the question has the options in their order already, each behind its letter: `A. cat`, `(a)
+    cat`.
+    """
     at = 0
     for letter, option in options.items():
         marked = rf"(?<!\w)[{letter}{letter.lower()}]\s?[.:)\]、．：）]\s*{re.escape(option.strip())}(?!\w)"

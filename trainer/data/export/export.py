@@ -25,7 +25,7 @@ PNG = b"\x89PNG"  # prepared images are PNG or JPEG
 
 @dataclass(frozen=True)
 class ExportedData:
-    """What was written. Splits are `train` and `validation`."""
+    """Result of an export. Splits are `train` and `validation`."""
 
     folder: Path
     samples: dict[str, int]  # by split

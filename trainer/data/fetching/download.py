@@ -157,7 +157,7 @@ def with_retries(
 
 
 class _TimedSocket:
-    """What http.client needs of a socket, with a bound on all reading: a server may send a byte now and then."""
+    """Socket for http.client with a bound on all reading: a server may send a byte now and then."""
 
     def __init__(self, inner: socket.socket, deadline_s: float, silence_s: float) -> None:
         self._inner, self._deadline_s, self._silence_s = inner, deadline_s, silence_s

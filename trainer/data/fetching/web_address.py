@@ -48,7 +48,7 @@ class WebAddress:
 
 
 def is_web(address: str) -> bool:
-    """Whether it is an address of the web, well formed or not."""
+    """Return whether it is an address of the web, well formed or not."""
     return address.lower().startswith(("http://", "https://"))
 
 
@@ -78,7 +78,7 @@ def parsed(address: str) -> WebAddress:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is one of the public internet, also where IPv6 holds an IPv4 address."""
+    """Return whether an IP address is one of the public internet, also where IPv6 holds an IPv4 address."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
         inner = found.ipv4_mapped or found.sixtofour

@@ -66,7 +66,7 @@ def _turned(table: list[int], orientation: int) -> list[int]:
 
 
 def _is_lossless(data: bytes) -> bool:
-    """Whether a WebP's pixels, or those of its first frame, are stored without loss."""
+    """Return whether a WebP's pixels, or those of its first frame, are stored without loss."""
     at, end = 12, len(data)
     while at + 8 <= end:
         kind, size = data[at : at + 4], int(struct.unpack("<I", data[at + 4 : at + 8])[0])

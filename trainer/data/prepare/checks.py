@@ -51,7 +51,7 @@ class CheckedImage:
 
     @property
     def size(self) -> tuple[int, int]:
-        """What `ImageForm` takes: (width, height) in pixels."""
+        """Arguments of `ImageForm`: (width, height) in pixels."""
         if self.clip is None:
             return self.width, self.height
         return VideoSize(self.width, self.height, self.clip.patches, self.clip.patch_s)

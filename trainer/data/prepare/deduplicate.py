@@ -28,7 +28,7 @@ class SeenIds:
         )
 
     def add(self, identity: str, content: str) -> Met:
-        """Whether the id is new, or was met with the same content and how often, or only with other content."""
+        """Return whether the id is new, or was met with the same content and how often, or only with other content."""
         key, value = short_digest(identity), bytes.fromhex(content)[:16]
         counts = "SELECT count(*), max(CASE WHEN content = ? THEN times ELSE 0 END) FROM ids WHERE id = ?"
         contents, times = self._table.execute(counts, (value, key)).fetchone()

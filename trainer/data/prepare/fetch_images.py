@@ -42,7 +42,7 @@ Download = Callable[[str], bytes]  # raises DownloadError
 
 @dataclass
 class Fetched:
-    """What became of the addresses of a run's data."""
+    """Outcome of fetching the addresses of a run's data."""
 
     addresses: int = 0  # different ones
     before: int = 0  # images that were there

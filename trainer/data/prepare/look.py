@@ -30,7 +30,7 @@ Validate = Callable[[Entry | Reject], Accepted | Reject]
 
 @dataclass
 class Look:
-    """What was found. `checks`: what samples were checked for."""
+    """Result of a look at samples. `checks`: what samples were checked for."""
 
     checks: str
     coverage: Coverage = field(default_factory=Coverage)
@@ -169,7 +169,9 @@ def _check_images(record: Sample, config: DataConfig) -> None:
 
 
 def _parts(source: Source, config: DataConfig) -> tuple[list[Iterator[Sample | Reject]], bool]:
-    """What is read, in order, and whether more is left out: of few samples these, else files at even distances."""
+    """Return the records to read, in order, and whether more is left out: of few samples these, else files at even
+    distances.
+    """
     parts = source.parts()
     if config.max_samples:
         return [islice(chain.from_iterable(parts), config.max_samples)], False

@@ -152,7 +152,7 @@ def prepare(config: JobConfig, progress: Progress) -> Prepared:
 
 
 def _notes(stats: dict[str, Any], data: DataConfig) -> str:
-    """What was not read of all sources together, what was decided about them, and how often an epoch reads each."""
+    """Describe unread keys of all sources, decisions about them, and how often an epoch reads each."""
     coverage = stats.get("coverage", {})
     unread: Counter[str] = Counter()
     sources = coverage.get("sources", {}).values()
@@ -247,7 +247,7 @@ def _fingerprint(config: JobConfig, source: Source) -> str:
 
 
 def _decides_tokens(path: Path) -> bool:
-    """Whether a file of a tokenizer's folder may decide tokens: all but weights and texts for people."""
+    """Return whether a file of a tokenizer's folder may decide tokens: all but weights and texts for people."""
     return path.is_file() and path.suffix.lower() not in NOT_TOKENIZER
 
 

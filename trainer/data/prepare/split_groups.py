@@ -125,7 +125,7 @@ class SampleGroups:
         )
 
     def _reason(self, group: str, place_of: Callable[[int], str]) -> str:
-        """What joins a group: the image that most of its samples have, or the field's value."""
+        """Key of a group: the image that most of its samples have, or the field's value."""
         if self._config.split_by not in (BY_IMAGE, BY_RECORD):
             return f"those of {group}"
         counts = "SELECT image, count(*) FROM pictures GROUP BY image HAVING count(*) > 1 ORDER BY count(*) DESC, image"

@@ -115,7 +115,7 @@ class ShardCache:
             return PrefetchResult.FETCHED
 
     def _is_there(self, shard: str) -> bool:
-        """Whether the shard is in the folder and this process has verified it."""
+        """Return whether the shard is in the folder and this process has verified it."""
         found = self._found_whole.get(shard)
         try:
             return found is not None and found == _identity(self._whole(shard).stat())

@@ -103,7 +103,7 @@ class SplitIndex:
 
     @property
     def has_videos(self) -> bool:
-        """Whether the data set has any that the model takes as such."""
+        """Return whether the data set has any that the model takes as such."""
         return VIDEO_COLUMNS[0] in self._columns
 
     def sample_location(self, number: int) -> Members:

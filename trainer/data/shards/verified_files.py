@@ -28,7 +28,7 @@ class Sidecar:
 
 
 class Sums(Protocol):
-    """What a file is held to. `crc32c` is None for a source's file in a bucket that keeps none."""
+    """Expected size and checksum of a file. `crc32c` is None for a source's file in a bucket that keeps none."""
 
     @property
     def bytes(self) -> int: ...

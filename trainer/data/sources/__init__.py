@@ -109,7 +109,7 @@ def _suffix(files: Files, metadata: str) -> str:
 
 
 def _begins_object(files: Files) -> bool:
-    """Whether a JSON file holds an object, as COCO's do, and not a list, as LLaVA's do."""
+    """Return whether a JSON file holds an object, as COCO's do, and not a list, as LLaVA's do."""
     from vlmpipe.trainer.data.text_files.json_stream import JsonReader
 
     path = files.path(files.names[0])

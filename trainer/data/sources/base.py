@@ -55,7 +55,7 @@ class Source(ABC):
         return [self]
 
     def notes(self) -> Sequence[str]:
-        """What was decided about the source, and noticed while it was read, one sentence each, for people."""
+        """Decisions about the source and findings while it was read, one sentence each, for people."""
         return []
 
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 
 def names_files(path: Path, columns: Sequence[str], *, is_arrow: bool) -> bool:
-    """Whether some image in these columns is a name instead of bytes; also where that cannot be told."""
+    """Return whether some image in these columns is a name instead of bytes; also where that cannot be told."""
     if is_arrow:
         return _arrow_names_files(path, columns)
     with pq.ParquetFile(path, pre_buffer=False) as file:
@@ -49,7 +49,7 @@ def _bytes_in(array: pa.Array) -> Iterator[pa.Array]:
 
 
 def _holds_text(kind: pa.DataType) -> bool:
-    """Whether an image is a text: a name or an address."""
+    """Return whether an image is a text: a name or an address."""
     while pa.types.is_list(kind) or pa.types.is_large_list(kind):
         kind = kind.value_type
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

@@ -194,7 +194,7 @@ def _importing(uri: str) -> Iterator[None]:
 
 
 def _has_stored(record: Record) -> bool:
-    """Whether the bytes of an image are in the record. Raises RejectedError."""
+    """Return whether the bytes of an image are in the record. Raises RejectedError."""
     return any(
         isinstance(image, bytes) or (isinstance(image, dict) and isinstance(image.get("bytes"), bytes))
         for image in media_values(record, "image")

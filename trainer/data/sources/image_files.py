@@ -169,7 +169,7 @@ class ImageFiles:
         return straight if is_same else path
 
     def _is_inside(self, root: Path, path: Path) -> bool:
-        """Whether links lead no further than the folder. Each parent is resolved once, not in each pass."""
+        """Return whether links lead no further than the folder. Each parent is resolved once, not in each pass."""
         # Unlike Path.resolve, realpath accepts a loop of links; opening it then fails.
         parent = path.parent
         if not self._roots:

@@ -73,7 +73,7 @@ class LlavaSource(FileSource):
         return replace(made, turns=turns, images=images)
 
     def _shown(self, path: str) -> list[ImageRef]:
-        """What the model is given of a video: all of it, or images of its frames."""
+        """Return a video for the model: all of it, or images of its frames."""
         most, fps = self.config.video_frames, self.config.video_fps
         if self.config.video == NATIVE:
             return [self.image_files.clip(path, most, fps)]

@@ -85,7 +85,7 @@ class ParquetSource(RowSource):
         return super().fingerprint()
 
     def _names_images(self, name: str) -> bool:
-        """Whether a file's images are names of files, in some row."""
+        """Return whether a file's images are names of files, in some row."""
         columns = (*IMAGE_COLUMNS, *self.config.columns.image)
         uri = self.files.storage.uri(name)
         with self.files.opened(name) as path:

@@ -33,7 +33,7 @@ class PageHeaderError(Exception):
 
 @dataclass(frozen=True)
 class Page:
-    """What a page's header says of it."""
+    """Fields of a page's header."""
 
     uncompressed_bytes: int
     num_values: int

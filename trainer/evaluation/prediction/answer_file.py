@@ -181,7 +181,7 @@ def _content(line: bytes) -> dict[str, str]:
 
 
 def _stamp(image: Path) -> str:
-    """What changes with the file: its size, and when it or its name changed last. Empty where there is none."""
+    """Identity of the file's state: its size, and when it or its name changed last. Empty where there is none."""
     try:
         found = image.stat()
     except OSError:

@@ -137,7 +137,7 @@ def _answering_model(job: JobConfig, device: torch.device) -> AnsweringModel:
 
 
 def _name_of(job: JobConfig) -> str:
-    """What tells the run's exported model and its settings from others."""
+    """Digest of the run's exported model and its settings."""
     run = open_storage(job.run.run_uri)
     exported = run.read(EXPORTED) if run.stat(EXPORTED) else b""
     return hashlib.sha256(job.model_dump_json().encode() + exported).hexdigest()

@@ -59,5 +59,5 @@ def difference_interval(difference: float, values: Float64Array, groups: int) ->
 
 
 def unbiased(groups: int) -> float:
-    """What a resampled standard deviation is short of the unbiased one."""
+    """Factor from a resampled standard deviation to the unbiased one."""
     return math.sqrt(groups / (groups - 1))

@@ -111,7 +111,7 @@ def interval(counts: PairedCounts, level: float = LEVEL) -> tuple[float, float]:
 
 
 def is_above(counts: PairedCounts, difference: float, level: float = LEVEL) -> bool:
-    """Whether the answers show that the true difference is larger than `difference`."""
+    """Return whether the answers show that the true difference is larger than `difference`."""
     if not -1 < difference < 1 or not counts.questions:
         return difference <= -1 and bool(counts.questions)
     return score_statistic(counts, difference) > critical_value(counts.images, level)
@@ -130,7 +130,7 @@ def default_margin(questions: int) -> float:
 
 
 def critical_value(images: int, level: float = LEVEL) -> float:
-    """What the statistic must exceed; infinite for fewer than two images."""
+    """Critical value of the statistic; infinite for fewer than two images."""
     return student_quantile(1 - level, images - 1) if images > 1 else math.inf
 
 

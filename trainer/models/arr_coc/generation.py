@@ -66,7 +66,9 @@ def selected_inputs(model: nn.Module, input_ids: Tensor, projected: Tensor, grid
 def relevance_of_prompts(
     model: nn.Module, input_ids: Tensor, textures: Tensor, grids: Tensor | None
 ) -> list[Selection]:
-    """What prompts keep of their images. textures: (image tokens, channels); other arguments: see `selected_inputs`."""
+    """Selections of the prompts' image tokens. textures: (image tokens, channels); other arguments: see
+    `selected_inputs`.
+    """
     module: RelevanceModule = model.relevance
     is_image = input_ids == model.config.image_token_id
     special = torch.tensor(module.special_ids, device=input_ids.device)

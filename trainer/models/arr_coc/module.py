@@ -70,7 +70,7 @@ class RelevanceModule(nn.Module):
         return question if self.question_centre is None else scaled(question - self.question_centre)
 
     def select(self, found: Relevance, grid: tuple[int, int], question_ids: Sequence[int]) -> Kept:
-        """What the model gets outside of training. question_ids: decide what allocation random keeps."""
+        """Selection for the model outside of training. question_ids: decide what allocation random keeps."""
         seed = zlib.crc32(repr(list(question_ids)).encode()) if self.config.allocation == "random" else 0
         return allocate(self.config, found.relevance, found.balance, grid, seed)
 

@@ -23,7 +23,7 @@ NAME = f"{PREFIX}question_centre"
 
 
 class Questions(Protocol):
-    """What is read of a packed sequence."""
+    """Fields of a packed sequence that are read."""
 
     @property
     def input_ids(self) -> NDArray[np.int64]: ...
@@ -44,7 +44,9 @@ class WithCentre:
 
 
 def lacks_centre(model: nn.Module, deferred: Weights | None) -> bool:
-    """Whether the model's relevance learns from questions and has not seen any. deferred: values of its parameters."""
+    """Return whether the model's relevance learns from questions and has not seen any. deferred: values of its
+    parameters.
+    """
     centre = dict(model.named_parameters()).get(NAME)
     if centre is None or not centre.requires_grad:
         return False

@@ -57,7 +57,7 @@ def kernel_for(query: Tensor, key: Tensor) -> Kernel:
 
 
 def is_right(kernel: Kernel, query: Tensor, key: Tensor) -> bool:
-    """Whether `kernel` agrees with plain products on a few short samples; warns if not.
+    """Return whether `kernel` agrees with plain products on a few short samples; warns if not.
 
     Tried once for each shape of heads, type and device.
     """
@@ -105,7 +105,7 @@ def _is_right(
 
 
 def flash_takes(query: Tensor) -> bool:
-    """Whether torch's flash kernels have code for such heads on this GPU. query: (..., head_dim)."""
+    """Return whether torch's flash kernels have code for such heads on this GPU. query: (..., head_dim)."""
     head_dim = query.shape[-1]
     return (
         query.dtype in (torch.bfloat16, torch.float16)

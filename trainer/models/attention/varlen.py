@@ -116,7 +116,7 @@ def unsupported(key: Tensor, value: Tensor, given: Mapping[str, Any]) -> list[st
 
 
 def sees_all_before(config: Any, beside: Collection[str] = ()) -> bool:
-    """Whether all layers are plainly causal attention, torch's or ours, or of a kind in `beside`."""
+    """Return whether all layers are plainly causal attention, torch's or ours, or of a kind in `beside`."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     windowed = not kinds <= {"full_attention", *beside} or getattr(config, "sliding_window", None)
     bidirectional = getattr(config, "use_bidirectional_attention", False)
@@ -124,7 +124,7 @@ def sees_all_before(config: Any, beside: Collection[str] = ()) -> bool:
 
 
 def takes_samples(config: Any) -> bool:
-    """Whether `use_varlen_attention` has changed the language model of this config."""
+    """Return whether `use_varlen_attention` has changed the language model of this config."""
     return bool(config._attn_implementation == NAME)
 
 

@@ -145,7 +145,7 @@ def _without_values(output: Any) -> Any:
 
 
 def _may_be_left_out(func: Any, args: Any) -> bool:
-    """Whether an operation takes large features number by number, or row by row, and gives new ones."""
+    """Return whether an operation takes large features number by number, or row by row, and gives new ones."""
     if func._schema.is_mutable or (torch.Tag.pointwise not in func.tags and func._overloadpacket not in BY_ROW):
         return False
     return any(isinstance(one, Tensor) and one.is_floating_point() and one.numel() >= LARGE for one in args)

@@ -33,7 +33,7 @@ PROJECTED = "projected"  # in traces, in place of the model's inputs: (image tok
 
 @dataclass(frozen=True)
 class VisionBytes:
-    """What images hold on their way through encoder and projector: at the peak of the forward pass, from there to the
+    """Memory of images in encoder and projector: at the peak of the forward pass, from there to the
     backward pass, and at the peak of that."""
 
     forward: int = 0
@@ -42,7 +42,7 @@ class VisionBytes:
 
 
 class HfVLM(nn.Module):
-    """What strategies wrap. model: the library's, which keeps its own forward pass.
+    """Training module that strategies wrap. model: the library's, which keeps its own forward pass.
 
     Samples are kept apart in the inputs of the language model, which the library's forward pass computes from all
     samples of a sequence together. stored: images are features that were encoded before; without the vision encoder.
@@ -246,7 +246,7 @@ def names_from_end(model: Any) -> dict[str, str]:
 
 
 def has_merger(encoder: nn.Module) -> bool:
-    """Whether part of the encoder is a projector, as in Qwen-VL's."""
+    """Return whether part of the encoder is a projector, as in Qwen-VL's."""
     return any(part_of(f"visual.{name}") == "projector" for name, _ in encoder.named_parameters())
 
 

@@ -43,7 +43,7 @@ SAMPLE_AXES = 5  # of pixel values whose first axis is the sample: (samples, ima
 
 @dataclass(frozen=True, slots=True)
 class ImageText:
-    """What stands for one image: `text` with one `<image>` for each run of image tokens, and the runs' lengths."""
+    """Text for one image: `text` with one `<image>` for each run of image tokens, and the runs' lengths."""
 
     text: str
     runs: tuple[int, ...]
@@ -101,8 +101,8 @@ class PublishedImages:
 
     @functools.cached_property
     def first_tokens(self) -> list[int]:
-        """What the processor puts before each text, whatever the chat template begins with. Empty for a processor that
-        takes no text without an image."""
+        """Text that the processor puts before each text, whatever the chat template begins with. Empty for a processor
+        that takes no text without an image."""
         text = {"text": ["text"], "add_special_tokens": False}
         try:
             made, plain = (list(one(**text)["input_ids"][0]) for one in (self.processor, self.processor.tokenizer))
@@ -111,7 +111,7 @@ class PublishedImages:
         return made[: len(made) - len(plain)]
 
     def types(self, input_ids: Tensor) -> Tensors:
-        """What each token is, for models that ask: 1 of an image, 0 of a text."""
+        """Type of each token, for models that ask: 1 of an image, 0 of a text."""
         name = next((one for one in TYPES if one in self.inputs), None)
         if name is None:
             return {}

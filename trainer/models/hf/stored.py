@@ -65,7 +65,7 @@ class StoredEncoder(nn.Module):
 
 
 def encoder_output(model: Any, inputs: Mapping[str, Tensor]) -> Any:
-    """What the vision encoder makes of images, without running what comes behind it."""
+    """Vision features of images, without running later layers."""
     encoder = model.get_encoder(modality="image")
     dtype = next(encoder.parameters()).dtype
 

@@ -117,7 +117,7 @@ class StoredWeights:
 
     @cached_property
     def _is_in_larger_model(self) -> bool:
-        """Whether the files are a LLaVA's, of which transformers would load a part without what is missing."""
+        """Return whether the files are a LLaVA's, of which transformers would load a part without what is missing."""
         return part_config(self._part).model_type == "llava"
 
     @cached_property

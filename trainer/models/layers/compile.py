@@ -77,7 +77,7 @@ def _forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def has_compiler() -> bool:
-    """Whether this machine has the C++ compiler that inductor needs."""
+    """Return whether this machine has the C++ compiler that inductor needs."""
     return shutil.which(_compiler()) is not None
 
 

@@ -141,7 +141,7 @@ def require_frozen_tower(config: ModelConfig, num_trained_in_tower: int) -> None
 
 
 def described(config: ModelConfig) -> str:
-    """What is not trained, as text."""
+    """Frozen parameters, as text."""
     said = [", ".join(config.freeze)] if config.freeze else []
     said += [", ".join(config.freeze_parameters)] if config.freeze_parameters else []
     text = "; ".join(said) or "nothing: all parts were trained"

@@ -13,7 +13,7 @@ from vlmpipe.trainer.sizing.pipeline_partition import Stage
 
 
 class PackedModel(Protocol):
-    """What stages need of a training module."""
+    """Parts of a training module that stages need."""
 
     model: Any  # the library's, with its parts below `model.model`
 

@@ -137,7 +137,7 @@ class Saved:
 
 
 def each_of(result: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """What a product returns, with `change` of everything in it that is of this kind."""
+    """Return a product's result, with `change` applied to everything of this kind."""
     if isinstance(result, tuple):
         return tuple(change(part) if isinstance(part, kind) else part for part in result)
     return change(result)

@@ -55,7 +55,7 @@ def _shapes(module: nn.Module) -> dict[str, torch.Size]:
 
 
 class Builder(Protocol):
-    """What is asked of the family."""
+    """Functions of a family that loading needs."""
 
     def config_for(self, config: ModelConfig, tokenizer: Any) -> LlavaConfig: ...
     def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module: ...

@@ -120,7 +120,9 @@ def _kind_of(query: Tensor) -> tuple[torch.device, torch.dtype, int, int]:
 
 @functools.cache
 def _is_right(device: torch.device, dtype: torch.dtype, heads: int, head_dim: int) -> bool:
-    """Whether the kernel of `at_once` agrees with `by_runs` on a few short pieces, gradients included; warns if not."""
+    """Return whether the kernel of `at_once` agrees with `by_runs` on a few short pieces, gradients included; warns if
+    not.
+    """
     pieces = Pieces.of([0, 3, 67, 131, 140], device)
     noise = torch.Generator(device).manual_seed(0)  # leaves the run's own random numbers alone
     tensors = [torch.randn(1, heads, 140, head_dim, generator=noise, device=device).to(dtype) for _ in range(3)]

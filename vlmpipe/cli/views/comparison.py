@@ -13,7 +13,7 @@ VERDICT_STYLES = {"better": "green", "worse": "red"}
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """What the runs were set otherwise, their scores over all questions and by slice, agreement, and what they took."""
+    """Print differing settings, scores over all questions and by slice, agreement, time and cost."""
     console = standard_output()
     first = comparison.sides[0].name
     _print_settings(comparison)

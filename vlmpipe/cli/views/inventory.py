@@ -58,7 +58,7 @@ def _sizes(inventory: Inventory) -> str:
 
 
 def removal_lines(removal: Removal) -> list[str]:
-    """What goes, what stays and why."""
+    """Print what is removed, what stays and why."""
     lines = [f"remove  {run.run_id}  {size_text(run.size_bytes)}" for run in removal.runs]
     lines += [f"remove  {one.kind}/{one.folder.name}  {size_text(one.size_bytes)}, which no run uses"
               for one in removal.shared]  # fmt: skip

@@ -140,7 +140,7 @@ def machines_table(jobs: Mapping[str, Any], width: int = WIDEST) -> Table:
 
 
 def _on_this_machine(jobs: Mapping[str, Any], machine: str) -> str:
-    """What the jobs of a local run start, and where."""
+    """Describe what the jobs of a local run start, and where."""
     started = []
     for job, (pool,) in jobs.items():
         launchers, processes = pool["replica_count"], pool["processes_per_replica"]

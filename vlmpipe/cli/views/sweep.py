@@ -14,7 +14,7 @@ from vlmpipe.cli.views.tables import PLAN_LOOKS, ruled_table
 
 
 def sweep_table(plan: Mapping[str, Any]) -> Table:
-    """What is shared, one training of each variant, and the sum, from `SweepPlan.as_dict()`."""
+    """Table of what is shared, one training of each variant, and the sum, from `SweepPlan.as_dict()`."""
     right = ("steps", "training", "evaluation", "cost")
     table = ruled_table("variant", "steps", "training", "evaluation", "cost", "memory", right=right)
     shared = _cost(plan, plan["shared_usd"])

@@ -63,7 +63,7 @@ def show_image(path: Path) -> bool:
 
 
 def protocol_of(keyboard: int, screen: int) -> Protocol:
-    """What the terminal answers to be able to draw; nothing where it does not answer within WAIT_S."""
+    """Image protocol that the terminal says it draws; nothing where it does not answer within WAIT_S."""
     before = termios.tcgetattr(keyboard)
     try:
         tty.setcbreak(keyboard, termios.TCSANOW)

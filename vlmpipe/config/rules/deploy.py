@@ -73,7 +73,7 @@ def option_of(argument: str) -> str:
 
 
 def resizes_by_pillow(argument: str) -> bool:
-    """Whether this value of vLLM's --mm-processor-kwargs chooses processors for Pillow."""
+    """Return whether this value of vLLM's --mm-processor-kwargs chooses processors for Pillow."""
     try:
         given = json.loads(argument.partition("=")[2])
     except ValueError:
@@ -82,7 +82,9 @@ def resizes_by_pillow(argument: str) -> bool:
 
 
 def _adapter_problems(model: ModelConfig) -> Iterator[Problem]:
-    """What vLLM refuses in an adapter's folder. With patterns, only the planner knows which weights are trained."""
+    """Problems that vLLM has with an adapter's folder. With patterns, only the planner knows which weights are
+    trained.
+    """
     assert model.lora
     vllm = load_vllm()
     if model.lora.use_dora:

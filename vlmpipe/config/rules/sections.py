@@ -91,7 +91,7 @@ def section_problems(config: RunFields) -> Iterator[Problem]:
 
 
 def _video_problems(config: RunFields) -> Iterator[Problem]:
-    """What videos as such, and not as images, need."""
+    """Problems of videos that are not cut into images."""
     model, data, text = config.model, config.data, ""
     if model.family not in GRID_FAMILIES:
         text = f"with model.family {model.family}; expected {' or '.join(GRID_FAMILIES)}, or frames"
@@ -125,7 +125,7 @@ def _sample_problems(config: RunFields) -> Iterator[Problem]:
 
 
 def _relevance_problems(config: RunFields) -> Iterator[Problem]:
-    """What a model that selects visual tokens cannot do."""
+    """Problems of a model that selects visual tokens."""
     model, train = config.model, config.train
     assert model.relevance
     is_frozen = set(PARTS) <= set(model.freeze) and not model.train_parameters
@@ -149,7 +149,7 @@ def _relevance_problems(config: RunFields) -> Iterator[Problem]:
 
 
 def _generic_model_problems(config: RunFields) -> Iterator[Problem]:
-    """What a model of any type cannot do: its own forward pass knows no parts."""
+    """Problems of a model of any type: its own forward pass knows no parts."""
     train = config.train
     if train.strategy in PIPELINE_PARALLEL:
         text = f"found {train.strategy} with model.family hf, which has no stages; expected fsdp or tp"
@@ -218,7 +218,7 @@ def _adapter_problems(config: RunFields) -> Iterator[Problem]:
 
 
 def _rank_problems(config: RunFields) -> Iterator[Problem]:
-    """Whether ranks divide into model replicas, and the batch into micro-batches."""
+    """Return whether ranks divide into model replicas, and the batch into micro-batches."""
     train, cluster, length = config.train, config.cluster, config.data.sequence_length
     if cluster.processes % train.tensor_parallel:
         expected = f"a divisor of the {cluster.processes} processes of a node: layers are split inside a node"

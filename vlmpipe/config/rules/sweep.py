@@ -92,7 +92,7 @@ def _without_effect(config: RunFields, variants: list[Variant], runs: Mapping[st
 
 
 def _changes(config: RunFields, variant: Variant, field: str, whole: Mapping[str, Any]) -> bool:
-    """Whether the variant differs from itself without that field."""
+    """Return whether the variant differs from itself without that field."""
     values = {name: value for name, value in variant.values.items() if name != field}
     try:
         without = config.training_of(Variant(variant.name, values))
@@ -102,7 +102,9 @@ def _changes(config: RunFields, variant: Variant, field: str, whole: Mapping[str
 
 
 def effective(run: RunFields) -> dict[str, Any]:
-    """What decides a variant's model, its answers or its time; without fields that its own settings leave unread."""
+    """Settings that decide a variant's model, its answers or its time; without fields that its own settings leave
+    unread.
+    """
     content = {name: value for name, value in run.to_dict().items() if name not in WITHOUT_EFFECT}
     relevance = content["model"].get("relevance")
     if relevance:

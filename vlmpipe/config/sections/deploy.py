@@ -87,7 +87,7 @@ class DeployConfig(Section):
         return {**DRIVER_FOLDERS, **self.env}
 
     def arguments(self, name: str, model: ModelConfig, precision: str, folder: str = "{model_uri}") -> list[str]:
-        """What follows `vllm serve`, for a model called `name` with its files in `folder`.
+        """Arguments of `vllm serve`, for a model called `name` with its files in `folder`.
 
         For an adapter these are the arguments of `vlmpipe.trainer.serving.vllm_server`, the program of our image: its
         --settings is none of vLLM's, so that another image ends with an error in place of other answers.
@@ -149,7 +149,7 @@ def arguments_of(settings: Mapping[str, Any], folder: str = "{model_uri}") -> li
 
 
 def served_name(settings: Mapping[str, Any]) -> str:
-    """What requests call the model."""
+    """Name of the model in requests."""
     return str(settings["register"]["model_name"] or settings["name"])
 
 

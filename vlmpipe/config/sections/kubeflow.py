@@ -89,7 +89,7 @@ class KubeflowConfig(Section):
         return {name: (secret, key) for name, (secret, _, key) in split.items()}
 
     def reaches(self, uri: str) -> bool:
-        """Whether every pod can open `uri`: an address in a bucket, or a path on a volume."""
+        """Return whether every pod can open `uri`: an address in a bucket, or a path on a volume."""
         return in_bucket(uri) or self._volume_of(uri) is not None
 
     def claim_uri(self, uri: str) -> str:

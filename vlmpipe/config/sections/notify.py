@@ -54,7 +54,7 @@ def _refused(text: str) -> ProblemsError:
 
 
 def _secret_part(address: str) -> str:
-    """What makes the address a secret; empty if it is none."""
+    """Reason why the address is a secret; empty if it is none."""
     parts = urlsplit(address)
     host = parts.hostname or ""
     if parts.username or parts.password:

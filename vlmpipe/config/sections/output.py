@@ -127,7 +127,7 @@ class GateConfig(Section):
 
     @property
     def checks_something(self) -> bool:
-        """Whether any threshold could reject a first model, which has no champion."""
+        """Return whether any threshold could reject a first model, which has no champion."""
         bounds = (
             self.max_loss, self.min_margin_over_chance, self.min_margin_over_shuffled_image, self.max_mean_image_tokens,
             self.max_images_also_in_train, self.max_images_like_train,

@@ -20,7 +20,7 @@ class PlannedMachine(Section):
 
 
 class PlanConfig(Section):
-    """What the plan assumes for unknown values, and the cost above which it needs confirmation. Changes no result."""
+    """Assumptions of the plan for unknown values, and the cost above which it needs confirmation. Changes no result."""
 
     samples: int = Field(
         0,

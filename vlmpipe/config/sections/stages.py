@@ -140,7 +140,7 @@ def _unrounded(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 def stage_problems(
     name: str, stages: Sequence[StageConfig], contents: Mapping[str, Mapping[str, Any]], *, is_search: bool
 ) -> Iterator[Problem]:
-    """What is wrong with the stages of the run file `name`, apart from the run file of each.
+    """Problems of the stages of the run file `name`, apart from the run file of each.
 
     Args:
         contents: `stage_contents`.

@@ -29,7 +29,7 @@ class Pool:
         return (POOLS, self.index, *names)
 
     def knows(self, *names: str | int) -> bool:
-        """Whether the field could be read, or is unset."""
+        """Return whether the field could be read, or is unset."""
         return not _is_unread(self.at(*names), self.unread)
 
     def get(self, *names: str) -> Any:
@@ -71,7 +71,7 @@ class Pool:
 
     @property
     def is_node(self) -> bool:
-        """Whether the pool's replicas train: the chief's and the workers'."""
+        """Return whether the pool's replicas train: the chief's and the workers'."""
         return self.index in (CHIEF_POOL, WORKER_POOL) and not self.is_reducers
 
     def tasks(self) -> Iterator[tuple[FieldPath, Mapping[str, Any]]]:
@@ -114,7 +114,7 @@ class Job:
         return tuple(Pool(index, spec, self.unread) for index, spec in enumerate(self.spec.get(POOLS, ())))
 
     def knows(self, *names: str | int) -> bool:
-        """Whether the field could be read, or is unset."""
+        """Return whether the field could be read, or is unset."""
         return not _is_unread(names, self.unread)
 
     def scheduling(self, name: str) -> Any:
@@ -132,7 +132,7 @@ class Job:
 
     @property
     def has_parameter_servers(self) -> bool:
-        """Whether pool 2 holds parameter servers: a worker that is restarted alone finds them again."""
+        """Return whether pool 2 holds parameter servers: a worker that is restarted alone finds them again."""
         others = self.pools[REDUCTION_SERVER_POOL:]
         return bool(others) and bool(others[0].replica_count) and not others[0].is_reducers
 
@@ -143,5 +143,5 @@ class Job:
 
 
 def _is_unread(path: FieldPath, unread: frozenset[FieldPath]) -> bool:
-    """Whether a field, or one around it, could not be read."""
+    """Return whether a field, or one around it, could not be read."""
     return any(path[:length] in unread for length in range(1, len(path) + 1))

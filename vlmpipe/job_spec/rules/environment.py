@@ -42,7 +42,7 @@ def _secrets(_job: Job, pool: Pool) -> Iterator[Violation]:
 
 
 def _secret_in(word: str, previous: str) -> str:
-    """What is secret in a word of a command; empty for none."""
+    """Secret in a word of a command; empty for none."""
     option = _OPTION.fullmatch(previous)
     for name, value in _ASSIGNMENT.findall(word):
         if is_secret_name(name) and may_be_secret(name, value):
@@ -72,7 +72,7 @@ def _unreplaced(_job: Job, pool: Pool) -> Iterator[Violation]:
 
 
 def _runs_shell(task: Mapping[str, Any]) -> bool:
-    """Whether the container's first words are a shell with -c (or -lc and so on)."""
+    """Return whether the container's first words are a shell with -c (or -lc and so on)."""
     words = [*(task.get("command") or ()), *(task.get("args") or ())]
     shell = words[0].rpartition("/")[2] if words else ""
     return shell in _SHELLS and any(re.fullmatch(r"-[a-z]*c", word) for word in words[1:4])

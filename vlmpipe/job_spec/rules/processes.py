@@ -92,7 +92,7 @@ def _nodes(job: Job, path: FieldPath, words: Sequence[str]) -> Iterator[Violatio
 
 
 def _value(words: Sequence[str], option: re.Pattern[str]) -> str:
-    """What follows an option, as the next word or behind =; empty where it is not given."""
+    """Value of an option, as the next word or behind =; empty where it is not given."""
     for number, word in enumerate(words):
         name, sign, value = word.partition("=")
         if option.fullmatch(name):

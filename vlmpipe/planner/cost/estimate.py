@@ -63,7 +63,7 @@ class TermCost:
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether something that costs money is not in the sum."""
+        """Return whether something that costs money is not in the sum."""
         return self.usd is not None and bool(self.missing)
 
 
@@ -296,7 +296,7 @@ def _best_interval(
 
 
 def _reading(time: Time) -> str:
-    """What a resume adds to a restart, where it shows."""
+    """Describe what a resume adds to a restart, where it shows."""
     if time.save is None or time.save.reads_s < 1:
         return ""
     reads = "in which each node reads published weights and its part of the checkpoint"

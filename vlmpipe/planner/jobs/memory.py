@@ -149,7 +149,7 @@ def _asked_on(config: RunConfig, nodes: Nodes, shape: ModelShape, load: Workload
 def _questions(
     config: RunConfig, shape: ModelShape, load: Workload, layers: int, number_bytes: int, questions: int
 ) -> Iterator[MemoryPart]:
-    """What a batch of questions takes where `layers` language layers are; at least the longest question alone."""
+    """Memory of a batch of questions where `layers` language layers are; at least the longest question alone."""
     language, longest = shape.language, config.data.sequence_length
     mean = min(longest, round(load.useful_tokens_per_sequence / load.samples_per_sequence))
     images_each = load.images_per_sequence / load.samples_per_sequence

@@ -34,7 +34,7 @@ def nodes_of(config: RunConfig, job: str, here: LocalMachine | None = None) -> N
 
 
 def launcher_share(here: LocalMachine, launchers: int) -> Machine:
-    """What each launcher of a job has of this machine. Launchers talk to each other as GPUs of one machine do."""
+    """Share of this machine for each launcher of a job. Launchers talk to each other as GPUs of one machine do."""
     gpu = here.gpus[0] if here.gpus and isinstance(here.gpus[0], Gpu) else None
     return Machine(
         machine_type=NAME,

@@ -125,7 +125,7 @@ def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int,
 
 
 def can_recompute_tower(config: RunConfig, shape: ModelShape) -> bool:
-    """Whether train.tower_activation_checkpointing would take less memory."""
+    """Return whether train.tower_activation_checkpointing would take less memory."""
     return shape.trains_tower and not is_cached(config) and not config.train.tower_activation_checkpointing
 
 

@@ -141,7 +141,7 @@ class Gathering:
 
 @dataclass(frozen=True)
 class Run:
-    """What decides a strategy's parts."""
+    """Inputs that decide a strategy's parts."""
 
     weights: Weights
     layout: Layout

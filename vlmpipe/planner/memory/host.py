@@ -81,7 +81,7 @@ def placed(parts: Sequence[MemoryPart], layout: Layout, offload: str, *, on_gpu:
 
 
 def micro_batches(config: RunConfig, shape: ModelShape, layout: Layout, *, cached: bool) -> MemoryPart:
-    """What a rank's thread of batches holds at most (`vlmpipe.trainer.dataloading.micro_batch_queue`): micro-batches
+    """Peak memory of a rank's batch thread (`vlmpipe.trainer.dataloading.micro_batch_queue`): micro-batches
     that wait, one that waits to be put there, one that is being made, and the one in training; and memory that is kept
     for the images of the next ones (`vlmpipe.trainer.models.pixels`)."""
     train = config.train
@@ -109,7 +109,7 @@ def sequence_bytes(config: RunConfig, shape: ModelShape, *, cached: bool) -> int
 
 
 def host_memory(parts: Sequence[MemoryPart], layout: Layout, machine: Machine) -> HostMemory:
-    """What a node holds of its ranks' parts in an update, beside processes and the copy that becomes a checkpoint."""
+    """Host memory of a node in an update, beside processes and the copy that becomes a checkpoint."""
     ranks = layout.ranks_per_node
     held = [MemoryPart(part.name, ranks * part.bytes, part.why) for part in parts if part.place == "machine"]
     processes = MemoryPart("processes", ranks * PROCESS_BYTES, "Python, torch and transformers, assumed")
@@ -122,8 +122,8 @@ def host_memory(parts: Sequence[MemoryPart], layout: Layout, machine: Machine) -
 def start_memory(
     shape: ModelShape, layout: Layout, machine: Machine, *, deferred: bool, bf16_weights: bool = False
 ) -> HostMemory:
-    """What a node holds before the first step: each rank's model in fp32, or one matrix of it where weights are read
-    while they are sharded (`vlmpipe.trainer.models.layers.deferred_weights`).
+    """Host memory of a node before the first step: each rank's model in fp32, or one matrix of it where weights are
+    read while they are sharded (`vlmpipe.trainer.models.layers.deferred_weights`).
 
     `bf16_weights`: ZeRO's masters begin with the fp32 weights, of which ZeRO-3 holds a rank's slices here. DeepSpeed
     casts other stages' whole model here.

@@ -23,7 +23,7 @@ def planned_stages(
 
 
 def sequence_flops(config: RunConfig, shape: ModelShape, load: Workload, *, cached: bool) -> SequenceFlops:
-    """What the hardware computes for a row of this run."""
+    """FLOPs that the hardware computes for a sequence of this run."""
     return flops_per_sequence(
         shape,
         sequence_length=load.sequence_length,
@@ -39,7 +39,7 @@ def sequence_flops(config: RunConfig, shape: ModelShape, load: Workload, *, cach
 
 
 def by_rank(stages: Sequence[Stage], layout: Layout) -> tuple[Stage, ...]:
-    """What each rank of a pipeline has of them."""
+    """Layers of each rank of a pipeline."""
     ranks = layout.pipeline_parallel
     if ranks == len(stages):  # a search asks ten thousand times
         return tuple(stages)

@@ -167,7 +167,7 @@ class _Rank:
 
     @cached_property
     def fullest(self) -> dict[Moment, Counter[str]]:
-        """What is held at the fullest moment of each kind.
+        """Peak memory of each kind.
 
         Torch's interleaved schedule lets go of all that it sent at the end of a step: also of outputs whose backward
         pass is over, and of gradients.

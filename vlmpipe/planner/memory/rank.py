@@ -67,12 +67,12 @@ class Memory:
 
     @property
     def reserved_bytes(self) -> int:
-        """What torch reserves (torch.cuda.max_memory_reserved): without the context and NCCL."""
+        """Memory that torch reserves (torch.cuda.max_memory_reserved): without the context and NCCL."""
         return self.idle_bytes + sum(part.bytes for part in self.parts if part.name not in BESIDE_TORCH)
 
     @property
     def returns_memory(self) -> bool:
-        """Whether it fits only because the allocator gives back in each step what it would keep."""
+        """Return whether it fits only because the allocator gives back in each step what it would keep."""
         margin = sum(part.bytes for part in self.parts if part.name == "fragmentation")
         return self.fits and self.total_bytes - margin + self.idle_bytes > self.capacity_bytes
 
@@ -90,7 +90,7 @@ class Memory:
 
     @property
     def is_near(self) -> bool:
-        """Whether it takes more than there is, by no more than the estimate's own error."""
+        """Return whether it takes more than there is, by no more than the estimate's own error."""
         return -NEAR * self.capacity_bytes <= self.spare_bytes < 0
 
     @property
@@ -207,7 +207,7 @@ def fullest(moments: Mapping[str, list[MemoryPart]]) -> tuple[str, list[MemoryPa
 
 
 def device_parts(parts: list[MemoryPart], layout: Layout) -> list[MemoryPart]:
-    """What a GPU holds beside a step's own tensors, and the margin for holes between allocations."""
+    """Memory of a GPU beside a step's own tensors, and the margin for holes between allocations."""
     lasting = {"weights", "frozen weights", QUANTIZED, "optimizer", "averaged weights", "gradients"}
     passing = sum(part.bytes for part in parts if part.name not in lasting)
     return [
@@ -244,7 +244,7 @@ def _frozen(weights: Weights, layout: Layout, *, bf16: bool) -> MemoryPart:
 
 
 def _by_fsdp(run: Run) -> bool:
-    """Whether FSDP gathers, or at least casts, a layer's weights at a time."""
+    """Return whether FSDP gathers, or at least casts, a layer's weights at a time."""
     if run.layout.strategy == "ddp":
         return run.bf16_weights
     return run.layout.strategy in SHARDED_BY_FSDP

@@ -15,7 +15,7 @@ ADAM_MOMENTS = 2  # fp32 each
 
 
 def lasting_parts(weights: Sequence[StageWeights], shards: int, train: TrainConfig) -> list[MemoryPart]:
-    """What a rank with these stages, each sharded over `shards` replicas, holds whatever its rows are."""
+    """State of a rank with these stages, each sharded over `shards` replicas."""
     trained = sum(split(each.trainable, shards) for each in weights)
     frozen = sum(each.frozen - (each.sliced - each.trainable) for each in weights)
     frozen += sum(split(each.sliced - each.trainable, shards) for each in weights)

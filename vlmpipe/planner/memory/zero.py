@@ -135,7 +135,7 @@ def gathered(run: Run, when: Phase) -> list[MemoryPart]:
 
 
 def reduces_once(run: Run) -> bool:
-    """Whether ZeRO-3 reduces all gradients after the backward pass, when nothing of that is left."""
+    """Return whether ZeRO-3 reduces all gradients after the backward pass, when nothing of that is left."""
     return run.layout.strategy == "zero3" and run.weights.trainable <= run.zero.bucket_elements
 
 
@@ -168,8 +168,8 @@ def _allocated(run: Run) -> int:
 
 
 def _reduced_bytes(run: Run) -> int:
-    """What DeepSpeed's `allreduce_bucket` copies of the largest bucket: its slices together in fp32, and under autocast
-    in bf16, in which gradients of matrix products travel, the embedding's not."""
+    """Bytes that DeepSpeed's `allreduce_bucket` copies of the largest bucket: its slices together in fp32, and under
+    autocast in bf16, in which gradients of matrix products travel, the embedding's not."""
     if run.precision == "fp32":
         return FP32_BYTES * _bucket_elements(run)
     if run.bf16_weights:  # joined in bf16, and once more in the type that travels

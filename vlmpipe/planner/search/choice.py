@@ -41,7 +41,7 @@ class Choice(Generic[AnyWay]):
         self.way: AnyWay | None = None
 
     def wants(self, way: Way) -> bool:
-        """Whether the way would be chosen if it fits: only then its memory is worth a look."""
+        """Return whether the way would be chosen if it fits: only then its memory is worth a look."""
         if self.best is None or self.way is None:
             return True
         return way.value <= (1 + ERROR) * self.best.value and plainness(way)[:2] < plainness(self.way)[:2]

@@ -60,11 +60,11 @@ class Goal:
         return cls(found["kind"], float(found["bound"]) if found["bound"] else None)
 
     def value(self, hours: float, usd: float) -> float:
-        """What is to be low."""
+        """Quantity to minimize."""
         return hours if self.kind in ("fastest", "under") else usd
 
     def allows(self, one: _Candidate) -> bool:
-        """Whether a candidate is within the bound."""
+        """Return whether a candidate is within the bound."""
         if self.bound is None:
             return True
         return (one.usd if self.kind == "under" else one.hours) <= self.bound

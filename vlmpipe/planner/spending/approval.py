@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spending:
-    """What approval depends on."""
+    """Figures that approval depends on."""
 
     name: str
     state: str  # green, amber or red
@@ -34,7 +34,7 @@ class Spending:
 
 
 def spending_of(config: RunConfig, plan: Plan | StagesPlan | SweepPlan) -> Spending:
-    """What approval depends on, from a plan; of several stages and of a sweep's trainings the sums."""
+    """Figures that approval depends on, from a plan; of several stages and of a sweep's trainings the sums."""
     found = _of_stages(config, plan)
     if not config.sweep:
         return found

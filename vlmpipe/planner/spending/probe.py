@@ -17,7 +17,7 @@ BUCKET_MIB = 256  # at 0.1 GB/s some three seconds each way
 
 
 def probe_plan(machine: ProbedMachine, root_uri: str) -> ProbePlan:
-    """What the probe is told."""
+    """Arguments of the probe."""
     cluster = machine.cluster
     gpu = load_catalog().gpus.get(cluster.accelerator_type)
     return ProbePlan(

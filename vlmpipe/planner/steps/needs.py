@@ -57,7 +57,7 @@ class StepNeeds:
     job_hours: dict[Job, float | None]
 
     def of(self, step: str) -> Need:
-        """What a step of the pipeline's own takes."""
+        """Disk, memory and time of a step of the pipeline's own."""
         facts = load_steps()
         work = facts.steps[step]
         base = Need(SMALL_BYTES, int(work.memory_gb * GB), work.work_s)

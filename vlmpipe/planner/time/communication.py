@@ -24,7 +24,7 @@ FP32_BYTES, BF16_BYTES = 4, 2
 
 @dataclass(frozen=True)
 class Work:
-    """What a rank computes in one step, as far as its traffic depends on it."""
+    """Computation of a rank in one step, as far as its traffic depends on it."""
 
     micro_steps: int  # forward and backward passes before an update
     micro_batch_size: int
@@ -216,8 +216,8 @@ def _tensor_sums(shape: ModelShape, work: Work, stage: Stage) -> float:
 
 
 def _sums_again(shape: ModelShape, work: Work) -> bool:
-    """Whether checkpointing sums again what attention gives; after the feed-forward part's last product nothing is
-    needed. Selective checkpointing saves a sum with its product (trainer/strategies/tensor_parallel/rowwise.py), but
+    """Return whether checkpointing sums again what attention gives; after the feed-forward part's last product nothing
+    is needed. Selective checkpointing saves a sum with its product (trainer/strategies/tensor_parallel/rowwise.py), but
     not with an adapter's."""
     return bool(shape.adapters) if work.activation_checkpointing == "selective" else work.recomputes
 

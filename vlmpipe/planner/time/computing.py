@@ -45,7 +45,7 @@ ADAPTED_LAUNCH_S_PER_PASS = 1.2e-3
 
 @dataclass(frozen=True)
 class Rates:
-    """What one GPU sustains, in FLOP/s and bytes/s."""
+    """Rates that one GPU sustains, in FLOP/s and bytes/s."""
 
     trained: float  # matrix products in the run's precision
     in_layers: float  # those of trained language layers, in 8 bits with train.float8

@@ -1,4 +1,4 @@
-"""Whether caching vision features pays compared with running the frozen tower in each epoch.
+"""Check whether caching vision features pays compared with running the frozen tower in each epoch.
 
 Online, a packed sequence computes Fv + 3 Fl + 3 Fp (tower, language model, projector; 2 Fl for a frozen language model,
 plus recomputation); with the cache, all but Fv. So the cache makes computing (Fv + 3 Fl + 3 Fp) / (3 Fl + 3 Fp) times

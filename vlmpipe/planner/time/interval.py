@@ -38,7 +38,7 @@ def interval_of(case: Scenario, *, measured: bool = False) -> Interval:
 
 
 def kinds_of(case: Scenario) -> list[Kind]:
-    """What decides the error of a run's forecast; several may apply."""
+    """Classes of a run that decide the error of its forecast; several may apply."""
     assert case.gpu is not None
     kinds: list[Kind] = ["images" if case.load.images_per_sequence else "text"]
     if case.config.train.float8 != "none":

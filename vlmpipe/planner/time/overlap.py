@@ -71,7 +71,7 @@ class Hiding:
 
 
 def exposed_communication(transfers: Sequence[Transfer], machine: Machine, gpu: Gpu, behind: Hiding) -> list[Exposed]:
-    """What stays visible of each collective. One takes as long as its slower scope, as chunks move through both at
+    """Exposed time of each collective. One takes as long as its slower scope, as chunks move through both at
     once."""
     times = by_name(transfers, machine, gpu)
     one_of = {transfer.name: transfer for transfer in transfers}

@@ -1,4 +1,4 @@
-"""Whether a Reduction Server makes a run cheaper, and with how many reducers.
+"""Check whether a Reduction Server makes a run cheaper, and with how many reducers.
 
 Rules and figures are those of Vertex AI's documentation of the Reduction Server, read in November 2026; the gain is
 derived. A network card of N nodes carries 2(N-1)/N of the gradients in each direction for a ring all-reduce, and 1 of

@@ -189,7 +189,7 @@ def image_shares(case: Scenario) -> dict[str, float]:
 
 
 def _calibration(case: Scenario) -> Calibration:
-    """What plan.calibrate_from measured; a pace of 1 without it, and on other GPUs than it ran on."""
+    """Calibration from plan.calibrate_from; a pace of 1 without it, and on other GPUs than it ran on."""
     uri = case.config.plan.calibrate_from
     if not uri:
         return Calibration(1.0, "", "")

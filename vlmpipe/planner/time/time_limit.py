@@ -1,4 +1,4 @@
-"""Whether training ends before the service ends its job, or the step that watches it."""
+"""Check whether training ends before the service ends its job, or the step that watches it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class FinishedProgram:
         self._ended_s = 0.0  # by the record, which a restarted program opens again
 
     def lingers(self, created_s: float = 0.0) -> bool:
-        """Whether the program has recorded a good end, and the job has gone on for `LINGERS_S` since.
+        """Return whether the program has recorded a good end, and the job has gone on for `LINGERS_S` since.
 
         created_s: Unix seconds of the job's creation. An end before it is that of an earlier job: the record of a run
         that is continued stays until the new program opens it, which machines may be waited for.

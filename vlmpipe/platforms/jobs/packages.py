@@ -25,7 +25,7 @@ FIRST_ZIP_TIME = "315532800"  # 1980: the same sources give the same bytes
 
 
 def here(uri: str) -> bool:
-    """Whether it lies on this machine."""
+    """Return whether it lies on this machine."""
     return "://" not in uri
 
 

@@ -126,7 +126,7 @@ def _look_at(named: Named, config: RunConfig, client: storage.Client) -> list[st
 
 
 def lies_in(region: str, bucket: storage.Bucket) -> bool:
-    """Whether a bucket, whose metadata was read, has its bytes in `region`; also for places not known here."""
+    """Return whether a bucket, whose metadata was read, has its bytes in `region`; also for places not known here."""
     location = str(bucket.location or region).lower()
     if bucket.location_type == "multi-region":
         begins = MULTI_REGIONS.get(location, "")

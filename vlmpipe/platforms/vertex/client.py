@@ -164,7 +164,7 @@ def translate_errors(
 
 
 def is_local(address: str) -> bool:
-    """Whether it is a test server on this machine, which gets no credentials."""
+    """Return whether it is a test server on this machine, which gets no credentials."""
     return address.startswith("http://") and urlsplit(address).hostname in LOCAL_HOSTS
 
 

@@ -74,12 +74,12 @@ def retrying(call: Callable[[], Answer], faults: list[Exception] | None = None) 
 
 
 def may_have_arrived(faults: list[Exception]) -> bool:
-    """Whether a request may have been carried out although its answer never came."""
+    """Return whether a request may have been carried out although its answer never came."""
     return any(isinstance(fault, PASSING) and not _never_arrived(fault) for fault in faults)
 
 
 def _never_arrived(fault: Exception) -> bool:
-    """Whether the request certainly did not reach the service."""
+    """Return whether the request certainly did not reach the service."""
     if isinstance(fault, ConnectTimeout | ProxyError | SSLError):
         return True
     wrapped = fault.args[0] if fault.args else None

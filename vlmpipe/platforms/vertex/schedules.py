@@ -92,7 +92,7 @@ class VertexSchedule:
         return {"run_file": self.name, "digest": self.digest, **content}
 
     def changes_to(self, wanted: VertexSchedule) -> list[Change]:
-        """What must change for this live schedule to become the wanted one."""
+        """Changes that turn this live schedule into the wanted one."""
         fields = [*FIELDS, *(["start_time"] if wanted.schedule.start_time else [])]
         ours, theirs = (json_format.MessageToDict(Schedule.pb(one.schedule)) for one in (self, wanted))
         found = []

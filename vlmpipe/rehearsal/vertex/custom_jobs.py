@@ -61,7 +61,7 @@ class CustomJobs:
         return call.route(self.routes(call))
 
     def routes(self, call: Call) -> dict[tuple[str, bool, str], Callable[[], Json]]:
-        """What a client may ask for."""
+        """Requests that a client may send."""
         return {
             ("POST", False, ""): lambda: self.create(call),
             ("GET", False, ""): lambda: call.page(self.listed(call), PAGE),

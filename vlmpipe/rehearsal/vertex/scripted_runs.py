@@ -67,7 +67,7 @@ class ScriptedRuns:
         self._numbers = 0
 
     def begin(self, job: PipelineJob) -> None:
-        """What the service fills in when a job is created."""
+        """Fields that the service fills in when a job is created."""
         job.state = PipelineState.PIPELINE_STATE_PENDING
         job.create_time = job.update_time = dt.datetime.now(dt.UTC)
 

@@ -88,7 +88,7 @@ class Chunk:
 
 
 def ends_chunk(identity: str, records: int, chunk_samples: int) -> bool:
-    """Whether a chunk of `records` records ends with the one of this id ("" for a reject).
+    """Return whether a chunk of `records` records ends with the one of this id ("" for a reject).
 
     From half of `chunk_samples` on, one id in `chunk_samples` / 2 ends it: about `chunk_samples` on average.
     """

@@ -27,7 +27,7 @@ class ChunkStore:
         return open_storage(join_uri(self._uri, name))
 
     def holds(self, name: str) -> bool:
-        """Whether the folder is complete and every file in it undamaged. Removes DONE of a damaged one."""
+        """Return whether the folder is complete and every file in it undamaged. Removes DONE of a damaged one."""
         files = self.files(name)
         if files.stat(DONE) is None:
             return False

@@ -144,7 +144,7 @@ class Jobs:
 
 
 def is_workflow_over(name: str, namespace: str) -> bool:
-    """Whether the workflow of a pipeline run has ended; one that is gone was cleared away after its end.
+    """Return whether the workflow of a pipeline run has ended; one that is gone was cleared away after its end.
 
     Raises UserError where the cluster does not say, also where this step may not read workflows.
     """
@@ -162,7 +162,7 @@ def is_workflow_over(name: str, namespace: str) -> bool:
 
 
 def has_no_log(error: ApiException) -> bool:
-    """Whether the refused log is one that does not exist yet, or no longer."""
+    """Return whether the refused log is one that does not exist yet, or no longer."""
     return _is_of_object(error) or (error.status == 400 and bool(NO_LOG.search(_message(error))))
 
 
@@ -232,7 +232,7 @@ def _refusal(error: ApiException, doing: str, kind: Kind) -> Exception:
 
 
 def _is_of_object(error: ApiException) -> bool:
-    """Whether it is an object that is missing, and not a path that the server does not have."""
+    """Return whether it is an object that is missing, and not a path that the server does not have."""
     return error.status == 404 and bool((_status(error).get("details") or {}).get("name"))
 
 

@@ -145,7 +145,7 @@ def _resources(gpus: int, placement: KubeflowConfig) -> dict[str, Any]:
 
 
 def _patch(gpus: int, placement: KubeflowConfig, labels: Mapping[str, str], *, grace_s: int) -> dict[str, Any]:
-    """What the pods need beyond the runtime's. NCCL and data loaders use /dev/shm, of which a pod has 64 MiB."""
+    """Pod settings beyond the runtime's. NCCL and data loaders use /dev/shm, of which a pod has 64 MiB."""
     tolerations = [{"key": GPU, "operator": "Exists"}] if gpus else []
     for one in placement.tolerations:
         operator = {"operator": "Equal", "value": one.value} if one.value else {"operator": "Exists"}

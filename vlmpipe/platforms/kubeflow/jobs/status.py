@@ -62,7 +62,7 @@ class Ended:
 
     @property
     def permanent(self) -> bool:
-        """Whether the next start would fail in the same way."""
+        """Return whether the next start would fail in the same way."""
         return self.code in PERMANENT
 
 

@@ -1,4 +1,4 @@
-"""Whether a Kubeflow Pipelines is new enough for a compiled pipeline."""
+"""Check whether a Kubeflow Pipelines is new enough for a compiled pipeline."""
 
 from __future__ import annotations
 

@@ -95,12 +95,12 @@ def replica_environment(
 
 
 def task_of(spec: api.WorkerPoolSpec) -> api.ContainerSpec | api.PythonPackageSpec:
-    """What a pool runs; both have arguments and variables."""
+    """Specification of what a pool runs; both kinds have arguments and variables."""
     return spec.python_package_spec if spec.python_package_spec.python_module else spec.container_spec
 
 
 def is_started(replica: Replica) -> bool:
-    """Whether it runs on this machine: a Reduction Server needs the GPU nodes' network."""
+    """Return whether it runs on this machine: a Reduction Server needs the GPU nodes' network."""
     return REDUCTION_SERVER_IMAGE not in replica.spec.container_spec.image_uri
 
 

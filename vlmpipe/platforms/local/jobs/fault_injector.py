@@ -85,7 +85,7 @@ class FaultInjector:
             print(f"fault injection ended: {error.found}", flush=True)
 
     def _wait_until_due(self, event: Event) -> bool:
-        """Whether it is due; False once the job is over."""
+        """Return whether it is due; False once the job is over."""
         while not self._over.wait(POLL_S):
             steps = self._steps_done(self._since_s)
             if steps is not None and steps >= event.after_step:

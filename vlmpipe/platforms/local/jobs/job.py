@@ -129,7 +129,7 @@ def _processes(job: api.CustomJobSpec, log_folder: Path, project: str) -> list[P
 
 
 def _command(spec: api.WorkerPoolSpec, python_of: Callable[[tuple[str, ...]], str]) -> list[str]:
-    """What a replica runs: its container's command, or its package's module in an environment of its own."""
+    """Command of a replica: its container's command, or its package's module in an environment of its own."""
     package = spec.python_package_spec
     if package.python_module:
         return [python_of(tuple(package.package_uris)), "-m", package.python_module, *package.args]

@@ -43,7 +43,9 @@ class Process:
         return process.pid if process and process.poll() is None else None
 
     def is_stopped(self) -> bool:
-        """Whether the replica's first process, such as the launcher, is stopped (SIGSTOP). Nothing else notices it."""
+        """Return whether the replica's first process, such as the launcher, is stopped (SIGSTOP). Nothing else notices
+        it.
+        """
         if not (pid := self.pid):
             return False
         try:

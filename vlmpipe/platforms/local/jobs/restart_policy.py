@@ -43,7 +43,7 @@ class RestartPolicy:
 
     @property
     def restarts(self) -> bool:
-        """Whether anything is ever restarted."""
+        """Return whether anything is ever restarted."""
         return bool(self.worker_restarts or self.job_retries or self.spot_restarts)
 
 

@@ -108,7 +108,7 @@ def _unfinished(folder: Path, markers: Sequence[Marker], config: RunConfig) -> I
 
 
 def _changed(folder: Path, marker: Marker, config: RunConfig) -> ChangedSettings | None:
-    """What has changed since the run's last attempt; None where this version does not read its run file."""
+    """Changes since the run's last attempt; None where this version does not read its run file."""
     from vlmpipe.runs.changed_settings import ChangedSettings, changed_settings  # not above: `status` needs no torch
 
     if marker.config_digest == config.digest():

@@ -300,7 +300,7 @@ def _orphans_remain(folder: Path) -> UserError:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a process holds the run's lock."""
+    """Return whether a process holds the run's lock."""
     try:
         lock = _open_lock(folder, create=False)
     except (OSError, NotRegularFileError):

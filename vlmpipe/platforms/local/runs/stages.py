@@ -23,7 +23,7 @@ def stage_folders(folder: Path) -> dict[str, Path]:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether the run's last stage is a sweep."""
+    """Return whether the run's last stage is a sweep."""
     with contextlib.suppress(UserError):
         return bool(read_record_file(folder / RUN_FILE_COPY).get("sweep"))
     return False

@@ -338,7 +338,7 @@ def _said(report: RunReport) -> list[str]:
 
 
 def notes(report: RunReport) -> list[str]:
-    """What the run survived: faults, restarts, a damaged checkpoint."""
+    """Faults that the run survived: faults, restarts, a damaged checkpoint."""
     faults = read_faults(report.folder, since_s=report.marker.started_s)
     found = [f"note: {note}" for note in report.state.notes]
     found += fault_lines(faults, survived=report.outcome == "done")

@@ -48,7 +48,7 @@ def diagnose_vertex(address: Address) -> Diagnosis:
 
 
 def diagnose_job(address: Address, job: PipelineJob, status: VertexStatus) -> Diagnosis:
-    """What ended, or delays, the run of this pipeline job."""
+    """Diagnose what ended, or delays, the run of this pipeline job."""
     outcome = status.outcome if status.is_over else "running"
     step = _step_of_interest(status, outcome)
     notes = _notes(status)

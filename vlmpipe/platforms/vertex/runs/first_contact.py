@@ -26,7 +26,7 @@ BEGUN = {
 
 
 def sightings_of(job: PipelineJob, run_uri: str, pattern: Pattern | None = None) -> list[Sighting]:
-    """What the service's answer about a run shows of the assumptions. pattern: the cause of its failure, if known."""
+    """Evidence on the assumptions in the service's answer about a run. pattern: the cause of its failure, if known."""
     run, states = job.name.rpartition("/")[2], _states(job)
     found = {
         name: (True, f"the task {step} began")

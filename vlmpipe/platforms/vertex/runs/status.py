@@ -301,7 +301,7 @@ def _state(task: PipelineTaskDetail | None) -> str:
 
 
 def _is_step(task: PipelineTaskDetail) -> bool:
-    """Whether the task ran something, and is not a group of tasks such as a condition or the exit handler."""
+    """Return whether the task ran something, and is not a group of tasks such as a condition or the exit handler."""
     detail = task.executor_detail
     return bool(detail.container_detail.main_job or detail.custom_job_detail.job)
 
