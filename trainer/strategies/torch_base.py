@@ -162,7 +162,7 @@ class TorchStrategy:
 
     def snapshot(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
         """Files are keyed by parameter name, so any world size and any torch strategy can load them."""
-        lasting = _lasting(*get_state_dict(self._stateful, self._optimizer, options=STATE_OPTIONS))
+        lasting, _ = self._lasting()
         lasting |= self._average()
         if self._copies > 1:
             lasting = self._share(lasting)
@@ -212,14 +212,24 @@ class TorchStrategy:
 
     def _wanted(self, saved: Mapping[str, Any]) -> _Wanted:
         """Targets into which this rank loads the tensors `saved` of a checkpoint; the average is filled in place."""
-        model_state, optimizer_state = get_state_dict(self._stateful, self._optimizer, options=STATE_OPTIONS)
-        state = _lasting(model_state, optimizer_state)
+        state, optimizer_state = self._lasting()
         # A checkpoint of another precision has no loss scale.
         scale = {name: tensor for name, tensor in self.loss_scale.state().items() if name in saved}
         average = self._average()
         has_average = all(f"{EMA}.{name}" in saved for name in average.get(EMA, ()))
         state |= scale | (average if has_average else {})
         return _Wanted(state, optimizer_state, scale, has_average)
+
+    def _lasting(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the content of a checkpoint, and the whole optimizer state.
+
+        Without parameter groups, whose settings come from the run file and whose grouping depends on the layout, and
+        without second names of shared weights: torch would write a tied head twice, and a frozen one once.
+        """
+        weights, moments = get_state_dict(self._stateful, self._optimizer, options=STATE_OPTIONS)
+        for name in second_names(self._stateful):
+            weights.pop(name, None)
+        return {"model": weights, "optimizer": {"state": moments["state"]}}, moments
 
     def followed(self, result: StepResult) -> StepResult:
         """Update the averaged weights after a step that was not skipped; returns `result`."""
@@ -256,8 +266,17 @@ class _Wanted:
 
 def trained_of(module: nn.Module) -> dict[str, nn.Parameter]:
     """Trained parameters by their names in checkpoints."""
-    module = module.module if isinstance(module, DistributedDataParallel) else module
-    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    return {name: parameter for name, parameter in _bare(module).named_parameters() if parameter.requires_grad}
+
+
+def second_names(module: nn.Module) -> list[str]:
+    """Names in checkpoints of parameters that come under another name before, such as a tied head's."""
+    first = {name for name, _ in _bare(module).named_parameters()}
+    return [name for name, _ in _bare(module).named_parameters(remove_duplicate=False) if name not in first]
+
+
+def _bare(module: nn.Module) -> nn.Module:
+    return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def share_of(sizes_bytes: Mapping[str, int], shares: int, number: int) -> set[str]:
@@ -279,9 +298,3 @@ def _plain_errors() -> Iterator[None]:
     except CheckpointException as error:
         cause, _ = next(iter(error.failures.values()))
         raise cause from None
-
-
-def _lasting(model_state: dict[str, Any], optimizer_state: dict[str, Any]) -> dict[str, Any]:
-    """The state that a checkpoint holds: without parameter groups, whose settings come from the run file and whose
-    grouping depends on the layout."""
-    return {"model": model_state, "optimizer": {"state": optimizer_state["state"]}}

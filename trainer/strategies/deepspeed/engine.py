@@ -28,7 +28,7 @@ from vlmpipe.trainer.strategies.deepspeed.values import require_values
 from vlmpipe.trainer.strategies.deepspeed.zero_init import partition_by_part
 from vlmpipe.trainer.strategies.ema import Ema
 from vlmpipe.trainer.strategies.mixed_precision import LossScale
-from vlmpipe.trainer.strategies.torch_base import host_stager
+from vlmpipe.trainer.strategies.torch_base import host_stager, second_names
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,6 +88,7 @@ class Zero:
         self._files = HeldFiles(host_stager(on_gpu=worker.device.type == "cuda"))
         self._engine.checkpoint_engine = self._files
         self._engine._copy_recovery_script = self._files.written(self._engine._copy_recovery_script)
+        self._leave_out_frozen_copies(module)
         self._ema = Ema(self._partitions(), config.ema_decay) if config.ema_decay else None
 
     def forward_backward(self, batches: MicroBatches, total_label_tokens: int) -> Tensor:
@@ -173,6 +174,16 @@ class Zero:
     @property
     def _ema_file(self) -> str:
         return EMA_FILE.format(rank=self._worker.rank)
+
+    def _leave_out_frozen_copies(self, module: nn.Module) -> None:
+        """Save no frozen weight under its second name, such as a tied head's: DeepSpeed leaves out the first only."""
+        copies = [name for name in second_names(module) if not module.get_parameter(name).requires_grad]
+        saved = self._engine.module_state_dict
+
+        def module_state_dict(*arguments: Any, **settings: Any) -> dict[str, Any]:
+            return {name: value for name, value in saved(*arguments, **settings).items() if name not in copies}
+
+        self._engine.module_state_dict = module_state_dict
 
     def _load_average(self, ema: Ema, file: Path) -> None:
         if not file.exists():
