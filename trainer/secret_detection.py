@@ -17,8 +17,8 @@ PATTERNS_FILE = Path(__file__).with_name("secret_patterns.yaml")
 GITLEAKS_RULES_FILE = Path(__file__).with_name("gitleaks_rules.json")
 LEAST_BITS_PER_CHARACTER = 4.0  # 32 random letters and digits have about 4.6
 LEAST_CHANGES = 0.4  # share of neighbours of another class; about 0.64 in random text, mostly below 0.4 in names
-MOST_IN_WORDS = 0.2  # share of letters in runs of four small ones; about 0.09 in random text
-MOST_SEPARATORS = 0.12  # share of - and _; 0.03 in random text
+MAX_IN_WORDS = 0.2  # share of letters in runs of four small ones; about 0.09 in random text
+MAX_SEPARATORS = 0.12  # share of - and _; 0.03 in random text
 _TOKEN = re.compile(r"[A-Za-z0-9+/=_-]{32,}")
 _REFERENCE = re.compile(
     r"\$.*|[<\[{].*|projects/[^/]+/secrets/.*|(gs|s3|https?|file|sm)://.*|[./~].*|.*\.(json|txt|pem|key|ya?ml)",
@@ -101,7 +101,7 @@ def _is_random(text: str) -> bool:
         return False
     in_words = sum(map(len, re.findall("[a-z]{4,}", text)))
     separators = len(re.findall("[-_]", text))
-    if in_words > MOST_IN_WORDS * len(text) or separators > MOST_SEPARATORS * len(text):
+    if in_words > MAX_IN_WORDS * len(text) or separators > MAX_SEPARATORS * len(text):
         return False
     bits = -sum(count / len(text) * math.log2(count / len(text)) for count in Counter(text).values())
     changes = sum(a != b for a, b in itertools.pairwise(classes)) / (len(text) - 1)

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data.preparing import COUNT, MOST_PIXELS, SIDES, counted, photographs
+from benchmarks.data.preparing import COUNT, MAX_PIXELS, SIDES, counted, photographs
 from benchmarks.support.suite import Bench
 from tests.support.hf.publish import publish
 from vlmpipe.trainer.config.model import WeightsConfig
@@ -15,7 +15,7 @@ from vlmpipe.trainer.models.hf.processor import published_images
 from vlmpipe.trainer.models.image_processor import published_inputs
 
 PROCESSORS: dict[str, dict[str, Any]] = {
-    "qwen2_5_vl": {"size": {"shortest_edge": 56 * 56, "longest_edge": MOST_PIXELS}, "patch_size": 14, "merge_size": 2},
+    "qwen2_5_vl": {"size": {"shortest_edge": 56 * 56, "longest_edge": MAX_PIXELS}, "patch_size": 14, "merge_size": 2},
     "gemma3": {"size": {"height": 896, "width": 896}},
 }
 

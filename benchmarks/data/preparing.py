@@ -26,14 +26,14 @@ from vlmpipe.trainer.models.registry import family_of
 
 SIDES = (512, 1024)  # pixels: a quarter of a megapixel, and one
 COUNT = 8
-MOST_PIXELS = 1280 * 28 * 28  # as Qwen's models are published, so that neither size is shrunk
+MAX_PIXELS = 1280 * 28 * 28  # as Qwen's models are published, so that neither size is shrunk
 # Of a tiny model, with patches and windows of the published size.
 VISION = CONFIGS["qwen2_5_vl"]["vision_config"] | {"patch_size": 14, "window_size": 112}
 QWEN: dict[str, Any] = {
     "family": "qwen2_5_vl",
     "pretrained": {"config": CONFIGS["qwen2_5_vl"] | {"vision_config": VISION}},
     "min_pixels": 56 * 56,
-    "max_pixels": MOST_PIXELS,
+    "max_pixels": MAX_PIXELS,
 }
 # As published models are: the side of a square, tiles of 512 pixels up to 2,048, patches of Qwen's models.
 MODELS: dict[str, dict[str, Any]] = {

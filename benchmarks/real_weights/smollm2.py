@@ -22,7 +22,7 @@ TEXT = (
     "people wait at the quay to buy what was caught during the night. In summer there are many visitors who walk along "
     "the water, drink coffee and take photographs of the ships."
 )
-MOST_LOSS = 4.0  # nats a token on TEXT; weights in a wrong order give more than the 10.8 of a guess
+MAX_LOSS = 4.0  # nats a token on TEXT; weights in a wrong order give more than the 10.8 of a guess
 
 
 def write_language_model(root: Path) -> str:
@@ -43,7 +43,7 @@ def write_language_model(root: Path) -> str:
         if not torch.equal(written.get_parameter(f"{ours}.weight"), expected):
             raise ValueError(f"{folder}: {ours} is not {theirs} of {source}")
     loss, guess = text_loss(folder), math.log(written.config.vocab_size)
-    if info["missing_keys"] or loss > MOST_LOSS:
+    if info["missing_keys"] or loss > MAX_LOSS:
         raise ValueError(
             f"{folder}: {len(info['missing_keys'])} weights are missing, loss of an English text {loss:.2f}"
         )

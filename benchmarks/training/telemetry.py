@@ -20,7 +20,7 @@ from vlmpipe.trainer.monitoring.gpu_telemetry import NOTHING
 from vlmpipe.trainer.monitoring.rank_metrics import ForwardTimer, RankMetrics, gather_rank_metrics, straggler
 
 CALLS, REPORTS = 20_000, 500
-MOST_PERCENT = 0.5  # of a step: the aim
+MAX_PERCENT = 0.5  # of a step: the aim
 
 
 def telemetry(bench: Bench) -> None:
@@ -44,7 +44,7 @@ def telemetry(bench: Bench) -> None:
         side = Side(f"{passes} timed passes of layers and a report", percent)
         bench.report.figure("telemetry as a share of a step", load.name, "% of CPU time", side)
     bench.report.note(
-        f"Telemetry: the aim is at most {MOST_PERCENT} %. One process on a CPU: no gauges of a GPU, no CUDA events in "
+        f"Telemetry: the aim is at most {MAX_PERCENT} %. One process on a CPU: no gauges of a GPU, no CUDA events in "
         "the clock's place, and ranks have nobody to wait for."
     )
 

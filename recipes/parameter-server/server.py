@@ -105,7 +105,7 @@ class Server:
     def progress(self) -> int:
         return self.done
 
-    def most_ahead(self) -> int:
+    def max_ahead(self) -> int:
         """Updates that a worker has been ahead of the slowest one, at most."""
         return 0
 
@@ -182,7 +182,7 @@ class Asynchronous(Server):
     def left(self) -> list[int]:
         return [*self._returned, *self._taken.values(), self._next]
 
-    def most_ahead(self) -> int:
+    def max_ahead(self) -> int:
         return self._most_ahead
 
     def join(self, worker: int) -> int:

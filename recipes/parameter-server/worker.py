@@ -169,8 +169,8 @@ class Servers:
         done = min(state["done"] for state in states)
         return {name: one for state in states for name, one in state["moments"].items()}, done, states[0]["left"]
 
-    def most_ahead(self) -> int:
-        return max(self._all("most_ahead"))
+    def max_ahead(self) -> int:
+        return max(self._all("max_ahead"))
 
     def finish(self) -> None:
         """Once nothing is left: wait for the last updates of other workers, and take their parameters."""

@@ -27,7 +27,7 @@ def answers_of(model: tf.Module, images: np.ndarray, questions: np.ndarray) -> n
     return np.concatenate([part["answers"].numpy() for part in parts])
 
 
-def most_frequent_answers(data: Path) -> dict[bytes, bytes]:
+def max_frequent_answers(data: Path) -> dict[bytes, bytes]:
     counts: dict[bytes, Counter[bytes]] = defaultdict(Counter)
     for _, question, answer in read_questions(data, "train").as_numpy_iterator():
         counts[question][answer] += 1
@@ -46,7 +46,7 @@ def main() -> None:
     model = tf.saved_model.load(str(given.model))
     # By half of them: neighbours are questions about one image.
     others = np.roll(images, len(images) // 2)
-    guesses = most_frequent_answers(given.data)
+    guesses = max_frequent_answers(given.data)
     figures = {
         "questions": len(questions),
         "exact_match": float(np.mean(answers_of(model, images, questions) == expected)),

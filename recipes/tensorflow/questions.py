@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-MOST_ANSWERS = 1000  # classes; rarer answers are left out
+MAX_ANSWERS = 1000  # classes; rarer answers are left out
 SHUFFLED = 1 << 15  # questions in the shuffle's buffer
 SIDE = 64  # pixels of an image
 WORD_IDS = 512
@@ -41,7 +41,7 @@ def _turns(record: tf.Tensor) -> tf.data.Dataset:
 def frequent_answers(folder: Path) -> list[bytes]:
     """The training split's answers, the most frequent first."""
     counts = Counter(answer for _, _, answer in read_questions(folder, "train").as_numpy_iterator())
-    return [answer for answer, _ in sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:MOST_ANSWERS]]
+    return [answer for answer, _ in sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:MAX_ANSWERS]]
 
 
 def training_order(folder: Path, answers: list[bytes], seed: int) -> tf.data.Dataset:

@@ -32,7 +32,7 @@ NAMES = {  # of projects, data sets and tables; with the names in the errors
 }
 VIEWS = ("BASIC", "STORAGE_STATS", "FULL", "TABLE_METADATA_VIEW_UNSPECIFIED")
 WITH_ROWS = ("TABLE", "SNAPSHOT", "CLONE")
-MOST_ROWS = 7  # of a page: the service sends fewer than asked for where rows are large
+MAX_ROWS = 7  # of a page: the service sends fewer than asked for where rows are large
 
 
 @dataclass
@@ -113,7 +113,7 @@ class _Handler(Handler):
         if names and not set(names) <= set(known):
             raise ApiError(400, f"No such field: {sorted(set(names) - set(known))[0]}")
         chosen = [number for number, one in enumerate(known) if names is None or one in names]
-        page = table.rows[start : start + min(MOST_ROWS, int(query.get("maxResults", MOST_ROWS)))]
+        page = table.rows[start : start + min(MAX_ROWS, int(query.get("maxResults", MAX_ROWS)))]
         table.reads.append((start, len(page)))
         rows = [{"f": [{"v": _cell(table.schema[number], row[number])} for number in chosen]} for row in page]
         behind = start + len(page)

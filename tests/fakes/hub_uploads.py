@@ -25,7 +25,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 LARGE = (".safetensors",)
-MOST_FILES = 256  # of one question how to send them (huggingface_hub's _fetch_upload_modes)
+MAX_FILES = 256  # of one question how to send them (huggingface_hub's _fetch_upload_modes)
 SAMPLE_BYTES = 512
 OID = re.compile(r"[0-9a-f]{64}")
 
@@ -137,8 +137,8 @@ class UploadHub:
             case ("POST", "preupload", revision):
                 branch = _branch(repository, revision)
                 files = json.loads(body)["files"]
-                if len(files) > MOST_FILES:
-                    raise Refused(400, "", f"{len(files)} files are more than {MOST_FILES}")
+                if len(files) > MAX_FILES:
+                    raise Refused(400, "", f"{len(files)} files are more than {MAX_FILES}")
                 return {"files": [_mode(branch, one) for one in files]}
             case ("POST", "commit", revision):
                 branch = _branch(repository, revision)

@@ -52,7 +52,7 @@ TRY_PLUGIN = """
 echo "int ncclNetPlugin_v$1 = 1;" | gcc -shared -fPIC -x c - -o /tmp/libnccl-net.so
 LD_LIBRARY_PATH=/tmp python -m vlmpipe.trainer.distributed.nccl_plugin 2>&1 || test $? = 69
 """
-MOST_PIPELINE_GB = 3.0
+MAX_PIPELINE_GB = 3.0
 
 
 def main() -> int:
@@ -131,7 +131,7 @@ def torch_builds(builder: Builder) -> None:
         told = {key: labels.get(f"vlmpipe.{key}", "") for key in found}
         expect(found, told, f"torch of {name}, beside its labels")
     expect(builder.config("pipeline")["Labels"]["vlmpipe.torch-build"], "cpu", "torch of the pipeline image")
-    expect(builder.size_gb("pipeline") < MOST_PIPELINE_GB, True, f"pipeline image below {MOST_PIPELINE_GB} GB")
+    expect(builder.size_gb("pipeline") < MAX_PIPELINE_GB, True, f"pipeline image below {MAX_PIPELINE_GB} GB")
 
 
 def nccl_plugins(builder: Builder) -> None:

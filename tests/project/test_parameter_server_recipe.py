@@ -70,7 +70,7 @@ def test_no_worker_is_ever_further_ahead_than_the_bound(server: Any, staleness: 
         answers[worker] = asynchronous.push(worker, number, gradients_of(number), 1.0, 1)
         made[worker] += 1
         ahead = max(ahead, max(made.values()) - min(made.values()))
-    assert ahead == staleness == asynchronous.most_ahead(), "reached, and never passed"
+    assert ahead == staleness == asynchronous.max_ahead(), "reached, and never passed"
     assert sorted(numbers) == list(range(settings.micro_batches))
 
 

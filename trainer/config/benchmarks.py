@@ -31,7 +31,7 @@ ANSWER_TOKENS: dict[BenchmarkFormat, int] = {
 }  # fmt: skip
 NO_GOAL = ("yes_ratio",)  # neither high nor low values are better
 ANSWERS_FOLDER = "benchmarks"  # in a run: <name>.jsonl, the answers to a benchmark's questions
-MOST_CIDER_D = 10.0  # all other scores end at 1
+MAX_CIDER_D = 10.0  # all other scores end at 1
 
 
 class BenchmarkConfig(Section):

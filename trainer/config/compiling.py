@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 # Where compiling pays. Read in ml-engineering, 2026-08, one B200: a 1B model took 58.8 ms a step of 512 tokens and 18.7
 # compiled, an 8B model at 8,192 tokens 637 ms and 674 compiled. It saves the time between and in small kernels.
-MOST_PARAMETERS = 3_000_000_000
-MOST_TOKENS = 4096  # of a micro-batch
+MAX_PARAMETERS = 3_000_000_000
+MAX_TOKENS = 4096  # of a micro-batch
 LEAST_FOR_FLOAT8 = 8.9  # compute capability: Ada (L4), Hopper and newer
 
 
@@ -55,6 +55,6 @@ def compile_choice(
         return CompileChoice("off", "this machine has no C++ compiler")
     tokens = train.micro_batch_size * sequence_length // train.context_parallel
     size = f"{parameters / 1e9:.2g}B parameters and {tokens:,} tokens a micro-batch"
-    if parameters < MOST_PARAMETERS or tokens <= MOST_TOKENS:
+    if parameters < MAX_PARAMETERS or tokens <= MAX_TOKENS:
         return CompileChoice("on", f"{size}: kernels are small")
     return CompileChoice("off", f"{size}: kernels are large enough without it")

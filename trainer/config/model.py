@@ -15,9 +15,9 @@ WHOLE_FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "hf")
 # Families whose images keep their shape, and so differ in tokens; those of the others are resized to one square.
 GRID_FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 # Of their images: the longer side to the shorter one. transformers refuses to resize what is longer.
-MOST_ASPECT = 200.0
+MAX_ASPECT = 200.0
 # Of an image that is cut into tiles. transformers makes none larger.
-MOST_LONGEST_EDGE = 4096
+MAX_LONGEST_EDGE = 4096
 ModelPart = Literal["tower", "projector", "language_model"]
 PARTS: tuple[ModelPart, ...] = get_args(ModelPart)
 Pattern = Annotated[str, Field(min_length=1)]
@@ -264,10 +264,10 @@ class ModelConfig(Section):
             raise ValueError(
                 f"family {self.family} needs image_size: the side in pixels that its tower was trained with"
             )
-        if (edge := self.longest_edge) and (edge % self.image_size or not self.image_size < edge <= MOST_LONGEST_EDGE):
+        if (edge := self.longest_edge) and (edge % self.image_size or not self.image_size < edge <= MAX_LONGEST_EDGE):
             raise ValueError(
                 f"longest_edge {edge} is not cut into tiles of image_size {self.image_size}: it must be a multiple "
-                f"of that, twice it at least and {MOST_LONGEST_EDGE} at most"
+                f"of that, twice it at least and {MAX_LONGEST_EDGE} at most"
             )
         return self
 

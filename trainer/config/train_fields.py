@@ -26,7 +26,7 @@ from vlmpipe.trainer.config.train_options import (
 )
 
 MAX_COMPARED_SEQUENCES = 8  # of the validation after the last step, where a run takes no other
-MOST_EPOCHS = 100_000  # more is a slip of the finger
+MAX_EPOCHS = 100_000  # more is a slip of the finger
 
 
 class TrainFields(Section):
@@ -82,7 +82,7 @@ class TrainFields(Section):
     epochs: int = Field(
         1,
         ge=0,
-        le=MOST_EPOCHS,
+        le=MAX_EPOCHS,
         description="Passes over the training split; 0, in variants of a sweep only, evaluates the initial model.",
     )
     max_steps: int = Field(0, ge=0, description="Optimizer steps after which training stops; 0 trains all epochs.")

@@ -133,11 +133,11 @@ os.register_at_fork(after_in_child=lambda: _each("forget"))
 atexit.register(_each, "end")
 
 
-def bound_memory(most_bytes: int) -> None:
-    """Limit this process to `most_bytes` beyond its memory now. Without /proc only its time is bounded."""
+def bound_memory(max_bytes: int) -> None:
+    """Limit this process to `max_bytes` beyond its memory now. Without /proc only its time is bounded."""
     with contextlib.suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
-        limit = pages * resource.getpagesize() + most_bytes
+        limit = pages * resource.getpagesize() + max_bytes
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

@@ -20,7 +20,7 @@ CPU_S = 60  # of one page with its document's start; scanned pages of 50 million
 MEMORY_BYTES = 2 << 30  # beyond what the process has when it starts: a page's pixels three times, and the document
 PDF_POINTS = 72  # an inch
 PAGE_DPI = 144
-MOST_PAGE_PIXELS = 50_000_000  # a page may claim any size
+MAX_PAGE_PIXELS = 50_000_000  # a page may claim any size
 
 
 class PageError(Exception):
@@ -70,7 +70,7 @@ def rendered(data: bytes, page: int) -> bytes:
             raise NoSuchPageError(f"{len(document)} pages")
         found = document[page - 1]
         width, height = (points * PAGE_DPI / PDF_POINTS for points in found.get_size())
-        shrunk = min(1.0, (MOST_PAGE_PIXELS / max(1.0, width * height)) ** 0.5)
+        shrunk = min(1.0, (MAX_PAGE_PIXELS / max(1.0, width * height)) ** 0.5)
         return png_bytes(found.render(scale=shrunk * PAGE_DPI / PDF_POINTS).to_pil().convert("RGB"))
 
 

@@ -92,7 +92,7 @@ class ShardPrefetcher:
     def __init__(self, cache: ShardCache, schedule: ShardSchedule, *, group_shards: int) -> None:
         """`group_shards`: shards in use while a group of data shards is read."""
         self.cache, self._schedule = cache, schedule
-        self.most_shards = min(len(schedule.shards), GROUPS_AHEAD * group_shards)  # cached or being fetched
+        self.max_shards = min(len(schedule.shards), GROUPS_AHEAD * group_shards)  # cached or being fetched
         self._changed = threading.Condition()
         self._step = 0
         self._threads: list[threading.Thread] = []
@@ -140,7 +140,7 @@ class ShardPrefetcher:
         next_uses, shards = self._schedule.next_uses(step), self._schedule.shards
         recent = self._schedule.next_uses(max(0, step - STEPS_BEHIND)) < step
         keep = {shards[number] for number in np.flatnonzero(recent)}
-        for number in np.argsort(next_uses, kind="stable")[: self.most_shards].tolist():
+        for number in np.argsort(next_uses, kind="stable")[: self.max_shards].tolist():
             shard, needed_at = shards[number], int(next_uses[number])
             if needed_at == NEVER or self._closed:
                 return False

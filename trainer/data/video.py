@@ -29,8 +29,8 @@ DECODERS = frozenset(
     }
 )  # fmt: skip
 JPEG_QUALITY = 95
-MOST_STILL_S = 1.0  # that a last frame of unknown duration is shown
-MOST_DECODING_S = 300.0  # of one file, in this thread's processor time: the same on a busy machine
+MAX_STILL_S = 1.0  # that a last frame of unknown duration is shown
+MAX_DECODING_S = 300.0  # of one file, in this thread's processor time: the same on a busy machine
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class VideoLimits:
     """Limits of decoding one file."""
 
     max_pixels: int  # of a frame
-    max_decoding_s: float = MOST_DECODING_S
+    max_decoding_s: float = MAX_DECODING_S
 
     def in_decoder(self) -> int:
         """The most pixels of a frame with the borders that decoders put around it, in a decoder's memory."""
@@ -108,7 +108,7 @@ class Video:
             self._at, self._next = self._next, self._decoded()
         if self._at is None:
             raise self._unreadable(f"has no frame at {time_s:.3g} s")
-        shown_s = max(MOST_STILL_S, float((self._at.duration or 0) * self._at.time_base))
+        shown_s = max(MAX_STILL_S, float((self._at.duration or 0) * self._at.time_base))
         if self._next is None and target_s - self._at.time > shown_s:
             ends_s = self._at.time - self._start_s
             raise self._unreadable(f"ends after {ends_s:.3g} s, and has {self.duration_s:.3g} s by its header")

@@ -62,9 +62,9 @@ def open_readers(job: JobConfig, *, set_aside_bytes: int = 0) -> Readers:
 def warnings(ahead: list[ShardPrefetcher]) -> Iterator[str]:
     """Warnings about a cache that is too small to fetch each shard once and in time."""
     for each in ahead:
-        if each.cache.num_fitting < each.most_shards:
+        if each.cache.num_fitting < each.max_shards:
             yield (
                 f"the cache holds {each.cache.num_fitting} shards of {each.cache.shards.kind}, {GROUPS_AHEAD} groups "
-                f"of data.shuffle_shards are {each.most_shards}: shards will be fetched late or more than once; "
+                f"of data.shuffle_shards are {each.max_shards}: shards will be fetched late or more than once; "
                 "raise data.shard_cache_gib"
             )

@@ -16,7 +16,7 @@ METRIC_FILE_VARIABLE = "CLOUD_ML_HP_METRIC_FILE"
 METRIC_FILE = "/tmp/hypertune/output.metrics"  # where the service reads
 WATCHED_VARIABLE = "VLMPIPE_TRIAL_METRIC"  # metric that the metrics log reports
 VALIDATION_LOSS = "validation_loss"
-MOST_LINES = 100  # as the library keeps
+MAX_LINES = 100  # as the library keeps
 
 
 def report(metric: str, value: float, step: int) -> None:
@@ -31,7 +31,7 @@ def report(metric: str, value: float, step: int) -> None:
         metric: str(float(value)),
         "global_step": str(step),
     }
-    text = "\n".join([*kept, json.dumps(line, sort_keys=True)][-MOST_LINES:])
+    text = "\n".join([*kept, json.dumps(line, sort_keys=True)][-MAX_LINES:])
     temporary = path.with_name(f"{path.name}.new")  # the service may read at any moment
     temporary.write_text(f"{text}\n", encoding="utf-8")
     temporary.replace(path)

@@ -27,7 +27,7 @@ FOLDER = "profile"
 SUMMARY, TRACE = "rank-{rank}.json", "rank-{rank}.pt.trace.json.gz"  # TensorBoard's plugin looks for .pt.trace.json
 PHASES = ("forward and backward", "optimizer step", "checkpoint", "validation")
 TOP_OPERATIONS = 30
-MOST_SPANS = 400  # of one kind in the summary; closer ones are joined
+MAX_SPANS = 400  # of one kind in the summary; closer ones are joined
 US = 1e-6
 
 Span = tuple[float, float]
@@ -118,7 +118,7 @@ def summary_of(made: profile) -> dict[str, Any]:
     whole_s = max((end for spans in (*phases.values(), sent, computed) for _, end in spans), default=0.0)
     lines = {**phases, "computing": computed, "communication": sent}
     # Phases stay apart: they are few.
-    gaps_s = {"computing": whole_s / MOST_SPANS, "communication": whole_s / MOST_SPANS}
+    gaps_s = {"computing": whole_s / MAX_SPANS, "communication": whole_s / MAX_SPANS}
     joined = {name: joined_spans(spans, gap_s=gaps_s.get(name, 0.0)) for name, spans in lines.items() if spans}
     used = "self_device_time_total" if on_gpu else "self_cpu_time_total"
     known = [

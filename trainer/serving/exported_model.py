@@ -16,7 +16,7 @@ from vlmpipe.trainer.models.base import Family
 from vlmpipe.trainer.models.layers.bf16 import use_tf32
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.serving.layer_devices import spread
-from vlmpipe.trainer.sizing.device_spread import MOST_WEIGHTS_SHARE, devices_needed
+from vlmpipe.trainer.sizing.device_spread import MAX_WEIGHTS_SHARE, devices_needed
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.export_manifest import require_whole_export
 
@@ -47,7 +47,7 @@ def roomy_devices(model: nn.Module, devices: Sequence[torch.device]) -> Sequence
         return devices[:1]
     weights = sum(one.numel() * one.element_size() for one in model.parameters())
     memory = torch.cuda.get_device_properties(devices[0]).total_memory
-    if weights > MOST_WEIGHTS_SHARE * memory * len(devices):
+    if weights > MAX_WEIGHTS_SHARE * memory * len(devices):
         raise ConfigError(
             f"the model takes {weights / GIB:,.1f} GiB, and this process has {len(devices)} GPUs of "
             f"{memory / GIB:,.1f} GiB",

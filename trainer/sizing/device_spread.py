@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 WEIGHTS_SHARE = 0.7  # of a device's memory that weights may take before another device is used; assumed
-MOST_WEIGHTS_SHARE = 0.95  # beyond it no question can be asked
+MAX_WEIGHTS_SHARE = 0.95  # beyond it no question can be asked
 
 
 def devices_needed(weight_bytes: int, device_bytes: int, available: int) -> int:

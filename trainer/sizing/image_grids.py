@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from vlmpipe.trainer.config.model import MOST_ASPECT
+from vlmpipe.trainer.config.model import MAX_ASPECT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,9 +57,9 @@ class ImageGrids:
         return max(1, self.max_pixels // (self.patch * self.merge) ** 2)
 
     def of(self, width: int, height: int) -> tuple[int, int]:
-        """Rows and columns of patches of an image, sizes in pixels. Raises ValueError beyond MOST_ASPECT."""
-        if max(width, height) > MOST_ASPECT * min(width, height):
-            raise ValueError(f"an image of {width} x {height} pixels is longer than {MOST_ASPECT:g} times its width")
+        """Rows and columns of patches of an image, sizes in pixels. Raises ValueError beyond MAX_ASPECT."""
+        if max(width, height) > MAX_ASPECT * min(width, height):
+            raise ValueError(f"an image of {width} x {height} pixels is longer than {MAX_ASPECT:g} times its width")
         side = self.patch * self.merge
         rows, columns = round(height / side), round(width / side)
         pixels = rows * columns * side**2

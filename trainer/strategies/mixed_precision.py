@@ -23,7 +23,7 @@ COMPUTE_TYPES = {"bf16": torch.bfloat16, "bf16-autocast": torch.bfloat16, "fp16"
 STATE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # torch.amp.GradScaler's values.
 FIRST_SCALE, GROWTH, STEPS_TO_GROW = 2.0**16, 2.0, 2000
-MOST_OVERFLOWS_IN_A_ROW = 20  # 16 of them take the first scale down to 1
+MAX_OVERFLOWS_IN_A_ROW = 20  # 16 of them take the first scale down to 1
 
 
 def autocast(precision: Precision, device: torch.device) -> torch.autocast:
@@ -69,7 +69,7 @@ class LossScale:
             return True
         self.overflows += 1
         self._in_a_row += 1
-        if self._in_a_row == MOST_OVERFLOWS_IN_A_ROW:
+        if self._in_a_row == MAX_OVERFLOWS_IN_A_ROW:
             raise DataError(
                 f"the gradients of {self._in_a_row} steps in a row overflow fp16, also at loss scale {self.value:g}",
                 expected="a finite gradient norm once the loss scale is small enough",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
 
 ACCOUNTS: tuple[Account, ...] = ("submitter", "pipeline", "trainer")  # of a run
-MOST_FIELDS = 3  # named in a row
+MAX_FIELDS = 3  # named in a row
 UPLOAD = "aiplatform.models.upload"
 TESTED, UPLOADS = "iam-test-permissions", "vertex-registry-role"  # assumptions
 WORDS: dict[UseName, str] = {
@@ -142,8 +142,8 @@ def _unless_conditional(asker: Asker, bucket: str, text: str, fix: str) -> Row:
 def _question(need: Need) -> str:
     """Describe what the account does, the resource, and the fields that name it."""
     uses = load_table().least_roles(need.kind, set(need.uses))
-    fields = ", ".join(need.fields[:MOST_FIELDS])
-    more = f" and {len(need.fields) - MOST_FIELDS} more" if len(need.fields) > MOST_FIELDS else ""
+    fields = ", ".join(need.fields[:MAX_FIELDS])
+    more = f" and {len(need.fields) - MAX_FIELDS} more" if len(need.fields) > MAX_FIELDS else ""
     resource = f"gs://{need.resource}" if need.kind == "bucket" else need.resource
     return f"{', '.join(WORDS[use] for use in uses)} {resource} ({fields}{more})"
 

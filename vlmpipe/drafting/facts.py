@@ -20,7 +20,7 @@ from vlmpipe.trainer.data.sources import open_source
 from vlmpipe.trainer.errors import DataError
 
 BUDGET_S = 10.0
-MOST_READ, MOST_CHECKED = 5_000, 200  # samples
+MAX_READ, MAX_CHECKED = 5_000, 200  # samples
 
 
 @dataclass
@@ -60,13 +60,13 @@ class Facts:
 
 
 def look(config: RunConfig, *, clock: Callable[[], float] = time.monotonic) -> Facts:
-    """Look at the run file's source: up to MOST_READ samples, of which some are checked as preparation does.
+    """Look at the run file's source: up to MAX_READ samples, of which some are checked as preparation does.
 
     The run file's tokenizer is trained on the texts that were read. Raises DataError where no sample can be used.
     """
     facts, samples, started_s = Facts(), list[Sample](), clock()
     for record in open_source(config.data):
-        if facts.read == MOST_READ or clock() - started_s > BUDGET_S / 2:
+        if facts.read == MAX_READ or clock() - started_s > BUDGET_S / 2:
             facts.is_part = True
             break
         facts.read += 1
@@ -84,7 +84,7 @@ def look(config: RunConfig, *, clock: Callable[[], float] = time.monotonic) -> F
             fix="vlmpipe docs bring-your-own-data shows the forms, and how columns of other names are read",
         )
     facts.coverage.check(config.data.source)
-    chosen = stable_shuffle(range(len(samples)), "look")[:MOST_CHECKED]
+    chosen = stable_shuffle(range(len(samples)), "look")[:MAX_CHECKED]
     texts = (text for sample in samples for turn in sample.turns for text in (turn.question, turn.answer))
     job = JobConfig.model_validate(config.to_run_json(RunPaths(run_id="init", root_uri="init")))
     chat = make_chat(config.model, config.data, texts)
@@ -112,7 +112,7 @@ def _count_texts(facts: Facts, sample: Sample) -> None:
     for turn in sample.turns:
         facts.questions[turn.question.replace("<image>", "").strip()] += 1
         facts.answers[turn.answer] += 1
-        if len(facts.words) < MOST_READ:
+        if len(facts.words) < MAX_READ:
             facts.words.update(f"{turn.question} {turn.answer}".lower().split())
 
 

@@ -24,9 +24,9 @@ from vlmpipe.trainer.printable import one_line
 TEMPLATE = Path(__file__).parents[1] / "run_files/llava-local.yaml"
 LONGEST = 8192  # tokens of a sample that a look takes
 SMALL_VOCABULARY, FEW_WORDS = 512, 300  # tokens; distinct words
-STEPS, MOST_EPOCHS = 400, 30  # of a first run that ends within minutes
+STEPS, MAX_EPOCHS = 400, 30  # of a first run that ends within minutes
 FEW_HELD_OUT = 100  # questions, below which a score says little
-MOST_ANSWER_TOKENS = 64
+MAX_ANSWER_TOKENS = 64
 DEFAULT_SHARE, FEWEST_HELD_OUT = 0.1, 5  # share and number of images that are held out
 COLUMNS = 100  # of comments
 
@@ -108,8 +108,8 @@ def _sizes(facts: Facts) -> dict[str, Any]:
         "model.language_model.config.max_position_embeddings": length,
         "model.tokenizer": f"train:{SMALL_VOCABULARY}" if few else "train:2000",
         "data.sequence_length": length,
-        "train.epochs": max(1, min(MOST_EPOCHS, epochs)),
-        "evaluate.max_new_tokens": min(MOST_ANSWER_TOKENS, facts.answer_tokens + 4),
+        "train.epochs": max(1, min(MAX_EPOCHS, epochs)),
+        "evaluate.max_new_tokens": min(MAX_ANSWER_TOKENS, facts.answer_tokens + 4),
     }
 
 
@@ -146,9 +146,9 @@ def _questions(facts: Facts, changes: Mapping[str, Any]) -> list[str]:
                 "more data?"
             )
         found.append("Do records belong together (a patient, a document)? Then name their field in data.split_by.")
-    if facts.answer_tokens > MOST_ANSWER_TOKENS:
+    if facts.answer_tokens > MAX_ANSWER_TOKENS:
         found.append(
-            f"The longest answer has {facts.answer_tokens} tokens, and answers are cut at {MOST_ANSWER_TOKENS}."
+            f"The longest answer has {facts.answer_tokens} tokens, and answers are cut at {MAX_ANSWER_TOKENS}."
         )
     if facts.coverage.unread:
         names = ", ".join(sorted(one.name for one in facts.coverage.unread)[:8])

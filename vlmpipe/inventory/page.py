@@ -19,7 +19,7 @@ from vlmpipe.report.svg_charts import PARTS, compact, lines_chart, thin_out
 from vlmpipe.trainer import __version__
 
 CURVES = {"loss": "Loss, nats a label token", "validation_loss": "Validation loss, nats a label token"}
-MOST_FIELDS = 8  # that differ between runs of a run file, as columns would hide the rest
+MAX_FIELDS = 8  # that differ between runs of a run file, as columns would hide the rest
 OUTCOMES = {"done": "passed", "failed": "missed", "damaged": "missed"}
 
 
@@ -88,7 +88,7 @@ def _differing(runs: Sequence[ListedRun]) -> tuple[dict[str, list[str]], int]:
     for number, run in enumerate(runs[1:], 1):
         for field, first, this in difference_rows(differences(runs[0].settings, run.settings)):
             found.setdefault(field, [first] * len(runs))[number] = this
-    return dict(list(found.items())[:MOST_FIELDS]), max(0, len(found) - MOST_FIELDS)
+    return dict(list(found.items())[:MAX_FIELDS]), max(0, len(found) - MAX_FIELDS)
 
 
 def _link(target: Path, page: Path) -> str:

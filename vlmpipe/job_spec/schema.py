@@ -22,7 +22,7 @@ FIELDS_FILE = Path(__file__).with_name("custom_job_fields.json")
 INTEGER_BITS = {"int32": 32, "int64": 64}
 DURATION = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?s")
 MAY_HOLD_SECRETS = frozenset({"env", "args", "command"})  # values below these fields are not quoted
-MOST_VALUES = 100_000  # an alias in YAML may stand for many values, so a file's size is no bound
+MAX_VALUES = 100_000  # an alias in YAML may stand for many values, so a file's size is no bound
 
 Spelling = Literal["camelCase", "snake_case"]
 
@@ -105,7 +105,7 @@ def kind_of(value: Any) -> str:
 
 
 def read_message(value: Mapping[str, Any], *, spelling: Spelling = "snake_case", whole_floats: bool = False) -> Reading:
-    """Read `value` as a CustomJobSpec. Raises ConfigError for more than MOST_VALUES values, nothing for bad content.
+    """Read `value` as a CustomJobSpec. Raises ConfigError for more than MAX_VALUES values, nothing for bad content.
 
     Args:
         value: the spec, with names in any spelling.
@@ -181,8 +181,8 @@ class _Reader:
 
     def _single(self, value: Any, kind: str, path: FieldPath) -> Any:
         self._num_values += 1
-        if self._num_values > MOST_VALUES:
-            raise ConfigError(f"the job spec has more than {MOST_VALUES:,} values", expected="a job spec")
+        if self._num_values > MAX_VALUES:
+            raise ConfigError(f"the job spec has more than {MAX_VALUES:,} values", expected="a job spec")
         if kind in self._messages:
             return self.message(value, kind, path)
         if kind in self._enums:

@@ -11,8 +11,8 @@ from vlmpipe.config.run_config import RunConfig
 if TYPE_CHECKING:
     from vlmpipe.trainer.data.shards.index import SplitIndex
 
-MOST_SAMPLES = 1 << 16  # packed at each length: a tenth of a second
-MOST_HALVINGS = 2
+MAX_SAMPLES = 1 << 16  # packed at each length: a tenth of a second
+MAX_HALVINGS = 2
 WORTH_A_CHANGE = 0.01  # of the computed tokens
 
 
@@ -30,11 +30,11 @@ def fill_by_length(config: RunConfig, split: SplitIndex, tile_tokens: int) -> tu
     """Return packing efficiency at the run file's sequence length, at its doubles, and at its halves that hold every
     sample.
 
-    Packs the first epoch, of at most MOST_SAMPLES samples. Empty without packing.
+    Packs the first epoch, of at most MAX_SAMPLES samples. Empty without packing.
     """
     from vlmpipe.trainer.data.packing import plan_packing
 
-    tokens, tiles = split.tokens[:MOST_SAMPLES], split.tiles(tile_tokens)[:MOST_SAMPLES]
+    tokens, tiles = split.tokens[:MAX_SAMPLES], split.tiles(tile_tokens)[:MAX_SAMPLES]
     if not config.data.pack or not len(tokens):
         return ()
     found = []
@@ -46,7 +46,7 @@ def fill_by_length(config: RunConfig, split: SplitIndex, tile_tokens: int) -> tu
             max_images_per_sequence=config.data.max_images_per_sequence,
             seed=config.train.seed,
             epoch=0,
-            shards=split.shard_numbers[:MOST_SAMPLES],
+            shards=split.shard_numbers[:MAX_SAMPLES],
             shuffle_shards=config.data.shuffle_shards,
         )
         found.append(LengthFill(length, micro, sequences, packed.fill))
@@ -76,7 +76,7 @@ def _candidates(config: RunConfig, longest: int) -> Iterator[tuple[int, int, int
         config.train.micro_batch_size,
         config.train.global_batch_size,
     )
-    halvings = [n for n in range(MOST_HALVINGS, 0, -1) if length % 2**n == 0 and length >> n >= longest]
+    halvings = [n for n in range(MAX_HALVINGS, 0, -1) if length % 2**n == 0 and length >> n >= longest]
     yield from ((length >> n, micro << n, sequences << n) for n in halvings)
     yield length, micro, sequences
     while micro % 2 == 0 and sequences % 2 == 0:

@@ -19,7 +19,7 @@ from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.errors import UserError
 
 THUMBNAIL_PIXELS = 240  # longer side; twice what a card shows, for dense screens
-MOST_PIXELS = 50_000_000  # larger images are not decoded, which would take too much memory
+MAX_PIXELS = 50_000_000  # larger images are not decoded, which would take too much memory
 SMALL_PIXELS = 100  # up to this side an image is shown enlarged, with its pixels visible
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what Pillow raises for damaged files
 SHOWN_IMAGES = 2  # on a card
@@ -161,7 +161,7 @@ def thumbnail(data: bytes, pixels: int = THUMBNAIL_PIXELS) -> Picture:
     """A small copy of an encoded image, or why there is none."""
     try:
         image = Image.open(io.BytesIO(data), formats=["PNG", "JPEG"])
-        if image.width * image.height > MOST_PIXELS:
+        if image.width * image.height > MAX_PIXELS:
             return Picture(problem=f"The image has {image.width} x {image.height} pixels, too many to show.")
         tiny = max(image.size) <= SMALL_PIXELS
         image.draft("RGB", (pixels, pixels))  # a JPEG decodes straight to about this size

@@ -10,8 +10,8 @@ from markupsafe import Markup
 
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 70, 14, 14, 52  # room for tick labels, also at the larger type of narrow screens
-MOST_POINTS = 400  # a line has no more corners than a screen has columns
-MOST_HOVERS = 120
+MAX_POINTS = 400  # a line has no more corners than a screen has columns
+MAX_HOVERS = 120
 NAME_WIDTH = 90  # of a spot's name, about
 PARTS = 7  # colours of lines and parts that the style sheet has
 SMOOTH_FROM = 40  # with fewer points the raw line reads well by itself
@@ -42,7 +42,7 @@ def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [round(number * step, digits) for number in range(first, last + 1)]
 
 
-def thin_out(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+def thin_out(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
     """At most `most` points, the lowest and the highest of each stretch: no spike disappears."""
     if len(points) <= most:
         return list(points)
@@ -111,7 +111,7 @@ def line_chart(
         *([_reference(frame, *reference)] if reference else []),
         _line(frame, points, "line raw" if smoothed else "line"),
         *([_line(frame, smooth(points), "line")] if smoothed else []),
-        *(_hover(frame, point, x_label) for point in thin_out(points, MOST_HOVERS)),
+        *(_hover(frame, point, x_label) for point in thin_out(points, MAX_HOVERS)),
     ]
     svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>')
     return svg.format(WIDTH, HEIGHT, label, Markup("").join(drawn))
@@ -127,7 +127,7 @@ def lines_chart(lines: Mapping[str, Sequence[Point]], *, label: str, x_label: st
     drawn = [_axes(frame, [tick for tick in nice_ticks(x_low, x_high) if x_low <= tick <= x_high], y_ticks, x_label)]
     for number, (name, line) in enumerate(lines.items()):
         group = Markup('<g style="color:var(--part{})">{}{}</g>')
-        hovers = (_hover(frame, point, f"{name}, {x_label}") for point in thin_out(line, MOST_HOVERS))
+        hovers = (_hover(frame, point, f"{name}, {x_label}") for point in thin_out(line, MAX_HOVERS))
         drawn.append(group.format(number % PARTS, _line(frame, line, "line own"), Markup("").join(hovers)))
     svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>')
     return svg.format(WIDTH, HEIGHT, label, Markup("").join(drawn))

@@ -14,7 +14,7 @@ from vlmpipe.trainer.evaluation.metrics import normalise
 from vlmpipe.trainer.evaluation.significance.paired import share_interval, wilson
 from vlmpipe.trainer.records.summary import Summary
 
-MOST_CONFUSIONS = 6
+MAX_CONFUSIONS = 6
 CONTROL_NAMES = {
     "shuffled_image": "Shuffled image",
     "no_image": "No image",
@@ -167,7 +167,7 @@ def confusions(
     tables: list[tuple[str, Confusion]] = []
     left_out = []
     for name, pairs in sorted(by_slice.items(), key=lambda item: item[0] != shown):
-        found = confusion_of(pairs) if len(tables) < MOST_CONFUSIONS else None
+        found = confusion_of(pairs) if len(tables) < MAX_CONFUSIONS else None
         if found:
             tables.append((name, found))
         elif len({normalise(answer) for answer, _ in pairs}) > 1:

@@ -21,7 +21,7 @@ LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 QUANTITY = re.compile(r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE])?")
 MANAGER = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9/._-]+")
 RESERVED = {"PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"}
-LONGEST_IMAGE, MOST_ITEMS, LONGEST_HOST = 500, 128, 63
+LONGEST_IMAGE, MAX_ITEMS, LONGEST_HOST = 500, 128, 63
 NODE = "node"
 
 
@@ -98,7 +98,7 @@ def _spec(spec: dict[str, Any]) -> Iterator[str]:
     if trainer.get("numNodes", 0) < 0 or len(trainer.get("image", "")) > LONGEST_IMAGE:
         yield "spec.trainer: numNodes or image out of bounds"
     names = [one["name"] for one in trainer.get("env", ())]
-    if len(set(names)) < len(names) or len(names) > MOST_ITEMS:
+    if len(set(names)) < len(names) or len(names) > MAX_ITEMS:
         yield "spec.trainer.env: duplicate or too many entries"
     for kind in ("requests", "limits"):
         for name, value in trainer.get("resourcesPerNode", {}).get(kind, {}).items():

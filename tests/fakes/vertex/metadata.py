@@ -20,8 +20,8 @@ from vlmpipe.rehearsal.vertex.rules import check_labels
 CONTEXT_ID = re.compile(r"[a-z0-9-]{4,128}")
 SCHEMAS = {"system.Experiment": "0.0.1", "system.ExperimentRun": "0.0.1"}
 OUTPUT_ONLY = {"name", "create_time", "update_time", "parent_contexts", "etag"}
-MOST_METADATA_BYTES = 200_000
-MOST_PARENTS = 10
+MAX_METADATA_BYTES = 200_000
+MAX_PARENTS = 10
 STORE = "default"
 PATH = re.compile(
     r"/v1/(projects/[^/]+/locations/[^/]+)/metadataStores(?:/([^/:]+))?(?:/([a-z]+)(?:/([^/:]+))?)?(?::([a-zA-Z]+))?"
@@ -103,8 +103,8 @@ class MetadataStore:
                 raise ApiError(400, f"{child.name} cannot be a child of {parent.name}: a cycle")
             if parent.name not in child.parent_contexts:
                 child.parent_contexts = [*child.parent_contexts, parent.name]
-            if len(child.parent_contexts) > MOST_PARENTS:
-                raise ApiError(400, f"{child.name} has more than {MOST_PARENTS} parents")
+            if len(child.parent_contexts) > MAX_PARENTS:
+                raise ApiError(400, f"{child.name} has more than {MAX_PARENTS} parents")
         return {}
 
     def _check(self, context: api.Context) -> None:
@@ -112,8 +112,8 @@ class MetadataStore:
         if len(context.display_name) > 128:
             raise ApiError(400, "display_name: more than 128 characters")
         size = len(json_format.MessageToJson(api.Context.pb(context).metadata).encode())
-        if size > MOST_METADATA_BYTES:
-            raise ApiError(400, f"metadata: {size} bytes are more than {MOST_METADATA_BYTES}")
+        if size > MAX_METADATA_BYTES:
+            raise ApiError(400, f"metadata: {size} bytes are more than {MAX_METADATA_BYTES}")
 
     def _keep(self, context: api.Context) -> dict[str, Any]:
         context.update_time = dt.datetime.now(dt.UTC)

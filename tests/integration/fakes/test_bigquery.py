@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.bigquery import MOST_ROWS, FakeBigQuery, Table
+from tests.fakes.bigquery import MAX_ROWS, FakeBigQuery, Table
 
 SCHEMA = [{"name": "id", "type": "INTEGER"}, {"name": "text", "type": "STRING"}]
 PATH = "/bigquery/v2/projects/my-project/datasets/data/tables/{}"
@@ -18,7 +18,7 @@ NAME = "my-project.data.{}"
 
 @pytest.fixture
 def server() -> Iterator[FakeBigQuery]:
-    rows = [(number, "x") for number in range(MOST_ROWS + 3)]
+    rows = [(number, "x") for number in range(MAX_ROWS + 3)]
     with FakeBigQuery() as running:
         for name, table in {
             "samples": Table(SCHEMA, rows),
@@ -90,6 +90,6 @@ def test_what_may_be_read_is_read_page_by_page(server: FakeBigQuery) -> None:
     assert ask(server, PATH.format("described"))[0] == ask(server, PATH.format("snapshot/data"))[0] == 200
     first = ask(server, PATH.format("samples/data?selectedFields=text&startIndex=1"))[1]
     rest = ask(server, PATH.format(f"samples/data?startIndex=1&pageToken={first['pageToken']}"))[1]
-    assert (len(first["rows"]), len(rest["rows"]), "pageToken" in rest) == (MOST_ROWS, 2, False)
-    assert first["rows"][0] == {"f": [{"v": "x"}]} and rest["rows"][-1]["f"][0] == {"v": str(MOST_ROWS + 2)}
+    assert (len(first["rows"]), len(rest["rows"]), "pageToken" in rest) == (MAX_ROWS, 2, False)
+    assert first["rows"][0] == {"f": [{"v": "x"}]} and rest["rows"][-1]["f"][0] == {"v": str(MAX_ROWS + 2)}
     assert ask(server, PATH.format("samples/data?startIndex=100"))[1]["rows"] == [], "beyond the last row are none"

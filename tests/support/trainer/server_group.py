@@ -100,7 +100,7 @@ def main() -> None:
     if rank == 0 and code == 0:
         seconds = time.monotonic() - began_s
         shards.finish()
-        result = {"seconds": seconds, "most_ahead": shards.most_ahead(), "updates": made}
+        result = {"seconds": seconds, "max_ahead": shards.max_ahead(), "updates": made}
         weights.with_suffix(".json").write_text(json.dumps(result))
         torch.save(model.state_dict(), weights)
     leave(code)

@@ -9,7 +9,7 @@ import pytest
 from tests.support.paths import ROOT
 from vlmpipe.components.runtime.sweep_steps import ENDED_CHARS
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.config.sections.sweep import MOST_TRAININGS
+from vlmpipe.config.sections.sweep import MAX_TRAININGS
 from vlmpipe.pipelines import step_metadata
 from vlmpipe.pipelines.compile import compile_pipeline
 from vlmpipe.pipelines.step_metadata import MAX_BYTES, check_step_metadata
@@ -32,15 +32,15 @@ def test_shipped_run_files_stay_far_below(path: Path) -> None:
 
 
 def test_a_sweep_of_too_many_jobs_is_refused_with_what_helps(tmp_path: Path) -> None:
-    many = sweep(MOST_TRAININGS, 1)
+    many = sweep(MAX_TRAININGS, 1)
     with pytest.raises(ConfigError, match=r"step list-jobs take about \d+ KB") as caught:
         compile_pipeline(many, "vertex", tmp_path / "p.yaml")
     assert "sweep.trainings_per_job" in caught.value.text() and not (tmp_path / "p.yaml").exists()
 
 
 def test_what_helps_helps() -> None:
-    check_step_metadata(sweep(MOST_TRAININGS, 8))
+    check_step_metadata(sweep(MAX_TRAININGS, 8))
 
 
 def test_a_jobs_sentence_is_as_short_as_the_estimate_takes_it() -> None:
-    assert ENDED_CHARS * MOST_TRAININGS <= MAX_BYTES, "compare-variants takes the sentence of every job"
+    assert ENDED_CHARS * MAX_TRAININGS <= MAX_BYTES, "compare-variants takes the sentence of every job"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 IGNORED = -100  # label of a token that does not count in the loss
 SETTINGS = "chat.json"  # beside the tokenizer
 TURN_TOKEN = re.compile(r"im_start|im_end|start_header|end_header|eot|eom|endoftext|image|vision|video|pad\b|turn")
-MOST_SHAPES = 4096  # of conversations whose layouts are kept
+MAX_SHAPES = 4096  # of conversations whose layouts are kept
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Chat:
         # Attributes of transformers' tokenizers are slow.
         self._bos, self._backend = tokenizer.bos_token, tokenizer.backend_tokenizer
         self._unknown_id = tokenizer.unk_token_id
-        self.layout = lru_cache(MOST_SHAPES)(self.template.layout)
+        self.layout = lru_cache(MAX_SHAPES)(self.template.layout)
 
     @classmethod
     def load(cls, storage: Storage, form: ImageForm, *, is_proved: bool = False) -> Chat:

@@ -22,7 +22,7 @@ from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 
 FIRST_MARK = 0xE000  # private use
 LAST_MARK = ord(DATE_MARK)
-MOST_TEXTS = 6000  # as many marks as there are below DATE_MARK
+MAX_TEXTS = 6000  # as many marks as there are below DATE_MARK
 # White space around a text, to see which of it a template strips. Different ones, so that no two readings are equal.
 BEFORE, BEHIND = "\n \n", "\n\t\n"
 # What is left of BEFORE and of BEHIND by each kind of stripping.
@@ -114,8 +114,8 @@ class _Reading:
     def __init__(self, template: ChatTemplate, shape: Shape, strings: frozenset[Role], is_prompt: bool) -> None:
         self._template, self._shape, self._strings, self._is_prompt = template, shape, strings, is_prompt
         self._names = described(shape)
-        if len(self._names) > MOST_TEXTS:
-            raise refused(f"is not read for conversations of more than {MOST_TEXTS} texts")
+        if len(self._names) > MAX_TEXTS:
+            raise refused(f"is not read for conversations of more than {MAX_TEXTS} texts")
         self._marks = [chr(FIRST_MARK + number) for number in range(len(self._names))]
         self._marked = filled(shape, self._marks)
 

@@ -6,15 +6,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MOST_BYTES = 1 << 30  # of decoded images at once in a process; a larger image is decoded alone
+MAX_BYTES = 1 << 30  # of decoded images at once in a process; a larger image is decoded alone
 BYTES_A_PIXEL = 16  # four channels, and as much again three times for conversions
 
 
 class Budget:
     """Bytes that threads hold together; who asks for too many waits."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most, self._held, self._changed = most_bytes, 0, threading.Condition()
+    def __init__(self, max_bytes: int) -> None:
+        self._most, self._held, self._changed = max_bytes, 0, threading.Condition()
 
     @contextmanager
     def holding(self, size_bytes: int) -> Iterator[None]:
@@ -31,4 +31,4 @@ class Budget:
                 self._changed.notify_all()
 
 
-DECODING = Budget(MOST_BYTES)
+DECODING = Budget(MAX_BYTES)

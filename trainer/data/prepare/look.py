@@ -21,9 +21,9 @@ from vlmpipe.trainer.storage.base import in_bucket
 
 BUDGET_S = 10.0  # of all sources of a run file
 READING = 0.4  # share of it
-MOST_PARTS = 8  # files that are begun, evenly spaced
-MOST_CHECKED = 200  # samples of a source
-MOST_HELD_BYTES = 256 << 20  # of images within records
+MAX_PARTS = 8  # files that are begun, evenly spaced
+MAX_CHECKED = 200  # samples of a source
+MAX_HELD_BYTES = 256 << 20  # of images within records
 
 Validate = Callable[[Entry | Reject], Accepted | Reject]
 
@@ -74,7 +74,7 @@ def look_at(
     budget_s: float = BUDGET_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> Look:
-    """Read records from the beginnings of up to MOST_PARTS of the source's files, then check a sample that is spread
+    """Read records from the beginnings of up to MAX_PARTS of the source's files, then check a sample that is spread
     over them, until the time is used up. Raises what reading the source raises.
 
     Images in buckets are not looked at, and with `data.fetch` none is.
@@ -112,7 +112,7 @@ def look_at(
 
 
 class _Spread:
-    """Records at even distances, at most MOST_CHECKED of them, and few images that records hold themselves."""
+    """Records at even distances, at most MAX_CHECKED of them, and few images that records hold themselves."""
 
     def __init__(self) -> None:
         self.held: list[Sample] = []
@@ -123,7 +123,7 @@ class _Spread:
             self.held.append(record)
             self._bytes += _held_bytes(record)
         self._met += 1
-        while len(self.held) > MOST_CHECKED or (self._bytes > MOST_HELD_BYTES and len(self.held) > 1):
+        while len(self.held) > MAX_CHECKED or (self._bytes > MAX_HELD_BYTES and len(self.held) > 1):
             self.held = self.held[::2]
             self._every *= 2
             self._bytes = sum(map(_held_bytes, self.held))
@@ -175,5 +175,5 @@ def _parts(source: Source, config: DataConfig) -> tuple[list[Iterator[Sample | R
     parts = source.parts()
     if config.max_samples:
         return [islice(chain.from_iterable(parts), config.max_samples)], False
-    chosen = [parts[number * len(parts) // MOST_PARTS] for number in range(MOST_PARTS)]
-    return [iter(part) for part in (parts if len(parts) <= MOST_PARTS else chosen)], len(parts) > MOST_PARTS
+    chosen = [parts[number * len(parts) // MAX_PARTS] for number in range(MAX_PARTS)]
+    return [iter(part) for part in (parts if len(parts) <= MAX_PARTS else chosen)], len(parts) > MAX_PARTS

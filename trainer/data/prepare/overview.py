@@ -18,7 +18,7 @@ from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.sqlite_table import disk_table
 
 COLUMNS = ["id", "split", "tokens", "content", "image_sha256"]
-MOST_IMAGES = 16  # samples with more share the last place
+MAX_IMAGES = 16  # samples with more share the last place
 CONTENT, IMAGE = 0, 1  # kinds of digests
 
 
@@ -28,7 +28,7 @@ class SourceOverview:
 
     name: str
     lengths: NDArray[np.int64]
-    images: NDArray[np.int64] = field(default_factory=lambda: np.zeros(MOST_IMAGES + 1, np.int64))
+    images: NDArray[np.int64] = field(default_factory=lambda: np.zeros(MAX_IMAGES + 1, np.int64))
     train_samples: int = 0
     train_tokens: int = 0
     epoch_tokens: float = 0.0  # that the first epoch of training draws
@@ -86,7 +86,7 @@ def _count(source: SourceOverview, lines: pa.RecordBatch) -> None:
     tokens = lines.column("tokens").to_numpy().astype(np.int64)
     images = pc.list_value_length(lines.column("image_sha256")).to_numpy(zero_copy_only=False).astype(np.int64)
     source.lengths += np.bincount(tokens, minlength=len(source.lengths))
-    source.images += np.bincount(images.clip(max=MOST_IMAGES), minlength=len(source.images))
+    source.images += np.bincount(images.clip(max=MAX_IMAGES), minlength=len(source.images))
     is_train = pc.equal(lines.column("split"), "train").to_numpy(zero_copy_only=False)
     source.train_samples += int(is_train.sum())
     source.train_tokens += int(tokens[is_train].sum())

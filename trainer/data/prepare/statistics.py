@@ -25,7 +25,7 @@ COLUMNS = ["split", "tokens", "label_tokens", "turns", "image_widths", "image_to
 PERCENTILES = (5, 50, 95, 100)
 HISTOGRAM_BINS = 24
 PACKED_AT_ONCE = 1 << 16  # samples
-MOST_IMAGES_COUNTED = 16  # samples with more images share the last bar
+MAX_IMAGES_COUNTED = 16  # samples with more images share the last bar
 
 
 @dataclass
@@ -153,7 +153,7 @@ class _SplitNumbers:
                 "edges": [round(float(edge), 1) for edge in edges],
                 "samples": bars.astype(int).tolist(),
             },
-            "images_per_sample": _up_to_the_last(self._images, MOST_IMAGES_COUNTED),
+            "images_per_sample": _up_to_the_last(self._images, MAX_IMAGES_COUNTED),
             "packed_sequences": self._rows,
             "packed_fill": round(tokens / (self._rows * sequence_length), 4) if self._rows else 0.0,
             "unpacked_fill": round(tokens / samples / sequence_length, 4) if samples else 0.0,

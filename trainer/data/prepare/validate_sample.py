@@ -20,7 +20,7 @@ from vlmpipe.trainer.printable import unsafe_characters
 
 LONGEST_ID_CHARS = 256
 SHOWN_CHARACTERS = 20
-MOST_TURNS = 2000  # of a conversation that are looked at for one piece of it
+MAX_TURNS = 2000  # of a conversation that are looked at for one piece of it
 PIECE_AHEAD = 3  # times the characters of a piece of a conversation that are tokenized for the next one
 
 
@@ -128,15 +128,15 @@ def _marks_in(turns: Sequence[Turn]) -> int:
     return sum(text.count(IMAGE_TOKEN) for turn in turns for text in turn.texts())
 
 
-def _continued(turns: Sequence[Turn], start: int, shown: int, most_chars: int) -> tuple[Turn, ...]:
-    """The turns from number `start` on, as a conversation of its own, up to about `most_chars` characters; 0: all.
+def _continued(turns: Sequence[Turn], start: int, shown: int, max_chars: int) -> tuple[Turn, ...]:
+    """The turns from number `start` on, as a conversation of its own, up to about `max_chars` characters; 0: all.
 
     It begins with the system text, the tools and the `shown` images of the turns before.
     """
     following, chars = [turns[start]], 0
-    for turn in turns[start + 1 : start + MOST_TURNS]:
+    for turn in turns[start + 1 : start + MAX_TURNS]:
         chars += sum(map(len, turn.texts()))
-        if most_chars and chars > most_chars:
+        if max_chars and chars > max_chars:
             break
         following.append(turn)
     if not start:
@@ -247,22 +247,22 @@ class SampleValidator:
         pieces: list[tuple[int, _Fitted]] = []
         problem: RejectedError | None = None
         marks = [0, *accumulate(_marks_in([turn]) for turn in turns)]
-        most_chars, start = 0, 0
+        max_chars, start = 0, 0
         while start < len(turns) and not all(turn.is_context for turn in turns[start:]):
-            piece = _continued(turns, start, marks[start], most_chars)
+            piece = _continued(turns, start, marks[start], max_chars)
             try:
                 piece = self._short_enough(piece)
                 fitted = self._fit(piece, images[: _marks_in(piece)])
                 if len(fitted.turns) != (whole := _with_results(turns, start, len(fitted.turns))):
                     fitted = self._fit(piece[:whole], images[: _marks_in(piece[:whole])])
                 pieces.append((start, fitted))
-                most_chars = PIECE_AHEAD * sum(len(text) for turn in fitted.turns for text in turn.texts())
+                max_chars = PIECE_AHEAD * sum(len(text) for turn in fitted.turns for text in turn.texts())
                 start += len(fitted.turns)
             except RejectedError as error:
                 if error.code != RejectCode.CONV_TOO_LONG:
                     raise
                 problem = problem or error
-                most_chars = PIECE_AHEAD * sum(map(len, turns[start].texts()))
+                max_chars = PIECE_AHEAD * sum(map(len, turns[start].texts()))
                 start += 1
             while start < len(turns) and turns[start].results:  # of a call that is left out
                 start += 1

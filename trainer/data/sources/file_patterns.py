@@ -33,7 +33,7 @@ SPECIAL = re.compile(r"[{*?\[]")
 BRACES = re.compile(r"\{([^{}]*)\}")
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 HUB_ID = re.compile(r"[\w-]+/[\w-]+")  # as a data set of the Hugging Face hub is called, or a path without a suffix
-MOST_FILES = 1_000_000  # of a brace pattern
+MAX_FILES = 1_000_000  # of a brace pattern
 SHARE_OF_CACHE = 0.5  # the prepared data needs disk space, too
 
 
@@ -252,16 +252,16 @@ def _expanded(pattern: str) -> list[str]:
     pieces = BRACES.split(pattern)
     choices = [[piece] if place % 2 == 0 else _choices(piece) for place, piece in enumerate(pieces)]
     size = math.prod(map(len, choices))
-    if size > MOST_FILES:
-        raise ConfigError(f"data.source {pattern!r} means {size} files", expected=f"at most {MOST_FILES}")
+    if size > MAX_FILES:
+        raise ConfigError(f"data.source {pattern!r} means {size} files", expected=f"at most {MAX_FILES}")
     return ["".join(parts) for parts in product(*choices)]
 
 
 def _choices(inside: str) -> list[str]:
     if match := RANGE.fullmatch(inside):
         first, last = int(match[1]), int(match[2])
-        if abs(last - first) > MOST_FILES:
-            raise ConfigError(f"data.source has the range {inside!r}", expected=f"at most {MOST_FILES} files")
+        if abs(last - first) > MAX_FILES:
+            raise ConfigError(f"data.source has the range {inside!r}", expected=f"at most {MAX_FILES} files")
         width = max(len(match[1]), len(match[2])) if match[1].startswith("0") else 0
         step = 1 if last >= first else -1
         return [f"{number:0{width}d}" for number in range(first, last + step, step)]

@@ -20,7 +20,7 @@ from vlmpipe.trainer.data.conversations.message_parts import inline_bytes
 from vlmpipe.trainer.data.fetching.store import WEB, FetchedImages
 from vlmpipe.trainer.data.fetching.web_address import is_web, without_query
 from vlmpipe.trainer.data.media import PDF, MediaFiles, Part, part_of
-from vlmpipe.trainer.data.pdf_pages import MOST_PAGE_PIXELS
+from vlmpipe.trainer.data.pdf_pages import MAX_PAGE_PIXELS
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import IMAGE_SUFFIXES, Clip, ImageRef, content_of
 from vlmpipe.trainer.data.sources.file_patterns import fingerprint_of
@@ -47,7 +47,7 @@ class ImageFiles:
         storage: Storage,
         max_image_bytes: int,
         max_media_bytes: int = 0,
-        max_pixels: int = MOST_PAGE_PIXELS,
+        max_pixels: int = MAX_PAGE_PIXELS,
         web: FetchedImages | None = None,
     ) -> None:
         """`max_pixels`: of a frame or a page of an image file; others are decoded here no further than their header.

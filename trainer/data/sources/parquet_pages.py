@@ -18,12 +18,12 @@ from typing import Any, BinaryIO
 TYPE, UNCOMPRESSED, COMPRESSED, PARTS, ENCODINGS = 1, 2, 3, (5, 8), {5: 2, 8: 4}
 DICTIONARY_PAGE = 2
 DELTA_BYTE_ARRAY = 7  # an encoding, in which a value may repeat the one before it
-FIRST_READ_BYTES, MOST_HEADER_BYTES = 1 << 10, 16 << 20  # statistics in a header hold values
+FIRST_READ_BYTES, MAX_HEADER_BYTES = 1 << 10, 16 << 20  # statistics in a header hold values
 MAGIC = b"PAR1"
 # Fields of FileMetaData, RowGroup, ColumnChunk and ColumnMetaData.
 ROW_GROUPS, COLUMNS, DESCRIPTION, PLACE, SIZE, DATA_PAGE, DICTIONARY = 4, 1, 3, 3, 7, 9, 11
-MOST_VARINT_BYTES, MOST_DEPTH = 10, 8
-MOST_ROW_BYTES = 1 << 30
+MAX_VARINT_BYTES, MAX_DEPTH = 10, 8
+MAX_ROW_BYTES = 1 << 30
 TRUE, FALSE, BYTE, I64, DOUBLE, BINARY, LIST, SET, STRUCT = 1, 2, 3, 6, 7, 8, 9, 10, 12
 
 
@@ -87,9 +87,9 @@ def _header(file: BinaryIO, start: int, end: int) -> tuple[dict[int, Any], int]:
         try:
             return reader.struct(), reader.at
         except IndexError:  # more of it follows
-            if len(data) < limit or limit >= MOST_HEADER_BYTES:
+            if len(data) < limit or limit >= MAX_HEADER_BYTES:
                 raise PageHeaderError(f"the header of a page at byte {start:,} does not end") from None
-            limit = min(8 * limit, MOST_HEADER_BYTES)
+            limit = min(8 * limit, MAX_HEADER_BYTES)
 
 
 def column_chunks(path: Path) -> list[list[ColumnChunk]]:
@@ -120,7 +120,7 @@ class _Compact:
 
     def struct(self, depth: int = 0) -> dict[int, Any]:
         """Values by the number of their field; texts and lists only where they are kept, else None."""
-        if depth > MOST_DEPTH:
+        if depth > MAX_DEPTH:
             raise PageHeaderError(f"a header has structs {depth} deep")
         fields: dict[int, Any] = {}
         number = 0
@@ -163,12 +163,12 @@ class _Compact:
 
     def _varint(self) -> int:
         value = 0
-        for shift in range(0, 7 * MOST_VARINT_BYTES, 7):
+        for shift in range(0, 7 * MAX_VARINT_BYTES, 7):
             byte = self._byte()
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
-        raise PageHeaderError(f"a number of more than {MOST_VARINT_BYTES} bytes")
+        raise PageHeaderError(f"a number of more than {MAX_VARINT_BYTES} bytes")
 
     def _zigzag(self) -> int:
         value = self._varint()
@@ -183,7 +183,7 @@ def row_bytes(path: Path, chunks: Sequence[ColumnChunk], rows: int, columns: Seq
     """Bytes that a row of a row group takes: the mean of what is stored as it is, all of what a value may repeat, as
     often as a row has values in the mean.
 
-    Raises TooLargeRowError beyond MOST_ROW_BYTES, and PageHeaderError.
+    Raises TooLargeRowError beyond MAX_ROW_BYTES, and PageHeaderError.
 
     Args:
         chunks, rows: of the row group.
@@ -203,6 +203,6 @@ def row_bytes(path: Path, chunks: Sequence[ColumnChunk], rows: int, columns: Seq
                 repeated += page.uncompressed_bytes if page.is_dictionary or page.repeats else 0
                 num_values += page.num_values
             total += stored // rows + repeated * max(1, num_values // rows)
-    if total > MOST_ROW_BYTES:
-        raise TooLargeRowError(f"a row may take {total:,} bytes, more than {MOST_ROW_BYTES:,}")
+    if total > MAX_ROW_BYTES:
+        raise TooLargeRowError(f"a row may take {total:,} bytes, more than {MAX_ROW_BYTES:,}")
     return total

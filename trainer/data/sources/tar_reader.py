@@ -18,11 +18,11 @@ from vlmpipe.trainer.storage.base import CHUNK_BYTES
 from vlmpipe.trainer.storage.regular_files import open_regular
 
 BLOCK = tarfile.BLOCKSIZE
-MOST_SIZE_DIGITS = 20  # of a member in pax records
+MAX_SIZE_DIGITS = 20  # of a member in pax records
 LONGEST_HEADER_BYTES = 1 << 20  # of a long name or a set of pax records
 # The end mark, two blocks of zeros, and what fills the last record of 20 blocks (POSIX.1-2001, ustar interchange
 # format). More zeros are left by a download that did not finish, in a file that was given its whole size before.
-MOST_ZEROS = tarfile.RECORDSIZE + 2 * BLOCK
+MAX_ZEROS = tarfile.RECORDSIZE + 2 * BLOCK
 REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 
@@ -110,7 +110,7 @@ def _pax_records(payload: bytes, start: int) -> dict[str, str]:
 
 
 def _is_size(value: bytes) -> bool:
-    return value.isdigit() and len(value) <= MOST_SIZE_DIGITS
+    return value.isdigit() and len(value) <= MAX_SIZE_DIGITS
 
 
 def _only_zeros(file: BinaryIO, offset: int, end: int) -> None:
@@ -122,8 +122,8 @@ def _only_zeros(file: BinaryIO, offset: int, end: int) -> None:
     while chunk := file.read(CHUNK_BYTES):
         if chunk.strip(b"\0"):
             raise DamagedTarError(f"an end mark at byte {offset}, but more bytes after it")
-    if end - offset > MOST_ZEROS:
+    if end - offset > MAX_ZEROS:
         raise DamagedTarError(
-            f"{end - offset} zeros from byte {offset} on, where writers put at most {MOST_ZEROS}: a download that did "
+            f"{end - offset} zeros from byte {offset} on, where writers put at most {MAX_ZEROS}: a download that did "
             "not finish, or a tar of records of more than 20 blocks"
         )

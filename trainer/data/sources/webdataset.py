@@ -27,7 +27,7 @@ from vlmpipe.trainer.printable import unsafe_characters
 TEXT_SUFFIXES = (".json", ".txt")
 READ_SUFFIXES = IMAGE_SUFFIXES.union(TEXT_SUFFIXES)
 LONGEST_TEXT_BYTES = 64 << 20
-MOST_MEMBERS = 1000  # of one sample
+MAX_MEMBERS = 1000  # of one sample
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ def _problem(member: Member, before: list[Member]) -> RejectedError | None:
         return RejectedError(RejectCode.TAR_UNSAFE_MEMBER, f"{name!r} has control characters or marks: {unsafe}")
     if name.startswith("/") or ".." in name.split("/"):
         return RejectedError(RejectCode.TAR_UNSAFE_MEMBER, f"{name!r} is not a name inside the archive")
-    if len(before) == MOST_MEMBERS:
-        return RejectedError(RejectCode.TAR_INCOMPLETE, f"more than {MOST_MEMBERS} members share this key")
+    if len(before) == MAX_MEMBERS:
+        return RejectedError(RejectCode.TAR_INCOMPLETE, f"more than {MAX_MEMBERS} members share this key")
     if any(name == part.name for part in before):
         return RejectedError(RejectCode.TAR_INCOMPLETE, f"the member {name!r} comes twice")
     suffix = PurePosixPath(name).suffix

@@ -19,7 +19,7 @@ from vlmpipe.trainer.evaluation.held_out.shuffled_images import ShuffledImages
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question, image_group, is_right
 from vlmpipe.trainer.evaluation.relevance import selecting
 
-MOST_TEXTS, FEWEST_OF_EACH = 12, 5  # distinct texts of questions, and questions of each on average
+MAX_TEXTS, FEWEST_OF_EACH = 12, 5  # distinct texts of questions, and questions of each on average
 LONGEST_TEXT = 80  # characters, of a slice's name
 
 
@@ -72,7 +72,7 @@ def by_text(questions: list[Question]) -> list[Question]:
     """
     texts = [counted_question(one.question) for one in questions]
     kinds = set(texts)
-    is_few = 1 < len(kinds) <= MOST_TEXTS and len(questions) >= FEWEST_OF_EACH * len(kinds)
+    is_few = 1 < len(kinds) <= MAX_TEXTS and len(questions) >= FEWEST_OF_EACH * len(kinds)
     is_short = all(0 < len(text) <= LONGEST_TEXT for text in kinds)
     if not (is_few and is_short and all(one.slice == DEFAULT_SLICE for one in questions)):
         return questions

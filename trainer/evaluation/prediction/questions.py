@@ -21,7 +21,7 @@ from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
 from vlmpipe.trainer.evaluation.prediction.answer_file import TABLES, ToAnswer
 
 IMAGE_NAMES = ("image", "file_name")  # names of the column of images, as data preparation has them
-MOST_HELD_BYTES = 2 << 30  # of images that lie in tables, which are all in memory
+MAX_HELD_BYTES = 2 << 30  # of images that lie in tables, which are all in memory
 
 
 def read_questions(source: str | Path, question: str, data: DataConfig | None = None) -> list[ToAnswer]:
@@ -82,9 +82,9 @@ def _of_source(source: str, question: str, data: DataConfig) -> list[ToAnswer]:
             found.append(ToAnswer(Path(sample.where), question, problem=sample.message, stamp=stamp))
             continue
         held_bytes += sum(one.size_bytes() for one in sample.images if one.size_bytes and not one.is_file)
-        if held_bytes > MOST_HELD_BYTES:
+        if held_bytes > MAX_HELD_BYTES:
             raise ConfigError(
-                f"{source} holds more than {MOST_HELD_BYTES >> 30} GiB of images in its tables",
+                f"{source} holds more than {MAX_HELD_BYTES >> 30} GiB of images in its tables",
                 expected="as many as fit into memory, or images in files of their own",
                 fix="ask about parts of it, or write its images as files: vlmpipe data export",
             )

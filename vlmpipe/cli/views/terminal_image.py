@@ -25,7 +25,7 @@ from vlmpipe.trainer.errors import DataError, UserError, os_errors
 
 Protocol = Literal["kitty", "iterm2", "sixel", ""]
 WAIT_S = 0.5  # for answers: a terminal across a network takes a moment
-MOST_PIXELS = (480, 360)  # width and height of what is shown
+MAX_PIXELS = (480, 360)  # width and height of what is shown
 SIXEL_COLOURS = 64
 CHUNK = 4096  # bytes of base64 that kitty takes at once
 QUESTIONS = b"\x1b_Gi=31,s=1,v=1,a=q,t=d,f=24;AAAA\x1b\\" + b"\x1b[>q" + b"\x1b[c"
@@ -49,13 +49,13 @@ def show_image(path: Path) -> bool:
         return False
     try:
         with os_errors(f"reading {path}"), path.open("rb") as file, Image.open(file) as image:
-            image.draft("RGB", MOST_PIXELS)
+            image.draft("RGB", MAX_PIXELS)
             small = image.convert("RGB")
     except UserError as error:
         if isinstance(error.__cause__, UnidentifiedImageError):
             raise DataError(f"{path} is no image", expected="a JPEG, PNG or WebP file") from error
         raise
-    small.thumbnail(MOST_PIXELS)
+    small.thumbnail(MAX_PIXELS)
     sys.stdout.flush()
     # Past the stream, which takes control characters out of texts: these are our own.
     _write(handles[1], encoded(small, protocol) + b"\n")

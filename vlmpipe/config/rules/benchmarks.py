@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vlmpipe.config.validation_errors import Problem
-from vlmpipe.trainer.config.benchmarks import MOST_CIDER_D, NO_GOAL, SCORES
+from vlmpipe.trainer.config.benchmarks import MAX_CIDER_D, NO_GOAL, SCORES
 from vlmpipe.trainer.config.external_trainer import HF_RESULTS
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def benchmark_problems(config: RunFields) -> Iterator[Problem]:
             continue
         scores = [score for score in SCORES[formats[name]] if score not in NO_GOAL]
         for score, floor in floors.items():
-            path, most = f"gate.benchmarks.{name}.{score}", MOST_CIDER_D if score == "cider_d" else 1.0
+            path, most = f"gate.benchmarks.{name}.{score}", MAX_CIDER_D if score == "cider_d" else 1.0
             if score not in scores:
                 yield Problem(path, f"found a score that {formats[name]} has not, expected {', '.join(scores)}")
             elif floor > most:

@@ -13,7 +13,7 @@ from vlmpipe.config.rules.hub import hub_problems
 from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S, duration_s
 from vlmpipe.config.validation_errors import Problem
 from vlmpipe.trainer.config.data import NATIVE
-from vlmpipe.trainer.config.model import GRID_FAMILIES, MOST_ASPECT, PARTS
+from vlmpipe.trainer.config.model import GRID_FAMILIES, MAX_ASPECT, PARTS
 from vlmpipe.trainer.config.strategies import DECOMPOSING, PIPELINE_PARALLEL, QUANTIZING
 from vlmpipe.trainer.models.video_file import MOST_FRAMES
 from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH
@@ -47,9 +47,9 @@ def section_problems(config: RunFields) -> Iterator[Problem]:
     yield from _sample_problems(config)
     yield from _mirror_problems(config)
     yield from _adapter_problems(config)
-    if model.family in GRID_FAMILIES and config.data.max_image_aspect > MOST_ASPECT:
+    if model.family in GRID_FAMILIES and config.data.max_image_aspect > MAX_ASPECT:
         found = f"found {config.data.max_image_aspect:g} with model.family {model.family}"
-        text = f"{found}, whose images keep their shape; expected at most {MOST_ASPECT:g}"
+        text = f"{found}, whose images keep their shape; expected at most {MAX_ASPECT:g}"
         yield Problem("data.max_image_aspect", text)
     if config.data.video == NATIVE:
         yield from _video_problems(config)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from vlmpipe.config.sections.sweep import MOST_TRAININGS, WITHOUT_EFFECT, SweepConfig, Variant, baseline_of, variants_of
+from vlmpipe.config.sections.sweep import MAX_TRAININGS, WITHOUT_EFFECT, SweepConfig, Variant, baseline_of, variants_of
 from vlmpipe.config.validation_errors import Problem, closest_field
 from vlmpipe.trainer.config.arr_coc.relevance import LEARNING_SCORER
 from vlmpipe.trainer.errors import ConfigError
@@ -29,8 +29,8 @@ def sweep_problems(config: RunFields, sweep: SweepConfig, runs: Mapping[str, Run
     for name, count in Counter(names).items():
         if count > 1:
             yield Problem(f"sweep.variants.{name}", f"found {count} variants of this name, expected a name for each")
-    if (trainings := len(variants) * sweep.starts) > MOST_TRAININGS:
-        yield Problem("sweep", f"found {trainings:,} trainings, expected at most {MOST_TRAININGS:,}")
+    if (trainings := len(variants) * sweep.starts) > MAX_TRAININGS:
+        yield Problem("sweep", f"found {trainings:,} trainings, expected at most {MAX_TRAININGS:,}")
     known = set(names)
     asked: dict[str, tuple[str, ...]] = {"sweep.baseline": (baseline_of(sweep),)}
     for number, one in enumerate(sweep.hypotheses):

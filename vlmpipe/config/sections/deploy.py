@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from vlmpipe.config.sections.cluster import Environment
-from vlmpipe.config.sections.output import MOST_DEPLOYMENT_S, ServingConfig
+from vlmpipe.config.sections.output import MAX_DEPLOYMENT_S, ServingConfig
 from vlmpipe.config.vllm import load_vllm
 from vlmpipe.trainer.config.base import Positive, Section
 from vlmpipe.trainer.config.model import ModelConfig
@@ -71,7 +71,7 @@ class DeployConfig(Section):
     deployment_timeout_s: int = Field(
         7200,
         gt=0,
-        le=MOST_DEPLOYMENT_S,
+        le=MAX_DEPLOYMENT_S,
         description="Seconds within which the model must be served; at most 7200 on Vertex AI.",
     )
 

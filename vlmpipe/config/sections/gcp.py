@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from vlmpipe.config import service_forms as forms
-from vlmpipe.config.sections.labels import MOST_LABELS, LabelKey, LabelValue
+from vlmpipe.config.sections.labels import MAX_LABELS, LabelKey, LabelValue
 from vlmpipe.config.validation_errors import Problem, ProblemsError
 from vlmpipe.trainer.config.base import Section, StorageUri
 
@@ -58,7 +58,7 @@ class GcpConfig(Section):
     )
     labels: dict[LabelKey, LabelValue] = Field(
         default_factory=dict,
-        max_length=MOST_LABELS,
+        max_length=MAX_LABELS,
         description="Labels of pipeline, jobs, model and endpoint; vlmpipe and Vertex AI add their own. At most 63 of "
         "a to z, digits, dashes and underscores, with a letter or digit at both ends and a letter first in a name.",
     )

@@ -20,7 +20,7 @@ from vlmpipe.trainer.errors import ConfigError
 
 # Beside a run's own: step, submission, schedule and digest of ours, and Vertex AI's billing id of the pipeline's run.
 ADDED = 5
-MOST_LABELS = OF_A_RESOURCE - ADDED
+MAX_LABELS = OF_A_RESOURCE - ADDED
 LabelKey = Annotated[
     str, Field(pattern=rf"^[a-z]([a-z0-9_-]{{0,{MAX_CHARS - 2}}}[a-z0-9])?$"), AfterValidator(unreserved)
 ]

@@ -13,7 +13,7 @@ from vlmpipe.trainer.config.base import Section
 from vlmpipe.trainer.secret_detection import form_of_secret, is_secret_name
 from vlmpipe.trainer.secret_manager import SECRET_NAME
 
-MOST_RECIPIENTS = 3  # of Google's notification component
+MAX_RECIPIENTS = 3  # of Google's notification component
 # Whoever knows an address of these services can post to it.
 SECRET_HOSTS = ("hooks.slack.com", "discord.com", "discordapp.com", "webhook.office.com", "chat.googleapis.com",
                 "logic.azure.com", "hooks.zapier.com", "maker.ifttt.com")  # fmt: skip
@@ -77,7 +77,7 @@ class NotifyConfig(Section):
 
     email: Annotated[tuple[str, ...], AfterValidator(_recipients)] = Field(
         default=(),
-        max_length=MOST_RECIPIENTS,
+        max_length=MAX_RECIPIENTS,
         description="E-mail addresses, at most 3, that Vertex AI notifies when a run ends. Vertex AI only.",
     )
     webhook: Annotated[str, AfterValidator(_webhook)] = Field(

@@ -13,7 +13,7 @@ from vlmpipe.trainer.evaluation.significance.paired import default_margin
 from vlmpipe.trainer.secret_manager import SECRET_NAME
 
 MAX_SCORES = {"vqa_accuracy": 1.0, "anls": 1.0, "cider_d": 10.0, "preference_accuracy": 1.0}
-MOST_DEPLOYMENT_S = 2 * 3600  # aiplatform_v1 ModelContainerSpec.deployment_timeout
+MAX_DEPLOYMENT_S = 2 * 3600  # aiplatform_v1 ModelContainerSpec.deployment_timeout
 _REPO_ID = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?/\w([\w.-]*\w)?", re.ASCII)
 # 0 would ask for a model that is better beyond chance, which no number of questions shows of one that is as good.
 Regression = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -175,7 +175,7 @@ class ServingConfig(Section):
     deployment_timeout_s: int | None = Field(
         None,
         gt=0,
-        le=MOST_DEPLOYMENT_S,
+        le=MAX_DEPLOYMENT_S,
         description="Seconds within which the container must be healthy, at most 7200; null takes Vertex AI's default.",
     )
 

@@ -16,7 +16,7 @@ from vlmpipe.trainer.config.base import Positive, Section
 
 Metric = Literal["exact_match", "vqa_accuracy", "anls"]
 VariantName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9._+-]{0,61}[a-z0-9])?$")]
-MOST_TRAININGS = 1000
+MAX_TRAININGS = 1000
 LONGEST_NAME = 63
 # Sections, and fields of cluster, that decide nothing about a variant's model or how long it takes.
 WITHOUT_EFFECT = (

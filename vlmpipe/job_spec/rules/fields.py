@@ -11,7 +11,7 @@ from vlmpipe.job_spec.schema import Spelling, UnknownField, camel_case, kind_of,
 from vlmpipe.job_spec.violation import FieldPath, Violation
 from vlmpipe.job_spec.worker_pools import POOLS
 
-MOST_VARIABLES = 100
+MAX_VARIABLES = 100
 DEPRECATED_STRATEGIES = {"ON_DEMAND": "STANDARD", "LOW_COST": "SPOT"}
 BESIDE_POOLS: tuple[FieldPath, ...] = (("scheduling",), ("service_account",))  # given beside a bare list of pools
 
@@ -57,9 +57,9 @@ def check(job: Job) -> Iterator[Violation]:
     for pool in job.pools:
         for path, task in pool.tasks():
             count = len(task.get("env") or ())
-            if count > MOST_VARIABLES:
+            if count > MAX_VARIABLES:
                 fix = "put them into a file in Cloud Storage"
-                yield Violation("VP111", (*path, "env"), f"{count} variables", f"at most {MOST_VARIABLES}", fix)
+                yield Violation("VP111", (*path, "env"), f"{count} variables", f"at most {MAX_VARIABLES}", fix)
 
 
 def _unwrapped(content: Any, spelling: Spelling) -> tuple[list[Violation], Mapping[str, Any], set[FieldPath]]:

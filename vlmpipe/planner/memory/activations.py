@@ -65,14 +65,14 @@ NO_ACTIVATIONS = Activations({}, {}, {}, {}, 0)
 def largest_sequences(config: RunConfig, shape: ModelShape) -> list[tuple[int, int]]:
     """(images, label tokens) of the rows that can be fullest: text that is all labels, as many images as fit, and where
     ranks share sequences, images that leave all tokens of one rank to labels."""
-    sequence_length, most_images = config.data.sequence_length, config.data.max_images_per_sequence
+    sequence_length, max_images = config.data.sequence_length, config.data.max_images_per_sequence
 
     def with_images(tokens: int) -> tuple[int, int]:
         """Return (images, label tokens) of a sequence with as many images as fit into `tokens`."""
         if shape.images_differ:  # the last image may be smaller, so images can fill them
-            in_images = min(tokens, most_images * shape.image_tokens)
+            in_images = min(tokens, max_images * shape.image_tokens)
             return -(-in_images // shape.image_tokens), sequence_length - in_images
-        images = min(most_images, tokens // shape.image_tokens)
+        images = min(max_images, tokens // shape.image_tokens)
         return images, sequence_length - images * shape.image_tokens
 
     others = sequence_length - sequence_length // config.train.context_parallel

@@ -30,7 +30,7 @@ from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.sizing.pipeline_partition import stages_of
 
 NODES = (1, 2, 4, 8, 16)  # and on, where the run file has more
-MOST_NODES = 512
+MAX_NODES = 512
 MICRO_BATCH_SIZES = (1, 2, 4, 8)
 
 
@@ -64,7 +64,7 @@ class Cluster:
 
 def node_counts(config: RunConfig) -> tuple[int, ...]:
     """Numbers of nodes to compare: powers of two up to 16, or up to what the run file asks for."""
-    largest = min(MOST_NODES, max(NODES[-1], config.cluster.replica_count))
+    largest = min(MAX_NODES, max(NODES[-1], config.cluster.replica_count))
     return tuple(2**power for power in range(largest.bit_length()))
 
 

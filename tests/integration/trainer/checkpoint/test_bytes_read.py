@@ -49,7 +49,7 @@ TRIED = chosen(CASES, lambda name: name in ("fsdp", "zero2", "fsdp, adapters"))
 RESUMED = chosen(TRIED, lambda name: name == "fsdp")
 # Least and most that one of two nodes reads of a checkpoint, with what is rounded; elsewhere it is half of it.
 SHARES = {"ddp": (0.95, 1.1), "zero1": (0.5, 0.75), "zero2": (0.5, 0.75)}
-MOST_READ = 1.1  # times the bytes of the trained weights
+MAX_READ = 1.1  # times the bytes of the trained weights
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_an_export_reads_the_trained_weights_alone(
     on_disk = sizes_at_uploads(tmp_path, monkeypatch)
     described = sync_run(job)
     read, weights = read_of(bucket), weights_bytes(runs[name])
-    assert weights < read <= MOST_READ * weights
+    assert weights < read <= MAX_READ * weights
     assert max(on_disk) <= max(file["bytes"] for file in described["files"].values()) + 100_000
     assert described["averaged"] == ("averaged" in name)
     assert described["weights_sha256"] == sync_run(runs[name])["weights_sha256"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.bigquery import MOST_ROWS, FakeBigQuery, Table
+from tests.fakes.bigquery import MAX_ROWS, FakeBigQuery, Table
 from tests.support.data.prepared import job_config, png, run_prepare
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.rejects import Reject, RejectCode
@@ -52,7 +52,7 @@ def test_rows_are_samples_page_by_page(server: FakeBigQuery, monkeypatch: pytest
     assert isinstance(last, Sample) and last.turns == (Turn("<image>\nWhat?", "Noise 24."),)
     assert last.images[0].read() == png(24) and last.where == f"{NAME} row 25"
     reads = server.tables[NAME].reads
-    assert max(count for _, count in reads) <= MOST_ROWS and sum(count for _, count in reads) == 25
+    assert max(count for _, count in reads) <= MAX_ROWS and sum(count for _, count in reads) == 25
     assert last.unread == (Unread("unused", ""),)
 
 

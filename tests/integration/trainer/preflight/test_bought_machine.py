@@ -18,7 +18,7 @@ from vlmpipe.trainer.errors import ExitCode
 from vlmpipe.trainer.storage.records import read_record_file
 
 L4 = ["cluster.machine_type=g2-standard-4", "cluster.accelerator_type=NVIDIA_L4", "cluster.accelerator_count=1"]
-MOST_S = 20.0 * PATIENCE
+MAX_S = 20.0 * PATIENCE
 
 
 def test_a_job_that_pays_for_a_gpu_and_has_none_ends_in_seconds_with_its_own_code(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_job_that_pays_for_a_gpu_and_has_none_ends_in_seconds_with_its_own_cod
     command = [sys.executable, *container["command"][1:], *container["args"]]
     began_s = time.monotonic()
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert time.monotonic() - began_s < MOST_S
+    assert time.monotonic() - began_s < MAX_S
     assert ended.returncode == ExitCode.MACHINE, ended.stderr
     assert "error: 1 x NVIDIA_L4 (g2-standard-4) is paid for, and torch sees none" in ended.stderr
     assert "expected: 1 GPU that torch sees" in ended.stderr and "to do:" in ended.stderr

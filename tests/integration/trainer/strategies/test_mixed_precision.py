@@ -29,7 +29,7 @@ STRATEGIES = chosen(
 )
 MOVES = {"fp32 to bf16": ("fp32", "bf16"), "bf16 to fp32": ("bf16", "fp32")}
 SAME_PRECISION = 5e-4  # of the loss, relative: sums in another order, rounded
-MOST_DRIFT = 3.0  # times that of autocast
+MAX_DRIFT = 3.0  # times that of autocast
 BF16, AVERAGED = {"train.precision": "bf16"}, {"train.ema_decay": 0.6}
 
 
@@ -96,7 +96,7 @@ def test_strategy_equals_one_process_in_bf16(strategy: str, runs: Runs) -> None:
 @pytest.mark.parametrize("strategy", ["one process", *STRATEGIES])
 def test_masters_drift_little_further_than_under_autocast(strategy: str, runs: Runs) -> None:
     job = runs.one["bf16"] if strategy == "one process" else runs.two[strategy]
-    assert drift(runs, job) < MOST_DRIFT * drift(runs, runs.one["bf16-autocast"])
+    assert drift(runs, job) < MAX_DRIFT * drift(runs, runs.one["bf16-autocast"])
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

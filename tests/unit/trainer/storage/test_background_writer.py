@@ -21,11 +21,11 @@ class Slow(LocalStorage):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.go, self.written, self.broken = threading.Event(), threading.Event(), False
-        self.under_way, self.most_at_once = 0, 0
+        self.under_way, self.max_at_once = 0, 0
 
     def write(self, name: str, data: bytes) -> None:
         self.under_way += 1
-        self.most_at_once = max(self.most_at_once, self.under_way)
+        self.max_at_once = max(self.max_at_once, self.under_way)
         assert self.go.wait(LIMIT_S)
         self.under_way -= 1
         self.written.set()
@@ -69,7 +69,7 @@ def test_the_last_write_comes_after_the_one_under_way_and_is_stored(store: Slow)
     file.begin(b"first")
     threading.Timer(0.05, store.go.set).start()
     file.write(b"last")
-    assert store.read("file") == b"last" and store.most_at_once == 1
+    assert store.read("file") == b"last" and store.max_at_once == 1
 
 
 def test_writes_that_fail_are_told_of_once_and_the_next_one_makes_up_for_them(
@@ -94,7 +94,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for(store: Slow) -> None:
     file.settle(b"second", limit_s=0.01)
     until_written(store)
     file.settle(b"third", limit_s=LIMIT_S)
-    assert store.read("file") == b"third" and store.most_at_once == 1
+    assert store.read("file") == b"third" and store.max_at_once == 1
 
 
 def test_the_last_write_raises_its_error(store: Slow) -> None:

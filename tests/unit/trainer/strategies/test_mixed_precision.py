@@ -15,7 +15,7 @@ from vlmpipe.trainer.dataloading.batches import PackedBatch
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.strategies.ddp import Ddp
-from vlmpipe.trainer.strategies.mixed_precision import FIRST_SCALE, MOST_OVERFLOWS_IN_A_ROW, STEPS_TO_GROW, LossScale
+from vlmpipe.trainer.strategies.mixed_precision import FIRST_SCALE, MAX_OVERFLOWS_IN_A_ROW, STEPS_TO_GROW, LossScale
 
 ALONE = ProcessContext(0, 1, 0, 1, torch.device("cpu"))
 
@@ -97,7 +97,7 @@ def test_a_checkpoint_holds_the_scale_and_one_of_another_precision_needs_none(tm
 
 def test_a_storm_of_overflows_ends_the_run_in_words() -> None:
     scale = LossScale("fp16")
-    for _ in range(MOST_OVERFLOWS_IN_A_ROW - 1):
+    for _ in range(MAX_OVERFLOWS_IN_A_ROW - 1):
         assert not scale.accepts(math.nan)
-    with pytest.raises(DataError, match=rf"{MOST_OVERFLOWS_IN_A_ROW} steps in a row overflow fp16"):
+    with pytest.raises(DataError, match=rf"{MAX_OVERFLOWS_IN_A_ROW} steps in a row overflow fp16"):
         scale.accepts(math.inf)

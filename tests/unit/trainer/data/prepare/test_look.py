@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.data.prepared import png
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.prepare import look
-from vlmpipe.trainer.data.prepare.look import MOST_CHECKED, MOST_PARTS, Look, look_at
+from vlmpipe.trainer.data.prepare.look import MAX_CHECKED, MAX_PARTS, Look, look_at
 from vlmpipe.trainer.data.prepare.validate_sample import Accepted, Entry
 from vlmpipe.trainer.data.rejects import Reject, RejectCode
 from vlmpipe.trainer.data.sample import ImageRef, Sample, Turn
@@ -81,11 +81,11 @@ def test_what_is_not_looked_at_is_not_spoken_of() -> None:
 def test_at_least_one_sample_is_checked_and_time_bounds_the_rest(sizes: list[int], step_s: float) -> None:
     source = Files(sizes)
     found = look_at(source, CONFIG, budget_s=5, clock=clock(step_s))
-    chosen = sizes if len(sizes) <= MOST_PARTS else [sizes[n * len(sizes) // MOST_PARTS] for n in range(MOST_PARTS)]
+    chosen = sizes if len(sizes) <= MAX_PARTS else [sizes[n * len(sizes) // MAX_PARTS] for n in range(MAX_PARTS)]
     assert (found.read > 0) == any(chosen) and (found.checked > 0) == (found.read > 0)
-    assert found.checked <= min(found.read, MOST_CHECKED)
+    assert found.checked <= min(found.read, MAX_CHECKED)
     assert found.is_part or found.read == sum(sizes)
-    assert len(source.begun) <= MOST_PARTS and source.begun[0] == 0
+    assert len(source.begun) <= MAX_PARTS and source.begun[0] == 0
 
 
 def test_files_are_begun_at_even_distances() -> None:
@@ -125,7 +125,7 @@ def test_images_in_a_bucket_are_not_fetched() -> None:
 
 
 def test_few_images_within_records_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "MOST_HELD_BYTES", 10 * len(PICTURE))
+    monkeypatch.setattr(look, "MAX_HELD_BYTES", 10 * len(PICTURE))
     held = look._Spread()
     for record in Files([100]):
         assert isinstance(record, Sample)

@@ -46,7 +46,7 @@ class Remote(LocalStorage):
         super().__init__(root)
         self.downloads: list[str] = []
         self.spoil: Callable[[str, Path], None] = lambda name, path: None
-        self.cache, self.most_cached_bytes = root.parent / "cache", 0
+        self.cache, self.max_cached_bytes = root.parent / "cache", 0
         self.changed = threading.Condition()
 
     def download(self, name: str, path: Path) -> None:
@@ -55,7 +55,7 @@ class Remote(LocalStorage):
         with self.changed:
             self.downloads.append(name)
             cached = {file.digest: file.bytes for file in files_in(self.cache)}  # a listing may show both names of one
-            self.most_cached_bytes = max(self.most_cached_bytes, sum(cached.values()))
+            self.max_cached_bytes = max(self.max_cached_bytes, sum(cached.values()))
             self.changed.notify_all()
 
     def wait_for(self, downloads: int) -> None:
@@ -139,7 +139,7 @@ def test_an_epoch_fetches_each_shard_about_once_whatever_the_cache_holds(data: F
     fetched = Counter(data.remote.downloads)
     assert set(fetched) == set(data.shards)
     assert sum(fetched.values()) <= 1.1 * 3 * SHARDS
-    assert data.remote.most_cached_bytes <= 8 * data.shard_bytes
+    assert data.remote.max_cached_bytes <= 8 * data.shard_bytes
 
 
 def test_without_locality_the_same_cache_fetches_many_times_more(data: Fixture) -> None:
@@ -151,7 +151,7 @@ def test_without_locality_the_same_cache_fetches_many_times_more(data: Fixture) 
 def test_threads_that_fetch_ahead_fetch_no_shard_more_often(data: Fixture, room: int) -> None:
     walk(data, data.cache(room), shuffle_shards=4, threads=True)
     assert len(data.remote.downloads) <= 1.25 * 3 * SHARDS
-    assert data.remote.most_cached_bytes <= room * data.shard_bytes
+    assert data.remote.max_cached_bytes <= room * data.shard_bytes
 
 
 def test_large_cache_fetches_each_shard_once(data: Fixture) -> None:
@@ -182,7 +182,7 @@ def test_processes_of_one_machine_fetch_each_shard_once_between_them(data: Fixtu
 def test_processes_sharing_a_too_small_cache_make_progress(data: Fixture) -> None:
     caches = [data.cache(2) for _ in range(3)]
     walk_together(data, caches)
-    assert data.remote.most_cached_bytes <= 2 * data.shard_bytes
+    assert data.remote.max_cached_bytes <= 2 * data.shard_bytes
 
 
 def test_shards_in_use_are_not_evicted(data: Fixture) -> None:

@@ -118,7 +118,7 @@ def test_a_value_that_each_row_repeats_is_read_a_row_at_a_time(tmp_path: Path, m
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
     found = read(tmp_path / "a.parquet")
     assert batches == [4] and [type(one) for one in found] == [Reject] * 40
-    monkeypatch.setattr(parquet_pages, "MOST_ROW_BYTES", 100 * KIB)
+    monkeypatch.setattr(parquet_pages, "MAX_ROW_BYTES", 100 * KIB)
     with pytest.raises(TooLargeRowError):
         sized(tmp_path / "a.parquet", ["image", "answer"])
     with pytest.raises(UserError, match="a row may take"):

@@ -14,12 +14,12 @@ from vlmpipe.trainer.config.benchmarks import FORMATS, BenchmarkConfig, Benchmar
 from vlmpipe.trainer.errors import DataError, ExitCode
 from vlmpipe.trainer.evaluation.benchmarks.readers import read_benchmark
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_each_format_is_read_with_its_answers_and_images(tmp_path: Path, form: BenchmarkFormat) -> None:
-    first, second, *copies = read_benchmark(write(tmp_path, form), MOST_BYTES)
+    first, second, *copies = read_benchmark(write(tmp_path, form), MAX_BYTES)
     assert (first.image.read(), second.image.read()) == (picture(1), picture(2))
     expected: dict[BenchmarkFormat, tuple[str, ...]] = {
         "vqav2": ("red",) * 9 + ("grey",),
@@ -44,15 +44,15 @@ def test_each_format_is_read_with_its_answers_and_images(tmp_path: Path, form: B
 
 def test_a_prompt_of_ones_own_goes_around_the_question(tmp_path: Path) -> None:
     config = write(tmp_path, "pope").model_copy(update={"prompt": "{question}\nAnswer yes or no."})
-    assert read_benchmark(config, MOST_BYTES)[0].text == "Is it red?\nAnswer yes or no."
+    assert read_benchmark(config, MAX_BYTES)[0].text == "Is it red?\nAnswer yes or no."
 
 
 def test_some_questions_are_evenly_spaced_and_rotations_stay_together(tmp_path: Path) -> None:
     many = [record | {"question_id": n} for n, record in enumerate(contents("pope")["questions.json"] * 10)]
     config = write(tmp_path / "a", "pope", {"questions.json": many}).model_copy(update={"max_questions": 4})
-    assert [question.id for question in read_benchmark(config, MOST_BYTES)] == ["0", "5", "10", "15"]
+    assert [question.id for question in read_benchmark(config, MAX_BYTES)] == ["0", "5", "10", "15"]
     config = write(tmp_path / "b", "mmbench").model_copy(update={"max_questions": 2})
-    assert [question.id for question in read_benchmark(config, MOST_BYTES)] == ["1", "1000001"]
+    assert [question.id for question in read_benchmark(config, MAX_BYTES)] == ["1", "1000001"]
 
 
 Change = Callable[[dict[str, Any]], Any]
@@ -88,7 +88,7 @@ def test_a_file_that_differs_is_one_sentence_that_names_the_place(
     files = contents(form)
     change(files)
     with pytest.raises(DataError) as error:
-        read_benchmark(write(tmp_path, form, files), MOST_BYTES)
+        read_benchmark(write(tmp_path, form, files), MAX_BYTES)
     assert found in error.value.found
     assert error.value.code == ExitCode.DATA
 
@@ -98,7 +98,7 @@ def test_a_file_of_another_format_is_refused_by_every_reader(tmp_path: Path) -> 
         config = write(tmp_path / form, form)
         Path(config.uri).write_text('{"questions": "none"', encoding="utf-8")
         with pytest.raises(DataError, match=r"is not "):
-            read_benchmark(config, MOST_BYTES)
+            read_benchmark(config, MAX_BYTES)
 
 
 @pytest.mark.parametrize(

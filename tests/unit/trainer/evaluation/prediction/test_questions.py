@@ -100,7 +100,7 @@ def test_built_in_sets_can_be_asked_about() -> None:
 def test_too_many_images_in_tables_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"image": {"bytes": png(), "path": "a.png"}, "question": "How red?", "answer": "Very."}]
     pq.write_table(pa.Table.from_pylist(rows), folder / "set.parquet")
-    monkeypatch.setattr(module, "MOST_HELD_BYTES", 10)
+    monkeypatch.setattr(module, "MAX_HELD_BYTES", 10)
     with pytest.raises(ConfigError, match="of images in its tables"):
         read_questions(folder / "set.parquet", "", DATA)
 

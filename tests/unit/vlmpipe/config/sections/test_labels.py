@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tests.fakes.kubernetes.train_job_rules import LABEL_KEY as KUBERNETES_KEY
 from tests.fakes.kubernetes.train_job_rules import LABEL_VALUE as KUBERNETES_VALUE
 from vlmpipe.config.sections.gcp import GcpConfig
-from vlmpipe.config.sections.labels import ADDED, MOST_LABELS, require_labels
+from vlmpipe.config.sections.labels import ADDED, MAX_LABELS, require_labels
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 from vlmpipe.pipelines.submit_job import _labels
 from vlmpipe.platforms.vertex.pipeline_job import SUBMISSION_LABEL
@@ -51,7 +51,7 @@ def test_good_labels_are_taken(value: str) -> None:
 def test_there_is_room_for_what_is_added() -> None:
     added = {STEP_LABEL, SUBMISSION_LABEL, SCHEDULE_LABEL, DIGEST_LABEL, "vertex-ai-pipelines-run-billing-id"}
     assert len(added) == ADDED
-    labels = {f"k{number}": "v" for number in range(MOST_LABELS)}
+    labels = {f"k{number}": "v" for number in range(MAX_LABELS)}
     check_labels({**GcpConfig(labels=labels).labels, **dict.fromkeys(added, "v")})
     with pytest.raises(ValidationError, match="at most 59 items"):
         GcpConfig(labels={**labels, "one-more": "v"})
