@@ -64,8 +64,8 @@ class RelevanceConfig(Section):
     samples: int = Field(4, ge=2, description="Selections that rloo draws for each sample.")
     token_cost: NonNegative = Field(
         0.0,
-        description="Penalty of each kept token in a selection's reward, in nats. For a choice between min_tokens and "
-        "max_tokens.",
+        description="Penalty of each kept token in a selection's reward, which is the mean probability of an answer's "
+        "token. For a choice between min_tokens and max_tokens.",
     )
     centre_questions: bool = Field(
         False,

@@ -13,7 +13,7 @@ from vlmpipe.trainer.config.arr_coc.channels import CHANNELS
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.models.arr_coc.allocation import Kept
 from vlmpipe.trainer.models.arr_coc.inputs import SelectionInputs
-from vlmpipe.trainer.models.arr_coc.module import Relevance, RelevanceModule, policy_loss, pooled
+from vlmpipe.trainer.models.arr_coc.module import Relevance, RelevanceModule, answer_probabilities, policy_loss, pooled
 from vlmpipe.trainer.models.arr_coc.textures import image_of, textures_of
 from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
@@ -83,14 +83,15 @@ class RelevanceVLM(QwenVLM):
         with torch.set_grad_enabled(self.base_trains and torch.is_grad_enabled()):
             losses = torch.stack(
                 [self.losses(inputs, projected, [draw.kept[n] for draw in draws]) for n in range(count)]
-            )  # (selections, samples)
+            )  # (selections, labels)
         owners = torch.tensor(selection.image_samples, dtype=torch.int64, device=losses.device)
         tokens = torch.tensor([[len(kept) for kept in draw.kept] for draw in draws]).view(len(draws), count)
         log_probs = losses.new_zeros(count, selection.num_samples)
         if draws:
             log_probs = log_probs.index_add(1, owners, torch.stack([draw.log_probs for draw in draws], dim=1))
-        costs = torch.zeros_like(losses.detach()).index_add(1, owners, tokens.T.to(losses))
-        policy = policy_loss(log_probs, -losses.detach() - self.relevance.config.token_cost * costs)
+        costs = torch.zeros_like(log_probs.detach()).index_add(1, owners, tokens.T.to(losses))
+        probabilities = answer_probabilities(losses.detach(), selection.label_samples, selection.num_samples)
+        policy = policy_loss(log_probs, probabilities - self.relevance.config.token_cost * costs)
         policy = policy + idle
         return losses.mean(0).sum() + policy - policy.detach()
 
@@ -105,7 +106,7 @@ class RelevanceVLM(QwenVLM):
         ]
 
     def losses(self, inputs: Packed, projected: Tensor, kept: Sequence[Kept]) -> Tensor:
-        """Summed loss of each sample's label tokens with these tokens of each image: (samples,).
+        """Loss of each label token with these tokens of each image: (labels,).
 
         projected: (tokens, levels x hidden) of all images.
         """
@@ -118,9 +119,9 @@ class RelevanceVLM(QwenVLM):
         hidden = self.language_model(
             inputs_embeds=hidden, position_ids=laid.position_ids, use_cache=False, **mask, **levels
         ).last_hidden_state
-        of_samples = PreferencePairs(inputs.selection.label_samples, inputs.selection.num_samples, None)
+        each = PreferencePairs(torch.arange(len(laid.label_ids), device=hidden.device), len(laid.label_ids), None)
         found = loss_at_labels(
-            self.token_loss, self.model.lm_head, hidden, laid.label_index, laid.label_ids, of_samples, laid.loss_sources
+            self.token_loss, self.model.lm_head, hidden, laid.label_index, laid.label_ids, each, laid.loss_sources
         )
         return -found
 

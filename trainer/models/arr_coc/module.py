@@ -22,7 +22,7 @@ from vlmpipe.trainer.models.arr_coc.scorers import Scorers
 PREFIX = "relevance."  # of the module's weights in a model's state dict
 FILE = "relevance.safetensors"  # in an export, beside the base's own files
 BUDGET_NOISE = 0.5  # deviation of the budget's logit in drawn selections
-LEAST_DEVIATION = 0.1  # nats, of the rewards that advantages are divided by
+LEAST_DEVIATION = 0.05  # of the rewards, which are probabilities, that advantages are divided by
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +119,18 @@ def pooled(embeddings: Tensor, owners: Tensor, count: int) -> Tensor:
 def scaled(vectors: Tensor) -> Tensor:
     """(..., width) vectors at a root mean square of 1."""
     return vectors * torch.rsqrt(vectors.square().mean(-1, keepdim=True) + 1e-12)
+
+
+def answer_probabilities(losses: Tensor, label_samples: Tensor, samples: int) -> Tensor:
+    """The reward of each selection, (selections, samples): the mean probability of its answer's tokens, in [0, 1].
+
+    losses: (selections, labels); label_samples: (labels,) sample of each. A log probability has no lower bound: a model
+    that reads a wrong part of an image is surer of a wrong answer than one that sees nothing of it, and selections
+    would learn to show nothing.
+    """
+    sums = losses.new_zeros(len(losses), samples).index_add(1, label_samples, torch.exp(-losses))
+    labels = losses.new_zeros(samples).index_add(0, label_samples, torch.ones_like(losses[0]))
+    return sums / labels.clamp(min=1)
 
 
 def policy_loss(log_probs: Tensor, rewards: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.arr_coc.module import (
     PREFIX,
     RelevanceModule,
+    answer_probabilities,
     load_relevance,
     policy_loss,
     pooled,
@@ -114,6 +115,28 @@ def test_advantages_are_left_one_out_and_do_not_depend_on_other_samples() -> Non
     policy_loss(log_probs, rewards).backward()
     advantages = torch.tensor([-1 + 4.0, -2 + 3.5, -6 + 1.5]) / rewards[:, 0].std()
     torch.testing.assert_close(log_probs.grad, torch.stack([-advantages / 3, torch.zeros(3)], dim=1))
+
+
+def test_a_reward_is_the_mean_probability_of_an_answers_tokens() -> None:
+    losses = torch.tensor([[0.0, 2.0, 200.0], [1.0, 1.0, 0.0]])
+    rewards = answer_probabilities(losses, torch.tensor([0, 0, 1]), 3)  # the third sample has no label
+    shares = torch.exp(-losses)
+    torch.testing.assert_close(rewards, torch.stack([shares[:, :2].mean(1), shares[:, 2], torch.zeros(2)], 1))
+
+
+def test_a_model_that_is_surer_of_wrong_answers_than_of_none_does_not_teach_to_look_away() -> None:
+    """Six of 36 tokens say something, one of them what a question asks; four are drawn.
+
+    The losses are those of the base of configs/arr-coc.yaml from seed 4. With log probabilities as rewards the gradient
+    points away from the six.
+    """
+    samples, generator = 4000, torch.Generator().manual_seed(0)
+    kept = torch.rand(4, samples, 36, generator=generator).topk(4, dim=2).indices
+    says, answers = kept < 6, kept == (torch.arange(samples) % 6)[None, :, None]
+    losses = torch.where(answers.any(2), 0.2, torch.where(says.any(2), 7.1, 4.2))
+    score = torch.zeros((), requires_grad=True)  # of all tokens that say something
+    policy_loss(score * says.sum(2), answer_probabilities(losses, torch.arange(samples), samples)).backward()
+    assert score.grad is not None and score.grad < 0
 
 
 def test_the_file_rebuilds_the_module(tmp_path: Path) -> None:
