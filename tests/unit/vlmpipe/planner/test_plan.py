@@ -157,7 +157,7 @@ def test_without_a_number_of_samples_the_price_is_open_and_a_note_says_what_to_g
 
 def test_a_plan_says_that_a_relevance_module_needs_no_sharding() -> None:
     stages = load_run_file(ROOT / "configs/arr-coc.yaml").stage_runs()
-    said = "Only the relevance module learns, 11,332 parameters: sharding and a Reduction Server gain nothing"
+    said = "Only the relevance module learns, 11,396 parameters: sharding and a Reduction Server gain nothing"
     found = {name: [note for note in plan_run(run).notes if note.startswith(said)] for name, run in stages.items()}
     assert [len(found["base"]), len(found["relevance"])] == [0, 1]
 
