@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,7 @@ from google.cloud import storage
 
 from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.support.gcs import QUICK_RETRY
-from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage import bucket, open_storage
 from vlmpipe.trainer.storage import gcs as gcs_module
 from vlmpipe.trainer.storage.base import AlreadyExistsError, CorruptObjectError, VersionConflictError, crc32c_of
@@ -199,21 +196,6 @@ def test_an_upload_of_changed_bytes_is_refused(
     assert gcs.stat("shard") is None
 
 
-def test_a_second_fetch_downloads_nothing(gcs: GcsStorage, gcs_server: FakeGcs) -> None:
-    gcs.write("a", b"bytes")
-    gcs.fetch("a")
-    gcs.fetch("a")
-    assert _downloads(gcs_server) == 1
-
-
-def test_concurrent_fetches_download_once(gcs: GcsStorage, gcs_server: FakeGcs) -> None:
-    gcs.write("a", b"bytes")
-    with ThreadPoolExecutor(8) as pool:
-        paths = set(pool.map(lambda _: gcs.fetch("a"), range(8)))
-    assert len(paths) == 1
-    assert _downloads(gcs_server) == 1
-
-
 def test_a_copy_between_buckets_is_the_services_own_and_is_compared(gcs: GcsStorage, gcs_server: FakeGcs) -> None:
     gcs_server.buckets["second"] = {}
     other = GcsStorage("gs://second/copies", client=gcs_server.client(), retry=QUICK_RETRY)
@@ -236,27 +218,6 @@ def test_a_copy_into_a_folder_is_verified(gcs: GcsStorage, tmp_path: Path) -> No
     assert folder.read("there") == b"content"
     with pytest.raises(CorruptObjectError):
         gcs.copy_to("there", folder, crc32c=1)
-
-
-def test_damaged_cache_file_is_fetched_again(gcs: GcsStorage) -> None:
-    gcs.write("a", b"bytes")
-    gcs.fetch("a").write_bytes(b"bytez")
-    assert gcs.fetch("a").read_bytes() == b"bytes"
-
-
-def test_the_default_cache_is_for_this_user_only(
-    gcs: GcsStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("VLMPIPE_CACHE_DIR")
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    gcs.write("a", b"bytes")
-    folder = next(path for path in gcs.fetch("a").parents if path.parent == tmp_path)
-    assert folder.stat().st_mode & 0o777 == 0o700
-    other_user = folder.stat().st_uid + 1
-    folder.rename(folder.with_name(f"vlmpipe-cache-{other_user}"))
-    monkeypatch.setattr(os, "getuid", lambda: other_user)
-    with pytest.raises(ConfigError, match="another user"):
-        gcs.fetch("a")
 
 
 def test_a_folder_mark_of_the_console_is_not_an_object(gcs: GcsStorage, gcs_server: FakeGcs) -> None:
@@ -324,10 +285,6 @@ def test_open_storage_uses_the_emulator_of_the_environment(
 def test_a_malformed_uri_is_refused(uri: str) -> None:
     with pytest.raises(ConfigError):
         GcsStorage(uri, client=storage.Client.create_anonymous_client())
-
-
-def _downloads(server: FakeGcs) -> int:
-    return sum(request.startswith("GET /download/") for request in server.requests)
 
 
 def _operations(store: GcsStorage, file: Path) -> dict:
@@ -405,40 +362,3 @@ def test_an_object_is_read_up_to_a_bound(gcs: GcsStorage) -> None:
     assert gcs.read("a", 5) == b"12345"
     with pytest.raises(FileTooLargeError, match="at most 4 bytes"):
         gcs.read("a", 4)
-
-
-@pytest.mark.parametrize("mode", [0o777, 0o702])
-def test_cache_folder_writable_by_others_is_refused(
-    gcs: GcsStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
-) -> None:
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(mode)
-    monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "open"))
-    gcs.write("a", b"bytes")
-    with pytest.raises(ConfigError, match=f"every user .mode {mode:04o}"):
-        gcs.fetch("a")
-
-
-def test_the_default_cache_is_no_link(gcs: GcsStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("VLMPIPE_CACHE_DIR")
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / f"vlmpipe-cache-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    gcs.write("a", b"bytes")
-    with pytest.raises(ConfigError, match="is a link or a file"):
-        gcs.fetch("a")
-
-
-def test_planted_link_is_not_used_as_the_caches_lock(
-    gcs: GcsStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
-    victim = tmp_path / "victim"
-    victim.write_bytes(b"precious")
-    gcs.write("a", b"bytes")
-    lock = gcs.fetch("a").parent / ".tmp-lock-a"
-    lock.unlink()
-    lock.symlink_to(victim)
-    with pytest.raises(DataError, match="symbolic link"):
-        gcs.fetch("a")
-    assert victim.read_bytes() == b"precious"
