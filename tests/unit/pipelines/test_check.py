@@ -94,3 +94,20 @@ def test_a_step_whose_disk_is_too_small_fails_as_in_the_plan() -> None:
     assert found.text.startswith("step prepare-data: its boot disk of 100 GB has 87 GB")
     fixed = load_run_file(ROOT / "configs/llava-7b.yaml", [overrides[0], found.text.rpartition("; set ")[2]])
     assert not [one for one in check._plan(fixed) if one.state == "failed"]
+
+
+@pytest.mark.usefixtures("unplanned")
+def test_a_users_function_is_called_here_and_its_module_must_be_in_the_image(tmp_path: Path) -> None:
+    def found(source: str, *overrides: str) -> list[tuple[str, int]]:
+        run = load_run_file(ROOT / "configs/digits.yaml", [f"data.source={source}", *overrides])
+        return [(one.state, one.code) for one in check_run(run) if one.subject == "data"]
+
+    (tmp_path / "mine.py").write_text(
+        "def records():\n    for n in range(20):\n        yield {'id': n, 'question': f'What is {n}?', 'answer': 'B'}\n"
+    )
+    only_here = "gcp.project="
+    ((state, code),) = found(f"{tmp_path}/mine.py:records", only_here)
+    assert code == 0 and state in ("ok", "warning")
+    assert found(f"{tmp_path}/mine.py:others", only_here) == [("failed", ExitCode.CONFIG)]
+    assert found("no_such_module:records", only_here) == [("failed", ExitCode.CONFIG)]
+    assert found("no_such_module:records") == [("unchecked", 0)]

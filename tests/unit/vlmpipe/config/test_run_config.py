@@ -287,6 +287,10 @@ def test_local_data_is_refused_on_vertex() -> None:
     require_reached_files(small(), "vertex")
     with pytest.raises(RunFileError, match=r"data\.source"):
         require_reached_files(small(data__source="my-data/llava.json"), "vertex")
+    with pytest.raises(RunFileError, match=r"data\.source"):
+        require_reached_files(small(data__source="my-data/mine.py:records"), "vertex")
+    for source in ("gs://bucket/mine.py:records", "my_package.readers:records"):  # of which the image has the module
+        require_reached_files(small(data__source=source), "vertex")
     in_cloud = {"uri": "gs://bucket/pope.json", "images": "gs://bucket/images"}
     require_reached_files(small(evaluate__benchmarks=[POPE | in_cloud]), "vertex")
     with pytest.raises(RunFileError, match=r"evaluate\.benchmarks\.0\.images: found \"images\", expected a gs://"):
