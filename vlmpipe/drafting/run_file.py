@@ -29,6 +29,7 @@ FEW_HELD_OUT = 100  # questions, below which a score says little
 MAX_ANSWER_TOKENS = 64
 DEFAULT_SHARE, FEWEST_HELD_OUT = 0.1, 5  # share and number of images that are held out
 COLUMNS = 100  # of comments
+ELSEWHERE = "# Vertex AI and Kubeflow need the section gcp and an image: vlmpipe docs first-run-on-vertex"
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def draft_run_file(place: Path, path: Path) -> Draft:
         facts = look(parse_run_config(apply_overrides(template, changes | tried), str(place)))
         changes |= _sizes(facts)
         questions = (*layout.questions, *_questions(facts, changes))
-        text = _header(place, layout, facts, questions) + _changed(TEMPLATE.read_text(encoding="utf-8"), changes)
+        text = _header(place, layout, facts, questions) + _changed(_for_this_machine(TEMPLATE), changes)
         parse_run_config(parse_yaml(text, str(path)), str(path))
     except BaseException:
         if table:
@@ -191,6 +192,13 @@ def _header(place: Path, layout: Layout, facts: Facts, questions: Sequence[str])
     return "".join(f"{line}\n" for of_paragraph in lines for line in of_paragraph)
 
 
+def _for_this_machine(template: Path) -> str:
+    """The template's text without what only jobs elsewhere read, most of which would be an example's values."""
+    text, _, _ = template.read_text(encoding="utf-8").partition("\n# Read on Vertex AI only.")
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith(("image_uri:", "machine_type:"))]
+    return "\n".join([*lines, ""])
+
+
 def _changed(template: str, changes: Mapping[str, Any]) -> str:
     """The template with other values in its lines, which keep their comments; its own heading is left out.
 
@@ -208,6 +216,7 @@ def _changed(template: str, changes: Mapping[str, Any]) -> str:
             comment = re.search(r"\s{2,}#.*$|\s#\s.*$", lines[number])
             keeps = comment and key not in ("source",)
             lines[number] = f"{' ' * indent}{key}: {shown}" + (comment[0] if comment and keeps else "")
+    lines.append(ELSEWHERE)
     return "\n".join(line for line in lines if line.strip() != 'image_folder: ""') + "\n"
 
 

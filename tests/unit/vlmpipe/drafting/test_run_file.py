@@ -51,6 +51,12 @@ def test_the_run_file_reads_every_sample(
     assert draft.facts.middle_size == (166, 120) and all(line in draft.text for line in ("gate:", "checkpoint_every"))
 
 
+def test_a_draft_has_no_values_of_the_examples_project(tmp_path: Path) -> None:
+    text = draft_run_file(as_llava(tmp_path / "a"), tmp_path / "a.yaml").text
+    assert not {"gcp", "image_uri"} & {line.strip().partition(":")[0] for line in text.splitlines()}
+    assert "example" not in text and "sha256" not in text and "docs first-run-on-vertex" in text
+
+
 def test_what_cannot_be_seen_is_asked_in_comments(tmp_path: Path) -> None:
     text = draft_run_file(as_other_columns(tmp_path / "a"), tmp_path / "a.yaml").text
     comments = " ".join(line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
