@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,6 @@ from vlmpipe.trainer.checkpoint.resume import versions
 from vlmpipe.trainer.checkpoint.resume_rules import settings_of
 from vlmpipe.trainer.config.compiling import CompileChoice, compile_choice
 from vlmpipe.trainer.config.job import JobConfig, defers_weights
-from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.data.chat.added_tokens import require_trained_tokens, trained_tokens
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.loader import PackedLoader
@@ -33,6 +31,7 @@ from vlmpipe.trainer.errors import print_warning
 from vlmpipe.trainer.evaluation.reference_log_probs import ReferenceLogProbs
 from vlmpipe.trainer.evaluation.validation_loss import Validation, validation_of
 from vlmpipe.trainer.feature_cache.reader import FeatureReader
+from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.models.arr_coc.question_centre import centre_questions, lacks_centre
 from vlmpipe.trainer.models.base import Family, Weights
 from vlmpipe.trainer.models.image_processor import image_preparer
@@ -40,7 +39,6 @@ from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.layers.bf16 import use_tf32
 from vlmpipe.trainer.models.layers.compile import compile_layers, has_compiler
 from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights
-from vlmpipe.trainer.models.layers.float8 import compute_in_float8
 from vlmpipe.trainer.models.layers.freeze import frozen_weights, require_frozen_tower, require_something_trained, trains
 from vlmpipe.trainer.models.layers.lora import train_rows_only
 from vlmpipe.trainer.models.layers.nf4 import quantize_base, require_bitsandbytes
@@ -63,7 +61,6 @@ from vlmpipe.trainer.strategies.registry import build_strategy as strategy_of
 from vlmpipe.trainer.weights_digest import model_sha256, weights_sha256
 
 CENTRE_SEQUENCES = 16  # packed sequences whose questions give their mean, on every rank the same
-MOST_OF_THE_START = 0.05  # share of initial weights in the average at the end of training that is worth a warning
 
 
 @dataclass(frozen=True)
@@ -263,7 +260,8 @@ def build_loader(
     readers = open_readers(job, set_aside_bytes=of_checkpoints)  # they keep their room on this node
     ahead = readers.fetch_ahead(data.train, data.sampler, data.total_steps, job.data.shuffle_shards)
     if worker.is_first:
-        for warning in (*warnings(ahead), *_settings_warnings(job.train, data.total_steps)):
+        doubts = [line for feature in features_of(job) for line in feature.warnings(job.train, data.total_steps)]
+        for warning in (*warnings(ahead), *doubts):
             print_warning(warning)
     images = replica.takes_images and not data.cached
     loader = PackedLoader(data.train, data.sampler, data.chat, readers.samples, images=images, ahead=ahead)
@@ -289,10 +287,10 @@ def build_strategy(
     if built.deferred:
         fill = DeferredWeights(built.model, built.deferred, worker.device).fill
         units = dataclasses.replace(units, fill=fill)
-    if job.train.float8 != "none":
-        count = compute_in_float8(units, job.train.float8, worker.device)
-        if worker.is_first:
-            print(f"train: float8 {job.train.float8} in {count} linear layers of the language model", flush=True)
+    for feature in features_of(job):
+        line = feature.change_layers(job.train, units, worker.device)
+        if line and worker.is_first:
+            print(f"train: {line}", flush=True)
     if compiling.on:
         compile_layers(units, job.train.compile_backend, must=job.train.compile == "on")
     if worker.is_first:
@@ -324,17 +322,6 @@ def build_validation(
     images = replica.takes_images and not data.cached
     split = data.index.split("eval")
     return validation_of(job, split, data.chat, readers.samples, image_source, replica, images=images)
-
-
-def _settings_warnings(settings: TrainConfig, total_steps: int) -> Iterator[str]:
-    """Warn about an average whose decay is too high for the number of steps."""
-    decay = settings.ema_decay
-    left = decay**total_steps if decay else 0.0
-    if left >= MOST_OF_THE_START:
-        yield (
-            f"train.ema_decay {decay:g}: after all {total_steps} steps the exported average is "
-            f"still {left:.0%} initial weights; lower train.ema_decay"
-        )
 
 
 def mean_sequence_flops(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -53,6 +54,13 @@ def storage_uri(value: str) -> str:
 StorageUri = Annotated[str, AfterValidator(storage_uri)]
 
 
+@dataclass(frozen=True)
+class OfFeature:
+    """Marks a field that asks for a feature where it is not the default. See `vlmpipe.trainer.hooks.table`."""
+
+    name: str
+
+
 class Section(BaseModel):
     """Base of every section: immutable, and an unknown key is an error."""
 
@@ -75,6 +83,23 @@ class Section(BaseModel):
                 errors = [InitErrorDetails(type=kind, loc=place, input=switch) for place, switch in places]
                 raise ValidationError.from_exception_data(cls.__name__, errors)
         return value
+
+
+def asked_features(section: BaseModel, path: str = "") -> dict[str, str]:
+    """Names of the features that a section's fields ask for, each with the first such field, as `train.float8`.
+
+    path: the field of the section itself, empty for a whole run.
+    """
+    asked: dict[str, str] = {}
+    for name, field in type(section).model_fields.items():
+        value, place = getattr(section, name), f"{path}.{name}" if path else name
+        if value != field.get_default(call_default_factory=True):
+            for mark in field.metadata:
+                if isinstance(mark, OfFeature):
+                    asked.setdefault(mark.name, place)
+        if isinstance(value, Section):
+            asked = asked_features(value, place) | asked
+    return asked
 
 
 def _places_of_switches(value: Any) -> list[tuple[tuple[int | str, ...], bool]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from vlmpipe.trainer.config.base import Fraction, Positive, Section
+from vlmpipe.trainer.config.base import Fraction, OfFeature, Positive, Section
 from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
 from vlmpipe.trainer.config.optimizer import OptimizerConfig
 from vlmpipe.trainer.config.strategies import PIPELINE_PARALLEL
@@ -99,7 +99,7 @@ class TrainFields(Section):
         0.2, description="Share of steps at the end in which the learning rate falls. For lr_schedule wsd."
     )
     final_rate_fraction: Fraction = Field(0.0, description="Learning rate at the last step, as a share of the peak.")
-    ema_decay: float = Field(
+    ema_decay: Annotated[float, OfFeature("ema")] = Field(
         0.0,
         ge=0,
         lt=1,
@@ -173,7 +173,7 @@ class TrainFields(Section):
         description="Backend of torch.compile: inductor fuses kernels; aot_eager keeps the operations, to locate "
         "errors.",
     )
-    float8: Float8 = Field(
+    float8: Annotated[Float8, OfFeature("float8")] = Field(
         "none",
         description="8-bit float matrix products (torchao) in layers of the language model and of a trained tower, "
         "with one scale per tensor (tensorwise) or per row (rowwise); none for no 8-bit products. For ddp, fsdp and "

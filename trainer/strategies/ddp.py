@@ -17,7 +17,7 @@ from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.optimizer.build import build_optimizer
 from vlmpipe.trainer.sizing.ddp_gradients import bucket_cap_mib
 from vlmpipe.trainer.strategies.base import StepResult
-from vlmpipe.trainer.strategies.mixed_precision import LossScale, autocast
+from vlmpipe.trainer.strategies.mixed_precision import autocast
 from vlmpipe.trainer.strategies.torch_base import TorchStrategy, clip_and_step, loss_without_gradients
 
 COMPRESSED = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -52,8 +52,7 @@ class Ddp(TorchStrategy):
         super().__init__(
             self._module,
             optimizer,
-            LossScale(config.precision),
-            ema_decay=config.ema_decay,
+            config,
             copies=worker.world_size,
             copy=worker.rank,
         )

@@ -23,7 +23,7 @@ from vlmpipe.trainer.models.layers.bf16 import rest_frozen
 from vlmpipe.trainer.models.layers.freeze import in_frozen_parts
 from vlmpipe.trainer.optimizer.build import build_optimizer
 from vlmpipe.trainer.strategies.base import StepResult
-from vlmpipe.trainer.strategies.mixed_precision import LossScale, compute_policy
+from vlmpipe.trainer.strategies.mixed_precision import compute_policy
 from vlmpipe.trainer.strategies.torch_base import TorchStrategy, clip_and_step, loss_without_gradients
 
 
@@ -44,8 +44,7 @@ class Fsdp(TorchStrategy):
         super().__init__(
             self._module,
             optimizer,
-            LossScale(config.precision),
-            ema_decay=config.ema_decay,
+            config,
             copies=copies,
             copy=worker.rank if copies > 1 else 0,
         )

@@ -23,11 +23,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.config.train_options import Precision
 from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.hooks.table import average_of
 from vlmpipe.trainer.optimizer.build import set_rates
 from vlmpipe.trainer.strategies.base import SavedFiles, StepResult
-from vlmpipe.trainer.strategies.ema import Ema
 from vlmpipe.trainer.strategies.mixed_precision import LossScale, autocast
 from vlmpipe.trainer.strategies.strided_checkpoint import with_strided_shards
 
@@ -141,16 +142,16 @@ class TorchStrategy:
         self,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
-        loss_scale: LossScale,
+        train: TrainConfig,
         *,
-        ema_decay: float = 0.0,
         copies: int = 1,
         copy: int = 0,
     ) -> None:
-        self._stateful, self._optimizer, self.loss_scale = module, optimizer, loss_scale
+        self._stateful, self._optimizer, self.loss_scale = module, optimizer, LossScale(train.precision)
         self._copies, self._copy = copies, copy
-        self._trained = list(trained_of(module)) if ema_decay else []
-        self._ema = Ema(list(trained_of(module).values()), ema_decay) if ema_decay else None
+        trained = trained_of(module)
+        self._trained = list(trained)
+        self._ema = average_of(train, list(trained.values()))
         on_gpu = any(parameter.is_cuda for parameter in module.parameters())
         self._stager = host_stager(on_gpu=on_gpu)
 

@@ -18,6 +18,8 @@ from torch.distributed import ProcessGroup
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.dataloading.batches import MicroBatches, PackedBatch
 from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.hooks.feature import WeightsAverage
+from vlmpipe.trainer.hooks.table import average_of
 from vlmpipe.trainer.models.attention.mixers import BY_SAMPLE
 from vlmpipe.trainer.models.base import ShardingUnits
 from vlmpipe.trainer.optimizer.build import build_optimizer, set_rates
@@ -26,14 +28,11 @@ from vlmpipe.trainer.strategies.base import SavedFiles, StepResult
 from vlmpipe.trainer.strategies.deepspeed.linear_regather import recompute_gathered_linear
 from vlmpipe.trainer.strategies.deepspeed.values import require_values
 from vlmpipe.trainer.strategies.deepspeed.zero_init import partition_by_part
-from vlmpipe.trainer.strategies.ema import Ema
 from vlmpipe.trainer.strategies.mixed_precision import LossScale
 from vlmpipe.trainer.strategies.torch_base import host_stager, second_names
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from vlmpipe.trainer.models.base import ShardingUnits
 
 TAG = "zero"  # one fixed folder name: COMMIT identifies the checkpoint, not DeepSpeed's `latest`
 MODULE_FILE = f"{TAG}/mp_rank_00_model_states.pt"  # the weights, whole for stages 1 and 2
@@ -89,7 +88,7 @@ class Zero:
         self._engine.checkpoint_engine = self._files
         self._engine._copy_recovery_script = self._files.written(self._engine._copy_recovery_script)
         self._leave_out_frozen_copies(module)
-        self._ema = Ema(self._partitions(), config.ema_decay) if config.ema_decay else None
+        self._ema = average_of(config, self._partitions())
 
     def forward_backward(self, batches: MicroBatches, total_label_tokens: int) -> Tensor:
         # The engine averages over ranks and micro-steps; the loss is a sum over both.
@@ -185,7 +184,7 @@ class Zero:
 
         self._engine.module_state_dict = module_state_dict
 
-    def _load_average(self, ema: Ema, file: Path) -> None:
+    def _load_average(self, ema: WeightsAverage, file: Path) -> None:
         if not file.exists():
             ema.restart("the checkpoint")
             return

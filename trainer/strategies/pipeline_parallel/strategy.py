@@ -33,7 +33,7 @@ from vlmpipe.trainer.optimizer.build import build_optimizer, set_rates
 from vlmpipe.trainer.sizing.pipeline_partition import Stage, schedule_passes, stages_of
 from vlmpipe.trainer.strategies.base import StepResult
 from vlmpipe.trainer.strategies.fsdp import shard, to_device
-from vlmpipe.trainer.strategies.mixed_precision import COMPUTE_TYPES, LossScale
+from vlmpipe.trainer.strategies.mixed_precision import COMPUTE_TYPES
 from vlmpipe.trainer.strategies.pipeline_parallel.gradients import Gradients, Groups
 from vlmpipe.trainer.strategies.tensor_parallel.plan import parallelize
 from vlmpipe.trainer.strategies.tensor_parallel.replicated_gradients import ReplicatedGradients
@@ -68,7 +68,7 @@ class Pipeline(TorchStrategy):
             of_stage = dataclasses.replace(blocks, language_layers=blocks.layers_in(runner.stage), tower_layers=())
             shard(runner, of_stage, config, self._groups.replica_mesh)
         self._gradients = Gradients(module, blocks.embedding.weight if is_tied else None, self._groups)
-        super().__init__(module, _optimizer(module, config), LossScale(config.precision), ema_decay=config.ema_decay)
+        super().__init__(module, _optimizer(module, config), config)
         self._schedule: Schedule1F1B | ScheduleInterleaved1F1B | None = None
         self._loss_factor = 1.0
         # The schedule has a fixed number of micro-batches; an epoch's last step fills up with empty ones.

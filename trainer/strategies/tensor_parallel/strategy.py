@@ -21,7 +21,6 @@ from vlmpipe.trainer.optimizer.build import build_optimizer
 from vlmpipe.trainer.sizing.pipeline_partition import Stage
 from vlmpipe.trainer.strategies.base import StepResult
 from vlmpipe.trainer.strategies.fsdp import shard, to_device
-from vlmpipe.trainer.strategies.mixed_precision import LossScale
 from vlmpipe.trainer.strategies.tensor_parallel.plan import parallelize
 from vlmpipe.trainer.strategies.tensor_parallel.replicated_gradients import ReplicatedGradients
 from vlmpipe.trainer.strategies.torch_base import TorchStrategy, clip_and_step, loss_without_gradients
@@ -42,7 +41,7 @@ class TensorParallel(TorchStrategy):
         self._replicated = ReplicatedGradients(module, partial, mesh.get_group("tensor"))
         self._module = shard(to_device(module, worker.device), blocks, config, mesh["replicas"])
         optimizer = build_optimizer(self._module, config.optimizer)
-        super().__init__(self._module, optimizer, LossScale(config.precision), ema_decay=config.ema_decay)
+        super().__init__(self._module, optimizer, config)
 
     def forward_backward(self, batches: MicroBatches, total_label_tokens: int) -> Tensor:
         # FSDP averages over replicas; the loss is a sum over them: multiply by their number.

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributed import ProcessGroup
 
+from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.strategies.base import StepResult
-from vlmpipe.trainer.strategies.mixed_precision import LossScale
 from vlmpipe.trainer.strategies.torch_base import TorchStrategy, share_of
 from vlmpipe.trainer.tracing.memory_tracker import MemoryTracker
 
@@ -37,6 +37,11 @@ def group() -> Iterator[ProcessGroup]:
     dist.destroy_process_group()
 
 
+def settings(**changes: float) -> TrainConfig:
+    content = {"global_batch_size": 1, "optimizer": {"learning_rate": 0.1}, "precision": "fp32"} | changes
+    return TrainConfig.model_validate(content)
+
+
 @pytest.mark.parametrize("copies", [2, 4])
 def test_a_snapshot_holds_a_share_of_weights_and_optimizer(copies: int, tmp_path: Path, group: ProcessGroup) -> None:
     module = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
@@ -47,7 +52,7 @@ def test_a_snapshot_holds_a_share_of_weights_and_optimizer(copies: int, tmp_path
     there_before = [*module.parameters(), *moments]
     whole = sum(tensor.nbytes for tensor in there_before)
     with MemoryTracker(there_before) as tracker:
-        write = TorchStrategy(module, optimizer, LossScale("fp32"), copies=copies, copy=1).snapshot(tmp_path, group)
+        write = TorchStrategy(module, optimizer, settings(), copies=copies, copy=1).snapshot(tmp_path, group)
         held = tracker.held.total_bytes
     assert write
     assert held == pytest.approx(whole / copies, rel=0.05)
@@ -58,7 +63,7 @@ def trained(ema_decay: float) -> tuple[nn.Module, TorchStrategy]:
     torch.manual_seed(0)
     module = nn.Linear(3, 2)
     strategy = TorchStrategy(
-        module, optimizer := torch.optim.AdamW(module.parameters(), 0.1), LossScale("fp32"), ema_decay=ema_decay
+        module, optimizer := torch.optim.AdamW(module.parameters(), 0.1), settings(ema_decay=ema_decay)
     )
     module(torch.ones(1, 3)).sum().backward()
     optimizer.step()

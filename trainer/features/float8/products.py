@@ -8,23 +8,30 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from vlmpipe.trainer.config.compiling import LEAST_FOR_FLOAT8
+from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.config.train_options import Float8
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.hooks.feature import Feature, Layers
 from vlmpipe.trainer.models.layers.freeze import is_adapter
-
-if TYPE_CHECKING:
-    from vlmpipe.trainer.models.base import ShardingUnits
 
 SIDES = 16  # the GPU's products take matrices whose sides are multiples of it
 
 
-def compute_in_float8(blocks: ShardingUnits, recipe: Float8, device: torch.device) -> int:
+class Float8Products(Feature):
+    """Has linear layers multiply in 8-bit floats."""
+
+    def change_layers(self, train: TrainConfig, layers: Layers, device: torch.device) -> str:
+        assert train.float8 != "none", "only a run file that asks for a feature gets its hooks called"
+        count = compute_in_float8(layers, train.float8, device)
+        return f"float8 {train.float8} in {count} linear layers of the language model"
+
+
+def compute_in_float8(blocks: Layers, recipe: Float8, device: torch.device) -> int:
     """Have linear layers of blocks multiply in float8. Returns how many. Call it before a strategy changes the module.
 
     Left out: what is outside of blocks (embedding, projector, head), adapters, sides that are no multiples of 16, and
@@ -77,3 +84,6 @@ def _multiplies_in_float8(module: nn.Module, name: str) -> bool:
         and not is_adapter(f"{name}.")
         and not any(side % SIDES for side in module.weight.shape)
     )
+
+
+FEATURE = Float8Products()

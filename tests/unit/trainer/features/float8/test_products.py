@@ -11,7 +11,7 @@ import torch
 from tests.support.short_form import needs_torchao
 from tests.support.trainer.memory_cases import Case
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
-from vlmpipe.trainer.models.layers.float8 import compute_in_float8, require_float8
+from vlmpipe.trainer.features.float8.products import compute_in_float8, require_float8
 from vlmpipe.trainer.models.registry import family_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -11,13 +11,33 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.hooks.feature import Feature
+
 SWAPPED_NUMBERS = 1 << 24  # swapped at a time, which bounds the extra memory
+MOST_OF_THE_START = 0.05  # share of initial weights in the average at the end of training that is worth a warning
+
+
+class Averaging(Feature):
+    """Keeps an `Ema` of the trained weights."""
+
+    def warnings(self, train: TrainConfig, total_steps: int) -> Iterator[str]:
+        """Warn about an average whose decay is too high for the number of steps."""
+        left = train.ema_decay**total_steps
+        if left >= MOST_OF_THE_START:
+            yield (
+                f"train.ema_decay {train.ema_decay:g}: after all {total_steps} steps the exported average is "
+                f"still {left:.0%} initial weights; lower train.ema_decay"
+            )
+
+    def average(self, train: TrainConfig, weights: Sequence[Tensor]) -> Ema:
+        return Ema(weights, train.ema_decay)
 
 
 class Ema:
     """average <- decay x average + (1 - decay) x weight after each update, starting from the first weights.
 
-    Each rank averages its own shards without communication.
+    A `WeightsAverage`. Each rank averages its own shards without communication.
     """
 
     def __init__(self, weights: Sequence[Tensor], decay: float) -> None:
@@ -64,3 +84,6 @@ def _local(tensors: Sequence[Tensor]) -> list[Tensor]:
     """This rank's shard of each."""
     shards = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
     return [tensor.detach() for tensor in shards]
+
+
+FEATURE = Averaging()

@@ -1,0 +1,1 @@
+"""The moving average of trained weights (`train.ema_decay`)."""

@@ -1,0 +1,1 @@
+"""Matrix products in 8-bit floats (`train.float8`)."""

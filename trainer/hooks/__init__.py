@@ -1,0 +1,1 @@
+"""Hooks by which features take part in training, and the table of features."""

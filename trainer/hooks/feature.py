@@ -1,0 +1,56 @@
+"""Hooks of features: the places in which training, tracing and export let a feature take part."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from vlmpipe.trainer.config.train import TrainConfig
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+class Layers(Protocol):
+    """The layers of a training module, as of `vlmpipe.trainer.models.base.ShardingUnits`."""
+
+    @property
+    def language_layers(self) -> Sequence[nn.Module]: ...
+    @property
+    def tower_layers(self) -> Sequence[nn.Module]: ...
+
+
+class WeightsAverage(Protocol):
+    """An average of weights that checkpoints hold beside them, and that is validated and exported in their place."""
+
+    averages: list[Tensor]  # of this rank's weights, in their order
+
+    def update(self) -> None:
+        """Average in the new weights. Not after a skipped step."""
+        ...
+
+    def restart(self, source: str) -> None:
+        """Start from the weights loaded from `source`, which holds no average, and print that."""
+        ...
+
+    def swapped(self) -> contextlib.AbstractContextManager[None]:
+        """Use the averages as weights inside this context; the weights are restored bit for bit."""
+        ...
+
+
+class Feature:
+    """Base of features. A hook that a feature does not override does nothing."""
+
+    def warnings(self, train: TrainConfig, total_steps: int) -> Iterator[str]:
+        """Yield doubts about the settings, once `total_steps` is known."""
+        yield from ()
+
+    def change_layers(self, train: TrainConfig, layers: Layers, device: torch.device) -> str:
+        """Change layers before they are compiled and sharded. Returns a line to print, empty for none."""
+        return ""
+
+    def average(self, train: TrainConfig, weights: Sequence[Tensor]) -> WeightsAverage | None:
+        """An average of this rank's trained weights, once they are sharded."""
+        return None
