@@ -41,7 +41,6 @@ from vlmpipe.trainer.models.layers.compile import compile_layers, has_compiler
 from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights
 from vlmpipe.trainer.models.layers.freeze import frozen_weights, require_frozen_tower, require_something_trained, trains
 from vlmpipe.trainer.models.layers.lora import train_rows_only
-from vlmpipe.trainer.models.layers.nf4 import quantize_base, require_bitsandbytes
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.models.loss.preference import pair_loss_of
 from vlmpipe.trainer.models.registry import family_of
@@ -105,8 +104,8 @@ class BuiltModel:
 
 def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     """Model, data and strategy of this rank. Raises ConfigError before anything large is built where it can."""
-    if job.model.quantizes_base:
-        require_bitsandbytes()
+    for feature in features_of(job):
+        feature.require()
     replica = replica_of(job.train, worker)
     require_divisible(job, replica)
     if worker.is_first:
@@ -230,8 +229,8 @@ def build_model(
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         num_trainable=num_trainable,
     )
-    if job.model.quantizes_base:  # last: digests and sizes are those of the source
-        quantize_base(model)
+    for feature in features_of(job):  # last: digests and sizes are those of the source
+        feature.change_model(model)
     seed_random_states(job.train.seed, replica, step=0)
     return built
 

@@ -14,9 +14,9 @@ from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.dataloading.batches import PackedBatch
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.features.float8.products import compute_in_float8
+from vlmpipe.trainer.features.quantized_base.nf4 import quantize_base
 from vlmpipe.trainer.models.layers.bf16 import use_tf32
 from vlmpipe.trainer.models.layers.compile import compile_layers
-from vlmpipe.trainer.models.layers.nf4 import quantize_base
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.strategies.base import Strategy

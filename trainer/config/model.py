@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from vlmpipe.trainer.config.arr_coc.relevance import RelevanceConfig
-from vlmpipe.trainer.config.base import Positive, Section, StorageUri
+from vlmpipe.trainer.config.base import OfFeature, Positive, Section, StorageUri
 from vlmpipe.trainer.secret_manager import SECRET_NAME
 
 # Families whose tower and language model come together: `model.pretrained` is where both are from.
@@ -101,7 +101,7 @@ class LoraConfig(Section):
         description="Form of the export: merged is the whole model, with adapters merged into its weights; adapter is "
         "a PEFT folder for the base that model.pretrained names.",
     )
-    quantize_base: Literal["nf4"] | None = Field(
+    quantize_base: Annotated[Literal["nf4"] | None, OfFeature("quantized_base")] = Field(
         None,
         description="Storage of the frozen linear layers of the language model: nf4 takes 4 bits a weight (QLoRA) and "
         "makes steps slower, null does not quantize. For ddp, fsdp and hsdp. A merged export has adapters merged into "

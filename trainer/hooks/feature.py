@@ -22,6 +22,12 @@ class Layers(Protocol):
     def tower_layers(self) -> Sequence[nn.Module]: ...
 
 
+class Weights(Protocol):
+    """Weights by their names in the state dict, as of `vlmpipe.trainer.models.base.Weights`."""
+
+    def read(self, name: str) -> Tensor: ...
+
+
 class WeightsAverage(Protocol):
     """An average of weights that checkpoints hold beside them, and that is validated and exported in their place."""
 
@@ -42,6 +48,20 @@ class WeightsAverage(Protocol):
 
 class Feature:
     """Base of features. A hook that a feature does not override does nothing."""
+
+    def require(self) -> None:
+        """Raise UserError or ConfigError, before anything large is built, for what this machine lacks."""
+
+    def change_model(self, model: nn.Module, *, has_values: bool = True) -> None:
+        """Change a model whose sizes and digests are known. has_values: False for meta and fake tensors."""
+
+    def quantized_size(self, model: nn.Module) -> tuple[int, int]:
+        """Return how many weights `change_model` quantizes, and the bytes that these take then."""
+        return 0, 0
+
+    def as_trained(self, initial: Weights, model: nn.Module) -> Weights:
+        """Return the initial weights with the values that training sees. model: with adapters."""
+        return initial
 
     def warnings(self, train: TrainConfig, total_steps: int) -> Iterator[str]:
         """Yield doubts about the settings, once `total_steps` is known."""

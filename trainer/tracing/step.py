@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vlmpipe.trainer.config.model import GRID_FAMILIES, ModelConfig
+from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.models.attention.context_parallel import ContextParallel
 from vlmpipe.trainer.models.fixed_image_model import FixedImageVLM
 from vlmpipe.trainer.models.hf.model import HfVLM
-from vlmpipe.trainer.models.layers.nf4 import quantize_base
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.sizing.pipeline_partition import Stage
@@ -63,8 +63,8 @@ def trace_step(
             language_layers=language_layers,
             one_inner_tower_layer=has_equal_tower_layers(config) and not every_layer,  # `pass_through` runs some
         )
-        if config.quantizes_base:
-            quantize_base(model, has_values=False)
+        for feature in features_of(config, "model"):
+            feature.change_model(model, has_values=False)
         module = family.training_module(config, model, cached=cached).train()
         recompute.apply(family, module)
         if tensor_parallel > 1:

@@ -22,7 +22,7 @@ from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.dataloading.batches import PackedBatch
 from vlmpipe.trainer.distributed.data_parallel_rank import replica_of
 from vlmpipe.trainer.distributed.process import ProcessContext, run_worker, start_worker
-from vlmpipe.trainer.models.layers.nf4 import Nf4Linear, quantize_base
+from vlmpipe.trainer.features.quantized_base.nf4 import Nf4Linear, quantize_base
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.strategies.base import Strategy

@@ -24,13 +24,13 @@ from vlmpipe.trainer.data.chat.added_tokens import trained_tokens
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.tokenize import load_tokenizer
 from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
+from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.models.arr_coc.module import RelevanceModule, save_relevance
 from vlmpipe.trainer.models.base import Weights
 from vlmpipe.trainer.models.hf_native.peft_folder import stored_names, write_adapter
 from vlmpipe.trainer.models.hf_native.weight_files import read_in_passing
 from vlmpipe.trainer.models.layers.freeze import frozen_weights, is_adapter, plain_name, tied_names
 from vlmpipe.trainer.models.layers.lora import adapters_of, train_rows_only, without_adapters
-from vlmpipe.trainer.models.layers.nf4 import QuantizedWeights, quantized_names
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.sizing.export_size import MAX_SHARD_BYTES
 from vlmpipe.trainer.storage import open_storage
@@ -76,8 +76,8 @@ def export_checkpoint(
     blueprint = blueprint.to(DTYPES[job.export_dtype])
     initial = family.initial_weights(job.model, tokenizer)
     _require_same_base(checkpoint, initial, sorted(frozen_weights(adapted)))
-    if job.model.quantizes_base:
-        initial = QuantizedWeights(initial, quantized_names(adapted))
+    for feature in features_of(job):
+        initial = feature.as_trained(initial, adapted)
     with export_folder() as scratch:
         files = CheckpointFiles.of(source, checkpoint)
         checkpoint_format = checkpoint.record.checkpoint_format

@@ -12,8 +12,8 @@ from transformers.initialization import no_init_weights
 
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.models.layers.freeze import is_adapter, part_of, tower_layers_of
-from vlmpipe.trainer.models.layers.nf4 import quantized_size
 from vlmpipe.trainer.sizing.model_shape import (
     ADAPTERS,
     PARTS,
@@ -96,7 +96,7 @@ def model_shape(
         if is_adapter(name):
             adapters[_shape_part_of(name)] += parameter.numel()
     chosen = _chosen_parameters(config, model, language.layers, tower_layers)
-    quantized, quantized_bytes = quantized_size(model) if config.quantizes_base else (0, 0)
+    quantized = [feature.quantized_size(model) for feature in features_of(config, "model")]
     return ModelShape(
         tower=_stack_of(vision, tower_layers[0]),
         language=_stack_of(text, language.layers[0]),
@@ -116,8 +116,8 @@ def model_shape(
         chosen=chosen,
         adapters=_adapter_parameters(language.layers),
         adapter_rank=config.lora.rank if config.lora else 0,
-        quantized=quantized,
-        quantized_bytes=quantized_bytes,
+        quantized=sum(count for count, _ in quantized),
+        quantized_bytes=sum(size_bytes for _, size_bytes in quantized),
         in_8_bits=count_parameters(model, lambda name: _has_8_bit_moments(name, model.get_parameter(name))),
         **of_images,
     )

@@ -16,7 +16,7 @@ from tests.support.trainer.runs import losses, make_run, summary, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
 from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.models.layers.nf4 import Nf4Linear
+from vlmpipe.trainer.features.quantized_base.nf4 import Nf4Linear
 
 STRATEGIES = chosen(dict.fromkeys(("ddp", "fsdp")), lambda name: name == "fsdp")
 RECOMPUTING = chosen(dict.fromkeys(("full", "selective")), lambda name: name == "selective")

@@ -13,14 +13,14 @@ from torch import nn
 from tests.support.short_form import WHOLE, only_whole
 from tests.support.trainer.flop_cases import model_config
 from vlmpipe.trainer.errors import ExitCode, UserError
-from vlmpipe.trainer.models.layers.freeze import is_adapter
-from vlmpipe.trainer.models.layers.nf4 import (
+from vlmpipe.trainer.features.quantized_base.nf4 import (
     Nf4Linear,
     QuantizedWeights,
     quantize_base,
     quantized_names,
     require_bitsandbytes,
 )
+from vlmpipe.trainer.models.layers.freeze import is_adapter
 from vlmpipe.trainer.models.llava.family import LlavaFamily
 
 

@@ -9,19 +9,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.hooks.feature import Feature, Weights
 from vlmpipe.trainer.models.layers.freeze import is_adapter, plain_name
-
-if TYPE_CHECKING:
-    from vlmpipe.trainer.models.base import Weights
 
 BLOCK, SCALES_BLOCK = 64, 256  # weights that share a magnitude, and magnitudes that share one
 LEVELS, SCALE_LEVELS = 16, 256
+
+
+class QuantizedBase(Feature):
+    """Quantizes the frozen linear layers of the language model."""
+
+    def require(self) -> None:
+        require_bitsandbytes()
+
+    def change_model(self, model: nn.Module, *, has_values: bool = True) -> None:
+        quantize_base(model, has_values=has_values)
+
+    def quantized_size(self, model: nn.Module) -> tuple[int, int]:
+        return quantized_size(model)
+
+    def as_trained(self, initial: Weights, model: nn.Module) -> Weights:
+        return QuantizedWeights(initial, quantized_names(model))
 
 
 class Nf4Linear(nn.Module):
@@ -174,3 +188,6 @@ def _quantize(weight: Tensor) -> dict[str, Tensor]:
         "levels": state.code,
         "scale_levels": state.state2.code,
     }
+
+
+FEATURE = QuantizedBase()
