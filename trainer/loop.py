@@ -18,7 +18,7 @@ from vlmpipe.trainer.monitoring.step_metrics import AsyncStepMetrics, MetricsQue
 from vlmpipe.trainer.monitoring.training_monitor import TrainingMonitor
 from vlmpipe.trainer.optimizer.build import rate_factor
 from vlmpipe.trainer.preflight.room import require_room
-from vlmpipe.trainer.setup import TrainingSetup, build_training
+from vlmpipe.trainer.setup.training import TrainingSetup, build_training
 from vlmpipe.trainer.storage import open_storage
 
 COLLECT_GARBAGE_EVERY_STEPS = 200

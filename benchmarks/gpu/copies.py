@@ -24,7 +24,7 @@ from tests.support.trainer.runs import make_run
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.dataloading.prefetching_loader import PrefetchingLoader
 from vlmpipe.trainer.distributed.process import ProcessContext, start_worker
-from vlmpipe.trainer.setup import TrainingSetup, build_training
+from vlmpipe.trainer.setup.training import TrainingSetup, build_training
 from vlmpipe.trainer.strategies.tensor_parallel.replicated_gradients import ReplicatedGradients
 
 RANKS, STEPS, QUICK_STEPS = 2, 50, 2

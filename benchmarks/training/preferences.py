@@ -10,7 +10,7 @@ from benchmarks.support.timing import close
 from benchmarks.support.workloads import workload
 from benchmarks.training.ready_steps import WARM_UP, ReadyStep, SteadySteps, packed_steps
 from benchmarks.training.workloads import TOLERANCE
-from vlmpipe.trainer.setup import build_training
+from vlmpipe.trainer.setup.training import build_training
 from vlmpipe.trainer.strategies.base import Strategy
 
 WIDTH, LAYERS = 384, 6  # products take most of a step

@@ -16,7 +16,7 @@ from vlmpipe.trainer.dataloading.batches import ImageSource, PackedBatch, cached
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.feature_cache.reader import FeatureReader
 from vlmpipe.trainer.models.image_processor import image_preparer
-from vlmpipe.trainer.setup import build_training
+from vlmpipe.trainer.setup.training import build_training
 
 WARM_UP = 2  # steps, of which the first is compiled where layers are; a later one must not be
 

@@ -23,7 +23,7 @@ from vlmpipe.trainer.feature_cache.store import features_uri
 from vlmpipe.trainer.models.arr_coc.textures import textures_of
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.records.prepared import DataPointers
-from vlmpipe.trainer.setup import build_training
+from vlmpipe.trainer.setup.training import build_training
 from vlmpipe.trainer.storage import open_storage
 
 SIZE, CELL = 448, 28  # pixels of an image and of a token's cell, as Qwen2.5-VL has them

@@ -28,7 +28,7 @@ def telemetry(bench: Bench) -> None:
     report every few steps. Measured alone: a step varies by more from round to round than all of it takes."""
     for load in train_workloads(bench):
         layers: list[nn.Module] = []
-        with mock.patch("vlmpipe.trainer.setup.waitless", _noting_layers(layers)):
+        with mock.patch("vlmpipe.trainer.setup.strategy.waitless", _noting_layers(layers)):
             steps = SteadySteps(load.cached, bench.worker, packed_steps(load, WARM_UP + (2 if bench.quick else 12)))
         passes = len(layers) * len(steps.ready[0].batches)
         sides: dict[str, Callable[[], float]] = {

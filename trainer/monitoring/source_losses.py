@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from vlmpipe.trainer.config.job import JobConfig
+
 
 class SourceLosses:
     """One rank's summed losses by source, and their numbers of terms (label tokens or pairs), since the last `take`.
@@ -18,6 +20,12 @@ class SourceLosses:
     def __init__(self, names: Sequence[str], device: torch.device) -> None:
         self.names = tuple(names)
         self._sums = torch.zeros(2, len(self.names), dtype=torch.float64, device=device)
+
+    @classmethod
+    def of(cls, job: JobConfig, device: torch.device) -> SourceLosses | None:
+        """Sums for the run's sources; None with a single one."""
+        names = [source.name for source in job.data.sources]
+        return cls(names, device) if names else None
 
     def add(self, losses: Tensor, sources: Tensor) -> None:
         """losses: (terms,); sources: (terms,), indexes into `names`. The host waits for nothing."""

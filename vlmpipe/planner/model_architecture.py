@@ -51,10 +51,7 @@ def architecture(config: RunConfig) -> Architecture:
 
         require_same_adapter(config.model)  # before a configuration takes the place of the base's name
     model, origins = _with_configurations(config.model)
-    if model.family == "hf":
-        _raise(_trainable(model.model_dump_json(), pack=config.data.pack, cached=is_cached(config)))
-    if model.family == "llava" and config.data.pack:
-        _raise(_packable(model.model_dump_json()))
+    _raise(_trainable(model.model_dump_json(), pack=config.data.pack, cached=is_cached(config)))
     image_token_limit(model, config.data)
     shape = replace(_shape(model.model_dump_json()), shards_frozen=config.train.shard_frozen_weights)
     if config.train.epochs:
@@ -104,17 +101,9 @@ def _raise(verdict: Verdict) -> None:
 @disk_cached
 def _trainable(model: str, *, pack: bool, cached: bool) -> Verdict:
     """`model` is the model section as JSON."""
-    from vlmpipe.trainer.models.hf.examine import require_trainable
+    from vlmpipe.trainer.models.registry import family_of
 
-    return _verdict(lambda config: require_trainable(config, pack=pack, cached=cached), model)
-
-
-@disk_cached
-def _packable(model: str) -> Verdict:
-    """`model` is the model section as JSON."""
-    from vlmpipe.trainer.models.llava.packing import require_packable
-
-    return _verdict(require_packable, model)
+    return _verdict(lambda config: family_of(config).require_trainable(config, pack=pack, cached=cached), model)
 
 
 @disk_cached
@@ -133,7 +122,7 @@ def _shares_tokens(model: str, ranks: int) -> Verdict:
     return _verdict(lambda config: require_context_parallel(config, ranks), model)
 
 
-def _verdict(require: Callable[[ModelConfig], None], model: str) -> Verdict:
+def _verdict(require: Callable[[ModelConfig], object], model: str) -> Verdict:
     try:
         require(ModelConfig.model_validate_json(model))
     except ConfigError as error:

@@ -14,7 +14,7 @@ from benchmarks.training.loops.our_loop import Length, Trained, our_loop, with_w
 from benchmarks.training.loops.plain_loop import plain_loop
 from benchmarks.training.workloads import TOLERANCE, train_workloads
 from vlmpipe.trainer.models.registry import family_of
-from vlmpipe.trainer.setup import mean_sequence_flops
+from vlmpipe.trainer.setup.data import mean_sequence_flops
 
 LONG_STEPS, LONG_ROUNDS = 20, 3  # more steps than are read ahead of, and than a line of the log has
 OUTSIDE = "outside forward, backward, optimizer"

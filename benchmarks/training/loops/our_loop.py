@@ -20,7 +20,7 @@ from vlmpipe.trainer import loop
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.dataloading.batches import MicroBatches
 from vlmpipe.trainer.distributed.process import ProcessContext, StopRequest
-from vlmpipe.trainer.setup import TrainingSetup, build_training
+from vlmpipe.trainer.setup.training import TrainingSetup, build_training
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.strategies.base import StepResult, Strategy
 

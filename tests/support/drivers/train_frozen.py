@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import vlmpipe.trainer.setup
+import vlmpipe.trainer.setup.strategy
 from tests.support.drivers import train_many
 from vlmpipe.trainer.distributed.process import run_worker
 
@@ -35,7 +35,7 @@ def _local(parameter: Any) -> Tensor:
 
 def main() -> int:
     kept: Watched = []
-    vlmpipe.trainer.setup.strategy_of = watched(vlmpipe.trainer.setup.strategy_of, kept)
+    vlmpipe.trainer.setup.strategy.strategy_of = watched(vlmpipe.trainer.setup.strategy.strategy_of, kept)
     code = train_many.main()
     assert any(before for _, before in kept), "some weights must be frozen"  # not in each stage of a pipeline
     for module, before in kept:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import vlmpipe.trainer.setup
+import vlmpipe.trainer.setup.strategy
 from tests.support.drivers import train_many
 from vlmpipe.trainer.dataloading.batches import PackedBatch
 from vlmpipe.trainer.distributed.process import run_worker
@@ -96,7 +96,7 @@ def _bounds(batch: PackedBatch) -> list[list[int]]:
 
 def main() -> int:
     written: list[tuple[Path, list[Any]]] = []
-    vlmpipe.trainer.setup.strategy_of = traced(vlmpipe.trainer.setup.strategy_of, written)
+    vlmpipe.trainer.setup.strategy.strategy_of = traced(vlmpipe.trainer.setup.strategy.strategy_of, written)
     train = train_many.train
 
     def training(job: Any, worker: Any, stop: Any) -> Any:

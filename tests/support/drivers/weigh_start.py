@@ -25,7 +25,9 @@ from vlmpipe.trainer.distributed.data_parallel_rank import replica_of
 from vlmpipe.trainer.distributed.process import run_worker, start_worker
 from vlmpipe.trainer.models.hf_native import weight_files
 from vlmpipe.trainer.models.registry import family_of
-from vlmpipe.trainer.setup import build_model, build_strategy, open_data
+from vlmpipe.trainer.setup.data import open_data
+from vlmpipe.trainer.setup.model import build_model
+from vlmpipe.trainer.setup.strategy import build_strategy
 
 MARK = "weighed: "
 UNCOMPILED = CompileChoice("off", "nothing is trained")

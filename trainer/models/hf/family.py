@@ -68,6 +68,11 @@ class HfFamily(NativeFamily):
     def stored_model(self, config: ModelConfig) -> PretrainedModel:
         return stored_model(config.tower.weights, config.tower.revision)
 
+    def require_trainable(self, config: ModelConfig, *, pack: bool, cached: bool) -> str:
+        require_trainable(config, pack=pack, cached=cached)
+        masked = examine(config).masked if pack else ""
+        return masked and f"attention computes scores between samples, under a mask: {masked}"
+
     def freeze(self, model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:
         """Freeze, too, parameters of a trained tower without a gradient, such as layers after the used output."""
         model = super().freeze(model, config, is_whole=is_whole)

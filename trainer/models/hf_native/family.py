@@ -64,6 +64,10 @@ class TransformersFamily:
         whole.image_token_id = tokenizer.convert_tokens_to_ids(image_token_in(tokenizer, config.image_token))
         return whole
 
+    def require_trainable(self, config: ModelConfig, *, pack: bool, cached: bool) -> str:
+        """Models of a known type are trainable in all forms."""
+        return ""
+
     def freeze(self, model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:
         """Freeze what the run file says, and add its adapters.
 

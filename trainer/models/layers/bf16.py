@@ -19,7 +19,7 @@ def cast_to_bf16(parameters: Iterable[nn.Parameter]) -> None:
 def rest_frozen(module: nn.Module, precision: Precision) -> None:
     """Keep frozen weights in the type that they compute in: nothing updates them, so they need no fp32 masters.
 
-    Digests of frozen weights are those of their fp32 source, taken before (`vlmpipe.trainer.setup.build_model`).
+    Digests of frozen weights are those of their fp32 source, taken before (`vlmpipe.trainer.setup.model.build_model`).
     """
     if precision == "bf16":
         cast_to_bf16(parameter for parameter in module.parameters() if not parameter.requires_grad)

@@ -38,6 +38,7 @@ from vlmpipe.trainer.models.llava.configuration import (
     vision_config,
 )
 from vlmpipe.trainer.models.llava.initial_weights import InitialWeights, stored_projector, stored_tower
+from vlmpipe.trainer.models.llava.packing import require_packable
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 BEHIND_LAYERS = ("post_layernorm", "layernorm", "head")  # names of a tower's modules after its last layer
@@ -68,6 +69,11 @@ class LlavaFamily(SquareFamily):
             tie_word_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
             **projector_settings(config, vision, text),
         )
+
+    def require_trainable(self, config: ModelConfig, *, pack: bool, cached: bool) -> str:
+        if pack:
+            require_packable(config, self)
+        return ""
 
     def unused(self, model: nn.Module, config: ModelConfig) -> list[nn.Module]:
         return _behind_features(model.model.vision_tower, config)

@@ -9,20 +9,20 @@ import torch
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.attention.varlen import takes_samples
+from vlmpipe.trainer.models.base import Family
 from vlmpipe.trainer.models.layers.parameter_counts import vocabulary_of
 from vlmpipe.trainer.models.llava.configuration import text_config
-from vlmpipe.trainer.models.llava.family import LlavaFamily
 
 # Kinds of layers in transformers' `layer_types` that see no other sample under a mask.
 MASKED = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
-def require_packable(config: ModelConfig) -> None:
+def require_packable(config: ModelConfig, family: Family) -> None:
     """Raise ConfigError for a language model whose state or window passes from sample to sample.
 
     Builds it on the meta device, if it has layers other than attention.
     """
-    text, family = text_config(config), LlavaFamily()
+    text = text_config(config)
     kinds = set(getattr(text, "layer_types", None) or ())
     if kinds <= MASKED:
         return

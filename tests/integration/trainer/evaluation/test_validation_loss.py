@@ -18,7 +18,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.setup import build_training
+from vlmpipe.trainer.setup.training import build_training
 from vlmpipe.trainer.strategies.registry import strategy_names
 
 NUM_STEPS = 5

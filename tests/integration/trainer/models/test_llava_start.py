@@ -36,7 +36,7 @@ from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights
 from vlmpipe.trainer.models.registry import family_of
-from vlmpipe.trainer.setup import open_data
+from vlmpipe.trainer.setup.data import open_data
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.file_sums import upload_folder
 from vlmpipe.trainer.weights_digest import weights_sha256

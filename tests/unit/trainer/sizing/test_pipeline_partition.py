@@ -24,7 +24,7 @@ from vlmpipe.trainer.data.sampler import EpochTotals
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.layers.pipeline_stage import reduce_to_stage, stage_view
 from vlmpipe.trainer.models.registry import family_of
-from vlmpipe.trainer.setup import mean_sequence_flops
+from vlmpipe.trainer.setup.data import mean_sequence_flops
 from vlmpipe.trainer.sizing.pipeline_partition import Costs, Stage, cut, end_costs, schedule_passes, stages_of
 from vlmpipe.trainer.tracing.fake_inputs import SequenceShape, inputs_of
 

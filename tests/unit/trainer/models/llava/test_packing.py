@@ -10,7 +10,7 @@ import pytest
 from tests.support.trainer.tiny_runs import TINY
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.models.llava.packing import require_packable
+from vlmpipe.trainer.models.llava.family import LlavaFamily
 
 CONVOLUTION = {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
 MAMBA = {
@@ -29,12 +29,12 @@ def config_of(language_model: dict[str, Any]) -> ModelConfig:
     "language_model", [{}, {"model_type": "gemma3_text"}, CONVOLUTION], ids=lambda one: str(one)[:30]
 )
 def test_attention_and_known_mixers_pass(language_model: dict[str, Any]) -> None:
-    require_packable(config_of(language_model))
+    LlavaFamily().require_trainable(config_of(language_model), pack=True, cached=True)
 
 
 def test_a_mixer_that_is_not_known_is_refused() -> None:
     with pytest.raises(
         ConfigError, match="granitemoehybrid model lets samples in one sequence see each other"
     ) as raised:
-        require_packable(config_of(MAMBA))
+        LlavaFamily().require_trainable(config_of(MAMBA), pack=True, cached=True)
     assert raised.value.fix == "set data.pack to false"

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from vlmpipe.trainer import setup
 from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.setup import model as setup
 from vlmpipe.trainer.weights_digest import weights_sha256
 
 

@@ -1,0 +1,1 @@
+"""Sets up training from the run file, as `training.build_training` reads: data, model, loader, strategy."""

@@ -1,0 +1,119 @@
+"""The setup of training, as a recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vlmpipe.trainer.checkpoint.commit import CommitRecord
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.loader import Float32Array, PackedLoader
+from vlmpipe.trainer.dataloading.batches import ImageSource
+from vlmpipe.trainer.dataloading.readers import Readers
+from vlmpipe.trainer.distributed.agreement import meet
+from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank, replica_of, require_divisible
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.evaluation.reference_log_probs import ReferenceLogProbs
+from vlmpipe.trainer.evaluation.validation_loss import Validation, validation_of
+from vlmpipe.trainer.hooks.table import features_of
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.monitoring.run_facts import RunFacts
+from vlmpipe.trainer.monitoring.source_losses import SourceLosses
+from vlmpipe.trainer.setup.data import TrainingData, open_data
+from vlmpipe.trainer.setup.loader import build_loader, image_source_of
+from vlmpipe.trainer.setup.model import BuiltModel, build_model, with_first_questions
+from vlmpipe.trainer.setup.record import record_of
+from vlmpipe.trainer.setup.strategy import ReadyStrategy, build_strategy
+from vlmpipe.trainer.strategies.base import Strategy
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """What one rank trains with."""
+
+    strategy: Strategy
+    replica: DataParallelRank
+    loader: PackedLoader
+    image_source: ImageSource
+    record: CommitRecord  # of a checkpoint at step 0; the loop fills in where it is
+    facts: RunFacts
+    validation: Validation | None  # where the run validates
+    source_losses: SourceLosses | None  # where the run has several sources
+
+
+def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
+    """Model, data and strategy of this rank. Raises ConfigError before anything large is built where it can."""
+    replica, family = _placed(job, worker), family_of(job.model)
+    data = open_data(job)
+    built = build_model(job, family, data, replica, worker)
+    meet(worker)  # reading weights, a node may be much faster than another
+    readers, loader = build_loader(job, data, built, replica, worker)
+    built = with_first_questions(built, data, loader)
+    images = image_source_of(job, readers.features, built.tower_sha256, replica)
+    losses = SourceLosses.of(job, worker.device)
+    ready = build_strategy(job, family, data, built, worker, losses)
+    record = record_of(job, ready.strategy, data, built, worker)
+    loader.references = _references(job, ready.strategy, record, data, readers, images, replica, worker)
+    return TrainingSetup(
+        strategy=ready.strategy,
+        replica=replica,
+        loader=loader,
+        image_source=images,
+        record=record,
+        facts=_facts(ready, record, data, built),
+        validation=build_validation(job, data, readers, images, replica),
+        source_losses=losses,
+    )
+
+
+def _placed(job: JobConfig, worker: ProcessContext) -> DataParallelRank:
+    """The place of this rank, once this machine has what the run file's features need."""
+    for feature in features_of(job):
+        feature.require()
+    replica = replica_of(job.train, worker)
+    require_divisible(job, replica)
+    if worker.is_first:
+        for name, origin in job.model.origins().items():
+            print(f"train: model.{name}: {origin}", flush=True)
+    return replica
+
+
+def _references(
+    job: JobConfig,
+    strategy: Strategy,
+    record: CommitRecord,
+    data: TrainingData,
+    readers: Readers,
+    images: ImageSource,
+    replica: DataParallelRank,
+    worker: ProcessContext,
+) -> Float32Array | None:
+    """Log probabilities of pairs under the model that training starts from; None where samples are no pairs."""
+    if job.train.has_reference:
+        references = ReferenceLogProbs(job, strategy, record, data.chat, readers.samples, images, replica)
+        return references.find(data.index, worker)
+    return np.zeros((len(data.train), 2), np.float32) if job.train.in_pairs else None  # known, and not looked at
+
+
+def _facts(ready: ReadyStrategy, record: CommitRecord, data: TrainingData, built: BuiltModel) -> RunFacts:
+    return RunFacts(
+        strategy=ready.strategy,
+        record=record,
+        total_steps=data.total_steps,
+        num_parameters=built.num_parameters,
+        num_trainable=built.num_trainable,
+        features="cached" if data.cached else "online",
+        shape=ready.shape,
+        compiling=ready.compiling,
+        forward_timer=ready.forward_timer,
+    )
+
+
+def build_validation(
+    job: JobConfig, data: TrainingData, readers: Readers, image_source: ImageSource, replica: DataParallelRank
+) -> Validation | None:
+    """The validation loss of the evaluation split; None where the run does not validate."""
+    images = replica.takes_images and not data.cached
+    split = data.index.split("eval")
+    return validation_of(job, split, data.chat, readers.samples, image_source, replica, images=images)
