@@ -38,7 +38,7 @@ class TrainFields(Section):
     strategy: Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp", "tp", "pp", "tp+pp+dp"] = Field(
         "ddp", description="Strategy of distributed training."
     )
-    objective: Literal["sft", "dpo", "simpo"] = Field(
+    objective: Annotated[Literal["sft", "dpo", "simpo"], OfFeature("preferences")] = Field(
         "sft",
         description="Training objective: sft learns the answers; dpo prefers each sample's chosen answer to its "
         "rejected one, relative to the initial model (Rafailov et al., 2023); simpo does by the mean log probability "

@@ -21,7 +21,7 @@ from vlmpipe.trainer.models.arr_coc.inputs import SelectionInputs
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.image_inputs import Grid, Images, PrepareImages, join_features
 from vlmpipe.trainer.models.image_tokens import image_form_of
-from vlmpipe.trainer.models.loss.preference import PreferencePairs
+from vlmpipe.trainer.models.loss.pairs import PreferencePairs
 from vlmpipe.trainer.models.registry import family_of
 
 MOVABLE = (Tensor, CuSeqlens, PreferencePairs, SelectionInputs)

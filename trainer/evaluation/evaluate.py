@@ -47,7 +47,6 @@ from vlmpipe.trainer.evaluation.held_out.result import (
 )
 from vlmpipe.trainer.evaluation.held_out.shuffled_images import ShuffledImages
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question, cut_sentence, majority_baseline, scores
-from vlmpipe.trainer.evaluation.reference_log_probs import preference_scores, references_of_run, simpo_scores
 from vlmpipe.trainer.evaluation.relevance import (
     RELEVANCE_MAPS,
     relevance_records,
@@ -55,10 +54,11 @@ from vlmpipe.trainer.evaluation.relevance import (
     summarised,
 )
 from vlmpipe.trainer.evaluation.validation_loss import as_in_training
+from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
-from vlmpipe.trainer.models.loss.preference import answer_tokens
+from vlmpipe.trainer.models.loss.pairs import answer_tokens
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.serving.exported_model import load_export
 from vlmpipe.trainer.storage import open_storage
@@ -288,11 +288,10 @@ def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) ->
     of_all = {identity: values for part in everyone for identity, values in part.items()}
     ordered = torch.tensor([of_all[identity] for identity in subject.split.ids])
     log_probs, tokens = ordered[:, :2], ordered[:, 2:]
-    if job.train.objective == "simpo":
-        scored = simpo_scores(log_probs, tokens, job.train.simpo_beta, job.train.simpo_gamma)
-        return HeldOutLoss(loss, scored)
-    references = None if job.train.trainer else torch.from_numpy(references_of_run(job.run.run_uri, "eval"))
-    return HeldOutLoss(loss, preference_scores(log_probs, references, job.train.dpo_beta))
+    scores: dict[str, float] = {}
+    for feature in features_of(job):
+        scores |= feature.pair_scores(job, log_probs, tokens)
+    return HeldOutLoss(loss, scores)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
+from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.train import TrainConfig
 
 if TYPE_CHECKING:
@@ -70,6 +71,14 @@ class Feature:
     def change_layers(self, train: TrainConfig, layers: Layers, device: torch.device) -> str:
         """Change layers before they are compiled and sharded. Returns a line to print, empty for none."""
         return ""
+
+    def pair_loss(self, train: TrainConfig) -> Callable[[Tensor, Any], Tensor] | None:
+        """The loss of pairs, a `vlmpipe.trainer.models.loss.pairs.PairLoss`."""
+        return None
+
+    def pair_scores(self, job: JobConfig, log_probs: Tensor, tokens: Tensor) -> dict[str, float]:
+        """Score validation pairs. log_probs, tokens: (pairs, 2), of the chosen and the rejected answer."""
+        return {}
 
     def average(self, train: TrainConfig, weights: Sequence[Tensor]) -> WeightsAverage | None:
         """An average of this rank's trained weights, once they are sharded."""

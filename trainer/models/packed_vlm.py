@@ -18,7 +18,7 @@ from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.image_placeholders import require_tokens
 from vlmpipe.trainer.models.layers.pipeline_stage import reduce_to_stage, stage_view
 from vlmpipe.trainer.models.loss.chunked_loss import TokenLoss, loss_at_labels
-from vlmpipe.trainer.models.loss.preference import PreferencePairs
+from vlmpipe.trainer.models.loss.pairs import PreferencePairs
 
 
 class PackedVLM(nn.Module):

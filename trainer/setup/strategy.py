@@ -15,7 +15,6 @@ from vlmpipe.trainer.models.layers.bf16 import use_tf32
 from vlmpipe.trainer.models.layers.compile import compile_layers, has_compiler
 from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
-from vlmpipe.trainer.models.loss.preference import pair_loss_of
 from vlmpipe.trainer.monitoring.rank_metrics import ForwardTimer, waitless
 from vlmpipe.trainer.monitoring.source_losses import SourceLosses
 from vlmpipe.trainer.setup.data import TrainingData
@@ -51,12 +50,12 @@ def build_strategy(
     Recompute.of(job.train).apply(family, module)
     use_tf32(job.train.precision, worker.device)
     units = dataclasses.replace(family.blocks(module), sequence_flops=built.sequence_flops)
-    units.loss.pair_loss = pair_loss_of(job.train)
     units.loss.note_terms = source_losses.add if source_losses else None
     if built.deferred:
         fill = DeferredWeights(built.model, built.deferred, worker.device).fill
         units = dataclasses.replace(units, fill=fill)
     for feature in features_of(job):
+        units.loss.pair_loss = feature.pair_loss(job.train) or units.loss.pair_loss
         line = feature.change_layers(job.train, units, worker.device)
         if line and worker.is_first:
             print(f"train: {line}", flush=True)

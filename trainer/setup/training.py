@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from vlmpipe.trainer.checkpoint.commit import CommitRecord
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.loader import Float32Array, PackedLoader
@@ -14,8 +12,8 @@ from vlmpipe.trainer.dataloading.readers import Readers
 from vlmpipe.trainer.distributed.agreement import meet
 from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank, replica_of, require_divisible
 from vlmpipe.trainer.distributed.process import ProcessContext
-from vlmpipe.trainer.evaluation.reference_log_probs import ReferenceLogProbs
 from vlmpipe.trainer.evaluation.validation_loss import Validation, validation_of
+from vlmpipe.trainer.features.before_training import BeforeTraining, FindsReferences
 from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.monitoring.run_facts import RunFacts
@@ -54,7 +52,9 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     losses = SourceLosses.of(job, worker.device)
     ready = build_strategy(job, family, data, built, worker, losses)
     record = record_of(job, ready.strategy, data, built, worker)
-    loader.references = _references(job, ready.strategy, record, data, readers, images, replica, worker)
+    loader.references = _references(
+        BeforeTraining(job, ready.strategy, record, data.chat, data.index, readers.samples, images, replica, worker)
+    )
     return TrainingSetup(
         strategy=ready.strategy,
         replica=replica,
@@ -79,21 +79,10 @@ def _placed(job: JobConfig, worker: ProcessContext) -> DataParallelRank:
     return replica
 
 
-def _references(
-    job: JobConfig,
-    strategy: Strategy,
-    record: CommitRecord,
-    data: TrainingData,
-    readers: Readers,
-    images: ImageSource,
-    replica: DataParallelRank,
-    worker: ProcessContext,
-) -> Float32Array | None:
-    """Log probabilities of pairs under the model that training starts from; None where samples are no pairs."""
-    if job.train.has_reference:
-        references = ReferenceLogProbs(job, strategy, record, data.chat, readers.samples, images, replica)
-        return references.find(data.index, worker)
-    return np.zeros((len(data.train), 2), np.float32) if job.train.in_pairs else None  # known, and not looked at
+def _references(run: BeforeTraining) -> Float32Array | None:
+    """What pairs are compared with; None where samples are no pairs."""
+    finding = (feature.references(run) for feature in features_of(run.job) if isinstance(feature, FindsReferences))
+    return next(finding, None)
 
 
 def _facts(ready: ReadyStrategy, record: CommitRecord, data: TrainingData, built: BuiltModel) -> RunFacts:

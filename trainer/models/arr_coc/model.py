@@ -20,7 +20,7 @@ from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.image_placeholders import places_of, require_tokens
 from vlmpipe.trainer.models.loss.chunked_loss import loss_at_labels
-from vlmpipe.trainer.models.loss.preference import PreferencePairs
+from vlmpipe.trainer.models.loss.pairs import PreferencePairs
 from vlmpipe.trainer.models.qwen_vl.model import QwenVLM, mergers_of
 
 

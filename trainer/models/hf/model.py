@@ -25,7 +25,7 @@ from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.freeze import part_of, trains
 from vlmpipe.trainer.models.layers.image_placeholders import places_of, put
 from vlmpipe.trainer.models.loss.chunked_loss import TokenLoss, loss_at_labels
-from vlmpipe.trainer.models.loss.preference import PreferencePairs
+from vlmpipe.trainer.models.loss.pairs import PreferencePairs
 
 BLANK = (64, 64)  # pixels
 PROJECTED = "projected"  # in traces, in place of the model's inputs: (image tokens, hidden)

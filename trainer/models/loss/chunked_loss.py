@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from vlmpipe.trainer.models.loss.preference import PairLoss, PreferencePairs, log_probabilities
+from vlmpipe.trainer.models.loss.pairs import PairLoss, PreferencePairs, log_probabilities
 
 TRAINED_ROWS = "trained_rows"  # buffer of an embedding and a head: (tokens,)
 

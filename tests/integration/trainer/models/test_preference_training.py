@@ -18,8 +18,8 @@ from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.strategies import PREFERRING
 from vlmpipe.trainer.errors import DataError
-from vlmpipe.trainer.evaluation import reference_log_probs
-from vlmpipe.trainer.evaluation.reference_log_probs import PART, POINTER, read_references, references_of_run
+from vlmpipe.trainer.features.preferences import references
+from vlmpipe.trainer.features.preferences.references import PART, POINTER, read_references, references_of_run
 from vlmpipe.trainer.storage import open_storage
 
 STRATEGIES = chosen(dict.fromkeys(PREFERRING), lambda name: name in ("fsdp", "zero2"))
@@ -134,7 +134,7 @@ def test_an_interrupted_pass_goes_on_where_it_was(runs: dict[str, JobConfig]) ->
     begun[known] = -1
     for name in ("train.json", "train.npy"):
         Path(uri, name).unlink()
-    reference_log_probs._write(uri, f"train{PART}", begun)
+    references._write(uri, f"train{PART}", begun)
     one = {"train.max_steps": 1, "train.micro_batch_size": 1, "train.global_batch_size": 1}
     changes = {"features.cache": "off", **PAIRS, **one}
     job = make_run(Path(runs["reference"].run.root_uri), "interrupted", changes, features="off")
@@ -144,7 +144,7 @@ def test_an_interrupted_pass_goes_on_where_it_was(runs: dict[str, JobConfig]) ->
     assert found[~known] == pytest.approx(whole[~known], rel=RELATIVE)
     is_packed_with_others = (found[known] != -1).all(axis=1)
     assert is_packed_with_others.mean() < 0.5
-    reference_log_probs._write(uri, "train", whole)
+    references._write(uri, "train", whole)
 
 
 def test_a_model_of_any_type_trains_on_pairs(any_model: dict[str, JobConfig]) -> None:

@@ -15,23 +15,19 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
-from vlmpipe.trainer.checkpoint.commit import CommitRecord
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import WeightsConfig
-from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.loader import Float32Array, PackedLoader
 from vlmpipe.trainer.data.sample import SPLITS, Split
 from vlmpipe.trainer.data.sampler import PackedBatchSampler
 from vlmpipe.trainer.data.shards.index import Index, SplitIndex
-from vlmpipe.trainer.data.shards.tar import ShardReader
-from vlmpipe.trainer.dataloading.batches import ImageSource, collate
+from vlmpipe.trainer.dataloading.batches import collate
 from vlmpipe.trainer.distributed.agreement import on_first
-from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import ConfigError, DataError
+from vlmpipe.trainer.features.before_training import BeforeTraining
 from vlmpipe.trainer.models.hf_native import peft_folder
 from vlmpipe.trainer.models.published import files_identity
 from vlmpipe.trainer.progress import Progress
@@ -39,7 +35,6 @@ from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import crc32c_of, join_uri
 from vlmpipe.trainer.storage.outage import patiently, warned
 from vlmpipe.trainer.storage.records import read_record, write_record
-from vlmpipe.trainer.strategies.base import Strategy
 
 POINTER = "references.json"  # in a run: where its references are
 PART, PARTS = ".part", 20  # behind a split's name: those that are known so far; of a whole pass
@@ -50,23 +45,14 @@ class ReferenceLogProbs:
     """The references of a run, found or computed. Use it before a checkpoint is loaded: the strategy's weights are then
     those that training starts from."""
 
-    def __init__(
-        self,
-        job: JobConfig,
-        strategy: Strategy,
-        record: CommitRecord,
-        chat: Chat,
-        reader: ShardReader,
-        image_source: ImageSource,
-        replica: DataParallelRank,
-    ) -> None:
-        self._job, self._strategy, self._chat, self._reader = job, strategy, chat, reader
-        self._image_source, self._replica = image_source, replica
+    def __init__(self, run: BeforeTraining) -> None:
+        self._job, self._strategy, self._chat, self._reader = run.job, run.strategy, run.chat, run.samples
+        self._image_source, self._replica = run.images, run.replica
         self._key = {
-            "model": record.model_sha256,
-            "frozen": [record.tower_sha256, record.frozen_sha256],
-            "precision": job.train.precision,
-            "prepared": job.pointers().prepared_uri.rstrip("/").rpartition("/")[2],
+            "model": run.record.model_sha256,
+            "frozen": [run.record.tower_sha256, run.record.frozen_sha256],
+            "precision": run.job.train.precision,
+            "prepared": run.job.pointers().prepared_uri.rstrip("/").rpartition("/")[2],
         }
 
     def find(self, index: Index, worker: ProcessContext) -> Float32Array:
@@ -192,39 +178,3 @@ def _write(uri: str, split: str, references: Float32Array) -> None:
     np.save(buffer, references, allow_pickle=False)
     store.write(f"{split}.npy", buffer.getvalue())
     write_record(store, f"{split}.json", {"pairs": len(references), "crc32c": crc32c_of(buffer.getvalue())})
-
-
-def preference_scores(log_probs: torch.Tensor, references: torch.Tensor | None, beta: float) -> dict[str, float]:
-    """Return the DPO scores of validation pairs. An answer's reward is its log probability minus the reference's.
-
-    log_probs, references: (pairs, 2), chosen and rejected. references: None if the training program left none.
-    """
-    scores = {"preference_accuracy": _share(log_probs[:, 0] > log_probs[:, 1])}
-    if references is None:
-        return scores
-    rewards = log_probs - references
-    margins = rewards[:, 0] - rewards[:, 1]
-    return {
-        **scores,
-        "reference_preference_accuracy": _share(references[:, 0] > references[:, 1]),
-        "reward_accuracy": _share(margins > 0),
-        "dpo_loss": float(-torch.nn.functional.logsigmoid(beta * margins).mean()),
-    }
-
-
-def simpo_scores(log_probs: torch.Tensor, tokens: torch.Tensor, beta: float, gamma: float) -> dict[str, float]:
-    """Return the SimPO scores of validation pairs. An answer's reward is its mean log probability per token.
-
-    log_probs, tokens: (pairs, 2), chosen and rejected; tokens of the answers.
-    """
-    rewards = log_probs / tokens.clamp(min=1)
-    margins = rewards[:, 0] - rewards[:, 1]
-    return {
-        "preference_accuracy": _share(log_probs[:, 0] > log_probs[:, 1]),
-        "reward_accuracy": _share(margins > 0),
-        "simpo_loss": float(-torch.nn.functional.logsigmoid(beta * margins - gamma).mean()),
-    }
-
-
-def _share(holds: torch.Tensor) -> float:
-    return float(holds.double().mean())

@@ -11,7 +11,8 @@ from tests.support.trainer.runs import make_run
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.evaluation.reference_log_probs import POINTER, preference_scores, uri_of
+from vlmpipe.trainer.features.preferences.references import POINTER, uri_of
+from vlmpipe.trainer.features.preferences.scores import preference_scores
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import write_record
 

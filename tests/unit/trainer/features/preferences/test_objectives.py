@@ -18,8 +18,9 @@ from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.data.chat.encode import IGNORED
 from vlmpipe.trainer.data.loader import PackedSequence
 from vlmpipe.trainer.dataloading.batches import collate, no_images
+from vlmpipe.trainer.features.preferences.objectives import dpo_loss, pair_loss_of, simpo_loss
 from vlmpipe.trainer.models.loss.chunked_loss import compute_in_chunks
-from vlmpipe.trainer.models.loss.preference import PreferencePairs, dpo_loss, pair_loss_of, simpo_loss
+from vlmpipe.trainer.models.loss.pairs import PreferencePairs
 from vlmpipe.trainer.models.registry import family_of
 
 BETA, ROW_TOKENS = 0.3, 40
