@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -89,3 +90,9 @@ def test_a_trainer_without_a_feature_imports_type_checks_and_trains(without: Pat
     ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     run_in(without, "-m", "vlmpipe.trainer.train", "--config", f"{job.run.run_uri}/run.json", **ranks, MASTER_PORT="0")
     assert len(losses(job)) == STEPS
+
+
+def test_nothing_asks_whether_a_family_is_that_of_transformers_own_code() -> None:
+    """`PUBLISHED_FAMILIES`, or a method of the family, answers for a second such family too."""
+    asks = re.compile(r"""\bfamily (==|!=) ["']hf["']""")
+    assert not [path for path in sources() if asks.search(path.read_text())]

@@ -14,6 +14,8 @@ from vlmpipe.trainer.secret_manager import SECRET_NAME
 WHOLE_FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "hf")
 # Families whose images keep their shape, and so differ in tokens; those of the others are resized to one square.
 GRID_FAMILIES = ("qwen2_5_vl", "qwen3_vl")
+# Families of any type, whose code and image processor are transformers' own and are examined before training.
+PUBLISHED_FAMILIES = ("hf",)
 # Of their images: the longer side to the shorter one. transformers refuses to resize what is longer.
 MAX_ASPECT = 200.0
 # Of an image that is cut into tiles. transformers makes none larger.
@@ -235,7 +237,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _fits_the_family(self) -> ModelConfig:
-        if self.family == "hf":
+        if self.family in PUBLISHED_FAMILIES:
             _require_published(self)
             return self
         if self.image_processor is not None:
@@ -335,7 +337,7 @@ class ModelConfig(Section):
     def caches_if_auto(self) -> bool:
         """Return whether features.cache auto may store the tower's output. Whether that of family hf can be stored,
         only an examination of its model type says: there the run file must ask for it."""
-        return "tower" in self.freeze and self.family != "hf"
+        return "tower" in self.freeze and self.family not in PUBLISHED_FAMILIES
 
     @property
     def has_patterns(self) -> bool:

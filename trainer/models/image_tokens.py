@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from vlmpipe.trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN, ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN, PUBLISHED_FAMILIES, ModelConfig, WeightsConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.published import image_token_in
 from vlmpipe.trainer.models.registry import family_of
@@ -128,7 +128,7 @@ SQUARES = ImageForm()
 
 def image_form_of(config: ModelConfig) -> ImageForm:
     """Imports torch only if the configuration file is incomplete, and for family hf."""
-    if config.family == "hf":
+    if config.family in PUBLISHED_FAMILIES:
         from vlmpipe.trainer.models.hf.processor import published_images
 
         images = published_images(config.tower, config.image_processor)

@@ -6,7 +6,7 @@ benchmarks/results/2026-11-28-cpu-image-preparation.md).
 
 from __future__ import annotations
 
-from vlmpipe.trainer.config.model import GRID_FAMILIES
+from vlmpipe.trainer.config.model import GRID_FAMILIES, PUBLISHED_FAMILIES
 from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
@@ -30,7 +30,7 @@ def preparation_s(family: str, shape: ModelShape) -> float:
     megapixels = shape.tower_tokens * shape.patch_pixels / CHANNELS / 1e6
     if family in GRID_FAMILIES:
         return PATCHES_S * megapixels / FRAMES_PER_PATCH  # a still image fills all frames of its patches
-    if family == "hf":
+    if family in PUBLISHED_FAMILIES:
         return LIBRARY_S * megapixels
     return TILES_S * megapixels if shape.most_tiles > 1 else SQUARE_S
 
@@ -38,5 +38,5 @@ def preparation_s(family: str, shape: ModelShape) -> float:
 def rank_preparation_s(family: str, shape: ModelShape, *, cores: int, ranks: int) -> float:
     """Wall time of one image in a rank's threads, while the other ranks of the machine prepare theirs."""
     # What its threads gain with the library's processors was not measured on a machine with cores to give.
-    threads = 1 if family == "hf" else threads_of(cores, ranks)
+    threads = 1 if family in PUBLISHED_FAMILIES else threads_of(cores, ranks)
     return preparation_s(family, shape) / (1 if threads == 1 else threads * THREAD_SHARE)

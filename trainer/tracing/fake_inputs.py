@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from vlmpipe.trainer.config.model import GRID_FAMILIES, ModelConfig
+from vlmpipe.trainer.config.model import GRID_FAMILIES, PUBLISHED_FAMILIES, ModelConfig
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens, equal_lengths
 from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of
 from vlmpipe.trainer.models.registry import family_of
@@ -62,7 +62,7 @@ def inputs_of(
     context_parallel: ranks that share the tokens; labels are those of one that has as many as it can have.
     """
     axes: tuple[int, ...] = ()
-    if config.family == "hf":
+    if config.family in PUBLISHED_FAMILIES:
         images, image_tokens = _projected_images(config, shape, cached=cached)
     elif config.family in GRID_FAMILIES:
         images, image_tokens = _images_of_any_shape(config, shape, cached=cached)

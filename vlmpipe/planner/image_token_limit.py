@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vlmpipe.trainer.config.data import DataConfig
-from vlmpipe.trainer.config.model import GRID_FAMILIES, ModelConfig
+from vlmpipe.trainer.config.model import GRID_FAMILIES, PUBLISHED_FAMILIES, ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.image_tokens import image_form_of, stated, vision_of
 from vlmpipe.trainer.storage.model_folders import local_folder
@@ -16,7 +16,7 @@ def image_token_limit(model: ModelConfig, data: DataConfig) -> str:
 
     Raises ConfigError for an image size that the tower does not take and for images that fit into no packed sequence.
     """
-    if model.family == "hf":
+    if model.family in PUBLISHED_FAMILIES:
         return _published_limit(model, data.sequence_length)
     if model.family in GRID_FAMILIES:
         return _grid_limit(model, data.sequence_length)

@@ -14,7 +14,7 @@ from vlmpipe.trainer.config.benchmarks import TITLES
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.config.model import GRID_FAMILIES, LoraConfig, ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import GRID_FAMILIES, PUBLISHED_FAMILIES, LoraConfig, ModelConfig, WeightsConfig
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.evaluation.metrics import evaluation_notes
 from vlmpipe.trainer.models.layers.freeze import described
@@ -244,7 +244,7 @@ def _size(model: ModelConfig) -> str:
         return f"at most {model.max_pixels:,} pixels"
     if model.longest_edge:
         return f"{model.longest_edge:,} pixels on their longer side, and cut into tiles"
-    if model.family == "hf":
+    if model.family in PUBLISHED_FAMILIES:
         return "as the model's image processor makes them"
     return f"{model.image_size} x {model.image_size} pixels"
 

@@ -13,7 +13,7 @@ from vlmpipe.config.rules.hub import hub_problems
 from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S, duration_s
 from vlmpipe.config.validation_errors import Problem
 from vlmpipe.trainer.config.data import NATIVE
-from vlmpipe.trainer.config.model import GRID_FAMILIES, MAX_ASPECT, PARTS
+from vlmpipe.trainer.config.model import GRID_FAMILIES, MAX_ASPECT, PARTS, PUBLISHED_FAMILIES
 from vlmpipe.trainer.config.strategies import DECOMPOSING, PIPELINE_PARALLEL, QUANTIZING
 from vlmpipe.trainer.models.video_file import MOST_FRAMES
 from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH
@@ -41,7 +41,7 @@ def section_problems(config: RunFields) -> Iterator[Problem]:
         yield Problem(
             "train.epochs", "found 0 with model.lora, whose adapters need training; expected more, or model.lora null"
         )
-    if model.family == "hf":
+    if model.family in PUBLISHED_FAMILIES:
         yield from _generic_model_problems(config)
     yield from external_trainer_problems(config)
     yield from _sample_problems(config)

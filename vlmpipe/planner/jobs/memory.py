@@ -22,6 +22,7 @@ from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart
 from vlmpipe.planner.memory.host import GIB, PROCESS_BYTES, HostMemory
 from vlmpipe.planner.memory.rank import CONTEXT_BYTES, WORKSPACE_BYTES
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.config.model import PUBLISHED_FAMILIES
 from vlmpipe.trainer.evaluation.questions_at_once import questions_at_once
 from vlmpipe.trainer.sizing.device_spread import devices_needed, fullest_device
 from vlmpipe.trainer.sizing.model_shape import ModelShape, Stack
@@ -172,7 +173,9 @@ def _questions(
 
 def _images(config: RunConfig, shape: ModelShape, images: int, number_bytes: int) -> int:
     """The tower's pass over as many images as are encoded at once, and the features of all."""
-    published = config.model.family == "hf"  # transformers' own code, which encodes the images of a batch together
+    published = (
+        config.model.family in PUBLISHED_FAMILIES
+    )  # transformers' own code, which encodes the images of a batch together
     at_once = images if published else min(images, config.features.batch_images)
     features = images * shape.image_tokens * (shape.feature_width + shape.language.hidden) * number_bytes
     return features + at_once * _tower_pass(shape, number_bytes)

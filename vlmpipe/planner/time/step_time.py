@@ -17,6 +17,7 @@ from vlmpipe.planner.time.kernels import kernel_sentences
 from vlmpipe.planner.time.optimizer_step import activation_copies_s, update_sentences, update_times
 from vlmpipe.planner.time.overlap import Hiding, by_name, exposed_communication, slowed_seconds
 from vlmpipe.planner.time.saving import SaveTime, save_sentences, save_time
+from vlmpipe.trainer.config.model import PUBLISHED_FAMILIES
 from vlmpipe.trainer.sizing.flops import model_flops_per_sequence
 from vlmpipe.trainer.sizing.image_preparation import rank_preparation_s
 from vlmpipe.trainer.sizing.model_shape import ModelShape
@@ -229,7 +230,7 @@ def work_of(case: Scenario) -> Work:
 
 def _sentences(config: RunConfig, shape: ModelShape, layout: Layout) -> list[str]:
     said = [f"The loop waits for data {DATA_WAIT_SHARE:.0%} of the time, the loader's goal."]
-    if config.model.family == "hf":
+    if config.model.family in PUBLISHED_FAMILIES:
         said.append(
             "FLOPs were counted in a pass of the model's own code over a small image and a short text, all layers."
             if shape.counted
