@@ -1,4 +1,4 @@
-"""What a checkpoint at step 0 says of its run."""
+"""The record of a checkpoint at step 0, which identifies the run."""
 
 from __future__ import annotations
 
