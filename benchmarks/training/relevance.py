@@ -20,7 +20,7 @@ from vlmpipe.trainer.data.prepare.pipeline import prepare
 from vlmpipe.trainer.dataloading.batches import PackedBatch, collate
 from vlmpipe.trainer.feature_cache.encode import build
 from vlmpipe.trainer.feature_cache.store import features_uri
-from vlmpipe.trainer.models.arr_coc.textures import textures_of
+from vlmpipe.trainer.features.relevance.textures import textures_of
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.setup.training import build_training

@@ -14,9 +14,9 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
-from vlmpipe.trainer.models.arr_coc.generation import selected_inputs
-from vlmpipe.trainer.models.arr_coc.model import with_textures
-from vlmpipe.trainer.models.arr_coc.module import FILE, load_relevance
+from vlmpipe.trainer.features.relevance.generation import selected_inputs
+from vlmpipe.trainer.features.relevance.model import with_textures
+from vlmpipe.trainer.features.relevance.module import FILE, load_relevance
 
 
 @torch.inference_mode()

@@ -199,7 +199,7 @@ class ModelConfig(Section):
         description="Adapters to train instead of a part's own weights; null trains the weights themselves (full "
         "fine-tuning).",
     )
-    relevance: RelevanceConfig | None = Field(
+    relevance: Annotated[RelevanceConfig | None, OfFeature("relevance")] = Field(
         None,
         description="Selection of visual tokens for the language model (ARR-COC); null passes all of them. For the "
         "Qwen-VL families.",

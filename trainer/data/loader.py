@@ -15,7 +15,7 @@ from vlmpipe.trainer.data.sampler import PackedBatchSampler
 from vlmpipe.trainer.data.shards.index import SplitIndex
 from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.errors import DataError
-from vlmpipe.trainer.models.arr_coc.inputs import Selectable, marks_of
+from vlmpipe.trainer.models.layers.selection_inputs import Selectable, marks_of
 from vlmpipe.trainer.sizing.image_grids import AXES
 
 Float32Array = NDArray[np.float32]

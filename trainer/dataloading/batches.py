@@ -17,10 +17,10 @@ from vlmpipe.trainer.data.loader import PackedSequence
 from vlmpipe.trainer.data.packing import Int64Array
 from vlmpipe.trainer.dataloading.selection import selection_inputs
 from vlmpipe.trainer.feature_cache.reader import FeatureReader
-from vlmpipe.trainer.models.arr_coc.inputs import SelectionInputs
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.image_inputs import Grid, Images, PrepareImages, join_features
 from vlmpipe.trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.models.layers.selection_inputs import SelectionInputs
 from vlmpipe.trainer.models.loss.pairs import PreferencePairs
 from vlmpipe.trainer.models.registry import family_of
 

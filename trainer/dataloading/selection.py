@@ -10,7 +10,7 @@ import torch
 
 from vlmpipe.trainer.data.loader import PackedSequence
 from vlmpipe.trainer.data.packing import Int64Array
-from vlmpipe.trainer.models.arr_coc.inputs import SelectionInputs
+from vlmpipe.trainer.models.layers.selection_inputs import SelectionInputs
 
 
 def selection_inputs(rows: Sequence[PackedSequence], label_index: Int64Array) -> SelectionInputs:

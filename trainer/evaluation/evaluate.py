@@ -35,6 +35,7 @@ from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
 from vlmpipe.trainer.evaluation.benchmarks.like_train import validation_images_like_train
 from vlmpipe.trainer.evaluation.benchmarks.run import open_benchmarks, run_benchmarks
 from vlmpipe.trainer.evaluation.confusion_matrix import confusions
+from vlmpipe.trainer.evaluation.examiner import Examiner, examiner_of
 from vlmpipe.trainer.evaluation.held_out.champion import rescore
 from vlmpipe.trainer.evaluation.held_out.champion_pointer import champion_of
 from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, answer, with_images
@@ -47,12 +48,6 @@ from vlmpipe.trainer.evaluation.held_out.result import (
 )
 from vlmpipe.trainer.evaluation.held_out.shuffled_images import ShuffledImages
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question, cut_sentence, majority_baseline, scores
-from vlmpipe.trainer.evaluation.relevance import (
-    RELEVANCE_MAPS,
-    relevance_records,
-    selection_controls,
-    summarised,
-)
 from vlmpipe.trainer.evaluation.validation_loss import as_in_training
 from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.models.image_processor import image_preparer
@@ -92,7 +87,10 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     held_out, split, stats = subject.held_out, subject.split, json.loads(subject.prepared.read("stats.json"))
     questions = held_out.questions(job.evaluate.max_samples, job.evaluate.earlier_turns)
     mine = questions[worker.rank :: worker.world_size]
-    controls = [*job.evaluate.controls, *selection_controls(job.model.relevance)]
+    controls: list[str] = [*job.evaluate.controls]
+    for feature in features_of(job):
+        controls += feature.controls(job.model)
+    examiner = examiner_of(job)
     shuffled = ShuffledImages(split, held_out.shards, subject.model.chat.form)
     benchmarks = open_benchmarks(job)
     answered, resized = dict[str, list[Prediction]](), 0
@@ -107,11 +105,11 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
                 done = sum(len(predictions) for predictions in answered.values())
                 rounds = 1 + len(controls) + (champion is not None)
                 progress.update(done, len(mine) * rounds, unit="questions", message=control)
-    relevant = relevance_of_questions(job, subject, mine, worker) if job.model.relevance else []
+    examined = records_of_questions(job, subject, examiner, mine, worker) if examiner else []
     benchmarked = run_benchmarks(job, subject.model, benchmarks, worker, progress)
     budget = subject.model.budget
     everyone: list[Any] = [None] * worker.world_size
-    dist.all_gather_object(everyone, (answered, relevant, resized, budget.out_of_memory, budget.tokens))
+    dist.all_gather_object(everyone, (answered, examined, resized, budget.out_of_memory, budget.tokens))
     predictions = {
         control: sorted((p for part, *_ in everyone for p in part[control]), key=lambda p: (p.id, p.turn))
         for control in answered
@@ -133,9 +131,10 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     scored_by_slice = scores(predictions[""], pictures, job.evaluate.cider_d)
     for name, scored in scored_by_slice["slices"].items():
         scored["chance"] = majority["slices"][name]["exact_match"]
-    if job.model.relevance:
-        found = [one for _, part, *_ in everyone for one in part]
-        scored_by_slice["relevance"] = summarised([one for _, one in found], scored_by_slice["exact_match"])
+    found = [one for _, part, *_ in everyone for one in part]
+    if examiner:
+        summary = examiner.summarise([one for _, one in found], scored_by_slice["exact_match"])
+        scored_by_slice[examiner.measures] = summary
     pairs = Pairs(predictions[""])
     resized, out_of_memory = (sum(part[number] for part in everyone) for number in (2, 3))
     result = {
@@ -167,12 +166,9 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         ).hexdigest(),
         "wall_s": time.perf_counter() - started,
     }
-    if job.model.relevance:
-        write_record(
-            store,
-            RELEVANCE_MAPS,
-            {"maps": [dict(zip(("id", "turn"), key, strict=True)) | one for key, one in found if one["relevance"]]},
-        )
+    if examiner:
+        maps = [dict(zip(("id", "turn"), key, strict=True)) | one for key, one in found if examiner.has_map(one)]
+        write_record(store, examiner.maps_file, {"maps": maps})
     write_record(store, "evaluate.json", result)
     notes = cut_sentence(result)
     message = f"exact match {result['exact_match']:.3f} on {result['questions']} validation questions"
@@ -201,10 +197,10 @@ def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
     )
 
 
-def relevance_of_questions(
-    job: JobConfig, subject: Subject, questions: Sequence[Question], worker: ProcessContext
+def records_of_questions(
+    job: JobConfig, subject: Subject, examiner: Examiner, questions: Sequence[Question], worker: ProcessContext
 ) -> list[tuple[tuple[str, int], dict[str, Any]]]:
-    """Tokens kept for each question, by its id and turn."""
+    """The examiner's record of each question, by its id and turn."""
     found: list[dict[str, Any]] = []
     for start in range(0, len(questions), job.evaluate.batch_questions):
         batch = questions[start : start + job.evaluate.batch_questions]
@@ -212,7 +208,7 @@ def relevance_of_questions(
             subject.held_out.shards.turns(subject.split.sample_location(asked.sample))[asked.turn] for asked in batch
         ]
         images = [subject.held_out.images(asked.sample) for asked in batch]
-        found += relevance_records(job, subject.model, turns, images, worker.device)
+        found += examiner.records(job, subject.model, turns, images, worker.device)
     return [((asked.id, asked.turn), one) for asked, one in zip(questions, found, strict=True)]
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.config.train import TrainConfig
 
 if TYPE_CHECKING:
@@ -50,6 +52,9 @@ class WeightsAverage(Protocol):
 class Feature:
     """Base of features. A hook that a feature does not override does nothing."""
 
+    family: tuple[str, str] | None = None  # module and class of the model family in place of the run file's
+    part = ""  # name of a part of the model that is exported beside the model of transformers
+
     def require(self) -> None:
         """Raise UserError or ConfigError, before anything large is built, for what this machine lacks."""
 
@@ -63,6 +68,27 @@ class Feature:
     def as_trained(self, initial: Weights, model: nn.Module) -> Weights:
         """Return the initial weights with the values that training sees. model: with adapters."""
         return initial
+
+    def fill_from_data(
+        self, model: nn.Module, deferred: Weights | None, first: Callable[[int], Sequence[Any]]
+    ) -> Weights | None:
+        """Set weights that follow from data, in the model or in `deferred`, which it then returns.
+
+        Args:
+            first: gives as many first packed sequences of training, the same ones on every rank.
+        """
+        return deferred
+
+    def save_part(self, part: nn.Module, read: Callable[[str], Tensor], folder: Path) -> None:
+        """Write the model's `part` to the export. read: a weight of the whole model by its name."""
+
+    def controls(self, model: ModelConfig) -> tuple[str, ...]:
+        """Names of controls of the feature: runs of the evaluation in which it is changed."""
+        return ()
+
+    def under_control(self, model: nn.Module, control: str) -> contextlib.AbstractContextManager[None]:
+        """Change the model inside this context, for a control of the feature."""
+        return contextlib.nullcontext()
 
     def warnings(self, train: TrainConfig, total_steps: int) -> Iterator[str]:
         """Yield doubts about the settings, once `total_steps` is known."""

@@ -23,6 +23,7 @@ FEATURES = {
     "float8": "vlmpipe.trainer.features.float8.products",
     "preferences": "vlmpipe.trainer.features.preferences.feature",
     "quantized_base": "vlmpipe.trainer.features.quantized_base.nf4",
+    "relevance": "vlmpipe.trainer.features.relevance.feature",
 }
 
 

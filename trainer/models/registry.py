@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from vlmpipe.trainer.gc_control import collector_off
+from vlmpipe.trainer.hooks.table import features_of
 
 if TYPE_CHECKING:
     from vlmpipe.trainer.config.model import ModelConfig
@@ -20,11 +21,10 @@ FAMILIES = {
     "hf": ("vlmpipe.trainer.models.hf.family", "HfFamily"),
 }
 
-ARR_COC = ("vlmpipe.trainer.models.arr_coc.family", "ArrCocFamily")  # with `model.relevance`, over a Qwen-VL family
-
 
 def family_of(config: ModelConfig) -> Family:
-    module, name = ARR_COC if config.relevance else FAMILIES[config.family]
+    in_its_place = (feature.family for feature in features_of(config, "model") if feature.family)
+    module, name = next(in_its_place, FAMILIES[config.family])
     with collector_off():
         family: Family = getattr(importlib.import_module(module), name)()
     return family

@@ -15,7 +15,6 @@ from vlmpipe.trainer.distributed.agreement import on_first
 from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.hooks.table import features_of
-from vlmpipe.trainer.models.arr_coc.question_centre import centre_questions, lacks_centre
 from vlmpipe.trainer.models.base import Family, Weights
 from vlmpipe.trainer.models.layers.freeze import frozen_weights, require_frozen_tower, require_something_trained, trains
 from vlmpipe.trainer.models.layers.lora import train_rows_only
@@ -24,8 +23,6 @@ from vlmpipe.trainer.sizing.flops import SequenceFlops
 from vlmpipe.trainer.sizing.pipeline_partition import stages_of
 from vlmpipe.trainer.strategies.frozen_weights import shared_sha256
 from vlmpipe.trainer.weights_digest import weights_sha256
-
-CENTRE_SEQUENCES = 16  # packed sequences whose questions give their mean, on every rank the same
 
 
 @dataclass(frozen=True)
@@ -109,9 +106,13 @@ def _tower_sha256(job: JobConfig, family: Family, tower: nn.Module | None, worke
     return on_first(worker, digest) if worker.world_size > 1 else digest()
 
 
-def with_first_questions(built: BuiltModel, data: TrainingData, loader: PackedLoader) -> BuiltModel:
-    """The model with its question centre, where relevance learns from questions and has not seen any."""
-    if not lacks_centre(built.model, built.deferred):
-        return built
-    sequences = [loader.pack_sequence(sequence) for sequence in data.sampler.first_rows(CENTRE_SEQUENCES)]
-    return dataclasses.replace(built, deferred=centre_questions(built.model, built.deferred, sequences))
+def with_weights_from_data(job: JobConfig, built: BuiltModel, data: TrainingData, loader: PackedLoader) -> BuiltModel:
+    """The model with the weights that its features take from data."""
+    deferred = built.deferred
+    for feature in features_of(job):
+        deferred = feature.fill_from_data(
+            built.model,
+            deferred,
+            lambda count: [loader.pack_sequence(sequence) for sequence in data.sampler.first_rows(count)],
+        )
+    return dataclasses.replace(built, deferred=deferred)

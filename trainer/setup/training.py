@@ -20,7 +20,7 @@ from vlmpipe.trainer.monitoring.run_facts import RunFacts
 from vlmpipe.trainer.monitoring.source_losses import SourceLosses
 from vlmpipe.trainer.setup.data import TrainingData, open_data
 from vlmpipe.trainer.setup.loader import build_loader, image_source_of
-from vlmpipe.trainer.setup.model import BuiltModel, build_model, with_first_questions
+from vlmpipe.trainer.setup.model import BuiltModel, build_model, with_weights_from_data
 from vlmpipe.trainer.setup.record import record_of
 from vlmpipe.trainer.setup.strategy import ReadyStrategy, build_strategy
 from vlmpipe.trainer.strategies.base import Strategy
@@ -47,7 +47,7 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     built = build_model(job, family, data, replica, worker)
     meet(worker)  # reading weights, a node may be much faster than another
     readers, loader = build_loader(job, data, built, replica, worker)
-    built = with_first_questions(built, data, loader)
+    built = with_weights_from_data(job, built, data, loader)
     images = image_source_of(job, readers.features, built.tower_sha256, replica)
     losses = SourceLosses.of(job, worker.device)
     ready = build_strategy(job, family, data, built, worker, losses)

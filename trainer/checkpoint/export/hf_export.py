@@ -25,7 +25,6 @@ from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.tokenize import load_tokenizer
 from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
 from vlmpipe.trainer.hooks.table import features_of
-from vlmpipe.trainer.models.arr_coc.module import RelevanceModule, save_relevance
 from vlmpipe.trainer.models.base import Weights
 from vlmpipe.trainer.models.hf_native.peft_folder import stored_names, write_adapter
 from vlmpipe.trainer.models.hf_native.weight_files import read_in_passing
@@ -170,7 +169,8 @@ class _Upload:
             write_adapter: writes the adapter to a folder, and returns its digest.
         """
         family, target = family_of(self._job.model), self._target
-        relevance = blueprint._modules.pop("relevance", None)  # beside the base, which plain transformers loads
+        # Beside the base, which plain transformers loads.
+        parts = [(one, blueprint._modules.pop(one.part, None)) for one in features_of(self._job) if one.part]
         self._store.delete(NAME)  # no export exists until all files are overwritten
         if write_adapter:
             digest = write_adapter(target)
@@ -179,8 +179,9 @@ class _Upload:
             digest = written.weights_sha256
         with os_errors(f"writing {target}"):
             family.save_settings(self._job.model, blueprint, tokenizer, target)
-            if isinstance(relevance, RelevanceModule):
-                save_relevance(relevance, read, target)
+            for feature, part in parts:
+                if part is not None:
+                    feature.save_part(part, read, target)
         for file in sorted(path for path in target.rglob("*") if path.is_file()):
             self._send(file)
         for info in self._store.list(FOLDER):

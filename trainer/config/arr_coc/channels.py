@@ -1,4 +1,4 @@
-"""Names of texture channels, and presets of them. `vlmpipe.trainer.models.arr_coc.textures` computes them."""
+"""Names of texture channels, and presets of them. the room of relevance computes them."""
 
 from __future__ import annotations
 

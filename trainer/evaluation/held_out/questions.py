@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -17,7 +18,7 @@ from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, ShownImages, answer_questions
 from vlmpipe.trainer.evaluation.held_out.shuffled_images import ShuffledImages
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question, image_group, is_right
-from vlmpipe.trainer.evaluation.relevance import selecting
+from vlmpipe.trainer.hooks.table import features_of
 
 MAX_TEXTS, FEWEST_OF_EACH = 12, 5  # distinct texts of questions, and questions of each on average
 LONGEST_TEXT = 80  # characters, of a slice's name
@@ -100,7 +101,9 @@ def answer(
 ) -> list[Prediction]:
     """The model's answers to questions, with the selection or the blank images of a control."""
     most, is_blank = job.evaluate.max_new_tokens, control == "no_image"
-    with selecting(model.model, control):
+    with contextlib.ExitStack() as changes:
+        for feature in features_of(job):
+            changes.enter_context(feature.under_control(model.model, control))
         given = [one for _, one in asked]
         answers = answer_questions(job, model, given, device, max_new_tokens=most, is_blank=is_blank)
     return [

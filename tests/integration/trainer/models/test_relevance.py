@@ -13,7 +13,7 @@ from tests.support.trainer.runs import encode_features, losses, make_run, train_
 from tests.support.trainer.tiny_native import model_section
 from vlmpipe.config.rules.sections import RELEVANCE_STRATEGIES
 from vlmpipe.trainer.checkpoint.sync import sync_run
-from vlmpipe.trainer.models.arr_coc.module import FILE, load_relevance
+from vlmpipe.trainer.features.relevance.module import FILE, load_relevance
 from vlmpipe.trainer.storage import open_storage
 
 FROZEN = ["tower", "projector", "language_model"]

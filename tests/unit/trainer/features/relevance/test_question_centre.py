@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from vlmpipe.trainer.config.arr_coc.channels import CHANNELS
 from vlmpipe.trainer.config.arr_coc.relevance import RelevanceConfig
-from vlmpipe.trainer.models.arr_coc.module import RelevanceModule, pooled, scaled
-from vlmpipe.trainer.models.arr_coc.question_centre import NAME, centre_questions, lacks_centre, mean_question
+from vlmpipe.trainer.features.relevance.module import RelevanceModule, pooled, scaled
+from vlmpipe.trainer.features.relevance.question_centre import NAME, centre_questions, lacks_centre, mean_question
 
 WIDTH = 12
 # Two packed sequences of two samples and one; 7 marks the tokens of questions.

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from vlmpipe.trainer.config.arr_coc.channels import CHANNELS
 from vlmpipe.trainer.config.model import ModelConfig
-from vlmpipe.trainer.models.arr_coc.generation import selected_inputs
-from vlmpipe.trainer.models.arr_coc.inputs import marks_of
-from vlmpipe.trainer.models.arr_coc.model import RelevanceVLM, TracedVLM, with_textures
-from vlmpipe.trainer.models.arr_coc.module import FILE, PREFIX, RelevanceModule, load_relevance
-from vlmpipe.trainer.models.arr_coc.textures import TEXTURES_VERSION
+from vlmpipe.trainer.features.relevance.generation import selected_inputs
+from vlmpipe.trainer.features.relevance.model import RelevanceVLM, TracedVLM, with_textures
+from vlmpipe.trainer.features.relevance.module import FILE, PREFIX, RelevanceModule, load_relevance
+from vlmpipe.trainer.features.relevance.textures import TEXTURES_VERSION
 from vlmpipe.trainer.models.base import Weights
 from vlmpipe.trainer.models.hf_native.pretrained import pretrained_config
 from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.parameter_counts import count_parameters
+from vlmpipe.trainer.models.layers.selection_inputs import marks_of
 from vlmpipe.trainer.models.qwen_vl.family import QwenVlFamily
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 from vlmpipe.trainer.storage.model_folders import local_folder

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vlmpipe.trainer.config.arr_coc.relevance import RelevanceConfig
-from vlmpipe.trainer.models.arr_coc.allocation import Kept, allocate, quadtree
-from vlmpipe.trainer.models.arr_coc.balancer import Balance
+from vlmpipe.trainer.features.relevance.allocation import Kept, allocate, quadtree
+from vlmpipe.trainer.features.relevance.balancer import Balance
 
 ALLOCATIONS = ("full", "uniform", "random", "topk", "mass", "quadtree")
 NEUTRAL = torch.tensor(0.5)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from vlmpipe.trainer.config.arr_coc.relevance import LEARNING_SCORER, RelevanceConfig
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.models.arr_coc.allocation import Kept, allocate, budget, selections_at, tokens_at, top
-from vlmpipe.trainer.models.arr_coc.balancer import Balance, Balancer
-from vlmpipe.trainer.models.arr_coc.scorers import Scorers
+from vlmpipe.trainer.features.relevance.allocation import Kept, allocate, budget, selections_at, tokens_at, top
+from vlmpipe.trainer.features.relevance.balancer import Balance, Balancer
+from vlmpipe.trainer.features.relevance.scorers import Scorers
 
 PREFIX = "relevance."  # of the module's weights in a model's state dict
 FILE = "relevance.safetensors"  # in an export, beside the base's own files

@@ -18,11 +18,10 @@ from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, ShownImages, image_features
 from vlmpipe.trainer.evaluation.generate import left_padded
-from vlmpipe.trainer.models.arr_coc.allocation import Kept
-from vlmpipe.trainer.models.arr_coc.generation import relevance_of_prompts
-from vlmpipe.trainer.models.arr_coc.module import RelevanceModule, untrained
+from vlmpipe.trainer.features.relevance.allocation import Kept
+from vlmpipe.trainer.features.relevance.generation import relevance_of_prompts
+from vlmpipe.trainer.features.relevance.module import RelevanceModule, untrained
 
-RELEVANCE_MAPS = "relevance_maps.json"  # beside evaluate.json
 EXAMPLES = 12  # relevance maps of a rank
 # Selections beside the model's own that answers are compared with.
 CONTROLS: dict[str, dict[str, Any]] = {

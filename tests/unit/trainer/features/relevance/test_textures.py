@@ -15,7 +15,7 @@ from scipy import ndimage
 from tests.support.trainer.tiny_native import model_section
 from vlmpipe.trainer.config.arr_coc.channels import CHANNELS
 from vlmpipe.trainer.config.model import ModelConfig
-from vlmpipe.trainer.models.arr_coc.textures import image_of, lab_of, textures_of
+from vlmpipe.trainer.features.relevance.textures import image_of, lab_of, textures_of
 from vlmpipe.trainer.models.registry import family_of
 
 SIDE, ROWS, COLUMNS = 8, 3, 4

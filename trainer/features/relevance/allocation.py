@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vlmpipe.trainer.config.arr_coc.relevance import RelevanceConfig
-from vlmpipe.trainer.models.arr_coc.balancer import Balance
+from vlmpipe.trainer.features.relevance.balancer import Balance
 
 
 @dataclass(frozen=True, eq=False)

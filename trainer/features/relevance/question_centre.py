@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vlmpipe.trainer.models.arr_coc.inputs import Selectable
-from vlmpipe.trainer.models.arr_coc.module import PREFIX, pooled
+from vlmpipe.trainer.features.relevance.module import PREFIX, pooled
 from vlmpipe.trainer.models.base import Weights
+from vlmpipe.trainer.models.layers.selection_inputs import Selectable
 
 NAME = f"{PREFIX}question_centre"
 

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from vlmpipe.trainer.config.arr_coc.channels import CHANNELS
 from vlmpipe.trainer.config.model import ModelConfig
-from vlmpipe.trainer.models.arr_coc.allocation import Kept
-from vlmpipe.trainer.models.arr_coc.inputs import SelectionInputs
-from vlmpipe.trainer.models.arr_coc.module import Relevance, RelevanceModule, answer_probabilities, policy_loss, pooled
-from vlmpipe.trainer.models.arr_coc.textures import image_of, textures_of
+from vlmpipe.trainer.features.relevance.allocation import Kept
+from vlmpipe.trainer.features.relevance.module import Relevance, RelevanceModule, answer_probabilities, policy_loss, pooled
+from vlmpipe.trainer.features.relevance.textures import image_of, textures_of
 from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.image_placeholders import places_of, require_tokens
+from vlmpipe.trainer.models.layers.selection_inputs import SelectionInputs
 from vlmpipe.trainer.models.loss.chunked_loss import loss_at_labels
 from vlmpipe.trainer.models.loss.pairs import PreferencePairs
 from vlmpipe.trainer.models.qwen_vl.model import QwenVLM, mergers_of

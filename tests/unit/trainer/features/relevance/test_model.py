@@ -20,7 +20,7 @@ from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.loader import PackedLoader, PackedSequence
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.dataloading.batches import PackedBatch, collate, online_images
-from vlmpipe.trainer.models.arr_coc.generation import relevance_of_prompts
+from vlmpipe.trainer.features.relevance.generation import relevance_of_prompts
 from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of
 from vlmpipe.trainer.models.registry import family_of

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from vlmpipe.trainer.config.arr_coc.channels import CHANNELS
-from vlmpipe.trainer.models.arr_coc.allocation import Kept
-from vlmpipe.trainer.models.arr_coc.module import Relevance, RelevanceModule, pooled
+from vlmpipe.trainer.features.relevance.allocation import Kept
+from vlmpipe.trainer.features.relevance.module import Relevance, RelevanceModule, pooled
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from vlmpipe.trainer.evaluation.relevance import Selected, sensitivity, summarised, target_kept, tokens_in
-from vlmpipe.trainer.models.arr_coc.allocation import Kept, quadtree, tokens_at
+from vlmpipe.trainer.features.relevance.allocation import Kept, quadtree, tokens_at
+from vlmpipe.trainer.features.relevance.selected_tokens import Selected, sensitivity, summarised, target_kept, tokens_in
 
 GRID = (6, 6)
 

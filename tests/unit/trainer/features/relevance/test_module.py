@@ -12,7 +12,7 @@ from torch import Tensor
 from vlmpipe.trainer.config.arr_coc.channels import CHANNELS
 from vlmpipe.trainer.config.arr_coc.relevance import RelevanceConfig
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.models.arr_coc.module import (
+from vlmpipe.trainer.features.relevance.module import (
     PREFIX,
     RelevanceModule,
     answer_probabilities,
