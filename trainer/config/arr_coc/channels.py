@@ -1,4 +1,4 @@
-"""Names of texture channels, and presets of them. the room of relevance computes them."""
+"""Names of the texture channels that relevance sees, and presets of them."""
 
 from __future__ import annotations
 
