@@ -101,10 +101,11 @@ def submit_to_kubeflow(
     if dry_run:
         return found
     from vlmpipe.platforms.kubeflow.runs.client import KubeflowRuns
+    from vlmpipe.platforms.kubeflow.runs.version import require_version
 
     section = config.kubeflow
     runs = KubeflowRuns(endpoint, section.namespace)
-    note = runs.require_version(compiled.path)
+    note = require_version(runs.api, compiled.path)
     run = runs.start(compiled.path, name=name, experiment=section.experiment, parameters=parameters)
     record = RunRecord(run.link, run_uri, datetime.now().timestamp(), None, tuple(source), namespace=section.namespace)
     record.write(name)

@@ -101,25 +101,19 @@ class KubeflowRuns:
     """The runs of one Kubeflow Pipelines."""
 
     def __init__(self, endpoint: str, namespace: str = "") -> None:
-        self._api = KubeflowApi(endpoint, namespace)
+        self.api = KubeflowApi(endpoint, namespace)
 
     def start(self, package: Path, *, name: str, experiment: str, parameters: dict[str, Any]) -> KubeflowRun:
         """Start a run of a compiled pipeline. Raises UserError where it was not started, or that is not known."""
-        with self._api.translated("start a run on"):
-            found = self._api.experiment(experiment)
-            answer = self._api.client.run_pipeline(found, name, str(package), params=parameters)
-        return KubeflowRun(self._api.endpoint.rstrip("/"), str(answer.run_id), name, self._api.namespace)
-
-    def require_version(self, package: Path) -> str:
-        """See `vlmpipe.platforms.kubeflow.runs.version`."""
-        from vlmpipe.platforms.kubeflow.runs.version import require_version
-
-        return require_version(self._api, package)
+        with self.api.translated("start a run on"):
+            found = self.api.experiment(experiment)
+            answer = self.api.client.run_pipeline(found, name, str(package), params=parameters)
+        return KubeflowRun(self.api.endpoint.rstrip("/"), str(answer.run_id), name, self.api.namespace)
 
     def get(self, run: KubeflowRun) -> kfp_server_api.V2beta1Run:
         """Raises UserError (exit 66) where there is no such run."""
-        with self._api.translated(f"read run {run.argument} of"):
-            return self._api.client.get_run(run.run_id)
+        with self.api.translated(f"read run {run.argument} of"):
+            return self.api.client.get_run(run.run_id)
 
     def cancel(self, run: KubeflowRun) -> bool:
         """Ask for the run's end. False where that was asked before; raises ConfigError for one that is over."""
@@ -132,8 +126,8 @@ class KubeflowRuns:
                 expected="one that is running",
                 fix=f"vlmpipe status {run.argument}",
             )
-        with self._api.translated(f"cancel run {run.argument} of"):
-            self._api.client.terminate_run(run.run_id)
+        with self.api.translated(f"cancel run {run.argument} of"):
+            self.api.client.terminate_run(run.run_id)
         return True
 
 
