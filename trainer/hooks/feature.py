@@ -106,6 +106,6 @@ class Feature:
         """Score validation pairs. log_probs, tokens: (pairs, 2), of the chosen and the rejected answer."""
         return {}
 
-    def average(self, train: TrainConfig, weights: Sequence[Tensor]) -> WeightsAverage | None:
+    def average(self, train: TrainConfig, weights: Callable[[], Sequence[Tensor]]) -> WeightsAverage | None:
         """An average of this rank's trained weights, once they are sharded."""
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
@@ -48,7 +48,7 @@ def _load(module: str) -> Feature:
     return feature
 
 
-def average_of(train: TrainConfig, weights: Sequence[Tensor]) -> WeightsAverage | None:
+def average_of(train: TrainConfig, weights: Callable[[], Sequence[Tensor]]) -> WeightsAverage | None:
     """The average of this rank's trained weights; None where no feature keeps one."""
     averages = (feature.average(train, weights) for feature in features_of(train, "train"))
     return next((average for average in averages if average is not None), None)

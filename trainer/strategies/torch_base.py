@@ -151,7 +151,7 @@ class TorchStrategy:
         self._copies, self._copy = copies, copy
         trained = trained_of(module)
         self._trained = list(trained)
-        self._ema = average_of(train, list(trained.values()))
+        self._ema = average_of(train, lambda: list(trained.values()))
         on_gpu = any(parameter.is_cuda for parameter in module.parameters())
         self._stager = host_stager(on_gpu=on_gpu)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -30,8 +30,8 @@ class Averaging(Feature):
                 f"still {left:.0%} initial weights; lower train.ema_decay"
             )
 
-    def average(self, train: TrainConfig, weights: Sequence[Tensor]) -> Ema:
-        return Ema(weights, train.ema_decay)
+    def average(self, train: TrainConfig, weights: Callable[[], Sequence[Tensor]]) -> Ema:
+        return Ema(weights(), train.ema_decay)
 
 
 class Ema:

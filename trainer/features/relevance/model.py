@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from vlmpipe.trainer.config.arr_coc.channels import CHANNELS
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.features.relevance.allocation import Kept
-from vlmpipe.trainer.features.relevance.module import Relevance, RelevanceModule, answer_probabilities, policy_loss, pooled
+from vlmpipe.trainer.features.relevance.module import (
+    Relevance,
+    RelevanceModule,
+    answer_probabilities,
+    policy_loss,
+    pooled,
+)
 from vlmpipe.trainer.features.relevance.textures import image_of, textures_of
 from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens

@@ -88,7 +88,7 @@ class Zero:
         self._engine.checkpoint_engine = self._files
         self._engine._copy_recovery_script = self._files.written(self._engine._copy_recovery_script)
         self._leave_out_frozen_copies(module)
-        self._ema = average_of(config, self._partitions())
+        self._ema = average_of(config, self._partitions)
 
     def forward_backward(self, batches: MicroBatches, total_label_tokens: int) -> Tensor:
         # The engine averages over ranks and micro-steps; the loss is a sum over both.
