@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.support.trainer.measure_memory import Scales
-from vlmpipe.trainer.config.compiling import CompileChoice
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.data_parallel_rank import replica_of
 from vlmpipe.trainer.distributed.process import run_worker, start_worker
@@ -30,7 +29,6 @@ from vlmpipe.trainer.setup.model import build_model
 from vlmpipe.trainer.setup.strategy import build_strategy
 
 MARK = "weighed: "
-UNCOMPILED = CompileChoice("off", "nothing is trained")
 
 
 class CountingFile:
@@ -96,13 +94,13 @@ def main() -> int:
         before = from_disk()
         with Scales() as scales:
             built = build_model(job, family, data, replica_of(job.train, worker), worker)
-            strategy, _ = build_strategy(job, family, data, built, worker, UNCOMPILED)
+            ready = build_strategy(job, family, data, built, worker, None)
             gc.collect()
             one = {"peak": scales.peak_bytes, "held": scales.held_bytes(), "reads": dict(CountingFile.reads)}
         one["from_disk"] = from_disk() - before
         found[job.run.run_id] = [one] * worker.world_size
         dist.all_gather_object(found[job.run.run_id], one)
-        del built, strategy
+        del built, ready
         gc.collect()
     if worker.is_first:
         print(MARK + json.dumps(found), flush=True)
