@@ -36,7 +36,7 @@ class Examiner(Protocol):
         ...
 
     def has_map(self, record: dict[str, Any]) -> bool:
-        """Whether the record is written to `maps_file`, as an example."""
+        """Return whether the record is written to `maps_file`, as an example."""
         ...
 
 

@@ -48,7 +48,7 @@ def open_data(job: JobConfig) -> TrainingData:
 def mean_sequence_flops(
     job: JobConfig, shape: ModelShape, sequence: PackedBatchSampler, *, cached: bool
 ) -> SequenceFlops:
-    """What a row of the first epoch takes, in the mean."""
+    """Mean contents of a sequence of the first epoch."""
     epoch = sequence.totals(0)
     label_tokens = epoch.label_tokens / epoch.sequences
     if epoch.images:  # where they differ, the mean one

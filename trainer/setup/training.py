@@ -28,7 +28,7 @@ from vlmpipe.trainer.strategies.base import Strategy
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What one rank trains with."""
+    """Model, data, strategy and state that one rank trains with."""
 
     strategy: Strategy
     replica: DataParallelRank
@@ -80,7 +80,7 @@ def _placed(job: JobConfig, worker: ProcessContext) -> DataParallelRank:
 
 
 def _references(run: BeforeTraining) -> Float32Array | None:
-    """What pairs are compared with; None where samples are no pairs."""
+    """Log probabilities that pairs are compared with; None where samples are no pairs."""
     finding = (feature.references(run) for feature in features_of(run.job) if isinstance(feature, FindsReferences))
     return next(finding, None)
 
