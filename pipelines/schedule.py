@@ -28,6 +28,7 @@ from vlmpipe.platforms.vertex.bucket_checks import require_buckets
 from vlmpipe.platforms.vertex.client import Place, schedule_client
 from vlmpipe.platforms.vertex.pipeline_job import prepare
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage.outage import answering_soon
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
@@ -208,8 +209,9 @@ def apply_schedule(
 
     Raises UserError where that is not possible.
     """
-    schedules = schedules_of(config, target)
-    plan = plan_schedule(config, schedules, now, template, target=target)
+    with answering_soon():
+        schedules = schedules_of(config, target)
+        plan = plan_schedule(config, schedules, now, template, target=target)
     if plan.live and not plan.changes:
         return plan, plan.live
     if target == "vertex":

@@ -136,7 +136,8 @@ def run(
     `vlmpipe cancel RUN` stops it, and the end of the thread or of this process.
 
     Args:
-        run_id: Name of the run, or @last or @last:NAME of one to continue; <name>-<date>-<time> by default.
+        run_id: Name of the run, or of one to continue: @last is this run file's newest, @last:NAME another's.
+            <name>-<date>-<time> by default.
         fresh: Start a new run where one could be resumed.
         retries: Restarts of each replica of a job that fails without a named cause; 0 by default, with `inject_faults`
             as many as on Vertex AI.
@@ -159,7 +160,7 @@ def run(
     from vlmpipe.platforms.short_names import run_to_continue
     from vlmpipe.runs.live_view import view_for
 
-    run_id = run_to_continue(run_id, config.root_uri("local"))
+    run_id = run_to_continue(run_id, config)
     require_package("kfp")  # which runs the pipeline, in a process of its own
     require_here(config)
     if inject_faults:
@@ -190,7 +191,7 @@ def submit(
     `yes`, since this function asks no question.
 
     Args:
-        run_id: An earlier run on Vertex AI to resume, @last or @last:NAME too; a new one by default.
+        run_id: An earlier run on Vertex AI to resume, also @last of this run file or @last:NAME; a new one by default.
         force: Submit although the plan is red, and without checking buckets.
         yes: Submit whatever it costs.
         dry_run: Do everything but send.
@@ -201,7 +202,7 @@ def submit(
     from vlmpipe.pipelines.submit import submit_run
     from vlmpipe.platforms.short_names import submitted_to_continue
 
-    run_id = submitted_to_continue(run_id)
+    run_id = submitted_to_continue(run_id, config, "vertex")
     return submit_run(config, source=config.source, run_id=run_id, force=force, yes=yes, dry_run=dry_run, ask=None)
 
 

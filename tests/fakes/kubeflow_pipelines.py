@@ -39,6 +39,7 @@ GIVEN_BY_THE_SERVICE = {
     "plugins_output",
 }  # fmt: skip
 GIVEN_FOR_AN_EXPERIMENT = {"experiment_id", "created_at", "storage_state", "last_run_created_at"}
+GIVEN_FOR_A_PIPELINE = {"pipeline_id", "created_at", "error"}
 LONGEST_TAG = 63
 STATES = set(kfp_server_api.V2beta1RuntimeState.allowable_values) - {"RUNTIME_STATE_UNSPECIFIED"}
 
@@ -146,7 +147,7 @@ class _Handler(Handler):
             place = query.get("namespace", "")
             named = [one for one in fake.pipelines.values() if one["display_name"] == wanted["stringValue"]]
             return {"pipelines": [one for one in named if one.get("namespace", "") == place]}
-        content = checked(body, kfp_server_api.V2beta1Pipeline, {"pipeline_id", "created_at", "error"})
+        content = checked(body, kfp_server_api.V2beta1Pipeline, GIVEN_FOR_A_PIPELINE)
         if not content.get("name"):
             raise Refused(400, "Invalid input error: pipeline's name cannot be empty")
         if any(len(text) > LONGEST_TAG for pair in (content.get("tags") or {}).items() for text in pair):
@@ -293,7 +294,10 @@ class _Handler(Handler):
             pipeline = json_format.ParseDict(spec.get("pipeline_spec") or spec, pipeline_spec_pb2.PipelineSpec())
         except json_format.ParseError as error:
             raise Refused(400, f"Invalid input error: pipeline spec is invalid: {error}") from error
-        given = (content.get("runtime_config") or {}).get("parameters") or {}
+        runtime = content.get("runtime_config") or {}
+        if unknown := set(runtime) - set(kfp_server_api.V2beta1RuntimeConfig.attribute_map.values()):
+            raise Refused(400, f"unknown field {min(unknown)!r} in V2beta1RuntimeConfig")
+        given = runtime.get("parameters") or {}
         if unknown := set(given) - set(pipeline.root.input_definitions.parameters):
             raise Refused(400, f"Invalid input error: parameter {min(unknown)} is not part of the pipeline")
 

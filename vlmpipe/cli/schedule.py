@@ -10,6 +10,7 @@ import typer
 
 from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, ServiceTarget, Source, load, load_source
 from vlmpipe.cli.output import doing, print_json, print_lines
+from vlmpipe.trainer.storage.outage import answering_soon
 
 if TYPE_CHECKING:
     from vlmpipe.platforms.schedules import RunSchedule, Schedules
@@ -28,7 +29,7 @@ def plan_command(
     from vlmpipe.pipelines.schedule import plan_schedule, schedules_of
 
     settings, template = load_source(config, overrides)
-    with doing(f"planning a run and reading the schedules on {SERVICES[target]}"):
+    with doing(f"planning a run and reading the schedules on {SERVICES[target]}"), answering_soon():
         plan = plan_schedule(settings, schedules_of(settings, target.value), _now(), template, target=target.value)
     print_json(plan.as_json()) if as_json else print_lines(plan.lines())
 
@@ -63,7 +64,7 @@ def list_command(
     """List the schedules that vlmpipe made."""
     from vlmpipe.pipelines.schedule import schedules_of
 
-    with doing(f"reading the schedules on {SERVICES[target]}"):
+    with doing(f"reading the schedules on {SERVICES[target]}"), answering_soon():
         found = schedules_of(load(config, overrides), target.value).all()
     if as_json:
         print_json({"schedules": [live.as_json() for live in found]})
@@ -114,7 +115,7 @@ def _find(config: Path, overrides: list[str] | None, target: ServiceTarget) -> t
     from vlmpipe.pipelines.schedule import schedules_of
 
     settings = load(config, overrides)
-    with doing(f"reading the schedules on {SERVICES[target]}"):
+    with doing(f"reading the schedules on {SERVICES[target]}"), answering_soon():
         schedules = schedules_of(settings, target.value)
         return schedules, schedules.require(settings.name)
 

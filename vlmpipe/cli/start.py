@@ -44,8 +44,8 @@ def run(
     run_id: Annotated[
         str,
         typer.Option(
-            help="Name of the run, or of one to continue, also with changed settings; @last or @last:NAME continues. "
-            "Default <name>-<date>-<time>.",
+            help="Name of the run, or of one to continue, also with changed settings: @last is this run file's newest, "
+            "@last:NAME another's. Default <name>-<date>-<time>.",
             show_default=False,
         ),
     ] = "",
@@ -110,7 +110,9 @@ def submit(
     run_id: Annotated[
         str,
         typer.Option(
-            help="An earlier run to continue, by its id, @last or @last:NAME; default a new one.", show_default=False
+            help="An earlier run to continue, by its id, @last (this run file's newest on this service) or @last:NAME; "
+            "default a new one.",
+            show_default=False,
         ),
     ] = "",
     detach: Annotated[bool, typer.Option("--detach", help="Leave once it is started, and do not watch it.")] = False,
@@ -142,9 +144,6 @@ def submit(
     if target == ServiceTarget.kubeflow and (job_spec or only):
         given = "--job-spec" if job_spec else "--only"
         raise ConfigError(f"{given} is given with --target kubeflow", expected="a run of the whole pipeline there")
-    from vlmpipe.platforms.short_names import submitted_to_continue
-
-    run_id = submitted_to_continue(run_id)
     if job_spec or only:
         if fail_on_reject:
             raise ConfigError("--fail-on-reject is given for a job alone, which has no gate", fix="leave it out")
@@ -176,11 +175,14 @@ def submit(
         from vlmpipe.pipelines.find import vertex_reader
         from vlmpipe.pipelines.submit import submit_run
         from vlmpipe.planner.spending.approval import terminal_confirm
+        from vlmpipe.platforms.short_names import submitted_to_continue
 
+        run_config, template = load_source(config, overrides)
         submitted = submit_run(
-            *load_source(config, overrides),
+            run_config,
+            template,
             source=[config, *(overrides or [])],
-            run_id=run_id,
+            run_id=submitted_to_continue(run_id, run_config, "vertex"),
             force=force,
             yes=yes,
             dry_run=dry_run,
@@ -212,11 +214,13 @@ def _submit_training(
     with doing(f"planning and submitting the training job of {config}"):
         from vlmpipe.pipelines.submit_job import submit_training
         from vlmpipe.planner.spending.approval import terminal_confirm
+        from vlmpipe.platforms.short_names import submitted_to_continue
 
+        run_config = load(Path(config), overrides)
         return submit_training(
-            load(Path(config), overrides),
+            run_config,
             source=[config, *overrides, "--only", "train"],
-            run_id=run_id,
+            run_id=submitted_to_continue(run_id, run_config, "vertex"),
             force=force,
             yes=yes,
             dry_run=dry_run,
@@ -230,11 +234,13 @@ def _submit_probe(
     with doing(f"planning and submitting a probe of {config}"):
         from vlmpipe.pipelines.submit_probe import submit_probe
         from vlmpipe.planner.spending.approval import terminal_confirm
+        from vlmpipe.platforms.short_names import submitted_to_continue
 
+        run_config = load(Path(config), overrides)
         return submit_probe(
-            load(Path(config), overrides),
+            run_config,
             source=[config, *overrides, "--only", "probe"],
-            run_id=run_id,
+            run_id=submitted_to_continue(run_id, run_config, "vertex"),
             force=force,
             yes=yes,
             dry_run=dry_run,
@@ -297,11 +303,12 @@ def _submit_to_kubeflow(
     with doing(f"planning, compiling and submitting {config} to Kubeflow"):
         from vlmpipe.pipelines.find import kubeflow_reader
         from vlmpipe.pipelines.submit_kubeflow import submit_to_kubeflow
+        from vlmpipe.platforms.short_names import submitted_to_continue
 
         source = [config, *overrides, "--target", "kubeflow"]
-        submitted = submit_to_kubeflow(
-            load(Path(config), overrides), source=source, run_id=run_id, force=force, dry_run=dry_run
-        )
+        run_config = load(Path(config), overrides)
+        run_id = submitted_to_continue(run_id, run_config, "kubeflow")
+        submitted = submit_to_kubeflow(run_config, source=source, run_id=run_id, force=force, dry_run=dry_run)
     watching = submitted.run is not None and not detach
     if not as_json:
         print_lines(submitted.lines())

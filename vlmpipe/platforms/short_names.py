@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from vlmpipe.platforms.local.runs.run import MARKER, all_markers
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
@@ -14,9 +15,12 @@ from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.storage.base import join_uri
 from vlmpipe.trainer.storage.records import read_record_file
 
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
+
 LAST = "@last"
 SHOWN = 5  # ids in a message
-_STARTED = re.compile(r"-\d{8}-\d{6}(-[0-9a-f]+)?")  # what follows a run file's name in a generated id
+_STARTED = re.compile(r"-\d{8}-\d{6}(-[0-9a-f]+)?$")  # what follows a run file's name in a generated id
 
 
 def full_name(name: str, root: str) -> str:
@@ -26,7 +30,7 @@ def full_name(name: str, root: str) -> str:
     UserError (NOT_FOUND) for @last where there is no such run, ConfigError where several ids begin with `name`.
     """
     if _is_last(name):
-        return _last(name, _ids(root), root, _of_run_file(name, root))
+        return _last(name, _ids(root), root, root)
     if not name or Path(name, MARKER).is_file():
         return name
     known = _ids(root)
@@ -42,48 +46,73 @@ def full_name(name: str, root: str) -> str:
     return found[0]
 
 
-def run_to_continue(name: str, root: str) -> str:
-    """The id that `vlmpipe run --run-id` names: of the newest run under `root` for @last, of a run file for @last:NAME.
+def run_to_continue(name: str, config: RunConfig) -> str:
+    """The id that `vlmpipe run --run-id` names: for @last of the newest run of this run file in its folder of runs, for
+    @last:NAME of another run file.
 
     Other names come back as they are: they may be of a new run. Raises UserError (NOT_FOUND) as `full_name` does.
     """
-    return _last(name, list(_started_here(root)), root, _of_run_file(name, root)) if _is_last(name) else name
+    if not _is_last(name):
+        return name
+    root = config.root_uri("local")
+    known = list(_started_here(root))
+    return _last_of(config.name, known, root, root) if name == LAST else _last(name, known, root, root)
 
 
-def submitted_to_continue(name: str) -> str:
-    """The id that `vlmpipe submit --run-id` names, among the runs that were submitted from this folder."""
-    runs = [record.run_uri.rpartition("/")[2] for record in run_records().values() if record.can_continue]
-    return _last(name, runs, str(SUBMITTED)) if _is_last(name) else name
+def submitted_to_continue(name: str, config: RunConfig, target: Literal["vertex", "kubeflow"]) -> str:
+    """The id that `vlmpipe submit --run-id` names, among the runs that were submitted from this folder to that service
+    and write where this run file's do; for @last of this run file."""
+    if not _is_last(name):
+        return name
+    runs = f"{join_uri(config.root_uri(target), 'runs')}/"
+    known = [
+        record.run_uri.removeprefix(runs)
+        for record in run_records().values()
+        if record.can_continue and record.target == target and record.run_uri.startswith(runs)
+    ]
+    where = f"{SUBMITTED} that was sent to {target} and writes to {runs}"
+    return _last_of(config.name, known, where) if name == LAST else _last(name, known, where)
 
 
 def _is_last(name: str) -> bool:
     return name == LAST or name.startswith(f"{LAST}:")
 
 
-def _last(name: str, known: Sequence[str], where: str, of_run_file: Collection[str] = ()) -> str:
+def _last(name: str, known: Sequence[str], where: str, root: str = "") -> str:
+    """The newest run for @last or @last:NAME. `root` is that of runs on this machine, whose run files are read."""
     begins = name.removeprefix(LAST).removeprefix(":")
-    found = [run_id for run_id in known if run_id.startswith(begins)]
-    # Of the run file `digits`, whatever the ids, and not of `digits-preferences`.
-    own = {run_id for run_id in found if _STARTED.fullmatch(run_id.removeprefix(begins))} | set(of_run_file)
-    found = [run_id for run_id in known if run_id in own] or found
-    if not found:
-        raise UserError(
-            f"no run for {name}",
-            expected=f"one of the newest: {_shown(known)}" if known else f"a run, but there is none in {where}",
-            fix="give its --root, or run the command in the folder from which it was submitted",
-            code=ExitCode.NOT_FOUND,
-        )
-    return found[-1]
+    of_run_file = begins and _of_run_file(begins, known, root)
+    found = of_run_file or [run_id for run_id in known if run_id.startswith(begins)]
+    return found[-1] if found else _none(name, known, where)
 
 
-def _of_run_file(name: str, root: str) -> set[str]:
-    """Runs on this machine whose run file has the name in @last:NAME, also with ids that were given by --run-id."""
-    wanted, found = name.removeprefix(LAST).removeprefix(":"), set[str]()
-    for run_id in _started_here(root) if wanted else ():
-        with contextlib.suppress(DataError):  # a damaged run has no name
-            if read_record_file(Path(join_uri(root, "runs"), run_id, RUN_FILE_COPY)).get("name") == wanted:
-                found.add(run_id)
-    return found
+def _last_of(run_file: str, known: Sequence[str], where: str, root: str = "") -> str:
+    """The newest run of the run file of this name, and of no other."""
+    found = _of_run_file(run_file, known, root)
+    return found[-1] if found else _none(f"{LAST} of run file {run_file}", known, where)
+
+
+def _none(name: str, known: Sequence[str], where: str) -> NoReturn:
+    raise UserError(
+        f"no run for {name}",
+        expected=f"one of the newest: {_shown(known)}" if known else f"a run, but there is none in {where}",
+        fix="give its --root, or run the command in the folder from which it was submitted",
+        code=ExitCode.NOT_FOUND,
+    )
+
+
+def _of_run_file(name: str, known: Sequence[str], root: str) -> list[str]:
+    """Runs of the run file `digits`, whatever their ids, and not of `digits-preferences`."""
+    return [run_id for run_id in known if _run_file_of(run_id, root) == name]
+
+
+def _run_file_of(run_id: str, root: str) -> str:
+    """The name of a run's run file: as its copy on this machine says, else as a generated id does."""
+    if root:
+        with contextlib.suppress(DataError):  # a damaged one has no name
+            if name := read_record_file(Path(join_uri(root, "runs"), run_id, RUN_FILE_COPY)).get("name"):
+                return str(name)
+    return _STARTED.sub("", run_id) if _STARTED.search(run_id) else ""
 
 
 def _ids(root: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vlmpipe.trainer.errors import UserError, print_warning
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -29,6 +29,11 @@ class RunRecord:
     source: tuple[str, ...] = ()  # arguments of the command: run file or template, and overrides
     version: int = 1
     namespace: str = ""
+
+    @property
+    def target(self) -> Literal["vertex", "kubeflow"]:
+        """The service that it was sent to."""
+        return "vertex" if self.resource_name.startswith("projects/") else "kubeflow"
 
     @property
     def can_continue(self) -> bool:

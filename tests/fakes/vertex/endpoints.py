@@ -19,6 +19,7 @@ from tests.fakes.chat_model import Refused, chat_completion
 from tests.fakes.vertex.models import Models
 from vlmpipe.rehearsal.http_server import ApiError
 from vlmpipe.rehearsal.vertex.messages import as_dict, fields_of, parse, refuse_output_only
+from vlmpipe.rehearsal.vertex.rules import check_display_name, check_encryption_key, check_labels
 
 ENDPOINT_ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?|[1-9][0-9]{0,8}")
 OUTPUT_ONLY = {
@@ -26,7 +27,6 @@ OUTPUT_ONLY = {
     "dedicated_endpoint_dns", "satisfies_pzs", "satisfies_pzi",
 }  # fmt: skip
 OUTPUT_ONLY_OF_DEPLOYED = {"create_time", "model_version_id", "status", "private_endpoints"}
-LABEL = re.compile(r"[\w-]{0,64}")
 DEPLOYED_ID = re.compile(r"[0-9]{1,10}")
 SHARED_MAX_BYTES, DEDICATED_MAX_BYTES = 1_500_000, 10_000_000
 CUSTOM = re.compile(r"projects/[^/]+/locations/[^/]+/models/([^/@]+)@([0-9]+)")
@@ -134,6 +134,8 @@ class Endpoints:
     def undeploy(self, endpoint_id: str, body: bytes) -> dict[str, Any]:
         known, request = self._known(endpoint_id), parse(api.UndeployModelRequest, body)
         gone = request.deployed_model_id
+        if not gone:
+            raise ApiError(400, "Required field deployed_model_id is missing")
         left = [one for one in known.deployed_models if one.id != gone]
         if len(left) == len(known.deployed_models):
             raise ApiError(404, f"The deployed model does not exist: {gone}")
@@ -202,14 +204,12 @@ class Endpoints:
             raise ApiError(404, f"The Endpoint does not exist: {endpoint_id}")
         return self.endpoints[endpoint_id]
 
-    @staticmethod
-    def _check(wanted: api.Endpoint) -> None:
+    def _check(self, wanted: api.Endpoint) -> None:
+        check_display_name(wanted.display_name)
+        check_labels(wanted.labels)
+        check_encryption_key(wanted, self._parent.rpartition("/")[2])
         timeout = wanted.client_connection_config.inference_timeout
         problems = {
-            "display_name: required, at most 128 characters": not 0 < len(wanted.display_name) <= 128,
-            "labels": not all(
-                LABEL.fullmatch(text) and text == text.lower() for pair in wanted.labels.items() for text in pair
-            ),
             "only one of network, enable_private_service_connect and private_service_connect_config": len(
                 fields_of(wanted) & {"network", "enable_private_service_connect", "private_service_connect_config"}
             )

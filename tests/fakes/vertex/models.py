@@ -15,16 +15,18 @@ from google.protobuf import json_format
 from google.rpc import status_pb2
 
 from vlmpipe.rehearsal.http_server import ApiError
-from vlmpipe.rehearsal.vertex.messages import as_dict, fields_of, parse
+from vlmpipe.rehearsal.vertex.messages import as_dict, fields_of, parse, refuse_output_only
+from vlmpipe.rehearsal.vertex.rules import check_display_name, check_encryption_key, check_labels, check_variables
 
 MODEL_ID = re.compile(r"[a-z_][a-z0-9_-]{0,62}")
 ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
 IMAGE = re.compile(r"([a-z0-9-]+-docker\.pkg\.dev|([a-z]+\.)?gcr\.io)/\S+")
 ARTIFACTS = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]/.+")
-LABEL = re.compile(r"[a-z0-9_-]{0,63}")
 OUTPUT_ONLY = {
     "name", "version_id", "version_create_time", "version_update_time", "create_time", "update_time", "deployed_models",
     "training_pipeline", "supported_export_formats", "supported_deployment_resources_types", "original_model_info",
+    "supported_input_storage_formats", "supported_output_storage_formats", "model_source_info", "metadata_artifact",
+    "satisfies_pzs", "satisfies_pzi",
 }  # fmt: skip
 PAGE = 2  # small, so that paging is met
 
@@ -150,23 +152,22 @@ class Models:
 
     def _check(self, request: api.UploadModelRequest) -> None:
         model, container = request.model, request.model.container_spec
-        fields = fields_of(model)
+        refuse_output_only(model, OUTPUT_ONLY)
+        check_display_name(model.display_name)
+        check_labels(model.labels)
+        check_encryption_key(model, self._parent.rpartition("/")[2])
+        check_variables(container.env, "container_spec")
         problems = {
-            f"output-only fields are set: {sorted(fields & OUTPUT_ONLY)}": bool(fields & OUTPUT_ONLY),
-            "model.display_name: required, at most 128 characters": not 0 < len(model.display_name) <= 128,
-            "model.container_spec: required for a custom model": "container_spec" not in fields,
+            "model.container_spec: required for a custom model": "container_spec" not in fields_of(model),
             f"image_uri: {container.image_uri!r} is not in a registry of Google": not IMAGE.fullmatch(
                 container.image_uri
             ),
             f"artifact_uri: {model.artifact_uri!r}": not ARTIFACTS.fullmatch(model.artifact_uri),
-            "labels": len(model.labels) > 64
-            or not all(LABEL.fullmatch(text) for pair in model.labels.items() for text in pair),
             "version_aliases": not all(ALIAS.fullmatch(alias) for alias in model.version_aliases),
             "ports: from 1 to 65535": not all(0 < port.container_port < 65536 for port in container.ports),
             "routes start with a slash": not all(
                 not route or route.startswith("/") for route in (container.predict_route, container.health_route)
             ),
-            "env: name and value": not all(one.name and one.value for one in container.env),
             "only one of predict_route and invoke_route_prefix": bool(
                 container.predict_route and container.invoke_route_prefix
             ),

@@ -89,7 +89,7 @@ class TuningJobs:
         location = self._parent.rpartition("/")[2]
         check_display_name(job.display_name)
         check_labels(job.labels)
-        check_encryption_key(job.encryption_spec, location)
+        check_encryption_key(job, location)
         check_custom_job_spec(job.trial_job_spec, location)
         job.name = f"{self._parent}/hyperparameterTuningJobs/{5001 + len(self.jobs)}"
         job.state = api.JobState.JOB_STATE_PENDING
@@ -101,7 +101,8 @@ class TuningJobs:
         required = ("display_name", "study_spec", "max_trial_count", "parallel_trial_count", "trial_job_spec")
         found = [f"Required field {name} is missing" for name in required if name not in fields]
         found += [f"output-only field {name} is set" for name in sorted(fields & OUTPUT_ONLY)]
-        if len(job.study_spec.metrics) != 1 or not job.study_spec.metrics[0].metric_id:
+        metrics = job.study_spec.metrics
+        if len(metrics) != 1 or not re.fullmatch(r"\S+", metrics[0].metric_id) or not metrics[0].goal:
             found.append("study_spec.metrics: one metric with an id and a goal")
         if job.parallel_trial_count > job.max_trial_count:
             found.append("parallel_trial_count is more than max_trial_count")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import http.client
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import kfp_server_api
 import pytest
 
+from tests.fakes import kubeflow_pipelines as fake
 from tests.fakes.kubeflow_pipelines import FakePipelines, has_loop_in_exit_handler
 
 API = "/apis/v2beta1"
@@ -59,6 +62,9 @@ OF_BOTH: dict[str, tuple[Change, int, str]] = {
     "a parameter that the pipeline has not": (
         lambda body: body.update(runtime_config={"parameters": {"seed": 1}}), 400, "seed is not part of the pipeline",
     ),
+    "an unknown setting": (
+        lambda body: body.update(runtime_config={"parameters": {}, "cache": True}), 400, "cache",
+    ),
 }  # fmt: skip
 REFUSED = {
     "runs": {
@@ -98,6 +104,21 @@ def test_a_request_with_one_fault_is_refused_and_makes_nothing(pipelines: FakePi
     found, answer = ask(pipelines, "POST", f"/{kind}", body)
     assert (found, said in answer["message"]) == (code, True), answer
     assert not pipelines.runs and not pipelines.recurring
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused"),
+    [
+        (kfp_server_api.V2beta1Run, fake.GIVEN_BY_THE_SERVICE),
+        (kfp_server_api.V2beta1RecurringRun, fake.GIVEN_FOR_A_SCHEDULE),
+        (kfp_server_api.V2beta1Experiment, fake.GIVEN_FOR_AN_EXPERIMENT),
+        (kfp_server_api.V2beta1Pipeline, fake.GIVEN_FOR_A_PIPELINE),
+    ],
+)
+def test_every_field_whose_comment_says_output_is_refused(kind: Any, refused: set[str]) -> None:
+    comments = {name: getattr(kind, name).__doc__ for name in kind.openapi_types}
+    found = {name for name, comment in comments.items() if re.search(r"\bOutput( only)?\.", comment)}
+    assert found and found <= refused, found - refused
 
 
 @pytest.mark.parametrize("kind", REFUSED)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from vlmpipe.trainer.printable import escaped_in_json
 from vlmpipe.trainer.storage.file_systems import NO_LOCKS
 from vlmpipe.trainer.storage.regular_files import open_lock
 
@@ -159,16 +160,17 @@ class AnswerFile:
         self._file.readline()
         rows = map(_content, self._file)
         if self.output.suffix == ".parquet":
-            _write_parquet(whole, rows)
+            _write_parquet(whole, map(_in_utf_8, rows))
         elif self.output.suffix == ".csv":
-            _write_csv(whole, rows)
+            _write_csv(whole, map(_in_utf_8, rows))
         else:
             with whole.open("wb") as file:
                 file.writelines(_line({name: row[name] for name in COLUMNS}) for row in rows)
 
 
 def _line(content: Mapping[str, str]) -> bytes:
-    return (json.dumps(content, ensure_ascii=False) + "\n").encode()
+    """A line of JSON. Bytes of a file's name that are not UTF-8, which Python has as lone surrogates, are escapes."""
+    return (escaped_in_json(json.dumps(content, ensure_ascii=False)) + "\n").encode()
 
 
 def _content(line: bytes) -> dict[str, str]:
@@ -178,6 +180,11 @@ def _content(line: bytes) -> dict[str, str]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _in_utf_8(row: dict[str, str]) -> dict[str, str]:
+    """The row with a question mark for each byte of a file's name that is not UTF-8: these tables have no escapes."""
+    return {name: value.encode("utf-8", "replace").decode() for name, value in row.items()}
 
 
 def _stamp(image: Path) -> str:

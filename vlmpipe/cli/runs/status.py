@@ -12,6 +12,7 @@ from vlmpipe.cli.output import doing, print_json, print_lines
 from vlmpipe.cli.runs.options import RUN_HELP, Location, Plain, Project, Root, Run
 from vlmpipe.cli.runs.watching import leave, show, watch_and_show
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage.outage import answering_soon
 
 
 def status(
@@ -49,7 +50,8 @@ def status(
         leave(found, fail_on_reject)
     if fail_on_reject:
         raise ConfigError("--fail-on-reject is given without --watch", fix="add --watch, or leave it out")
-    with doing(f"asking {'its service' if on_service else 'its records'} for the status of run {run}"):
+    asked = "its service" if on_service else "its records"
+    with doing(f"asking {asked} for the status of run {run}"), answering_soon():
         found = read()
     show(found, as_json)
 
@@ -123,7 +125,7 @@ def diagnose(
     from vlmpipe.platforms.local.runs import diagnose as local
     from vlmpipe.platforms.vertex.runs.names import Address
 
-    with doing(f"reading the records and logs of run {run}"):
+    with doing(f"reading the records and logs of run {run}"), answering_soon():
         run_at = None if local.is_run_folder(run) else find(run, root=root, project=project, location=location)
         if isinstance(run_at, Address) and run_at.is_custom_job:
             raise ConfigError(

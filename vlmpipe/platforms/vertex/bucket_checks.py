@@ -16,13 +16,13 @@ from requests.exceptions import RequestException
 
 from vlmpipe.access.needs import named
 from vlmpipe.platforms.vertex.client import LONGEST_MESSAGE_CHARS, no_credentials, reason_of
-from vlmpipe.platforms.vertex.retries import retrying
+from vlmpipe.platforms.vertex.retries import request_timeout_s, retrying
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage.outage import answering_soon
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
 
-REQUEST_TIMEOUT_S = 20.0
 # Any of these shows that it is the intended bucket. What the jobs need there, their own accounts need.
 ENOUGH = ("storage.objects.list", "storage.objects.get", "storage.objects.create")
 WITHOUT_CHECK = "--force skips the check of buckets"
@@ -74,9 +74,10 @@ def require_buckets(config: RunConfig) -> list[str]:
     """
     named, notes = buckets_of(config), list[str]()
     try:
-        client = storage.Client(project=config.gcp.project)
-        for one in named:
-            notes += _look_at(one, config, client)
+        with answering_soon():
+            client = storage.Client(project=config.gcp.project)
+            for one in named:
+                notes += _look_at(one, config, client)
     except (RequestException, TransportError) as error:
         raise _unanswered(reason_of(error)) from error
     except GoogleAuthError as error:
@@ -88,7 +89,7 @@ def require_buckets(config: RunConfig) -> list[str]:
 
 def _look_at(named: Named, config: RunConfig, client: storage.Client) -> list[str]:
     bucket, place = client.bucket(named.bucket), f"--project={config.gcp.project} --location={config.gcp.location}"
-    patience: dict[str, Any] = {"retry": None, "timeout": REQUEST_TIMEOUT_S}
+    patience: dict[str, Any] = {"retry": None, "timeout": request_timeout_s()}
     here = f"the bucket of {named.field}, gs://{named.bucket},"
     try:
         retrying(lambda: bucket.reload(**patience))

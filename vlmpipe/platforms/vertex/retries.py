@@ -1,4 +1,7 @@
-"""Requests to Google's services: sent again after passing faults, with a timeout for each."""
+"""Requests to Google's services: sent again after passing faults, with a timeout for each.
+
+Inside `answering_soon`, no request takes longer than SOON_S, nor is one sent again after that.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from google.auth.exceptions import TransportError
 from requests.exceptions import ConnectionError as NoConnection
 from requests.exceptions import ConnectTimeout, ProxyError, RequestException, SSLError, Timeout
 from urllib3.exceptions import NewConnectionError
+
+from vlmpipe.trainer.storage.outage import SOON_S, must_answer_soon
 
 Answer = TypeVar("Answer")
 REQUEST_TIMEOUT_S = 30.0
@@ -53,7 +58,12 @@ def list_all(method: Callable[..., Iterable[Answer]], *arguments: Any, **named: 
 
 def send_once(method: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:
     """Call a method of Google's client, which would otherwise retry by rules of its own."""
-    return method(*arguments, retry=None, timeout=REQUEST_TIMEOUT_S, **named)
+    return method(*arguments, retry=None, timeout=request_timeout_s(), **named)
+
+
+def request_timeout_s() -> float:
+    """How long a request may take: SOON_S inside `answering_soon`."""
+    return SOON_S if must_answer_soon() else REQUEST_TIMEOUT_S
 
 
 def retrying(call: Callable[[], Answer], faults: list[Exception] | None = None) -> Answer:
@@ -67,8 +77,9 @@ def retrying(call: Callable[[], Answer], faults: list[Exception] | None = None) 
         met.append(error)
         return isinstance(error, PASSING) and not all(_never_arrived(fault) for fault in met)
 
+    patience = RETRY.with_timeout(min(SOON_S, RETRY.timeout)) if must_answer_soon() else RETRY
     try:
-        return RETRY.with_predicate(passing)(call)()
+        return patience.with_predicate(passing)(call)()
     except exceptions.RetryError as error:
         raise error.cause or error from error
 

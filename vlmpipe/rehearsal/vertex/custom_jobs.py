@@ -149,7 +149,7 @@ def check_custom_job(job: api.CustomJob, location: str) -> None:
     refuse_output_only(job, OUTPUT_ONLY)
     check_display_name(job.display_name)
     check_labels(job.labels)
-    check_encryption_key(job.encryption_spec, location)
+    check_encryption_key(job, location)
     check_custom_job_spec(job.job_spec, location)
     scheduling, pools = job.job_spec.scheduling, job.job_spec.worker_pool_specs
     flex_start = scheduling.strategy == api.Scheduling.Strategy.FLEX_START

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+import proto
 from google.cloud.aiplatform_v1 import types as api
 
 from vlmpipe.config.service_forms import (
@@ -44,13 +45,14 @@ def check_labels(labels: Mapping[str, str]) -> None:
             raise ApiError(400, f"labels: {key}={value} is not a label")
 
 
-def check_encryption_key(spec: api.EncryptionSpec, location: str) -> None:
-    """Raise ApiError (400) unless the key has the documented form and is in the resource's region."""
-    if not spec:
+def check_encryption_key(resource: proto.Message, location: str) -> None:
+    """Raise ApiError (400) unless the resource's key, if any, has the documented form and is in its region."""
+    if "encryption_spec" not in fields_of(resource):
         return
-    region = ENCRYPTION_KEY.region_of(spec.kms_key_name)
+    name = resource.encryption_spec.kms_key_name
+    region = ENCRYPTION_KEY.region_of(name)
     if not region:
-        found = f"{spec.kms_key_name!r} does not match {ENCRYPTION_KEY.pattern}"
+        found = f"{name!r} does not match {ENCRYPTION_KEY.pattern}"
         raise ApiError(400, f"encryption_spec.kms_key_name: {found}")
     if region != location:
         raise ApiError(400, f"encryption_spec.kms_key_name: the key is in {region}, the resource in {location}")
@@ -63,6 +65,25 @@ def check_account_and_network(account: str, network: str) -> None:
             raise ApiError(400, f"{field}: {value!r} does not match {form.pattern}")
 
 
+def check_private_connect(config: api.PscInterfaceConfig) -> None:
+    """Each DNS peering has a domain that ends with a dot, a project and a network."""
+    for one in config.dns_peering_configs:
+        if not (one.domain.endswith(".") and one.target_project and one.target_network):
+            raise ApiError(400, f"dns_peering_configs: a domain ending with a dot, project and network: {one!r}")
+
+
+def check_variables(variables: Iterable[api.EnvVar], where: str) -> None:
+    """At most 100, each a C identifier with a value."""
+    found = list(variables)
+    if len(found) > MAX_VARIABLES:
+        raise ApiError(400, f"{where}.env: {len(found)} are more than {MAX_VARIABLES}")
+    for one in found:
+        if not C_IDENTIFIER.fullmatch(one.name):
+            raise ApiError(400, f"{where}.env: {one.name!r} is no C identifier")
+        if not one.value:
+            raise ApiError(400, f"{where}.env: {one.name} has no value")
+
+
 def check_custom_job_spec(spec: api.CustomJobSpec, location: str) -> None:
     """A CustomJobSpec: required fields, limits and forms. An empty pool after the first one is skipped."""
     if not spec.worker_pool_specs:
@@ -70,6 +91,10 @@ def check_custom_job_spec(spec: api.CustomJobSpec, location: str) -> None:
     check_account_and_network(spec.service_account, spec.network)
     if spec.network and spec.psc_interface_config.network_attachment:
         raise ApiError(400, "network and psc_interface_config are both set")
+    check_private_connect(spec.psc_interface_config)
+    output = spec.base_output_directory.output_uri_prefix
+    if "base_output_directory" in fields_of(spec) and not output.startswith("gs://"):
+        raise ApiError(400, f"base_output_directory.output_uri_prefix: not a gs:// path: {output!r}")
     if spec.tensorboard:
         if TENSORBOARD.region_of(spec.tensorboard) != location:
             raise ApiError(400, f"tensorboard: {spec.tensorboard!r} is not one of {location}")
@@ -95,6 +120,8 @@ def _check_pool(pool: api.WorkerPoolSpec, where: str) -> None:
         f"disk_spec.boot_disk_type: one of {BOOT_DISKS[1:]}": pool.disk_spec.boot_disk_type not in BOOT_DISKS,
         "accelerator_count without accelerator_type": bool(pool.machine_spec.accelerator_count)
         != bool(pool.machine_spec.accelerator_type),
+        "reservation_affinity_type: required": "reservation_affinity" in fields_of(pool.machine_spec)
+        and not pool.machine_spec.reservation_affinity.reservation_affinity_type,
         "nfs_mounts: server, path and mount_point are required, path starts with /": not all(
             mount.server and mount.mount_point and mount.path.startswith("/") for mount in pool.nfs_mounts
         ),
@@ -102,15 +129,4 @@ def _check_pool(pool: api.WorkerPoolSpec, where: str) -> None:
     for said, is_wrong in problems.items():
         if is_wrong:
             raise ApiError(400, f"{where}.{said}")
-    _check_variables((*container.env, *package.env), where)
-
-
-def _check_variables(variables: Iterable[api.EnvVar], where: str) -> None:
-    found = list(variables)
-    if len(found) > MAX_VARIABLES:
-        raise ApiError(400, f"{where}.env: {len(found)} are more than {MAX_VARIABLES}")
-    for one in found:
-        if not C_IDENTIFIER.fullmatch(one.name):
-            raise ApiError(400, f"{where}.env: {one.name!r} is no C identifier")
-        if not one.value:
-            raise ApiError(400, f"{where}.env: {one.name} has no value")
+    check_variables((*container.env, *package.env), where)

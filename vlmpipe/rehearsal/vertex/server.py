@@ -27,6 +27,7 @@ from vlmpipe.rehearsal.vertex.rules import (
     check_display_name,
     check_encryption_key,
     check_labels,
+    check_private_connect,
 )
 from vlmpipe.rehearsal.vertex.schedules import Schedules
 from vlmpipe.rehearsal.vertex.scripted_runs import ScriptedRuns
@@ -143,7 +144,8 @@ def check_job(job: PipelineJob, location: str) -> None:
         raise ApiError(400, "runtime_config.parameters: deprecated, for schema 2.0.0 or lower")
     check_labels(job.labels)
     check_account_and_network(job.service_account, job.network)
-    check_encryption_key(job.encryption_spec, location)
+    check_encryption_key(job, location)
+    check_private_connect(job.psc_interface_config)
     if job.template_uri and not TEMPLATE.fullmatch(job.template_uri):
         # With a tag it looks up the version as its own agent, or fails (googleapis/python-aiplatform, issue 2181).
         raise ApiError(500, f"template_uri {job.template_uri}: no version")

@@ -273,7 +273,7 @@ def test_the_fake_refuses_endpoints_that_the_api_refuses(server: FakeVertex, bod
         ({"sharedMemorySizeMb": "-1"}, "shared_memory_size_mb"),
         ({"predictRoute": "/a", "invokeRoutePrefix": "/*"}, "only one of predict_route"),
         ({"invokeRoutePrefix": "/a"}, "only supported value"),
-        ({"env": [{"name": "A"}]}, "env: name and value"),
+        ({"env": [{"name": "A"}]}, "has no value"),
         ({"startupProbe": {"periodSeconds": 10, "timeoutSeconds": 5}}, "at least its period_seconds"),
     ],
 )

@@ -162,7 +162,7 @@ def test_a_step_that_was_killed_after_sending_finds_its_version(server: FakeVert
 
 
 def test_a_refused_request_is_an_error_message_and_leaves_nothing(server: FakeVertex, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Vertex AI refuses the model: .* env: name and value"):
+    with pytest.raises(ConfigError, match=r"Vertex AI refuses the model: .* has no value"):
         registry(env={"A": ""}).register("digits", candidate(tmp_path, "a"), "")
     server.models.fail_next = "the service agent cannot read the bucket"
     with pytest.raises(ConfigError, match=r"refuses the model: .*cannot read the bucket"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 import pytest
-from google.cloud.aiplatform_v1.types import CustomJobSpec, EncryptionSpec
+from google.cloud.aiplatform_v1.types import CustomJob, CustomJobSpec
 
 from tests.support.paths import ROOT
 from vlmpipe.config import service_forms
@@ -97,8 +97,8 @@ def test_the_rehearsal_refuses_by_the_same_forms() -> None:
             check_labels(labels)
     for key, place in ((f"{KEY}\n", "us-central1"), (KEY, "us-east1"), ("mykey", "us-central1")):
         with pytest.raises(ApiError):
-            check_encryption_key(EncryptionSpec(kms_key_name=key), place)
-    check_encryption_key(EncryptionSpec(kms_key_name=KEY), "us-central1")
+            check_encryption_key(CustomJob(encryption_spec={"kms_key_name": key}), place)
+    check_encryption_key(CustomJob(encryption_spec={"kms_key_name": KEY}), "us-central1")
     pool = {"machine_spec": {"machine_type": "n1-standard-4"}, "replica_count": 1, "container_spec": {"image_uri": "i"}}
     for board, place in ((f"{BOARD}\n", "us-central1"), (BOARD, "us-east1")):
         spec = CustomJobSpec(worker_pool_specs=[pool], tensorboard=board, service_account=GOOD["SERVICE_ACCOUNT"][0])

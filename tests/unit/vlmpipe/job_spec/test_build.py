@@ -155,6 +155,13 @@ def test_a_spec_omits_settings_that_are_not_set() -> None:
     assert set(spec["scheduling"]) == {"timeout", "strategy", "restart_job_on_worker_restart"}
 
 
+def test_a_flex_start_jobs_wait_is_in_its_spec() -> None:
+    waits = ["cluster.scheduling_strategy=flex_start", "cluster.max_wait_duration=7200s"]
+    config = load_run_file(ROOT / "configs/llava-7b.yaml", waits)
+    spec = job_spec(config, "train", "gs://bucket/run")
+    assert (spec["scheduling"]["strategy"], spec["scheduling"]["max_wait_duration"]) == ("FLEX_START", "7200s")
+
+
 FALLBACK = "cluster.capacity_fallback=[{scheduling_strategy: spot}, {scheduling_strategy: standard}]"
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from vlmpipe.comparison.sides import run_uri_named
+from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.pipelines.find import find, reader_of
 from vlmpipe.platforms.local.runs.run import Marker
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
@@ -18,6 +20,10 @@ from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
 
 JOB = "projects/p/locations/europe-west4/pipelineJobs/qwen-20260103-000000-a3f09c"
+
+
+def run_file(root_uri: str, name: str = "digits") -> RunConfig:
+    return load_run_file(ROOT / "configs/digits.yaml", [f"output.root_uri={root_uri}", f"name={name}"])
 
 
 @pytest.fixture
@@ -50,7 +56,8 @@ def test_runs_whose_ids_were_chosen_are_of_their_run_file(root: str) -> None:
         folder = Path(root, "runs", name)
         Marker(name, "d", ("x.yaml",), float(number), number + 1.0, 0).write(folder)
         write_record(LocalStorage(folder), RUN_FILE_COPY, {"name": "digits" if name == "baseline" else "other"})
-    assert full_name("@last:digits", root) == run_to_continue("@last:digits", root) == "baseline"
+    assert full_name("@last:digits", root) == run_to_continue("@last", run_file(root)) == "baseline"
+    assert run_to_continue("@last:other", run_file(root)) == "digits-other", "its run file's name, not its own"
     Path(root, "runs/baseline", RUN_FILE_COPY).write_text("{")
     assert full_name("@last:digits", root) == "digits-20260102-000000", "a damaged run has no name"
     assert full_name("@last", root) == "digits-other"
@@ -87,18 +94,46 @@ def test_several_runs_of_one_beginning_are_named(root: str) -> None:
 
 def test_a_run_is_continued_by_a_short_name_and_a_new_one_keeps_its_own(root: str) -> None:
     name = "qwen-20260103-000000-a3f09c"
+    qwen, digits = run_file("gs://bucket", "qwen"), run_file(root)
     RunRecord(JOB, f"gs://bucket/runs/{name}", submitted_s=5.0, source=("qwen.yaml",)).write(f"{name}-again")
     RunRecord(JOB, "gs://bucket/runs/qwen-tune-20260103-000000-a3f09c", submitted_s=6.0).write("a-search")
     for number, options in enumerate((("qwen.yaml", "--only", "probe"), ("--job-spec", "job.yaml")), start=7):
         RunRecord(JOB, f"gs://bucket/runs/probe-{number}", submitted_s=float(number), source=options).write(str(number))
-    assert submitted_to_continue("@last") == submitted_to_continue("@last:qwen") == name
-    assert run_to_continue("@last", root) == "digits-dpo-1", "on this machine, not of Vertex AI"
-    assert run_to_continue("@last:digits", root) == "digits-20260102-000000"
-    assert run_to_continue("digits-2026", root) == "digits-2026" and run_to_continue("", root) == ""
-    assert submitted_to_continue("digits-2026") == "digits-2026" and submitted_to_continue("") == ""
+    assert submitted_to_continue("@last", qwen, "vertex") == name
+    assert submitted_to_continue("@last:qwen", run_file("gs://bucket"), "vertex") == name
+    assert run_to_continue("@last", digits) == "digits-20260102-000000", "not of Vertex AI, nor digits-dpo"
+    assert run_to_continue("@last:digits-dpo", digits) == "digits-dpo-1"
+    assert run_to_continue("digits-2026", digits) == "digits-2026" and run_to_continue("", digits) == ""
+    assert submitted_to_continue("digits-2026", qwen, "vertex") == "digits-2026"
+    assert submitted_to_continue("", qwen, "vertex") == ""
     with pytest.raises(UserError, match="no run for @last:digits"):
-        submitted_to_continue("@last:digits")
+        submitted_to_continue("@last:digits", qwen, "vertex")
     assert run_uri_named("@last:qwen", root) == f"gs://bucket/runs/{name}", "of a run on a service its own address"
+
+
+def test_a_submitted_run_is_continued_on_its_service_and_at_its_root_only(root: str) -> None:
+    for number, (page, folder) in enumerate(
+        (
+            (JOB, "gs://bucket/runs"),
+            ("http://localhost:8888/#/runs/details/1", "gs://bucket/runs"),
+            (JOB, "gs://other/runs"),
+            (JOB, "gs://bucket/runs/of/another"),
+        ),
+        start=5,
+    ):
+        name = f"qwen-2026010{number}-000000-a3f09c"
+        RunRecord(page, f"{folder}/{name}", submitted_s=float(number), source=("qwen.yaml",)).write(name)
+    qwen = run_file("gs://bucket", "qwen")
+    assert submitted_to_continue("@last", qwen, "vertex") == "qwen-20260105-000000-a3f09c"
+    assert submitted_to_continue("@last", qwen, "kubeflow") == "qwen-20260106-000000-a3f09c"
+    with pytest.raises(UserError, match="no run for @last of run file digits") as caught:
+        submitted_to_continue("@last", run_file("gs://bucket"), "kubeflow")
+    assert caught.value.expected == "one of the newest: qwen-20260106-000000-a3f09c"
+    with pytest.raises(UserError, match="no run for @last") as caught:
+        submitted_to_continue("@last:qwen", run_file("gs://nowhere"), "vertex")
+    assert caught.value.expected == (
+        "a run, but there is none in build/submitted that was sent to vertex and writes to gs://nowhere/runs/"
+    )
 
 
 @pytest.mark.parametrize("name", ["@last:dog", "@last:llava"])

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import kfp_server_api
 from kfp.client import Client
 from kfp.client.set_volume_credentials import ServiceAccountTokenVolumeCredentials
+from urllib3 import Retry, Timeout
 from urllib3.exceptions import HTTPError
 
 from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage.outage import SOON_S, must_answer_soon
 
 TOKEN_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"  # kfp's own: a file with a token of a service account
 REQUEST_TIMEOUT_S = 30.0
@@ -27,25 +30,40 @@ STOPPING = ("CANCELING", "CANCELED")
 
 
 class _Client(Client):
-    """kfp's client with three calls of its own.
+    """kfp's client with three calls of its own, and a timeout for each request, of which kfp's has none.
 
     Whether there are several users, kfp's own asks five times in 25 seconds before it says what is wrong. It makes no
     pipeline without a version, and does not tell the service's version.
     """
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._limit_requests()
+
+    def _limit_requests(self) -> None:
+        pool = self._healthz_api.api_client.rest_client.pool_manager  # all of its APIs share it
+        if not isinstance(pool.request, functools.partial):
+            pool.request = functools.partial(_request_in_time, pool.request)
+
     def get_kfp_healthz(self, sleep_duration: int = 0) -> kfp_server_api.V2beta1GetHealthzResponse:
-        return self._healthz_api.healthz_service_get_healthz(_request_timeout=REQUEST_TIMEOUT_S)
+        self._limit_requests()  # kfp's constructor asks this where no namespace is given
+        return self._healthz_api.healthz_service_get_healthz()
 
     def healthz_text(self) -> str:
         """The answer as it came: kfp's type for it drops the version."""
-        answer = self._healthz_api.healthz_service_get_healthz(
-            _preload_content=False, _request_timeout=REQUEST_TIMEOUT_S
-        )
+        answer = self._healthz_api.healthz_service_get_healthz(_preload_content=False)
         return bytes(answer.data).decode(errors="replace")
 
     def create_pipeline(self, name: str, namespace: str = "") -> kfp_server_api.V2beta1Pipeline:
         wanted = kfp_server_api.V2beta1Pipeline(display_name=name, name=name, namespace=namespace or None)
         return self._pipelines_api.pipeline_service_create_pipeline(wanted)
+
+
+def _request_in_time(send: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Send a request of kfp's client, which passes no timeout on: it takes none but whole numbers."""
+    limit_s = SOON_S if must_answer_soon() else REQUEST_TIMEOUT_S
+    again = Retry(total=3, connect=0, read=0)  # follows redirects
+    return send(*arguments, **{**named, "timeout": Timeout(connect=limit_s, read=limit_s), "retries": again})
 
 
 class KubeflowApi:

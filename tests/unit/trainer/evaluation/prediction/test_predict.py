@@ -246,6 +246,23 @@ def test_answers_outlive_a_damaged_export_and_a_stop_before_the_next_ones(
     assert not list(images.glob("*.partial*"))
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_a_file_name_that_is_not_utf_8_ends_nothing(
+    kind: str, images: Path, batches: list[int], tmp_path: Path
+) -> None:
+    name = os.fsdecode(b"caf\xe9.png")
+    (images / "a.png").rename(images / name)
+    questions, output = read_questions(images, "what is it?"), tmp_path / f"answers.{kind}"
+    assert predict(JOB, questions, output).answered == 3
+    if kind == "jsonl":
+        found = [json.loads(line)["image"] for line in output.read_text(encoding="utf-8").splitlines()]
+        assert str(images / name) in found, "the name itself, by which the file can be opened"
+        return
+    with output.open(encoding="utf-8", newline="") if kind == "csv" else output.open("rb") as file:
+        rows = list(csv.DictReader(file)) if kind == "csv" else pq.read_table(file).to_pylist()  # type: ignore[arg-type]
+    assert str(images / "caf?.png") in [row["image"] for row in rows]
+
+
 def test_one_image_is_asked_about(images: Path, batches: list[int]) -> None:
     ((answer,),) = Predictor.load(JOB).answer(read_questions(images / "a.png", "how red?"))
     assert (answer.prediction, answer.error) == ("(8, 8) \nhow red?", "")
