@@ -36,7 +36,7 @@ def status(
     fail_on_reject: FailOnReject = False,
 ) -> None:
     """Show the status of a run: its steps, its results or what failed."""
-    with doing(f"looking for run {run}"):
+    with doing(f"looking for run {run}"), answering_soon():
         from vlmpipe.pipelines.find import reader_of
 
         read, on_service = reader_of(run, root=root, project=project, location=location)
