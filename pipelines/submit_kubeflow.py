@@ -18,6 +18,7 @@ from vlmpipe.platforms.vertex.pipeline_job import job_id_at
 from vlmpipe.runs.submitted import RunRecord
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage.base import join_uri
+from vlmpipe.trainer.storage.outage import answering_soon
 
 ENDPOINT_VARIABLE = "KF_PIPELINES_ENDPOINT"  # kfp's own
 
@@ -104,8 +105,9 @@ def submit_to_kubeflow(
     from vlmpipe.platforms.kubeflow.runs.version import require_version
 
     section = config.kubeflow
-    runs = KubeflowRuns(endpoint, section.namespace)
-    note = require_version(runs.api, compiled.path)
+    with answering_soon():
+        runs = KubeflowRuns(endpoint, section.namespace)
+        note = require_version(runs.api, compiled.path)
     run = runs.start(compiled.path, name=name, experiment=section.experiment, parameters=parameters)
     record = RunRecord(run.link, run_uri, datetime.now().timestamp(), None, tuple(source), namespace=section.namespace)
     record.write(name)
