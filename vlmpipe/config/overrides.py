@@ -41,11 +41,15 @@ _OF_A_STAGE = re.compile(r"^stages\.[^.]+\.")
 EXAMPLE = '{"train.epochs": 2}'
 
 
-def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(texts: Sequence[object]) -> dict[str, Any]:
     """`["train.epochs=2", ...]` as {dotted key: value}. Values are read as YAML; `a.b=` sets an empty text."""
     overrides: dict[str, Any] = {}
     problems = []
     for text in texts:
+        if not isinstance(text, str):
+            expected = "a text such as 'train.epochs=2': each override is an argument of its own"
+            problems.append(Problem("", f"found {text!r}, expected {expected}"))
+            continue
         key, equals, value = text.partition("=")
         key = key.strip()
         # Bytes that are not UTF-8 reach Python as surrogates, which encode to nothing.

@@ -130,6 +130,12 @@ def test_text_that_did_not_arrive_is_refused_with_the_way_out(
     assert way_out in str(refused.value) and ("PYTHONUTF8" in str(refused.value)) == bool(way_out)
 
 
+def test_overrides_in_a_list_are_named() -> None:
+    """As Python code may give them to vlmpipe.load."""
+    with pytest.raises(RunFileError, match=r"found \['train.epochs=2'\], expected a text .* an argument of its own"):
+        parse_overrides([["train.epochs=2"]])
+
+
 def test_an_empty_section_turns_one_on_that_is_null() -> None:
     assert apply_overrides({"deploy": None}, {"deploy": {}}) == {"deploy": {}}
 
