@@ -17,7 +17,6 @@ from tests.support.data.layouts import (
     rows,
     said,
     struct,
-    task,
     twice,
 )
 from tests.support.data.prepared import conversation, png
@@ -296,12 +295,8 @@ JSON_LAYOUTS: dict[str, Layout] = {
     "a list of addresses": Layout(
         lines(lambda n: {"url": f"https://example.com/{n}", "caption": "A cat."}), refused="conv.no_media"
     ),
-    "Label Studio": Layout(
-        array(lambda n: task(n, f"/data/local-files/?d={n}.png")), ROWS, has_folder=True
+    "Label Studio": Layout(  # which examples/sources reads
+        array(lambda n: {"id": n, "data": {"image": f"{n}.png"}, "annotations": []}),
+        refused="not in LLaVA's format", has_folder=True,
     ),
-    "Label Studio with signatures": Layout(
-        array(lambda n: task(n, f"https://example.com/{n}.jpg?X-Amz-Signature=1")), refused="ref.missing"
-    ),
-    "Label Studio's HEIC": Layout(array(lambda n: task(n, f"/data/upload/{n}.heic")), refused=MEDIA),
-    "Label Studio's keys of a bucket": Layout(array(lambda n: task(n, f"s3://bucket/{n}")), refused=MEDIA),
 }  # fmt: skip

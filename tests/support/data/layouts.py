@@ -158,9 +158,3 @@ def inline(number: int) -> str:
 
 def struct(number: int) -> Row:
     return {"bytes": png(number), "path": f"{number}.png"}
-
-
-def task(number: int, address: str) -> Row:
-    value = {"text": [f"Number {number}."]}
-    result = [{"value": value, "from_name": "answer", "to_name": "image", "type": "textarea"}]
-    return {"id": number, "data": {"image": address}, "annotations": [{"id": 1, "result": result}]}

@@ -98,7 +98,7 @@ class LlavaSource(FileSource):
         raise DataError(
             f"{path} is not in LLaVA's format: found {what}",
             expected=f"records with the keys 'id', 'image' and 'conversations', like\n{EXAMPLE}",
-            fix="convert the file; vlmpipe docs data-formats describes each key",
+            fix="convert the file, or yield its records from a function; vlmpipe docs data-formats describes both",
         )
 
 
