@@ -53,7 +53,7 @@ NOISE = 1e-9
 
 # An attention's softmax does not change when all its keys are moved by the same vector: without rotary positions the
 # gradient of a bias of keys is 0, and what is computed is rounding errors alone.
-NOTHING_BUT_NOISE = re.compile(r"vision_tower.*\.k_proj\.bias$")
+NOTHING_BUT_NOISE = re.compile(r"vision_(tower|model).*\.k_proj\.bias$")
 
 FLOAT32 = 1e-6  # of a weight, for the roundings of its few updates
 
