@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,9 +33,11 @@ def room_of(feature: str) -> Path:
     return ROOT / Path(*FEATURES[feature].split(".")[1:-1])
 
 
-def sources() -> Iterator[Path]:
-    for package in ("trainer", "vlmpipe", "pipelines", "components"):
-        yield from (ROOT / package).rglob("*.py")
+@functools.cache
+def sources() -> dict[Path, str]:
+    """Text of each module of the product."""
+    packages = ("trainer", "vlmpipe", "pipelines", "components")
+    return {path: path.read_text() for package in packages for path in (ROOT / package).rglob("*.py")}
 
 
 @pytest.mark.parametrize("feature", FEATURES)
@@ -45,8 +47,8 @@ def test_nothing_names_a_features_room_but_its_line_of_the_table(feature: str) -
     package = ".".join(("vlmpipe", *room.relative_to(ROOT).parts))
     naming = {
         path.relative_to(ROOT): text.count(package)
-        for path in sources()
-        if not path.resolve().is_relative_to(room) and package in (text := path.read_text())
+        for path, text in sources().items()
+        if not path.is_relative_to(room) and package in text
     }
     assert naming == {TABLE.relative_to(ROOT): 1}
 
@@ -98,4 +100,4 @@ def test_a_trainer_without_a_feature_imports_trains_and_type_checks(
 def test_nothing_asks_whether_a_family_is_that_of_transformers_own_code() -> None:
     """`PUBLISHED_FAMILIES`, or a method of the family, answers for a second such family too."""
     asks = re.compile(r"""\bfamily (==|!=) ["']hf["']""")
-    assert not [path for path in sources() if asks.search(path.read_text())]
+    assert not [path for path, text in sources().items() if asks.search(text)]
