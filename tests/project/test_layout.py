@@ -22,6 +22,7 @@ LAWS_OF_A_FOLDER = {
     "trainer/data/sources/test_special_files.py",
     "trainer/data/sources/test_stand_ins.py",
     "trainer/models/test_host_synchronization.py",
+    "vlmpipe/cli/test_silent_services.py",
     "vlmpipe/config/test_run_file_fuzz.py",
     "vlmpipe/job_spec/test_run_file_keys.py",
     "vlmpipe/runs/test_special_files.py",
