@@ -79,7 +79,7 @@ def project(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[tuple[Fak
         google.bind("project", "roles/compute.viewer", f"serviceAccount:{account('submitter')}")
         for resource, role, name in bindings():
             google.bind(resource, role, f"serviceAccount:{account(name)}")
-        for name in ("records.json", "pope.json", "pope/1.jpg"):
+        for name in ("records.json", "pope.json", "pope/1.jpg", "tokenizer/tokenizer.json"):
             gcs.client().bucket(BUCKETS["data"]).blob(name).upload_from_string(b"{}")
         addresses = {name: f"{google.endpoint}/{name}" for name in google_api.ADDRESSES}
         monkeypatch.setattr(google_api, "ADDRESSES", {**addresses, "images": f"{google.endpoint}/images/{{host}}"})

@@ -66,11 +66,12 @@ SHORT = ("trainer storage.objectViewer", "pipeline secretmanager", "submitter ia
 def test_each_missing_grant_is_noticed_and_its_remedy_mends_it(google: FakeGoogle, grant: str) -> None:
     resource, role, name = GRANTS[grant]
     google.policies[resource][role].remove(f"serviceAccount:{account(name)}")
-    found = not_ok(examine(run_file()))
+    config = run_file(f"model.tokenizer=gs://{BUCKETS['data']}/tokenizer")  # which a submission reads too
+    found = not_ok(examine(config))
     assert found
     for row in found:
         google.run(row.fix)
-    assert not_ok(examine(run_file())) == []
+    assert not_ok(examine(config)) == []
 
 
 def test_all_remedies_together_make_an_empty_project_ready(google: FakeGoogle) -> None:

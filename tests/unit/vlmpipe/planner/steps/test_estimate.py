@@ -63,7 +63,9 @@ def test_every_expected_step_of_a_shipped_run_file_has_a_row_and_none_is_red(pat
         graph = graph_steps(runs[stage], encodes=encodes, is_last=is_last, sweep=config.sweep if is_last else None)
         rows = [row for row in one.pipeline.steps if not row.is_job]
         assert [row.name for row in rows] == [step.name for step in graph if step.is_expected]
-        assert all(row.start_s > 0 and row.disk_free_bytes > 0 and row.usd for row in rows)
+        assert all(row.start_s > 0 and row.disk_free_bytes > 0 for row in rows)
+        has_prices = "kubeflow" not in path.stem  # a cluster's nodes have none
+        assert all(bool(row.usd) == has_prices for row in rows)
         assert [row.name for row in one.pipeline.steps if row.is_job] == [
             step.name for step in graph if step.job and step.is_expected
         ]
