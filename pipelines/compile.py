@@ -82,13 +82,13 @@ def check_sweep_jobs(config: RunConfig, sweep: SweepConfig, run_uri: str) -> Non
             check_job_spec(sweep_job_spec(run, run_uri, 0), region=region)
 
 
-def contents_of(pipeline: BaseComponent) -> list[dict[str, Any]]:
+def contents_of(pipeline: BaseComponent) -> list[dict[str, object]]:
     """The documents of the pipeline's file: its spec, and on Kubeflow settings of its steps if there are any."""
     further = [json_format.MessageToDict(pipeline.platform_spec)] if pipeline.platform_spec.platforms else []
     return [json_format.MessageToDict(pipeline.pipeline_spec), *further]
 
 
-def yaml_of(contents: Sequence[Mapping[str, Any]], description: str) -> bytes:
+def yaml_of(contents: Sequence[Mapping[str, object]], description: str) -> bytes:
     """The text that `kfp.compiler.Compiler().compile` writes, made by libyaml where PyYAML has it, in a seventh of the
     time; long lines are broken elsewhere, and comments hold no character that breaks a line or that YAML refuses."""
     comments = extract_comments_from_pipeline_spec(_with_printable_defaults(contents[0]), description)
@@ -135,7 +135,7 @@ def check_exit_tasks(spec: pipeline_spec_pb2.PipelineSpec) -> None:
     assert not inside, f"exit tasks inside groups: {inside}"
 
 
-def check_file(data: bytes, target: TargetName, contents: Sequence[Mapping[str, Any]]) -> None:
+def check_file(data: bytes, target: TargetName, contents: Sequence[Mapping[str, object]]) -> None:
     """Read a compiled file as its service will: it holds what was meant, in one document unless it is for Kubeflow.
 
     Raises UserError (exit 1): no run file is known that leads there, and a published file could not be taken back.

@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +25,10 @@ from vlmpipe.config.sections.stages import stage_run_id
 from vlmpipe.platforms.local.jobs.restart_policy import FAULTS_VARIABLE, RETRIES_VARIABLE
 from vlmpipe.trainer.config.job import run_uri_of
 from vlmpipe.trainer.errors import ExitCode, run_main
-from vlmpipe.trainer.progress import StepRecord
+from vlmpipe.trainer.records.step import read_steps
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import join_uri
-from vlmpipe.trainer.storage.records import read_record, read_record_file, write_record
+from vlmpipe.trainer.storage.records import read_record_file
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
@@ -105,11 +104,7 @@ def _exit_code(folders: Sequence[str], failure: Path, *, since_s: float) -> int:
     killed. It is closed here; if that fails too, on a full disk, the error is raised (exit 73).
     """
     left = read_record_file(failure)
-    records = [
-        (StepRecord(**read_record(store, info.name)), store)
-        for store in map(open_storage, folders)
-        for info in store.list("steps")
-    ]
+    records = [(record, store) for store in map(open_storage, folders) for record in read_steps(store)]
     for record, store in sorted(records, key=lambda each: each[0].started_s):
         if record.started_s < since_s or record.state not in ("failed", "stopped", "running"):
             continue
@@ -117,7 +112,7 @@ def _exit_code(folders: Sequence[str], failure: Path, *, since_s: float) -> int:
             record.state, record.ended_s = "failed", time.time()
             record.detail |= left or KILLED
             record.message = record.detail["error"].splitlines()[0]
-            write_record(store, f"steps/{record.step}.json", asdict(record))
+            record.write(store)
         return int(record.detail.get("exit_code", ExitCode.UNEXPECTED))
     if os.environ.get(STOPPED_VARIABLE):
         return ExitCode.PREEMPTED

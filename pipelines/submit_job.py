@@ -250,7 +250,7 @@ def _place(file: SpecFile, project: str, location: str) -> Place:
     return Place(project, location)
 
 
-def _key(encryption_spec: Any) -> str:
+def _key(encryption_spec: object) -> str:
     """The key's name, in either spelling."""
     names = encryption_spec if isinstance(encryption_spec, dict) else {}
     return str(names.get("kms_key_name") or names.get("kmsKeyName") or "")

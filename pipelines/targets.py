@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kfp import dsl
 from kfp.dsl.structures import ResourceSpec
@@ -36,7 +36,7 @@ RETRIES = {"sync-checkpoint": 2, "register-model": 2, "notify": 2}
 
 
 @functools.cache
-def component_of(function: Callable[..., Any], image: str) -> BaseComponent:
+def component_of(function: Callable[..., object], image: str) -> BaseComponent:
     """The KFP component of `function`, from its source: read once for all run files that are compiled together.
 
     Its shell becomes the program: one that waits for it passes on no signal, and hears none as an image's first
@@ -71,7 +71,7 @@ class Target:
         return config.gcp.pipeline_image
 
     def own_step(
-        self, config: RunConfig, function: Callable[..., Any], step: str, disk_gb: int | None
+        self, config: RunConfig, function: Callable[..., object], step: str, disk_gb: int | None
     ) -> BaseComponent:
         """The component of a step of the pipeline's own. `disk_gb`: of a step that needs more disk than steps have."""
         return component_of(function, self.base_image(config))
@@ -106,7 +106,7 @@ class Vertex(Target):
         require_vertex(config)
 
     def own_step(
-        self, config: RunConfig, function: Callable[..., Any], step: str, disk_gb: int | None
+        self, config: RunConfig, function: Callable[..., object], step: str, disk_gb: int | None
     ) -> BaseComponent:
         """A step has 100 GB of disk and cannot ask for more: with more it is a custom job, as Google's
         documentation of machines for steps advises. Google's library keeps the step's inputs and outputs."""

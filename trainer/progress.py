@@ -10,32 +10,15 @@ import contextlib
 import functools
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from vlmpipe.trainer.errors import UNEXPECTED_PREFIX, ExitCode, UserError, print_warning
-from vlmpipe.trainer.redaction import redact_all
+from vlmpipe.trainer.records.step import StepRecord, step_file
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.background_writer import BackgroundWriter
 from vlmpipe.trainer.storage.outage import patiently, warned
-from vlmpipe.trainer.storage.records import seal
 
 PRINT_INTERVAL_S = 5.0
-
-
-@dataclass
-class StepRecord:
-    """State of one pipeline step. Times are Unix seconds."""
-
-    step: str
-    state: str = "running"  # running | done | reused | stopped (resumable) | failed
-    started_s: float = field(default_factory=time.time)
-    ended_s: float = 0.0
-    done: float = 0
-    total: float = 0
-    unit: str = ""
-    message: str = ""
-    detail: dict[str, Any] = field(default_factory=dict)
 
 
 class Progress:
@@ -48,11 +31,11 @@ class Progress:
 
     def __init__(self, run_uri: str, step: str, *, quiet: bool = False, patience_s: float = 0.0) -> None:
         self.record = StepRecord(step)
-        name, warn = f"steps/{step}.json", functools.partial(print_warning, step=step)
+        name, warn = step_file(step), functools.partial(print_warning, step=step)
         self._file = BackgroundWriter(open_storage(run_uri), name, warn=warn)
         self._quiet, self._patience_s = quiet, patience_s
         self._printed_s = time.monotonic()
-        self._file.write(self._content())
+        self._file.write(self.record.sealed())
 
     def update(self, done: float, total: float = 0, *, unit: str = "", message: str = "", **detail: Any) -> None:
         """Report `done` of `total` `unit`s, with a short message."""
@@ -61,7 +44,7 @@ class Progress:
         record.unit, record.message = unit or record.unit, message or record.message
         record.detail.update(detail)
         if self._file.is_due:
-            self._file.begin(self._content())
+            self._file.begin(self.record.sealed())
         if not self._quiet and time.monotonic() - self._printed_s >= PRINT_INTERVAL_S:
             self._printed_s = time.monotonic()
             share = f"{record.done:g}/{record.total:g}" if record.total else f"{record.done:g}"
@@ -69,14 +52,14 @@ class Progress:
 
     def flush(self) -> None:
         """Write what was reported last, before another object takes over this step's record."""
-        self._file.settle(self._content())
+        self._file.settle(self.record.sealed())
 
     def finish(self, state: str = "done", message: str = "") -> None:
         """Close the record: `done`, `reused`, `stopped` or `failed`."""
         record = self.record
         record.state, record.ended_s = state, time.time()
         record.message = message or record.message
-        write = functools.partial(self._file.write, self._content())
+        write = functools.partial(self._file.write, self.record.sealed())
         if not self._patience_s:
             write()
         elif state in ("done", "reused"):
@@ -87,9 +70,6 @@ class Progress:
         if not self._quiet:
             took = record.ended_s - record.started_s
             print(f"{record.step}: {state} in {took:.1f} s. {record.message}".rstrip(), flush=True)
-
-    def _content(self) -> bytes:
-        return seal(redact_all(asdict(self.record)))
 
 
 @contextlib.contextmanager

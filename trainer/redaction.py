@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any, TextIO, TypeVar, cast
+from typing import TextIO, TypeVar, cast
 
 from vlmpipe.trainer.printable import printable
 from vlmpipe.trainer.secret_detection import assigned_secrets, may_begin_secret, possible_forms
@@ -208,7 +208,7 @@ class _RedactedStream:
             self._stream.write(redacted[start:])
             self._written = redacted
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
 
 
@@ -243,7 +243,7 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, until the process ends
 
 
-def _encode_with(stream: Any, errors: str | None) -> None:
+def _encode_with(stream: object, errors: str | None) -> None:
     """Let a stream of an encoding print what it lacks, such as a check mark under ISO-8859-1, as `errors` says."""
     if errors and hasattr(stream, "reconfigure"):  # not those of notebooks, which print everything
         with contextlib.suppress(ValueError):  # closed meanwhile

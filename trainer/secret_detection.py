@@ -50,7 +50,7 @@ _SWITCH = re.compile(r"true|false|yes|no|on|off|none|null|0|1", re.IGNORECASE)
 def _patterns() -> Mapping[str, Any]:
     import yaml
 
-    patterns: Mapping[str, Any] = yaml.safe_load(PATTERNS_FILE.read_text(encoding="utf-8"))
+    patterns: Mapping[str, object] = yaml.safe_load(PATTERNS_FILE.read_text(encoding="utf-8"))
     return patterns
 
 

@@ -14,9 +14,11 @@ import numpy as np
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from vlmpipe.config.sections.output import GateConfig
+from vlmpipe.records.decision import Champion
 from vlmpipe.registry.acceptance import acceptance
 from vlmpipe.registry.gate import AgainstChampion, decide
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts, default_margin, paired_counts
+from vlmpipe.trainer.records.evaluation import Evaluation
 
 QUESTIONS = (60, 200, 500, 1000, 2000, 5000, 20_000)
 DIFFERENCES = (-0.05, -0.02, -0.01, 0.0, 0.01, 0.02, 0.05)
@@ -27,7 +29,7 @@ TOGETHER = (0.0, 0.3, 1.0)  # share of images whose questions all have one outco
 CLUSTERED_LEVEL = 0.06  # what the page states of questions that share images
 CLUSTERED_DEVIATIONS = 3  # of 4,000 evaluations: 7.1 % is refused
 GATE = GateConfig(min_margin_over_chance=None, max_loss=9.0, min_questions=1)
-CHAMPION = {"version": 1, "run_id": "champion", "exact_match": 0.8}
+CHAMPION = Champion(version=1, run_id="champion", exact_match=0.8)
 
 
 def gate(bench: Bench) -> None:
@@ -58,7 +60,7 @@ def accepts(questions: int, only_model: int, only_champion: int) -> bool:
 
 
 def accepts_answers(answers: PairedCounts) -> bool:
-    evaluation = {"run_id": "new", "questions": answers.questions, "loss": 1.0}
+    evaluation = Evaluation(questions=answers.questions, loss=1.0)
     return decide(evaluation, GATE, AgainstChampion(CHAMPION, answers)).accepted
 
 

@@ -22,6 +22,7 @@ from vlmpipe.config.sections.sweep import SweepConfig, Variant, variants_of
 from vlmpipe.config.target_requirements import require_kubeflow, require_reached_files, require_vertex
 from vlmpipe.config.yaml_loader import parse_yaml
 from vlmpipe.job_spec.build import check_jobs, worker_pools
+from vlmpipe.records.plan import PlannedRun
 from vlmpipe.registry.hub import require_token
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.config.model import ModelConfig
@@ -33,7 +34,7 @@ from vlmpipe.trainer.secret_manager import use_hub_token, use_secrets
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import in_bucket
 from vlmpipe.trainer.storage.model_folders import bucket_address, revision_of
-from vlmpipe.trainer.storage.records import write_record, write_run_file
+from vlmpipe.trainer.storage.records import write_run_file
 
 if TYPE_CHECKING:
     from vlmpipe.planner.plan import Plan
@@ -45,10 +46,10 @@ class Resolved:
 
     config: RunConfig
     run_uri: str
-    features_pools: list[dict[str, Any]]
-    train_pools: list[dict[str, Any]]
-    evaluate_pools: list[dict[str, Any]]
-    benchmark_pools: list[dict[str, Any]]  # empty without evaluate.lmms_eval
+    features_pools: list[dict[str, object]]
+    train_pools: list[dict[str, object]]
+    evaluate_pools: list[dict[str, object]]
+    benchmark_pools: list[dict[str, object]]  # empty without evaluate.lmms_eval
     differences: Differences = field(default_factory=dict)  # from the compiled run file
     since_last_start: list[str] = field(default_factory=list)  # what an earlier start of this run had otherwise
 
@@ -116,7 +117,7 @@ def resolve(
     since_last_start = require_resumable(config, this)
     for name, plan in plans.items():
         if plan:
-            write_record(open_storage(paths[name].run_uri), "plan.json", plan.as_dict(), indent=1)
+            PlannedRun.write_plan(open_storage(paths[name].run_uri), plan.as_dict())
     write_run_file(open_storage(this.run_uri), config.to_run_json(this))
     if whole.sweep and stage == stages[-1]:
         _open_variants(whole, whole.sweep, settings, paths)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare.dataset_diff import CHANGES_FILE
 from vlmpipe.trainer.errors import DataError, print_warning
+from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.prepared import DataPointers
+from vlmpipe.trainer.records.record import Record
+from vlmpipe.trainer.records.step import require_step
 from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record, write_record
@@ -20,10 +23,7 @@ if TYPE_CHECKING:
     from vlmpipe.trainer.data.prepare.pipeline import Prepared
     from vlmpipe.trainer.progress import Progress
 
-METRIC_FILES = {
-    "train": Summary.FILE, "evaluate": "evaluate.json", "cache_features": "steps/cache-features.json",
-    "benchmark": "evaluate.json",
-}  # fmt: skip
+RESULT_OF: dict[str, type[Record]] = {"train": Summary, "evaluate": Evaluation}  # by job
 
 
 def prepare_run(job: JobConfig, progress: Progress) -> tuple[DataPointers, dict[str, int]]:
@@ -119,33 +119,31 @@ def why_nothing_is_encoded(run_uri: str, features: str) -> str:
 def job_metrics(run_uri: str, job: str) -> dict[str, float]:
     """The top-level numbers in a job's result file; of benchmarks their scores."""
     store = open_storage(run_uri)
-    if job == "train":
-        return _numbers(Summary.read(store).as_json())
-    content = read_record(store, METRIC_FILES[job])
     if job == "cache_features":
-        return _numbers({"images": content["total"]})
-    if job != "benchmark":
-        return _numbers(content)
-    scores = {name: found["scores"] for name, found in content["benchmarks"].items()}
-    return _numbers({f"{name}.{score}": value for name, found in scores.items() for score, value in found.items()})
+        return _numbers({"images": require_step(store, "cache-features").total})
+    if job in RESULT_OF:
+        return _numbers(RESULT_OF[job].read(store).as_json())
+    benchmarks = Evaluation.read(store).benchmarks
+    return _numbers(
+        {f"{name}.{score}": value for name, one in benchmarks.items() for score, value in one.scores.items()}
+    )
 
 
 def evaluation_metrics(run_uri: str) -> dict[str, float]:
     """The numbers of evaluate.json, and the scores of its benchmarks, named `<benchmark>.<score>`."""
-    has_benchmarks = "benchmarks" in read_record(open_storage(run_uri), METRIC_FILES["benchmark"])
-    return job_metrics(run_uri, "evaluate") | (job_metrics(run_uri, "benchmark") if has_benchmarks else {})
+    return job_metrics(run_uri, "evaluate") | job_metrics(run_uri, "benchmark")
 
 
 def evaluated_confusion(run_uri: str) -> tuple[list[str], list[list[int]], str]:
     """Categories, rows and a sentence of the confusion matrix that the console is to show; no categories for none."""
     from vlmpipe.trainer.evaluation.confusion_matrix import shown_confusion
 
-    table, note = shown_confusion(read_record(open_storage(run_uri), "evaluate.json"))
+    table, note = shown_confusion(Evaluation.read(open_storage(run_uri)))
     categories, rows = table.square() if table else ([], [])
     return categories, rows, note
 
 
-def sync_model(job: JobConfig) -> dict[str, Any]:
+def sync_model(job: JobConfig) -> dict[str, object]:
     """Export what training left, of our own trainer or another one. Returns the export's description."""
     if job.train.trainer:
         from vlmpipe.trainer.external.sync import sync_result

@@ -17,6 +17,7 @@ from vlmpipe.trainer.config.job import JobConfig, RunPaths, without_gone
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, print_error
 from vlmpipe.trainer.progress import step_progress
 from vlmpipe.trainer.records.prepared import DataPointers
+from vlmpipe.trainer.records.step import read_step
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.records import read_as_written, read_record, write_record, write_run_file
@@ -166,8 +167,11 @@ def open_jobs(run_uri: str) -> list[str]:
     sweep = _sweep(run_uri)
     leaders = [open_storage(uri) for uri in preparations(run_uri)]
     if not any(leader.stat(DataPointers.FILE) for leader in leaders):
-        record = read_record(leaders[0], "steps/prepare-data.json")
-        raise UserError(f"no variant's data could be prepared: {record['message']}", code=ExitCode.DATA)
+        record = read_step(leaders[0], "prepare-data")
+        raise UserError(
+            f"no variant's data could be prepared: {record.message if record else 'the step did not run'}",
+            code=ExitCode.DATA,
+        )
     done = [is_done(open_storage(one["run_uri"])) for one in sweep["trainings"]]
     return [
         f"{number} {run_uri}" for number, job in enumerate(sweep["jobs"]) if not all(done[training] for training in job)

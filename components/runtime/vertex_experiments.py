@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from vlmpipe.components.runtime.step_logic import METRIC_FILES, job_metrics
+from vlmpipe.components.runtime.step_logic import RESULT_OF, job_metrics
 from vlmpipe.platforms.vertex.client import Place, credentials_for, endpoint, translate_errors
 from vlmpipe.records.decision import Decision
 from vlmpipe.runs.ending import Outcome
@@ -86,15 +86,15 @@ def parameters(settings: Mapping[str, Any], run_uri: str) -> dict[str, float | i
 def metrics(store: Storage, run_uri: str) -> dict[str, float]:
     """The numbers of training and evaluation, and whether the gate accepted; of a failed run, those that exist."""
     found: dict[str, float] = {}
-    for job in ("train", "evaluate"):
-        if store.stat(METRIC_FILES[job]):
+    for job, kind in RESULT_OF.items():
+        if store.stat(kind.FILE):
             found |= {f"{job}.{name}": float(value) for name, value in job_metrics(run_uri, job).items()}
     if decision := Decision.read_if_there(store):
         found["gate.accepted"] = float(decision.accepted)
     return found
 
 
-def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | int | str]]:
+def _flat(content: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float | int | str]]:
     for name, value in content.items():
         path = f"{prefix}{name}"
         if isinstance(value, Mapping):

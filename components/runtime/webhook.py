@@ -68,7 +68,7 @@ def link_of(uri: str) -> str:
     return f"https://storage.cloud.google.com/{quote(uri.removeprefix('gs://'), safe='/')}"
 
 
-def body_for(address: str, message: dict[str, Any]) -> dict[str, Any]:
+def body_for(address: str, message: dict[str, object]) -> dict[str, object]:
     """The message in the receiver's form: chat services accept only a text."""
     host = urlsplit(address).hostname or ""
     if host.endswith("discord.com"):
@@ -78,7 +78,7 @@ def body_for(address: str, message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-def _post(address: str, body: dict[str, Any]) -> str:
+def _post(address: str, body: dict[str, object]) -> str:
     """The status. An answer of 5xx or 429 and a broken connection are tried again, a timeout is not."""
     import requests
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from google.api_core import exceptions
 from google.auth.exceptions import GoogleAuthError, TransportError
@@ -83,7 +82,7 @@ class Registry:
     def _package(self, name: str) -> str:
         return f"{self.place.parent}/repositories/{self.repository}/packages/{name}"
 
-    def _send(self, method: str, url: str, **content: Any) -> Response:
+    def _send(self, method: str, url: str, **content: object) -> Response:
         answer = self._session.request(method, url, timeout=self._timeout_s, **content)
         if answer.status_code != 200:
             raise exceptions.from_http_response(answer)

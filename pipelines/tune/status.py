@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vlmpipe.config.sections.tune import Value
 from vlmpipe.platforms.local.runs.run import is_running, stopper
@@ -95,6 +95,7 @@ class SearchStatus:
     error: str = ""
     resource_name: str = ""  # empty for one on this machine
     console_url: str = ""
+    decision: ClassVar[None] = None  # a search alone has no gate
 
     @property
     def state(self) -> RunState:

@@ -24,12 +24,14 @@ from sklearn.linear_model import LogisticRegression
 from tests.support.data.prepared import seal
 from tests.support.planner.plans import red
 from vlmpipe.config.sections.output import GateConfig
+from vlmpipe.records.decision import Champion
 from vlmpipe.registry.gate import AgainstChampion, decide
 from vlmpipe.trainer.data.prepare.statistics import sample_digest
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.shards.index import IndexWriter
 from vlmpipe.trainer.data.shards.tar import ShardWriter, key_of, sample_json
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts
+from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.export_manifest import write_description
 from vlmpipe.trainer.storage.file_sums import FileSum
@@ -196,13 +198,12 @@ def _evaluation(
     }
 
 
-def _decision(evaluation: dict[str, Any]) -> dict[str, Any]:
+def _decision(evaluation: dict[str, Any]) -> dict[str, object]:
     gate = GateConfig(min_exact_match=0.5, min_margin_over_chance=0.2, min_margin_over_shuffled_image=0.2)
-    champion = {"version": 3, "run_id": "digits-20261119-090000", "exact_match": 0.71}
+    champion = Champion(version=3, run_id="digits-20261119-090000", exact_match=0.71)
     answers = PairedCounts(questions=480, only_model=104, only_other=18, images=NUM_EVAL, design_effect=1.4)
-    decision = decide({**evaluation, "run_id": RUN_ID}, gate, AgainstChampion(champion, answers))
-    content: dict[str, Any] = decision.model_dump(mode="json")
-    return content
+    decision = decide(Evaluation.model_validate(evaluation), gate, AgainstChampion(champion, answers))
+    return decision.content()
 
 
 def _write_prepared(prepared: Path, samples: list[dict[str, Any]], pictures: list[bytes]) -> None:

@@ -223,7 +223,7 @@ def settings_of(job: JobConfig) -> dict[str, Any]:
     return {field: values[field] for field in sorted(values) if values[field] != _DEFAULTS[field]}
 
 
-def as_trained(job: JobConfig, settings: Mapping[str, Any]) -> JobConfig:
+def as_trained(job: JobConfig, settings: Mapping[str, object]) -> JobConfig:
     """The job with the settings that its training had, by `settings_of` then, in place of those that a resume takes.
 
     A run file that has changed since the last step says nothing about the model. Not validated: to be read.
@@ -236,7 +236,7 @@ def as_trained(job: JobConfig, settings: Mapping[str, Any]) -> JobConfig:
     return job.model_copy(update={"train": train})
 
 
-def _with_value(section: AnySection, path: Sequence[str], value: Any) -> AnySection:
+def _with_value(section: AnySection, path: Sequence[str], value: object) -> AnySection:
     """A copy of a section with a value at a path; where a section on the way is null, it stays so."""
     name, *rest = path
     inner = getattr(section, name)
@@ -261,7 +261,7 @@ def changes(found: Mapping[str, Any], expected: Mapping[str, Any], checkpoint_fo
     return sorted(differing, key=lambda change: change.outcome != "refused")
 
 
-def _recorded(settings: Mapping[str, Any], field: str) -> Any:
+def _recorded(settings: Mapping[str, object], field: str) -> object:
     section = f"{field.rpartition('.')[0]}."
     has_section = field in _OF_OPTIONAL_SECTIONS and any(other.startswith(section) for other in settings)
     return settings.get(field, (_OF_OPTIONAL_SECTIONS if has_section else _DEFAULTS).get(field))
@@ -294,7 +294,7 @@ def _section_of(field: FieldInfo) -> tuple[type[BaseModel] | None, bool, bool]:
     return None, False, False
 
 
-def _default_of(path: str, field: FieldInfo, lacks: bool) -> Any:
+def _default_of(path: str, field: FieldInfo, lacks: bool) -> object:
     if lacks:
         return [] if "[]" in path else None
     return None if field.is_required() else _plain(field.get_default(call_default_factory=True, validated_data={}))
@@ -314,11 +314,11 @@ def _value_at(job: JobConfig, path: str) -> Any:
     return _plain(found)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return json.loads(json.dumps(value))
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -17,7 +17,7 @@ from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import CorruptObjectError, Storage
 
 
-def sync_run(job: JobConfig) -> dict[str, Any]:
+def sync_run(job: JobConfig) -> dict[str, object]:
     """Export the run's newest checkpoint whose trained weights verify, and copy it to the mirror, if any.
 
     Of the checkpoint only the trained weights are read. May be repeated if killed. Returns the export's description

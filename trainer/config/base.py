@@ -102,7 +102,7 @@ def asked_features(section: BaseModel, path: str = "") -> dict[str, str]:
     return asked
 
 
-def _places_of_switches(value: Any) -> list[tuple[tuple[int | str, ...], bool]]:
+def _places_of_switches(value: object) -> list[tuple[tuple[int | str, ...], bool]]:
     """Where true and false are: the value itself, or entries of a list or mapping."""
     if isinstance(value, bool):
         return [((), value)]
@@ -110,12 +110,12 @@ def _places_of_switches(value: Any) -> list[tuple[tuple[int | str, ...], bool]]:
     return [((place,), one) for place, one in items if isinstance(one, bool)]
 
 
-def _takes(annotation: Any, *kinds: type) -> bool:
+def _takes(annotation: object, *kinds: type) -> bool:
     """Return whether a field of this annotation takes values of one of these types, itself or inside."""
     return annotation in (*kinds, Any) or any(_takes(option, *kinds) for option in get_args(annotation))
 
 
-def _require_no_control_characters(value: Any) -> None:
+def _require_no_control_characters(value: object) -> None:
     if isinstance(value, str) and (found := _CONTROL.search(value)):
         raise ValueError(f"has the control character U+{ord(found[0]):04X}")
     if isinstance(value, list | tuple | dict):

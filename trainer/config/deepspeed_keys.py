@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 DECIDED_HERE = {
     "train_batch_size": "train.global_batch_size",
@@ -92,7 +91,7 @@ NOT_HERE = {
 }
 
 
-def problems(deepspeed: Mapping[str, Any]) -> list[str]:
+def problems(deepspeed: Mapping[str, object]) -> list[str]:
     """Problems of the keys of `train.deepspeed`, all at once. Values are DeepSpeed's own business."""
     zero = deepspeed.get("zero_optimization", {})
     if not isinstance(zero, dict):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -155,20 +155,29 @@ class RunPaths(Section):
         return join_uri(self.root_uri, "features")
 
 
-class JobConfig(BaseModel):
+class JobSections(BaseModel):
+    """The sections of a run file that its jobs read, too. The schema of the run file extends it."""
+
+    version: Literal[1] = Field(1, description="Version of this file's format.")
+    name: str = Field(description="Name of the run file's runs.")
+    model: ModelConfig = Field(description="The vision-language model.")
+    data: DataConfig = Field(description="Where samples come from.")
+    features: FeaturesConfig = Field(
+        default_factory=FeaturesConfig, description="Caching of the vision encoder's output."
+    )
+    train: TrainConfig = Field(description="The training step.")
+    checkpoint: CheckpointConfig = Field(
+        default_factory=CheckpointConfig, description="How checkpoints are written and retained."
+    )
+    evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="Evaluation on the validation split.")
+
+
+class JobConfig(JobSections):
     """Settings of a run that its jobs read. Sections that only the pipeline reads are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    version: Literal[1]
-    name: str
     run: RunPaths
-    model: ModelConfig
-    data: DataConfig
-    features: FeaturesConfig
-    train: TrainConfig
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    evaluate: EvaluateConfig
     secrets: Secrets = {}
 
     @classmethod
@@ -183,7 +192,7 @@ class JobConfig(BaseModel):
         return job
 
     @classmethod
-    def of_record(cls, content: Mapping[str, Any], uri: str) -> JobConfig:
+    def of_record(cls, content: Mapping[str, object], uri: str) -> JobConfig:
         """The run file with this content, which was read at `uri`.
 
         Raises ConfigError for one that another version of vlmpipe wrote, whose fields are not those of this one, unless
@@ -234,7 +243,7 @@ def run_uri_of(root_uri: str, run_id: str, job_name: str) -> str:
     return join_uri(root_uri, "runs", run_id or job_name)
 
 
-def without_gone(content: Mapping[str, Any]) -> dict[str, Any]:
+def without_gone(content: Mapping[str, object]) -> dict[str, object]:
     """A record of a run file without the fields that are gone and did nothing in it; its stages' too."""
     left = {name: _section_without(value, GONE.get(name, {})) for name, value in content.items()}
     if isinstance(stages := content.get("stages"), list):
@@ -242,7 +251,7 @@ def without_gone(content: Mapping[str, Any]) -> dict[str, Any]:
     return left
 
 
-def _section_without(section: Any, gone: Mapping[str, object]) -> Any:
+def _section_without(section: object, gone: Mapping[str, object]) -> object:
     if not gone or not isinstance(section, Mapping):
         return section
     return {name: value for name, value in section.items() if name not in gone or gone[name] not in (ANY_VALUE, value)}

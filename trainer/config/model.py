@@ -362,7 +362,7 @@ class ModelConfig(Section):
         return self.lora is not None and self.lora.export == "adapter"
 
 
-def _llava_parts(content: dict[str, Any], pretrained: Any) -> dict[str, Any]:
+def _llava_parts(content: dict[str, object], pretrained: object) -> dict[str, object]:
     """A llava model's section, with each part of a whole model from there."""
     if pretrained is not None and (given := [name for name in PARTS if content.get(name) is not None]):
         raise ValueError(

@@ -66,7 +66,7 @@ class PackedBatch:
         return {name: value for name, value in named.items() if value is not None}
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
@@ -81,7 +81,7 @@ def _pinned(value: Any) -> Any:
     return value.pin_memory() if isinstance(value, MOVABLE) else value
 
 
-def _on(value: Any, device: torch.device) -> Any:
+def _on(value: object, device: torch.device) -> object:
     if isinstance(value, dict):
         return {name: _on(one, device) for name, one in value.items()}
     return value.to(device, non_blocking=True) if isinstance(value, MOVABLE) else value

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vlmpipe.trainer.evaluation.metrics import Prediction, normalise
+from vlmpipe.trainer.records.evaluation import Evaluation
 
 MAX_ANSWERS = 25  # of a readable table
 # Questions of each answer of a closed set, at least and on average.
@@ -88,14 +89,15 @@ def confusions(predictions: Sequence[Prediction]) -> dict[str, Any]:
     return {"shown": shown, "note": note, "slices": {name: asdict(table) for name, table in found.items()}}
 
 
-def shown_confusion(evaluation: dict[str, Any]) -> tuple[Confusion | None, str]:
-    """The table to show of an evaluate.json, and the note about it."""
-    content = evaluation.get("confusion") or {"shown": None, "note": "no confusion matrix was evaluated"}
-    if content["shown"] is None:
-        return None, content["note"]
-    fields = content["slices"][content["shown"]]
-    rows = tuple(tuple(row) for row in fields["counts"])
-    return Confusion(tuple(fields["answers"]), tuple(fields["columns"]), rows), content["note"]
+def shown_confusion(evaluation: Evaluation) -> tuple[Confusion | None, str]:
+    """The table to show of an evaluation, and the note about it."""
+    content = evaluation.confusion
+    if content is None:
+        return None, "no confusion matrix was evaluated"
+    if content.shown is None:
+        return None, content.note
+    table = content.slices[content.shown]
+    return Confusion(table.answers, table.columns, table.counts), content.note
 
 
 def _natural(text: str) -> tuple[int, float, str]:

@@ -55,6 +55,7 @@ from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.models.loss.pairs import answer_tokens
 from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.serving.exported_model import load_export
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
@@ -169,9 +170,10 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     if examiner:
         maps = [dict(zip(("id", "turn"), key, strict=True)) | one for key, one in found if examiner.has_map(one)]
         write_record(store, examiner.maps_file, {"maps": maps})
-    write_record(store, "evaluate.json", result)
-    notes = cut_sentence(result)
-    message = f"exact match {result['exact_match']:.3f} on {result['questions']} validation questions"
+    evaluation = Evaluation.model_validate(result)
+    evaluation.write(store)
+    notes = cut_sentence(evaluation)
+    message = f"exact match {evaluation.exact_match:.3f} on {evaluation.questions} validation questions"
     progress.finish(message=f"{message}; {notes}" if notes else message)
 
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from vlmpipe.trainer.config.benchmarks import ANSWERS_FOLDER
 from vlmpipe.trainer.config.job import JobConfig
@@ -20,10 +19,11 @@ from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError, 
 from vlmpipe.trainer.evaluation.lmms_eval_results import read_results
 from vlmpipe.trainer.preflight.machine import require_machine
 from vlmpipe.trainer.progress import step_progress
+from vlmpipe.trainer.records.evaluation import BenchmarkScores, Evaluation
 from vlmpipe.trainer.secret_manager import use_secrets
 from vlmpipe.trainer.serving.local_server import serving
 from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.records import read_record, seal_lines, write_record
+from vlmpipe.trainer.storage.records import seal_lines
 
 ANSWER_S = 120  # a question's longest answer, after which lmms-eval gives it up
 RESULTS = "results"
@@ -47,10 +47,10 @@ def benchmark(job: JobConfig) -> None:
         for name, one in scored.items():
             if one.answers:
                 run.write(f"{ANSWERS_FOLDER}/{name}.jsonl", seal_lines(one.answers))
-        evaluation = read_record(run, "evaluate.json")
-        found: dict[str, Any] = {name: one.described for name, one in scored.items()}
-        write_record(run, "evaluate.json", evaluation | {"benchmarks": evaluation.get("benchmarks", {}) | found})
-        scores = [f"{name} {score} {value:.3f}" for name in scored for score, value in found[name]["scores"].items()]
+        evaluation = Evaluation.read(run)
+        found = {name: BenchmarkScores.model_validate(one.described) for name, one in scored.items()}
+        evaluation.model_copy(update={"benchmarks": evaluation.benchmarks | found}).write(run)
+        scores = [f"{name} {score} {value:.3f}" for name in scored for score, value in found[name].scores.items()]
         progress.finish(message=f"lmms-eval: {', '.join(scores)}"[:300])
 
 

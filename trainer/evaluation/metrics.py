@@ -14,6 +14,7 @@ from vlmpipe.trainer.data.prepare.deduplicate import counted_question
 from vlmpipe.trainer.data.sample import DEFAULT_SLICE, Turn
 from vlmpipe.trainer.evaluation.cider import MIN_PICTURES, Captioned, cider_d, looks_like_captions
 from vlmpipe.trainer.evaluation.vqa_answers import normalise_answer
+from vlmpipe.trainer.records.evaluation import BenchmarkScores, Evaluation
 
 MIN_SIMILARITY = 0.5  # this and lower similarities score 0
 
@@ -105,64 +106,72 @@ def captioned(predictions: Sequence[Prediction], pictures: Mapping[tuple[str, in
     return [Captioned(tuple(one.answer for one in group), group[0].prediction) for group in groups.values()]
 
 
-def overlap_sentence(evaluation: Mapping[str, Any]) -> str:
+def overlap_sentence(evaluation: Evaluation) -> str:
     """A note about validation and benchmark images that training has seen, or that look like those; "" without any."""
+    compared = evaluation.like_train_compared
     notes = [
-        _share_sentence(evaluation, "images_also_in_train", "validation images are also in the training split"),
-        _share_sentence(evaluation, "images_like_train", "validation images look like training images"),
+        _share_sentence(
+            evaluation, evaluation.images_also_in_train, "validation images are also in the training split"
+        ),
+        _share_sentence(
+            evaluation, evaluation.images_like_train, "validation images look like training images", compared
+        ),
     ]
-    for name, benchmark in (evaluation.get("benchmarks") or {}).items():
-        notes.append(_share_sentence(benchmark, "images_like_train", f"images of {name} look like training images"))
-    if evaluation.get("images_like_train", 0) is None:
+    for name, one in evaluation.benchmarks.items():
+        sentence = f"images of {name} look like training images"
+        notes.append(_share_sentence(one, one.images_like_train, sentence, one.like_train_compared))
+    if "images_like_train" in evaluation.model_fields_set and evaluation.images_like_train is None:
         notes.append("it is not known which images look like training images: the data was prepared without signatures")
     return "; ".join(filter(None, notes))
 
 
-def _share_sentence(counts: Mapping[str, Any], name: str, sentence: str) -> str:
-    shared, images, compared = (counts.get(key) for key in (name, "images", "like_train_compared"))
-    if not isinstance(shared, int) or not isinstance(images, int) or not shared:
+def _share_sentence(
+    of: Evaluation | BenchmarkScores, shared: int | None, sentence: str, compared: float | None = None
+) -> str:
+    """compared: share of the pairs of images that were compared; None: all."""
+    if not shared or of.images is None:
         return ""
-    partly = isinstance(compared, float) and compared < 1 and name == "images_like_train"
-    return f"{shared:,} of {images:,} {sentence}" + (f" ({compared:.0%} of the pairs compared)" if partly else "")
+    partly = f" ({compared:.0%} of the pairs compared)" if compared is not None and compared < 1 else ""
+    return f"{shared:,} of {of.images:,} {sentence}{partly}"
 
 
-def cut_sentence(evaluation: Mapping[str, Any]) -> str:
+def cut_sentence(evaluation: Evaluation) -> str:
     """A note about answers that the limit of tokens cut, or is bound to cut; "" without any."""
-    cut, longer, most = (evaluation.get(name) for name in ("cut_answers", "longer_expected_answers", "max_new_tokens"))
+    cut, longer, most = evaluation.cut_answers, evaluation.longer_expected_answers, evaluation.max_new_tokens
     parts = []
-    if isinstance(cut, int) and cut:
+    if cut:
         parts.append(f"{cut:,} answers were cut at {most} tokens")
-    if isinstance(longer, int) and longer:
+    if longer:
         parts.append(f"{longer:,} expected answers are longer than {most} tokens")
     return " and ".join(parts) and f"{' and '.join(parts)}; raise evaluate.max_new_tokens"
 
 
-def evaluation_notes(evaluation: Mapping[str, Any]) -> list[str]:
+def evaluation_notes(evaluation: Evaluation) -> list[str]:
     """Return what a reader of scores must know: the same on the screen, in the report and on the model card."""
     notes = [cut_sentence(evaluation)]
-    for name, benchmark in (evaluation.get("benchmarks") or {}).items():
-        cut, most = benchmark.get("cut_answers"), benchmark.get("max_new_tokens")
-        if isinstance(cut, int) and cut:
-            notes.append(f"{cut:,} answers to {name} were cut at {most} tokens; raise its max_new_tokens")
+    for name, one in evaluation.benchmarks.items():
+        if one.cut_answers:
+            limit = f"cut at {one.max_new_tokens} tokens; raise its max_new_tokens"
+            notes.append(f"{one.cut_answers:,} answers to {name} were {limit}")
     notes += [_turns_sentence(evaluation), overlap_sentence(evaluation), _memory_sentence(evaluation)]
     return [note for note in notes if note]
 
 
-def _memory_sentence(evaluation: Mapping[str, Any]) -> str:
-    halved, fits = (evaluation.get(name) for name in ("out_of_memory", "batch_tokens"))
-    if not (isinstance(halved, int) and halved and isinstance(fits, int)):
+def _memory_sentence(evaluation: Evaluation) -> str:
+    halved, fits = evaluation.out_of_memory, evaluation.batch_tokens
+    if not halved or fits is None:
         return ""
     times = "once" if halved == 1 else f"{halved:,} times"
     text = f"batches of questions did not fit into memory {times}, and were halved until {fits:,} tokens: set"
     return f"{text} evaluate.batch_tokens to that"
 
 
-def _turns_sentence(evaluation: Mapping[str, Any]) -> str:
-    questions, samples, after = (evaluation.get(name) for name in ("questions", "samples", "questions_after_turns"))
-    if isinstance(after, int) and after:
+def _turns_sentence(evaluation: Evaluation) -> str:
+    questions, samples, after = evaluation.questions, evaluation.samples, evaluation.questions_after_turns
+    if after:
         return f"{after:,} questions were asked after their sample's earlier turns with the expected answers"
-    has_later = isinstance(questions, int) and isinstance(samples, int) and questions > samples
-    if evaluation.get("earlier_turns") == "none" and has_later:
+    has_later = questions is not None and samples is not None and questions > samples
+    if evaluation.earlier_turns == "none" and has_later:
         return "later turns of a sample were asked alone, not after the earlier ones"
     return ""
 
@@ -182,13 +191,13 @@ def baseline_answers(questions: Sequence[Question], slices: Mapping[str, Mapping
     return [is_right(asked.answer, answer(asked)) for asked in questions]
 
 
-def majority_baseline(questions: Sequence[Question], slices: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def majority_baseline(questions: Sequence[Question], slices: Mapping[str, Mapping[str, object]]) -> dict[str, Any]:
     """Exact match of the majority baseline (`baseline_answers`)."""
     right = baseline_answers(questions, slices)
     return _by_slice((asked.slice, correct) for asked, correct in zip(questions, right, strict=True))
 
 
-def _by_slice(scored: Iterable[tuple[str, bool]]) -> dict[str, Any]:
+def _by_slice(scored: Iterable[tuple[str, bool]]) -> dict[str, object]:
     slices: dict[str, list[bool]] = {}
     for name, correct in scored:
         slices.setdefault(name, []).append(correct)

@@ -23,9 +23,8 @@ from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.dataloading.batches import ImageSource, PackedBatch, collate
 from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
-from vlmpipe.trainer.monitoring.metrics_writer import FILE
+from vlmpipe.trainer.records.metrics import read_metrics
 from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.records import read_lines
 from vlmpipe.trainer.storage.transfer import in_parallel
 
 if TYPE_CHECKING:
@@ -200,16 +199,16 @@ def as_in_training(job: JobConfig, step: int, *, averaged: bool, loss: float, la
     Raises UserError (80) where they differ by more than rounding: the export holds other weights than were trained.
     """
     store = open_storage(job.run.run_uri)
-    lines = read_lines(store, FILE) if store.stat(FILE) else []
     taken = {
-        line[VALIDATION_LOSS]
-        for line in lines
-        if (line["step"], line.get(LABEL_TOKENS), "ema_decay" in line) == (step, label_tokens, averaged)
+        measured
+        for line in read_metrics(store)
+        if (line.step, line.number(LABEL_TOKENS), "ema_decay" in line.figures) == (step, label_tokens, averaged)
+        and (measured := line.number(VALIDATION_LOSS)) is not None
     }
     if not taken:
         return {}
     rounds_to = job.train.precision if job.export_dtype == "fp32" else job.export_dtype
-    in_training, bound = float(taken.pop()), BOUNDS.get(rounds_to, ROUNDED)
+    in_training, bound = taken.pop(), BOUNDS.get(rounds_to, ROUNDED)
     if not abs(loss - in_training) <= bound.of(in_training):
         raise UserError(
             f"the export has a validation loss of {loss:.5f}, and training had {in_training:.5f} after step {step} on "

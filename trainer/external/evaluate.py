@@ -23,12 +23,12 @@ from vlmpipe.trainer.external.result import bad_result
 from vlmpipe.trainer.launch import one_node
 from vlmpipe.trainer.preflight.machine import require_machine
 from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.secret_manager import use_secrets
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.export_manifest import FOLDER, require_whole_export
-from vlmpipe.trainer.storage.records import write_record
 
-RESULT = "evaluate.json"
+RESULT = Evaluation.FILE
 
 
 def evaluate(job: JobConfig) -> None:
@@ -76,7 +76,13 @@ def evaluate(job: JobConfig) -> None:
             ) from error
         if not isinstance(figures, dict) or not figures:
             raise bad_result(f"{RESULT} of train.trainer.evaluate_command holds no figures", expected="a JSON object")
-    write_record(run, RESULT, figures)
+    try:
+        Evaluation.of(figures, f"{{output}}/{RESULT}").write(run)
+    except ConfigError as error:
+        raise bad_result(
+            f"{RESULT} of train.trainer.evaluate_command has no number as {error.found.rpartition(', by ')[2]}",
+            expected='figures such as {"exact_match": 0.8, "questions": 300}',
+        ) from error
     shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if isinstance(value, int | float))
     progress.finish(message=f"evaluated by {trainer.name}'s own command: {shown}"[:300])
 

@@ -134,7 +134,7 @@ class TrainingProgress:
         return {"step": int(step), **values} if "loss" in values else None
 
 
-def _event_loader(path: Path) -> Any:
+def _event_loader(path: Path) -> object:
     """Reads a TensorBoard file's new events at each `Load()`; None where that package is not installed."""
     try:
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
@@ -166,7 +166,7 @@ def _first(entry: dict[str, Any], names: Sequence[str]) -> float | None:
     return next((value for name in names if _is_number(value := entry.get(name))), None)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -37,6 +37,7 @@ from vlmpipe.trainer.launch import one_node, processes_on_node
 from vlmpipe.trainer.preflight.machine import require_machine
 from vlmpipe.trainer.preflight.node import announce, check_node
 from vlmpipe.trainer.preflight.reducers import require_reducers
+from vlmpipe.trainer.records.metrics import FILE as METRICS_FILE
 from vlmpipe.trainer.secret_manager import use_secrets
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record, write_record
@@ -138,7 +139,7 @@ class Session:
             assert self._states
             start, versions = self._states.start, record.versions
             report = TrainerReport(self._job, self._node, start, first_step=first_step, versions=versions)
-            progress = TrainingProgress(self._saved_in, self._scratch / "metrics.jsonl", first_step)
+            progress = TrainingProgress(self._saved_in, self._scratch / METRICS_FILE, first_step)
             with self._start(folders) as process:
                 return self._follow(process, base, progress, report)
         with self._start(folders) as process:
@@ -183,7 +184,7 @@ class Session:
         command = command_line(trainer, fill_in(words, values), node)
         variables = {
             **{f"VLMPIPE_{name.upper()}": folders[name] for name in FOLDERS},
-            "VLMPIPE_METRICS": str(self._scratch / "metrics.jsonl"),
+            "VLMPIPE_METRICS": str(self._scratch / METRICS_FILE),
             "VLMPIPE_RUN_ID": self._job.run.run_id,
             "VLMPIPE_ATTEMPT": "" if self._attempt is None else str(self._attempt),
             **(self._endpoint.variables if self._endpoint else {}),

@@ -102,7 +102,7 @@ class ProgressEndpoint:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
-            def log_message(self, format: str, *args: Any) -> None:
+            def log_message(self, format: str, *args: object) -> None:
                 """Nothing: the log is the program's."""
 
         return Handler

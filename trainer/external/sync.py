@@ -8,7 +8,6 @@ import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from vlmpipe.trainer.checkpoint.staging import export_folder
 from vlmpipe.trainer.checkpoint.verified_files import fetch_folder
@@ -22,7 +21,7 @@ from vlmpipe.trainer.storage.export_manifest import FOLDER, NAME, require_whole_
 from vlmpipe.trainer.storage.file_sums import FileSum, files_below
 
 
-def sync_result(job: JobConfig) -> dict[str, Any]:
+def sync_result(job: JobConfig) -> dict[str, object]:
     """Copy the newest result that verifies to `<run>/export`, unless it is there. May be repeated if killed.
 
     Returns the export's description, and `mirror`, which is "". Raises ConfigError when there is no result, UserError

@@ -90,7 +90,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _others(root: str, key: str, description: dict[str, Any]) -> Iterator[OtherStore]:
+def _others(root: str, key: str, description: dict[str, object]) -> Iterator[OtherStore]:
     storage = open_storage(root)
     names = [info.name.split("/") for info in storage.list()]
     described = {parts[0] for parts in names if parts[1:] == [DESCRIPTION]}
@@ -99,12 +99,12 @@ def _others(root: str, key: str, description: dict[str, Any]) -> Iterator[OtherS
         yield OtherStore(other, other in described, differences(description, theirs) if theirs else {})
 
 
-def _flat(description: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(description: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in description.items():
         found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return found
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return NOT_THERE if value is None else str(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +71,7 @@ class FixedImageVLM(PackedVLM):
     def project(self, features: Tensor) -> Tensor:
         return project(self.projector, features)
 
-    def embed(self, input_ids: Tensor, projected: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    def embed(self, input_ids: Tensor, projected: Tensor) -> tuple[Tensor, dict[str, object]]:
         return embedded(self.model, input_ids, projected), {}
 
 
@@ -109,7 +109,7 @@ class SquareFamily(TransformersFamily):
         projected: Tensor,
         grids: Tensor | None = None,
         patches_s: Sequence[float] = (),
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """The tokens' embeddings, with projected features in place of the image tokens'."""
         return {"inputs_embeds": embedded(model, input_ids, projected)}
 
@@ -126,7 +126,7 @@ class SquareFamily(TransformersFamily):
         vision: PreTrainedConfig,
         *,
         features: tuple[int, int],
-        **of_images: Any,
+        **of_images: object,
     ) -> ModelShape:
         """Sizes of a model on the meta device. of_images: fields of `ModelShape` that depend on how it takes images.
 

@@ -66,7 +66,7 @@ class ImageForm:
     # Coordinates of boxes in texts: pixels of the resized image, or thousandths of its sides; "": not known.
     boxes: Literal["", "resized", "thousandths"] = ""
 
-    def placeholder_in(self, tokenizer: Any) -> str:
+    def placeholder_in(self, tokenizer: object) -> str:
         """Text that a chat template writes for an image."""
         return self.token if self.published else image_token_in(tokenizer, self.token)
 
@@ -173,7 +173,7 @@ def image_form_of(config: ModelConfig) -> ImageForm:
     )
 
 
-def image_rule(config: ModelConfig) -> Any:
+def image_rule(config: ModelConfig) -> object:
     """Settings that determine the tokens of images, as plain JSON. Part of prepared data's fingerprint."""
     form = image_form_of(config)
     if form.published:

@@ -8,11 +8,11 @@ from typing import Any
 from vlmpipe.trainer.errors import print_warning
 from vlmpipe.trainer.monitoring.hypertune import report_measured
 from vlmpipe.trainer.monitoring.trackers import Tracker
+from vlmpipe.trainer.records.metrics import FILE, read_metrics
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.background_writer import BackgroundWriter
-from vlmpipe.trainer.storage.records import read_lines, seal, unseal
+from vlmpipe.trainer.storage.records import seal, unseal
 
-FILE = "metrics.jsonl"
 STATES = {"active": 1, "absent": 0}  # words in the log (reduction_server) as numbers
 
 
@@ -40,14 +40,14 @@ class MetricsLog:
         self._lines.append(seal({"step": step, **values}))
         self._track(step, values)
 
-    def amend(self, step: int, values: dict[str, Any]) -> None:
+    def amend(self, step: int, values: dict[str, object]) -> None:
         """Add metrics that were measured after the newest line, that of `step`, was recorded."""
         line = self.line_of(step)
         assert line is not None
         self._lines[-1] = seal(line | values)
         self._track(step, values)
 
-    def line_of(self, step: int) -> dict[str, Any] | None:
+    def line_of(self, step: int) -> dict[str, object] | None:
         """The newest line, where it is that of `step`."""
         line = unseal(self._lines[-1]) if self._lines else None
         return line if line and line["step"] == step else None
@@ -82,6 +82,5 @@ class MetricsLog:
         return b"\n".join(self._lines) + b"\n"
 
     def _earlier_lines(self, resumed_from_step: int) -> list[bytes]:
-        if not resumed_from_step or self._store.stat(FILE) is None:
-            return []
-        return [seal(line) for line in read_lines(self._store, FILE) if line["step"] <= resumed_from_step]
+        lines = read_metrics(self._store) if resumed_from_step else []
+        return [seal(line.figures) for line in lines if line.step <= resumed_from_step]

@@ -102,7 +102,7 @@ def _run_of(client: MlflowClient, experiment: str, run_id: str) -> str:
     return str(client.create_run(experiment, run_name=run_id, tags={RUN_TAG: run_id}).info.run_id)
 
 
-def _fields(job: JobConfig) -> dict[str, Any]:
+def _fields(job: JobConfig) -> dict[str, object]:
     """Fields of the sections model, data and train that hold one value each."""
     content = job.model_dump(mode="json", include={"model", "data", "train"})
     return {

@@ -9,7 +9,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -94,7 +93,7 @@ class StepProfiler:
         store.write(f"{FOLDER}/{SUMMARY.format(rank=rank)}", seal({**about, **steps, **summary_of(made)}))
 
 
-def summary_of(made: profile) -> dict[str, Any]:
+def summary_of(made: profile) -> dict[str, object]:
     """Summary of a finished profile for the report. Times are in seconds, those of spans since its beginning.
 
     `spans` has one line a phase, and two for what was computed and what was sent: kernels of a GPU, or operations of a

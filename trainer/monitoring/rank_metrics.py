@@ -65,7 +65,7 @@ class ForwardTimer:
     def __init__(self, modules: Sequence[nn.Module], device: torch.device) -> None:
         self._seconds = 0.0
         self._on_gpu = device.type == "cuda"
-        self._started: Any = None
+        self._started: object = None
         self._events: list[tuple[Any, Any]] = []
         self._ran: set[nn.Module] = set()
         for module in modules:

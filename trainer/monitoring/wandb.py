@@ -26,7 +26,7 @@ START_S, FINISH_S = 30, 120  # longest waits for the service
 class WandbLog:
     """The metrics on Weights & Biases. After the first error it prints a warning and sends nothing more."""
 
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: object) -> None:
         self._run = run
 
     def write(self, step: int, values: dict[str, Any]) -> None:

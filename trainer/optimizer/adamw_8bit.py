@@ -23,7 +23,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class AdamW8bit(torch.optim.AdamW):
     """AdamW whose parameter groups with `state_bits` 8 have moments in 8 bits; all others are torch's own."""
 
-    def __init__(self, groups: list[dict[str, Any]], *, betas: tuple[float, float], eps: float) -> None:
+    def __init__(self, groups: list[dict[str, object]], *, betas: tuple[float, float], eps: float) -> None:
         """Raises UserError (exit 69) where bitsandbytes is not installed."""
         try:
             from bitsandbytes.functional import create_dynamic_map

@@ -14,7 +14,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from vlmpipe.trainer.distributed.cuda_builds import architectures_of, driver_runs, has_code_for, min_driver
 from vlmpipe.trainer.distributed.nccl_plugin import check_plugin
@@ -57,7 +56,7 @@ class MachineReport:
     disk_bytes: int
     missing: tuple[Finding, ...] = field(default=())
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For preflight.json."""
         return {
             "bought": self.bought.model_dump(),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from vlmpipe.trainer.distributed.cluster_env import PREFLIGHT_FILE
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.progress import Progress
@@ -11,7 +9,7 @@ from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import write_record
 
 
-def record_failure(run_uri: str, step: str, node: int, machine: dict[str, Any], error: UserError) -> None:
+def record_failure(run_uri: str, step: str, node: int, machine: dict[str, object], error: UserError) -> None:
     """Write the node's report to preflight.json, and the error to the step's record."""
     if not run_uri:
         return

@@ -36,7 +36,7 @@ class Record(Part):
     STEP: ClassVar[str]
     VERSION: ClassVar[int] = 1
     INDENT: ClassVar[int | None] = 1
-    IS_SPARSE: ClassVar[bool] = False  # fields that no one has set are not written
+    IS_SPARSE: ClassVar[bool] = False  # fields that were not set are not written
 
     record_version: int = Field(1, ge=1, description="Form of the record.")
 

@@ -54,18 +54,18 @@ def _move(model: nn.Module, device_of: Mapping[int, torch.device], other: torch.
             setattr(module, name, buffer.to(device_of.get(id(buffer), other)))
 
 
-def _inputs_to(device: torch.device) -> Any:
+def _inputs_to(device: torch.device) -> object:
     return lambda _layer, args, kwargs: _moved((args, kwargs), device)
 
 
-def _output_to(device: torch.device) -> Any:
+def _output_to(device: torch.device) -> object:
     return lambda _layer, _args, output: _moved(output, device)
 
 
-def _moved(values: Any, device: torch.device) -> Any:
+def _moved(values: object, device: torch.device) -> object:
     """Tensors in these values, moved. A cache of keys and values stays what it is: each layer's are where it is."""
 
-    def move(value: Any) -> Any:
+    def move(value: object) -> object:
         return value.to(device) if isinstance(value, Tensor | CuSeqlens) else value
 
     return tree_map(move, values, is_leaf=lambda value: isinstance(value, Cache))

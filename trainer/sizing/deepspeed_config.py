@@ -112,7 +112,7 @@ def uses_hpz(*, nodes: int, node_ranks: int) -> bool:
     return nodes > 1 and node_ranks > 1
 
 
-def laid_over(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def laid_over(settings: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, Any]:
     """`settings` updated with `changes`, recursively."""
     found = dict(settings)
     for name, value in changes.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmpipe.trainer.config.model import MAX_ASPECT
 
@@ -112,7 +112,7 @@ class ImageGrids:
         places[1:, reached:] = position + np.arange(length - reached)
         return places
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Everything that decides tokens and positions, as plain JSON."""
         return asdict(self)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 
@@ -69,7 +68,7 @@ class ImageTiles:
         """Text of the image in a prompt, with one `<image>` for each tile: row by row, then the whole image."""
         return _mark(*self.of(width, height))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Everything that decides tokens and text, as plain JSON."""
         return asdict(self)
 

@@ -14,7 +14,7 @@ MARKER = "vlmpipe.json"
 NAME = f"{FOLDER}/{MARKER}"
 
 
-def write_description(run: Storage, described: dict[str, Any]) -> None:
+def write_description(run: Storage, described: dict[str, object]) -> None:
     """Complete the export. `described["files"]` has the size and CRC32C of each file."""
     write_record(run, NAME, described)
 

@@ -17,7 +17,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import IO, Any
+from typing import IO
 
 import requests.exceptions
 from google.api_core import exceptions as api
@@ -85,7 +85,7 @@ class GcsStorage(BucketStorage):
     ) -> None:
         super().__init__(root_uri)
         usual = (SOON, SOON_S) if must_answer_soon() else (RETRY, TIMEOUT_S)
-        self._patience: dict[str, Any] = {"retry": retry or usual[0], "timeout": timeout_s or usual[1]}
+        self._patience: dict[str, object] = {"retry": retry or usual[0], "timeout": timeout_s or usual[1]}
         with _readable_errors("connecting to", self.root_uri):
             self._bucket = (client or _default_client()).bucket(self.bucket_name)
 

@@ -51,7 +51,7 @@ def _sealed(text: bytes) -> bytes:
     return text + _MARK + f'{crc32c_of(text):08x}"}}'.encode()
 
 
-def seal_lines(records: Iterable[Mapping[str, Any]]) -> bytes:
+def seal_lines(records: Iterable[Mapping[str, object]]) -> bytes:
     """JSON lines, each with its own checksum."""
     return b"".join(seal(record) + b"\n" for record in records)
 
@@ -67,7 +67,7 @@ def unseal_lines(data: bytes, *, required: bool = False) -> list[dict[str, Any]]
     return records
 
 
-def write_record(store: Storage, name: str, record: Mapping[str, Any], *, indent: int | None = None) -> None:
+def write_record(store: Storage, name: str, record: Mapping[str, object], *, indent: int | None = None) -> None:
     store.write(name, seal(record, indent=indent))
 
 
@@ -84,7 +84,7 @@ def read_record(store: Storage, name: str) -> dict[str, Any]:
     )
 
 
-def read_as_written(store: Storage, name: str) -> dict[str, Any]:
+def read_as_written(store: Storage, name: str) -> dict[str, object]:
     """Return the record with the addresses that it was written with. Raises as `read_record` does."""
     try:
         return unseal(store.read(name))
@@ -92,7 +92,7 @@ def read_as_written(store: Storage, name: str) -> dict[str, Any]:
         raise damaged_record(store.uri(name), error) from error
 
 
-def write_run_file(store: Storage, content: Mapping[str, Any]) -> None:
+def write_run_file(store: Storage, content: Mapping[str, object]) -> None:
     """Write a run's run.json. If the run was moved, its other records get the addresses where they lie now first.
 
     Which addresses those are follows from the former run.json, which named the root of before.
@@ -106,7 +106,7 @@ def write_run_file(store: Storage, content: Mapping[str, Any]) -> None:
     write_record(store, RUN_FILE, content, indent=1)
 
 
-def as_it_lies(record: dict[str, Any], run_file: Mapping[str, Any], folder: str) -> dict[str, Any]:
+def as_it_lies(record: dict[str, object], run_file: Mapping[str, object], folder: str) -> dict[str, object]:
     """A record of the run in `folder`, with addresses under the root in which that folder is now.
 
     The root may have been moved or copied since the run, or have another name in a container. What is there only under
@@ -123,7 +123,7 @@ def as_it_lies(record: dict[str, Any], run_file: Mapping[str, Any], folder: str)
         return record
     now = folder.removesuffix(place)
 
-    def placed(value: Any) -> Any:
+    def placed(value: object) -> object:
         if isinstance(value, Mapping):
             return {name: placed(below) for name, below in value.items()}
         if isinstance(value, list):

@@ -17,12 +17,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 
-def with_strided_shards(state: Mapping[str, Any]) -> dict[str, Any]:
+def with_strided_shards(state: Mapping[str, object]) -> dict[str, Any]:
     """Wrap such tensors of a nested state as `StridedShards`, which share its memory, so loading fills `state`."""
     return {name: _with_strided_shards(value) for name, value in state.items()}
 
 
-def _with_strided_shards(value: Any) -> Any:
+def _with_strided_shards(value: object) -> object:
     if isinstance(value, DTensor):
         return _strided_shards_of(value)
     return with_strided_shards(value) if isinstance(value, Mapping) else value
@@ -59,7 +59,7 @@ class StridedShards(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch declares it as a disabled function
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls, func: object, types: object, args: object = (), kwargs: object = None
     ) -> Any:
         raise NotImplementedError(f"{func}: pieces are for checkpoints only")
 

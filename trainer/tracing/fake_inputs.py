@@ -84,7 +84,7 @@ def inputs_of(
     }
 
 
-def tensors_of(inputs: Mapping[str, Any]) -> list[Tensor]:
+def tensors_of(inputs: Mapping[str, object]) -> list[Tensor]:
     """The tensors among the inputs of a training module."""
     return [value for value in tree_leaves(dict(inputs)) if isinstance(value, Tensor)]
 

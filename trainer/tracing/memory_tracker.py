@@ -57,7 +57,7 @@ class MemoryTracker(TorchDispatchMode):
             ]
         return super().__enter__()
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         self._forget_regions()
 

@@ -23,6 +23,7 @@ from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.preflight.machine import require_machine
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.records.prepared import DataPointers
+from vlmpipe.trainer.records.step import read_step
 from vlmpipe.trainer.secret_manager import use_secrets
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record, write_record
@@ -118,8 +119,8 @@ def _prepared(training: Mapping[str, Any]) -> DataPointers:
     its images from being encoded."""
     store = open_storage(training["features_from"])
     if store.stat(DataPointers.FILE) is None:
-        data, step = open_storage(training["data_from"]), "steps/prepare-data.json"
-        why = read_record(data, step)["detail"].get("error", "") if data.stat(step) else ""
+        record = read_step(open_storage(training["data_from"]), "prepare-data")
+        why = record.detail.get("error", "") if record else ""
         raise UserError(f"its data could not be prepared: {why or 'the step did not run'}", code=ExitCode.DATA)
     if store.stat(FEATURES_ERROR):
         why = read_record(store, FEATURES_ERROR)["error"]

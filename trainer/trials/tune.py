@@ -22,12 +22,13 @@ from vlmpipe.trainer.distributed.cluster_env import read_cluster
 from vlmpipe.trainer.errors import ConfigError, run_main
 from vlmpipe.trainer.monitoring.hypertune import TRIAL_VARIABLE, VALIDATION_LOSS, WATCHED_VARIABLE
 from vlmpipe.trainer.monitoring.hypertune import report as report_to_service
+from vlmpipe.trainer.records.evaluation import Evaluation
+from vlmpipe.trainer.records.metrics import read_metrics
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.records import read_lines, read_record, write_record
+from vlmpipe.trainer.storage.records import read_record, write_record
 
-METRICS = "metrics.jsonl"  # vlmpipe.trainer.monitoring.metrics_writer would load torch here
 CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")
 
 
@@ -62,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def parse_values(arguments: Sequence[str]) -> dict[str, Any]:
+def parse_values(arguments: Sequence[str]) -> dict[str, object]:
     """`["--train.seed=3", ...]` as {dotted name: value}, values as JSON or else text. Raises ConfigError."""
     values: dict[str, Any] = {}
     for argument in arguments:
@@ -105,11 +106,10 @@ def report(job: JobConfig, metric: str) -> float:
     """Report the trial's metric to the service. Raises ConfigError when it was not measured."""
     store = open_storage(job.run.run_uri)
     if metric == VALIDATION_LOSS:
-        lines = read_lines(store, METRICS)
-        measured = [(line[metric], line["step"]) for line in lines if metric in line]
+        measured = [(line.number(metric), line.step) for line in read_metrics(store) if metric in line.figures]
         found, step = measured[-1] if measured else (None, 0)
     else:
-        found = read_record(store, "evaluate.json").get(metric)
+        found = Evaluation.read(store).figure(metric)
         step = Summary.read(store).steps or 0
     if not isinstance(found, int | float):
         raise ConfigError(f"the trial has measured no number {metric}", fix="correct tune.metric")

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmpipe.access.table import USES, Account, Kind, UseName, fields_of, load_table
 from vlmpipe.config.sections.sweep import variants_of
@@ -116,7 +116,7 @@ def _runs(config: RunConfig) -> Iterator[RunConfig]:
         yield from config.variant(variant).stage_runs().values()
 
 
-def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def _texts(value: object, path: str = "") -> Iterator[tuple[str, str]]:
     """Every text that is not empty, by its path."""
     if isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):

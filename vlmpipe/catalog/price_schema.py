@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date as date_type
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -37,7 +37,7 @@ class Price:
         return (today - date_type.fromisoformat(self.date)).days > self.old_after_days
 
 
-def _day(value: Any) -> Any:
+def _day(value: object) -> object:
     if not isinstance(value, str | date_type):  # pydantic takes a number as seconds since 1970
         raise ValueError("expected a date such as 2026-11-20")
     return value
@@ -126,7 +126,7 @@ def read_prices(path: Path) -> PriceFile:
     return parse_prices(read_mapping(path, read_text(path, "a prices file"), tables), str(path))
 
 
-def parse_prices(data: Mapping[str, Any], origin: str) -> PriceFile:
+def parse_prices(data: Mapping[str, object], origin: str) -> PriceFile:
     """The tables of a file. Raises RunFileError, a ConfigError, with all problems at once."""
     try:
         tables = PriceFile.model_validate(data)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vlmpipe.catalog.machines import Device, load_catalog
 from vlmpipe.trainer.preflight import nvml
@@ -44,7 +43,7 @@ class LocalMachine:
         memory = f"{self.memory_bytes / GIB:,.1f} GiB of memory, {self.free_bytes / GIB:,.1f} free"
         return f"{cores}, {memory}, {gpus or 'no GPU'}"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For JSON."""
         gpus = [{"device": gpu.device, "memory_gib": gpu.memory_gib} for gpu in self.gpus]
         return {

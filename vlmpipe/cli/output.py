@@ -68,7 +68,7 @@ def print_error(error: UserError, *, as_json: bool) -> None:
         to_stderr(f"error: {error.text()}")
 
 
-def _as_dict(error: UserError) -> dict[str, Any]:
+def _as_dict(error: UserError) -> dict[str, object]:
     from vlmpipe.config.validation_errors import RunFileError
 
     fields: dict[str, Any] = {"exit_code": int(error.code), "found": error.found}

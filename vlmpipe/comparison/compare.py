@@ -15,6 +15,7 @@ from vlmpipe.comparison.settings import SettingsRow, settings_rows
 from vlmpipe.comparison.sides import Side
 from vlmpipe.trainer.config.benchmarks import SCORES
 from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.records.evaluation import BenchmarkScores
 
 if TYPE_CHECKING:
     from vlmpipe.trainer.evaluation.significance.bootstrap import Float64Array
@@ -119,7 +120,7 @@ class Comparison:
         }
 
 
-def _row_json(row: ScoreRow) -> dict[str, Any]:
+def _row_json(row: ScoreRow) -> dict[str, object]:
     return {**asdict(row), "runs": [{**asdict(one), "verdict": one.verdict or None} for one in row.runs]}
 
 
@@ -169,11 +170,10 @@ def compare(sides: Sequence[Side]) -> Comparison:
 
 
 def _baseline(first: Side, row: ScoreRow) -> float | None:
-    of_row = (first.evaluation.get("slices") or {}).get(row.slice) if row.slice else first.evaluation
-    if row.metric != "exact_match" or not of_row or of_row.get("questions") != row.questions:
+    of_row = first.evaluation.slices.get(row.slice) if row.slice else first.evaluation
+    if row.metric != "exact_match" or of_row is None or of_row.questions != row.questions:
         return None
-    found = of_row.get("chance")
-    return float(found) if isinstance(found, int | float) else None
+    return of_row.chance
 
 
 def _key(line: dict[str, Any]) -> Key:
@@ -253,13 +253,15 @@ def _verdict(between: tuple[float, float] | None, images: int) -> Verdict:
 def _benchmarks(sides: Sequence[Side]) -> tuple[list[ScoreRow], list[str]]:
     """The first score of each benchmark that all runs have answered with the same questions, and what is left out."""
     rows, notes = [], list[str]()
-    of_each = [side.evaluation.get("benchmarks") or {} for side in sides]
+    of_each = [side.evaluation.benchmarks for side in sides]
     for name in dict.fromkeys(name for found in of_each for name in found):
-        described = [found.get(name) or {} for found in of_each]
-        if len({each.get("questions_sha256") for each in described}) > 1:
+        described = [found.get(name) or BenchmarkScores() for found in of_each]
+        if len({each.questions_sha256 for each in described}) > 1:
             notes.append(f"benchmark {name} is left out: not all runs were asked the same questions")
             continue
-        metric = described[0].get("compared", SCORES.get(described[0]["format"], ("",))[0])
+        metric = described[0].compared
+        if metric is None:
+            metric = next((scores[0] for form, scores in SCORES.items() if form == described[0].format), "")
         if not metric:
             notes.append(f"benchmark {name} is left out: none of its scores is a mean over questions")
             continue

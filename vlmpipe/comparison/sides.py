@@ -10,15 +10,17 @@ from typing import Any
 
 from vlmpipe.platforms.local.runs.summary import find_run
 from vlmpipe.platforms.short_names import full_name
+from vlmpipe.records.plan import PlannedCost, PlannedRun
 from vlmpipe.registry.folder import Entry, FolderRegistry, Registry
 from vlmpipe.registry.recorded_answers import PREDICTIONS, known_image_groups
 from vlmpipe.registry.release import open_registry
-from vlmpipe.report.load import mapping, number, sequence
 from vlmpipe.runs.submitted import submitted_record
 from vlmpipe.trainer.config.benchmarks import ANSWERS_FOLDER
 from vlmpipe.trainer.config.job import run_uri_of
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.prepared import DataPointers
+from vlmpipe.trainer.records.step import read_steps
 from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage, in_bucket, join_uri
@@ -59,13 +61,13 @@ class Side:
     run_uri: str
     prepared_uri: str
     predictions: list[dict[str, Any]]
-    evaluation: dict[str, Any]
+    evaluation: Evaluation
     usage: Usage
     image_groups: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)  # run.json
     versions: dict[str, str] = field(default_factory=dict)  # of packages that training ran with
 
-    def benchmark(self, name: str) -> list[dict[str, Any]]:
+    def benchmark(self, name: str) -> list[dict[str, object]]:
         """The answers to a benchmark's questions."""
         return read_lines(open_storage(self.run_uri), f"{ANSWERS_FOLDER}/{name}.jsonl")
 
@@ -140,7 +142,7 @@ def _side(name: str, run_uri: str) -> Side:
     store = open_storage(run_uri)
     for file, step in (
         (PREDICTIONS, "evaluate"),
-        ("evaluate.json", "evaluate"),
+        (Evaluation.FILE, Evaluation.STEP),
         (DataPointers.FILE, DataPointers.STEP),
     ):
         if store.stat(file) is None:
@@ -156,7 +158,7 @@ def _side(name: str, run_uri: str) -> Side:
         run_uri,
         DataPointers.read(store).prepared_uri,
         predictions,
-        read_record(store, "evaluate.json"),
+        Evaluation.read(store),
         _usage(store),
         known_image_groups(store, predictions),
         read_record(store, "run.json"),
@@ -165,12 +167,8 @@ def _side(name: str, run_uri: str) -> Side:
 
 
 def _usage(store: Storage) -> Usage:
-    steps = [read_record(store, info.name) for info in store.list("steps") if info.name.endswith(".json")]
-    times = {
-        str(step.get("step")): (began, ended)
-        for step in steps
-        if (began := number(step.get("started_s"))) and (ended := number(step.get("ended_s")))
-    }
+    steps = read_steps(store)
+    times = {step.step: (step.started_s, step.ended_s) for step in steps if step.started_s and step.ended_s}
     took = {step: (ended - began) / HOUR_S for step, (began, ended) in times.items()}
     first, last = (
         min((began for began, _ in times.values()), default=0.0),
@@ -182,7 +180,8 @@ def _usage(store: Storage) -> Usage:
         of_starts = (summary.wall_s or 0.0) / HOUR_S
         earlier = max(0.0, of_starts - took["train"])  # the step's record begins with the last start
         took["train"] += earlier
-    cost = mapping(read_record(store, "plan.json").get("cost")) if store.stat("plan.json") else {}
+    plan = PlannedRun.read_if_there(store)
+    cost = plan.cost if plan and plan.cost else PlannedCost()
     return Usage(
         (last - first) / HOUR_S + earlier if times else None,
         took.get("train"),
@@ -190,15 +189,13 @@ def _usage(store: Storage) -> Usage:
         summary.starts,
         summary.steps_repeated,
         _measured_usd(cost, took),
-        number(cost.get("usd")),
+        cost.usd,
     )
 
 
-def _measured_usd(cost: dict[str, Any], hours: dict[str, float]) -> float | None:
+def _measured_usd(cost: PlannedCost, hours: dict[str, float]) -> float | None:
     """Hours of the jobs at the plan's prices; None where a job that ran has no price."""
-    prices = {
-        str(job.get("job")).replace("_", "-"): number(job.get("usd_per_hour")) for job in sequence(cost.get("steps"))
-    }
+    prices = {step.job.replace("_", "-"): step.usd_per_hour for step in cost.steps}
     ran = {job: price for job, price in prices.items() if job in hours}
     if not ran or any(price is None for price in ran.values()):
         return None

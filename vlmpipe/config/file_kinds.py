@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 MIN_KEYS = 2  # that a file has of its kind's
 HTML = ("<!doctype html", "<html")
@@ -81,7 +80,7 @@ ACCELERATE = FileKind(
 KINDS = (RUN_FILE, PIPELINE, JOB_SPEC, DEEPSPEED, MODEL_CONFIG, RESULT, MANIFEST, NOTEBOOK, OTHER_TRAINER, ACCELERATE)
 
 
-def kind_of_content(content: Mapping[str, Any]) -> FileKind | None:
+def kind_of_content(content: Mapping[str, object]) -> FileKind | None:
     """The kind whose keys a file's content has, if there is one; of several that with the most."""
     found = max(KINDS, key=lambda kind: len(kind.keys & content.keys()))
     if "workerPoolSpecs" in content or "worker_pool_specs" in content:

@@ -15,7 +15,7 @@ def parse_json(text: str, source: str) -> Any:
     def refuse(problem: str, where: str = "") -> NoReturn:
         raise RunFileError(source, [Problem(where, problem)])
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found: dict[str, Any] = {}
         for key, value in pairs:
             if key in found:

@@ -100,7 +100,7 @@ def _name(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
     return " ".join([names[annotation], ", ".join(_bounds(metadata))]).rstrip()
 
 
-def _bounds(metadata: list[Any] | tuple[Any, ...]) -> list[str]:
+def _bounds(metadata: list[object] | tuple[object, ...]) -> list[str]:
     bounds = []
     for item in metadata:
         nested = getattr(item, "metadata", [])  # a Field inside Annotated keeps its bounds there

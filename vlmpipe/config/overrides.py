@@ -41,7 +41,7 @@ _OF_A_STAGE = re.compile(r"^stages\.[^.]+\.")
 EXAMPLE = '{"train.epochs": 2}'
 
 
-def parse_overrides(texts: Sequence[object]) -> dict[str, Any]:
+def parse_overrides(texts: Sequence[object]) -> dict[str, object]:
     """`["train.epochs=2", ...]` as {dotted key: value}. Values are read as YAML; `a.b=` sets an empty text."""
     overrides: dict[str, Any] = {}
     problems = []
@@ -66,12 +66,12 @@ def parse_overrides(texts: Sequence[object]) -> dict[str, Any]:
     return overrides
 
 
-def override_texts(overrides: Mapping[str, Any]) -> list[str]:
+def override_texts(overrides: Mapping[str, object]) -> list[str]:
     """Texts that `parse_overrides` reads as these, such as `cluster.reduction_server=null` for None."""
     return [f"{path}={_text(value)}" for path, value in overrides.items()]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     try:
@@ -89,7 +89,7 @@ def _of_this_python() -> str:
     return f"; this Python reads arguments in {encoding}: set PYTHONUTF8=1, or LC_ALL=C.UTF-8"
 
 
-def read_overrides(text: str) -> dict[str, Any]:
+def read_overrides(text: str) -> dict[str, object]:
     """The overrides in a pipeline parameter: a JSON object of dotted keys; none in a blank text.
 
     Raises RunFileError.
@@ -105,12 +105,12 @@ def read_overrides(text: str) -> dict[str, Any]:
     return found
 
 
-def _without_names(content: Mapping[str, Any]) -> Iterator[str]:
+def _without_names(content: Mapping[str, object]) -> Iterator[str]:
     """Dotted keys with an empty name in them, such as `train.`"""
     yield from (path for path, _ in leaves(content) if not all(path.split(".")))
 
 
-def leaves(changes: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(changes: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
     """Dotted path and value of each field in nested sections. An empty section is a value."""
     for name, value in changes.items():
         path = f"{above}{name}"
@@ -152,7 +152,7 @@ def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
         raise RunFileError("overrides", error.problems) from None
 
 
-def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merged(content: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, Any]:
     """A copy of `content` with the fields of `changes`, in sections or under dotted keys, in their places.
 
     Raises ProblemsError that names each field that has no place.
@@ -179,7 +179,7 @@ def _put(content: dict[str, Any], path: str, value: Any) -> str:
     return ""
 
 
-def _is_section(content: Mapping[str, Any], path: str) -> bool:
+def _is_section(content: Mapping[str, object], path: str) -> bool:
     """Return whether the content has a section with fields there."""
     place: Any = content
     for name in path.split("."):
@@ -203,7 +203,7 @@ def _section(place: dict[str, Any] | list[Any], name: str) -> dict[str, Any] | l
     return f"{name} is a single value and has no fields of its own (found {show(inner)})"
 
 
-def _by_name(sections: Sequence[Any]) -> dict[str, dict[str, Any]]:
+def _by_name(sections: Sequence[object]) -> dict[str, dict[str, object]]:
     return {str(section["name"]): section for section in sections if isinstance(section, dict) and "name" in section}
 
 
@@ -217,7 +217,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Differen
     return {path: (was.get(path), now.get(path)) for path in paths if was.get(path) != now.get(path)}
 
 
-def _values(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def _values(content: Mapping[str, object], above: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted path and value of everything, also of single entries of WHOLE fields."""
     for name, value in content.items():
         if isinstance(value, Mapping) and value:
@@ -231,7 +231,7 @@ def difference_rows(found: Differences) -> list[tuple[str, str, str]]:
     return [(path, _shown(path, was), _shown(path, now)) for path, (was, now) in found.items()]
 
 
-def _shown(path: str, value: Any) -> str:
+def _shown(path: str, value: object) -> str:
     if path.startswith(MAY_HOLD_SECRETS):
         return "none" if value is None else "a value"
     return "none" if value is None else show(value)

@@ -84,7 +84,7 @@ def _sweep_problems(config: RunConfig, sweep: SweepConfig) -> Iterator[Problem]:
     yield from problems or sweep_problems(config, sweep, runs)
 
 
-def _problems_of(content: Mapping[str, Any]) -> list[Problem]:
+def _problems_of(content: Mapping[str, object]) -> list[Problem]:
     try:
         RunConfig.model_validate(content)
     except ValidationError as error:

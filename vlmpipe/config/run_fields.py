@@ -38,11 +38,8 @@ from vlmpipe.config.validation_errors import (
     show,
 )
 from vlmpipe.trainer.config.base import Section
-from vlmpipe.trainer.config.checkpoint import CheckpointConfig
 from vlmpipe.trainer.config.data import DataConfig
-from vlmpipe.trainer.config.job import EvaluateConfig, FeaturesConfig, RunPaths, Secrets
-from vlmpipe.trainer.config.model import ModelConfig
-from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.config.job import JobSections, RunPaths, Secrets
 
 BUILTIN_SOURCES = (
     "builtin:digits", "builtin:digit-mosaics", "builtin:digit-mosaic-questions", "builtin:easy-vqa", "builtin:openmoji",
@@ -68,26 +65,16 @@ def _or_none(schema: dict[str, Any]) -> None:
         schema["anyOf"] = [{"$ref": schema.pop("$ref")}, {"const": "none"}]
 
 
-class RunFields(Section):
+class RunFields(JobSections, Section):
     """The sections of a run file, without the rules between them: those are in `vlmpipe.config.rules`."""
 
     model_config = ConfigDict(populate_by_name=True)
 
-    version: Literal[1] = Field(1, description="Version of this file's format.")
     name: str = Field(
         pattern=r"^[a-z][a-z0-9-]{2,61}[a-z0-9]$",
         description="Name of the run file's runs: lower case, digits, dashes.",
     )
-    model: ModelConfig = Field(description="The vision-language model.")
     data: Annotated[DataConfig, AfterValidator(_known_source)] = Field(description="Where samples come from.")
-    features: FeaturesConfig = Field(
-        default_factory=FeaturesConfig, description="Caching of the vision encoder's output."
-    )
-    train: TrainConfig = Field(description="The training step.")
-    checkpoint: CheckpointConfig = Field(
-        default_factory=CheckpointConfig, description="How checkpoints are written and retained."
-    )
-    evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="Evaluation on the validation split.")
     output: OutputConfig = Field(default_factory=OutputConfig, description="Where everything is written.")
     cluster: ClusterConfig = Field(default_factory=ClusterConfig, description="The machines of the jobs.")
     secrets: Secrets = Field(
@@ -181,7 +168,7 @@ class RunFields(Section):
             return {"": self}
         return {name: self.model_validate(content) for name, content in self.stage_contents().items()}
 
-    def stage_contents(self) -> dict[str, dict[str, Any]]:
+    def stage_contents(self) -> dict[str, dict[str, object]]:
         """The run file of each stage as read from YAML."""
         return stage_contents(self.given("stages", "sweep"), self.stages)
 
@@ -194,7 +181,7 @@ class RunFields(Section):
         return list(self.variant(variant).stage_runs().values())[-1]
 
     @classmethod
-    def parsed(cls, data: Mapping[str, Any], source: str) -> Self:
+    def parsed(cls, data: Mapping[str, object], source: str) -> Self:
         """Check a run file's content. Raises RunFileError, which names `source` and lists every problem."""
         try:
             return cls.model_validate(with_exports(data, source))

@@ -58,7 +58,7 @@ def _other_kind(export: str, path: str) -> str:
     return f"but that run exported an adapter; expected a whole model, and the adapter in {ADAPTER}"
 
 
-def _export(content: dict[str, Any], run_id: str) -> tuple[str, str]:
+def _export(content: dict[str, object], run_id: str) -> tuple[str, str]:
     """The address of a run's export, and what is wrong with it."""
     if not RUN_ID.fullmatch(run_id):
         return "", "expected run:RUN_ID with the whole id of a run, which a run file keeps; vlmpipe runs lists ids"

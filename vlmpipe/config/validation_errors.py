@@ -11,7 +11,7 @@ import json
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Union, get_args, get_origin
+from typing import Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -102,7 +102,7 @@ def item_section_of(field: FieldInfo) -> type[BaseModel] | None:
     return models[0] if models else None
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
     """A value as it is written in YAML or JSON, shortened, without the secrets in it: errors end up in logs."""
     if isinstance(value, Mapping):
         return "a section" if value else "an empty section"

@@ -51,7 +51,7 @@ class _Loader(_Base):
             raise yaml.MarkedYAMLError(problem="aliases (*name) are not allowed in a run file", problem_mark=mark)
         return super().compose_node(parent, index)
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         name = node.tag.removeprefix("tag:yaml.org,2002:")
         if not isinstance(node, KINDS.get(name, ())):
             problem = f"a value that cannot be read as {name}"
@@ -125,7 +125,7 @@ def read_text(path: Path, kind: str) -> str:
             raise ConfigError(f"{path} is not text (byte {error.start} is not UTF-8)", expected=kind) from error
 
 
-def read_mapping(path: Path, text: str, expected: str) -> dict[str, Any]:
+def read_mapping(path: Path, text: str, expected: str) -> dict[str, object]:
     """The mapping that a YAML file holds. Raises ConfigError for any other content."""
     data = parse_yaml(text, str(path))
     if isinstance(data, dict):
@@ -140,7 +140,7 @@ def shipped(path: Path) -> Path | None:
     return copy if is_named and not path.exists() else None
 
 
-def read_run_file(path: Path) -> dict[str, Any]:
+def read_run_file(path: Path) -> dict[str, object]:
     """The mapping in a run file. Raises ConfigError for a missing, too large or unreadable file."""
     with os_errors(f"reading {path.name[:80]}"):  # such as a name that is too long
         path = shipped(path) or path

@@ -35,12 +35,12 @@ def conditional_grants(reader: GoogleApi, bucket: str, email: str) -> tuple[str,
     return tuple(dict.fromkeys(title for policy in policies for title in _titles(policy or {}, email)))
 
 
-def _of_project(reader: GoogleApi) -> dict[str, Any] | None:
+def _of_project(reader: GoogleApi) -> dict[str, object] | None:
     body = {"options": {"requestedPolicyVersion": POLICY_VERSION}}
     return _policy(reader, "POST", "cloudresourcemanager", f"/v1/projects/{reader.project}:getIamPolicy", json=body)
 
 
-def _of_bucket(reader: GoogleApi, bucket: str) -> dict[str, Any] | None:
+def _of_bucket(reader: GoogleApi, bucket: str) -> dict[str, object] | None:
     asked = {"optionsRequestedPolicyVersion": POLICY_VERSION}
     return _policy(reader, "GET", "storage", f"/storage/v1/b/{bucket}/iam", params=asked)
 

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError, os_errors, require_package
 from vlmpipe.trainer.models.hub_errors import TOKEN
@@ -163,5 +162,5 @@ def _hub_errors(name: str, subset: str) -> Iterator[None]:
         ) from error
 
 
-def _first_line(error: Any) -> str:
+def _first_line(error: object) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)

@@ -186,7 +186,7 @@ def _image_folder(table: Path) -> str:
     return str(folder)
 
 
-def _named_image(record: Mapping[str, Any]) -> str:
+def _named_image(record: Mapping[str, object]) -> str:
     """The first text of a record that is the name of an image."""
     values = chain.from_iterable(value if isinstance(value, list) else [value] for value in record.values())
     return next((value for value in values if isinstance(value, str) and _is_image(value)), "")
@@ -196,7 +196,7 @@ def _is_image(name: str) -> bool:
     return Path(name).suffix.lower() in IMAGE_SUFFIXES
 
 
-def _records(table: Path) -> Iterator[dict[str, Any]]:
+def _records(table: Path) -> Iterator[dict[str, object]]:
     """The first records of a table; none of one that is not read here."""
     suffix = table.suffix.lower()
     with os_errors(f"reading {table}"):
@@ -236,7 +236,7 @@ def _rows(text: str) -> Iterator[dict[str, Any]]:
             yield {name: value for name, value in row.items() if name is not None}
 
 
-def _objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+def _objects(lines: Iterable[str]) -> Iterator[dict[str, object]]:
     for line in filter(str.strip, lines):
         try:
             record = json.loads(line)

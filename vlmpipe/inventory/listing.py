@@ -58,7 +58,7 @@ class ListedRun:
     uses: tuple[str, ...] = ()
     problem: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
-    more: dict[str, Any] = field(default_factory=dict)  # for programs
+    more: dict[str, object] = field(default_factory=dict)  # for programs
 
     def as_json(self) -> dict[str, Any]:
         fields = {name: value for name, value in asdict(self).items() if name not in ("settings", "more", "folder")}
@@ -157,14 +157,12 @@ def _listed(folder: Path, registries: _Registries) -> ListedRun:
 
 def _run_state(folder: Path) -> dict[str, Any]:
     report = report_of(folder)
-    results = report.as_json()
-    evaluation, decision = results["evaluation"] or {}, results["decision"] or {}
-    accuracy = evaluation.get("exact_match")
+    evaluation, decision = report.evaluation, report.decision
     return {
         "started_s": report.marker.started_s,
         "outcome": report.outcome,
-        "accuracy": accuracy if isinstance(accuracy, int | float) else None,
-        "accepted": decision.get("accepted"),
+        "accuracy": evaluation.exact_match if evaluation else None,
+        "accepted": decision.accepted if decision else None,
         "more": report.as_dict(),
     }
 

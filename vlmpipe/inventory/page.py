@@ -17,6 +17,7 @@ from vlmpipe.report.load import column, read_metrics
 from vlmpipe.report.pages import STYLE, page_template
 from vlmpipe.report.svg_charts import PARTS, compact, lines_chart, thin_out
 from vlmpipe.trainer import __version__
+from vlmpipe.trainer.records.metrics import FILE as METRICS_FILE
 
 CURVES = {"loss": "Loss, nats a label token", "validation_loss": "Validation loss, nats a label token"}
 MAX_FIELDS = 8  # that differ between runs of a run file, as columns would hide the rest
@@ -40,9 +41,9 @@ def build_page(inventory: Inventory, page: Path) -> str:
     )
 
 
-def _group(name: str, runs: Sequence[ListedRun], page: Path) -> dict[str, Any]:
+def _group(name: str, runs: Sequence[ListedRun], page: Path) -> dict[str, object]:
     """The runs of a run file, the newest first, with what they were set otherwise."""
-    drawn = [(run, read_metrics(str(run.folder))) for run in runs if (run.folder / "metrics.jsonl").is_file()]
+    drawn = [(run, read_metrics(str(run.folder))) for run in runs if (run.folder / METRICS_FILE).is_file()]
     newest = drawn[-PARTS:]
     colours = {run.run_id: number for number, (run, _) in enumerate(newest)}
     fields, left_out = _differing(runs)

@@ -226,7 +226,7 @@ def unknown_gpu_code(config: RunConfig, job: Job) -> str:
     )
 
 
-def check_job_spec(spec: Mapping[str, Any], *, region: str = "") -> api.CustomJobSpec:
+def check_job_spec(spec: Mapping[str, object], *, region: str = "") -> api.CustomJobSpec:
     """`spec` as the API's message.
 
     Raises ConfigError that lists all errors; warnings raise nothing.
@@ -256,7 +256,9 @@ def _option_violations(config: RunConfig, job: Job, run_uri: str) -> list[Violat
     return _violations(job_spec(config, job, run_uri), _region(config), _torch_builds(config))
 
 
-def _violations(spec: Mapping[str, Any], region: str, torch_builds: Mapping[str, str] | None = None) -> list[Violation]:
+def _violations(
+    spec: Mapping[str, object], region: str, torch_builds: Mapping[str, str] | None = None
+) -> list[Violation]:
     return check_spec(spec, region=region, catalog=load_catalog(), torch_builds=torch_builds)
 
 

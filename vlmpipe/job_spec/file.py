@@ -100,7 +100,7 @@ def read_spec_file(path: str | Path) -> SpecFile:
     return spec_of(content)
 
 
-def spec_of(content: Mapping[str, Any] | list[Any]) -> SpecFile:
+def spec_of(content: Mapping[str, object] | list[object]) -> SpecFile:
     """A CustomJob, a CustomJobSpec (also as `gcloud ai custom-jobs create --config` takes it) or a list of pools."""
     spec, root, form, region = _unwrap(content)
     names = dict(read_message(spec).names)
@@ -113,7 +113,7 @@ def spec_of(content: Mapping[str, Any] | list[Any]) -> SpecFile:
     return SpecFile(spec, region, spelling, form, root, names, others if form == "job" else {})
 
 
-def _unwrap(content: Mapping[str, Any] | list[Any]) -> tuple[Mapping[str, Any], str, Form, str]:
+def _unwrap(content: Mapping[str, object] | list[object]) -> tuple[Mapping[str, object], str, Form, str]:
     if isinstance(content, list):
         return {POOLS: content}, "", "pools", ""
     for name, inner in content.items():
@@ -122,11 +122,11 @@ def _unwrap(content: Mapping[str, Any] | list[Any]) -> tuple[Mapping[str, Any], 
     return content, "", "spec", ""
 
 
-def _has_pools(content: Mapping[str, Any]) -> bool:
+def _has_pools(content: Mapping[str, object]) -> bool:
     return any(snake_case(str(name)) == POOLS for name in content)
 
 
-def _region_of(job: Mapping[str, Any]) -> str:
+def _region_of(job: Mapping[str, object]) -> str:
     """From the job's resource name, projects/P/locations/REGION/customJobs/ID, as `describe` prints it."""
     parts = str(job.get("name", "")).split("/")
     return parts[3] if len(parts) > 3 and parts[2] == "locations" else ""
@@ -172,7 +172,7 @@ def _parse(text: str, source: str) -> Any:
     return content
 
 
-def _once(pairs: list[tuple[str, Any]], twice: list[str]) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, object]], twice: list[str]) -> dict[str, object]:
     seen: dict[str, Any] = {}
     for name, value in pairs:
         if name in seen:

@@ -104,7 +104,9 @@ def kind_of(value: Any) -> str:
     return next((name for kind, name in names.items() if isinstance(value, kind)), f"a {type(value).__name__}")
 
 
-def read_message(value: Mapping[str, Any], *, spelling: Spelling = "snake_case", whole_floats: bool = False) -> Reading:
+def read_message(
+    value: Mapping[str, object], *, spelling: Spelling = "snake_case", whole_floats: bool = False
+) -> Reading:
     """Read `value` as a CustomJobSpec. Raises ConfigError for more than MAX_VALUES values, nothing for bad content.
 
     Args:
@@ -211,7 +213,7 @@ class _Reader:
         self._wrong("VP106", value, path, f"{noun}{hint}" if hint else f"{noun}: one of {', '.join(names[1:])}")
         return None
 
-    def _integer(self, value: Any, bits: int, path: FieldPath) -> int | None:
+    def _integer(self, value: object, bits: int, path: FieldPath) -> int | None:
         number = _whole(value)
         if number is None or not 0 <= number < 2 ** (bits - 1):
             self._wrong("VP104", value, path, "a whole number")
@@ -252,7 +254,7 @@ class _Reader:
         self.violations.append(Violation(code, path, show(value) if quoted else kind_of(value), expected, fix))
 
 
-def _whole(value: Any) -> int | None:
+def _whole(value: object) -> int | None:
     """4 for 4, 4.0 and "4"; None for 4.5, true and "four"."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value

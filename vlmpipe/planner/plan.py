@@ -160,7 +160,7 @@ class Plan:
         """red: it would fail. amber: look before you start it. green: no objections."""
         return "red" if self.errors else "amber" if self.doubts else "green"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For JSON."""
         shape = self.model.shape if self.model else None
         return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from vlmpipe.catalog.this_machine import LocalMachine
 from vlmpipe.config.run_config import RunConfig
@@ -60,7 +59,7 @@ class StagesPlan:
         known = [one for one in found if one is not None]
         return sum(known) if len(known) == len(found) else None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For JSON."""
         runs, usd = self.schedule_runs_per_month, self.usd
         return {

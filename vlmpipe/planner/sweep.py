@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from vlmpipe.catalog.this_machine import LocalMachine, this_machine
 from vlmpipe.config.run_config import RunConfig
@@ -116,7 +115,7 @@ class SweepPlan:
             return None
         return usd + sum(low for low, _ in known), usd + sum(high for _, high in known)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For JSON."""
         return {
             "name": self.name,

@@ -126,7 +126,7 @@ def prove(
     return proven
 
 
-def _earlier(folder: Path, asked: Mapping[str, Any]) -> dict[str, Verdict]:
+def _earlier(folder: Path, asked: Mapping[str, object]) -> dict[str, Verdict]:
     """The verdicts of a stopped call in this folder, whose starts are removed. Raises ConfigError for other files."""
     if not folder.exists() or not any(folder.iterdir()):
         _write_unfinished(folder, asked, {})
@@ -145,7 +145,7 @@ def _earlier(folder: Path, asked: Mapping[str, Any]) -> dict[str, Verdict]:
     return {one.law: one for one in laws if one.state == "holds"}
 
 
-def _write_unfinished(folder: Path, asked: Mapping[str, Any], verdicts: Mapping[str, Verdict]) -> None:
+def _write_unfinished(folder: Path, asked: Mapping[str, object], verdicts: Mapping[str, Verdict]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     content = {"asked": asked, "laws": [one.as_json() for one in verdicts.values()]}
     LocalStorage(folder).write(UNFINISHED, json.dumps(content, indent=1).encode())

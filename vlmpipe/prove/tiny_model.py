@@ -50,12 +50,12 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{{- '<|im_start|>assistant\n' if add_generation_prompt else '' -}}"
 )
-TEXT: dict[str, Any] = {
+TEXT: dict[str, object] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 8192, "bos_token_id": None,
 }  # fmt: skip
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}}
-VISION: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "patch_size": PATCH}
+VISION: dict[str, object] = {"hidden_size": 32, "intermediate_size": 48, "patch_size": PATCH}
 PATCHES = VISION | {
     "depth": 2, "num_heads": 2, "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 64,
     "in_channels": 3,

@@ -21,12 +21,12 @@ from vlmpipe.platforms.local.jobs.inherited_environment import inherited_environ
 from vlmpipe.prove.sample_set import NUM_SAMPLES, SIDE
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.config.model import GRID_FAMILIES
-from vlmpipe.trainer.monitoring.metrics_writer import FILE as METRICS
 from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.records.metrics import read_metrics
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.records import read_lines, write_record
+from vlmpipe.trainer.storage.records import write_record
 
 POLL_S = 0.2
 OWN_CODE = re.compile(r"^launcher: train\.trainer \S+ ended with exit code (\d+)$", re.MULTILINE)
@@ -195,7 +195,7 @@ class LocalTrainer:
         return False
 
 
-def model_section(family: str, folder: Path) -> dict[str, Any]:
+def model_section(family: str, folder: Path) -> dict[str, object]:
     """The model section of a tiny model in `folder`."""
     sizes = {"min_pixels": SIDE**2, "max_pixels": SIDE**2} if family in GRID_FAMILIES else {}
     sizes |= {"image_size": SIDE} if family == "llava" else {}
@@ -203,10 +203,8 @@ def model_section(family: str, folder: Path) -> dict[str, Any]:
 
 
 def _losses(run_uri: str) -> dict[int, float]:
-    store = open_storage(run_uri)
-    if store.stat(METRICS) is None:
-        return {}
-    return {int(line["step"]): float(line["loss"]) for line in read_lines(store, METRICS) if "loss" in line}
+    lines = {line.step: line.number("loss") for line in read_metrics(open_storage(run_uri))}
+    return {step: loss for step, loss in lines.items() if loss is not None}
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

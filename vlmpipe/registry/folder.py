@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from vlmpipe.records.decision import Champion
 from vlmpipe.trainer.config.base import Section
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage
@@ -67,14 +68,11 @@ class Entry(Section):
     files: tuple[ModelFile, ...]
     resource: str = Field("", description="Name of the version on Vertex AI, where the registry is there.")
 
-    def as_champion(self) -> dict[str, Any]:
+    def as_champion(self) -> Champion:
         """The values that the gate compares with."""
-        return {
-            "version": self.version,
-            "run_id": self.run_id,
-            "checkpoint": self.checkpoint,
-            "exact_match": self.metrics.get("exact_match"),
-        }
+        share = self.metrics.get("exact_match")
+        exact_match = share if isinstance(share, float | int) and not isinstance(share, bool) else None
+        return Champion(version=self.version, run_id=self.run_id, exact_match=exact_match)
 
 
 class Registry(Protocol):

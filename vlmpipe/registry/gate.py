@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from vlmpipe.config.sections.output import GateConfig
 from vlmpipe.records.decision import Champion, Check, Decision
 from vlmpipe.trainer.config.benchmarks import TITLES
 from vlmpipe.trainer.evaluation.metrics import overlap_sentence
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts, interval, is_above
+from vlmpipe.trainer.records.evaluation import BenchmarkScores, Evaluation, Scores
 
 # A margin is a difference of two rounded shares: 0.3 - 0.1 must reach a threshold of 0.2.
 ROUNDING = 1e-9
@@ -34,43 +35,46 @@ BASELINE_NAMES: dict[Baseline, str] = {"chance": "majority baseline", "shuffled_
 class AgainstChampion:
     """The model in use, asked the questions of this evaluation.
 
-    champion: `version`, `run_id` and `exact_match` of its registration.
+    champion: its registration.
     paired: this model's answers and the champion's to the same questions; None where they could not be compared.
     obstacle: why not.
     where: what the answers are, for the reason.
+    is_this_run: it is the very checkpoint that was evaluated.
     """
 
-    champion: Mapping[str, Any]
+    champion: Champion
     paired: PairedCounts | None = None
     obstacle: str = ""
     where: str = ""
+    is_this_run: bool = False
 
 
-def decide(evaluation: Mapping[str, Any], gate: GateConfig, against: AgainstChampion | None = None) -> Decision:
+def decide(evaluation: Evaluation, gate: GateConfig, against: AgainstChampion | None = None) -> Decision:
     """Check `evaluation` against `gate` and the champion.
 
     Args:
-        evaluation: `evaluate.json` of the run, with `run_id` added.
+        evaluation: of the run.
         gate: the thresholds.
         against: the model in use, or None if there is none.
     """
-    champion = _champion(against.champion) if against is not None else None
+    champion = against.champion if against is not None else None
+    if champion is not None:
+        champion = champion.model_copy(update={"exact_match": _finite(champion.exact_match)})
     if gate.bounds == "none":
         return Decision(accepted=True, reason="Accepted: the gate is none.", checks=(), champion=champion)
     if not gate.checks_something:
         why = "the gate has no bound, with which it accepts nothing; set one, or gate: none"
         return Decision(accepted=False, reason=f"Rejected: {why}.", checks=(), champion=champion)
-    exact_match = evaluation.get("exact_match")
-    checks = [_limit("questions", "questions", evaluation.get("questions"), gate.min_questions)]
+    exact_match = evaluation.exact_match
+    checks = [_limit("questions", "questions", evaluation.questions, gate.min_questions)]
     if gate.min_exact_match:
         checks.append(_limit("exact match", "exact_match", exact_match, gate.min_exact_match))
     if gate.max_loss is not None:
-        checks.append(_limit("loss", "loss", evaluation.get("loss"), gate.max_loss, upper=True))
+        checks.append(_limit("loss", "loss", evaluation.loss, gate.max_loss, upper=True))
     for metric, floor in sorted(gate.min_scores.items()):
-        checks.append(_limit(SCORE_NAMES[metric], metric, evaluation.get(metric), floor))
-    slices = evaluation.get("slices") or {}
-    checks += [_slice_check(name, floor, slices) for name, floor in sorted(gate.per_slice.items())]
-    found = {name: benchmark.get("scores") or {} for name, benchmark in (evaluation.get("benchmarks") or {}).items()}
+        checks.append(_limit(SCORE_NAMES[metric], metric, getattr(evaluation, metric), floor))
+    checks += [_slice_check(name, floor, evaluation.slices) for name, floor in sorted(gate.per_slice.items())]
+    found = {name: benchmark.scores for name, benchmark in evaluation.benchmarks.items()}
     checks += [
         _limit(
             f"{TITLES.get(metric, metric)} of {name}",
@@ -83,7 +87,7 @@ def decide(evaluation: Mapping[str, Any], gate: GateConfig, against: AgainstCham
     ]
     checks += [_margin(over, evaluation, gate, threshold) for over, threshold in _margins(gate)]
     if gate.max_mean_image_tokens is not None:
-        tokens = (evaluation.get("relevance") or {}).get("mean_image_tokens")
+        tokens = (evaluation.relevance or {}).get("mean_image_tokens")
         most = gate.max_mean_image_tokens
         checks.append(_limit("tokens an image", "relevance.mean_image_tokens", tokens, most, upper=True))
     if gate.max_images_also_in_train is not None:
@@ -92,7 +96,7 @@ def decide(evaluation: Mapping[str, Any], gate: GateConfig, against: AgainstCham
     if gate.max_images_like_train is not None:
         checks += _look_alikes(evaluation, gate.max_images_like_train)
     if against is not None:
-        checks.append(_against_champion(evaluation, gate, against))
+        checks.append(_against_champion(gate, against))
     return Decision(
         accepted=all(check.passed for check in checks),
         reason=_reason(checks, overlap_sentence(evaluation)),
@@ -101,17 +105,13 @@ def decide(evaluation: Mapping[str, Any], gate: GateConfig, against: AgainstCham
     )
 
 
-def _champion(record: Mapping[str, Any]) -> Champion:
-    exact_match = _finite(record.get("exact_match"))
-    return Champion(version=record["version"], run_id=record["run_id"], exact_match=exact_match)
+def _finite(value: object) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if math.isfinite(value) else None
 
 
-def _finite(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None
-
-
-def _missing(value: Any, what: str) -> str:
+def _missing(value: object, what: str) -> str:
     return f"the evaluation holds no {what}" if value is None else f"{what} is {value!r}, not a finite number"
 
 
@@ -122,7 +122,7 @@ def _apart(value: float, other: float) -> tuple[str, str]:
 
 
 def _limit(
-    name: str, metric: str, value: Any, threshold: float, *, upper: bool = False, slice_name: str | None = None
+    name: str, metric: str, value: object, threshold: float, *, upper: bool = False, slice_name: str | None = None
 ) -> Check:
     """Return whether the value reaches a lower threshold, or with `upper` does not exceed it."""
     number = _finite(value)
@@ -147,9 +147,9 @@ def _limit(
     )
 
 
-def _slice_check(name: str, floor: float, slices: Mapping[str, Any]) -> Check:
+def _slice_check(name: str, floor: float, slices: Mapping[str, Scores]) -> Check:
     if name in slices:
-        return _limit(f"exact match of {name}", "exact_match", slices[name].get("exact_match"), floor, slice_name=name)
+        return _limit(f"exact match of {name}", "exact_match", slices[name].exact_match, floor, slice_name=name)
     known = ", ".join(sorted(slices)) or "none"
     why = f"the evaluation has no slice {name!r}; its slices are: {known}"
     return Check(
@@ -166,15 +166,16 @@ def _margins(gate: GateConfig) -> list[tuple[Baseline, float]]:
     return found
 
 
-def _margin(key: Baseline, evaluation: Mapping[str, Any], gate: GateConfig, threshold: float) -> Check:
+def _margin(key: Baseline, evaluation: Evaluation, gate: GateConfig, threshold: float) -> Check:
     """Exact match above a baseline: what the model knows beyond the trivial answer."""
     name, metric = f"margin over {BASELINE_NAMES[key]}", f"exact_match - {key}"
-    counts = (evaluation.get("paired") or {}).get(key)
+    counts = evaluation.paired.get(key)
     if counts is not None:
         tested = _Tested(name, metric, PairedCounts.model_validate(counts), threshold, gate.min_questions)
         return tested.check(f"{name} {{}} {{}} the required {threshold:.4g}", ("exceeds", "does not surely exceed"))
-    control = (evaluation.get("controls") or {}).get(key) or {}
-    exact_match, baseline = evaluation.get("exact_match"), evaluation.get(key, control.get("exact_match"))
+    control = evaluation.controls.get(key)
+    of_control = control.exact_match if control else None
+    exact_match, baseline = evaluation.exact_match, evaluation.chance if key == "chance" else of_control
     own, other = _finite(exact_match), _finite(baseline)
     if own is None or other is None:
         why = (
@@ -216,19 +217,19 @@ class _Tested(NamedTuple):
         )  # fmt: skip
 
 
-def _overlap(name: str, metric: str, counts: Mapping[str, Any], threshold: float) -> Check:
-    images, shared = (_finite(counts.get(key)) for key in ("images", metric.rpartition(".")[2]))
+def _overlap(name: str, metric: str, counts: Evaluation | BenchmarkScores, threshold: float) -> Check:
+    images, shared = _finite(counts.images), _finite(getattr(counts, metric.rpartition(".")[2]))
     share = shared / images if images and shared is not None else shared  # no images: none of them are shared
     return _limit(name, metric, share, threshold, upper=True)
 
 
-def _look_alikes(evaluation: Mapping[str, Any], threshold: float) -> list[Check]:
+def _look_alikes(evaluation: Evaluation, threshold: float) -> list[Check]:
     """Return checks of images that look like training images, for the validation split and for each benchmark.
 
     Benchmarks of lmms-eval have none: the evaluation does not see their images.
     """
     name, metric = "share of {} that look like training images", "images_like_train"
-    benchmarks = {name: one for name, one in (evaluation.get("benchmarks") or {}).items() if "images" in one}
+    benchmarks = {name: one for name, one in evaluation.benchmarks.items() if "images" in one.model_fields_set}
     return [
         _overlap(name.format("validation images"), metric, evaluation, threshold),
         *(
@@ -238,15 +239,14 @@ def _look_alikes(evaluation: Mapping[str, Any], threshold: float) -> list[Check]
     ]
 
 
-def _against_champion(evaluation: Mapping[str, Any], gate: GateConfig, against: AgainstChampion) -> Check:
+def _against_champion(gate: GateConfig, against: AgainstChampion) -> Check:
     champion, counts = against.champion, against.paired
-    which = f"champion version {champion['version']} (run {champion['run_id']})"
+    which = f"champion version {champion.version} (run {champion.run_id})"
 
     def check(passed: bool, why: str) -> Check:
         return Check(name="no regression", metric="exact_match - champion", passed=passed, why=why)
 
-    own_checkpoint = evaluation.get("checkpoint") == champion.get("checkpoint")
-    if evaluation.get("run_id") == champion["run_id"] and own_checkpoint:
+    if against.is_this_run:
         return check(False, f"{which} is this very run, and a model is not compared with itself")
     if gate.max_regression is None:
         return check(True, f"not compared with {which}: gate.max_regression is null")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jinja2
@@ -19,6 +19,7 @@ from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.evaluation.metrics import evaluation_notes
 from vlmpipe.trainer.models.layers.freeze import described
 from vlmpipe.trainer.printable import one_line
+from vlmpipe.trainer.records.evaluation import Control, Evaluation, Scores
 from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage.base import BUCKET_SCHEMES
 
@@ -66,7 +67,7 @@ def _form(model: ModelConfig) -> str:
     return "grids" if model.family in GRID_FAMILIES else "squares"
 
 
-def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Summary, *, model: str) -> str:
+def model_card(config: JobConfig, evaluation: Evaluation, summary: Summary, *, model: str) -> str:
     """The card's text.
 
     Args:
@@ -75,18 +76,18 @@ def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Summar
         summary: `summary.json` of training.
         model: name of the model in the registry.
     """
-    slices, controls = evaluation.get("slices") or {}, evaluation.get("controls") or {}
-    scored = {name: value["exact_match"] for name, value in slices.items() if value.get("exact_match") is not None}
+    controls = evaluation.controls
+    scored = {name: one.exact_match for name, one in evaluation.slices.items() if one.exact_match is not None}
     weakest = min(scored, key=lambda name: scored[name]) if len(scored) > 1 else None
-    loss, metadata = evaluation.get("loss"), _metadata(config, evaluation, model)
+    loss, metadata = evaluation.loss, _metadata(config, evaluation, model)
     card = _template("model_card.md.j2").render(
         header=yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True),
         model=model,
         config=config,
         facts=_training(config, summary),
-        loss=f"{loss:.4g}" if isinstance(loss, int | float) else "",
+        loss="" if loss is None else f"{loss:.4g}",
         controls=[_control_title(name, control) for name, control in controls.items()],
-        rows=list(_rows(evaluation, slices, controls)),
+        rows=list(_rows(evaluation)),
         notes=[_escaped(f"{note[0].upper()}{note[1:]}.") for note in evaluation_notes(evaluation)],
         benchmarks=list(_benchmarks(evaluation)),
         weakest=f"{_escaped(weakest)}, exact match {_share(scored[weakest])}" if weakest is not None else "",
@@ -98,13 +99,13 @@ def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Summar
     return f"{card}\n"
 
 
-def _control_title(name: str, control: Mapping[str, Any]) -> str:
+def _control_title(name: str, control: Control) -> str:
     """Return the control's title, with its number of questions if some had no other image to be asked with."""
-    title, questions = CONTROL_NAMES.get(name, name), control.get("questions")
-    return f"{title} ({questions:,} questions)" if control.get("left_out") and isinstance(questions, int) else title
+    title, questions = CONTROL_NAMES.get(name, name), control.questions
+    return f"{title} ({questions:,} questions)" if control.left_out and questions is not None else title
 
 
-def _require_header(card: str, metadata: Mapping[str, Any]) -> None:
+def _require_header(card: str, metadata: Mapping[str, object]) -> None:
     """Read the header as the hub does. Raises UserError (exit 1) where that is not what was meant."""
     match = _HEADER.match(card)
     if match is None or yaml.safe_dump(yaml.safe_load(match[1])) != yaml.safe_dump(dict(metadata)):
@@ -116,7 +117,7 @@ def _require_header(card: str, metadata: Mapping[str, Any]) -> None:
         )
 
 
-def _metadata(config: JobConfig, evaluation: Mapping[str, Any], model: str) -> dict[str, Any]:
+def _metadata(config: JobConfig, evaluation: Evaluation, model: str) -> dict[str, object]:
     parts = [part for part in config.model.sources.values() if part]
     metadata: dict[str, Any] = {
         "library_name": "transformers",
@@ -138,9 +139,12 @@ def _metadata(config: JobConfig, evaluation: Mapping[str, Any], model: str) -> d
             "split": "validation",
         },
         "metrics": [
-            {"type": kind, "name": name, "value": evaluation[kind]}
-            for kind, name in (("exact_match", "exact match"), ("loss", "loss"))
-            if evaluation.get(kind) is not None
+            {"type": kind, "name": name, "value": value}
+            for kind, name, value in (
+                ("exact_match", "exact match", evaluation.exact_match),
+                ("loss", "loss", evaluation.loss),
+            )
+            if value is not None
         ],
     }
     if result["metrics"]:
@@ -208,32 +212,29 @@ def _adapters(lora: LoraConfig) -> str:
     return f"{kind}, rank {lora.rank}, alpha {lora.alpha:g}, in {' and '.join(lora.parts)}; {lora.export}"
 
 
-def _rows(
-    evaluation: Mapping[str, Any], slices: Mapping[str, Any], controls: Mapping[str, Any]
-) -> Iterator[tuple[str, ...]]:
+def _rows(evaluation: Evaluation) -> Iterator[tuple[str, ...]]:
     """Cells of the evaluation's table: all questions, then each slice."""
+    controls = evaluation.controls.values()
 
-    def row(name: str, measured: Mapping[str, Any], baselines: list[Any]) -> tuple[str, ...]:
-        values = [measured.get("exact_match"), measured.get("chance"), *baselines]
-        return name, _count(measured.get("questions")), *(_share(value) for value in values)
+    def row(name: str, measured: Scores, baselines: Iterable[Scores | Control | None]) -> tuple[str, ...]:
+        values = [measured.exact_match, measured.chance, *(one.exact_match if one else None for one in baselines)]
+        return name, _count(measured.questions), *(_share(value) for value in values)
 
-    yield row("**all**", evaluation, [control.get("exact_match") for control in controls.values()])
-    for name, measured in slices.items():
-        of_slice = [(control.get("slices") or {}).get(name) for control in controls.values()]
-        baselines = [value.get("exact_match") if isinstance(value, Mapping) else value for value in of_slice]
-        yield row(_escaped(name), measured, baselines)
+    yield row("**all**", evaluation, controls)
+    for name, measured in evaluation.slices.items():
+        yield row(_escaped(name), measured, [control.slices.get(name) for control in controls])
 
 
-def _benchmarks(evaluation: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+def _benchmarks(evaluation: Evaluation) -> Iterator[tuple[str, ...]]:
     """Cells of the benchmarks' table: each score with its interval."""
-    for name, found in (evaluation.get("benchmarks") or {}).items():
-        for metric, value in found["scores"].items():
-            low, high = found["intervals"].get(metric) or (None, None)
+    for name, found in evaluation.benchmarks.items():
+        for metric, value in found.scores.items():
+            low, high = found.intervals.get(metric) or (None, None)
             between = "" if low is None else f" ({_share(low)} to {_share(high)})"
             yield (
                 _escaped(name),
-                found["format"],
-                _count(found["questions"]),
+                found.format,
+                _count(found.questions),
                 TITLES.get(metric, metric),
                 _share(value) + between,
             )
@@ -272,12 +273,12 @@ def _code(text: str) -> str:
     return f"`{_one_line(text).replace('`', chr(39))}`"
 
 
-def _share(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, int | float) else "not measured"
+def _share(value: float | None) -> str:
+    return f"{value:.3f}" if value is not None else "not measured"
 
 
-def _count(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else ""
+def _count(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
 
 
 def _cell(text: str) -> str:

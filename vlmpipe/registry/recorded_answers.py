@@ -37,7 +37,7 @@ def recorded_answers(run: Storage, champion: Storage) -> PairedCounts | None:
     return paired_counts([groups[key[0]] for key in both], [own[key] for key in both], [other[key] for key in both])
 
 
-def image_groups(run: Storage, predictions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def image_groups(run: Storage, predictions: Sequence[Mapping[str, object]]) -> dict[str, str]:
     """Return the name of each sample's images (`trainer.evaluation.metrics.image_group`), by sample id.
 
     Names that another program has not recorded with its answers are computed from the run's prepared data. Raises
@@ -53,7 +53,7 @@ def image_groups(run: Storage, predictions: Sequence[Mapping[str, Any]]) -> dict
     return groups
 
 
-def known_image_groups(run: Storage, predictions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def known_image_groups(run: Storage, predictions: Sequence[Mapping[str, object]]) -> dict[str, str]:
     """Return `image_groups`, or nothing if they cannot be read: another program answered, and the data is gone."""
     try:
         return image_groups(run, predictions)

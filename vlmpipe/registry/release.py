@@ -24,6 +24,7 @@ from vlmpipe.trainer.config.job import JobConfig, run_uri_of
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.evaluation.held_out.champion_pointer import CHAMPION_FILE, ChampionPointer
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts
+from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
@@ -41,33 +42,30 @@ def decide_run(run_uri: str) -> Decision:
     """
     store = open_storage(run_uri)
     settings = _read(store, "run.json", "resolve-run")
-    evaluation = _read(store, "evaluate.json", "evaluate")
-    evaluation["run_id"] = settings["run"]["run_id"]
-    summary = Summary.read_if_there(store) or Summary()
-    evaluation["checkpoint"] = summary.checkpoint
+    evaluation, summary = Evaluation.require(store), Summary.read_if_there(store) or Summary()
     registry, model, _ = open_registry(settings)
     entry = registry.champion(model)
     gate = GateConfig.model_validate(settings["gate"])
-    decision = decide(evaluation, gate, _against(entry, settings, evaluation, store) if entry else None)
+    decision = decide(evaluation, gate, _against(entry, settings, evaluation, summary, store) if entry else None)
     decision = decision.model_copy(update={"run_sha256": run_sha256(store)})
     decision.write(store)
     return decision
 
 
 def _against(
-    entry: Entry, settings: Mapping[str, Any], evaluation: Mapping[str, Any], store: Storage
+    entry: Entry, settings: Mapping[str, Any], evaluation: Evaluation, summary: Summary, store: Storage
 ) -> AgainstChampion:
     """The model in use beside this run's: its answers in this evaluation, else those that its run has recorded."""
-    champion, asked = entry.as_champion(), evaluation.get("champion") or {}
-    if entry.run_id == evaluation["run_id"]:
+    champion, asked = entry.as_champion(), evaluation.champion
+    if entry.run_id == settings["run"]["run_id"]:
         obstacle = "it is an earlier checkpoint of this run, whose recorded answers are replaced"
-        return AgainstChampion(champion, obstacle=obstacle)
-    if (asked.get("version"), asked.get("run_id")) == (entry.version, entry.run_id):
-        if asked.get("obstacle"):
-            return AgainstChampion(champion, obstacle=asked["obstacle"])
-        left_out = asked.get("in_its_training")
+        return AgainstChampion(champion, obstacle=obstacle, is_this_run=entry.checkpoint == summary.checkpoint)
+    if asked and (asked.version, asked.run_id) == (entry.version, entry.run_id):
+        if asked.obstacle:
+            return AgainstChampion(champion, obstacle=asked.obstacle)
+        left_out = asked.in_its_training
         where = f" (without {left_out:,} questions of its training data)" if left_out else ""
-        return AgainstChampion(champion, PairedCounts.model_validate(asked["paired"]), where=where)
+        return AgainstChampion(champion, PairedCounts.model_validate(asked.paired), where=where)
     try:
         paired = recorded_answers(store, open_storage(run_uri_of(settings["run"]["root_uri"], entry.run_id, "")))
     except UserError as error:
@@ -132,7 +130,7 @@ def register_run(run_uri: str) -> Entry:
             expected="an accepted run",
             fix="train further or change the gate's thresholds, then run the pipeline again",
         )
-    evaluation, summary = _read(store, "evaluate.json", "evaluate"), Summary.require(store)
+    evaluation, summary = Evaluation.require(store), Summary.require(store)
     pointers = DataPointers.require(store)
     require_whole_export(store)
     registry, model, alias = open_registry(settings)
@@ -142,7 +140,7 @@ def register_run(run_uri: str) -> Entry:
         run_id=settings["run"]["run_id"],
         export_uri=join_uri(run_uri, "export"),
         checkpoint=summary.checkpoint,
-        metrics=evaluation,
+        metrics=evaluation.as_json(),
         data_fingerprint=pointers.prepared_uri.rstrip("/").rpartition("/")[2],
         config_digest=run_sha256(store),
         base=base.origin(config.model.seed) if base else "",

@@ -122,7 +122,7 @@ class VertexRegistry:
 
     # ---- files
 
-    def _copied(self, candidate: Candidate, model_card: str) -> dict[str, Any]:
+    def _copied(self, candidate: Candidate, model_card: str) -> dict[str, object]:
         """The record of the run, made with the copy of its export where there is none yet."""
         folder = self._folder(candidate)
         name = f"{folder}/{RECORD}"
@@ -170,7 +170,7 @@ class VertexRegistry:
 
     # ---- Vertex AI
 
-    def _uploaded(self, model: str, candidate: Candidate, record: Mapping[str, Any]) -> api.Model:
+    def _uploaded(self, model: str, candidate: Candidate, record: Mapping[str, object]) -> api.Model:
         """The run's version, uploaded if there is none. An upload whose answer was lost is looked for first."""
         folder = self._folder(candidate)
         uri, note = self._store.uri(f"{folder}/model"), f"{folder}/{SENT}"

@@ -53,7 +53,7 @@ class ResumableUpload:
     resource: dict[str, Any]
     query: dict[str, str]
     data: bytearray = field(default_factory=bytearray)
-    finished: dict[str, Any] | None = None  # asking a finished session again gives the same answer
+    finished: dict[str, object] | None = None  # asking a finished session again gives the same answer
 
 
 class GcsServer(LocalServer):
@@ -240,7 +240,7 @@ class GcsHandler(Handler):
             data, status = data[start : end + 1], 206
         self.answer(status, data, headers)
 
-    def answer_json(self, answer: dict[str, Any], code: int = 200, headers: dict[str, str] | None = None) -> None:
+    def answer_json(self, answer: dict[str, object], code: int = 200, headers: dict[str, str] | None = None) -> None:
         self.answer(code, json.dumps(answer).encode(), {"Content-Type": "application/json", **(headers or {})})
 
     def answer(self, code: int, body: bytes, headers: dict[str, str] | None = None) -> None:
@@ -261,7 +261,7 @@ def _item_fields(fields: str) -> list[str]:
     return match[1].split(",")
 
 
-def _split_multipart(content_type: str, body: bytes) -> tuple[dict[str, Any], bytes]:
+def _split_multipart(content_type: str, body: bytes) -> tuple[dict[str, object], bytes]:
     """The two parts of multipart/related: the object's resource as JSON, and its bytes."""
     match = re.search(r'boundary="?([^";]+)"?', content_type)
     if not match:

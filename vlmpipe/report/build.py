@@ -66,9 +66,9 @@ def write_report(run_uri: str) -> str:
     return store.uri("report.html")
 
 
-def _context(files: RunFiles, stages: dict[str, RunFiles]) -> dict[str, Any]:
+def _context(files: RunFiles, stages: dict[str, RunFiles]) -> dict[str, object]:
     controls, slices = tables.slice_rows(files.evaluation)
-    shown_slice = (files.evaluation.get("confusion") or {}).get("shown")
+    shown_slice = files.evaluation.confusion.shown if files.evaluation.confusion else None
     confusions, not_confused = tables.confusions(files.predictions, shown_slice)
     splits, split_rows = tables.split_table(files.stats)
     timings, whole_s = tables.timings(files.steps)
@@ -122,7 +122,7 @@ def _reached(files: RunFiles) -> set[str]:
     content = {
         "decision": files.decision,
         "training": files.metrics or files.summary.model_fields_set,
-        "slices": files.evaluation,
+        "slices": files.evaluation.model_fields_set,
         "samples": files.predictions,
     }
     is_cut_short = tables.outcome(files)["kind"] == "failed" or not files.config
@@ -138,7 +138,7 @@ def _config(config: dict[str, Any]) -> dict[str, list[tuple[str, Any]]]:
 
 def _charts(files: RunFiles) -> list[dict[str, Any]]:
     """Charts over optimizer steps of the metrics that were logged."""
-    resumed, held_out = files.summary.resumed_from_step, number(files.evaluation.get("loss"))
+    resumed, held_out = files.summary.resumed_from_step, number(files.evaluation.loss)
     evaluated = None if held_out is None else (held_out, f"evaluation loss {held_out:.3g}")
     charts = []
     for name, (title, unit, from_zero) in _charted(files.metrics).items():
@@ -162,7 +162,7 @@ def _charts(files: RunFiles) -> list[dict[str, Any]]:
     return charts
 
 
-def _charted(metrics: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str, bool]]:
+def _charted(metrics: Sequence[Mapping[str, object]]) -> dict[str, tuple[str, str, bool]]:
     """`CHARTS`, each followed by those of its metric by source, such as loss/captions."""
     named = dict.fromkeys(name for line in metrics for name in line)
     charts = {}

@@ -12,7 +12,7 @@ from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
 
 
-def data_view(files: RunFiles) -> dict[str, Any]:
+def data_view(files: RunFiles) -> dict[str, object]:
     """Values for the template from the run's data; unknown parts are empty. Reads preparation's small pictures."""
     uri = files.prepared.prepared_uri if files.prepared else ""
     repairs = mapping(files.rejects.get("repairs"))
@@ -27,7 +27,7 @@ def data_view(files: RunFiles) -> dict[str, Any]:
     }
 
 
-def _changes(changes: dict[str, Any]) -> str:
+def _changes(changes: dict[str, object]) -> str:
     """Changes of the data since the set prepared before; "" without one."""
     if number(changes.get("same")) is None:
         return ""
@@ -37,7 +37,7 @@ def _changes(changes: dict[str, Any]) -> str:
     return f"Samples against the data that was last prepared under this name ({before}): {', '.join(known) or 'none'}."
 
 
-def _sources(stats: dict[str, Any]) -> list[tuple[str, list[Any]]]:
+def _sources(stats: dict[str, object]) -> list[tuple[str, list[Any]]]:
     """Name of each source; its samples for training and validation, its images, its share of the tokens in percent."""
     sums = {
         name: [mapping(content).get(split, {}) for split in ("train", "eval")]
@@ -77,7 +77,7 @@ def _histograms(stats: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _coverage(stats: dict[str, Any]) -> list[str]:
+def _coverage(stats: dict[str, object]) -> list[str]:
     """Images, samples without one, and keys of the records that nothing read; nothing for older statistics."""
     splits = [mapping(one) for one in mapping(stats.get("splits")).values()]
     if not any(number(one.get("images")) is not None for one in splits):
@@ -97,7 +97,7 @@ def _coverage(stats: dict[str, Any]) -> list[str]:
     return lines + [str(note) for note in sequence(coverage.get("notes"))]
 
 
-def _warnings(stats: dict[str, Any]) -> list[str]:
+def _warnings(stats: dict[str, object]) -> list[str]:
     duplicates = mapping(stats.get("duplicates"))
     sentences = [
         (stats.get("eval_images_also_in_train"),

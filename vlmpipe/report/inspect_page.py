@@ -92,7 +92,7 @@ def _rows(overview: Overview) -> list[dict[str, Any]]:
     ]
 
 
-def _lengths(source: SourceOverview) -> dict[str, Any]:
+def _lengths(source: SourceOverview) -> dict[str, object]:
     lengths = source.lengths
     longest = max(1, int(np.flatnonzero(lengths).max(initial=1)))
     bars, edges = np.histogram(np.arange(len(lengths)), BINS, (0, longest), weights=lengths)

@@ -8,13 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from vlmpipe.records.decision import Decision
+from vlmpipe.records.plan import PlannedRun
 from vlmpipe.records.registered import Registered
 from vlmpipe.trainer.data.prepare.dataset_diff import CHANGES_FILE
 from vlmpipe.trainer.data.rejects import KEPT, SUMMARY
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.records.evaluation import Evaluation
+from vlmpipe.trainer.records.metrics import FILE as METRICS_FILE
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.records.record import Record
+from vlmpipe.trainer.records.step import FOLDER, StepRecord, parse_step, step_of_file
 from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
@@ -34,12 +38,12 @@ class RunFiles:
     run_uri: str
     run_id: str
     config: dict[str, Any] = field(default_factory=dict)
-    plan: dict[str, Any] = field(default_factory=dict)
-    steps: list[dict[str, Any]] = field(default_factory=list)
+    plan: PlannedRun | None = None
+    steps: list[StepRecord] = field(default_factory=list)
     metrics: list[dict[str, Any]] = field(default_factory=list)
     summary: Summary = field(default_factory=Summary)
     profiles: list[dict[str, Any]] = field(default_factory=list)  # of each profiled rank
-    evaluation: dict[str, Any] = field(default_factory=dict)
+    evaluation: Evaluation = field(default_factory=Evaluation)
     predictions: list[dict[str, Any]] = field(default_factory=list)
     relevance_maps: list[dict[str, Any]] = field(default_factory=list)
     decision: Decision | None = None
@@ -121,12 +125,12 @@ def read_run(run_uri: str) -> RunFiles:
         raise UserError(f"no run in {run_uri}", expected="the folder of a run, with run.json", code=ExitCode.CONFIG)
     files = RunFiles(run_uri=run_uri, run_id=run_uri.rstrip("/").rpartition("/")[2], missing=missing)
     files.config = run.object("run.json", "resolve-run")
-    files.plan = run.optional("plan.json", "resolve-run")
+    files.plan = run.record(PlannedRun) if run.store.stat(PlannedRun.FILE) else None
     files.steps = _steps(run)
-    files.metrics = _last_of_each_step(run.lines("metrics.jsonl", "train"))
+    files.metrics = _last_of_each_step(run.lines(METRICS_FILE, "train"))
     files.summary = run.record(Summary) or Summary()
     files.profiles = [run.object(name, "train") for name in sorted(_profiles(run))]
-    files.evaluation = run.object("evaluate.json", "evaluate")
+    files.evaluation = run.record(Evaluation) or Evaluation()
     files.predictions = run.lines("predictions.jsonl", "evaluate")
     if files.config.get("model", {}).get("relevance"):
         files.relevance_maps = run.object("relevance_maps.json", "evaluate").get("maps", [])
@@ -150,9 +154,9 @@ def read_run(run_uri: str) -> RunFiles:
     return files
 
 
-def read_metrics(run_uri: str) -> list[dict[str, Any]]:
+def read_metrics(run_uri: str) -> list[dict[str, object]]:
     """The metrics of a run's training, a line for each logged step; those that cannot be read are left out."""
-    return _last_of_each_step(_Reader(open_storage(run_uri), {}).lines("metrics.jsonl", "train"))
+    return _last_of_each_step(_Reader(open_storage(run_uri), {}).lines(METRICS_FILE, "train"))
 
 
 def _profiles(run: _Reader) -> list[str]:
@@ -160,16 +164,16 @@ def _profiles(run: _Reader) -> list[str]:
     return [name for name in names if name.endswith(".json")]
 
 
-def _steps(run: _Reader) -> list[dict[str, Any]]:
+def _steps(run: _Reader) -> list[StepRecord]:
     """Step records of the last attempt, which began with resolve-run, in the graph's order; unknown steps come last."""
-    names = [info.name for info in run.store.list("steps") if info.name.endswith(".json")]
-    records = [run.object(name, "that it is named after") for name in names]
+    names = [info.name for info in run.store.list(FOLDER) if info.name.endswith(".json")]
+    contents = {name: run.object(name, "that it is named after") for name in names}
+    known = [record for name, one in contents.items() if (record := parse_step(step_of_file(name), one))]
     rank = {name: index for index, name in enumerate(STEP_ORDER)}
-    known = [record for record in records if "step" in record]
-    started_s = {record["step"]: number(record.get("started_s")) or 0.0 for record in known}
-    known = [record for record in known if started_s[record["step"]] >= started_s.get("resolve-run", 0.0)]
+    first_s = next((record.started_s for record in known if record.step == "resolve-run"), 0.0)
+    known = [record for record in known if record.started_s >= first_s]
     # prepare-chunks runs several times, each with a number at the end of its name.
-    return sorted(known, key=lambda record: (rank.get(record["step"].rstrip("-0123456789"), len(rank)), record["step"]))
+    return sorted(known, key=lambda record: (rank.get(record.step.rstrip("-0123456789"), len(rank)), record.step))
 
 
 def _last_of_each_step(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -184,12 +188,12 @@ def number(value: Any) -> float | None:
     return float(value) if is_number and math.isfinite(value) else None
 
 
-def mapping(value: Any) -> dict[str, Any]:
+def mapping(value: object) -> dict[str, Any]:
     """`value` where it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
-def sequence(value: Any) -> list[Any]:
+def sequence(value: object) -> list[Any]:
     """`value` where it is a list, else an empty one."""
     return value if isinstance(value, list) else []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from vlmpipe.report.load import RunFiles, mapping, number, sequence
 from vlmpipe.report.samples import Picture, PreparedImages, thumbnail
@@ -11,20 +10,20 @@ from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage import open_storage
 
 
-def recorded_pairs(files: RunFiles) -> list[tuple[str, dict[str, Any]]]:
+def recorded_pairs(files: RunFiles) -> list[tuple[str, dict[str, object]]]:
     """The set that each pair is of, "" for the validation split, and the pair as it is recorded."""
-    found = [("", one) for one in sequence(mapping(files.stats.get("near_duplicates")).get("pairs"))]
-    for name, benchmark in mapping(files.evaluation.get("benchmarks")).items():
-        found += [(name, one) for one in sequence(mapping(benchmark).get("pairs_like_train"))]
-    return [(name, mapping(one)) for name, one in found]
+    found = [("", mapping(one)) for one in sequence(mapping(files.stats.get("near_duplicates")).get("pairs"))]
+    for name, benchmark in files.evaluation.benchmarks.items():
+        found += [(name, one.model_dump(mode="json")) for one in benchmark.pairs_like_train]
+    return found
 
 
-def near_duplicate_view(files: RunFiles, images: PreparedImages | None) -> list[dict[str, Any]]:
+def near_duplicate_view(files: RunFiles, images: PreparedImages | None) -> list[dict[str, object]]:
     """For the template: the two images of each pair, their splits, and how near."""
     return list(_pairs(files, images)) if images else []
 
 
-def _pairs(files: RunFiles, images: PreparedImages) -> Iterator[dict[str, Any]]:
+def _pairs(files: RunFiles, images: PreparedImages) -> Iterator[dict[str, object]]:
     for benchmark, pair in recorded_pairs(files):
         train, scored = sequence(pair.get("train")), sequence(pair.get("eval"))
         if len(train) != 2 or not (benchmark or len(scored) == 2):
@@ -39,7 +38,7 @@ def _pairs(files: RunFiles, images: PreparedImages) -> Iterator[dict[str, Any]]:
         }
 
 
-def _benchmark_picture(files: RunFiles, pair: dict[str, Any]) -> Picture:
+def _benchmark_picture(files: RunFiles, pair: dict[str, object]) -> Picture:
     try:
         return thumbnail(open_storage(files.run_uri).read(str(pair.get("picture"))))
     except UserError as error:

@@ -6,10 +6,19 @@ The file may be from another version of the planner, so what it lacks is left ou
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vlmpipe.report.load import RunFiles, count, mapping, number, percent, sequence
+from vlmpipe.records.plan import (
+    MemoryPart,
+    PlannedCost,
+    PlannedMemory,
+    PlannedRun,
+    PlannedTime,
+    StepCost,
+    TermCost,
+)
+from vlmpipe.report.load import RunFiles, count, number, percent
 from vlmpipe.report.tables import train_seconds
 
 GIB = 2**30
@@ -21,36 +30,39 @@ TERMS = ("standard", "spot", "flex_start")
 UNKNOWN = "unknown"
 
 
+def plan_of(files: RunFiles) -> tuple[PlannedTime, PlannedCost]:
+    """Return the planned time and cost, without any number where there is no plan."""
+    plan = files.plan or PlannedRun()
+    return plan.time or PlannedTime(), plan.cost or PlannedCost()
+
+
 def plan_view(files: RunFiles) -> dict[str, Any] | None:
     """Values for the template from the run's plan.json; None without one."""
     plan = files.plan
-    if not plan:
+    if plan is None:
         return None
-    time, cost = mapping(plan.get("time")), mapping(plan.get("cost"))
-    by_term = {term: mapping(found) for term, found in mapping(cost.get("by_term")).items() if term in TERMS}
-    state, term = str(plan.get("state", UNKNOWN)), str(cost.get("term", ""))
-    missing = [name for found in by_term.values() if found.get("possible") for name in sequence(found.get("missing"))]
-    findings = [finding for finding in sequence(plan.get("findings")) if isinstance(finding, dict)]
-    notes = [*sequence(plan.get("notes")), *sequence(time.get("assumptions")), *sequence(cost.get("assumptions"))]
+    time, cost = plan_of(files)
+    by_term = {term: found for term, found in cost.by_term.items() if term in TERMS}
+    missing = [name for found in by_term.values() if found.possible for name in found.missing]
     return {
-        "state": state,
-        "symbol": SYMBOLS.get(state, "–"),
-        "badge": BADGES.get(state, "unfinished"),
+        "state": plan.state,
+        "symbol": SYMBOLS.get(plan.state, "–"),
+        "badge": BADGES.get(plan.state, "unfinished"),
         "facts": list(_facts(files, time, cost)),
-        "memory": _memory(mapping(plan.get("memory"))),
+        "memory": _memory(plan.memory) if plan.memory else None,
         "terms": list(by_term),
-        "term": term,
-        "steps": list(_steps(files, by_term, term)),
-        "whole": [_dollars(found.get("usd")) if found.get("possible") else "–" for found in by_term.values()],
-        "missing": list(dict.fromkeys(map(str, missing))),
-        "findings": sorted(findings, key=lambda one: str(one.get("severity"))),  # errors come first
-        "notes": list(dict.fromkeys(map(str, notes))),
+        "term": cost.term,
+        "steps": list(_steps(files, by_term, cost.term)),
+        "whole": [_dollars(found.usd) if found.possible else "–" for found in by_term.values()],
+        "missing": list(dict.fromkeys(missing)),
+        "findings": sorted(plan.findings, key=lambda one: str(one.get("severity"))),  # errors come first
+        "notes": list(dict.fromkeys((*plan.notes, *time.assumptions, *cost.assumptions))),
     }
 
 
-def _facts(files: RunFiles, time: dict[str, Any], cost: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    step_s, hours, steps = number(time.get("step_s")), number(time.get("train_hours")), number(time.get("steps"))
-    yield "Time of a step", UNKNOWN if step_s is None else f"{step_s:.3g} s, bottleneck: {time.get('binds', UNKNOWN)}"
+def _facts(files: RunFiles, time: PlannedTime, cost: PlannedCost) -> Iterator[tuple[str, str]]:
+    step_s, hours, steps = time.step_s, time.train_hours, time.steps
+    yield "Time of a step", UNKNOWN if step_s is None else f"{step_s:.3g} s, bottleneck: {time.binds or UNKNOWN}"
     measured_s = [
         seconds for line in files.metrics[1:] if (seconds := number(line.get("step_s")))
     ]  # the first warms up
@@ -60,96 +72,90 @@ def _facts(files: RunFiles, time: dict[str, Any], cost: dict[str, Any]) -> Itera
             "Time of a step, measured",
             f"{took:.3g} s, {took / step_s:.2f} of the plan; plan.calibrate_from latest plans the next run by it",
         )
-    mfu = number(time.get("mfu"))
+    mfu = time.mfu
     yield "Model FLOPs utilisation", UNKNOWN if mfu is None else percent(mfu)
     done = files.summary.steps
     measured = "" if done is None else f" ({count(done)} done)"
-    yield "Steps", (UNKNOWN if steps is None else count(int(steps))) + measured
-    interval = mapping(time.get("interval"))
-    low, high = number(interval.get("low")), number(interval.get("high"))
-    around = "" if None in (hours, low, high) else f", between {hours * low:,.2f} and {hours * high:,.2f} h"  # type: ignore[operator]
+    yield "Steps", (UNKNOWN if steps is None else count(steps)) + measured
+    low, high = (time.interval.low, time.interval.high) if time.interval else (None, None)
+    around = ""
+    if hours is not None and low is not None and high is not None:
+        around = f", between {hours * low:,.2f} and {hours * high:,.2f} h"
     yield "Training", UNKNOWN if hours is None else f"{hours:,.2f} h{around}"
-    usd = number(cost.get("usd"))
-    yield "Whole run", UNKNOWN if usd is None else f"{_dollars(usd)} on {cost.get('term')}"
-    yield "Storage", f"{_dollars(cost.get('storage_usd_per_month'))} a month"
+    yield "Whole run", UNKNOWN if cost.usd is None else f"{_dollars(cost.usd)} on {cost.term}"
+    yield "Storage", f"{_dollars(cost.storage_usd_per_month)} a month"
 
 
-def _memory(memory: dict[str, Any]) -> dict[str, Any] | None:
+def _memory(memory: PlannedMemory) -> dict[str, Any] | None:
     """Parts of one device's memory; the bar is as long as the capacity, or as the parts where they are more."""
-    parts = [part for part in sequence(memory.get("parts")) if isinstance(part, dict) and number(part.get("bytes"))]
-    capacity, total = number(memory.get("capacity_bytes")) or 0.0, sum(number(part["bytes"]) or 0.0 for part in parts)
+    parts = [part for part in memory.parts if part.bytes]
+    capacity, total = memory.capacity_bytes, sum(part.bytes for part in parts)
     if total <= 0:
         return None
     scale = max(total, capacity)
     spare = abs(capacity - total) / GIB
     fits = f"{spare:,.1f} GiB to spare" if capacity >= total else f"{spare:,.1f} GiB too much"
-    device = memory.get("device", "device")
     return {
-        "sentence": f"{total / GIB:,.1f} of {capacity / GIB:,.1f} GiB on one {device}, {fits}.",
+        "sentence": f"{total / GIB:,.1f} of {capacity / GIB:,.1f} GiB on one {memory.device}, {fits}.",
         "segments": list(_segments(parts, total, scale)),
         "capacity": capacity / scale,
     }
 
 
-def merged_parts(parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def merged_parts(parts: Sequence[MemoryPart]) -> list[MemoryPart]:
     """The largest first; several parts of less than a hundredth become one."""
-    ordered = sorted(parts, key=lambda part: -part["bytes"])
-    total = sum(part["bytes"] for part in ordered)
-    small = [part for part in ordered if part["bytes"] < SMALL_SHARE * total]
+    ordered = sorted(parts, key=lambda part: -part.bytes)
+    total = sum(part.bytes for part in ordered)
+    small = [part for part in ordered if part.bytes < SMALL_SHARE * total]
     if len(small) < 2:
-        return [dict(part) for part in ordered]
-    rest = {
-        "name": f"{len(small)} smaller parts",
-        "bytes": sum(part["bytes"] for part in small),
-        "why": ", ".join(str(part.get("name", "")) for part in small),
-    }
-    return [*(dict(part) for part in ordered if part not in small), rest]
+        return ordered
+    name, why = f"{len(small)} smaller parts", ", ".join(part.name for part in small)
+    rest = MemoryPart(name=name, bytes=sum(part.bytes for part in small), why=why)
+    return [*(part for part in ordered if part not in small), rest]
 
 
-def _segments(parts: list[dict[str, Any]], total: float, scale: float) -> Iterator[dict[str, Any]]:
+def _segments(parts: Sequence[MemoryPart], total: float, scale: float) -> Iterator[dict[str, str | float]]:
     """The parts; `left` and `width` are shares of the bar."""
     left = 0.0
     for place, part in enumerate(merged_parts(parts)):
-        size = part["bytes"]
         yield {
-            "name": part.get("name", ""), "gib": size / GIB, "share": size / total, "why": part.get("why", ""),
-            "kind": f"part{place % COLORS}", "left": left, "width": size / scale,
+            "name": part.name, "gib": part.bytes / GIB, "share": part.bytes / total, "why": part.why,
+            "kind": f"part{place % COLORS}", "left": left, "width": part.bytes / scale,
         }  # fmt: skip
-        left += size / scale
+        left += part.bytes / scale
 
 
-def _steps(files: RunFiles, by_term: dict[str, dict[str, Any]], term: str) -> Iterator[dict[str, Any]]:
+def _steps(files: RunFiles, by_term: dict[str, TermCost], term: str) -> Iterator[dict[str, Any]]:
     """Each job as planned and as measured; `share` is of the dollars of all jobs, on the run's own term."""
     took: dict[str, float | None] = {
-        record["step"]: record["ended_s"] - record["started_s"]
+        record.step: record.ended_s - record.started_s
         for record in files.steps
-        if record.get("state") == "done" and number(record.get("ended_s")) and number(record.get("started_s"))
+        if record.state == "done" and record.ended_s and record.started_s
     }
     if "train" in took:
         took["train"] = train_seconds(files)
-    own = _costs(by_term.get(term, {}))
-    total = sum(number(step.get("usd")) or 0.0 for step in own.values())
+    own = _costs(by_term.get(term, TermCost()))
+    total = sum(step.usd or 0.0 for step in own.values())
     for job in dict.fromkeys(job for found in by_term.values() for job in _costs(found)):
-        step = own.get(job, {})
-        hours, usd = number(step.get("hours")), number(step.get("usd"))
+        step = own.get(job, StepCost(job=job))
+        hours, usd = step.hours, step.usd
         yield {
             "job": job,
             "planned": UNKNOWN if hours is None else f"{hours:,.2f} h",
             "took_s": took.get(job.replace("_", "-")),
             "usd": [
-                _dollars(_costs(found).get(job, {}).get("usd")) if found.get("possible") else "–"
+                _dollars(_costs(found).get(job, StepCost(job=job)).usd) if found.possible else "–"
                 for found in by_term.values()
             ],
             "share": usd / total if usd is not None and total else 0.0,
         }
 
 
-def _costs(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {str(step.get("job")): step for step in sequence(found.get("steps")) if isinstance(step, dict)}
+def _costs(found: TermCost) -> dict[str, StepCost]:
+    return {step.job: step for step in found.steps}
 
 
-def _dollars(usd: Any) -> str:
-    amount = number(usd)
-    if amount is None:
+def _dollars(usd: float | None) -> str:
+    if usd is None:
         return UNKNOWN
-    return f"${amount:,.2f}" if amount < 100 else f"${amount:,.0f}"
+    return f"${usd:,.2f}" if usd < 100 else f"${usd:,.0f}"

@@ -10,12 +10,12 @@ from vlmpipe.report.svg_charts import timeline
 SHOWN_OPERATIONS = 12
 
 
-def profile_view(profiles: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def profile_view(profiles: list[dict[str, object]]) -> list[dict[str, object]]:
     """Values for the template, one of each rank (`train.profile`), without those that hold no times."""
     return [_rank_view(one) for one in profiles if (number(one.get("seconds")) or 0.0) > 0]
 
 
-def _rank_view(profile: dict[str, Any]) -> dict[str, Any]:
+def _rank_view(profile: dict[str, object]) -> dict[str, object]:
     seconds = number(profile.get("seconds")) or 1.0
     steps = f"steps {profile.get('first_step')} to {profile.get('last_step')}"
     communication, exposed = (number(profile.get(f"{name}_s")) for name in ("communication", "exposed_communication"))
@@ -33,7 +33,7 @@ def _rank_view(profile: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _lines(profile: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
+def _lines(profile: dict[str, object]) -> dict[str, list[tuple[float, float]]]:
     found = {}
     for name, spans in mapping(profile.get("spans")).items():
         ends = [[number(value) for value in sequence(span)] for span in sequence(spans)]
@@ -41,6 +41,6 @@ def _lines(profile: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
     return found  # type: ignore[return-value]
 
 
-def _rows(rows: Any, seconds: float) -> list[dict[str, Any]]:
+def _rows(rows: object, seconds: float) -> list[dict[str, Any]]:
     found = [mapping(row) for row in sequence(rows)]
     return [{**row, "share": (number(row.get("seconds")) or 0.0) / seconds} for row in found]

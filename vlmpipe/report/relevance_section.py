@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -24,8 +24,8 @@ NUMBERS = {  # of evaluate.json -> title and unit
 
 def relevance_view(files: RunFiles, images: PreparedImages | None) -> dict[str, Any] | None:
     """Numbers, and maps of some questions; None for a model that gets all tokens."""
-    found = files.evaluation.get("relevance")
-    if not isinstance(found, Mapping):
+    found = files.evaluation.relevance
+    if found is None:
         return None
     rows = [
         {"title": title, "value": value, "unit": unit}

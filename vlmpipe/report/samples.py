@@ -53,7 +53,7 @@ class PredictionBrowser:
         return json.dumps({"name": run_id, "fields": FIELDS, "lines": self.lines, "pictures": self.pictures})
 
 
-def choose(predictions: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+def choose(predictions: Sequence[dict[str, object]], most: int) -> list[dict[str, object]]:
     """Half wrong and half right predictions, spread over slices and images; deterministic."""
     wrong = [line for line in predictions if not line.get("correct")]
     right = [line for line in predictions if line.get("correct")]
@@ -122,7 +122,7 @@ class PreparedImages:
             return Picture(problem=f"The image cannot be read: {error.found}.")
 
 
-def sample_cards(images: PreparedImages, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def sample_cards(images: PreparedImages, lines: Sequence[dict[str, object]]) -> list[dict[str, object]]:
     """The chosen lines with their images."""
     cards = []
     for line in lines:
@@ -131,7 +131,7 @@ def sample_cards(images: PreparedImages, lines: Sequence[dict[str, Any]]) -> lis
     return cards
 
 
-def prediction_browser(images: PreparedImages, predictions: Sequence[dict[str, Any]]) -> PredictionBrowser:
+def prediction_browser(images: PreparedImages, predictions: Sequence[dict[str, object]]) -> PredictionBrowser:
     """Lines for the page's own list, wrong answers first, as many as TEXT_BYTES hold."""
     pictures: list[tuple[str, int, int]] = []
     places: dict[str, int | None] = {}

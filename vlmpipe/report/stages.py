@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from vlmpipe.config.sections.stages import STAGES_FOLDER
-from vlmpipe.report.load import RunFiles, count, duration, mapping, number, percent
+from vlmpipe.report.load import RunFiles, count, duration, number, percent
+from vlmpipe.report.plan_section import plan_of
 from vlmpipe.report.tables import outcome, train_seconds
 
 UNKNOWN = "unknown"
 
 
-def stage_view(name: str, files: RunFiles, charts: list[dict[str, Any]]) -> dict[str, Any]:
+def stage_view(name: str, files: RunFiles, charts: list[dict[str, object]]) -> dict[str, object]:
     """Values for the template. `name` is empty for the last stage, which the rest of the page is about."""
     return {
         "name": name or "last stage",
@@ -31,14 +31,14 @@ def stages_outcome(name: str, files: RunFiles) -> dict[str, str]:
 
 def _figures(files: RunFiles) -> Iterator[tuple[str, str]]:
     """Planned and measured, by column."""
-    time, cost = mapping(files.plan.get("time")), mapping(files.plan.get("cost"))
+    time, cost = plan_of(files)
     took_s = train_seconds(files)
-    steps, hours, usd = number(time.get("steps")), number(time.get("train_hours")), number(cost.get("usd"))
-    done, loss = files.summary.steps, number(files.evaluation.get("loss"))
-    yield "Steps planned", UNKNOWN if steps is None else count(int(steps))
+    steps, hours, usd = time.steps, time.train_hours, cost.usd
+    done, loss = files.summary.steps, number(files.evaluation.loss)
+    yield "Steps planned", UNKNOWN if steps is None else count(steps)
     yield "Steps done", "–" if done is None else count(done)
     yield "Training planned", UNKNOWN if hours is None else duration(3600 * hours)
     yield "Training took", "–" if took_s is None else duration(took_s)
     yield "Cost planned", UNKNOWN if usd is None else f"${usd:,.2f}"
     yield "Validation loss", "–" if loss is None else f"{loss:.3f}"
-    yield "Exact match", percent(number(files.evaluation.get("exact_match"))) or "–"
+    yield "Exact match", percent(number(files.evaluation.exact_match)) or "–"

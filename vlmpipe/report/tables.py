@@ -7,11 +7,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from vlmpipe.report.load import RunFiles, column, count, duration, mapping, number, percent, sequence
+from vlmpipe.report.load import RunFiles, column, count, duration, number, percent, sequence
 from vlmpipe.trainer.config.benchmarks import TITLES
 from vlmpipe.trainer.evaluation.confusion_matrix import Confusion, confusion_of
 from vlmpipe.trainer.evaluation.metrics import normalise
 from vlmpipe.trainer.evaluation.significance.paired import share_interval, wilson
+from vlmpipe.trainer.records.evaluation import Control, Evaluation
+from vlmpipe.trainer.records.step import StepRecord
 from vlmpipe.trainer.records.summary import Summary
 
 MAX_CONFUSIONS = 6
@@ -26,21 +28,21 @@ STATE_SYMBOLS = {"done": "✓", "reused": "↻", "stopped": "■", "failed": "�
 
 def outcome(files: RunFiles) -> dict[str, str]:
     """How the run ended: `kind` (accepted, rejected, failed or unfinished), `symbol`, `title` and `reason`."""
-    by_state: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    by_state: dict[str, list[StepRecord]] = defaultdict(list)
     for record in files.steps:
-        by_state[str(record.get("state"))].append(record)
+        by_state[record.state].append(record)
     if by_state["failed"]:
         first = by_state["failed"][0]
-        return _outcome("failed", f"Failed in step {first['step']}", first.get("message") or "no message was recorded")
+        return _outcome("failed", f"Failed in step {first.step}", first.message or "no message was recorded")
     if by_state["stopped"]:
         first = by_state["stopped"][0]
-        message = _sentence(first.get("message") or "stopped on request")
-        return _outcome("unfinished", f"Stopped in step {first['step']}", f"{message}. Run it again to continue.", "■")
+        message = _sentence(first.message or "stopped on request")
+        return _outcome("unfinished", f"Stopped in step {first.step}", f"{message}. Run it again to continue.", "■")
     if files.decision is None:
-        done = [record["step"] for record in files.steps if record.get("state") in ("done", "reused")]
+        done = [record.step for record in files.steps if record.state in ("done", "reused")]
         where = f"The last finished step is {done[-1] if done else 'none'}."
         if by_state["running"]:
-            where = f"The step {by_state['running'][0]['step']} has begun."
+            where = f"The step {by_state['running'][0].step} has begun."
         return _outcome("unfinished", "Not finished", f"{where} There is no decision yet.")
     reason = files.decision.reason
     if not files.decision.accepted:
@@ -60,14 +62,14 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def comparison(evaluation: dict[str, Any], predictions: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+def comparison(evaluation: Evaluation, predictions: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
     """Return bars of exact match: the model with its 95% interval, controls, majority baseline. Empty if not evaluated.
 
     predictions: those of the evaluation, by whose images the interval is computed; without them questions count as
     independent.
     """
     bars = []
-    share, questions = number(evaluation.get("exact_match")), number(evaluation.get("questions"))
+    share, questions = number(evaluation.exact_match), evaluation.questions
     if share is not None:
         low, high, basis = None, None, ""
         if questions and all(one.get("image_group") for one in predictions) and predictions:
@@ -75,19 +77,19 @@ def comparison(evaluation: dict[str, Any], predictions: Sequence[dict[str, Any]]
             right = [bool(one.get("correct")) for one in predictions]
             (low, high), basis = share_interval(groups, right), f", by {len(set(groups)):,} images"
         elif questions and 0 <= share <= 1:
-            (low, high), basis = wilson(share, questions, int(questions)), ", taking questions as independent"
+            (low, high), basis = wilson(share, questions, questions), ", taking questions as independent"
         bars.append({"label": "This model", "share": share, "kind": "model", "low": low, "high": high, "basis": basis})
     notes = {"shuffled_image": "shown another sample's image", "no_image": "shown no image"}
     baselines = [
-        (CONTROL_NAMES.get(name, name), control.get("exact_match"), _control_note(notes.get(name, ""), control))
-        for name, control in (evaluation.get("controls") or {}).items()
+        (CONTROL_NAMES.get(name, name), control.exact_match, _control_note(notes.get(name, ""), control))
+        for name, control in evaluation.controls.items()
     ]
-    champion = evaluation.get("champion") or {}
-    if number(champion.get("exact_match")) is not None:
-        note = f"version {champion.get('version')}, on {_count(champion.get('questions'))} of these questions"
-        baselines.append(("Champion", champion["exact_match"], note))
+    champion = evaluation.champion
+    if champion and champion.exact_match is not None:
+        note = f"version {champion.version}, on {_count(champion.questions)} of these questions"
+        baselines.append(("Champion", champion.exact_match, note))
     baselines.append(
-        ("Majority baseline", evaluation.get("chance"), "always the most frequent training answer to the question")
+        ("Majority baseline", evaluation.chance, "always the most frequent training answer to the question")
     )
     for label, value, note in baselines:
         if number(value) is not None:
@@ -95,56 +97,53 @@ def comparison(evaluation: dict[str, Any], predictions: Sequence[dict[str, Any]]
     return bars
 
 
-def _control_note(what: str, control: dict[str, Any]) -> str:
+def _control_note(what: str, control: Control) -> str:
     """Describe a control, and on how many questions it stands where these are not all."""
-    left_out, resized = (number(control.get(name)) for name in ("left_out", "resized"))
     parts = [what] if what else []
-    if left_out:
-        parts.append(f"on {_count(control.get('questions'))} questions that have another")
-    if resized:
-        parts.append(f"{_count(resized)} of them resized to the question's own")
+    if control.left_out:
+        parts.append(f"on {_count(control.questions)} questions that have another")
+    if control.resized:
+        parts.append(f"{_count(control.resized)} of them resized to the question's own")
     return ", ".join(parts)
 
 
-def _count(value: Any) -> str:
-    found = number(value)
-    return "an unknown number" if found is None else f"{int(found):,}"
+def _count(value: int | None) -> str:
+    return "an unknown number" if value is None else f"{value:,}"
 
 
-def slice_rows(evaluation: dict[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
+def slice_rows(evaluation: Evaluation) -> tuple[list[str], list[dict[str, Any]]]:
     """Names of the control columns, and a line for each slice, the weakest first. None is not measured."""
-    controls: dict[str, Any] = evaluation.get("controls") or {}
+    controls = evaluation.controls
     rows = [
         {
             "name": name,
-            "questions": measured.get("questions"),
-            "share": number(measured.get("exact_match")),
-            "chance": number(measured.get("chance")),
+            "questions": measured.questions,
+            "share": number(measured.exact_match),
+            "chance": number(measured.chance),
             "controls": [_control_share(control, name) for control in controls.values()],
         }
-        for name, measured in (evaluation.get("slices") or {}).items()
+        for name, measured in evaluation.slices.items()
     ]
     rows.sort(key=lambda row: (row["share"] is None, row["share"], row["name"]))
     return [CONTROL_NAMES.get(name, name) for name in controls], rows
 
 
-def _control_share(control: dict[str, Any], name: str) -> float | None:
-    """A control's slice is recorded as a share, or as an object that holds it."""
-    value = (control.get("slices") or {}).get(name)
-    return number(value.get("exact_match") if isinstance(value, dict) else value)
+def _control_share(control: Control, name: str) -> float | None:
+    measured = control.slices.get(name)
+    return number(measured.exact_match) if measured else None
 
 
-def benchmark_rows(evaluation: dict[str, Any]) -> list[dict[str, Any]]:
-    """A line for each score of each benchmark, with its 95 % interval. A damaged value is None."""
+def benchmark_rows(evaluation: Evaluation) -> list[dict[str, Any]]:
+    """A line for each score of each benchmark, with its 95 % interval."""
     rows = []
-    for name, found in (evaluation.get("benchmarks") or {}).items():
-        for metric, value in (found.get("scores") or {}).items():
-            low, high = (found.get("intervals") or {}).get(metric) or (None, None)
+    for name, found in evaluation.benchmarks.items():
+        for metric, value in found.scores.items():
+            low, high = found.intervals.get(metric) or (None, None)
             rows.append(
                 {
                     "name": name,
-                    "format": found.get("format"),
-                    "questions": found.get("questions"),
+                    "format": found.format,
+                    "questions": found.questions,
                     "metric": TITLES.get(metric, metric),
                     "value": number(value),
                     "low": number(low),
@@ -155,7 +154,7 @@ def benchmark_rows(evaluation: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def confusions(
-    predictions: Sequence[dict[str, Any]], shown: str | None
+    predictions: Sequence[dict[str, object]], shown: str | None
 ) -> tuple[list[tuple[str, Confusion]], list[str]]:
     """Slices with few distinct answers and their tables, and the names of those with too many.
 
@@ -175,26 +174,26 @@ def confusions(
     return tables, left_out
 
 
-def timings(steps: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], float]:
+def timings(steps: Sequence[StepRecord]) -> tuple[list[dict[str, Any]], float]:
     """Each step on the run's time line (`start` and `width` are shares of it), and the length of the line in seconds.
 
     The step that writes this very report is left out: it has not ended.
     """
-    steps = [record for record in steps if record["step"] != "notify"]
+    steps = [record for record in steps if record.step != "notify"]
     if not steps:
         return [], 0.0
-    spans = [(start := record.get("started_s", 0.0), record.get("ended_s") or start) for record in steps]
+    spans = [(record.started_s, record.ended_s or record.started_s) for record in steps]
     first = min(start for start, _ in spans)
     whole = max(max(end for _, end in spans) - first, 1e-9)
     rows = [
         {
-            "step": record["step"],
-            "state": record.get("state"),
-            "symbol": STATE_SYMBOLS.get(str(record.get("state")), "?"),
-            "seconds": end - start if record.get("ended_s") else None,
+            "step": record.step,
+            "state": record.state,
+            "symbol": STATE_SYMBOLS.get(record.state, "?"),
+            "seconds": end - start if record.ended_s else None,
             "start": (start - first) / whole,
             "width": max(0.0, end - start) / whole,
-            "message": record.get("message") or "",
+            "message": record.message,
         }
         for record, (start, end) in zip(steps, spans, strict=True)
     ]
@@ -216,9 +215,9 @@ def reused(files: RunFiles) -> list[str]:
     names = {"prepare-data": "Prepared data", "cache-features": "Vision features"}
     found = []
     for record in files.steps:
-        if record.get("state") == "reused":
-            what = names.get(record["step"], f"The step {record['step']}")
-            message = f": {record['message']}" if record.get("message") else ""
+        if record.state == "reused":
+            what = names.get(record.step, f"The step {record.step}")
+            message = f": {record.message}" if record.message else ""
             found.append(f"{what}{message}.")
     resumed = files.summary.resumed_from_step
     if resumed:
@@ -228,8 +227,8 @@ def reused(files: RunFiles) -> list[str]:
 
 def changed_settings(files: RunFiles) -> list[tuple[str, str, str]]:
     """Field, compiled value and the run's value where they differ."""
-    record: dict[str, Any] = next((one for one in files.steps if one.get("step") == "resolve-run"), {})
-    rows = sequence(mapping(record.get("detail")).get("changed_settings"))
+    record = next((one for one in files.steps if one.step == "resolve-run"), StepRecord("resolve-run"))
+    rows = sequence(record.detail.get("changed_settings"))
     return [(str(row[0]), str(row[1]), str(row[2])) for row in rows if isinstance(row, list) and len(row) == 3]
 
 
@@ -275,11 +274,10 @@ def starts_sentence(summary: Summary) -> str:
 
 def train_seconds(files: RunFiles) -> float | None:
     """Return the seconds of the train step, earlier starts included; None if it has not ended."""
-    record = next((record for record in files.steps if record.get("step") == "train"), {})
-    began_s, ended_s = number(record.get("started_s")), number(record.get("ended_s"))
-    if not began_s or not ended_s:
+    record = next((record for record in files.steps if record.step == "train"), None)
+    if record is None or not record.started_s or not record.ended_s:
         return None
-    return max(ended_s - began_s, files.summary.wall_s or 0.0)
+    return max(record.ended_s - record.started_s, files.summary.wall_s or 0.0)
 
 
 def _data_wait_share(files: RunFiles) -> float | None:
@@ -302,5 +300,5 @@ def _processes(summary: Summary) -> str:
     return f"{summary.world_size} on {nodes} {'node' if nodes == 1 else 'nodes'}"
 
 
-def _pair(first: Any, second: Any) -> str:
+def _pair(first: object, second: object) -> str:
     return "" if number(first) is None or number(second) is None else f"{count(first)} → {count(second)}"

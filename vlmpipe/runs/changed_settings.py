@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.validation_errors import MAY_HOLD_SECRETS
@@ -107,7 +106,7 @@ def _changes(before: RunConfig, after: RunConfig) -> Iterator[Change]:
         yield Change(field, was, now, outcome)
 
 
-def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
     """The values below a path by their fields, without nulls; of fields in a list of sections that of each item."""
     if (path in _RULES and not isinstance(value, dict)) or (path and path in rules_by_field()):
         yield path, value

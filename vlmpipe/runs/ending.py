@@ -14,8 +14,9 @@ from typing import Any, Literal
 from vlmpipe.config.sections.stages import earlier_stages
 from vlmpipe.records.decision import Decision
 from vlmpipe.records.registered import Registered
-from vlmpipe.runs.steps import DECIDING, Step, parse_record, step_of_record
+from vlmpipe.runs.steps import DECIDING, Step, step_of_record
 from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.records.step import FOLDER, parse_step, step_of_file
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.records import unseal
@@ -116,9 +117,9 @@ def _decided_stage(steps: list[Step]) -> str:
 def _steps(stage: str, store: Storage, job_name: str) -> list[Step]:
     """The steps of this job that left a record in a stage's folder."""
     found = {}
-    for info in store.list("steps"):
-        name = info.name.removeprefix("steps/").removesuffix(".json")
-        if record := parse_record(name, _content(store, info.name)):
+    for info in store.list(FOLDER):
+        name = step_of_file(info.name)
+        if record := parse_step(name, _content(store, info.name)):
             found[name] = replace(step_of_record(record, 0.0), stage=stage)
     first = found.get(FIRST)
     if first is None or first.detail.get("job_name") != job_name:

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from vlmpipe.records.decision import Decision
+from vlmpipe.records.plan import PlannedRun
 from vlmpipe.records.registered import Registered
 from vlmpipe.runs.capacity_attempts import FILE as FALLBACK
 from vlmpipe.runs.capacity_attempts import Attempt, parse_attempts
-from vlmpipe.runs.steps import DECIDING, parse_record
+from vlmpipe.runs.steps import DECIDING
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.record import Record
+from vlmpipe.trainer.records.step import FOLDER, parse_step, step_of_file
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import in_bucket
 from vlmpipe.trainer.storage.records import unseal
@@ -22,9 +25,9 @@ from vlmpipe.trainer.trials.files import JOB_STEP
 
 if TYPE_CHECKING:
     from vlmpipe.runs.run_state import RunState
-    from vlmpipe.trainer.progress import StepRecord
+    from vlmpipe.trainer.records.step import StepRecord
 
-RESULTS = ("plan.json", "evaluate.json", Decision.FILE, Registered.FILE, "comparison.json")
+RESULTS = (PlannedRun.FILE, Evaluation.FILE, Decision.FILE, Registered.FILE, "comparison.json")
 R = TypeVar("R", bound=Record)
 CLOCKS_APART_S = 60.0  # a record may be that much older than the job, by its machine's clock
 
@@ -64,6 +67,10 @@ class ServiceRun:
         return self.files_of[self.state.decided[-1] if is_ended else self.state.stage]
 
     @property
+    def decision(self) -> Decision | None:
+        return self.files.record(Decision)
+
+    @property
     def outcome(self) -> str:
         """waiting, running, stopping, paused, done, stopped or failed."""
         return self.OUTCOMES.get(self.service_state, "running")
@@ -88,18 +95,18 @@ def read_files(run_uri: str, *, since_s: float) -> RunFiles:
         return RunFiles(unreadable=f"{run_uri} is on a volume that this machine has not")
     try:
         store = open_storage(run_uri)
-        found = [info.name for info in store.list("steps")]
+        found = [info.name for info in store.list(FOLDER)]
         contents = {name: json_object(store.read(name)) for name in found}
         contents |= {name: json_object(store.read(name)) for name in (*RESULTS, FALLBACK) if store.stat(name)}
         run_file = store.stat("run.json")
     except UserError as error:
         return RunFiles(unreadable=error.found.splitlines()[0])
-    names = {name.removeprefix("steps/").removesuffix(".json"): name for name in found}
-    records = {step: record for step, name in names.items() if (record := parse_record(step, contents[name]))}
+    names = {step_of_file(name): name for name in found}
+    records = {step: record for step, name in names.items() if (record := parse_step(step, contents[name]))}
     fresh = {step: record for step, record in records.items() if record.started_s >= since_s}
     results = {name: contents[name] for name in RESULTS if name in contents}
     if not fresh.keys() & {"notify", *DECIDING}:  # results of an earlier attempt of the same run
-        results = {name: value for name, value in results.items() if name == "plan.json"}
+        results = {name: value for name, value in results.items() if name == PlannedRun.FILE}
     options = parse_attempts(contents.get(FALLBACK) or {}, run_file.version if run_file else "")
     return RunFiles(fresh, results, options)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from vlmpipe.trainer.errors import ExitCode
-from vlmpipe.trainer.progress import StepRecord
+from vlmpipe.trainer.records.step import StepRecord
 
 STEPS = (
     "resolve-run",
@@ -29,8 +27,6 @@ DECIDING = ("decide", "compare-variants")  # the last step of a stage
 OPTIONAL = ("benchmark", "deploy-model")  # a run without the section has no such step
 OF_THE_RUN = ("register-model", "deploy-model", "notify")  # once, after all stages
 EARLIER = {"prepare-data": ("plan-data", "prepare-chunks")}  # with several data.tasks they do most of the step's work
-
-_RECORD = TypeAdapter(StepRecord)
 
 
 # From which an ETA is shown: of a step that has run for long, a smaller share says enough.
@@ -138,14 +134,6 @@ def with_reused_stages(steps: Sequence[Step]) -> tuple[Step, ...]:
         else step
         for step in steps
     )
-
-
-def parse_record(name: str, content: Mapping[str, Any]) -> StepRecord | None:
-    """The record in a `steps/<name>.json`, or None where it is of another version, or damaged."""
-    try:
-        return _RECORD.validate_python({"step": name, "started_s": 0, **content})
-    except ValidationError:
-        return None
 
 
 def step_of_record(record: StepRecord, elapsed_s: float) -> Step:

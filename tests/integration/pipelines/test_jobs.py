@@ -29,6 +29,7 @@ from vlmpipe.trainer.evaluation.metrics import overlap_sentence
 from vlmpipe.trainer.feature_cache.reader import FeatureReader, missing_images
 from vlmpipe.trainer.feature_cache.store import features_key
 from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import crc32c_of_file
 from vlmpipe.trainer.storage.export_manifest import write_description
@@ -223,5 +224,5 @@ def test_data_that_was_prepared_before_images_had_signatures_is_evaluated(job: J
     ):
         assert part["images_like_train"] is part["like_train_compared"] is None
         assert isinstance(other["images_like_train"], int)
-    assert "not known which images look like training images" in overlap_sentence(found)
-    assert "not known" not in overlap_sentence(expected)
+    assert "not known which images look like training images" in overlap_sentence(Evaluation.model_validate(found))
+    assert "not known" not in overlap_sentence(Evaluation.model_validate(expected))

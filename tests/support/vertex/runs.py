@@ -9,7 +9,7 @@ from typing import Any
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex
 from vlmpipe.rehearsal.vertex.scripted_runs import Move
-from vlmpipe.trainer.progress import StepRecord
+from vlmpipe.trainer.records.step import StepRecord
 
 JOB = "llava-7b-zero2-spot-1"
 RUN = f"projects/test-project/locations/us-central1/pipelineJobs/{JOB}"

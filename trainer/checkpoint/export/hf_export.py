@@ -107,7 +107,7 @@ def export_checkpoint(
     return {**described, "reused": False}
 
 
-def export_initial(job: JobConfig) -> dict[str, Any]:
+def export_initial(job: JobConfig) -> dict[str, object]:
     """Write `<run>/export/` from the weights that training would start with, for a run that trains nothing.
 
     Returns the export's description, whose checkpoint is empty.
@@ -136,7 +136,7 @@ def export_initial(job: JobConfig) -> dict[str, Any]:
     return described
 
 
-def _form_of(job: JobConfig) -> dict[str, Any]:
+def _form_of(job: JobConfig) -> dict[str, object]:
     """Settings of the run file that decide the form of its export."""
     return {
         "is_adapter": job.model.exports_adapter,
@@ -157,7 +157,7 @@ class _Upload:
     def send_model(
         self,
         blueprint: nn.Module,
-        tokenizer: Any,
+        tokenizer: object,
         read: Callable[[str], Tensor],
         *,
         write_adapter: Callable[[Path], str] | None = None,

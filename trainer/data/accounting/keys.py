@@ -72,7 +72,7 @@ PROVENANCE = re.compile(r"(\w+_)?(url|uri|link|page)s?|source|origin|license|lic
 
 # Keys that change what is a label or an input, with the values at which they change nothing. Those of LOSS_FLAGS are
 # read in messages, and refused elsewhere.
-LABEL_KEYS: dict[str, tuple[Any, ...]] = {
+LABEL_KEYS: dict[str, tuple[object, ...]] = {
     "weight": (1,), "loss": (1,), "loss_scale": (1,), "loss_weight": (1,), "loss_mask": (), "train": (1,),
     "training": (1,), "train_on": (1,), "train_on_turn": (1,), "train_detail": (), "train_on_details": (),
     "tool_calls": (), "function_call": (), "tools": (), "functions": (),
@@ -94,7 +94,7 @@ PART_SETTINGS = {
 class Record(dict[str, Any]):
     """A record that notes the keys whose values are taken. `in` and iteration take none."""
 
-    def __init__(self, content: Mapping[str, Any], ignored: Iterable[str] = ()) -> None:
+    def __init__(self, content: Mapping[str, object], ignored: Iterable[str] = ()) -> None:
         """`ignored`: keys of messages and parts, too, that are known not to be needed."""
         super().__init__(content)
         self.used: set[str] = set()
@@ -206,7 +206,7 @@ class Record(dict[str, Any]):
         return tuple(sorted(found))
 
 
-def require_neutral(name: str, value: Any, holder: str) -> None:
+def require_neutral(name: str, value: object, holder: str) -> None:
     """Raise RejectedError for a key that changes what is a label and is not read."""
     if name not in LABEL_KEYS or _is_empty(value):
         return
@@ -218,7 +218,7 @@ def require_neutral(name: str, value: Any, holder: str) -> None:
     raise RejectedError(RejectCode.CONV_LABELS, message)
 
 
-def media_of(name: str, value: Any) -> str:
+def media_of(name: str, value: object) -> str:
     """Why an unread value is taken for media, or ""."""
     if isinstance(value, bool | int | float):
         return ""
@@ -228,11 +228,11 @@ def media_of(name: str, value: Any) -> str:
     return ITS_NAME if MEDIA_NAME.match(name) and name not in HARMLESS and not is_prose else ""
 
 
-def _is_address(value: Any) -> bool:
+def _is_address(value: object) -> bool:
     return isinstance(value, str) and bool(ADDRESS.match(value))
 
 
-def _media_value(value: Any, depth: int) -> str:
+def _media_value(value: object, depth: int) -> str:
     if isinstance(value, bytes):
         return BYTES
     if isinstance(value, str):
@@ -273,7 +273,7 @@ def media_suffix(path: str) -> str:
     return suffix if suffix in MEDIA_SUFFIXES else ""
 
 
-def _is_empty(value: Any) -> bool:
+def _is_empty(value: object) -> bool:
     if value is None or value == "" or value == [] or value == {}:
         return True
     # Parquet has every member of a struct in every row, with null where there is nothing.

@@ -66,7 +66,7 @@ def trained_tokens(config: ModelConfig, tokenizer: Any) -> list[int]:
     return tokens
 
 
-def require_trained_tokens(model: Any, config: ModelConfig, tokenizer: Any) -> None:
+def require_trained_tokens(model: object, config: ModelConfig, tokenizer: object) -> None:
     """Raise ConfigError where the tokenizer adds tokens, and their rows in the embedding or the head of a model are not
     trained.
     """

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
-from typing import Any
 
 from vlmpipe.trainer.data.chat import render, render_process
 from vlmpipe.trainer.data.chat.messages import Message, Role, Shape, as_chat, described, filled, tools_of
@@ -80,7 +79,7 @@ class ChatTemplate:
     as_text: bool = False
     is_trusted: bool = False
 
-    def render(self, chat: list[dict[str, Any]], *, tools: str = "", add_generation_prompt: bool = False) -> str:
+    def render(self, chat: list[dict[str, object]], *, tools: str = "", add_generation_prompt: bool = False) -> str:
         """Render as transformers does, except for the date. Raises RejectedError for what the template refuses."""
         rendering = render.render if self.is_trusted else render_process.render
         tokens = dict(self.special_tokens)

@@ -136,7 +136,7 @@ def described(shape: Shape) -> list[str]:
     return names
 
 
-def as_chat(messages: Sequence[Message], plain: frozenset[Role] = frozenset()) -> list[dict[str, Any]]:
+def as_chat(messages: Sequence[Message], plain: frozenset[Role] = frozenset()) -> list[dict[str, object]]:
     """The messages as `apply_chat_template` takes them. plain: roles whose text-only contents are given as strings.
 
     Results of tools, and answers that only call tools, always are: some templates print other contents as Python does.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
 
 from vlmpipe.trainer.data.bounded_process import bound_memory, bound_time
 
@@ -23,7 +22,7 @@ class TemplateError(Exception):
 
 
 def render(
-    source: str, chat: list[dict[str, Any]], tokens: dict[str, str], *, tools: str = "", add_generation_prompt: bool
+    source: str, chat: list[dict[str, object]], tokens: dict[str, str], *, tools: str = "", add_generation_prompt: bool
 ) -> str:
     """The text of a conversation, with a mark in place of the date. Raises TemplateError.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from vlmpipe.trainer.data.bounded_process import BoundedProcess
 from vlmpipe.trainer.data.chat.render import CPU_S, MEMORY_BYTES, TemplateError
@@ -14,7 +13,7 @@ PROCESS = BoundedProcess(MODULE, "renders chat templates", cpu_s=CPU_S)
 
 def render(
     source: str,
-    chat: list[dict[str, Any]],
+    chat: list[dict[str, object]],
     tokens: dict[str, str],
     *,
     tools: str = "",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from vlmpipe.trainer.data.chat.messages import Shape
 
@@ -38,7 +37,7 @@ def lacking_tools(shape: Shape, pieces: Sequence[str]) -> str:
     return ""
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: object) -> Iterator[object]:
     """Keys and values of arguments, but for true, false and null, which each template spells in its own way."""
     if isinstance(value, dict):
         yield from value
@@ -50,7 +49,7 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _is_in(value: Any, text: str) -> bool:
+def _is_in(value: object, text: str) -> bool:
     """Return whether a text has the value, as JSON or as it is."""
     if not isinstance(value, str):
         return json.dumps(value) in text or str(value) in text

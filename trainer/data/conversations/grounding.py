@@ -86,7 +86,7 @@ def _filled(turns: Sequence[Turn], mark: str, values: Iterator[str]) -> tuple[Tu
     return tuple(replace(turn, question=fill(turn.question), answer=fill(turn.answer)) for turn in turns)
 
 
-def _list_of(holder: Mapping[str, Any], key: str, marks: int, mark: str) -> list[Any]:
+def _list_of(holder: Mapping[str, object], key: str, marks: int, mark: str) -> list[object]:
     values = holder.get(key)
     values = [] if values is None else values
     if not isinstance(values, list):
@@ -96,7 +96,7 @@ def _list_of(holder: Mapping[str, Any], key: str, marks: int, mark: str) -> list
     return values
 
 
-def _boxes(holder: Mapping[str, Any], boxes: Sequence[Any], images: int) -> tuple[Box, ...]:
+def _boxes(holder: Mapping[str, object], boxes: Sequence[object], images: int) -> tuple[Box, ...]:
     kind = holder.get("bbox_type")
     if kind not in (None, PIXELS, SHARES):
         raise _refused(f"objects.bbox_type is {kind!r}, not {PIXELS} or {SHARES}")

@@ -101,7 +101,7 @@ def media_values(record: Record, kind: Kind) -> list[Any]:
     return one or many
 
 
-def _as_list(value: Any, key: str) -> list[Any]:
+def _as_list(value: object, key: str) -> list[object]:
     if value is None or value == "":
         return []
     found = value if isinstance(value, list) else [value]
@@ -111,7 +111,7 @@ def _as_list(value: Any, key: str) -> list[Any]:
     return found
 
 
-def address_of(value: Any, kind: Kind) -> str:
+def address_of(value: object, kind: Kind) -> str:
     """The address of a file, written as a text or as an object {path} or {url}. Raises RejectedError."""
     if isinstance(value, dict) and value.get("bytes") is None:
         value = next((value[key] for key in ADDRESS_KEYS if value.get(key) is not None), None)

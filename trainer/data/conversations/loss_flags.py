@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from vlmpipe.trainer.data.conversations.message_parts import kind_of
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
@@ -14,7 +13,7 @@ MESSAGE_FLAGS = ("train", "training", "train_on", "train_on_turn")
 LOSS_FLAGS = frozenset({*ANSWER_FLAGS, *MESSAGE_FLAGS})
 
 
-def is_learned(message: Mapping[str, Any], place: str, *, is_answer: bool) -> bool:
+def is_learned(message: Mapping[str, object], place: str, *, is_answer: bool) -> bool:
     """False for an answer whose weight is 0 or whose loss is false: it is read and is no label.
 
     Sources: https://platform.openai.com/docs/guides/supervised-fine-tuning (weight, 0 or 1),

@@ -55,11 +55,11 @@ def as_messages(record: Record) -> Record:
     return record.holding(messages=messages).took("messages")
 
 
-def _either(holder: Mapping[str, Any], *names: str) -> Any:
+def _either(holder: Mapping[str, object], *names: str) -> object:
     return next((value for name in names if (value := holder.get(name)) is not None), None)
 
 
-def _of_gemini(part: Mapping[str, Any], record: Record) -> dict[str, Any]:
+def _of_gemini(part: Mapping[str, object], record: Record) -> dict[str, object]:
     record.note(part.keys() - GEMINI_KEYS, part, "parts", "a part")
     if part.get("text") is not None:
         return {"type": "text", "text": part["text"]}
@@ -73,7 +73,7 @@ def _of_gemini(part: Mapping[str, Any], record: Record) -> dict[str, Any]:
     return {"type": kind, kind: address if address is not None else f"data:{mime};base64,{file.get('data')}"}
 
 
-def content_text(content: Any, field: str, record: Record | None = None) -> str:
+def content_text(content: object, field: str, record: Record | None = None) -> str:
     """A text, or the texts of a list of parts, with a mark in place of each image or video.
 
     `field` names it in errors. What no reader takes of parts is noted in `record`.
@@ -90,7 +90,7 @@ def content_text(content: Any, field: str, record: Record | None = None) -> str:
     return "".join(written)
 
 
-def _kind_of(part: Mapping[str, Any], place: str) -> Kind | None:
+def _kind_of(part: Mapping[str, object], place: str) -> Kind | None:
     """Kind of a part; None for a text. Parts of DashScope have no type. Raises RejectedError for other kinds."""
     named = part.get("type")
     if named is None:
@@ -104,7 +104,7 @@ def _kind_of(part: Mapping[str, Any], place: str) -> Kind | None:
     raise RejectedError(RejectCode.RECORD_FORM, message)
 
 
-def named_in(messages: Any) -> Iterator[tuple[Kind, str]]:
+def named_in(messages: object) -> Iterator[tuple[Kind, str]]:
     """The files that parts of the messages name, in their order; nothing where files are listed beside the messages."""
     for number, message in enumerate(objects(messages, "messages"), 1):
         content = message.get("content")
@@ -114,7 +114,7 @@ def named_in(messages: Any) -> Iterator[tuple[Kind, str]]:
                 yield kind, text(address, f"messages {number}: the address of its {kind}")
 
 
-def _address(part: Mapping[str, Any]) -> Any:
+def _address(part: Mapping[str, object]) -> object:
     value = next((part[key] for key in KINDS if part.get(key) is not None), None)
     source = part.get("source")  # in logs of some chat services: {media_type, data} or {url}
     if value is None and isinstance(source, dict):

@@ -153,7 +153,7 @@ def with_media(
     return tuple(placed), tuple(found)
 
 
-def identity_of(record: Mapping[str, Any], default: str = "") -> str:
+def identity_of(record: Mapping[str, object], default: str = "") -> str:
     """The record's id as text; `default` where it has none."""
     identity = record.get("id")
     if identity is None or identity == "":
@@ -165,7 +165,7 @@ def identity_of(record: Mapping[str, Any], default: str = "") -> str:
     return str(identity)
 
 
-def split_named(record: Mapping[str, Any]) -> Split | None:
+def split_named(record: Mapping[str, object]) -> Split | None:
     """The split that the record names, if any."""
     split = record.get("split")
     if split is None or split == "":
@@ -177,7 +177,7 @@ def split_named(record: Mapping[str, Any]) -> Split | None:
     return found
 
 
-def group_named(record: Mapping[str, Any], split_by: str) -> str:
+def group_named(record: Mapping[str, object], split_by: str) -> str:
     """The record's value of the field that `data.split_by` names; empty where it names none."""
     if split_by in (BY_IMAGE, BY_RECORD):
         return ""
@@ -219,7 +219,7 @@ class _Said:
     results: tuple[str, ...] = ()
 
 
-def _alternating(record: Record, key: str, messages: Any) -> list[Turn]:
+def _alternating(record: Record, key: str, messages: object) -> list[Turn]:
     """Alternating questions and answers, perhaps after a system message."""
     said = _spoken(record, key, messages)
     system = said.pop(0).text if said and said[0].role == "system" else ""
@@ -242,7 +242,7 @@ def _alternating(record: Record, key: str, messages: Any) -> list[Turn]:
     return turns
 
 
-def _spoken(record: Record, key: str, messages: Any) -> list[_Said]:
+def _spoken(record: Record, key: str, messages: object) -> list[_Said]:
     said: list[_Said] = []
     for number, message in enumerate(objects(messages, key), 1):
         if plain := _plain_message(message):
@@ -276,7 +276,7 @@ def _spoken(record: Record, key: str, messages: Any) -> list[_Said]:
     return said
 
 
-def _plain_message(message: Mapping[str, Any]) -> _Said | None:
+def _plain_message(message: Mapping[str, object]) -> _Said | None:
     """A question or an answer that holds a text and nothing else, as nearly all do; None for any other message."""
     if len(message) != len(ROLE_AND_TEXT[0]):
         return None
@@ -287,7 +287,7 @@ def _plain_message(message: Mapping[str, Any]) -> _Said | None:
     return None
 
 
-def _one_of(message: Mapping[str, Any], first: str, second: str, place: str) -> Any:
+def _one_of(message: Mapping[str, object], first: str, second: str, place: str) -> object:
     """The value under one of two keys. Raises RejectedError where both have one and they disagree."""
     one, other = message.get(first), message.get(second)
     if one is not None and other is not None and one != other:
@@ -336,7 +336,7 @@ def _responded(record: Record, _: str) -> list[Turn]:
     return [*(Turn(question, answer) for question, answer in said), last]
 
 
-def _last_answer(rejected: Any) -> str:
+def _last_answer(rejected: object) -> str:
     """The rejected answer: a text, or messages that end with it."""
     if isinstance(rejected, str):
         return text(rejected, "rejected")

@@ -22,19 +22,19 @@ MAX_DEPTH = 64  # of nested objects and lists
 TOOL_KEYS = frozenset({TOOL_CALLS, "tool_call_id"})  # of messages
 
 
-def tools_json(value: Any) -> str:
+def tools_json(value: object) -> str:
     """A record's tools as templates take them: a JSON list of {type, function}; "" for none. Raises RejectedError."""
     tools = [_tool(tool, f"tools {number}") for number, tool in enumerate(_listed(value, TOOLS), 1)]
     return _json(tools) if tools else ""
 
 
-def calls_in(message: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
+def calls_in(message: Mapping[str, object], place: str) -> list[dict[str, object]]:
     """The calls under `tool_calls` of an answer, as templates take them. Raises RejectedError."""
     calls = _listed(message.get(TOOL_CALLS), f"{place}.{TOOL_CALLS}")
     return [_call(call, f"{place}.{TOOL_CALLS} {number}") for number, call in enumerate(calls, 1)]
 
 
-def calls_of_text(content: str, place: str) -> list[dict[str, Any]]:
+def calls_of_text(content: str, place: str) -> list[dict[str, object]]:
     """The calls that a message of CALL_ROLES consists of: one or a list. Raises RejectedError."""
     value = _parsed(content, place)
     return [_call(call, place) for call in (value if isinstance(value, list) else [value])]
@@ -50,7 +50,7 @@ def require_prepared(tools: str, calls: str, place: str) -> None:
         _call(call, f"{place}.calls")
 
 
-def calls_json(calls: Sequence[dict[str, Any]]) -> str:
+def calls_json(calls: Sequence[dict[str, object]]) -> str:
     return _json(calls) if calls else ""
 
 
@@ -64,7 +64,7 @@ def _tool(tool: Any, place: str) -> dict[str, Any]:
     return {"type": "function", "function": _without_nulls(function)}
 
 
-def _call(call: Any, place: str) -> dict[str, Any]:
+def _call(call: object, place: str) -> dict[str, object]:
     holder = _object(call, place)
     function = _object(holder.get("function", holder), place)
     arguments = function.get("arguments")
@@ -81,7 +81,7 @@ def _call(call: Any, place: str) -> dict[str, Any]:
     return {**named, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
-def _without_nulls(value: Any, depth: int = MAX_DEPTH) -> Any:
+def _without_nulls(value: object, depth: int = MAX_DEPTH) -> object:
     """Remove keys whose value is null: columns give each object all keys of all objects."""
     if not depth:
         raise _refused(f"tools or calls are nested deeper than {MAX_DEPTH} levels")
@@ -90,7 +90,7 @@ def _without_nulls(value: Any, depth: int = MAX_DEPTH) -> Any:
     return [_without_nulls(one, depth - 1) for one in value] if isinstance(value, list) else value
 
 
-def _listed(value: Any, place: str) -> list[Any]:
+def _listed(value: object, place: str) -> list[object]:
     if value is None or value == "":
         return []
     found = _parsed(value, place) if isinstance(value, str) else value
@@ -99,14 +99,14 @@ def _listed(value: Any, place: str) -> list[Any]:
     return found
 
 
-def _parsed(value: str, place: str) -> Any:
+def _parsed(value: str, place: str) -> object:
     try:
         return parse_json(value)
     except BadJsonError as error:
         raise RejectedError(RejectCode.RECORD_PARSE, f"{place!r} is not JSON: {error}") from error
 
 
-def _object(value: Any, place: str) -> dict[str, Any]:
+def _object(value: object, place: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _refused(f"{place} is {kind_of(value)}, not an object")
     return value

@@ -38,7 +38,7 @@ class SignatureWriter:
     """Collects the signatures of a chunk's images, the first of equal ones."""
 
     def __init__(self) -> None:
-        self._lines: dict[tuple[Split, str], dict[str, Any]] = {}
+        self._lines: dict[tuple[Split, str], dict[str, object]] = {}
 
     def add(self, split: Split, identity: str, image: int, sha256: str, signature: bytes) -> None:
         line = {"split": split, "id": identity, "image": image, "sha256": sha256, "signature": signature or None}

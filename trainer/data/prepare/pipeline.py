@@ -297,7 +297,7 @@ def _build(config: JobConfig, source: Source, identity: str, place: Path, progre
     return _Built(counts, shards, ChunkCounts(len(chunks), prepared))
 
 
-def _coverage(plan: Path) -> dict[str, Any]:
+def _coverage(plan: Path) -> dict[str, object]:
     found: dict[str, Any] = json.loads((plan / COVERAGE).read_text(encoding="utf-8"))
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from vlmpipe.trainer.data.shards.verified_files import FOLDER, damaged_file
 from vlmpipe.trainer.storage import open_storage
@@ -43,7 +43,7 @@ class PreparedFiles:
     def __init__(self, storage: Storage) -> None:
         self._storage, self._files = storage, Manifest.read(storage).files
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._storage, name)
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:

@@ -161,7 +161,7 @@ class FileSource(Source):
         """The record under the names of `data.columns`."""
         return Record.of(record, self.config.columns) if isinstance(record, dict) else record
 
-    def checked(self, where: str, record: Any) -> Sample | Reject:
+    def checked(self, where: str, record: object) -> Sample | Reject:
         """The sample of a record, or a Reject that says what is wrong with it. `where` names its place for people."""
         if isinstance(record, Reject):
             return record

@@ -64,7 +64,7 @@ class CocoSource(FileSource):
         image = self.image_files.reference(found[0])
         return self.build(annotation, (image,), where, identity_of(annotation, f"coco-{where.rpartition(' ')[2]}"))
 
-    def _members(self, name: str, wanted: str) -> Iterator[Any]:
+    def _members(self, name: str, wanted: str) -> Iterator[object]:
         """The items of one of the object's lists."""
         path, keys = self.files.path(name), []
         with open_json(path, f"COCO captions, like\n{EXAMPLE}") as reader:

@@ -40,7 +40,7 @@ class LlavaSource(FileSource):
     def read(self, name: str) -> Iterator[Sample | Reject]:
         return starmap(self.checked, self._records(name))
 
-    def _records(self, name: str) -> Iterator[tuple[str, Any]]:
+    def _records(self, name: str) -> Iterator[tuple[str, object]]:
         """Parsed records; a Reject in place of a line that is not JSON."""
         path = self.files.path(name)
         if name.endswith(".jsonl"):

@@ -27,7 +27,7 @@ class BadJsonError(Exception):
     """The text is not JSON; names the character, counted from 0."""
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, Any]:
     """An object. Raises ValueError where one key has two values, of which a decoder would drop the first."""
     made = dict(pairs)
     if len(made) < len(pairs):

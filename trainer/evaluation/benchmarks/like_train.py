@@ -25,7 +25,7 @@ def validation_images_like_train(stats: Mapping[str, Any]) -> dict[str, Any]:
 
 def images_like_train(
     job: JobConfig, benchmark: str, questions: Sequence[BenchmarkQuestion], signatures: Mapping[str, bytes]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """A benchmark's part of evaluate.json; writes small images of the closest images into the run's folder.
 
     signatures: by name of an image.

@@ -69,7 +69,7 @@ def ask(job: JobConfig, model: AnsweringModel, config: BenchmarkConfig, question
 
 def write_scores(
     job: JobConfig, config: BenchmarkConfig, questions: Sequence[BenchmarkQuestion], answers: Sequence[GeneratedAnswer]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Write the answers into the run's folder; returns the part of evaluate.json."""
     predictions = [answer.text for answer in answers]
     scored = score(config.format, questions, predictions)

@@ -30,7 +30,7 @@ class ShuffledImages:
 
     def __init__(self, split: SplitIndex, shards: ShardReader | None, form: ImageForm) -> None:
         self._split, self._shards, self._form = split, shards, form
-        self._similar: dict[Any, list[int]] = defaultdict(list)
+        self._similar: dict[object, list[int]] = defaultdict(list)
         for sample in range(len(split)):
             self._similar[self._kind(sample)].append(sample)
 

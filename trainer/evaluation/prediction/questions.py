@@ -61,7 +61,7 @@ def read_questions(source: str | Path, question: str, data: DataConfig | None = 
     return found
 
 
-def _is_question(row: Any) -> bool:
+def _is_question(row: object) -> bool:
     """Return whether it names one image by its path. Samples of a source have images in other forms, texts in messages,
     or options next to their question. Other lists, such as several answers, are nothing that is asked."""
     if not isinstance(row, dict) or not any(isinstance(row.get(name), str) for name in IMAGE_NAMES):
@@ -104,7 +104,7 @@ def _of_sample(sample: Sample, question: str, stamp: str) -> list[ToAnswer]:
     return [ToAnswer(Path(image.name), text, image.read, stamp=stamp, system=system) for text in texts]
 
 
-def _row(source: Path, number: int, row: Any, question: str) -> ToAnswer:
+def _row(source: Path, number: int, row: object, question: str) -> ToAnswer:
     values = row if isinstance(row, dict) else {}
     image, text = next((values[name] for name in IMAGE_NAMES if values.get(name)), None), values.get("question")
     text = text or question

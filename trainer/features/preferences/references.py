@@ -12,7 +12,6 @@ import io
 import json
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -123,7 +122,7 @@ class ReferenceLogProbs:
                 found = {}
 
 
-def uri_of(job: JobConfig, key: Mapping[str, Any]) -> str:
+def uri_of(job: JobConfig, key: Mapping[str, object]) -> str:
     """The folder of a run's references. Raises ConfigError where a run that is to continue has others."""
     files = {name: files_identity(part) for name, part in job.model.sources.items() if part and part.weights}
     if job.model.lora and job.model.lora.pretrained:

@@ -37,7 +37,7 @@ class ArrCocFamily(QwenVlFamily):
     def feature_shape(self, config: ModelConfig) -> tuple[int]:
         return (super().feature_shape(config)[0] + len(CHANNELS),)
 
-    def feature_description(self, config: ModelConfig) -> dict[str, Any]:
+    def feature_description(self, config: ModelConfig) -> dict[str, object]:
         return {**super().feature_description(config), "textures": {"version": TEXTURES_VERSION, "channels": CHANNELS}}
 
     def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
@@ -45,7 +45,7 @@ class ArrCocFamily(QwenVlFamily):
         model.relevance = relevance_of(config, tokenizer)
         return model
 
-    def blueprint(self, config: ModelConfig, tokenizer: Any, *, buffers: bool = False) -> nn.Module:
+    def blueprint(self, config: ModelConfig, tokenizer: object, *, buffers: bool = False) -> nn.Module:
         model = super().blueprint(config, tokenizer, buffers=buffers)
         model.relevance = relevance_of(config, tokenizer)
         return model
@@ -73,7 +73,7 @@ class ArrCocFamily(QwenVlFamily):
         selections = config.relevance.samples if config.relevance.learns else 1
         return dataclasses.replace(shape, parameters=parameters, image_tokens=kept, selections=selections)
 
-    def initial_weights(self, config: ModelConfig, tokenizer: Any) -> Weights:  # type: ignore[override]
+    def initial_weights(self, config: ModelConfig, tokenizer: object) -> Weights:  # type: ignore[override]
         base = super().initial_weights(config, tokenizer)
         return WithRelevance(base, relevance_of(config, tokenizer).state_dict())
 
@@ -112,7 +112,7 @@ class ArrCocFamily(QwenVlFamily):
         projected: Tensor,
         grids: Tensor | None = None,
         patches_s: Sequence[float] = (),
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Prompts without the tokens that are not kept, and all arguments that follow from their number."""
         return selected_inputs(model, input_ids, projected, grids)
 
@@ -140,7 +140,7 @@ class WithRelevance:
         return self._base.read(name)
 
 
-def relevance_of(config: ModelConfig, tokenizer: Any) -> RelevanceModule:
+def relevance_of(config: ModelConfig, tokenizer: object) -> RelevanceModule:
     """The module that training starts from, on the CPU: that of the export that model.pretrained names, if it has the
     same parameters, else drawn from the seed."""
     assert config.relevance is not None

@@ -33,7 +33,7 @@ from vlmpipe.trainer.models.qwen_vl.model import QwenVLM, mergers_of
 class RelevanceVLM(QwenVLM):
     """Its features end with textures, one number for each of CHANNELS. See `PackedVLM`."""
 
-    def __init__(self, config: ModelConfig, model: nn.Module, processor: Any, *, cached: bool) -> None:
+    def __init__(self, config: ModelConfig, model: nn.Module, processor: object, *, cached: bool) -> None:
         super().__init__(config, model, cached=cached)
         self.processor = processor
         base = [parameter for name, parameter in model.named_parameters() if not name.startswith("relevance.")]

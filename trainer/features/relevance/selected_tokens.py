@@ -125,7 +125,7 @@ def selecting(model: Any, control: str) -> Iterator[None]:
 
 def relevance_records(
     job: JobConfig, model: AnsweringModel, turns: Sequence[Turn], images: Sequence[ShownImages], device: torch.device
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Return what `summarised` needs about each question, as plain JSON."""
     own: RelevanceModule = model.model.relevance
     questions = [_on_images(turn, len(shown.counts)) for turn, shown in zip(turns, images, strict=True)]

@@ -25,7 +25,7 @@ def block_diagonal_mask(config: Any, position_ids: Tensor, samples: CuSeqlens | 
     return {"attention_mask": mask_of(config, position_ids, packed=samples is None or samples.packed)}
 
 
-def mask_of(config: Any, position_ids: Tensor, *, packed: bool) -> Tensor | None:
+def mask_of(config: object, position_ids: Tensor, *, packed: bool) -> Tensor | None:
     """(sequences, 1, tokens, tokens), true where a token sees another: itself, or an earlier one of its sample.
 
     config: the language model's. position_ids: (sequences, tokens), restarting for each sample. None leaves the mask to

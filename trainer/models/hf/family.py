@@ -125,7 +125,7 @@ class HfFamily(NativeFamily):
         """(width,): images differ in rows."""
         return (self.stored_output(config).width,)
 
-    def feature_description(self, config: ModelConfig) -> dict[str, Any]:
+    def feature_description(self, config: ModelConfig) -> dict[str, object]:
         """Everything that determines the frozen tower's output for given image bytes, as plain JSON. Its code is the
         library's."""
         return weights_description(config) | {"transformers": transformers.__version__}
@@ -145,7 +145,7 @@ class HfFamily(NativeFamily):
             view=_no_stages,
         )
 
-    def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
+    def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: object, folder: Path) -> None:
         save_model_settings(model, tokenizer, folder, config.tower)
         self.images(config).save(tokenizer, folder, config.tower)
         serve_older_readers(folder)

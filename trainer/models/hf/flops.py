@@ -117,7 +117,7 @@ class _Count(TorchDispatchMode):
         super().__init__()
         self.flops, self._part = Counter[ModelPart](), PARTS[0]
 
-    def enter(self, part: ModelPart, *_: Any) -> None:
+    def enter(self, part: ModelPart, *_: object) -> None:
         self._part = part
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -151,7 +151,7 @@ def _may_be_left_out(func: Any, args: Any) -> bool:
     return any(isinstance(one, Tensor) and one.is_floating_point() and one.numel() >= LARGE for one in args)
 
 
-def _fused_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, out_val: Any, **__: Any) -> int:
+def _fused_attention(query: Tensor, key: Tensor, value: Tensor, *_: object, out_val: object, **__: object) -> int:
     return int(sdpa_flop_count(query.shape, key.shape, value.shape))
 
 

@@ -273,7 +273,7 @@ class _Encoded(torch.autograd.Function):
         return gradient, None
 
 
-def _separate_samples(module: HfVLM) -> Any:
+def _separate_samples(module: HfVLM) -> object:
     """A hook of the language model, inert outside of `HfVLM.hidden_states`.
 
     Where the library has made masks, since image tokens see each other, samples are taken out of each other's sight;

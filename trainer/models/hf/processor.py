@@ -183,7 +183,7 @@ def _published(weights: str, revision: str, settings: str) -> PublishedImages:
     return PublishedImages(WeightsConfig(weights=weights, revision=revision), json.loads(settings))
 
 
-def published_images(part: WeightsConfig, settings: Mapping[str, Any] | None) -> PublishedImages:
+def published_images(part: WeightsConfig, settings: Mapping[str, object] | None) -> PublishedImages:
     """The processor of a published model, loaded once."""
     return _published(part.weights, part.revision, json.dumps(settings or {}, sort_keys=True))
 

@@ -168,5 +168,5 @@ def _as(dtype: torch.dtype) -> Any:
 
 
 class _Reached(Exception):
-    def __init__(self, output: Any) -> None:
+    def __init__(self, output: object) -> None:
         self.output = output

@@ -163,7 +163,7 @@ def load_adapter(model: nn.Module, lora: LoraConfig) -> None:
                 setattr(model.get_submodule(parent), own, nn.Parameter(file.get_tensor(stored).float()))
 
 
-def merged_model(kind: Any, folder: Path, load: Callable[[Any, WeightsConfig], nn.Module]) -> nn.Module:
+def merged_model(kind: object, folder: Path, load: Callable[[object, WeightsConfig], nn.Module]) -> nn.Module:
     """The adapter in `folder` on its base, as PEFT loads and merges it. load: a pretrained model of `kind`, in fp32."""
     import peft
 

@@ -88,7 +88,7 @@ def pretrained_config(config: ModelConfig) -> PreTrainedConfig:
     return whole
 
 
-def weights_description(config: ModelConfig) -> dict[str, Any]:
+def weights_description(config: ModelConfig) -> dict[str, object]:
     """Identifies the tower's weights, as plain JSON."""
     tower = config.tower
     if tower.weights:

@@ -93,7 +93,7 @@ def _older_rope(rope: dict[str, Any], model_type: str) -> dict[str, Any]:
     return found | ({} if scaling == {"rope_type": "default"} else {"rope_scaling": scaling})
 
 
-def _older_tokenizer(content: dict[str, Any], template: str) -> dict[str, Any]:
+def _older_tokenizer(content: dict[str, object], template: str) -> dict[str, object]:
     """5 lists further special tokens where 4.5x expects the named ones."""
     kind = content.get("tokenizer_class")
     content["tokenizer_class"] = GENERIC_TOKENIZERS.get(str(kind), kind)

@@ -44,7 +44,13 @@ class StoredWeights:
     """
 
     def __init__(
-        self, part: WeightsConfig, model: PretrainedModel, num_tokens: int = 0, *, is_tied: bool = True, **loading: Any
+        self,
+        part: WeightsConfig,
+        model: PretrainedModel,
+        num_tokens: int = 0,
+        *,
+        is_tied: bool = True,
+        **loading: object,
     ) -> None:
         """
         Args:

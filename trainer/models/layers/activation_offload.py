@@ -39,7 +39,7 @@ class ActivationOffload:
         """`checkpoint`, with its input offloaded."""
         return functools.partial(self._run, checkpoint)
 
-    def _run(self, checkpoint: Callable[..., Any], layer: Callable[..., Any], *inputs: Any) -> Any:
+    def _run(self, checkpoint: Callable[..., object], layer: Callable[..., object], *inputs: object) -> Any:
         with saved_tensors_hooks(self._save, self._load):
             return checkpoint(layer, *inputs)
 

@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -70,7 +70,7 @@ def cache_folder() -> Path:
     return (cache_of_user() or private_folder()) / f"inductor-{hashlib.sha256(environment.encode()).hexdigest()[:16]}"
 
 
-def _forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _forward(layer: nn.Module, *args: object, **kwargs: object) -> object:
     # Look up the class when the layer runs: FSDP replaces it, and transformers checkpoints activations in the outermost
     # class only.
     return type(layer).forward(layer, *args, **kwargs)

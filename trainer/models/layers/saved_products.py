@@ -36,7 +36,7 @@ _LIBRARIES: dict[OpOverload, torch.library.Library] = {}  # a library that is co
 _ACTIVE = threading.local()  # `pass_`: of the layer that this thread runs
 
 
-def save_products() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+def save_products() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
     """The contexts of a layer's forward pass and of its recomputation.
 
     Each of torch's modes calls Python for every operation of the layer; kernels in front of the products' own do so for

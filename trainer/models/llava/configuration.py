@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 from transformers import LlavaConfig, PreTrainedConfig
 
@@ -47,7 +46,7 @@ def counted_from_the_end(layer: int, vision: PreTrainedConfig) -> int:
     return layer if layer < 0 else layer - (int(vision.num_hidden_layers) + 1)
 
 
-def projector_settings(config: ModelConfig, vision: PreTrainedConfig, text: PreTrainedConfig) -> dict[str, Any]:
+def projector_settings(config: ModelConfig, vision: PreTrainedConfig, text: PreTrainedConfig) -> dict[str, object]:
     """Settings of a pretrained projector. Raises ConfigError where the other parts are not what it was trained with."""
     if config.projector is None:
         return {}

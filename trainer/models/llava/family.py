@@ -83,7 +83,7 @@ class LlavaFamily(SquareFamily):
         vision = vision_config(config)
         return square_tokens(config, str(vision.model_type), int(vision.patch_size)), int(vision.hidden_size)
 
-    def feature_description(self, config: ModelConfig) -> dict[str, Any]:
+    def feature_description(self, config: ModelConfig) -> dict[str, object]:
         """Everything that determines the frozen tower's output for given image bytes, as plain JSON."""
         description = {"layer": config.feature_layer, "select": config.feature_select, "image_size": config.image_size}
         return {**description, **weights_description(config)}
@@ -122,7 +122,7 @@ class LlavaFamily(SquareFamily):
             _skip_behind_features(model.model.vision_tower, config)
         return super().training_module(config, model, cached=cached)
 
-    def initial_weights(self, config: ModelConfig, tokenizer: Any) -> InitialWeights:
+    def initial_weights(self, config: ModelConfig, tokenizer: object) -> InitialWeights:
         return InitialWeights(self, without_adapters(config), tokenizer)
 
     def shape(self, config: ModelConfig) -> ModelShape:
@@ -192,5 +192,5 @@ def _skip_behind_features(tower: nn.Module, config: ModelConfig) -> None:
             module.forward = _pass_on
 
 
-def _pass_on(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+def _pass_on(hidden: Tensor, *_: object, **__: object) -> Tensor:
     return hidden

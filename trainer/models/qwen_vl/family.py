@@ -76,7 +76,7 @@ class QwenVlFamily(NativeFamily):
         levels = 1 + len(getattr(vision, "deepstack_visual_indexes", ()))
         return (int(vision.hidden_size) * int(vision.spatial_merge_size) ** 2 * levels,)
 
-    def feature_description(self, config: ModelConfig) -> dict[str, Any]:
+    def feature_description(self, config: ModelConfig) -> dict[str, object]:
         """Everything that determines the frozen tower's output for given image bytes, as plain JSON."""
         return weights_description(config)
 

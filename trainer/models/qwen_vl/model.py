@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +60,7 @@ class QwenVLM(PackedVLM):
     def project(self, features: Tensor) -> Tensor:
         return project(self.model.model.visual, features)
 
-    def embed(self, input_ids: Tensor, projected: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    def embed(self, input_ids: Tensor, projected: Tensor) -> tuple[Tensor, dict[str, object]]:
         """(sequences, tokens, hidden), and the language model's arguments for deeper levels (DeepStack)."""
         first, *deeper = projected.chunk(len(mergers_of(self.model.model.visual)), dim=-1)
         config = self.model.config
@@ -105,7 +104,7 @@ def without_mergers(visual: nn.Module) -> nn.Module:
     return tower
 
 
-def tower_output(tower: nn.Module, patches: Tensor, sizes: dict[str, Any]) -> Tensor:
+def tower_output(tower: nn.Module, patches: Tensor, sizes: dict[str, object]) -> Tensor:
     """Input of the mergers: (tokens, levels x patches of a token x hidden). sizes: see `sizes_of`."""
     # Without grids, a release of the library that ignores one of `sizes` fails instead of waiting for the device.
     output = tower(patches, grid_thw=None, **sizes)

@@ -50,7 +50,7 @@ def sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device) -> d
     )
 
 
-def fake_sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device) -> dict[str, Any]:
+def fake_sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device) -> dict[str, object]:
     """Return `sizes_of` for traces: tensors of equal sizes and types, without values.
 
     Windowed attention then runs as one product over all patches. Its inputs and outputs have the same size; its FLOPs
@@ -70,7 +70,7 @@ def fake_sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device)
     return sizes
 
 
-def _kept_apart(pieces: dict[str, Pieces]) -> dict[str, Any]:
+def _kept_apart(pieces: dict[str, Pieces]) -> dict[str, object]:
     """The library's names of arguments for pieces, whose cumulative lengths it hands on as they are."""
     return {f"cu_{name}s": own for name, own in pieces.items()} | {
         f"max_{name}": own.longest for name, own in pieces.items()

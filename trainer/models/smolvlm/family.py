@@ -69,7 +69,7 @@ class SmolVlmFamily(SquareFamily, NativeFamily):
         vision = self.whole_config(config).vision_config
         return (config.image_size // int(vision.patch_size)) ** 2, int(vision.hidden_size)
 
-    def feature_description(self, config: ModelConfig) -> dict[str, Any]:
+    def feature_description(self, config: ModelConfig) -> dict[str, object]:
         """Everything that determines the frozen tower's output for given image bytes, as plain JSON."""
         return {**weights_description(config), "image_size": config.image_size}
 
@@ -110,7 +110,7 @@ class SmolVlmFamily(SquareFamily, NativeFamily):
             projector_layers=1,
         )
 
-    def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
+    def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: object, folder: Path) -> None:
         super().save_settings(config, model, tokenizer, folder)
         side = config.image_size // int(model.config.vision_config.patch_size) // int(model.config.scale_factor)
         settings = {"processor_class": "SmolVLMProcessor", "image_seq_len": side**2}

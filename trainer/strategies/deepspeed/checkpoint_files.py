@@ -19,10 +19,10 @@ class HeldFiles(CheckpointEngine):
     def __init__(self, stager: StateDictStager) -> None:
         super().__init__()
         self._stager = stager
-        self._held: dict[str, Any] = {}
+        self._held: dict[str, object] = {}
         self._error: Exception | None = None
 
-    def save(self, state_dict: Any, path: str) -> None:
+    def save(self, state_dict: object, path: str) -> None:
         self._held[path] = self._stager.stage(state_dict)
 
     def makedirs(self, path: str | Path, exist_ok: bool = False) -> None:

@@ -228,7 +228,7 @@ class Zero:
             small[0].all_gather(small)
 
 
-def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_of(group: Mapping[str, object]) -> dict[str, object]:
     """A parameter group's rates, decay, betas and the like."""
     return {name: value for name, value in group.items() if name != "params"}
 

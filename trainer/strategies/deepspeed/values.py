@@ -10,7 +10,6 @@ import copy
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -21,7 +20,7 @@ from vlmpipe.trainer.sizing.deepspeed_config import Sizes, engine_settings, laid
 ANY = Sizes(trainable=10**9, layer=10**7, vector=10**4)  # values are judged without regard to a model's sizes
 
 
-def require_values(settings: Mapping[str, Any]) -> None:
+def require_values(settings: Mapping[str, object]) -> None:
     """Raise ConfigError where DeepSpeed refuses a configuration, with all that it says.
 
     Without its batch size, which DeepSpeed would multiply by one rank: it knows none before the first engine.

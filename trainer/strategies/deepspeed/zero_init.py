@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from vlmpipe.trainer.distributed.process import ProcessContext
@@ -13,7 +11,7 @@ Masters = dict[nn.Parameter, Tensor]
 
 
 def partition_by_part(
-    module: nn.Module, blocks: ShardingUnits, settings: dict[str, Any], worker: ProcessContext, *, bf16: bool
+    module: nn.Module, blocks: ShardingUnits, settings: dict[str, object], worker: ProcessContext, *, bf16: bool
 ) -> Masters:
     """Give each layer its weights, then the rest of the module, and partition them by `deepspeed.zero.Init`.
 

@@ -194,7 +194,7 @@ def sum_output(module: nn.Module, add_up: Callable[[Tensor], Tensor]) -> nn.Modu
     """Apply `add_up` to the module's output, then add the bias once."""
     linear = linear_of(module)
 
-    def summed(_module: nn.Module, _args: Any, part: Tensor) -> Tensor:
+    def summed(_module: nn.Module, _args: object, part: Tensor) -> Tensor:
         outputs = add_up(part)
         return outputs if linear.bias is None else outputs + linear.bias.to(outputs.dtype)
 
@@ -267,7 +267,7 @@ class _ReduceFromModelParallel(torch.autograd.Function):
         return tensor
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
 
 

@@ -59,7 +59,7 @@ def leave(found: AnyStatus, fail_on_reject: bool) -> NoReturn:
     """End with the run's exit code. Raises UserError (76) for a rejected model where `fail_on_reject`."""
     if _is_rejected(found, fail_on_reject):
         raise UserError(
-            f"the gate rejected the model. {found.as_json()['decision'].get('reason', '')}",
+            f"the gate rejected the model. {found.decision.reason if found.decision else ''}",
             expected="an accepted model, because --fail-on-reject is given",
             fix="train for longer or on other data, or change the gate section of the run file",
             code=ExitCode.REJECTED,
@@ -68,8 +68,7 @@ def leave(found: AnyStatus, fail_on_reject: bool) -> NoReturn:
 
 
 def _is_rejected(found: AnyStatus, fail_on_reject: bool) -> bool:
-    decision = found.as_json().get("decision") or {}
-    return fail_on_reject and not found.exit_code and decision.get("accepted") is False
+    return fail_on_reject and not found.exit_code and bool(found.decision and not found.decision.accepted)
 
 
 def show(found: AnyStatus, as_json: bool) -> None:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from vlmpipe.cli.views.amounts import UNKNOWN
 from vlmpipe.cli.views.tables import ruled_table
+from vlmpipe.records.plan import MemoryPart
 from vlmpipe.report.plan_section import merged_parts
 
 GIB = 2**30
@@ -34,9 +35,9 @@ def cells(sizes: Sequence[int], scale: int, width: int) -> list[int]:
 
 def memory_bar(memory: Mapping[str, Any], width: int) -> list[Text | Table]:
     """The bar, the mark of the capacity under it, and the legend."""
-    parts = merged_parts(memory["parts"])
+    parts = merged_parts([MemoryPart.model_validate(part) for part in memory["parts"]])
     total, capacity = memory["total_bytes"], memory["capacity_bytes"]
-    lengths = cells([part["bytes"] for part in parts], max(total, capacity, 1), width)
+    lengths = cells([part.bytes for part in parts], max(total, capacity, 1), width)
     bar = Text(no_wrap=True)
     for (letter, color), length in zip(_looks(), lengths, strict=False):
         if length:
@@ -58,16 +59,16 @@ def share_text(share: float) -> str:
     return f"{share:.0%}" if share >= 0.005 else "<1%"
 
 
-def _legend(parts: Sequence[Mapping[str, Any]], total: int) -> Table:
+def _legend(parts: Sequence[MemoryPart], total: int) -> Table:
     table = ruled_table("", "memory", "GiB", "share", right=("GiB", "share"), wrap=False)
     table.add_column("")
     for (letter, color), part in zip(_looks(), parts, strict=False):
         table.add_row(
             Text(letter, style=f"black on {color}"),
-            part["name"],
-            f"{part['bytes'] / GIB:,.2f}" if part["bytes"] >= GIB / 100 else "<0.01",
-            share_text(part["bytes"] / max(1, total)),
-            Text(part["why"], style="dim"),
+            part.name,
+            f"{part.bytes / GIB:,.2f}" if part.bytes >= GIB / 100 else "<0.01",
+            share_text(part.bytes / max(1, total)),
+            Text(part.why, style="dim"),
         )
     table.add_row("", Text("sum", style="bold"), Text(f"{total / GIB:,.2f}", style="bold"), "", "")
     return table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 from markupsafe import Markup
 
@@ -45,7 +44,7 @@ def build_page(comparison: SweepComparison, run_id: str) -> str:
     )
 
 
-def _chart(cost: str, title: str, unit: str, variants: list[ComparedVariant]) -> dict[str, Any] | None:
+def _chart(cost: str, title: str, unit: str, variants: list[ComparedVariant]) -> dict[str, object] | None:
     """The front of one kind of cost; None where fewer than two variants have that cost."""
     spots = [
         Spot(one.name, x, one.score.value, *one.score.interval, is_on_front=cost in one.on_front)

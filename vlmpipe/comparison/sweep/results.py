@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlmpipe.registry.recorded_answers import PREDICTIONS, known_image_groups
-from vlmpipe.report.load import mapping, number
+from vlmpipe.report.load import number
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.evaluation.metrics import anls, vqa_accuracy
+from vlmpipe.trainer.records.evaluation import Evaluation
+from vlmpipe.trainer.records.step import read_step
 from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
@@ -31,7 +33,7 @@ class Training:
     error: str = ""
     scores: dict[Key, float] = field(default_factory=dict)
     image_groups: dict[str, str] = field(default_factory=dict)  # by sample, a name of its images
-    evaluation: dict[str, Any] = field(default_factory=dict)
+    evaluation: Evaluation = field(default_factory=Evaluation)
     train_s: float = 0.0
     evaluate_s: float = 0.0
     processes: int = 1  # GPUs, or processes on the CPU
@@ -42,7 +44,7 @@ class Training:
 
     def selection(self, name: str) -> float | None:
         """A number of evaluate.json's section relevance; None for a model without selection."""
-        return number(mapping(self.evaluation.get("relevance")).get(name))
+        return number((self.evaluation.relevance or {}).get(name))
 
     @property
     def device_hours(self) -> float:
@@ -68,9 +70,8 @@ def read_results(run_uri: str) -> SweepResults:
 
 
 def _job_s(store: Storage, job: int) -> float:
-    name = f"steps/{JOB_STEP}-{job}.json"
-    record = read_record(store, name) if store.stat(name) else {}
-    return max(0.0, (number(record.get("ended_s")) or 0.0) - (number(record.get("started_s")) or 0.0))
+    record = read_step(store, f"{JOB_STEP}-{job}")
+    return max(0.0, record.ended_s - record.started_s) if record else 0.0
 
 
 def _training(one: dict[str, Any], metric: str) -> Training:
@@ -81,7 +82,7 @@ def _training(one: dict[str, Any], metric: str) -> Training:
     if outcome["state"] != "done":
         return Training(*known, error=outcome["error"] or "it failed")
     try:
-        evaluation, lines = read_record(store, "evaluate.json"), read_lines(store, PREDICTIONS)
+        evaluation, lines = Evaluation.read(store), read_lines(store, PREDICTIONS)
         summary = Summary.read_if_there(store) or Summary()
     except UserError as error:
         return Training(*known, error=error.found)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any
 
 from vlmpipe.config.validation_errors import Problem
 from vlmpipe.trainer.secret_detection import known_form
 
 
-def secret_problems(value: Any, path: str = "") -> Iterator[Problem]:
+def secret_problems(value: object, path: str = "") -> Iterator[Problem]:
     """Values of a well-known secret's form, in any field. The value is not repeated."""
     if isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):

@@ -91,7 +91,7 @@ def _without_effect(config: RunFields, variants: list[Variant], runs: Mapping[st
             yield Problem("sweep", f"found {field}, which {text}")
 
 
-def _changes(config: RunFields, variant: Variant, field: str, whole: Mapping[str, Any]) -> bool:
+def _changes(config: RunFields, variant: Variant, field: str, whole: Mapping[str, object]) -> bool:
     """Return whether the variant differs from itself without that field."""
     values = {name: value for name, value in variant.values.items() if name != field}
     try:

@@ -16,10 +16,11 @@ from vlmpipe.trainer.config.base import Section
 from vlmpipe.trainer.config.job import require_run_id, run_uri_of
 from vlmpipe.trainer.config.model import ModelPart
 from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.records.step import read_step, step_file
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
-from vlmpipe.trainer.storage.records import read_record
 
+FIRST_STEP = "resolve-run"
 STAGES_FOLDER = "stages"  # in the run's folder; the last stage is the run itself
 LONGEST_NAME = 63  # of a run file; a stage's jobs have its name behind the run file's
 # What a stage may change of the model: all else decides its weights' shapes or where the first stage takes them from.
@@ -83,14 +84,16 @@ def stage_run_id(run_id: str, stage: str, stages: Sequence[str]) -> str:
 def earlier_stages(run_uri: str) -> dict[str, str]:
     """The folders of the stages before the last one that have begun, by name, in order; none without stages."""
     store = open_storage(run_uri)
-    names = [info.name for info in store.list(STAGES_FOLDER) if info.name.endswith("/steps/resolve-run.json")]
-    began_s = {name.split("/")[1]: _began_s(store, name) for name in names}
+    names = [info.name for info in store.list(STAGES_FOLDER) if info.name.endswith(f"/{step_file(FIRST_STEP)}")]
+    stages = [name.split("/")[1] for name in names]
+    began_s = {stage: _began_s(open_storage(store.uri(f"{STAGES_FOLDER}/{stage}"))) for stage in stages}
     return {stage: store.uri(f"{STAGES_FOLDER}/{stage}") for stage in sorted(began_s, key=began_s.__getitem__)}
 
 
-def _began_s(store: Storage, record: str) -> float:
-    with contextlib.suppress(UserError, TypeError, ValueError):
-        return float(read_record(store, record).get("started_s", 0.0))
+def _began_s(stage: Storage) -> float:
+    with contextlib.suppress(UserError):
+        record = read_step(stage, FIRST_STEP)
+        return record.started_s if record else 0.0
     return 0.0
 
 
@@ -138,7 +141,7 @@ def _unrounded(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stage_problems(
-    name: str, stages: Sequence[StageConfig], contents: Mapping[str, Mapping[str, Any]], *, is_search: bool
+    name: str, stages: Sequence[StageConfig], contents: Mapping[str, Mapping[str, object]], *, is_search: bool
 ) -> Iterator[Problem]:
     """Problems of the stages of the run file `name`, apart from the run file of each.
 
@@ -218,7 +221,7 @@ def problems_of_stages(found: Mapping[str, Sequence[Problem]]) -> list[Problem]:
     return [*(one for one in next(iter(found.values())) if one in shared), *own]
 
 
-def hidden_by_stages(content: Mapping[str, Any], fields: Sequence[str]) -> dict[str, list[str]]:
+def hidden_by_stages(content: Mapping[str, object], fields: Sequence[str]) -> dict[str, list[str]]:
     """Return the dotted `fields` for which stages have values of their own, each with the names of these stages."""
     stages = content.get("stages")
     found: dict[str, list[str]] = {}
@@ -237,7 +240,7 @@ def hidden_by_stages(content: Mapping[str, Any], fields: Sequence[str]) -> dict[
     return found
 
 
-def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def with_overrides(data: Mapping[str, object], overrides: Mapping[str, object]) -> dict[str, object]:
     """A copy of the run file with overrides merged into it. Raises RunFileError for one that a stage or each variant of
     a sweep has its own value of: that value would stay."""
     content, fields = apply_overrides(data, overrides), [path for path, _ in leaves(overrides)]

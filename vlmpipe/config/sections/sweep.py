@@ -87,7 +87,7 @@ def variants_of(sweep: SweepConfig) -> list[Variant]:
     return found
 
 
-def hidden_by_sweep(content: Mapping[str, Any], fields: Iterable[str]) -> list[str]:
+def hidden_by_sweep(content: Mapping[str, object], fields: Iterable[str]) -> list[str]:
     """Return those dotted `fields` that every variant replaces."""
     sweep = content.get("sweep")
     if not isinstance(sweep, Mapping):

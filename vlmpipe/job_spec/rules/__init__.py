@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmpipe.job_spec.rules import environment, fields, images, machines, network, processes, scheduling, worker_pools
 from vlmpipe.job_spec.rules.base import Job
@@ -20,7 +20,7 @@ CHECKS: tuple[Callable[[Job], Iterator[Violation]], ...] = tuple(subject.check f
 
 
 def check_spec(
-    spec: Any,
+    spec: object,
     *,
     region: str = "",
     catalog: Catalog,

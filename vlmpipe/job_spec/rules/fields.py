@@ -26,7 +26,7 @@ class LenientReading:
     moved: Mapping[FieldPath, FieldPath]  # path of a value in `spec` -> its path as written, where they differ
 
 
-def read_leniently(content: Any, spelling: Spelling) -> LenientReading:
+def read_leniently(content: object, spelling: Spelling) -> LenientReading:
     """Read what should be a CustomJobSpec. Never raises for bad content.
 
     A value in an unknown field is moved to the field that was meant, so that one mistake causes one violation: a
@@ -62,7 +62,7 @@ def check(job: Job) -> Iterator[Violation]:
                 yield Violation("VP111", (*path, "env"), f"{count} variables", f"at most {MAX_VARIABLES}", fix)
 
 
-def _unwrapped(content: Any, spelling: Spelling) -> tuple[list[Violation], Mapping[str, Any], set[FieldPath]]:
+def _unwrapped(content: object, spelling: Spelling) -> tuple[list[Violation], Mapping[str, object], set[FieldPath]]:
     """Violations of the whole, the spec in it, and fields that may be set elsewhere."""
     if isinstance(content, list | tuple):
         violation = Violation("VP109", (), "a list", "an object", f"write {POOLS}: before the list")
@@ -98,7 +98,7 @@ def _move(spec: dict[str, Any], field: UnknownField, spelling: Spelling) -> tupl
     return is_moved, violations
 
 
-def _look_up(value: Any, path: FieldPath) -> Any:
+def _look_up(value: object, path: FieldPath) -> object:
     for part in path:
         if isinstance(value, Mapping):
             value = value.get(str(part))

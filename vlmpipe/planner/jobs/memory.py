@@ -11,7 +11,7 @@ import math
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from vlmpipe.catalog.this_machine import NAME as THIS_MACHINE
 from vlmpipe.catalog.this_machine import LocalMachine
@@ -73,7 +73,7 @@ class JobMemory:
                 f"{self.host.total_bytes / GIB:,.1f} GiB; {self.remedy}"
             )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For JSON."""
         return {
             "job": self.job,

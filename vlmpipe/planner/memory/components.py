@@ -22,7 +22,7 @@ class MemoryPart:
     why: str = ""
     place: Place = "device"  # or the machine's memory, where offloading puts it
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For JSON."""
         return {"name": self.name, "bytes": self.bytes, "why": self.why}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from vlmpipe.catalog.machines import Machine
 from vlmpipe.config.run_config import RunConfig
@@ -58,7 +57,7 @@ class HostMemory:
     def fits(self) -> bool:
         return self.total_bytes <= self.capacity_bytes
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For JSON."""
         return {
             "machine": self.machine,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from vlmpipe.planner.memory.activations import WEIGHT_COPIES, Activations
 from vlmpipe.planner.memory.components import (
@@ -98,7 +97,7 @@ class Memory:
         """The largest part."""
         return max(self.parts, key=lambda part: part.bytes).name
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For JSON."""
         return {
             "device": self.device,
@@ -135,7 +134,7 @@ def training_phases(
     rounded: bool = False,
     averaged: bool = False,
     in_8_bits: int = 0,
-    deepspeed: Mapping[str, Any] | None = None,
+    deepspeed: Mapping[str, object] | None = None,
     persistent: int = 0,
     gathering: Gathering = Gathering(),  # noqa: B008  # frozen
 ) -> dict[str, list[MemoryPart]]:

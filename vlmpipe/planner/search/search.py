@@ -111,7 +111,7 @@ class _Search:
     cache: CacheAdvice
     prices: Prices
     memory: SearchMemory
-    extra: dict[str, Any] = field(default_factory=dict)  # fields of the run file that all its candidates change
+    extra: dict[str, object] = field(default_factory=dict)  # fields of the run file that all its candidates change
 
 
 @dataclass(frozen=True)
@@ -265,9 +265,9 @@ def _candidates(search: _Search, goal: Goal) -> Iterator[_Candidate]:
                     yield way
 
 
-def _with(config: RunConfig, change: dict[str, Any]) -> RunConfig:
+def _with(config: RunConfig, change: dict[str, object]) -> RunConfig:
     """The changed run file, not validated, for speed. `_suggestion` validates those that are shown."""
-    sections: dict[str, dict[str, Any]] = {}
+    sections: dict[str, dict[str, object]] = {}
     for key, value in change.items():
         section, _, name = key.partition(".")
         sections.setdefault(section, {})[name] = value
@@ -276,7 +276,7 @@ def _with(config: RunConfig, change: dict[str, Any]) -> RunConfig:
 
 
 def _priced(
-    search: _Search, goal: Goal, place: Cluster, change: dict[str, Any], config: RunConfig
+    search: _Search, goal: Goal, place: Cluster, change: dict[str, object], config: RunConfig
 ) -> _Candidate | None:
     layout, shape, cache = layout_of(config), search.load.sized(search.model.shape), search.cache
     case = Scenario(config, shape, layout, search.load, place.machine, place.gpu, cached=cache.state == "on")

@@ -139,7 +139,7 @@ WITHOUT_CHECKPOINTING = {
 }
 
 
-def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterator[dict[str, Any]]:
+def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterator[dict[str, object]]:
     """All strategies, degrees and micro-batches on the cluster, as fields of the run file.
 
     Without activation checkpointing, which makes a candidate slower.
@@ -182,7 +182,7 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
             yield change | {"train.micro_batch_size": size} | WITHOUT_CHECKPOINTING
 
 
-def _number_types(train: TrainConfig, strategy: str) -> dict[str, Any]:
+def _number_types(train: TrainConfig, strategy: str) -> dict[str, object]:
     """Changes without which the strategy is refused: see `vlmpipe.trainer.config.precision`."""
     change: dict[str, Any] = {}
     if train.precision == "bf16-autocast" and strategy in GATHERED_IN_BF16:

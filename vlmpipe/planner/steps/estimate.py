@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.catalog.steps import ImageName, StepFacts, load_steps
@@ -100,7 +100,7 @@ class PipelinePlan:
         known = [step.usd for step in self.steps if step.usd is not None]
         return sum(known) if known else None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For JSON."""
         return {
             "machines": self.machines,

@@ -6,14 +6,15 @@ import contextlib
 import dataclasses
 import functools
 import statistics
-from typing import Any
 
+from vlmpipe.records.plan import PlannedRun
 from vlmpipe.trainer.errors import ConfigError, UserError
+from vlmpipe.trainer.records.metrics import FILE as METRICS_FILE
+from vlmpipe.trainer.records.metrics import step_seconds
 from vlmpipe.trainer.sizing.calibration import PROBED, Calibration, kept_name
 from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.records import read_record, unseal_lines, write_record
+from vlmpipe.trainer.storage.records import read_record, write_record
 
-PLAN, METRICS = "plan.json", "metrics.jsonl"
 LATEST = "latest"  # plan.calibrate_from: what the last run of this name on these GPUs kept
 FEWEST = 3  # logged steps behind the first, which compiles and warms up
 
@@ -27,20 +28,19 @@ def calibration_of(run_uri: str) -> Calibration:
     store = open_storage(run_uri)
     if store.stat(PROBED):
         return Calibration(**read_record(store, PROBED))
-    lacking = [name for name in (PLAN, METRICS) if store.stat(name) is None]
+    lacking = [name for name in (PlannedRun.FILE, METRICS_FILE) if store.stat(name) is None]
     if lacking:
         raise _unusable(run_uri, f"{' and '.join(lacking)} are not there")
-    plan = read_record(store, PLAN)
-    time: dict[str, Any] = plan.get("time") or {}
-    if not time.get("step_s"):
-        raise _unusable(run_uri, f"its {PLAN} has no time of a step")
-    steps = [float(line["step_s"]) for line in unseal_lines(store.read(METRICS)) if "step_s" in line][1:]
+    plan = PlannedRun.read(store)
+    if not plan.time or not plan.time.step_s:
+        raise _unusable(run_uri, f"its {PlannedRun.FILE} has no time of a step")
+    steps = step_seconds(store)
     if len(steps) < FEWEST:
         raise _unusable(run_uri, f"{len(steps)} logged steps after the first")
-    measured_s, planned_s = statistics.median(steps), time["step_s"] / time.get("pace", 1.0)
+    measured_s, planned_s = statistics.median(steps), plan.time.step_s / plan.time.pace
     return Calibration(
         measured_s / planned_s,
-        plan["jobs"]["train"][0]["accelerator_type"],
+        plan.jobs["train"][0].accelerator_type,
         f"Steps take {measured_s / planned_s:.2f} of their forecast, as in {run_uri}: {measured_s:.3g} s measured, "
         f"{planned_s:.3g} s planned (plan.calibrate_from).",
     )
@@ -52,7 +52,7 @@ def keep_calibration(run_uri: str) -> None:
     with contextlib.suppress(UserError):  # then the next plan is only less exact
         if found:
             calibration = calibration_of(run_uri)
-            name = str(read_record(open_storage(run_uri), PLAN).get("name", ""))
+            name = PlannedRun.read(open_storage(run_uri)).name
             kept = kept_name(name, calibration.accelerator_type)
             write_record(open_storage(root_uri), kept, dataclasses.asdict(calibration))
 
@@ -73,6 +73,7 @@ def latest_calibration(root_uri: str, name: str, accelerator_type: str) -> Calib
 def _unusable(run_uri: str, found: str) -> ConfigError:
     return ConfigError(
         f"plan.calibrate_from {run_uri}: {found}",
-        expected=f"the folder of a run on Vertex AI with {PLAN}, and at least {FEWEST} logged steps after the first",
+        expected=f"the folder of a run on Vertex AI with {PlannedRun.FILE}, and at least {FEWEST} logged steps after "
+        "the first",
         fix="name another run, or leave plan.calibrate_from out",
     )

@@ -6,8 +6,8 @@ import statistics
 
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.time.step_time import Time
+from vlmpipe.trainer.records.metrics import step_seconds
 from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.records import read_lines
 
 FEWEST = 3  # logged steps behind the first, which starts up
 
@@ -36,8 +36,5 @@ def external_time(config: RunConfig) -> Time:
 
 def _measured_step_s(run_uri: str) -> float | None:
     """Median step of a run's metrics.jsonl, also of one that still runs; None for too few, or no folder."""
-    store = open_storage(run_uri)
-    if store.stat("metrics.jsonl") is None:
-        return None
-    steps = [float(line["step_s"]) for line in read_lines(store, "metrics.jsonl") if "step_s" in line][1:]
+    steps = step_seconds(open_storage(run_uri))
     return statistics.median(steps) if len(steps) >= FEWEST else None

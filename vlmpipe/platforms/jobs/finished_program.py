@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable
 
 from vlmpipe.trainer.errors import UserError
-from vlmpipe.trainer.progress import StepRecord
+from vlmpipe.trainer.records.step import read_step
 from vlmpipe.trainer.storage.base import Storage
-from vlmpipe.trainer.storage.records import read_record
 
 FINISHED = ("done", "reused")
 LINGERS_S = 600.0  # that a launcher may take to end; as long as ranks wait for each other
@@ -51,11 +50,8 @@ class FinishedProgram:
 
     def _recorded_end(self) -> float:
         """Unix seconds; 0 while it runs, and where the store does not answer."""
-        name = f"steps/{self._step}.json"
         try:
-            if self._store.stat(name) is None:
-                return 0.0
-            record = StepRecord(**read_record(self._store, name))
-        except (UserError, TypeError):
+            record = read_step(self._store, self._step)
+        except UserError:
             return self._ended_s
-        return record.ended_s if record.state in FINISHED else 0.0
+        return record.ended_s if record and record.state in FINISHED else 0.0

@@ -8,17 +8,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 from vlmpipe.trainer.checkpoint.attempts import order_of
 from vlmpipe.trainer.checkpoint.commit import committed
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.external.states import states_of
-from vlmpipe.trainer.progress import StepRecord
-from vlmpipe.trainer.redaction import redact_all
+from vlmpipe.trainer.records.step import StepRecord, read_step
 from vlmpipe.trainer.storage.base import Storage
-from vlmpipe.trainer.storage.records import read_record, write_record
 
 
 class JobRecord:
@@ -32,21 +29,16 @@ class JobRecord:
     def open(self) -> None:
         """Begin the record of a job that is about to start."""
         self.started_s = time.time()
-        self._write(StepRecord(self._step, started_s=self.started_s))
+        StepRecord(self._step, started_s=self.started_s).write(self._store)
 
     def close(self, state: str, message: str = "") -> None:
-        name = f"steps/{self._step}.json"
-        found = self._store.stat(name)
-        record = StepRecord(**read_record(self._store, name)) if found else StepRecord(self._step)
+        record = read_step(self._store, self._step) or StepRecord(self._step)
         record.started_s = record.started_s if self.started_s is None else self.started_s
         if record.state == "running" or (state != "done" and record.state != state):
             record.state, record.message = state, message or record.message
         record.ended_s = time.time()
         record.detail.update(self.detail)
-        self._write(record)
-
-    def _write(self, record: StepRecord) -> None:
-        write_record(self._store, f"steps/{self._step}.json", redact_all(asdict(record)))
+        record.write(self._store)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ this account may do there. Nothing is written, and no bucket is created.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from google.api_core import exceptions
 from google.auth.exceptions import GoogleAuthError, TransportError
@@ -89,7 +89,7 @@ def require_buckets(config: RunConfig) -> list[str]:
 
 def _look_at(named: Named, config: RunConfig, client: storage.Client) -> list[str]:
     bucket, place = client.bucket(named.bucket), f"--project={config.gcp.project} --location={config.gcp.location}"
-    patience: dict[str, Any] = {"retry": None, "timeout": request_timeout_s()}
+    patience: dict[str, object] = {"retry": None, "timeout": request_timeout_s()}
     here = f"the bucket of {named.field}, gs://{named.bucket},"
     try:
         retrying(lambda: bucket.reload(**patience))

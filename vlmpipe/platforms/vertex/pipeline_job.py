@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from google.api_core import exceptions
 from google.auth.exceptions import GoogleAuthError
@@ -52,7 +52,7 @@ class Submission:
     def console_url(self) -> str:
         return self.place.console_url(self.job_id, in_pipelines=True)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """The request in the REST API's spelling, without the pipeline itself, which is the compiled file."""
         job = json_format.MessageToDict(PipelineJob.pb(self.job))
         del job["pipelineSpec"]

@@ -6,7 +6,7 @@ Inside `answering_soon`, no request takes longer than SOON_S, nor is one sent ag
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from google.api_core import exceptions
 from google.api_core.retry import Retry
@@ -32,13 +32,13 @@ PATIENT = Retry(initial=1.0, maximum=30.0, timeout=900.0)  # of who watches a jo
 
 
 def send_request(
-    method: Callable[..., Answer], *arguments: Any, faults: list[Exception] | None = None, **named: Any
+    method: Callable[..., Answer], *arguments: object, faults: list[Exception] | None = None, **named: object
 ) -> Answer:
     """Call a method of Google's client until it works; see `retrying`."""
     return retrying(lambda: send_once(method, *arguments, **named), faults)
 
 
-def send_patiently(method: Callable[..., Answer], **named: Any) -> Answer:
+def send_patiently(method: Callable[..., Answer], **named: object) -> Answer:
     """Call a method of Google's client that may be called twice until it works, also where names are not resolved or
     nothing is reached for a while. Raises the last fault when PATIENT is over."""
 
@@ -51,12 +51,12 @@ def send_patiently(method: Callable[..., Answer], **named: Any) -> Answer:
         raise error.cause or error from error
 
 
-def list_all(method: Callable[..., Iterable[Answer]], *arguments: Any, **named: Any) -> list[Answer]:
+def list_all(method: Callable[..., Iterable[Answer]], *arguments: object, **named: object) -> list[Answer]:
     """Everything that a listing method of Google's client returns, on all pages."""
     return retrying(lambda: list(send_once(method, *arguments, **named)))
 
 
-def send_once(method: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:
+def send_once(method: Callable[..., Answer], *arguments: object, **named: object) -> Answer:
     """Call a method of Google's client, which would otherwise retry by rules of its own."""
     return method(*arguments, retry=None, timeout=request_timeout_s(), **named)
 

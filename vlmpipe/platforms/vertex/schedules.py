@@ -260,14 +260,14 @@ class VertexSchedules(Schedules[VertexSchedule]):
             return retrying(call, faults)
 
 
-def _job_dict(job: PipelineJob) -> dict[str, Any]:
+def _job_dict(job: PipelineJob) -> dict[str, object]:
     """The job, without the label that differs with every creation."""
     content = dict(json_format.MessageToDict(PipelineJob.pb(job)))
     content.get("labels", {}).pop(SUBMISSION_LABEL, None)
     return content
 
 
-def _first_difference(wanted: Any, live: Any, path: str = "") -> str:
+def _first_difference(wanted: object, live: object, path: str = "") -> str:
     """Path of the first wanted value that the live job lacks; empty for none. The service may add others."""
     if isinstance(wanted, dict) and isinstance(live, dict):
         paths = (_first_difference(value, live.get(key), f"{path}.{key}") for key, value in wanted.items())
@@ -280,5 +280,5 @@ def _camel(field: str) -> str:
     return first + "".join(word.title() for word in others)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return UNSET if value is None else str(value)

@@ -49,6 +49,7 @@ from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
 from vlmpipe.trainer.data.tokenize import load_tokenizer, make_tokenizer
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.strategies.deepspeed.engine import TAG
@@ -146,7 +147,7 @@ def test_averaged_weights_are_exported_and_marked(runs: dict[str, JobConfig]) ->
     job = runs["averaged"]
     described = sync_run(job)
     assert described["averaged"] and summary(job)["ema_decay"] == 0.6
-    assert "exponential moving average over the steps, decay 0.6" in model_card(job, {}, Summary(), model="m")
+    assert "exponential moving average over the steps, decay 0.6" in model_card(job, Evaluation(), Summary(), model="m")
     folder = Path(job.run.run_uri, "export")
     loaded = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).state_dict()
     averages, weights = trained_weights(job, averaged=True), trained_weights(job)

@@ -23,6 +23,7 @@ from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.tokenize import load_tokenizer
 from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
 
@@ -149,7 +150,7 @@ def test_training_starts_from_an_adapter_under_every_way_to_build_a_model(runs: 
 @only_whole
 def test_the_model_card_names_the_base_and_its_code_answers(runs: dict[str, JobConfig], tmp_path: Path) -> None:
     job = runs["adapter"]
-    card = model_card(job, {}, Summary(), model="digits")
+    card = model_card(job, Evaluation(), Summary(), model="digits")
     assert "library_name: peft" in card and "LoRA, rank 4, alpha 8, in language_model; adapter" in card
     assert f"`{job.model.pretrained.weights}`" in card
     Image.new("L", (32, 32), 90).save(tmp_path / "image.png")

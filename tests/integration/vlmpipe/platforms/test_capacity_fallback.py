@@ -33,7 +33,7 @@ from vlmpipe.platforms.vertex.jobs.capacity_fallback import CapacityFallback
 from vlmpipe.platforms.vertex.jobs.run_labels import RUN_LABELS_VARIABLE, run_labels
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
-from vlmpipe.trainer.progress import StepRecord
+from vlmpipe.trainer.records.step import StepRecord
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
 

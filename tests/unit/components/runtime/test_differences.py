@@ -9,16 +9,16 @@ import pytest
 from tests.support.reports import make_run
 from vlmpipe.components.runtime.differences import SHOWN_IN_NOTE, record_differences
 from vlmpipe.report.build import build_report
-from vlmpipe.runs.steps import parse_record
 from vlmpipe.trainer.progress import Progress
-from vlmpipe.trainer.storage.records import read_record_file
+from vlmpipe.trainer.records.step import read_step
+from vlmpipe.trainer.storage.local import LocalStorage
 
 
 def recorded(run: Path, differences: dict[str, tuple[object, object]], since: list[str]) -> dict[str, object]:
     progress = Progress(str(run), "resolve-run", quiet=True)
     record_differences(progress, differences, since)
     progress.finish()
-    record = parse_record("resolve-run", read_record_file(run / "steps/resolve-run.json"))
+    record = read_step(LocalStorage(run), "resolve-run")
     assert record
     return record.detail
 

@@ -14,6 +14,7 @@ from tests.support.reports import make_run
 from vlmpipe.components.decide import decide
 from vlmpipe.trainer.evaluation.confusion_matrix import MAX_ANSWERS, RULE, confusion_of, confusions, shown_confusion
 from vlmpipe.trainer.evaluation.metrics import Prediction, is_right
+from vlmpipe.trainer.records.evaluation import Evaluation
 
 TEXTS = st.sampled_from(["0", "2", "10", "Yes", "yes.", "no", "other", "(other)", ""])
 
@@ -54,7 +55,7 @@ def test_open_answers_have_a_note_and_no_matrix(pairs: list[tuple[str, str]]) ->
     found = confusions(asked(*pairs))
     assert (found["shown"], found["slices"]) == (None, {})
     assert found["note"] == f"no confusion matrix: no slice has {RULE}"
-    assert shown_confusion({"confusion": found}) == (None, found["note"])
+    assert shown_confusion(Evaluation.model_validate({"confusion": found})) == (None, found["note"])
 
 
 @pytest.mark.parametrize("pairs", [[*SELDOM, ("a", "b")], MANY[5:]], ids=["fewest", "most"])
@@ -65,7 +66,7 @@ def test_the_bounds_of_the_rule_are_within_it(pairs: list[tuple[str, str]]) -> N
 def test_the_slice_with_the_most_answers_is_shown_and_the_others_are_kept() -> None:
     two, three = [("yes", "no"), ("no", "no")] * 9, [("a", "a"), ("b", "b"), ("c", "a")] * 5
     found = json.loads(json.dumps(confusions([*asked(*two, slice_="even"), *asked(*three, slice_="letter")])))
-    table, note = shown_confusion({"confusion": found})
+    table, note = shown_confusion(Evaluation.model_validate({"confusion": found}))
     assert (found["shown"], set(found["slices"])) == ("letter", {"even", "letter"})
     assert table == confusion_of(three)
     assert note.endswith("; evaluate.json also has those of even")

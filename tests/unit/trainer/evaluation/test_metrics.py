@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmpipe.trainer.evaluation.metrics import Prediction, anls, evaluation_notes, levenshtein, scores, vqa_accuracy
+from vlmpipe.trainer.records.evaluation import Evaluation
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_notes_name_every_limit_of_the_scores() -> None:
         "benchmarks": {"captions": {"cut_answers": 4, "max_new_tokens": 8}, "whole": {"cut_answers": 0}},
         "out_of_memory": 2, "batch_tokens": 4096,
     }  # fmt: skip
-    assert evaluation_notes(evaluation) == [
+    assert evaluation_notes(Evaluation.model_validate(evaluation)) == [
         "3 answers were cut at 16 tokens and 2 expected answers are longer than 16 tokens; "
         "raise evaluate.max_new_tokens",
         "4 answers to captions were cut at 8 tokens; raise its max_new_tokens",
@@ -88,6 +89,6 @@ def test_notes_name_every_limit_of_the_scores() -> None:
         "batches of questions did not fit into memory 2 times, and were halved until 4,096 tokens: set "
         "evaluate.batch_tokens to that",
     ]
-    alone = {"questions": 30, "samples": 10, "earlier_turns": "none", "questions_after_turns": 0}
+    alone = Evaluation(questions=30, samples=10, earlier_turns="none", questions_after_turns=0)
     assert evaluation_notes(alone) == ["later turns of a sample were asked alone, not after the earlier ones"]
-    assert evaluation_notes(alone | {"samples": 30}) == evaluation_notes({}) == []
+    assert evaluation_notes(alone.model_copy(update={"samples": 30})) == evaluation_notes(Evaluation()) == []

@@ -15,8 +15,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.conftest import MEMORY
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.monitoring import metrics_writer
-from vlmpipe.trainer.monitoring.metrics_writer import FILE, MetricsLog
+from vlmpipe.trainer.monitoring.metrics_writer import MetricsLog
 from vlmpipe.trainer.monitoring.trackers import Tracker, open_tensorboard
+from vlmpipe.trainer.records.metrics import FILE
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import read_lines, unseal
 

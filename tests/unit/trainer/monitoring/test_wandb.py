@@ -16,8 +16,9 @@ from tests.fakes.receiver import Receiver
 from tests.support.trainer.runs import TINY, merged
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ExitCode, UserError
-from vlmpipe.trainer.monitoring.metrics_writer import FILE, MetricsLog
+from vlmpipe.trainer.monitoring.metrics_writer import MetricsLog
 from vlmpipe.trainer.monitoring.wandb import KEY_VARIABLE, WandbLog, open_wandb, wandb_folder
+from vlmpipe.trainer.records.metrics import FILE
 
 FILE_HEADER, BLOCK_BYTES = b":W&B\xe1\xbe\x00", 32768
 RUN = {"run_id": "tune-1/trial-2", "root_uri": "/nowhere"}

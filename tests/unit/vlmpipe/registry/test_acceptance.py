@@ -7,11 +7,13 @@ from scipy import stats
 
 from tests.support.paths import ROOT
 from vlmpipe.config.sections.output import GateConfig
+from vlmpipe.records.decision import Champion
 from vlmpipe.registry.acceptance import DIFFERENCES, DIFFERING, acceptance, gate_rates
 from vlmpipe.registry.gate import AgainstChampion, decide
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts, default_margin
+from vlmpipe.trainer.records.evaluation import Evaluation
 
-CHAMPION = {"version": 1, "run_id": "a", "exact_match": 0.5}
+CHAMPION = Champion(version=1, run_id="a", exact_match=0.5)
 
 
 @pytest.mark.parametrize(("questions", "difference"), [(60, -0.05), (60, 0.0), (60, 0.1), (150, 0.02)])
@@ -25,7 +27,7 @@ def test_the_rate_is_that_of_decisions_over_all_outcomes(questions: int, differe
                 questions=questions, only_model=only_model, only_other=differ - only_model, images=questions
             )
             likely = float(stats.binom.pmf(only_model, differ, (1 + difference / differing) / 2))
-            evaluation = {"questions": questions, "loss": 1.0}
+            evaluation = Evaluation(questions=questions, loss=1.0)
             accepted += weight * likely * decide(evaluation, gate, AgainstChampion(CHAMPION, answers)).accepted
     margin = gate.margin(questions)
     assert margin and acceptance(questions, differing, difference, margin) == pytest.approx(accepted, abs=1e-5)

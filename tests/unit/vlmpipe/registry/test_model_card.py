@@ -9,6 +9,7 @@ from tests.support.trainer.tiny_runs import TINY
 from vlmpipe.registry.model_card import _data, _escaped, model_card
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.summary import Summary
 
 
@@ -24,8 +25,10 @@ def test_mixed_licences_are_named_with_their_sources_and_a_missing_one_too() -> 
 def test_tokens_are_those_of_all_starts_and_the_card_says_so() -> None:
     job = JobConfig.model_validate(TINY | {"run": {"run_id": "r", "root_uri": "/runs"}})
     summary = Summary(steps=60, tokens=6500, starts=2, steps_made=65, steps_repeated=5)
-    assert "| Tokens | 6,500 (in 2 starts, at least 5 steps made twice) |" in model_card(job, {}, summary, model="m")
-    once = model_card(job, {}, Summary(steps=60, tokens=6000, starts=1, steps_repeated=0), model="m")
+    assert "| Tokens | 6,500 (in 2 starts, at least 5 steps made twice) |" in model_card(
+        job, Evaluation(), summary, model="m"
+    )
+    once = model_card(job, Evaluation(), Summary(steps=60, tokens=6000, starts=1, steps_repeated=0), model="m")
     assert "| Tokens | 6,000 |" in once
 
 
@@ -35,7 +38,7 @@ def test_tokens_are_those_of_all_starts_and_the_card_says_so() -> None:
 def test_the_cards_header_reads_as_it_was_meant_whatever_texts_are_in_it(text: str) -> None:
     job = JobConfig.model_validate(TINY | {"run": {"run_id": "r", "root_uri": "/runs"}})
     job = job.model_copy(update={"data": job.data.model_copy(update={"source": text})})
-    card = model_card(job, {"exact_match": 0.5, "loss": 1.0}, Summary(), model="m")
+    card = model_card(job, Evaluation(exact_match=0.5, loss=1.0), Summary(), model="m")
     header = yaml.safe_load(card.split("---\n", 1)[1].split("\n---\n", 1)[0])
     (result,) = header["model-index"][0]["results"]
     assert (result["dataset"]["name"], result["dataset"]["split"]) == (text, "validation")
@@ -48,7 +51,7 @@ def test_a_control_that_stands_on_fewer_questions_says_on_how_many() -> None:
     evaluation = {"exact_match": 0.5, "controls": {"shuffled_image": control, "no_image": control | {"left_out": 0}}}
     header = next(
         line
-        for line in model_card(job, evaluation, Summary(), model="m").splitlines()
+        for line in model_card(job, Evaluation.model_validate(evaluation), Summary(), model="m").splitlines()
         if "| majority baseline |" in line
     )
     assert header.count("(1,200 questions)") == 1
@@ -67,7 +70,7 @@ def test_names_from_data_are_shown_and_do_nothing_else() -> None:
         "sources": [source]
     }
     job = JobConfig.model_validate(TINY | {"data": data, "run": {"run_id": "r", "root_uri": "/runs"}})
-    card = model_card(job, {"slices": slices, "exact_match": 0.5}, Summary(), model="m")
+    card = model_card(job, Evaluation.model_validate({"slices": slices, "exact_match": 0.5}), Summary(), model="m")
     rows = [line for line in card.splitlines() if line.startswith("| ")]
     assert sum("| 9 |" in row for row in rows) == len(HOSTILE), "each name is in one row"
     for text in ("<script", "<!--", "<b>", "![x]", "[here](", "\x1b", "\u202e", "://evil", "\n# Heading"):

@@ -26,7 +26,9 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.evaluation.metrics import evaluation_notes
+from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.summary import Summary
+from vlmpipe.trainer.storage.local import LocalStorage
 
 SECTIONS = ["decision", "training", "slices", "samples", "steps", "plan", "data", "configuration", "environment"]
 RUN_FILES = [
@@ -352,7 +354,7 @@ def test_what_the_scores_stand_on_is_said_on_page_screen_and_card_alike(run: Pat
     edit(
         run / "evaluate.json", **limits, benchmarks={"captions": {"scores": {}, "cut_answers": 4, "max_new_tokens": 8}}
     )
-    evaluation = json.loads((run / "evaluate.json").read_text())
+    evaluation = Evaluation.read(LocalStorage(run))
     job = JobConfig.model_validate(TINY | {"run": {"run_id": "r", "root_uri": "/runs"}})
     screen, card = "\n".join(evaluation_lines(evaluation)), model_card(job, evaluation, Summary(), model="m")
     notes = evaluation_notes(evaluation)

@@ -9,11 +9,12 @@ from hypothesis import given
 
 from tests.support.reports import predictions
 from vlmpipe.report.tables import comparison, confusions
+from vlmpipe.trainer.records.evaluation import Evaluation
 
 
 def test_the_interval_is_by_images_where_the_answers_name_them() -> None:
     """60 right of 120 questions: of 12 images that are read whole or not at all, and of as many images as questions."""
-    measured = {"exact_match": 0.5, "questions": 120}
+    measured = Evaluation(exact_match=0.5, questions=120)
     answers = [{"correct": number // 10 % 2 == 0} for number in range(120)]
     unnamed, apart, together = (
         comparison(measured, [one | {"image_group": name(number)} for number, one in enumerate(answers)])[0]

@@ -13,7 +13,7 @@ from kfp.dsl.executor import Executor
 from vlmpipe.components.notify import notify
 from vlmpipe.runs.ending import Ending, ending_of
 from vlmpipe.trainer.errors import UserError
-from vlmpipe.trainer.progress import StepRecord
+from vlmpipe.trainer.records.step import StepRecord
 
 JOB = "training-run-7"
 # What Vertex AI, Kubeflow (COMPLETE, RUNNING, CANCELED) and kfp.local say of a run that has ended.

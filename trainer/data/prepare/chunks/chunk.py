@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -197,7 +196,7 @@ def _store(sample: Accepted, content: str, writer: ShardWriter, index: IndexWrit
     )
 
 
-def _video_columns(sample: Accepted) -> dict[str, Any]:
+def _video_columns(sample: Accepted) -> dict[str, object]:
     """Return the index columns of a sample's videos; empty if no image is a video."""
     clips = [image.clip for image in sample.images]
     if not any(clips):
@@ -206,5 +205,5 @@ def _video_columns(sample: Accepted) -> dict[str, Any]:
     return dict(zip(VIDEO_COLUMNS, map(list, zip(*patches, strict=True)), strict=True))
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: object) -> None:
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -49,7 +49,7 @@ def threads_for(processes: int) -> int:
 
 
 class _Worker:
-    def __init__(self, job: dict[str, Any], answers: SimpleQueue[tuple[_Worker, Message]]) -> None:
+    def __init__(self, job: dict[str, object], answers: SimpleQueue[tuple[_Worker, Message]]) -> None:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "vlmpipe.trainer.data.prepare.chunks.worker_pool"],
@@ -64,7 +64,7 @@ class _Worker:
         self.send(job)
         start_thread(self._listen, name="answers")
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, object]) -> None:
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended, which _listen reports
             self.process.stdin.write(json.dumps(message) + "\n")
@@ -86,7 +86,7 @@ class _Worker:
         self._answers.put((self, None))
 
 
-def make_in_processes(chunks: Iterable[Chunk], job: dict[str, Any], workers: int, *, report: ChunkReport) -> None:
+def make_in_processes(chunks: Iterable[Chunk], job: dict[str, object], workers: int, *, report: ChunkReport) -> None:
     """Prepare the chunks in `workers` processes.
 
     Raises a worker's own UserError, and UserError when a worker was killed.

@@ -21,7 +21,7 @@ from vlmpipe.platforms.kubeflow.jobs.status import AlreadyThere, NoSuchObject, U
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-LIMIT: dict[str, Any] = {"_request_timeout": (10, 60)}  # seconds to connect, to read
+LIMIT: dict[str, object] = {"_request_timeout": (10, 60)}  # seconds to connect, to read
 POD_VARIABLE = "KFP_POD_NAME"
 PASSING = (408, 429, 500, 502, 503, 504)
 # What a kubelet and the API server say of a container that has not started, was cleared away, or is not in the pod; of

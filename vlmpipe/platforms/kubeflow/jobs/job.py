@@ -18,13 +18,14 @@ from vlmpipe.platforms.jobs.step_record import recorded_job
 from vlmpipe.platforms.kubeflow.jobs.manifest import GROUP, PLURAL, VERSION, job_name, train_job
 from vlmpipe.platforms.kubeflow.jobs.watch import Watch, stoppable
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.records.step import read_step
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.records import read_record
 
 SYSTEM_CPUS = 1.0  # of a machine, for Kubernetes and the system; a generous estimate
 SYSTEM_MEMORY_SHARE = 0.2
-FIRST_STEP = "steps/resolve-run.json"
+FIRST_STEP = "resolve-run"
 
 
 def run_on_kubeflow(display_name: str, job_spec: Mapping[str, Any], *, labels: Mapping[str, str]) -> str:
@@ -63,9 +64,8 @@ def _start_of(store: Storage) -> str:
 
     A retried step reads the same value. A resumed run repeats its first step, and gets another one.
     """
-    if store.stat(FIRST_STEP) is None:
-        return ""
-    return str(read_record(store, FIRST_STEP)["started_s"])
+    record = read_step(store, FIRST_STEP)
+    return str(record.started_s) if record else ""
 
 
 def _section(store: Storage) -> KubeflowConfig:

@@ -46,7 +46,7 @@ def job_name(display_name: str, *parts: str) -> str:
 
 def train_job(
     name: str, job: api.CustomJobSpec, placement: KubeflowConfig, *, labels: Mapping[str, str], run_uri: str
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The manifest of a TrainJob that does the same as `job`.
 
     Args:
@@ -112,7 +112,7 @@ def _only_kind_of_node(job: api.CustomJobSpec) -> api.WorkerPoolSpec:
     return chief
 
 
-def _without_count(pool: api.WorkerPoolSpec) -> dict[str, Any]:
+def _without_count(pool: api.WorkerPoolSpec) -> dict[str, object]:
     content = dict(api.WorkerPoolSpec.to_dict(pool))
     content.pop("replica_count", None)
     return content
@@ -133,7 +133,7 @@ def _env(of_job: Sequence[Any], placement: KubeflowConfig) -> list[dict[str, Any
     ]
 
 
-def _resources(gpus: int, placement: KubeflowConfig) -> dict[str, Any]:
+def _resources(gpus: int, placement: KubeflowConfig) -> dict[str, object]:
     """CPU and memory are asked for and not limited: what a machine has left, data loading may use."""
     requests = {}
     if placement.cpus:
@@ -144,14 +144,14 @@ def _resources(gpus: int, placement: KubeflowConfig) -> dict[str, Any]:
     return {key: value for key, value in (("requests", {**requests, **limits}), ("limits", limits)) if value}
 
 
-def _patch(gpus: int, placement: KubeflowConfig, labels: Mapping[str, str], *, grace_s: int) -> dict[str, Any]:
+def _patch(gpus: int, placement: KubeflowConfig, labels: Mapping[str, str], *, grace_s: int) -> dict[str, object]:
     """Pod settings beyond the runtime's. NCCL and data loaders use /dev/shm, of which a pod has 64 MiB."""
     tolerations = [{"key": GPU, "operator": "Exists"}] if gpus else []
     for one in placement.tolerations:
         operator = {"operator": "Equal", "value": one.value} if one.value else {"operator": "Exists"}
         effect = {"effect": one.effect} if one.effect else {}
         tolerations.append({"key": one.key, **operator, **effect})
-    volumes: list[dict[str, Any]] = [{"name": "dshm", "emptyDir": {"medium": "Memory"}}]
+    volumes: list[dict[str, object]] = [{"name": "dshm", "emptyDir": {"medium": "Memory"}}]
     mounts = [{"name": "dshm", "mountPath": "/dev/shm"}]
     for number, volume in enumerate(placement.volumes):
         volumes.append({"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": volume.claim}})

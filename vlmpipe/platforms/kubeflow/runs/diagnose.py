@@ -14,6 +14,7 @@ from vlmpipe.platforms.kubeflow.runs.status import KubeflowStatus, status_of
 from vlmpipe.runs.diagnosis import Diagnosis, Text, decide, last_lines, rank_ends
 from vlmpipe.runs.steps import Step
 from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.records.step import step_file
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import join_uri
 
@@ -64,7 +65,7 @@ def _texts(status: KubeflowStatus, step: Step | None) -> list[Text]:
     """Error messages of the run's end, the most informative first."""
     texts = []
     if step and step.detail.get("error"):
-        texts.append(Text(f"steps/{step.name}.json", str(step.detail["error"]), first_line=0))
+        texts.append(Text(step_file(step.name), str(step.detail["error"]), first_line=0))
     if status.outcome == "stopped":
         texts.append(Text("the run", f"run {status.run.argument} was cancelled. {status.error}", first_line=0))
     texts.append(Text("the run", status.error, first_line=0))

@@ -10,7 +10,6 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import kfp_server_api
 from kubernetes import client as k8s
@@ -114,7 +113,7 @@ def _moment(time: str) -> tuple[str, str]:
     return seconds, fraction.ljust(9, "0")
 
 
-def step_name(display_name: Any) -> str:
+def step_name(display_name: object) -> str:
     """A step's name in the graph from its display name: "Base: sync checkpoint" is base-sync-checkpoint."""
     return str(display_name or "").lower().replace(": ", "-").replace(" ", "-")
 

@@ -21,6 +21,7 @@ from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.service_run import CLOCKS_APART_S, RunFiles, ServiceRun, read_files, record_of
 from vlmpipe.runs.steps import Step, step_of_record, steps_of, with_reused_stages, without_absent
 from vlmpipe.trainer.errors import ExitCode
+from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.storage.base import join_uri
 
 OUTCOMES = {
@@ -64,7 +65,7 @@ class KubeflowStatus(ServiceRun):
         if self.outcome == "done":
             lines += ["", *stage_lines(self.state, lambda stage: self.files_of[stage].record(Decision))]
             comparison = self.files.content("comparison.json")
-            evaluation, decision = self.files.content("evaluate.json"), self.files.record(Decision)
+            evaluation, decision = self.files.record(Evaluation), self.files.record(Decision)
             registered = self.files.record(Registered)
             results = result_lines(evaluation, decision, registered)
             lines += comparison_lines(comparison) if comparison else results
@@ -75,7 +76,7 @@ class KubeflowStatus(ServiceRun):
 
     def as_json(self) -> dict[str, Any]:
         """For programs; the fields of other runs have the same names."""
-        evaluation, comparison = self.files.content("evaluate.json"), self.files.content("comparison.json")
+        evaluation, comparison = self.files.record(Evaluation), self.files.content("comparison.json")
         decision, registered = self.files.record(Decision), self.files.record(Registered)
         return {
             "run_id": self.state.run_id,
@@ -88,7 +89,7 @@ class KubeflowStatus(ServiceRun):
             "service_state": self.service_state,
             "error": self.error or None,
             "steps": [asdict(step) for step in self.state.steps],
-            "evaluation": evaluation or None,
+            "evaluation": evaluation and evaluation.as_json(),
             "decision": decision and decision.as_json(),
             "registered": registered and registered.as_json(),
             **({"comparison": comparison} if comparison else {}),

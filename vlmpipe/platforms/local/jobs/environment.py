@@ -14,7 +14,6 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from google.cloud.aiplatform_v1.types import custom_job as api
 from google.protobuf import json_format
@@ -147,7 +146,7 @@ def _cluster(job: api.CustomJobSpec, replica: Replica, addresses: Mapping[str, s
     return variables
 
 
-def _tf_config(pools: Mapping[str, list[str]], replica: Replica) -> dict[str, Any]:
+def _tf_config(pools: Mapping[str, list[str]], replica: Replica) -> dict[str, object]:
     """An evaluator is named by its task only, and is no part of the cluster."""
     named = enumerate(TF_ROLES[:-1])
     roles = {role: pools[f"workerpool{pool}"] for pool, role in named if f"workerpool{pool}" in pools}

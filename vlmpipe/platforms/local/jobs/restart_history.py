@@ -10,8 +10,8 @@ from vlmpipe.platforms.jobs.step_record import newest_checkpoint_step
 from vlmpipe.platforms.local.jobs.fault_injector import FaultLog
 from vlmpipe.platforms.local.jobs.restart_policy import Restart
 from vlmpipe.platforms.local.jobs.supervisor import Verdict
+from vlmpipe.trainer.records.step import read_step
 from vlmpipe.trainer.storage.local import LocalStorage
-from vlmpipe.trainer.storage.records import read_record
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,5 @@ def steps_done(store: LocalStorage, step: str, since_s: float) -> int | None:
 
     The record is written at most twice a second.
     """
-    path = f"steps/{step}.json"
-    if store.stat(path) is None:
-        return None
-    record = read_record(store, path)
-    return int(record["done"]) if record["started_s"] > since_s else None
+    record = read_step(store, step)
+    return int(record.done) if record and record.started_s > since_s else None

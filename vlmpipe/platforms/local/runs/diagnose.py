@@ -18,6 +18,7 @@ from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_line
 from vlmpipe.runs.run_state import STOPPED
 from vlmpipe.runs.stack_dumps import read_stall
 from vlmpipe.runs.steps import Step
+from vlmpipe.trainer.records.step import step_file
 from vlmpipe.trainer.storage.records import read_record_file
 from vlmpipe.trainer.storage.regular_files import NotRegularFileError, open_regular
 
@@ -89,7 +90,7 @@ def _texts(folder: Path, of_stage: Path, step: Step | None) -> list[Text]:
     """Error messages and logs of the run's end, the most informative first."""
     texts = []
     if step and step.detail.get("error"):
-        texts.append(Text(f"steps/{step.name}.json", str(step.detail["error"]), first_line=0))
+        texts.append(Text(step_file(step.name), str(step.detail["error"]), first_line=0))
     names = [step.name] if step else sorted(path.name for path in (of_stage / "logs").glob("*") if path.is_dir())
     first = str(step.detail.get("replica", "")) if step else ""
     logs = [path for name in names for path in sorted((of_stage / "logs" / name).glob("*.log"))]

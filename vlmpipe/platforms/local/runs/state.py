@@ -21,15 +21,16 @@ from vlmpipe.runs.steps import (
     EARLIER,
     OF_A_SWEEP,
     Step,
-    parse_record,
     step_of_record,
     steps_of,
     with_reused_stages,
     without_absent,
 )
 from vlmpipe.trainer.errors import UNEXPECTED_PREFIX, DataError
-from vlmpipe.trainer.progress import StepRecord
-from vlmpipe.trainer.storage.records import read_record_file, unseal
+from vlmpipe.trainer.records.metrics import FILE as METRICS_FILE
+from vlmpipe.trainer.records.step import StepRecord, read_step
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import unseal
 from vlmpipe.trainer.storage.regular_files import NotRegularFileError, open_regular
 
 METRICS_TAIL_BYTES = 1 << 14
@@ -64,7 +65,7 @@ def read_state(folder: Path, *, now_s: float, since_s: float = 0.0) -> RunState:
         return state
     train = state.step("train")
     # Until the first step is done, the file is an earlier attempt's.
-    lines = _metrics_tail(folders[state.stage] / "metrics.jsonl") if train.done else []
+    lines = _metrics_tail(folders[state.stage] / METRICS_FILE) if train.done else []
     return replace(state, metrics=lines[-1] if lines else {}, train_eta_s=_train_eta_s(train, lines))
 
 
@@ -97,7 +98,7 @@ def _step_of_sweep(folder: Path, name: str, now_s: float, since_s: float) -> Ste
 
 def _record(folder: Path, name: str, since_s: float) -> StepRecord | None:
     try:
-        record = parse_record(name, read_record_file(folder / "steps" / f"{name}.json"))
+        record = read_step(LocalStorage(folder), name)
     except DataError:
         return None
     return record if record and record.started_s and record.started_s >= since_s else None
@@ -117,7 +118,7 @@ def _earlier(folder: Path, name: str, now_s: float, since_s: float) -> Step:
     return Step(name)
 
 
-def _metrics_tail(path: Path) -> list[dict[str, Any]]:
+def _metrics_tail(path: Path) -> list[dict[str, object]]:
     found = []
     for line in read_tail(path, METRICS_TAIL_BYTES).splitlines()[-RATE_LINES:]:
         with contextlib.suppress(ValueError):  # the first line of the tail may be half a line

@@ -30,6 +30,8 @@ from vlmpipe.runs.run_state import STOPPED, RunState, clock
 from vlmpipe.trainer.config.benchmarks import TITLES
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.evaluation.metrics import evaluation_notes
+from vlmpipe.trainer.records.evaluation import Evaluation
+from vlmpipe.trainer.records.step import read_steps
 from vlmpipe.trainer.storage.base import join_uri
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import read_record_file
@@ -100,18 +102,30 @@ class RunReport:
         return path if path.is_dir() else None
 
     @property
+    def evaluation(self) -> Evaluation | None:
+        return Evaluation.read_if_there(LocalStorage(self.results_folder))
+
+    @property
+    def decision(self) -> Decision | None:
+        return Decision.read_if_there(LocalStorage(self.results_folder))
+
+    @property
+    def registered(self) -> Registered | None:
+        return Registered.read_if_there(LocalStorage(self.results_folder))
+
+    @property
     def scores(self) -> dict[str, float]:
         """Scores on the validation questions, baselines and benchmarks among them; empty before the evaluation.
 
         Such as exact_match, chance, shuffled_image.exact_match and mmmu.accuracy.
         """
-        evaluation = read_record_file(self.results_folder / "evaluate.json")
-        found = {name: evaluation.get(name) for name in SCORES}
-        for control, result in (evaluation.get("controls") or {}).items():
-            found[f"{control}.exact_match"] = result.get("exact_match")
-        for benchmark, result in (evaluation.get("benchmarks") or {}).items():
-            found |= {f"{benchmark}.{metric}": value for metric, value in (result.get("scores") or {}).items()}
-        return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+        evaluation = self.evaluation or Evaluation()
+        found = {name: evaluation.figure(name) for name in SCORES}
+        for control, result in evaluation.controls.items():
+            found[f"{control}.exact_match"] = result.exact_match
+        for name, benchmark in evaluation.benchmarks.items():
+            found |= {f"{name}.{metric}": value for metric, value in benchmark.scores.items()}
+        return {name: value for name, value in found.items() if value is not None}
 
     def lines(self) -> list[str]:
         """For people."""
@@ -126,18 +140,18 @@ class RunReport:
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
-        decision, registered = decision_and_version(self.results_folder)
+        evaluation, decision, registered = self.evaluation, self.decision, self.registered
         return {
             **self.as_dict(),
             "steps": [asdict(step) for step in self.state.steps],
-            "evaluation": read_record_file(self.results_folder / "evaluate.json") or None,
+            "evaluation": evaluation and evaluation.as_json(),
             "decision": decision and decision.as_json(),
             "registered": registered and registered.as_json(),
             **({"comparison": read_record_file(self.folder / COMPARISON) or None} if is_sweep(self.folder) else {}),
             "faults": read_faults(self.folder, since_s=self.marker.started_s) or None,
         }
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For the list of runs."""
         return {
             "run_id": self.marker.run_id,
@@ -157,8 +171,7 @@ def report_of(folder: Path, marker: Marker | None = None) -> RunReport:
     marker = marker or read_marker(folder)
     if marker is None:
         raise ConfigError(f"no run in {folder}", expected=f"a folder with {MARKER}, which vlmpipe run writes")
-    for path in sorted(folder.glob("steps/*.json")):
-        read_record_file(path)
+    read_steps(LocalStorage(folder))
     running = is_running(folder)
     state = read_state(folder, now_s=time.time(), since_s=marker.started_s)
     return RunReport(folder, marker, state if running else state.ended(marker.exit_code), running)
@@ -186,8 +199,8 @@ def success(report: RunReport) -> list[str]:
     """The lines after a completed run: accuracy, the gate's decision, files, next commands."""
     folder, marker, results = report.folder, report.marker, report.results_folder
     lines = [f"Done in {clock(marker.ended_s - marker.started_s)}: run {folder.name}", ""]
-    evaluation, (decision, registered) = read_record_file(results / "evaluate.json"), decision_and_version(results)
-    lines += stage_lines(report.state, lambda stage: decision_and_version(stage_folders(folder)[stage])[0])
+    evaluation, decision, registered = report.evaluation, report.decision, report.registered
+    lines += stage_lines(report.state, lambda stage: Decision.read_if_there(LocalStorage(stage_folders(folder)[stage])))
     sweeps = is_sweep(folder)
     if sweeps:
         lines += comparison_lines(read_record_file(folder / COMPARISON))
@@ -198,12 +211,6 @@ def success(report: RunReport) -> list[str]:
         if (place / path).exists():
             lines.append(f"{label:<12} {place / path}")
     return [*lines, "", *next_commands(report, accepted=sweeps or bool(decision and decision.accepted))]
-
-
-def decision_and_version(folder: Path) -> tuple[Decision | None, Registered | None]:
-    """Return what the gate decided and what was registered, of a run's folder. Raises UserError for a damaged file."""
-    store = LocalStorage(folder)
-    return Decision.read_if_there(store), Registered.read_if_there(store)
 
 
 def stage_lines(state: RunState, decision_of: Callable[[str], Decision | None]) -> list[str]:
@@ -218,7 +225,7 @@ def stage_lines(state: RunState, decision_of: Callable[[str], Decision | None]) 
     return [*lines, ""]
 
 
-def result_lines(evaluation: dict[str, Any], decision: Decision | None, registered: Registered | None) -> list[str]:
+def result_lines(evaluation: Evaluation | None, decision: Decision | None, registered: Registered | None) -> list[str]:
     """Accuracy, the gate's decision and the registered version."""
     lines = evaluation_lines(evaluation)
     if decision:
@@ -229,37 +236,38 @@ def result_lines(evaluation: dict[str, Any], decision: Decision | None, register
     return lines
 
 
-def evaluation_lines(evaluation: dict[str, Any]) -> list[str]:
+def evaluation_lines(evaluation: Evaluation | None) -> list[str]:
     """Return lines of validation accuracy with its baselines: the majority, and the model without the right image."""
-    if not evaluation:
+    if evaluation is None:
         return ["no evaluation was written"]
-    rows = [(f"validation accuracy, {evaluation.get('questions', 0):,} questions", evaluation.get("exact_match"))]
-    rows += [(label, evaluation[name]) for name, label in CLOSENESS.items() if name in evaluation]
-    caption_score = evaluation.get("cider_d")
-    rows.append(("majority baseline: always the most frequent answer", evaluation.get("chance")))
-    for control, result in (evaluation.get("controls") or {}).items():
-        some = f", {result['questions']:,} questions" if result.get("left_out") else ""
-        rows.append((f"same model {CONTROL_NAMES.get(control, control)}{some}", result.get("exact_match")))
+    rows = [(f"validation accuracy, {evaluation.questions or 0:,} questions", evaluation.exact_match)]
+    rows += [
+        (label, evaluation.figure(name)) for name, label in CLOSENESS.items() if name in evaluation.model_fields_set
+    ]
+    caption_score = evaluation.cider_d
+    rows.append(("majority baseline: always the most frequent answer", evaluation.chance))
+    for control, result in evaluation.controls.items():
+        some = f", {result.questions:,} questions" if result.left_out else ""
+        rows.append((f"same model {CONTROL_NAMES.get(control, control)}{some}", result.exact_match))
     width = max(46, *(len(label) for label, _ in rows))
     lines = [f"{label:<{width}} {_percent(value)}" for label, value in rows]
     lines[1:1] = [f"  note: {note}" for note in evaluation_notes(evaluation)]
     if caption_score is not None:
         lines.append(f"{'CIDEr-D of captions, from 0 to 10':<{width}} {caption_score:6.2f}")
-    slices = evaluation.get("slices") or {}
-    if len(slices) > 1:
-        for name, result in slices.items():
-            baseline = f"  (majority baseline {_percent(result.get('chance')).strip()})"
-            lines.append(f"  {name:<{width - 2}} {_percent(result.get('exact_match'))}{baseline}")
-    for name, found in (evaluation.get("benchmarks") or {}).items():
-        for metric, value in (found.get("scores") or {}).items():
-            low, high = (found.get("intervals") or {}).get(metric) or (None, None)
+    if len(evaluation.slices) > 1:
+        for name, measured in evaluation.slices.items():
+            baseline = f"  (majority baseline {_percent(measured.chance).strip()})"
+            lines.append(f"  {name:<{width - 2}} {_percent(measured.exact_match)}{baseline}")
+    for name, found in evaluation.benchmarks.items():
+        for metric, value in found.scores.items():
+            low, high = found.intervals.get(metric) or (None, None)
             between = "" if low is None else f"  ({low:.3f} to {high:.3f})"
             lines.append(f"{f'{name}: {TITLES.get(metric, metric)}':<{width}} {value:8.3f}{between}")
     return lines
 
 
-def _percent(value: Any) -> str:
-    return f"{100 * value:5.1f} %" if isinstance(value, int | float) else "    –"
+def _percent(value: float | None) -> str:
+    return "    –" if value is None else f"{100 * value:5.1f} %"
 
 
 def next_commands(report: RunReport, *, accepted: bool) -> list[str]:

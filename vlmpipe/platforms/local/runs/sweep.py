@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vlmpipe.trainer.records.step import step_file
 from vlmpipe.trainer.trials.files import JOB_STEP, OUTCOME, SWEEP_FILE
 
 SHOWN = 40  # variants
@@ -14,8 +15,8 @@ SHOWN = 40  # variants
 def sweep_records(folder: Path, step: str) -> tuple[list[Path], int, int]:
     """The records of all steps of that name, how many trainings have ended, and how many there are."""
     patterns = {
-        JOB_STEP: f"steps/{JOB_STEP}-*.json",
-        **dict.fromkeys(("prepare-data", "cache-features"), f"variants/*/*/steps/{step}.json"),
+        JOB_STEP: step_file(f"{JOB_STEP}-*"),
+        **dict.fromkeys(("prepare-data", "cache-features"), f"variants/*/*/{step_file(step)}"),
     }
     if step not in patterns or not (folder / SWEEP_FILE).is_file():
         return [], 0, 0

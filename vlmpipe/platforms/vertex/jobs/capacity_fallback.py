@@ -33,6 +33,7 @@ from vlmpipe.platforms.vertex.jobs.custom_job import POLL_S, REQUESTS, WHAT, cre
 from vlmpipe.platforms.vertex.jobs.run_labels import run_labels
 from vlmpipe.platforms.vertex.pipeline_job import SUBMISSION_LABEL
 from vlmpipe.platforms.vertex.retries import send_patiently
+from vlmpipe.records.plan import PlannedRun
 from vlmpipe.runs.capacity_attempts import FILE, Attempt, parse_attempts
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage
@@ -51,7 +52,7 @@ NO_CAPACITY = re.compile(
 )
 
 
-def run_with_fallback(settings: Mapping[str, Any], job_spec: Mapping[str, Any]) -> str:
+def run_with_fallback(settings: Mapping[str, object], job_spec: Mapping[str, object]) -> str:
     """Run the job on the first option that finds machines; its `gcp_resources`.
 
     Args:
@@ -96,7 +97,7 @@ class CapacityFallback:
         self._options = fallback if self._falls_back else [_only_option(settings)]
         self._max_spend_usd: float | None = cluster["max_spend_usd"] if self._falls_back else None
         # Trainings of a sweep have no plan of their own, and no options whose prices could differ.
-        self._prices = _prices(read_record(self._store, "plan.json") if self._falls_back else {}, step)
+        self._prices = _prices(PlannedRun.read(self._store), step) if self._falls_back else {}
         self._clients: dict[str, JobServiceClient] = {}  # by region
         info = self._store.stat("run.json")
         # A resumed run writes run.json again, and starts with the first option.
@@ -326,15 +327,14 @@ def _without_reservation(pool: Mapping[str, Any]) -> dict[str, Any]:
     return {**pool, "machine_spec": machine}
 
 
-def _prices(plan: Mapping[str, Any], step: str) -> dict[str, float | None]:
+def _prices(plan: PlannedRun, step: str) -> dict[str, float | None]:
     """US dollars an hour of the job's machines, by strategy, and by option for those in other regions."""
-    cost = plan.get("cost") or {}
-    known = {**(cost.get("by_term") or {}), **(cost.get("elsewhere") or {})}
+    known = {**plan.cost.by_term, **plan.cost.elsewhere} if plan.cost else {}
     return {
-        term: found["usd_per_hour"]
+        term: found.usd_per_hour
         for term, of_term in known.items()
-        for found in of_term["steps"]
-        if found["job"] == step.replace("-", "_")
+        for found in of_term.steps
+        if found.job == step.replace("-", "_")
     }
 
 

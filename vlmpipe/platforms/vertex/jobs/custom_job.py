@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from google.api_core import exceptions
 from google.cloud.aiplatform_v1 import types as api
@@ -52,7 +52,7 @@ class JobSubmission:
         )
         return cls(place, job)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """The request in the REST API's spelling."""
         return {"parent": self.place.parent, "customJob": json_format.MessageToDict(api.CustomJob.pb(self.job))}
 

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from google.api_core import exceptions
 from google.cloud.aiplatform_v1 import types as api
@@ -91,6 +91,7 @@ class JobStatus:
     ended_s: float
     web_access: Mapping[str, str]
     unreadable: str = ""
+    decision: ClassVar[None] = None  # a job alone has no gate
 
     @property
     def step(self) -> Step:

@@ -26,6 +26,7 @@ from vlmpipe.runs.service_run import json_object
 from vlmpipe.runs.stack_dumps import FOLDER as STACKS
 from vlmpipe.runs.stack_dumps import Stall, read_stall
 from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.records.step import step_file
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import join_uri
 
@@ -130,7 +131,7 @@ def _texts(
     if step:
         record = status.files_of[step.stage or status.state.stages[-1]].records.get(step.name)
         if record and record.detail.get("error"):
-            texts.append(Text(f"steps/{step.name}.json", str(record.detail["error"]), first_line=0))
+            texts.append(Text(step_file(step.name), str(record.detail["error"]), first_line=0))
         texts += [_of_custom_job(one) for one in jobs]
         words = " ".join(task.error.message for task in job.job_detail.task_details if task.task_name == step.title)
         texts.append(Text(f"task {step.title}", words, first_line=0))

@@ -22,6 +22,7 @@ from vlmpipe.platforms.local.runs.sweep import comparison_lines
 from vlmpipe.platforms.vertex.runs.client import OVER, run_uri_of_job, stages_of_job, state_of
 from vlmpipe.platforms.vertex.runs.names import Address
 from vlmpipe.records.decision import Decision
+from vlmpipe.records.plan import PlannedCost, PlannedRun
 from vlmpipe.records.registered import Registered
 from vlmpipe.runs.capacity_attempts import waiting_message
 from vlmpipe.runs.failure_patterns import Hit, hits
@@ -30,6 +31,7 @@ from vlmpipe.runs.service_run import CLOCKS_APART_S, RunFiles, ServiceRun, read_
 from vlmpipe.runs.steps import EARLIER, Step, step_of_record, steps_of, with_reused_stages, without_absent
 from vlmpipe.runs.submitted import continue_with
 from vlmpipe.trainer.errors import ExitCode
+from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.storage.base import join_uri
 from vlmpipe.trainer.trials.files import JOB_STEP
 
@@ -76,23 +78,21 @@ class VertexStatus(ServiceRun):
         side by side in tasks of one name."""
         if any(step.name == JOB_STEP and step.started_s for step in self.state.steps):
             return None
-        costs = {stage: files.content("plan.json").get("cost") or {} for stage, files in self.files_of.items()}
         prices = {
-            (stage, step_of(step["job"])): step["usd_per_hour"]
-            for stage, cost in costs.items()
-            for step in cost.get("steps") or ()
+            (stage, step.job.replace("_", "-")): step.usd_per_hour
+            for stage, files in self.files_of.items()
+            for step in planned_cost(files).steps
         }
         worked = [step for step in self.state.steps if step.name in JOB_STEPS and step.started_s and step.elapsed_s]
         worked = [step for step in worked if step.state not in ("reused", "skipped", "waiting")]
         if not prices or any(prices.get((step.stage, step.name)) is None for step in worked):
             return None
-        return float(sum(prices[step.stage, step.name] * step.elapsed_s / 3600 for step in worked))
+        return sum((prices[step.stage, step.name] or 0.0) * step.elapsed_s / 3600 for step in worked)
 
     @property
     def planned_usd(self) -> float | None:
-        costs = [files.content("plan.json").get("cost") or {} for files in self.files_of.values()]
-        usd = [cost["usd"] for cost in costs if cost.get("usd") is not None]
-        return float(sum(usd)) if len(usd) == len(costs) else None
+        usd = [cost.usd for cost in map(planned_cost, self.files_of.values()) if cost.usd is not None]
+        return sum(usd) if len(usd) == len(self.files_of) else None
 
     def lines(self) -> list[str]:
         """For people, below the table of steps."""
@@ -114,7 +114,7 @@ class VertexStatus(ServiceRun):
                 lines += comparison_lines(comparison)
             else:
                 lines += result_lines(
-                    self.files.content("evaluate.json"), self.files.record(Decision), self.files.record(Registered)
+                    self.files.record(Evaluation), self.files.record(Decision), self.files.record(Registered)
                 )
         notes = self.state.notes + restart_lines(self.state)
         if self.web_access_unknown:
@@ -125,7 +125,7 @@ class VertexStatus(ServiceRun):
 
     def as_json(self) -> dict[str, Any]:
         """For programs; the fields of a local run have the same names."""
-        evaluation, comparison = self.files.content("evaluate.json"), self.files.content("comparison.json")
+        evaluation, comparison = self.files.record(Evaluation), self.files.content("comparison.json")
         decision, registered = self.files.record(Decision), self.files.record(Registered)
         return {
             "run_id": self.state.run_id,
@@ -141,7 +141,7 @@ class VertexStatus(ServiceRun):
             "spent_usd_at_most": self.spent_usd,
             "planned_usd": self.planned_usd,
             "steps": [asdict(step) for step in self.state.steps],
-            "evaluation": evaluation or None,
+            "evaluation": evaluation and evaluation.as_json(),
             "decision": decision and decision.as_json(),
             "registered": registered and registered.as_json(),
             **({"comparison": comparison} if comparison else {}),
@@ -174,6 +174,12 @@ class VertexStatus(ServiceRun):
 def web_access_lines(uris: Mapping[str, str]) -> list[str]:
     """The shells and dashboards of a job's replicas, a line each."""
     return [f"  shell       {replica}: {uri}" for replica, uri in sorted(uris.items())]
+
+
+def planned_cost(files: RunFiles) -> PlannedCost:
+    """Return the plan's cost, without any number where there is no plan."""
+    plan = files.record(PlannedRun)
+    return plan.cost if plan and plan.cost else PlannedCost()
 
 
 def status_of(address: Address, job: PipelineJob, *, now_s: float | None = None) -> VertexStatus:

@@ -23,7 +23,7 @@ from vlmpipe.platforms.kubeflow.runs.logs import step_name
 from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun, kubeflow_run
 from vlmpipe.runs import watch
 from vlmpipe.trainer.errors import UserError
-from vlmpipe.trainer.progress import StepRecord
+from vlmpipe.trainer.records.step import StepRecord
 
 pytest_plugins = ("tests.support.vertex.fixtures",)
 DIGITS = str(ROOT / "configs/digits.yaml")

@@ -18,6 +18,7 @@ from vlmpipe.cli.views.memory_bar import cells
 from vlmpipe.cli.views.plan import print_plan_tables
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.planner.plan import plan_run
+from vlmpipe.records.plan import MemoryPart
 from vlmpipe.report.plan_section import merged_parts
 
 CONFIGS = ROOT / "configs"
@@ -168,7 +169,7 @@ def test_no_line_is_too_long_and_no_word_is_cut(name: str, width: int) -> None:
     plan = PLANS[name]()
     names = [pool["machine_type"] for pools in plan["jobs"].values() for pool in pools]
     names += [finding["path"] for finding in plan["findings"]]
-    names += [part["name"] for part in merged_parts(plan["memory"]["parts"])] if plan["memory"] else []
+    names += [part.name for part in merged_parts(parts_of(plan))] if plan["memory"] else []
     assert [name for name in names if name not in text] == []
     assert ("500 GB pd-ssd" in text) == (width == 120)
 
@@ -188,12 +189,15 @@ def test_the_capacity_is_marked_inside_a_bar_that_is_longer() -> None:
     assert mark.strip().startswith("40.0 GiB")
 
 
+def parts_of(plan: dict[str, Any]) -> list[MemoryPart]:
+    return [MemoryPart.model_validate(part) for part in plan["memory"]["parts"]]
+
+
 def test_small_parts_share_a_line_and_nothing_is_lost() -> None:
-    parts = make_plan()["memory"]["parts"]
-    merged = merged_parts(parts)
-    assert [part["name"] for part in merged] == ["optimizer", "weights", "2 smaller parts"]
-    assert sum(part["bytes"] for part in merged) == 60 * GIB
-    assert merged[-1]["why"] == "logits, inputs"
+    merged = merged_parts(parts_of(make_plan()))
+    assert [part.name for part in merged] == ["optimizer", "weights", "2 smaller parts"]
+    assert sum(part.bytes for part in merged) == 60 * GIB
+    assert merged[-1].why == "logits, inputs"
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=30), st.integers(10, 200), st.integers(0, 10**12))

@@ -12,6 +12,7 @@ from vlmpipe.comparison.sweep.page import build_page
 from vlmpipe.comparison.sweep.results import Key, SweepResults, Training
 from vlmpipe.platforms.local.runs.sweep import comparison_lines
 from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.records.evaluation import Evaluation
 
 QUESTIONS: list[Key] = [(f"s{number}", 0, "digit?", "7") for number in range(50)]
 
@@ -22,7 +23,7 @@ def training(variant: str, start: int, right: int, *, tokens: float | None = Non
         start,
         f"runs/{variant}/{start}",
         scores={key: float(place < right) for place, key in enumerate(QUESTIONS)},
-        evaluation={"relevance": {"mean_image_tokens": tokens}} if tokens else {},
+        evaluation=Evaluation(relevance={"mean_image_tokens": tokens} if tokens else None),
         train_s=train_s,
         evaluate_s=2.0,
     )

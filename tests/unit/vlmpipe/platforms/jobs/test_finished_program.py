@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vlmpipe.platforms.jobs.finished_program import LINGERS_S, LOOK_S, FinishedProgram
-from vlmpipe.trainer.progress import StepRecord
+from vlmpipe.trainer.records.step import StepRecord
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
 

@@ -23,7 +23,7 @@ from vlmpipe.runs.live_view import PlainView
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.steps import OF_THE_RUN, OPTIONAL, STEPS
 from vlmpipe.trainer.errors import UserError
-from vlmpipe.trainer.progress import StepRecord
+from vlmpipe.trainer.records.step import StepRecord
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
 

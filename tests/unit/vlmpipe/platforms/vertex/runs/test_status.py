@@ -13,7 +13,7 @@ from google.cloud.aiplatform_v1.types import PipelineJob
 from vlmpipe.platforms.vertex.client import Place
 from vlmpipe.platforms.vertex.runs.names import Address
 from vlmpipe.platforms.vertex.runs.status import VertexStatus, status_of
-from vlmpipe.trainer.progress import StepRecord
+from vlmpipe.trainer.records.step import StepRecord
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
 

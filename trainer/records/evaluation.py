@@ -1,0 +1,144 @@
+"""Scores of the exported model on the validation split: `evaluate.json`."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, Strict
+
+from vlmpipe.trainer.records.record import Part, Record
+
+Figure = Annotated[float, Strict()] | None  # None: not measured
+
+
+def _whole(value: object) -> object:
+    """Programs write whole numbers as 30.0, too."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Count = Annotated[Annotated[int, Strict()] | None, BeforeValidator(_whole)]
+
+
+class Open(Part):
+    """A part with figures of a program of the user's own, which are kept as they are."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    __pydantic_extra__: dict[str, JsonValue]
+
+    def figure(self, name: str) -> float | None:
+        """Return the number of that name, known or not; None where there is none."""
+        value = getattr(self, name, None)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+class Scores(Open):
+    """Scores of some questions, 0 to 1. `chance` is the majority baseline."""
+
+    questions: Count = None
+    exact_match: Figure = None
+    vqa_accuracy: Figure = None
+    anls: Figure = None
+    cider_d: Figure = None
+    chance: Figure = None
+
+
+def _scores(value: object) -> object:
+    """Earlier versions recorded a control's slice as its exact match alone."""
+    return {"exact_match": value} if isinstance(value, int | float) else value
+
+
+class Control(Open):
+    """Scores with another image, without one, or with another selection of visual tokens."""
+
+    questions: Count = None
+    exact_match: Figure = None
+    slices: dict[str, Annotated[Scores | None, BeforeValidator(_scores)]] = Field(default_factory=dict)
+    left_out: Count = None  # questions that had no other image to be asked with
+    resized: Count = None  # questions that were shown an image of another size, resized
+
+
+class ChampionScores(Open):
+    """Answers of the model in use to these questions, or the obstacle to asking it."""
+
+    version: int
+    run_id: str
+    obstacle: str = ""
+    questions: Count = None
+    exact_match: Figure = None
+    in_its_training: Count = None
+    paired: dict[str, JsonValue] | None = None  # PairedCounts
+
+
+class ConfusionTable(Part):
+    """Counts by expected answer (rows) and given answer (columns)."""
+
+    answers: tuple[str, ...]
+    columns: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+
+
+class Confusions(Part):
+    """A table for each slice with few answers, and the one that the console shows."""
+
+    shown: str | None = None
+    note: str = ""
+    slices: dict[str, ConfusionTable] = Field(default_factory=dict)
+
+
+class LikeTrain(Part):
+    """A benchmark's image and the training image that it looks like. `train`: id of the sample, number of its image."""
+
+    image: str
+    picture: str  # file in the run's folder
+    train: tuple[str, int]
+    distance: float
+
+
+class BenchmarkScores(Open):
+    """Scores of a published set of questions, with 95 % intervals."""
+
+    format: str = ""
+    questions: Count = None
+    images: Count = None
+    scores: dict[str, Figure] = Field(default_factory=dict)
+    intervals: dict[str, tuple[float, float] | None] = Field(default_factory=dict)
+    max_new_tokens: Count = None
+    cut_answers: Count = None
+    compared: str | None = None  # the score that the answers' file holds, by question
+    questions_sha256: str | None = None
+    images_like_train: Count = None
+    like_train_compared: Figure = None  # share of the pairs of images
+    pairs_like_train: tuple[LikeTrain, ...] = ()
+
+
+class Evaluation(Record, Scores):
+    """Scores, baselines, controls and benchmarks. A program of the user's own leaves what it measures."""
+
+    FILE: ClassVar[str] = "evaluate.json"
+    STEP: ClassVar[str] = "evaluate"
+    INDENT: ClassVar[int | None] = None
+    IS_SPARSE: ClassVar[bool] = True
+
+    samples: Count = None
+    slices: dict[str, Scores] = Field(default_factory=dict)
+    relevance: dict[str, JsonValue] | None = None
+    paired: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)  # PairedCounts by baseline
+    champion: ChampionScores | None = None
+    loss: Figure = None
+    perplexity: Figure = None
+    preference_accuracy: Figure = None
+    max_new_tokens: Count = None
+    cut_answers: Count = None
+    longer_expected_answers: Count = None
+    earlier_turns: str | None = None
+    questions_after_turns: Count = None
+    out_of_memory: Count = None
+    batch_tokens: Count = None
+    confusion: Confusions | None = None
+    benchmarks: dict[str, BenchmarkScores] = Field(default_factory=dict)
+    controls: dict[str, Control] = Field(default_factory=dict)
+    images: Count = None
+    images_also_in_train: Count = None
+    images_like_train: Count = None
+    like_train_compared: Figure = None  # share of the pairs of images
+    wall_s: Figure = None
