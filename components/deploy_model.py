@@ -12,7 +12,7 @@ def deploy_model(run_uri: str, where: str) -> str:
         The run's folder.
     """
     from vlmpipe.components.runtime.deploy import deploy_run
-    from vlmpipe.components.runtime.step_context import step_context
+    from vlmpipe.platforms.step_context import step_context
 
     with step_context(run_uri, "deploy-model") as progress:
         found = deploy_run(run_uri, where)

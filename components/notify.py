@@ -22,10 +22,10 @@ def notify(
     from urllib.parse import quote
 
     from vlmpipe.components.runtime.folder_lock import leaving_folder
-    from vlmpipe.components.runtime.step_context import STOPPED_VARIABLE, exit_on_error, step_context
     from vlmpipe.components.runtime.step_logic import close_run
     from vlmpipe.components.runtime.vertex_experiments import log_run
     from vlmpipe.components.runtime.webhook import send_notification
+    from vlmpipe.platforms.step_context import STOPPED_VARIABLE, exit_on_error, step_context
     from vlmpipe.runs.ending import FIRST, Ending, ending_of
     from vlmpipe.trainer.config.job import require_run_id, run_uri_of
     from vlmpipe.trainer.errors import ConfigError, ExitCode

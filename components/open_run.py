@@ -16,7 +16,7 @@ def open_run(run_file: str, root_uri: str, run_id: str, overrides: str = "", tar
         The run's folder, which the other components take.
     """
     from vlmpipe.components.runtime.resolve import open_run_folder
-    from vlmpipe.components.runtime.step_context import exit_on_error
+    from vlmpipe.platforms.step_context import exit_on_error
 
     with exit_on_error():
         return open_run_folder(run_file, root_uri, run_id=run_id, overrides=overrides, target=target)

@@ -12,7 +12,7 @@ def register_model(run_uri: str, model: Output[Model]) -> str:
     Returns:
         Where the registered model lies.
     """
-    from vlmpipe.components.runtime.step_context import step_context
+    from vlmpipe.platforms.step_context import step_context
     from vlmpipe.registry.hub import upload_registered
     from vlmpipe.registry.release import register_run
 

@@ -46,8 +46,9 @@ def resolve_run(
     from vlmpipe.components.runtime.folder_lock import take_folder
     from vlmpipe.components.runtime.job_states import state_of_job, this_job
     from vlmpipe.components.runtime.resolve import resolve
-    from vlmpipe.components.runtime.step_context import exit_on_error, step_context
     from vlmpipe.config.sections.stages import run_uri
+    from vlmpipe.platforms.step_context import exit_on_error, step_context
+    from vlmpipe.platforms.table import platform_of
     from vlmpipe.registry.release import was_accepted
     from vlmpipe.trainer.config.job import run_uri_of
     from vlmpipe.trainer.storage import open_storage
@@ -55,7 +56,7 @@ def resolve_run(
     with exit_on_error():
         uri = run_uri(compiled, run_id, job_name)
         settings = json.loads(compiled)
-        is_local = settings["target"] == "local"  # whose runs hold a lock
+        is_local = platform_of(settings["target"]).is_here  # whose runs hold a lock
         whole = run_uri_of(settings["root_uri"], run_id, job_name)
         if not is_local and (said := take_folder(open_storage(whole), this_job(compiled, job_name), state_of_job)):
             print(said, flush=True)

@@ -15,7 +15,7 @@ def sync_checkpoint(
         run_uri: The run's folder, which is also the output.
         gcp_resources: Output of the training job's step; taking it makes this step wait for the job.
     """
-    from vlmpipe.components.runtime.step_context import step_context
+    from vlmpipe.platforms.step_context import step_context
 
     with step_context(run_uri, "sync-checkpoint") as progress:
         from vlmpipe.components.runtime.step_logic import job_metrics, sync_model

@@ -1,1 +1,1 @@
-"""The pipeline graph, its compilation, its targets, and its submission, checks and schedules."""
+"""The pipeline graph, its compilation, and its submission, checks and schedules."""

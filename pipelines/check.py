@@ -14,12 +14,13 @@ from vlmpipe.pipelines.checks.data_look import has_module, look_at_source, modul
 from vlmpipe.pipelines.checks.deepspeed_values import deepspeed_verdict
 from vlmpipe.pipelines.checks.finding import Finding, findings_of, of_stages
 from vlmpipe.pipelines.checks.packages_look import extras_of_image, missing_here
-from vlmpipe.pipelines.checks.vertex_look import look_at_jobs, look_at_schedule, look_at_vertex, missing_for_vertex
+from vlmpipe.pipelines.checks.vertex_look import look_at_jobs, look_at_schedule, look_at_vertex
 from vlmpipe.pipelines.checks.weights_look import look_at_weights
 from vlmpipe.planner.chat_template import prove_chat_template
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.planner.serving import doubts, served_model, unservable
 from vlmpipe.platforms.local.runs.run import require_writable
+from vlmpipe.platforms.vertex.requirements import missing_for_vertex
 from vlmpipe.trainer.config.data import OWN_FORMAT
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
 from vlmpipe.trainer.extras import install_command
@@ -253,7 +254,7 @@ def _deepspeed(config: RunConfig) -> Iterator[Finding]:
 
 
 def _output(config: RunConfig) -> Iterator[Finding]:
-    root_uri = config.root_uri("local").removeprefix("file://")
+    root_uri = config.output.root_uri.removeprefix("file://")
     if "://" in root_uri:
         yield Finding("output", "unchecked", f"{root_uri} is written when the run starts")
         return
@@ -272,7 +273,7 @@ def _registry(config: RunConfig) -> Iterator[Finding]:
         model = f"projects/{gcp.project}/locations/{gcp.location}/models/{registry.removeprefix('vertex://')}"
         text = f"{model}, alias {config.register_.alias}: Vertex AI is asked when the run decides"
         yield Finding("registry", "unchecked", text)
-        if not config.root_uri("local").startswith("gs://"):
+        if not config.output.root_uri.startswith("gs://"):
             text = f"a run on this machine cannot register in {registry}: it needs output.root_uri on gs://"
             is_only_here = bool(list(missing_for_vertex(config)))
             yield Finding("registry", *(("failed", text, ExitCode.CONFIG) if is_only_here else ("warning", text)))

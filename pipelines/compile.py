@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,36 +17,23 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.config.sections.sweep import SweepConfig, variants_of
 from vlmpipe.job_spec.build import check_job_spec, check_jobs, sweep_job_spec
-from vlmpipe.pipelines.checks.readiness import unready
 from vlmpipe.pipelines.step_metadata import check_step_metadata
-from vlmpipe.pipelines.targets import TARGETS, TargetName
 from vlmpipe.pipelines.training import build
-from vlmpipe.platforms.pipeline_yaml import documents, dump_documents
+from vlmpipe.platforms.compiled import Compiled, described
+from vlmpipe.platforms.pipeline_yaml import documents as read_documents
+from vlmpipe.platforms.pipeline_yaml import dump_documents
+from vlmpipe.platforms.table import platform_of
 from vlmpipe.trainer.errors import ExitCode, UserError, os_errors
 from vlmpipe.trainer.storage.base import join_uri
 from vlmpipe.trainer.storage.local import LocalStorage
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
-    from vlmpipe.config.validation_errors import Problem
 
-FOLDER = Path("build/pipelines")
 LARGEST_FILE_BYTES = 10 << 20  # what Artifact Registry takes
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """A compiled pipeline: its file, and the checked counts of steps and jobs."""
-
-    path: Path
-    name: str
-    steps: int
-    jobs: int
-    unused: tuple[Problem, ...] = ()  # settings of the run file without effect on the target
-    unready: tuple[Problem, ...] = ()  # those with which no run there can start
-
-
-def compile_pipeline(config: RunConfig, target: TargetName, path: Path) -> Compiled:
+def compile_pipeline(config: RunConfig, target: str, path: Path) -> Compiled:
     """Write the pipeline of `config` for `target` to `path` (YAML, the same bytes every time) and check it.
 
     Nothing is written unless all checks pass: the file is one document, with a second one of Kubernetes settings only
@@ -55,22 +42,23 @@ def compile_pipeline(config: RunConfig, target: TargetName, path: Path) -> Compi
     Raises ConfigError for a run file that lacks what the target needs or makes a bad job, UserError when `path` cannot
     be written.
     """
+    platform = platform_of(target)
     pipeline = build(config, target)
     for run in config.stage_runs().values():
-        check_jobs(run, join_uri(run.root_uri(target), "runs", run.name))
-    if target == "vertex":
-        check_step_metadata(config)
+        check_jobs(run, join_uri(platform.root_uri(run), "runs", run.name))
+    if platform.max_step_bytes:
+        check_step_metadata(config, platform)
     if config.sweep:
-        check_sweep_jobs(config, config.sweep, join_uri(config.root_uri(target), "runs", config.name))
+        check_sweep_jobs(config, config.sweep, join_uri(platform.root_uri(config), "runs", config.name))
     check_exit_tasks(pipeline.pipeline_spec)
     contents = contents_of(pipeline)
     data = yaml_of(contents, pipeline.description or "")
-    check_file(data, target, contents)
+    check_file(data, contents, documents=platform.graph().documents)
     with os_errors(f"writing {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
     LocalStorage(path.parent).write(path.name, data)
     compiled = described(path, pipeline.pipeline_spec)
-    return replace(compiled, unused=tuple(TARGETS[target].unused(config)), unready=tuple(unready(config, target)))
+    return replace(compiled, unused=tuple(platform.unused(config)), unready=tuple(platform.unready(config)))
 
 
 def check_sweep_jobs(config: RunConfig, sweep: SweepConfig, run_uri: str) -> None:
@@ -110,12 +98,6 @@ def _with_printable_defaults(content: Mapping[str, Any]) -> dict[str, Any]:
     return {"pipelineInfo": content["pipelineInfo"], "root": {**root, **parameters}}
 
 
-def described(path: Path, spec: pipeline_spec_pb2.PipelineSpec) -> Compiled:
-    """The description of the pipeline `spec` in the file `path`."""
-    jobs = sum("worker_pool_specs" in one.input_definitions.parameters for one in spec.components.values())
-    return Compiled(path, spec.pipeline_info.name, len(spec.deployment_spec["executors"]), jobs)
-
-
 def check_exit_tasks(spec: pipeline_spec_pb2.PipelineSpec) -> None:
     """Tasks that run whatever became of others are tasks of the pipeline itself.
 
@@ -135,16 +117,16 @@ def check_exit_tasks(spec: pipeline_spec_pb2.PipelineSpec) -> None:
     assert not inside, f"exit tasks inside groups: {inside}"
 
 
-def check_file(data: bytes, target: TargetName, contents: Sequence[Mapping[str, object]]) -> None:
+def check_file(data: bytes, contents: Sequence[Mapping[str, object]], *, documents: int) -> None:
     """Read a compiled file as its service will: it holds what was meant, in one document unless it is for Kubeflow.
 
     Raises UserError (exit 1): no run file is known that leads there, and a published file could not be taken back.
     """
     found = f"{len(data):,} bytes" if len(data) > LARGEST_FILE_BYTES else ""
-    if target != "kubeflow" and len(contents) > 1:
+    if len(contents) > documents:
         found = "two documents: a step has Kubernetes settings"
     try:
-        if not found and documents(data) != list(contents):
+        if not found and read_documents(data) != list(contents):
             found = "YAML that says something else than the pipeline"
     except yaml.YAMLError as error:
         found = f"YAML that cannot be read: {str(error).splitlines()[0]}"

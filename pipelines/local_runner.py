@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmpipe.components.runtime.step_context import FAILURE_VARIABLE, STOPPED_VARIABLE
 from vlmpipe.config.sections.stages import stage_run_id
 from vlmpipe.platforms.local.jobs.restart_policy import FAULTS_VARIABLE, RETRIES_VARIABLE
+from vlmpipe.platforms.step_context import FAILURE_VARIABLE, STOPPED_VARIABLE
 from vlmpipe.trainer.config.job import run_uri_of
 from vlmpipe.trainer.errors import ExitCode, run_main
 from vlmpipe.trainer.records.step import read_steps
@@ -52,7 +52,7 @@ def run_local(config: RunConfig, *, run_id: str) -> int:
 
     from vlmpipe.pipelines.training import build
 
-    root_uri = open_storage(config.root_uri("local")).root_uri
+    root_uri = open_storage(config.output.root_uri).root_uri
     config = config.model_copy(update={"output": config.output.model_copy(update={"root_uri": root_uri})})
     run_uri = run_uri_of(root_uri, run_id, "")
     stages = list(config.stage_runs())

@@ -14,30 +14,32 @@ from vlmpipe.trainer.storage.base import join_uri
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.platforms.base import Platform
 
-MAX_BYTES = 200_000  # "should not exceed 200KB" (Execution.metadata, v1)
 RUN_ID_CHARS = 87  # of a run without --run-id: its name, date, time and random digits
 
 
-def check_step_metadata(config: RunConfig) -> None:
-    """Raise ConfigError where a step of the run on Vertex AI hands on, or takes, more than its execution may hold."""
-    for step, size, fix in _sizes(config):
-        if size > MAX_BYTES:
+def check_step_metadata(config: RunConfig, platform: Platform) -> None:
+    """Raise ConfigError where a step of the run hands on, or takes, more than the platform's records may hold."""
+    limit = platform.max_step_bytes
+    assert limit
+    for step, size, fix in _sizes(config, platform):
+        if size > limit:
             raise ConfigError(
                 f"the inputs and outputs of step {step} take about {size / 1000:,.0f} KB",
-                expected=f"at most {MAX_BYTES // 1000} KB, which Vertex AI keeps of a step",
+                expected=f"at most {limit // 1000} KB, which {platform.title} keeps of a step",
                 fix=fix,
             )
 
 
-def _sizes(config: RunConfig) -> Iterator[tuple[str, int, str]]:
+def _sizes(config: RunConfig, platform: Platform) -> Iterator[tuple[str, int, str]]:
     """Step, bytes and what to do, of the steps whose inputs or outputs grow with the run file."""
-    root_uri = config.root_uri("vertex")
+    root_uri = platform.root_uri(config)
     run_uri = join_uri(root_uri, "runs", "x" * RUN_ID_CHARS)
     run_file = json.dumps(config.to_dict(), ensure_ascii=False)
     for stage, run in config.stage_runs().items():
         pools = [worker_pools(run, job, run_uri) for job in jobs_of(run)]
-        taken = [run_file, compiled_settings(config, "vertex", root_uri, stage), *pools]
+        taken = [run_file, compiled_settings(config, platform.name, root_uri, stage), *pools]
         step = f"{stage}-resolve-run" if stage else "resolve-run"
         yield step, sum(map(_size, taken)), "write a shorter run file, with fewer variants or shorter texts"
     if config.sweep:

@@ -16,11 +16,9 @@ from vlmpipe.components.runtime.resolve import resolve
 from vlmpipe.components.runtime.step_logic import point_to_features
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.labels import require_labels
-from vlmpipe.config.target_requirements import require_reached_files, require_vertex
 from vlmpipe.job_spec.build import check_jobs, job_settings, job_spec
 from vlmpipe.job_spec.file import SpecFile, read_spec_file
 from vlmpipe.job_spec.parse import parse_job_spec
-from vlmpipe.pipelines.submit import require_own_project
 from vlmpipe.planner.plan import plan_run
 from vlmpipe.planner.spending.approval import Spending, fail_on_error, reasons_to_confirm, require_approval, spending_of
 from vlmpipe.platforms.jobs.packages import for_vertex, upload
@@ -28,7 +26,10 @@ from vlmpipe.platforms.vertex.bucket_checks import require_buckets
 from vlmpipe.platforms.vertex.client import Place, endpoint, job_client
 from vlmpipe.platforms.vertex.jobs.custom_job import JobSubmission
 from vlmpipe.platforms.vertex.pipeline_job import job_id_at
+from vlmpipe.platforms.vertex.requirements import require_reached_files, require_vertex
+from vlmpipe.platforms.vertex.run import RunOnVertex
 from vlmpipe.platforms.vertex.runs.names import Address
+from vlmpipe.platforms.vertex.submit import require_own_project
 from vlmpipe.runs.submitted import RunRecord
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.data.prepare.pipeline import find_prepared
@@ -56,6 +57,10 @@ class SubmittedJob:
         if not self.resource_name:
             return None
         return Address(self.submission.place, self.resource_name.rpartition("/")[2], is_custom_job=True)
+
+    @property
+    def started(self) -> RunOnVertex | None:
+        return RunOnVertex(self.address) if self.address else None
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -102,7 +107,7 @@ def submit_training(
     """
     config, packages = for_vertex(config)
     require_vertex(config)
-    require_reached_files(config, "vertex")
+    require_reached_files(config)
     if config.stages or config.sweep:
         parts = "stages" if config.stages else "a sweep"
         raise ConfigError(f"--only train is given for a run file with {parts}", fix="submit the pipeline")
@@ -111,7 +116,7 @@ def submit_training(
             "--only train sends one job, and cluster.capacity_fallback needs a step that sends the next one",
             fix="add cluster.capacity_fallback=[], or submit the pipeline",
         )
-    place, root_uri = Place.of(config), config.root_uri("vertex")
+    place, root_uri = Place.of(config), config.bucket_root_uri
     run_id = run_id or job_id_at(config, datetime.now())
     run_uri = RunPaths(run_id=run_id, root_uri=root_uri).run_uri
     spending = _of_training(config)

@@ -8,11 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.config.target_requirements import require_vertex
 from vlmpipe.job_spec.build import check_job_spec, job_settings
 from vlmpipe.job_spec.probe import ProbedMachine, probe_spec, probed_machines
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
-from vlmpipe.pipelines.submit import require_own_project
 from vlmpipe.pipelines.submit_job import SubmittedJob, record_job
 from vlmpipe.planner.spending.approval import Spending, reasons_to_confirm, require_approval
 from vlmpipe.planner.spending.probe import plan_line, probe_plan, probe_spending
@@ -21,6 +19,8 @@ from vlmpipe.platforms.vertex.bucket_checks import require_buckets
 from vlmpipe.platforms.vertex.client import Place, endpoint, job_client
 from vlmpipe.platforms.vertex.jobs.custom_job import JobSubmission
 from vlmpipe.platforms.vertex.pipeline_job import job_id_at
+from vlmpipe.platforms.vertex.requirements import require_vertex
+from vlmpipe.platforms.vertex.submit import require_own_project
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.preflight.probe import lines as result_lines
@@ -77,7 +77,7 @@ def submit_probe(
     """
     config, packages = for_vertex(config)
     require_vertex(config)
-    root_uri = config.root_uri("vertex")
+    root_uri = config.bucket_root_uri
     run_id = run_id or f"probe-{job_id_at(config, datetime.now())}"
     paths = RunPaths(run_id=run_id, root_uri=root_uri)
     machines = probed_machines(config)

@@ -56,21 +56,23 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.stages import hidden_by_stages, path_in
 from vlmpipe.config.sections.sweep import SweepConfig
 from vlmpipe.job_spec.build import Job, job_settings, step_of
-from vlmpipe.pipelines.targets import TARGETS, Target, TargetName
 from vlmpipe.planner.steps.disks import compiled_disks
+from vlmpipe.platforms.graph import Graph
+from vlmpipe.platforms.table import platform_of
 
 
-def build(config: RunConfig, target: TargetName) -> BaseComponent:
+def build(config: RunConfig, target: str) -> BaseComponent:
     """The pipeline of `config` for `target`, ready to compile or, on the local target, to call.
 
     Raises ConfigError when the run file lacks what the target needs.
     """
-    place, runs = TARGETS[target], config.stage_runs()
+    platform, runs = platform_of(target), config.stage_runs()
     for one in runs.values():
-        place.check(one)
-    disks = {stage: {} if target == "local" else compiled_disks(one) for stage, one in runs.items()}
+        platform.check(one)
+    place = platform.graph()
+    disks = {stage: {} if platform.is_here else compiled_disks(one) for stage, one in runs.items()}
     steps = _Steps(config, place, disks=disks[list(runs)[-1]])
-    root_uri = config.root_uri(target)
+    root_uri = platform.root_uri(config)
     job_name = place.run_name()
     defaults = parameter_defaults(config)
     default_run_file = json.dumps(config.to_dict(), ensure_ascii=False)
@@ -186,7 +188,7 @@ def last_step(config: RunConfig) -> str:
 class _Steps:
     """Adds steps to the pipeline under construction, with the same names on every target."""
 
-    def __init__(self, config: RunConfig, target: Target, stage: str = "", *, disks: Mapping[str, int]) -> None:
+    def __init__(self, config: RunConfig, target: Graph, stage: str = "", *, disks: Mapping[str, int]) -> None:
         """`disks`: GB of the boot disks of steps that need more than steps have."""
         self._config, self._target, self._stage, self._disks = config, target, stage, disks
         self._mail = target.mail_step(config)
@@ -222,7 +224,7 @@ class _Steps:
         benchmarking = self.add_job("benchmark", pools=resolved["benchmark_pools"], run_uri=exported)
         return benchmarking.after(evaluation).outputs["gcp_resources"]  # it adds to what the evaluation writes
 
-    def sweep(self, sweep: SweepConfig, run_uri: Any, target: TargetName) -> None:
+    def sweep(self, sweep: SweepConfig, run_uri: Any, target: str) -> None:
         """The steps from the variants' data to their comparison. One item of a loop goes to each input of its steps:
         see `vlmpipe.components.runtime.step_logic.shares_of`."""
         opened = self.add(open_sweep, run_uri=run_uri)
@@ -234,7 +236,7 @@ class _Steps:
             trained = self.add_sweep_job("train-variants", job, target)
         self.add(compare_variants, run_uri=run_uri, jobs=dsl.Collected(trained.output))
 
-    def add_sweep_job(self, step: str, job: Any, target: TargetName) -> PipelineTask:
+    def add_sweep_job(self, step: str, job: Any, target: str) -> PipelineTask:
         """A step that runs one job of a sweep."""
         return self.add(run_sweep_job, name=step, job=job, step=step, target=target)
 

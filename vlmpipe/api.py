@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from vlmpipe.platforms.table import DEFAULT, platform_of
 from vlmpipe.trainer.errors import ExitCode, UserError, missing_packages, require_package
 
 if TYPE_CHECKING:
@@ -22,19 +23,15 @@ if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
     from vlmpipe.doctor.rows import Row
     from vlmpipe.pipelines.checks.finding import Finding
-    from vlmpipe.pipelines.compile import Compiled
-    from vlmpipe.pipelines.submit import Submitted
-    from vlmpipe.pipelines.tune.status import SearchStatus
     from vlmpipe.planner.plan import Plan
     from vlmpipe.planner.stages import StagesPlan
     from vlmpipe.planner.sweep import SweepPlan
-    from vlmpipe.platforms.kubeflow.runs.status import KubeflowStatus
+    from vlmpipe.platforms.base import Status, Submitted
+    from vlmpipe.platforms.compiled import Compiled
     from vlmpipe.platforms.local.runs.summary import RunReport
-    from vlmpipe.platforms.vertex.runs.status import VertexStatus
     from vlmpipe.runs.live_view import View
     from vlmpipe.trainer.evaluation.prediction.answer_file import Answer
 
-Target = Literal["vertex", "kubeflow", "local"]
 PLAN_IS_RED = "Warning: by its plan this run cannot end well on this machine: {} (vlmpipe plan --target local)"
 
 
@@ -85,7 +82,7 @@ def doctor(config: RunConfig) -> list[Row]:
 
 
 @missing_packages()
-def plan(config: RunConfig, target: Target = "vertex") -> Plan | StagesPlan | SweepPlan:
+def plan(config: RunConfig, target: str = DEFAULT) -> Plan | StagesPlan | SweepPlan:
     """Return whether a run fits in memory, how long it takes and what it costs. `Plan.state` is "green", "amber" or
     "red".
 
@@ -97,11 +94,11 @@ def plan(config: RunConfig, target: Target = "vertex") -> Plan | StagesPlan | Sw
     from vlmpipe.catalog.this_machine import this_machine
     from vlmpipe.planner.sweep import plan_config
 
-    return plan_config(config, here=this_machine() if target == "local" else None)
+    return plan_config(config, here=this_machine() if platform_of(target).is_here else None)
 
 
 @missing_packages()
-def compile(config: RunConfig, target: Target = "vertex", output: str | Path | None = None) -> Compiled:
+def compile(config: RunConfig, target: str = DEFAULT, output: str | Path | None = None) -> Compiled:
     """Compile the pipeline of a run file to YAML.
 
     Args:
@@ -110,7 +107,8 @@ def compile(config: RunConfig, target: Target = "vertex", output: str | Path | N
     Raises:
         ConfigError: The run file lacks what the target needs, or Vertex AI would refuse one of its jobs.
     """
-    from vlmpipe.pipelines.compile import FOLDER, compile_pipeline
+    from vlmpipe.pipelines.compile import compile_pipeline
+    from vlmpipe.platforms.compiled import FOLDER
 
     return compile_pipeline(config, target, Path(output or FOLDER / f"{config.name}.{target}.yaml"))
 
@@ -207,9 +205,7 @@ def submit(
 
 
 @missing_packages()
-def status(
-    name: str, *, root: str = "runs", project: str = "", location: str = ""
-) -> RunReport | VertexStatus | KubeflowStatus | SearchStatus:
+def status(name: str, *, root: str = "runs", project: str = "", location: str = "") -> Status:
     """The status of a run or a search.
 
     Args:
@@ -222,7 +218,7 @@ def status(
     Raises:
         ConfigError: There is no such run.
     """
-    from vlmpipe.pipelines.find import reader_of
+    from vlmpipe.platforms.find import reader_of
 
     read, _ = reader_of(name, root=root, project=project, location=location)
     return read()

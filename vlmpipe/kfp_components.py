@@ -22,7 +22,7 @@ with missing_packages():
     from vlmpipe.components.prepare_data import prepare_data as _prepare_data
     from vlmpipe.components.register_model import register_model as _register_model
     from vlmpipe.components.sync_checkpoint import sync_checkpoint as _sync_checkpoint
-    from vlmpipe.pipelines.targets import component_of
+    from vlmpipe.platforms.graph import component_of
 
 IMAGE_VARIABLE = "VLMPIPE_PIPELINE_IMAGE"
 # Without an image of one's own a step fails at its pull: no registry can have a name under .invalid (RFC 2606).

@@ -24,7 +24,7 @@ def run_job(
         gcp_resources: A JSON text that names the job; sync_checkpoint and decide take it.
     """
     from vlmpipe.components.runtime.jobs_on_targets import run_job_of_run
-    from vlmpipe.components.runtime.step_context import exit_on_error, stop_as_error
+    from vlmpipe.platforms.step_context import exit_on_error, stop_as_error
 
     with exit_on_error(), stop_as_error(job.replace("_", "-")):
         return (run_uri, run_job_of_run(run_uri, job, target))

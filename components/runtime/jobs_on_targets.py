@@ -1,4 +1,4 @@
-"""Runs a job on a target from a step: on this machine, as a CustomJob of Vertex AI or as a TrainJob of Kubeflow."""
+"""Runs a job of a run on a platform, from a step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 from vlmpipe.components.runtime.step_logic import why_nothing_is_encoded
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.config.target_requirements import require_kubeflow, require_vertex
 from vlmpipe.job_spec.build import Job, job_settings, job_spec, jobs_of, step_of
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
+from vlmpipe.platforms.table import PLATFORMS, platform_of
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.progress import step_progress
 from vlmpipe.trainer.records.prepared import DataPointers
@@ -17,7 +17,6 @@ from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.records import read_record
 
-TARGETS = ("vertex", "kubeflow", "local")
 NOTHING_RAN = "{}"  # gcp_resources of a job that has nothing to do
 
 
@@ -33,33 +32,13 @@ def run_on_target(config: RunConfig, spec: Mapping[str, Any], step: str, target:
     Args:
         spec: The spec, snake_case, of a job of `config`.
         step: Name of the step in whose record the job reports.
-        target: vertex, kubeflow or local.
+        target: the platform, by its name for --target.
 
     Raises UserError with the job's exit code where it fails.
     """
     labels = {**job_settings(config, "train")["labels"], STEP_LABEL: step}
     name = f"{config.name}-{step}"
-    if target == "local":
-        from vlmpipe.platforms.local.jobs.job import run_job
-
-        return run_job(name, spec, labels=labels)
-    if target == "kubeflow":
-        from vlmpipe.platforms.kubeflow.jobs.job import run_on_kubeflow
-
-        return run_on_kubeflow(name, spec, labels=labels)
-    from vlmpipe.platforms.vertex.jobs.capacity_fallback import run_with_fallback
-
-    scheduling = dict(spec["scheduling"])
-    wanted = {
-        "display_name": name,
-        "project": config.gcp.project,
-        "location": config.gcp.location,
-        "labels": labels,
-        "encryption_spec_key_name": config.gcp.encryption_spec_key_name,
-        "strategy": scheduling.pop("strategy", "STANDARD"),
-        "max_wait_duration": scheduling.pop("max_wait_duration", "86400s"),
-    }
-    return run_with_fallback(wanted, {**spec, "scheduling": scheduling})
+    return platform_of(target).run_job(config, name, spec, labels)
 
 
 def run_job_of_run(run_uri: str, job: str, target: str) -> str:
@@ -69,16 +48,16 @@ def run_job_of_run(run_uri: str, job: str, target: str) -> str:
 
     Raises ConfigError for a job that the run does not have, and for a target that the run file has no settings for.
     """
-    if job not in get_args(Job) or target not in TARGETS:
+    if job not in get_args(Job) or target not in PLATFORMS:
         raise ConfigError(
             f"job {job!r} on target {target!r}",
-            expected=f"a job of {', '.join(get_args(Job))}, on {', '.join(TARGETS)}",
+            expected=f"a job of {', '.join(get_args(Job))}, on {', '.join(PLATFORMS)}",
         )
     store = open_storage(run_uri)
     config = config_of_run(store)
     if job not in jobs_of(config):
         raise ConfigError(f"job {job}, which this run does not have", expected=f"one of {', '.join(jobs_of(config))}")
-    {"vertex": require_vertex, "kubeflow": require_kubeflow}.get(target, _nothing)(config)
+    platform_of(target).check(config)
     if job == "cache_features":
         features = DataPointers.read(store).features
         if features != "encode":
@@ -86,7 +65,3 @@ def run_job_of_run(run_uri: str, job: str, target: str) -> str:
                 progress.finish("reused" if features == "reuse" else "done", why_nothing_is_encoded(run_uri, features))
             return NOTHING_RAN
     return run_on_target(config, job_spec(config, job, run_uri), step_of(job), target)
-
-
-def _nothing(config: RunConfig) -> None:
-    """This machine needs no settings."""

@@ -13,15 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vlmpipe.components.runtime.jobs_on_targets import TARGETS
 from vlmpipe.components.runtime.parameters import from_compiled, require_fixed, with_parameters
 from vlmpipe.config.overrides import Differences, override_texts
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.stages import naming_stage, run_uri, stage_run_id
 from vlmpipe.config.sections.sweep import SweepConfig, Variant, variants_of
-from vlmpipe.config.target_requirements import require_kubeflow, require_reached_files, require_vertex
 from vlmpipe.config.yaml_loader import parse_yaml
 from vlmpipe.job_spec.build import check_jobs, worker_pools
+from vlmpipe.platforms.table import platform_of
 from vlmpipe.records.plan import PlannedRun
 from vlmpipe.registry.hub import require_token
 from vlmpipe.trainer.config.job import RunPaths
@@ -109,7 +108,7 @@ def resolve(
             with naming_stage(name):
                 _, plans[name] = _checked(runs[name], settings, name, paths[name])
                 open_source(runs[name].data)
-                _with_benchmarks(runs[name], is_local=settings["target"] == "local")
+                _with_benchmarks(runs[name], is_local=platform_of(settings["target"]).is_here)
     with naming_stage(stage):
         config, plans[stage] = _of_stage(runs, settings, stage, paths)
     from vlmpipe.runs.changed_settings import require_resumable  # not above: compiling needs none of it
@@ -145,7 +144,7 @@ def _of_stage(
 
         config = continued(config, paths[stage], [(runs[name], paths[name]) for name in before])
     config, plan = _checked(config, settings, stage, paths[stage])
-    return _with_benchmarks(config, is_local=settings["target"] == "local"), plan
+    return _with_benchmarks(config, is_local=platform_of(settings["target"]).is_here), plan
 
 
 def _open_variants(
@@ -188,22 +187,19 @@ def _checked(
 ) -> tuple[RunConfig, Plan | None]:
     """The run file as its jobs get it, with its plan. Raises ConfigError where it cannot run."""
     require_fixed(config.to_dict(), settings["fixed"][stage])
-    if settings["target"] == "vertex":
-        require_vertex(config)
-        require_reached_files(config, "vertex")
-    if settings["target"] == "kubeflow":
-        require_kubeflow(config)
-        require_reached_files(config, "kubeflow")
+    platform = platform_of(settings["target"])
+    platform.check(config)
+    platform.check_files(config)
     config = _with_registry(config, paths.root_uri)
     if config.train.trainer:
-        config = _with_trainer(config, is_local=settings["target"] == "local")
+        config = _with_trainer(config, is_local=platform.is_here)
     use_hub_token(config.model.hub_token_secret)
-    if settings["target"] == "local":  # elsewhere only the jobs' own account may read them
+    if platform.is_here:  # elsewhere only the jobs' own account may read them
         use_secrets(config.secrets)
     if config.register_.hub:  # not after hours of training
         require_token(config.register_.hub)
     config = _with_pinned_weights(config)
-    on_vertex, elsewhere = settings["target"] == "vertex", settings["target"] != "local"
+    elsewhere = not platform.is_here
     # On this machine nothing is paid for, and planning takes seconds: plan only where a setting depends on it.
     plan = None
     if config.train.epochs and (elsewhere or config.features.cache == "auto"):
@@ -217,7 +213,7 @@ def _checked(
         check_jobs(config, paths.run_uri)
     if plan and elsewhere and config.plan.fail_on_error:
         _require_not_red(plan)
-    if plan and on_vertex and config.cluster.max_spend_usd:
+    if plan and platform.has_prices and config.cluster.max_spend_usd:
         require_prices(plan)
     return _with_decided_cache(config, plan), plan
 
@@ -227,8 +223,7 @@ def open_run_folder(run_file: str, root_uri: str, *, run_id: str, overrides: str
 
     For steps in pipelines of others, where no compiled pipeline fixes any settings. Raises as `resolve` does.
     """
-    if target not in TARGETS:
-        raise ConfigError(f"target {target!r}", expected=f"one of {', '.join(TARGETS)}")
+    platform_of(target)
     content = parse_yaml(run_file, "run_file")
     if not isinstance(content, dict):
         raise ConfigError(

@@ -13,6 +13,7 @@ from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.config.sections.sweep import SweepConfig, Variant, baseline_of
 from vlmpipe.job_spec.build import job_spec, sweep_job_spec
+from vlmpipe.platforms.table import platform_of
 from vlmpipe.trainer.config.job import JobConfig, RunPaths, without_gone
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, print_error
 from vlmpipe.trainer.progress import step_progress
@@ -214,7 +215,7 @@ def train_variants(job: str, target: str) -> str:
     sweep = read_record(store, SWEEP_FILE)
     config = config_of_run(open_storage(sweep["trainings"][sweep["jobs"][int(number)][0]]["run_uri"]))
     spec = sweep_job_spec(config, run_uri, int(number))
-    if target == "local":  # jobs beside each other share the cores
+    if platform_of(target).is_here:  # jobs beside each other share the cores
         share = max(1, (os.cpu_count() or 1) // min(len(sweep["jobs"]), sweep["parallelism"]))
         for pool in spec["worker_pool_specs"]:
             environment = pool["container_spec"].setdefault("env", [])

@@ -15,7 +15,7 @@ def compare_variants(run_uri: str, jobs: list[str], metrics: Output[Metrics], re
     """
     from vlmpipe.comparison.sweep.comparison import compare_sweep
     from vlmpipe.comparison.sweep.page import write_page
-    from vlmpipe.components.runtime.step_context import step_context
+    from vlmpipe.platforms.step_context import step_context
 
     with step_context(run_uri, "compare-variants") as progress:
         found = compare_sweep(run_uri)

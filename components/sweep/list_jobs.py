@@ -11,8 +11,8 @@ def list_jobs(run_uri: str, prepared: list[str]) -> list[str]:
     Returns:
         One text for each job.
     """
-    from vlmpipe.components.runtime.step_context import exit_on_error
     from vlmpipe.components.runtime.sweep_steps import open_jobs
+    from vlmpipe.platforms.step_context import exit_on_error
 
     with exit_on_error():
         return open_jobs(run_uri)

@@ -10,8 +10,8 @@ def open_sweep(run_uri: str) -> list[str]:
     Returns:
         The folders of the trainings whose data are prepared, for themselves and for others with the same.
     """
-    from vlmpipe.components.runtime.step_context import exit_on_error
     from vlmpipe.components.runtime.sweep_steps import preparations
+    from vlmpipe.platforms.step_context import exit_on_error
 
     with exit_on_error():
         return preparations(run_uri)

@@ -10,8 +10,8 @@ def prepare_variant(run_uri: str) -> str:
     Returns:
         That folder.
     """
-    from vlmpipe.components.runtime.step_context import exit_on_error
     from vlmpipe.components.runtime.sweep_steps import prepare_variant_data
+    from vlmpipe.platforms.step_context import exit_on_error
 
     with exit_on_error():
         prepare_variant_data(run_uri)

@@ -12,8 +12,8 @@ def run_sweep_job(job: str, step: str, target: str) -> str:
     Returns:
         How the job ended.
     """
-    from vlmpipe.components.runtime.step_context import exit_on_error, stop_as_error
     from vlmpipe.components.runtime.sweep_steps import encode_features, train_variants
+    from vlmpipe.platforms.step_context import exit_on_error, stop_as_error
 
     with exit_on_error(), stop_as_error(step):
         return encode_features(job, target) if step == "cache-features" else train_variants(job, target)

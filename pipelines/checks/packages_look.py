@@ -65,7 +65,7 @@ IN_IMAGE = ("trainer", "data", "media", "s3", "pipelines", "pipelines,trainer", 
 
 def _addresses(config: RunConfig) -> str:
     """The addresses of the run file, in one text: which stores it reads and writes."""
-    return " ".join([config.root_uri("local"), config.register_.registry, *config.data.addresses().values()])
+    return " ".join([config.output.root_uri, config.register_.registry, *config.data.addresses().values()])
 
 
 def needs_of(config: RunConfig) -> list[Need]:

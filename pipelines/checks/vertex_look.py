@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from vlmpipe.catalog.machines import unknown_region
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.config.target_requirements import require_reached_files, require_vertex
-from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.pipelines.checks.finding import Finding
-from vlmpipe.pipelines.checks.readiness import EXAMPLE_PROJECT
 from vlmpipe.planner.cost.cron import require_starts
+from vlmpipe.platforms.example_values import EXAMPLE_PROJECT
+from vlmpipe.platforms.table import platform_of
+from vlmpipe.platforms.vertex.requirements import missing_for_vertex
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.errors import ConfigError, ExitCode
 
@@ -28,7 +27,7 @@ def look_at_jobs(config: RunConfig) -> Iterator[Finding]:
     """A finding for each error, on Vertex AI also for warnings; the same one in several jobs is reported once."""
     from vlmpipe.job_spec.build import job_spec, job_violations, jobs_of, step_of, unknown_gpu_code
 
-    paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
+    paths = RunPaths(run_id=config.name, root_uri=config.output.root_uri)
     reported: set[str] = set()
     for job in jobs_of(config):
         subject = f"job {step_of(job)}"
@@ -52,14 +51,6 @@ def _concerns(config: RunConfig, violation: Violation) -> bool:
     return violation.code not in RUN_FILE_WARNINGS and not list(missing_for_vertex(config))
 
 
-def missing_for_vertex(config: RunConfig) -> Iterator[str]:
-    for require in (require_vertex, partial(require_reached_files, target="vertex")):
-        try:
-            require(config)
-        except RunFileError as error:
-            yield from map(str, error.problems)
-
-
 def look_at_schedule(config: RunConfig) -> Iterator[Finding]:
     """Yield findings about a schedule that starts nothing; runs can still be started by hand."""
     try:
@@ -81,6 +72,6 @@ def look_at_vertex(config: RunConfig) -> Iterator[Finding]:
         from vlmpipe.pipelines.step_metadata import check_step_metadata
 
         try:
-            check_step_metadata(config)
+            check_step_metadata(config, platform_of("vertex"))
         except ConfigError as error:
             yield Finding("vertex", "failed", error.text(), ExitCode.CONFIG)

@@ -24,7 +24,8 @@ from vlmpipe.config.overrides import apply_overrides
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.sections.tune import ParameterSpec, TuneConfig, Value
 from vlmpipe.job_spec.build import check_job_spec, job_settings, trials_spec
-from vlmpipe.pipelines.tune.status import SEARCH_FILE, TABLE, LocalSearch, Trial, ranked
+from vlmpipe.platforms.local.search import LocalSearch
+from vlmpipe.platforms.searches import SEARCH_FILE, TABLE, Trial, ranked
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.monitoring.hypertune import VALIDATION_LOSS

@@ -56,7 +56,7 @@ def hold_data(run_uri: str, metrics: Output[Metrics]) -> NamedTuple(
     import os
     import signal
 
-    from vlmpipe.components.runtime.step_context import step_context
+    from vlmpipe.platforms.step_context import step_context
 
     with open(os.environ["TEST_ALIVE"], "w", encoding="utf-8"), step_context(run_uri, "prepare-data"):
         print("ready", flush=True)
@@ -86,8 +86,8 @@ def run_job(
 ) -> NamedTuple("Outputs", [("gcp_resources", str)]):  # type: ignore[valid-type]
     import os
 
-    from vlmpipe.components.runtime.step_context import step_context
     from vlmpipe.job_spec.parse import parse_job_spec
+    from vlmpipe.platforms.step_context import step_context
     from vlmpipe.trainer.errors import DataError
 
     name = labels["vlmpipe-step"]
@@ -134,7 +134,7 @@ def decide(
     import os
     import signal
 
-    from vlmpipe.components.runtime.step_context import step_context
+    from vlmpipe.platforms.step_context import step_context
 
     with open(os.environ["TEST_TRACE"], "a", encoding="utf-8") as trace:
         trace.write("decide\n")
@@ -148,7 +148,7 @@ def decide(
 def register_model(run_uri: str, model: Output[Model]) -> str:
     import os
 
-    from vlmpipe.components.runtime.step_context import step_context
+    from vlmpipe.platforms.step_context import step_context
 
     with open(os.environ["TEST_TRACE"], "a", encoding="utf-8") as trace, step_context(run_uri, "register-model"):
         trace.write("register-model\n")
@@ -170,4 +170,4 @@ def replace_steps(monkeypatch: pytest.MonkeyPatch, *, kept: str = "") -> None:
     for step in (*preparing, sync_checkpoint, decide, register_model, notify):
         if step.__name__ != kept:
             monkeypatch.setattr(f"vlmpipe.pipelines.training.{step.__name__}", step)
-    monkeypatch.setattr("vlmpipe.pipelines.targets.run_local_job", run_job)
+    monkeypatch.setattr("vlmpipe.platforms.local.graph.run_local_job", run_job)

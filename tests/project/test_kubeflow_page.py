@@ -14,8 +14,9 @@ from tests.fakes.kubernetes.train_job_rules import unknown_in
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.config.sections.kubeflow import KubeflowConfig
-from vlmpipe.config.target_requirements import require_kubeflow
 from vlmpipe.platforms.kubeflow.jobs.manifest import NODE
+from vlmpipe.platforms.kubeflow.requirements import require_kubeflow
+from vlmpipe.platforms.table import platform_of
 
 PAGE = (ROOT / "docs/how-to/run-on-kubeflow.md").read_text()
 BLOCKS = [list(yaml.safe_load_all(text)) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.S)]
@@ -41,7 +42,7 @@ def test_the_sections_are_ones_that_a_run_file_takes() -> None:
         config = load_run_file(
             ROOT / "configs/digits.yaml", [f"{name}={json.dumps(content[name])}" for name in content]
         )
-        assert config.root_uri("kubeflow") == content["output"]["root_uri"]
+        assert platform_of("kubeflow").root_uri(config) == content["output"]["root_uri"]
         require_kubeflow(config)
 
 

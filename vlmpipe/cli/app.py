@@ -20,10 +20,11 @@ from vlmpipe.cli import prove as prove_command
 from vlmpipe.cli import schedule as schedule_commands
 from vlmpipe.cli import start as start_commands
 from vlmpipe.cli import tune as tune_command
-from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Stage, TargetOption, load, load_training, run_files
+from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Stage, any_target, load, load_training, run_files
 from vlmpipe.cli.examples import add_examples
 from vlmpipe.cli.output import begin, doing, print_error, print_json, print_lines, to_stderr
 from vlmpipe.cli.runs import compare, folder, logs, status
+from vlmpipe.platforms.table import DEFAULT, platform_of
 from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.trainer import __version__
 from vlmpipe.trainer.errors import (
@@ -191,9 +192,7 @@ def plan(
             show_default=False,
         ),
     ] = "",
-    target: Annotated[
-        TargetOption, typer.Option(help="Where the run is to go. The plan of a local run has no prices.")
-    ] = TargetOption.vertex,
+    target: Annotated[str, any_target("Where the run is to go. The plan of a local run has no prices.")] = DEFAULT,
     verbose: Annotated[bool, typer.Option("--verbose", help="List what the figures assume.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -206,16 +205,18 @@ def plan(
             fix="write one stage or variant as a run file of its own; without --suggest all of them are planned",
         )
     if suggest:
-        if target == TargetOption.local:
+        if platform_of(target).is_here:
             raise ConfigError(
-                "--suggest with --target local", expected="a target whose machines can be chosen", fix="leave one out"
+                f"--suggest with --target {target}",
+                expected="a target whose machines can be chosen",
+                fix="leave one out",
             )
         _suggest(settings, str(config), overrides or [], suggest, as_json)
         return
     from vlmpipe.cli.views.plan import print_plan_tables
 
     with doing(f"planning {config}: memory, time and cost"):
-        found = api.plan(settings, target.value)
+        found = api.plan(settings, target)
     if as_json:
         print_json(found.as_dict())
     else:
@@ -268,7 +269,7 @@ def explain_cache(config: RunFile, overrides: Overrides = None, stage: Stage = "
         from vlmpipe.trainer.config.job import JobConfig, RunPaths
         from vlmpipe.trainer.feature_cache.explain import explain  # loads torch
 
-        paths = RunPaths(run_id=settings.name, root_uri=settings.root_uri("local"))
+        paths = RunPaths(run_id=settings.name, root_uri=settings.output.root_uri)
         found = explain(JobConfig.model_validate(settings.to_run_json(paths)))
     print_json(found.as_json()) if as_json else print_lines(found.lines())
 

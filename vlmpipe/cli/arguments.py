@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from enum import StrEnum
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vlmpipe import api
 from vlmpipe.cli.output import to_stderr
+from vlmpipe.platforms.table import DEFAULT, PLATFORMS, platform_of, services
 from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
-    from vlmpipe.pipelines.templates.publish import Template
+    from vlmpipe.platforms.compiled import Template
 
 
-class TargetOption(StrEnum):
-    """Targets that a pipeline can be compiled for and run on."""
+def target_option(names: Callable[[], Sequence[str]], help: str) -> Any:
+    """--target, whose values are names in the table of platforms, read when the command runs."""
 
-    vertex = "vertex"
-    kubeflow = "kubeflow"
-    local = "local"
+    def parsed(value: str) -> str:
+        if value not in names():
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(map(repr, names()))}.")
+        return value
+
+    return typer.Option(
+        "--target", parser=parsed, metavar=f"<{'|'.join(names())}>", autocompletion=lambda: list(names()), help=help
+    )
 
 
-class ServiceTarget(StrEnum):
-    """Services that start runs."""
+def any_target(help: str) -> Any:
+    """--target of a command for every platform."""
+    return target_option(lambda: list(PLATFORMS), help)
 
-    vertex = "vertex"
-    kubeflow = "kubeflow"
+
+def service_target(help: str) -> Any:
+    """--target of a command for platforms that runs are submitted to."""
+    return target_option(services, help)
 
 
 def run_files(incomplete: str) -> list[str]:
@@ -107,7 +115,9 @@ def load_training(config: Path, overrides: Sequence[str] | None, stage: str) -> 
     return runs[stage] if stage else list(runs.values())[-1]
 
 
-def load_source(source: str, overrides: Sequence[str] | None) -> tuple[RunConfig, Template | None]:
+def load_source(
+    source: str, overrides: Sequence[str] | None, target: str = DEFAULT
+) -> tuple[RunConfig, Template | None]:
     """The run file, or that of a published pipeline with the pipeline itself.
 
     Raises UserError for a pipeline that cannot be had, ConfigError for overrides of one: it runs as it was published.
@@ -120,8 +130,7 @@ def load_source(source: str, overrides: Sequence[str] | None) -> tuple[RunConfig
             expected="no overrides: it runs as it was published",
             fix="publish a changed run file; or start it in the console, which shows the pipeline's parameters",
         )
-    from vlmpipe.pipelines.compile import FOLDER
-    from vlmpipe.pipelines.templates.publish import fetch
+    from vlmpipe.platforms.compiled import FOLDER
 
-    template = fetch(source, FOLDER)
+    template = platform_of(target).fetch(source, FOLDER)
     return template.config, template

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vlmpipe import api
-from vlmpipe.cli.arguments import AsJson, ServiceTarget, TargetOption, load, run_files
+from vlmpipe.cli.arguments import AsJson, any_target, load, run_files, service_target
 from vlmpipe.cli.output import doing, print_json, print_lines
+from vlmpipe.platforms.table import DEFAULT, platform_of
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.gc_control import collector_off
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
-    from vlmpipe.pipelines.compile import Compiled
-    from vlmpipe.pipelines.templates.kubeflow import PublishedToKubeflow
-    from vlmpipe.pipelines.templates.publish import Published
+    from vlmpipe.platforms.compiled import Compiled
 
 Configs = Annotated[
     list[str],
@@ -29,7 +28,7 @@ Output = Annotated[Path, typer.Option(help="Folder to write the pipelines to.")]
 
 def compile_(
     configs: Configs,
-    target: Annotated[TargetOption, typer.Option(help="Where the pipeline is to run.")] = TargetOption.vertex,
+    target: Annotated[str, any_target("Where the pipeline is to run.")] = DEFAULT,
     output: Output = Path("build/pipelines"),
 ) -> None:
     """Compile run files into pipelines. One YAML file each, named <name>.<target>.yaml."""
@@ -55,62 +54,30 @@ def publish(
         list[str] | None,
         typer.Option(metavar="TAG", help="An additional tag, next to latest and vlmpipe's version. Repeatable."),
     ] = None,
-    target: Annotated[ServiceTarget, typer.Option(help="Where the templates are.")] = ServiceTarget.vertex,
+    target: Annotated[str, service_target("Where the templates are.")] = DEFAULT,
     output: Output = Path("build/pipelines"),
     as_json: AsJson = False,
 ) -> None:
     """Compile run files and publish them as templates. The console, submit and schedule start runs of them."""
-    done: Sequence[Published | PublishedToKubeflow]
-    if target == ServiceTarget.kubeflow:
-        if tag:
-            raise ConfigError(
-                "--tag is given with --target kubeflow", expected="none: versions there have their fingerprint as name"
-            )
-        done = _published_to_kubeflow(configs, output)
-    else:
-        done = _published(configs, registry, tag or [], output)
+    place, publish_one = platform_of(target).publisher(registry, tag or [])
+    every = list(_compiled(configs, target, output))  # so that none is published if one cannot be compiled
+    with doing(f"publishing to {place}"):
+        done = [publish_one(config, compiled) for config, compiled in every]
     if as_json:
         print_json({"published": [one.as_json() for one in done]})
     else:
         print_lines([line for one in done for line in one.lines()])
 
 
-def _published(configs: list[str], registry: str, tags: list[str], output: Path) -> list[Published]:
-    from vlmpipe.pipelines.templates.artifact_registry import Registry
-    from vlmpipe.pipelines.templates.publish import all_tags
-    from vlmpipe.pipelines.templates.publish import publish as publish_one
-
-    all_tags(tags)  # before anything is compiled
-    there = Registry(registry)
-    every = list(_compiled(configs, TargetOption.vertex, output))  # so that none is published if one cannot be compiled
-    with doing(f"publishing to {registry}"):
-        return [publish_one(there, compiled, tags) for _, compiled in every]
-
-
-def _published_to_kubeflow(configs: list[str], output: Path) -> list[PublishedToKubeflow]:
-    from vlmpipe.pipelines.submit_kubeflow import endpoint_of
-    from vlmpipe.pipelines.templates.kubeflow import publish_to_kubeflow
-    from vlmpipe.platforms.kubeflow.runs.client import KubeflowApi
-
-    every = list(_compiled(configs, TargetOption.kubeflow, output))
-    with doing("publishing to Kubeflow"):
-        return [
-            publish_to_kubeflow(KubeflowApi(endpoint_of(config), config.kubeflow.namespace), compiled)
-            for config, compiled in every
-        ]
-
-
-def _compiled(configs: list[str], target: TargetOption, output: Path) -> Iterator[tuple[RunConfig, Compiled]]:
+def _compiled(configs: list[str], target: str, output: Path) -> Iterator[tuple[RunConfig, Compiled]]:
     files = [Path(text) for text in configs if "=" not in text]
     overrides = [text for text in configs if "=" in text]
     if not files:
         raise ConfigError("no run file given", expected="vlmpipe compile CONFIG... [a.b=c]...")
-    loaded = {
-        output / f"{config.name}.{target.value}.yaml": config for config in (load(file, overrides) for file in files)
-    }
+    loaded = {output / f"{config.name}.{target}.yaml": config for config in (load(file, overrides) for file in files)}
     if len(loaded) < len(files):
         raise ConfigError("two of the run files have the same name", expected="a different `name` in each run file")
     for path, config in loaded.items():
-        with doing(f"compiling {config.name} for {target.value}"):
-            compiled = api.compile(config, target.value, path)
+        with doing(f"compiling {config.name} for {target}"):
+            compiled = api.compile(config, target, path)
         yield config, compiled

@@ -211,5 +211,5 @@ def _job(config: Path, overrides: Overrides, stage: str) -> JobConfig:
     from vlmpipe.trainer.config.job import JobConfig, RunPaths
 
     settings = load_training(config, overrides, stage)
-    paths = RunPaths(run_id=settings.name, root_uri=settings.root_uri("local"))
+    paths = RunPaths(run_id=settings.name, root_uri=settings.output.root_uri)
     return JobConfig.model_validate(settings.to_run_json(paths))

@@ -8,29 +8,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, ServiceTarget, Source, load, load_source
+from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Source, load, load_source, service_target
 from vlmpipe.cli.output import doing, print_json, print_lines
+from vlmpipe.platforms.table import DEFAULT, platform_of
 from vlmpipe.trainer.storage.outage import answering_soon
 
 if TYPE_CHECKING:
     from vlmpipe.platforms.schedules import RunSchedule, Schedules
 
-SERVICES = {"vertex": "Vertex AI", "kubeflow": "Kubeflow"}
-Where = Annotated[ServiceTarget, typer.Option("--target", help="Where the schedule is.")]
+Where = Annotated[str, service_target("Where the schedule is.")]
 
 app = typer.Typer(help="Recurring runs on a service, as the run file says.", no_args_is_help=True)
 
 
 @app.command("plan")
-def plan_command(
-    config: Source, overrides: Overrides = None, target: Where = ServiceTarget.vertex, as_json: AsJson = False
-) -> None:
+def plan_command(config: Source, overrides: Overrides = None, target: Where = DEFAULT, as_json: AsJson = False) -> None:
     """Show what apply would change. The next starts too, and the cost a month. Changes nothing."""
     from vlmpipe.pipelines.schedule import plan_schedule, schedules_of
 
-    settings, template = load_source(config, overrides)
-    with doing(f"planning a run and reading the schedules on {SERVICES[target]}"), answering_soon():
-        plan = plan_schedule(settings, schedules_of(settings, target.value), _now(), template, target=target.value)
+    settings, template = load_source(config, overrides, target)
+    with doing(f"planning a run and reading the schedules on {platform_of(target).title}"), answering_soon():
+        plan = plan_schedule(settings, schedules_of(settings, target), _now(), template, target=target)
     print_json(plan.as_json()) if as_json else print_lines(plan.lines())
 
 
@@ -38,7 +36,7 @@ def plan_command(
 def apply_command(
     config: Source,
     overrides: Overrides = None,
-    target: Where = ServiceTarget.vertex,
+    target: Where = DEFAULT,
     force: Annotated[bool, typer.Option("--force", help="Do it without checking buckets.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever a month costs.")] = False,
     as_json: AsJson = False,
@@ -47,9 +45,9 @@ def apply_command(
     from vlmpipe.pipelines.schedule import apply_schedule
     from vlmpipe.planner.spending.approval import terminal_confirm
 
-    source, ask = load_source(config, overrides), terminal_confirm()
-    with doing(f"planning a run and changing the schedule on {SERVICES[target]}"):
-        plan, live = apply_schedule(*source, target=target.value, force=force, yes=yes, ask=ask, now=_now())
+    source, ask = load_source(config, overrides, target), terminal_confirm()
+    with doing(f"planning a run and changing the schedule on {platform_of(target).title}"):
+        plan, live = apply_schedule(*source, target=target, force=force, yes=yes, ask=ask, now=_now())
     if as_json:
         print_json({**plan.as_json(), "live": live.as_json()})
         return
@@ -59,13 +57,13 @@ def apply_command(
 
 @app.command("list")
 def list_command(
-    config: RunFile, overrides: Overrides = None, target: Where = ServiceTarget.vertex, as_json: AsJson = False
+    config: RunFile, overrides: Overrides = None, target: Where = DEFAULT, as_json: AsJson = False
 ) -> None:
     """List the schedules that vlmpipe made."""
     from vlmpipe.pipelines.schedule import schedules_of
 
-    with doing(f"reading the schedules on {SERVICES[target]}"), answering_soon():
-        found = schedules_of(load(config, overrides), target.value).all()
+    with doing(f"reading the schedules on {platform_of(target).title}"), answering_soon():
+        found = schedules_of(load(config, overrides), target).all()
     if as_json:
         print_json({"schedules": [live.as_json() for live in found]})
         return
@@ -76,7 +74,7 @@ def list_command(
 
 @app.command("pause")
 def pause_command(
-    config: RunFile, overrides: Overrides = None, target: Where = ServiceTarget.vertex, as_json: AsJson = False
+    config: RunFile, overrides: Overrides = None, target: Where = DEFAULT, as_json: AsJson = False
 ) -> None:
     """Start no more runs until resume. Runs that have begun continue."""
     schedules, live = _find(config, overrides, target)
@@ -87,7 +85,7 @@ def pause_command(
 def resume_command(
     config: RunFile,
     overrides: Overrides = None,
-    target: Where = ServiceTarget.vertex,
+    target: Where = DEFAULT,
     catch_up: Annotated[
         bool, typer.Option("--catch-up", help="Also start the runs that were due while it was paused.")
     ] = False,
@@ -100,7 +98,7 @@ def resume_command(
 
 @app.command("delete")
 def delete_command(
-    config: RunFile, overrides: Overrides = None, target: Where = ServiceTarget.vertex, as_json: AsJson = False
+    config: RunFile, overrides: Overrides = None, target: Where = DEFAULT, as_json: AsJson = False
 ) -> None:
     """Delete the schedule. Its runs stay, and those that have begun continue."""
     schedules, live = _find(config, overrides, target)
@@ -111,12 +109,12 @@ def delete_command(
         print_lines([f"schedule {live.name} is deleted: {live.address}"])
 
 
-def _find(config: Path, overrides: list[str] | None, target: ServiceTarget) -> tuple[Schedules[Any], RunSchedule]:
+def _find(config: Path, overrides: list[str] | None, target: str) -> tuple[Schedules[Any], RunSchedule]:
     from vlmpipe.pipelines.schedule import schedules_of
 
     settings = load(config, overrides)
-    with doing(f"reading the schedules on {SERVICES[target]}"), answering_soon():
-        schedules = schedules_of(settings, target.value)
+    with doing(f"reading the schedules on {platform_of(target).title}"), answering_soon():
+        schedules = schedules_of(settings, target)
         return schedules, schedules.require(settings.name)
 
 

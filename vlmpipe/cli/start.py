@@ -15,13 +15,14 @@ from vlmpipe.cli.arguments import (
     OptionalSource,
     Overrides,
     RunFile,
-    ServiceTarget,
     load,
     load_source,
+    service_target,
 )
 from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
 from vlmpipe.cli.runs.options import Location, Plain, Project
 from vlmpipe.cli.runs.watching import follow, leave, show_end, watch_and_show
+from vlmpipe.platforms.table import DEFAULT, platform_of
 from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def run(
 def submit(
     config: OptionalSource = "",
     overrides: Overrides = None,
-    target: Annotated[ServiceTarget, typer.Option(help="Where to start it.")] = ServiceTarget.vertex,
+    target: Annotated[str, service_target("Where to start it.")] = DEFAULT,
     force: Annotated[
         bool,
         typer.Option("--force", help="Submit even if the plan does not fit, and without checking buckets."),
@@ -141,9 +142,10 @@ def submit(
             f"found {given}{', --only' if only else ''}",
             expected="vlmpipe submit CONFIG [--only train|probe], or vlmpipe submit --job-spec FILE",
         )
-    if target == ServiceTarget.kubeflow and (job_spec or only):
+    platform = platform_of(target)
+    if (job_spec or only) and not platform.takes_jobs:
         given = "--job-spec" if job_spec else "--only"
-        raise ConfigError(f"{given} is given with --target kubeflow", expected="a run of the whole pipeline there")
+        raise ConfigError(f"{given} is given with --target {target}", expected="a run of the whole pipeline there")
     if job_spec or only:
         if fail_on_reject:
             raise ConfigError("--fail-on-reject is given for a job alone, which has no gate", fix="leave it out")
@@ -165,38 +167,38 @@ def submit(
             expected="a run that is watched to its end",
             fix="leave one out; vlmpipe status RUN --watch --fail-on-reject watches a run that was started",
         )
-    if target == ServiceTarget.kubeflow:
-        _submit_to_kubeflow(
-            config, overrides or [], run_id, force=force, dry_run=dry_run, detach=detach, plain=plain, as_json=as_json,
-            fail_on_reject=fail_on_reject,
-        )  # fmt: skip
-        return
-    with doing(f"planning, compiling and submitting {config}"):
-        from vlmpipe.pipelines.find import vertex_reader
+    source = [config, *(overrides or []), *([] if target == DEFAULT else ["--target", target])]
+    with doing(f"planning, compiling and submitting {config} to {platform.title}"):
         from vlmpipe.pipelines.submit import submit_run
         from vlmpipe.planner.spending.approval import terminal_confirm
         from vlmpipe.platforms.short_names import submitted_to_continue
 
-        run_config, template = load_source(config, overrides)
+        run_config, template = load_source(config, overrides, target)
         submitted = submit_run(
             run_config,
             template,
-            source=[config, *(overrides or [])],
-            run_id=submitted_to_continue(run_id, run_config, "vertex"),
+            target=target,
+            source=source,
+            run_id=submitted_to_continue(run_id, run_config, target),
             force=force,
             yes=yes,
             dry_run=dry_run,
             ask=terminal_confirm(),
         )
-    watching = bool(submitted.resource_name) and not detach
+    watching = submitted.started if not detach else None
     if not as_json:
         print_lines(submitted.lines())
     elif not watching:
         print_json(submitted.as_json())
     if watching:
-        read = vertex_reader(submitted.address)
-        name = submitted.address.argument
-        found = watch_and_show(name, read, on_service=True, plain=plain, as_json=as_json, fail_on_reject=fail_on_reject)
+        found = watch_and_show(
+            watching.argument,
+            watching.reader(),
+            on_service=True,
+            plain=plain,
+            as_json=as_json,
+            fail_on_reject=fail_on_reject,
+        )
         leave(found, fail_on_reject)
 
 
@@ -250,19 +252,18 @@ def _submit_probe(
 
 def _follow_probe(probe: SubmittedProbe, *, detach: bool, plain: bool, as_json: bool) -> None:
     """Print what was sent, watch the jobs to their ends unless they are detached, and print what they measured."""
-    watched = [job.address for job in probe.jobs if job.address and not detach]
+    watched = [job.started for job in probe.jobs if job.started and not detach]
     if not as_json:
         print_lines(probe.lines())
     elif not watched:
         print_json(probe.as_json())
     if not watched:
         return
-    from vlmpipe.pipelines.find import job_reader
     from vlmpipe.pipelines.probe_sightings import note_probes
 
     ended = []
-    for address in watched:
-        ended.append(follow(address.argument, job_reader(address), on_service=True, plain=plain or as_json))
+    for job in watched:
+        ended.append(follow(job.argument, job.reader(), on_service=True, plain=plain or as_json))
         if not as_json:
             print_lines(["", *ended[-1].lines()])
     if as_json:
@@ -275,56 +276,15 @@ def _follow_probe(probe: SubmittedProbe, *, detach: bool, plain: bool, as_json: 
 
 def _follow_job(answer: SubmittedJob, *, detach: bool, plain: bool, as_json: bool) -> None:
     """Print what was sent, and watch the job to its end unless it is detached."""
-    address = answer.address
+    started = answer.started
     if not as_json:
         print_lines(answer.lines())
-    elif not address or detach:
+    elif not started or detach:
         print_json(answer.as_json())
-    if address and not detach:
-        from vlmpipe.pipelines.find import job_reader
-
-        name, read = address.argument, job_reader(address)
+    if started and not detach:
+        name, read = started.argument, started.reader()
         found = watch_and_show(name, read, on_service=True, plain=plain, as_json=as_json)
         leave(found, fail_on_reject=False)
-
-
-def _submit_to_kubeflow(
-    config: str,
-    overrides: Sequence[str],
-    run_id: str,
-    *,
-    force: bool,
-    dry_run: bool,
-    detach: bool,
-    plain: bool,
-    as_json: bool,
-    fail_on_reject: bool,
-) -> None:
-    with doing(f"planning, compiling and submitting {config} to Kubeflow"):
-        from vlmpipe.pipelines.find import kubeflow_reader
-        from vlmpipe.pipelines.submit_kubeflow import submit_to_kubeflow
-        from vlmpipe.platforms.short_names import submitted_to_continue
-
-        source = [config, *overrides, "--target", "kubeflow"]
-        run_config = load(Path(config), overrides)
-        run_id = submitted_to_continue(run_id, run_config, "kubeflow")
-        submitted = submit_to_kubeflow(run_config, source=source, run_id=run_id, force=force, dry_run=dry_run)
-    watching = submitted.run is not None and not detach
-    if not as_json:
-        print_lines(submitted.lines())
-    elif not watching:
-        print_json(submitted.as_json())
-    if submitted.run and watching:
-        name = submitted.run.argument
-        found = watch_and_show(
-            name,
-            kubeflow_reader(submitted.run),
-            on_service=True,
-            plain=plain,
-            as_json=as_json,
-            fail_on_reject=fail_on_reject,
-        )
-        leave(found, fail_on_reject)
 
 
 def _refuse_options(given: dict[str, bool], place: str, fix: str) -> None:

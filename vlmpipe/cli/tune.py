@@ -14,6 +14,7 @@ import typer
 
 from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, load, run_ids
 from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
+from vlmpipe.platforms.table import platform_of
 from vlmpipe.trainer.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Search over fields of train, by the section tune. On this machine the table of trials is printed."""
-    from vlmpipe.config.target_requirements import require_vertex
     from vlmpipe.pipelines.tune import search as tuning
     from vlmpipe.platforms.short_names import full_name
 
@@ -68,11 +68,11 @@ def tune(
             to_stderr(f"note: tune.stopping {found.stopping} is Vertex AI's; here every trial runs to its end")
         tuning.points(found)  # an algorithm that is not here is refused before anything is written
     else:
-        require_vertex(settings)
+        platform_of(target.value).check(settings)
         if not dry_run:
             usd = _approval(settings, yes=yes)
-    root_uri = settings.root_uri(target.value)
-    from_run = full_name(from_run, settings.root_uri("local"))
+    root_uri = platform_of(target.value).root_uri(settings)
+    from_run = full_name(from_run, settings.output.root_uri)
     search = tuning.open_search(settings, from_run, search_id, root_uri)
     if target == TuneTarget.local and not fresh and (earlier := tuning.unfinished_search(search, root_uri)):
         to_stderr(f"continuing search {earlier}, which was stopped (--fresh starts a new one)")
@@ -131,7 +131,7 @@ def _submit(search: Search, usd: float | None, *, as_json: bool) -> None:
 
 def _run(search: Search, *, as_json: bool) -> None:
     from vlmpipe.pipelines.tune.search import SearchStoppedError, run_search
-    from vlmpipe.pipelines.tune.status import TABLE, ranked, table_lines
+    from vlmpipe.platforms.searches import TABLE, ranked, table_lines
 
     if not as_json:
         to_stderr(f"search {search.search_id}: {search.uri}")

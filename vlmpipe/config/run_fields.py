@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator
 
@@ -135,11 +135,11 @@ class RunFields(JobSections, Section):
         """Name in the registry."""
         return self.register_.model_name or self.name
 
-    def root_uri(self, target: Literal["local", "vertex", "kubeflow"]) -> str:
-        """Root of runs, prepared data, features and the registry. Only local runs can use a local folder."""
+    @property
+    def bucket_root_uri(self) -> str:
+        """Root of runs, prepared data, features and the registry where only gs:// is reached."""
         root_uri = self.output.root_uri
-        is_reached = self.kubeflow.reaches(root_uri) if target == "kubeflow" else root_uri.startswith("gs://")
-        return root_uri if is_reached or target == "local" else self.gcp.pipeline_root
+        return root_uri if root_uri.startswith("gs://") else self.gcp.pipeline_root
 
     def given(self, *without: str) -> dict[str, Any]:
         """The run file without defaults, so that each stage's or variant's file knows which fields were given."""

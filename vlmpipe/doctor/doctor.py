@@ -17,7 +17,7 @@ from vlmpipe.doctor.permissions import askers, permission_rows
 from vlmpipe.doctor.project import api_rows, region_row
 from vlmpipe.doctor.quotas import quota_rows
 from vlmpipe.doctor.rows import Row, missing, ok, unseen
-from vlmpipe.pipelines.checks.readiness import EXAMPLE_PROJECT
+from vlmpipe.platforms.example_values import EXAMPLE_PROJECT
 from vlmpipe.trainer.errors import UserError
 
 if TYPE_CHECKING:

@@ -65,7 +65,7 @@ def _row(wanted: Wanted, region: str, zones: list[str]) -> Row:
 def machines_of(config: RunConfig) -> dict[Wanted, list[str]]:
     """Machines of all jobs, each with the regions in which the run may start it."""
     found: dict[Wanted, dict[str, None]] = {}
-    uri = join_uri(config.root_uri("vertex"), "runs", config.name)
+    uri = join_uri(config.bucket_root_uri, "runs", config.name)
     for run in config.stage_runs().values():
         for job in jobs_of(run):
             for option in capacity_options(run, job):

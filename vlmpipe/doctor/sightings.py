@@ -37,7 +37,7 @@ def note_rows(config: RunConfig, rows: Sequence[Row]) -> list[str]:
     Returns a line for each that is new, or one that says why nothing was recorded. No request takes longer than those
     of the doctor.
     """
-    root_uri, seen = config.root_uri("vertex"), sightings_of(rows)
+    root_uri, seen = config.bucket_root_uri, sightings_of(rows)
     if not seen or not root_uri.startswith("gs://"):
         return []
     try:

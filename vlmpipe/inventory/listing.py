@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vlmpipe.inventory.tags import read_tags
-from vlmpipe.pipelines.tune.status import SEARCH_FILE, LocalSearch
 from vlmpipe.platforms.local.runs.run import MARKER
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.platforms.local.runs.summary import report_of
+from vlmpipe.platforms.local.search import LocalSearch
+from vlmpipe.platforms.searches import SEARCH_FILE
 from vlmpipe.records.registered import Registered
 from vlmpipe.registry.folder import FolderRegistry
 from vlmpipe.trainer.errors import ConfigError, UserError

@@ -200,7 +200,7 @@ def plan_run(config: RunConfig, *, here: LocalMachine | None = None, stage: Stag
 
     `here`: the machine of a local run, which has no cost and no steps with machines of their own.
     """
-    paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
+    paths = RunPaths(run_id=config.name, root_uri=config.output.root_uri)
     jobs: dict[str, list[dict[str, Any]]] = {}
     findings: list[Violation] = []
     notes = [str(problem) for problem in warnings(config)]
@@ -268,7 +268,7 @@ def described_machine(config: RunConfig, catalog: Catalog) -> Machine | None:
 def plan_basis(config: RunConfig) -> tuple[Architecture, Workload, Prices]:
     """Inputs of every estimate: the model's sizes, the workload and prices. Raises UserError."""
     model = architecture(config)
-    paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
+    paths = RunPaths(run_id=config.name, root_uri=config.output.root_uri)
     return model, planned_workload(config, model, paths)[0], load_prices(config.plan.prices_file)
 
 

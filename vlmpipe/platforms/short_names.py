@@ -6,10 +6,11 @@ import contextlib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from vlmpipe.platforms.local.runs.run import MARKER, all_markers
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
+from vlmpipe.platforms.table import platform_of
 from vlmpipe.runs.submitted import SUBMITTED, run_records
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.storage.base import join_uri
@@ -54,17 +55,17 @@ def run_to_continue(name: str, config: RunConfig) -> str:
     """
     if not _is_last(name):
         return name
-    root = config.root_uri("local")
+    root = config.output.root_uri
     known = list(_started_here(root))
     return _last_of(config.name, known, root, root) if name == LAST else _last(name, known, root, root)
 
 
-def submitted_to_continue(name: str, config: RunConfig, target: Literal["vertex", "kubeflow"]) -> str:
+def submitted_to_continue(name: str, config: RunConfig, target: str) -> str:
     """The id that `vlmpipe submit --run-id` names, among the runs that were submitted from this folder to that service
     and write where this run file's do; for @last of this run file."""
     if not _is_last(name):
         return name
-    runs = f"{join_uri(config.root_uri(target), 'runs')}/"
+    runs = f"{join_uri(platform_of(target).root_uri(config), 'runs')}/"
     known = [
         record.run_uri.removeprefix(runs)
         for record in run_records().values()

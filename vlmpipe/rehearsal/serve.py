@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from google.cloud.aiplatform_v1.types import PipelineJob
 
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.config.target_requirements import require_vertex
-from vlmpipe.pipelines.checks.readiness import EXAMPLE_PROJECT
+from vlmpipe.platforms.example_values import EXAMPLE_PROJECT
 from vlmpipe.platforms.vertex.bucket_checks import buckets_of
 from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
+from vlmpipe.platforms.vertex.requirements import require_vertex
 from vlmpipe.platforms.vertex.runs.client import stages_of_job
 from vlmpipe.rehearsal.gcs_server import GcsServer
 from vlmpipe.rehearsal.vertex.scripted_runs import DONE, TRAINING, Move, tasks_of

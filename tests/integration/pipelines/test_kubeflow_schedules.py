@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 from tests.support.short_form import chosen
 from tests.support.vertex.submit_runs import Answer, Submit
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.pipelines import schedule as schedule_plan
+from vlmpipe.pipelines import submit
 from vlmpipe.pipelines.compile import Compiled, compile_pipeline
 from vlmpipe.platforms.kubeflow.runs.client import TOKEN_VARIABLE
 
@@ -49,7 +49,7 @@ def schedule(vlmpipe: Submit, monkeypatch: pytest.MonkeyPatch, compiled: dict[st
         path.write_text(content, encoding="utf-8")
         return Compiled(**{**vars(answer), "path": path})
 
-    monkeypatch.setattr(schedule_plan, "compile_pipeline", compile_once)
+    monkeypatch.setattr(submit, "compile_pipeline", compile_once)
 
     def run(verb: str, *arguments: str) -> Answer:
         if any("cron=" in one and one != WEEKLY for one in arguments):

@@ -28,9 +28,11 @@ from vlmpipe.components.runtime.resolve import resolve
 from vlmpipe.components.runtime.step_logic import prepare_run
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.pipelines.check import check_run
-from vlmpipe.pipelines.submit import Submitted, submit_run
+from vlmpipe.pipelines.submit import submit_run
 from vlmpipe.planner.plan import plan_run
 from vlmpipe.planner.sweep import require_runnable
+from vlmpipe.platforms.base import Submitted
+from vlmpipe.platforms.table import platform_of
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.progress import Progress
@@ -110,7 +112,9 @@ def _require_not_red(config: RunConfig, *, is_here: bool) -> None:
 def _begin(content: dict[str, Any], config: RunConfig, target: Any) -> None:
     """What `vlmpipe run` and the first step of a pipeline check."""
     require_runnable(config)
-    resolve(json.dumps(content), compiled_settings(config, target, config.root_uri(target)), run_id="mutated")
+    resolve(
+        json.dumps(content), compiled_settings(config, target, platform_of(target).root_uri(config)), run_id="mutated"
+    )
 
 
 def _submit(config: RunConfig) -> Submitted:

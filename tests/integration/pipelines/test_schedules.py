@@ -16,7 +16,7 @@ from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.short_form import chosen
 from tests.support.vertex.submit_runs import CHEAP, DEAR, RED, Submit, running_vertex, scheduler
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.pipelines import schedule as schedule_plan
+from vlmpipe.pipelines import submit
 from vlmpipe.pipelines.compile import Compiled, compile_pipeline
 from vlmpipe.platforms.vertex.client import schedule_client
 from vlmpipe.platforms.vertex.schedules import VertexSchedule, VertexSchedules
@@ -56,7 +56,7 @@ def schedule(
         path.write_bytes(content)
         return replace(answer, path=path)
 
-    monkeypatch.setattr(schedule_plan, "compile_pipeline", compile_once)
+    monkeypatch.setattr(submit, "compile_pipeline", compile_once)
     return scheduler(tmp_path, monkeypatch, capfd)
 
 

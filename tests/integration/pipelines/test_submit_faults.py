@@ -14,8 +14,8 @@ from google.auth.exceptions import RefreshError
 
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.submit_runs import MINE, Submit, running_vertex, submitter
-from vlmpipe.pipelines import submit
 from vlmpipe.platforms.vertex import client as vertex_api
+from vlmpipe.platforms.vertex import submit
 
 
 @pytest.fixture

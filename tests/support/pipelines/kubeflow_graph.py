@@ -13,19 +13,28 @@ import tempfile
 from kfp import local
 
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.pipelines.targets import TARGETS, Kubeflow
 from vlmpipe.pipelines.training import build
+from vlmpipe.platforms.kubeflow.graph import KubeflowGraph
+from vlmpipe.platforms.kubeflow.platform import Kubeflow
+from vlmpipe.platforms.table import PLATFORMS, Line
 
 
-class HereKubeflow(Kubeflow):
+class HereGraph(KubeflowGraph):
     """kfp.local knows no name of a workflow, by which a run without a name of its own is called."""
 
     def run_name(self) -> str:
         return "unnamed"
 
 
+class HereKubeflow(Kubeflow):
+    """The platform with that graph."""
+
+    def graph(self) -> KubeflowGraph:
+        return HereGraph()
+
+
 def main(run_file: str, run_id: str, *overrides: str) -> None:
-    TARGETS["kubeflow"] = HereKubeflow()
+    PLATFORMS["kubeflow"] = Line(f"{__name__}:HereKubeflow")
     with tempfile.TemporaryDirectory() as artifacts:
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root=artifacts)
         build(load_run_file(run_file, overrides), "kubeflow")(run_id=run_id)

@@ -45,7 +45,7 @@ def step_record(run: Path) -> dict[str, Any]:
 
 def start_step(given: dict[str, Any]) -> subprocess.Popen[str]:
     """The step in a process of its own, as KFP runs it."""
-    load = "import json, sys; from vlmpipe.components.jobs.run_kubeflow_job import run_kubeflow_job"
+    load = "import json, sys; from vlmpipe.platforms.kubeflow.job_step import run_kubeflow_job"
     body = f"{load}; run_kubeflow_job(**json.loads(sys.argv[1]))"
     return subprocess.Popen(
         [sys.executable, "-c", body, json.dumps(given)],

@@ -20,10 +20,9 @@ from tests.support.paths import ROOT
 from vlmpipe.cli import app as cli
 from vlmpipe.cli import output
 from vlmpipe.pipelines import schedule as schedule_plan
-from vlmpipe.pipelines import submit
 from vlmpipe.planner.spending.approval import Spending
 from vlmpipe.platforms.vertex import client as vertex_api
-from vlmpipe.platforms.vertex import retries
+from vlmpipe.platforms.vertex import retries, submit
 
 CONFIG = str(ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml")
 MINE = "gcp.project=test-project"

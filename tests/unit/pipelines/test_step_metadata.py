@@ -12,9 +12,12 @@ from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.sections.sweep import MAX_TRAININGS
 from vlmpipe.pipelines import step_metadata
 from vlmpipe.pipelines.compile import compile_pipeline
-from vlmpipe.pipelines.step_metadata import MAX_BYTES, check_step_metadata
+from vlmpipe.pipelines.step_metadata import check_step_metadata
+from vlmpipe.platforms.table import platform_of
 from vlmpipe.trainer.errors import ConfigError
 
+VERTEX = platform_of("vertex")
+MAX_BYTES = VERTEX.max_step_bytes or 0
 DIGITS = ROOT / "configs/digits.yaml"
 SHIPPED = [*sorted((ROOT / "configs").glob("*.yaml")), *sorted((ROOT / "configs/sweeps").glob("*.yaml"))]
 
@@ -27,7 +30,7 @@ def sweep(trainings: int, per_job: int, bucket: str = "gs://example-bucket/vlmpi
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_run_files_stay_far_below(path: Path) -> None:
-    sizes = [size for _, size, _ in step_metadata._sizes(load_run_file(path))]
+    sizes = [size for _, size, _ in step_metadata._sizes(load_run_file(path), VERTEX)]
     assert max(sizes) < MAX_BYTES / 2
 
 
@@ -39,7 +42,7 @@ def test_a_sweep_of_too_many_jobs_is_refused_with_what_helps(tmp_path: Path) -> 
 
 
 def test_what_helps_helps() -> None:
-    check_step_metadata(sweep(MAX_TRAININGS, 8))
+    check_step_metadata(sweep(MAX_TRAININGS, 8), VERTEX)
 
 
 def test_a_jobs_sentence_is_as_short_as_the_estimate_takes_it() -> None:

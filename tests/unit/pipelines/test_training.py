@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from google.auth.credentials import AnonymousCredentials
@@ -18,12 +18,12 @@ from tests.support.paths import ROOT
 from tests.support.pipelines import golden_pipelines
 from tests.support.pipelines.graphs import Spec, all_tasks, shape, steps
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.config.target_requirements import require_kubeflow, require_reached_files
 from vlmpipe.job_spec.build import check_job_spec, job_spec, jobs_of, worker_pools
 from vlmpipe.pipelines.compile import check_file, compile_pipeline
-from vlmpipe.pipelines.targets import TargetName
 from vlmpipe.pipelines.training import build
+from vlmpipe.platforms.kubeflow.requirements import require_kubeflow
 from vlmpipe.platforms.pipeline_yaml import documents, dump_documents
+from vlmpipe.platforms.table import PLATFORMS, platform_of
 from vlmpipe.trainer.errors import ConfigError, UserError
 from vlmpipe.trainer.preflight.bought import VARIABLE
 
@@ -34,7 +34,7 @@ JOB_STEPS = ("cache-features", "train", "evaluate")
 DIGITS = ROOT / "configs/digits.yaml"
 RUN_URI = "gs://example-bucket/vlmpipe/runs/r1"
 
-TARGETS: tuple[TargetName, ...] = get_args(TargetName)
+TARGETS: tuple[str, ...] = tuple(PLATFORMS)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def digits() -> RunConfig:
 _compiled: dict[tuple[str, str], bytes] = {}  # most tests here look at the same few
 
 
-def compiled(config: RunConfig, target: TargetName, folder: Path) -> Spec:
+def compiled(config: RunConfig, target: str, folder: Path) -> Spec:
     asked = (repr(config), target)
     if asked not in _compiled:
         path = compile_pipeline(config, target, folder / f"{config.name}.{target}.yaml").path
@@ -56,7 +56,7 @@ def compiled(config: RunConfig, target: TargetName, folder: Path) -> Spec:
 
 
 @pytest.mark.parametrize("target", ["vertex", "local"])
-def test_the_file_equals_the_one_of_kfps_own_compiler(digits: RunConfig, target: TargetName, tmp_path: Path) -> None:
+def test_the_file_equals_the_one_of_kfps_own_compiler(digits: RunConfig, target: str, tmp_path: Path) -> None:
     compiler.Compiler().compile(build(digits, target), str(tmp_path / "kfp.yaml"))
     theirs = (tmp_path / "kfp.yaml").read_bytes()
     ours = compile_pipeline(digits, target, tmp_path / "ours.yaml").path.read_bytes()
@@ -67,7 +67,7 @@ def test_the_file_equals_the_one_of_kfps_own_compiler(digits: RunConfig, target:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
-def test_a_strict_reader_finds_the_pipeline_that_was_written(path: Path, target: TargetName, tmp_path: Path) -> None:
+def test_a_strict_reader_finds_the_pipeline_that_was_written(path: Path, target: str, tmp_path: Path) -> None:
     config = load_run_file(path)
     read = json_format.ParseDict(compiled(config, target, tmp_path), pipeline_spec_pb2.PipelineSpec())
     assert read == build(config, target).pipeline_spec
@@ -159,7 +159,7 @@ def test_several_data_tasks_prepare_chunks_side_by_side_before_they_are_put_toge
 
 
 def test_a_job_step_has_the_same_defaults_on_every_target(digits: RunConfig, tmp_path: Path) -> None:
-    def defaults(target: TargetName) -> dict[str, Any]:
+    def defaults(target: str) -> dict[str, Any]:
         spec = compiled(digits, target, tmp_path)
         inputs = spec["components"]["comp-train"]["inputDefinitions"]["parameters"]
         values = {name: content.get("defaultValue") for name, content in inputs.items()}
@@ -205,7 +205,7 @@ def test_two_documents_are_never_written(digits: RunConfig, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_caching_is_off_for_every_step(digits: RunConfig, target: TargetName, tmp_path: Path) -> None:
+def test_caching_is_off_for_every_step(digits: RunConfig, target: str, tmp_path: Path) -> None:
     options = {name: task["cachingOptions"] for name, task in steps(compiled(digits, target, tmp_path)).items()}
     assert len(options) == 11 and all(option == {} for option in options.values())
 
@@ -263,7 +263,7 @@ ON_A_VOLUME = [
 
 def test_every_step_on_kubeflow_gets_its_secrets_and_volumes(tmp_path: Path) -> None:
     config = load_run_file(DIGITS, [*ON_S3, ON_A_VOLUME[-1]])
-    require_reached_files(config, "kubeflow")
+    platform_of("kubeflow").check_files(config)
     path = compile_pipeline(config, "kubeflow", tmp_path / "p.yaml").path
     spec, platform = documents(path.read_bytes())
     executors = spec["deploymentSpec"]["executors"]
@@ -280,17 +280,20 @@ def test_every_step_on_kubeflow_gets_its_secrets_and_volumes(tmp_path: Path) -> 
 
 def test_paths_on_a_volume_are_reached_and_others_are_not(tmp_path: Path) -> None:
     config = load_run_file(DIGITS, ON_A_VOLUME)
-    require_reached_files(config, "kubeflow")
+    platform_of("kubeflow").check_files(config)
     require_kubeflow(config)
-    assert config.root_uri("kubeflow") == "/mnt/team/root" and config.root_uri("vertex") == config.gcp.pipeline_root
+    assert (
+        platform_of("kubeflow").root_uri(config) == "/mnt/team/root"
+        and config.bucket_root_uri == config.gcp.pipeline_root
+    )
     section = config.kubeflow
     assert not any(map(section.reaches, ("/mnt/teams/x", "/mnt/team/../x", "runs", "/mnt", "")))
     assert section.claim_uri("/mnt/team/a/b") == "pvc://team-data/a/b"
     assert section.claim_uri("s3://bucket/a") == "s3://bucket/a"
     with pytest.raises(ConfigError, match=r'data\.source: found "/data\.json", expected gs://.* kubeflow\.volumes'):
-        require_reached_files(load_run_file(DIGITS, [ON_A_VOLUME[0], "data.source=/data.json"]), "kubeflow")
+        platform_of("kubeflow").check_files(load_run_file(DIGITS, [ON_A_VOLUME[0], "data.source=/data.json"]))
     with pytest.raises(ConfigError, match=r"data\.source.*expected a gs:// path"):
-        require_reached_files(load_run_file(DIGITS, ON_S3), "vertex")
+        platform_of("vertex").check_files(load_run_file(DIGITS, ON_S3))
     twice = load_run_file(DIGITS, [*ON_S3, "kubeflow.secret_env.AWS_ENDPOINT_URL_S3=minio/endpoint"])
     with pytest.raises(ConfigError, match=r"kubeflow\.secret_env\.AWS_ENDPOINT_URL_S3: is set by another field"):
         require_kubeflow(twice)
@@ -439,7 +442,7 @@ DEPLOYS = {
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_section_deploy_is_a_step_behind_the_registration(target: TargetName, tmp_path: Path) -> None:
+def test_a_section_deploy_is_a_step_behind_the_registration(target: str, tmp_path: Path) -> None:
     config = load_run_file(DIGITS, ["deploy.endpoint=digits", *DEPLOYS[target]])
     spec = compiled(config, target, tmp_path)
     step = steps(spec)["deploy-model"]
@@ -457,14 +460,14 @@ def test_a_section_deploy_is_a_step_behind_the_registration(target: TargetName, 
     ],
 )
 def test_what_a_deployment_needs_and_the_run_file_lacks_is_named(
-    target: TargetName, overrides: list[str], said: str, tmp_path: Path
+    target: str, overrides: list[str], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         compiled(load_run_file(DIGITS, ["deploy.endpoint=digits", *overrides]), target, tmp_path)
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_lmms_eval_is_a_job_between_evaluation_and_gate(target: TargetName, tmp_path: Path) -> None:
+def test_lmms_eval_is_a_job_between_evaluation_and_gate(target: str, tmp_path: Path) -> None:
     section = '{"tasks": ["pope"], "image_uri": "us-docker.pkg.dev/my-project/vlmpipe/lmms-eval:1"}'
     machine = '{"machine_type": "g2-standard-8", "accelerator_type": "NVIDIA_L4", "accelerator_count": 1}'
     own = ["cluster.evaluate_replica_count=2", f"cluster.evaluate_machine={machine}"]
@@ -489,7 +492,7 @@ def test_lmms_eval_is_a_job_between_evaluation_and_gate(target: TargetName, tmp_
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/sweeps").glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_sweep_has_loops_over_preparations_and_jobs_and_one_comparison(
-    path: Path, target: TargetName, tmp_path: Path
+    path: Path, target: str, tmp_path: Path
 ) -> None:
     config = load_run_file(path)
     assert config.sweep

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import contextlib
 from typing import Annotated
 
 import typer
@@ -37,7 +37,7 @@ def status(
 ) -> None:
     """Show the status of a run: its steps, its results or what failed."""
     with doing(f"looking for run {run}"), answering_soon():
-        from vlmpipe.pipelines.find import reader_of
+        from vlmpipe.platforms.find import reader_of
 
         read, on_service = reader_of(run, root=root, project=project, location=location)
     if deep:
@@ -82,33 +82,16 @@ def cancel(
     run: Run, root: Root = "runs", project: Project = "", location: Location = "", as_json: AsJson = False
 ) -> None:
     """Ask a run to stop. Saved checkpoints stay; the same command or --run-id continues it."""
-    from vlmpipe.pipelines.find import find
-    from vlmpipe.pipelines.tune.status import find_search
-    from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
-    from vlmpipe.platforms.local.runs import control as local_control
+    from vlmpipe.platforms.find import find, find_search
     from vlmpipe.platforms.short_names import full_name
-    from vlmpipe.platforms.vertex.runs.names import Address
 
     run = full_name(run, root)
-    search = find_search(run, root)
-    found = None if search else find(run, root=root, project=project, location=location)
-    if search:
+    if search := find_search(run, root):
         name, asked = search.name, search.cancel()
-    elif isinstance(found, Address):
-        from vlmpipe.platforms.vertex.runs.client import Runs
-        from vlmpipe.platforms.vertex.runs.custom_job import CustomJobs
-
-        with doing(f"asking Vertex AI to cancel run {run}"):
-            jobs: CustomJobs | Runs = CustomJobs(found.place) if found.is_custom_job else Runs(found.place)
-            name, asked = found.argument, jobs.cancel(found)
-    elif isinstance(found, KubeflowRun):
-        from vlmpipe.platforms.kubeflow.runs.client import KubeflowRuns
-
-        with doing(f"asking Kubeflow to cancel run {run}"):
-            name, asked = found.argument, KubeflowRuns(found.endpoint, found.namespace).cancel(found)
     else:
-        assert found
-        name, asked = found.folder.name, local_control.cancel(found)
+        found = find(run, root=root, project=project, location=location)
+        with doing(f"asking {found.asks} to cancel run {run}") if found.asks else contextlib.nullcontext():
+            name, asked = found.argument, found.cancel()
     if as_json:
         print_json({"run_id": name, "asked": asked})
         return
@@ -120,27 +103,8 @@ def diagnose(
     run: Run, root: Root = "runs", project: Project = "", location: Location = "", as_json: AsJson = False
 ) -> None:
     """Say why a run failed or stopped, and what to do. From its records, logs, exit codes and stacks."""
-    from vlmpipe.pipelines.find import find
-    from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
-    from vlmpipe.platforms.local.runs import diagnose as local
-    from vlmpipe.platforms.vertex.runs.names import Address
+    from vlmpipe.platforms.find import find_to_diagnose
 
     with doing(f"reading the records and logs of run {run}"), answering_soon():
-        run_at = None if local.is_run_folder(run) else find(run, root=root, project=project, location=location)
-        if isinstance(run_at, Address) and run_at.is_custom_job:
-            raise ConfigError(
-                f"{run} is a custom job without a pipeline",
-                expected="a run of the whole pipeline, whose steps leave records",
-                fix=f"vlmpipe status {run}, vlmpipe logs {run}",
-            )
-        if isinstance(run_at, Address):
-            from vlmpipe.platforms.vertex.runs.diagnose import diagnose_vertex
-
-            found = diagnose_vertex(run_at)
-        elif isinstance(run_at, KubeflowRun):
-            from vlmpipe.platforms.kubeflow.runs.diagnose import diagnose_kubeflow
-
-            found = diagnose_kubeflow(run_at)
-        else:
-            found = local.diagnose_folder(run_at.folder if run_at else Path(run))
+        found = find_to_diagnose(run, root=root, project=project, location=location).diagnose()
     print_json(found.as_json()) if as_json else print_lines(found.lines())

@@ -11,31 +11,25 @@ from vlmpipe.cli.output import print_json, print_lines, to_stderr
 from vlmpipe.trainer.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from vlmpipe.pipelines.tune.status import SearchStatus
-    from vlmpipe.platforms.kubeflow.runs.status import KubeflowStatus
-    from vlmpipe.platforms.local.runs.summary import RunReport
-    from vlmpipe.platforms.vertex.runs.custom_job import JobStatus
-    from vlmpipe.platforms.vertex.runs.status import VertexStatus
-
-    AnyStatus = RunReport | SearchStatus | JobStatus | VertexStatus | KubeflowStatus
+    from vlmpipe.platforms.base import Status
 
 
 def watch_and_show(
     run: str,
-    read: Callable[[], AnyStatus],
+    read: Callable[[], Status],
     *,
     on_service: bool,
     plain: bool,
     as_json: bool,
     fail_on_reject: bool = False,
-) -> AnyStatus:
+) -> Status:
     """Follow a run to its end and show how it ended."""
     found = follow(run, read, on_service=on_service, plain=plain or as_json, say=to_stderr if as_json else print)
     show_end(found, as_json=as_json, fail_on_reject=fail_on_reject)
     return found
 
 
-def show_end(found: AnyStatus, *, as_json: bool, fail_on_reject: bool) -> None:
+def show_end(found: Status, *, as_json: bool, fail_on_reject: bool) -> None:
     """Print how a run ended: as JSON with the exit code that `leave` ends this command with."""
     if as_json:
         code = ExitCode.REJECTED if _is_rejected(found, fail_on_reject) else found.exit_code
@@ -45,8 +39,8 @@ def show_end(found: AnyStatus, *, as_json: bool, fail_on_reject: bool) -> None:
 
 
 def follow(
-    run: str, read: Callable[[], AnyStatus], *, on_service: bool, plain: bool, say: Callable[[str], None] = to_stderr
-) -> AnyStatus:
+    run: str, read: Callable[[], Status], *, on_service: bool, plain: bool, say: Callable[[str], None] = to_stderr
+) -> Status:
     """Follow a run to its end."""
     from vlmpipe.runs.live_view import view_for
     from vlmpipe.runs.watch import LOCAL_POLL_S, SERVICE_POLL_S, watch
@@ -55,7 +49,7 @@ def follow(
     return watch(run, read, view, every_s=SERVICE_POLL_S if on_service else LOCAL_POLL_S)
 
 
-def leave(found: AnyStatus, fail_on_reject: bool) -> NoReturn:
+def leave(found: Status, fail_on_reject: bool) -> NoReturn:
     """End with the run's exit code. Raises UserError (76) for a rejected model where `fail_on_reject`."""
     if _is_rejected(found, fail_on_reject):
         raise UserError(
@@ -67,17 +61,17 @@ def leave(found: AnyStatus, fail_on_reject: bool) -> NoReturn:
     raise typer.Exit(found.exit_code or 0)
 
 
-def _is_rejected(found: AnyStatus, fail_on_reject: bool) -> bool:
+def _is_rejected(found: Status, fail_on_reject: bool) -> bool:
     return fail_on_reject and not found.exit_code and bool(found.decision and not found.decision.accepted)
 
 
-def show(found: AnyStatus, as_json: bool) -> None:
+def show(found: Status, as_json: bool) -> None:
     """Print the status of a run."""
     if as_json:
         print_json(found.as_json())
         return
     from vlmpipe.cli.views.tables import print_state
-    from vlmpipe.pipelines.tune.status import SearchStatus
+    from vlmpipe.platforms.searches import SearchStatus
 
     if isinstance(found, SearchStatus):  # its lines are the table
         print_lines(found.lines())

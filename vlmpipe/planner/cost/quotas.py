@@ -28,7 +28,7 @@ def quotas(config: RunConfig) -> dict[str, int]:
     GPUs and CPUs with an unknown quota are left out.
     """
     needed: Counter[str] = Counter()
-    uri = join_uri(config.root_uri("vertex"), "runs", config.name)
+    uri = join_uri(config.bucket_root_uri, "runs", config.name)
     runs = config.stage_runs().values()
     for run, job in ((one, job) for one in runs for job in jobs_of(one)):
         here = (one for one in capacity_options(run, job) if one.gcp.location == config.gcp.location)

@@ -196,7 +196,7 @@ def _calibration(case: Scenario) -> Calibration:
         return Calibration(1.0, "", "")
     wanted = case.config.cluster.accelerator_type
     if uri == LATEST:
-        return latest_calibration(case.config.root_uri("vertex"), case.config.name, wanted)
+        return latest_calibration(case.config.bucket_root_uri, case.config.name, wanted)
     found = calibration_of(uri)
     if found.accelerator_type != wanted:
         ran_on = found.accelerator_type or "CPUs"

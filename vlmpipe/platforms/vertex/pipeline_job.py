@@ -20,9 +20,9 @@ from google.protobuf import json_format
 from requests.exceptions import RequestException
 
 from vlmpipe.config.sections.stages import run_uri
-from vlmpipe.config.target_requirements import require_reached_files, require_vertex
 from vlmpipe.platforms.pipeline_yaml import documents
 from vlmpipe.platforms.vertex.client import Place, translate_errors
+from vlmpipe.platforms.vertex.requirements import require_reached_files, require_vertex
 from vlmpipe.platforms.vertex.retries import may_have_arrived, send_request
 from vlmpipe.trainer.errors import ExitCode, UserError
 
@@ -81,7 +81,7 @@ def prepare(config: RunConfig, pipeline: Path, *, job_id: str, run_id: str = "",
     Raises ConfigError for a run file that lacks what a run on Vertex AI needs, or a run id that is no folder's name.
     """
     require_vertex(config)
-    require_reached_files(config, "vertex")
+    require_reached_files(config)
     gcp = config.gcp
     job = PipelineJob(
         display_name=config.name,
@@ -102,7 +102,7 @@ def prepare(config: RunConfig, pipeline: Path, *, job_id: str, run_id: str = "",
         job.psc_interface_config = PscInterfaceConfig(gcp.psc_interface_config.model_dump(mode="json"))
     if gcp.encryption_spec_key_name:
         job.encryption_spec = EncryptionSpec(kms_key_name=gcp.encryption_spec_key_name)
-    whole_run = json.dumps({"root_uri": config.root_uri("vertex"), "stage": "", "stages": [""]})
+    whole_run = json.dumps({"root_uri": config.bucket_root_uri, "stage": "", "stages": [""]})
     return Submission(Place.of(config), job_id, job, run_uri(whole_run, run_id, job_id))
 
 

@@ -20,7 +20,6 @@ from urllib3.exceptions import MaxRetryError, NameResolutionError
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.paths import ROOT
 from tests.support.pipelines.graphs import all_tasks, shape, steps
-from vlmpipe.components.jobs.run_vertex_job import run_vertex_job
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.sections.cluster import MAX_WATCHED_S
 from vlmpipe.config.validation_errors import RunFileError
@@ -29,6 +28,7 @@ from vlmpipe.pipelines.compile import compile_pipeline
 from vlmpipe.planner.sweep import plan_config
 from vlmpipe.platforms.vertex import retries
 from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE, translate_errors
+from vlmpipe.platforms.vertex.job_step import run_vertex_job
 from vlmpipe.platforms.vertex.jobs.capacity_fallback import CapacityFallback
 from vlmpipe.platforms.vertex.jobs.run_labels import RUN_LABELS_VARIABLE, run_labels
 from vlmpipe.rehearsal.vertex.custom_jobs import Step

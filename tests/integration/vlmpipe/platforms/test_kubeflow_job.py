@@ -13,8 +13,8 @@ import pytest
 from tests.fakes.kubernetes.api import FakeKubernetes
 from tests.fakes.kubernetes.pods import Course, Scene, pod
 from tests.support.pipelines.kubeflow_steps import inputs, run_folder, start_step, step_record
-from vlmpipe.components.jobs.run_kubeflow_job import run_kubeflow_job
 from vlmpipe.platforms.jobs import finished_program
+from vlmpipe.platforms.kubeflow.job_step import run_kubeflow_job
 from vlmpipe.platforms.kubeflow.jobs import watch as train_job_watch
 from vlmpipe.trainer.errors import ExitCode
 

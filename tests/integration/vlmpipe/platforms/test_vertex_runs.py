@@ -197,7 +197,7 @@ def test_a_submitted_run_is_watched(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("vlmpipe.pipelines.submit.job_id_at", lambda config, moment: JOB)
+    monkeypatch.setattr("vlmpipe.platforms.vertex.submit.job_id_at", lambda config, moment: JOB)
     vertex.runs.moves[JOB] = [BEGUN, Move({"resolve-run": "FAILED"}, "FAILED", "a non-zero status of 64")]
     submit = submitter(tmp_path, monkeypatch, capfd, "submit")
     answer = submit("--plain")
@@ -254,7 +254,7 @@ def test_following_logs_prints_each_line_once_until_the_end(
         started.print(started.jobs[RUN], "train", "step 2", "step 3")
         course(started, Move({"train": "FAILED"}, "FAILED", "no"))
 
-    monkeypatch.setattr("vlmpipe.cli.runs.logs.time.sleep", go_on)
+    monkeypatch.setattr("vlmpipe.platforms.vertex.run.time.sleep", go_on)
     answer = vlmpipe("logs", RUN, "--follow", "--last", "1")
     assert [line[-6:] for line in answer.out.splitlines()] == ["step 1", "step 2", "step 3"]
 

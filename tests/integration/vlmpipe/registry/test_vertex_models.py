@@ -23,11 +23,11 @@ from vlmpipe.components.runtime.parameters import compiled_settings
 from vlmpipe.components.runtime.resolve import resolve
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.sections.output import ServingConfig
-from vlmpipe.config.target_requirements import require_vertex
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.pipelines.check import check_run
 from vlmpipe.platforms.vertex import retries
 from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE, Place
+from vlmpipe.platforms.vertex.requirements import require_vertex
 from vlmpipe.registry import folder as registry_module
 from vlmpipe.registry import release as release_module
 from vlmpipe.registry import vertex as vertex_models

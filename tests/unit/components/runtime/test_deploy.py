@@ -14,11 +14,11 @@ import pytest
 from tests.fakes.chat_model import ChatModelServer
 from tests.support.reports import make_run, write_json
 from vlmpipe.components.deploy_model import deploy_model
-from vlmpipe.components.runtime import deploy
 from vlmpipe.components.runtime.deploy import deploy_run
 from vlmpipe.serving.openai import CHAT_PATH
 from vlmpipe.serving.questions import held_out_questions
 from vlmpipe.trainer.errors import ConfigError, ExitCode
+from vlmpipe.trainer.serving import local_server
 from vlmpipe.trainer.storage.records import read_record_file
 
 ASKED = 6
@@ -45,7 +45,7 @@ def serve_by(monkeypatch: pytest.MonkeyPatch, run: Path, answer: Callable[[str],
             started.append(server)
             yield SimpleNamespace(url=server.url.removesuffix(CHAT_PATH), model="digits")
 
-    monkeypatch.setattr(deploy, "serving", serving)
+    monkeypatch.setattr(local_server, "serving", serving)
     return started
 
 

@@ -13,9 +13,10 @@ from tests.support.paths import ROOT
 from tests.support.pipelines.run_files import SMALL, problems_of, small
 from vlmpipe.config.run_config import load_run_file, parse_run_config, warnings
 from vlmpipe.config.run_fields import BUILTIN_SOURCES
-from vlmpipe.config.target_requirements import require_reached_files, require_vertex
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.platforms.local.runs.run import DEFAULT_ROOT
+from vlmpipe.platforms.table import platform_of
+from vlmpipe.platforms.vertex.requirements import require_vertex
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -284,17 +285,17 @@ def test_requirements_of_vertex_are_checked_only_when_compiling_for_it() -> None
 
 
 def test_local_data_is_refused_on_vertex() -> None:
-    require_reached_files(small(), "vertex")
+    platform_of("vertex").check_files(small())
     with pytest.raises(RunFileError, match=r"data\.source"):
-        require_reached_files(small(data__source="my-data/llava.json"), "vertex")
+        platform_of("vertex").check_files(small(data__source="my-data/llava.json"))
     with pytest.raises(RunFileError, match=r"data\.source"):
-        require_reached_files(small(data__source="my-data/mine.py:records"), "vertex")
+        platform_of("vertex").check_files(small(data__source="my-data/mine.py:records"))
     for source in ("gs://bucket/mine.py:records", "my_package.readers:records"):  # of which the image has the module
-        require_reached_files(small(data__source=source), "vertex")
+        platform_of("vertex").check_files(small(data__source=source))
     in_cloud = {"uri": "gs://bucket/pope.json", "images": "gs://bucket/images"}
-    require_reached_files(small(evaluate__benchmarks=[POPE | in_cloud]), "vertex")
+    platform_of("vertex").check_files(small(evaluate__benchmarks=[POPE | in_cloud]))
     with pytest.raises(RunFileError, match=r"evaluate\.benchmarks\.0\.images: found \"images\", expected a gs://"):
-        require_reached_files(small(evaluate__benchmarks=[POPE | in_cloud | {"images": "images"}]), "vertex")
+        platform_of("vertex").check_files(small(evaluate__benchmarks=[POPE | in_cloud | {"images": "images"}]))
 
 
 ADAPTED = {
@@ -344,8 +345,8 @@ def test_the_file_with_all_defaults_is_the_same_run() -> None:
 def test_a_local_root_is_replaced_on_vertex() -> None:
     assert small().output.root_uri == DEFAULT_ROOT
     config = small(gcp__pipeline_root="gs://bucket/x")
-    assert (config.root_uri("local"), config.root_uri("vertex")) == ("runs", "gs://bucket/x")
-    assert small(output__root_uri="gs://b/y").root_uri("vertex") == "gs://b/y"
+    assert (config.output.root_uri, config.bucket_root_uri) == ("runs", "gs://bucket/x")
+    assert small(output__root_uri="gs://b/y").bucket_root_uri == "gs://b/y"
 
 
 def test_the_builtin_sources_are_those_of_the_data_step() -> None:

@@ -11,8 +11,8 @@ from tests.support.paths import ROOT
 from vlmpipe.config import service_forms
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.service_forms import Form
-from vlmpipe.config.target_requirements import require_vertex
 from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.platforms.vertex.requirements import require_vertex
 from vlmpipe.rehearsal.http_server import ApiError
 from vlmpipe.rehearsal.vertex.rules import check_custom_job_spec, check_encryption_key, check_labels
 

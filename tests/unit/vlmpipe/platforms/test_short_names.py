@@ -9,11 +9,11 @@ import pytest
 from tests.support.paths import ROOT
 from vlmpipe.comparison.sides import run_uri_named
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.pipelines.find import find, reader_of
+from vlmpipe.platforms.find import find, reader_of
 from vlmpipe.platforms.local.runs.run import Marker
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.platforms.short_names import full_name, run_to_continue, submitted_to_continue
-from vlmpipe.platforms.vertex.runs.names import Address
+from vlmpipe.platforms.vertex.run import RunOnVertex
 from vlmpipe.runs.submitted import RunRecord
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -152,5 +152,5 @@ def test_without_any_run_the_folder_is_named(tmp_path: Path, monkeypatch: pytest
 
 def test_a_submitted_run_is_found_on_its_service(root: str) -> None:
     found = find("@last", root=root, project="", location="")
-    assert isinstance(found, Address) and found.resource_name == JOB
+    assert isinstance(found, RunOnVertex) and found.address.resource_name == JOB
     assert reader_of("@last:digits", root=root, project="", location="")[1] is False

@@ -126,7 +126,7 @@ class LocalRun:
 
 def runs_folder(config: RunConfig) -> Path:
     """The folder of this run file's runs. Raises ConfigError when it is not on this machine."""
-    root = config.root_uri("local").removeprefix("file://")
+    root = config.output.root_uri.removeprefix("file://")
     if "://" in root:
         raise ConfigError(
             f"output.root_uri is {root}",

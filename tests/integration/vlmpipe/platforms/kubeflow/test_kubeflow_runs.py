@@ -272,7 +272,7 @@ def test_followed_logs_print_each_line_once_until_the_end(
             cluster.run_pods[run.run_id]["wf-2"] = [("2026-11-27T05:00:02Z", "exact match 0.9")]
             pipelines.move(run.run_id, "SUCCEEDED", tasks=tasks)
 
-    monkeypatch.setattr("vlmpipe.cli.runs.logs.time.sleep", go_on)
+    monkeypatch.setattr("vlmpipe.platforms.kubeflow.run.time.sleep", go_on)
     answer = vlmpipe("logs", run.name, "--follow", "--last", "1")
     assert (answer.code, len(waits)) == (0, 2)
     assert answer.out.splitlines() == [

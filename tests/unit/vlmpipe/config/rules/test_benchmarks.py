@@ -8,8 +8,10 @@ import pytest
 
 from tests.support.pipelines.run_files import small
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.config.target_requirements import require_kubeflow, require_reached_files, require_vertex
 from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.platforms.kubeflow.requirements import require_kubeflow
+from vlmpipe.platforms.table import platform_of
+from vlmpipe.platforms.vertex.requirements import require_vertex
 
 TASKS = {"tasks": ["pope", "mmmu_val"]}
 POPE = {"name": "pope", "format": "pope", "uri": "pope.json", "images": "images"}
@@ -48,4 +50,4 @@ def test_in_the_cloud_the_job_has_an_image_and_its_tasks_a_bucket() -> None:
         with pytest.raises(RunFileError, match=image):
             require(config())
     with pytest.raises(RunFileError, match=r'evaluate\.lmms_eval\.include_path: found "tasks", expected a gs:// path'):
-        require_reached_files(config(evaluate__lmms_eval={**TASKS, "include_path": "tasks"}), "vertex")
+        platform_of("vertex").check_files(config(evaluate__lmms_eval={**TASKS, "include_path": "tasks"}))

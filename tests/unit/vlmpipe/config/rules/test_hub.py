@@ -6,7 +6,8 @@ import pytest
 
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.config.target_requirements import require_kubeflow, require_vertex
+from vlmpipe.platforms.kubeflow.requirements import require_kubeflow
+from vlmpipe.platforms.vertex.requirements import require_vertex
 from vlmpipe.trainer.errors import ConfigError
 
 TOKEN = "register.hub.token_secret=projects/my-project/secrets/hub"

@@ -106,4 +106,4 @@ def test_latest_reads_what_lies_under_the_root_of_cloud_runs(monkeypatch: pytest
     plain, slower = planned(), planned(plan__calibrate_from="latest")
     assert plain.step_s is not None and slower.step_s == pytest.approx(2 * plain.step_s, rel=0.01)
     config = run_config()
-    assert asked == [(config.root_uri("vertex"), config.name, A100_80.accelerator_type)]
+    assert asked == [(config.bucket_root_uri, config.name, A100_80.accelerator_type)]

@@ -11,9 +11,9 @@ from tests.fakes.gcs.server import FakeGcs
 from tests.support.paths import ROOT
 from tests.support.pipelines.run_files import small
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.config.target_requirements import require_vertex
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.platforms.jobs.packages import built, for_vertex, upload
+from vlmpipe.platforms.vertex.requirements import require_vertex
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage
 

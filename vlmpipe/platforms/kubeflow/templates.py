@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from typing import Any
 
 import kfp_server_api
 
-from vlmpipe.pipelines.compile import Compiled
-from vlmpipe.pipelines.templates.publish import CONTENT_TAG, FINGERPRINT_CHARS
+from vlmpipe.platforms.compiled import Compiled
 from vlmpipe.platforms.kubeflow.runs.client import KubeflowApi
 from vlmpipe.platforms.kubeflow.runs.version import require_version
-from vlmpipe.trainer.errors import os_errors
 
 PAGE_SIZE = 100
 
@@ -49,9 +46,7 @@ def publish_to_kubeflow(api: KubeflowApi, compiled: Compiled) -> PublishedToKube
     A version is named by the fingerprint of its file. Kubeflow starts the newest unless told another.
     Raises UserError where the service refuses. Repeating it completes the rest.
     """
-    with os_errors(f"reading {compiled.path}"):
-        fingerprint = hashlib.sha256(compiled.path.read_bytes()).hexdigest()[:FINGERPRINT_CHARS]
-    version = f"{CONTENT_TAG}{fingerprint}"
+    version = compiled.fingerprint()
     note = require_version(api, compiled.path)
     with api.translated("publish on"):
         pipeline = _pipeline(api, compiled.name)

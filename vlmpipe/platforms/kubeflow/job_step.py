@@ -33,8 +33,8 @@ def run_kubeflow_job(
         labels: Labels of the TrainJob; vlmpipe-step names the step in whose record it reports.
         location: Unused here, as all inputs that only concern Google Cloud.
     """
-    from vlmpipe.components.runtime.step_context import exit_on_error
     from vlmpipe.platforms.kubeflow.jobs.job import run_on_kubeflow
+    from vlmpipe.platforms.step_context import exit_on_error
 
     job_spec = {
         "worker_pool_specs": worker_pool_specs,

@@ -19,7 +19,7 @@ from vlmpipe.components.runtime.resolve import resolve
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.job_spec.build import check_job_spec
 from vlmpipe.pipelines.compile import compile_pipeline
-from vlmpipe.pipelines.targets import TargetName, component_of
+from vlmpipe.platforms.graph import component_of
 from vlmpipe.platforms.pipeline_yaml import documents
 from vlmpipe.trainer.errors import ConfigError
 
@@ -37,7 +37,7 @@ def large() -> RunConfig:
     return load_run_file(SEVEN_B, [f"cluster.step_disks.{STEP}=300"])
 
 
-def compiled(config: RunConfig, target: TargetName, folder: Path) -> list[Spec]:
+def compiled(config: RunConfig, target: str, folder: Path) -> list[Spec]:
     return documents(compile_pipeline(config, target, folder / f"{target}.yaml").path.read_bytes())
 
 

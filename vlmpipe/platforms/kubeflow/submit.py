@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.config.target_requirements import require_kubeflow, require_reached_files
-from vlmpipe.pipelines.compile import FOLDER, Compiled, compile_pipeline
 from vlmpipe.planner.spending.approval import Spending, fail_on_error, spending_of
 from vlmpipe.planner.sweep import plan_config
+from vlmpipe.platforms.base import Order
+from vlmpipe.platforms.compiled import FOLDER, Compiled
+from vlmpipe.platforms.kubeflow.requirements import require_kubeflow, require_reached_files, root_uri_of
+from vlmpipe.platforms.kubeflow.run import RunOnKubeflow
 from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
 from vlmpipe.platforms.vertex.pipeline_job import job_id_at
 from vlmpipe.runs.submitted import RunRecord
@@ -35,6 +36,10 @@ class SubmittedToKubeflow:
     run_uri: str
     run: KubeflowRun | None = None
     note: str = ""
+
+    @property
+    def started(self) -> RunOnKubeflow | None:
+        return RunOnKubeflow(self.run) if self.run else None
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -75,31 +80,23 @@ def endpoint_of(config: RunConfig) -> str:
     return found if "://" in found else f"https://{found}"
 
 
-def submit_to_kubeflow(
-    config: RunConfig, *, source: Sequence[str], run_id: str, force: bool, dry_run: bool
-) -> SubmittedToKubeflow:
-    """Start a run of `config` on Kubeflow Pipelines. The pipeline is written to build/pipelines/<name>.kubeflow.yaml.
+def submit_to_kubeflow(order: Order) -> SubmittedToKubeflow:
+    """Start a run on Kubeflow Pipelines. The pipeline is written to build/pipelines/<name>.kubeflow.yaml.
 
     Asks for no confirmation: the cost of the user's own machines is not known here.
-
-    Args:
-        source: the run file and overrides on the command line, recorded to show how to continue.
-        run_id: an earlier run to continue; empty for a new one.
-        force: start although the plan is red.
-
-    Raises UserError where the run was not started, or where that is not known, which the message says.
     """
+    config = order.config
     require_kubeflow(config)
-    require_reached_files(config, "kubeflow")
+    require_reached_files(config)
     endpoint = endpoint_of(config)
     spending = spending_of(config, plan_config(config))
-    fail_on_error(spending, force=force)
-    compiled = compile_pipeline(config, "kubeflow", FOLDER / f"{config.name}.kubeflow.yaml")
+    fail_on_error(spending, force=order.force)
+    compiled = order.compile(config, FOLDER / f"{config.name}.kubeflow.yaml")
     name = job_id_at(config, datetime.now())
-    parameters = {"run_id": run_id or name}  # named here, so that its folder is known
-    run_uri = join_uri(config.root_uri("kubeflow"), "runs", parameters["run_id"])
+    parameters = {"run_id": order.run_id or name}  # named here, so that its folder is known
+    run_uri = join_uri(root_uri_of(config), "runs", parameters["run_id"])
     found = SubmittedToKubeflow(name, endpoint, compiled, spending, parameters, run_uri)
-    if dry_run:
+    if order.dry_run:
         return found
     from vlmpipe.platforms.kubeflow.runs.client import KubeflowRuns
     from vlmpipe.platforms.kubeflow.runs.version import require_version
@@ -109,7 +106,9 @@ def submit_to_kubeflow(
         runs = KubeflowRuns(endpoint, section.namespace)
         note = require_version(runs.api, compiled.path)
     run = runs.start(compiled.path, name=name, experiment=section.experiment, parameters=parameters)
-    record = RunRecord(run.link, run_uri, datetime.now().timestamp(), None, tuple(source), namespace=section.namespace)
+    record = RunRecord(
+        run.link, run_uri, datetime.now().timestamp(), None, tuple(order.source), namespace=section.namespace
+    )
     record.write(name)
     run = KubeflowRun(run.endpoint, run.run_id, name, section.namespace, run_uri)
     return SubmittedToKubeflow(name, endpoint, compiled, spending, parameters, run_uri, run, note)

@@ -7,7 +7,6 @@ already: publishing it a second time uploads nothing.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -20,9 +19,9 @@ from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from vlmpipe.config.run_config import RunConfig, parse_run_config
-from vlmpipe.pipelines.compile import Compiled, described
-from vlmpipe.pipelines.templates.artifact_registry import DIGEST, HOST, Registry
+from vlmpipe.platforms.compiled import CONTENT_TAG, Compiled, Template, described
 from vlmpipe.platforms.pipeline_yaml import documents
+from vlmpipe.platforms.vertex.artifact_registry import DIGEST, HOST, Registry
 from vlmpipe.trainer import __version__
 from vlmpipe.trainer.errors import ConfigError, os_errors
 
@@ -30,13 +29,11 @@ NAME = r"[a-z0-9][a-z0-9-]{3,127}"
 ADDRESS = re.compile(rf"(?P<host>{HOST})/(?P<name>{NAME})/(?P<version>[A-Za-z0-9._~:@-]+)")
 TAG = re.compile(r"[A-Za-z0-9._~@-]{1,128}")
 MOST_TAGS = 8
-CONTENT_TAG = "content-"
-FINGERPRINT_CHARS = 16
 LATEST = "latest"
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedTemplate:
     """A pipeline in the registry after `publish`."""
 
     compiled: Compiled
@@ -58,23 +55,14 @@ class Published:
         return [f"{self.compiled.name} {done}: {self.address}", f"  tags      {tags}"]
 
 
-@dataclass(frozen=True)
-class Template:
-    """A published pipeline and the run file in it. `address` names the version, whatever tag was asked for."""
-
-    address: str
-    compiled: Compiled
-    config: RunConfig
-
-
-def publish(registry: Registry, compiled: Compiled, tags: Sequence[str]) -> Published:
+def publish(registry: Registry, compiled: Compiled, tags: Sequence[str]) -> PublishedTemplate:
     """Put a compiled pipeline into the registry, unless these very bytes are there, and let the tags name it.
 
     Raises UserError where the registry refuses. Repeating it completes the rest.
     """
     with os_errors(f"reading {compiled.path}"):
         content = compiled.path.read_bytes()
-    own = f"{CONTENT_TAG}{hashlib.sha256(content).hexdigest()[:FINGERPRINT_CHARS]}"
+    own = compiled.fingerprint()
     name = compiled.name
     version = registry.version_of(name, own)
     uploaded = not version or registry.download(name, version) != content
@@ -82,7 +70,7 @@ def publish(registry: Registry, compiled: Compiled, tags: Sequence[str]) -> Publ
         version = registry.upload(compiled.path, own)
     done = {own: "new" if uploaded else "there"}
     done |= {tag: registry.put_tag(name, tag, version) for tag in all_tags(tags)}
-    return Published(compiled, f"{registry.host}/{name}/{version}", done, uploaded)
+    return PublishedTemplate(compiled, f"{registry.host}/{name}/{version}", done, uploaded)
 
 
 def all_tags(own: Sequence[str]) -> list[str]:

@@ -33,8 +33,8 @@ def run_local_job(
         labels: Labels of the job; vlmpipe-step names the step in whose record it reports.
         location: Unused here, as all inputs that only concern machines in the cloud.
     """
-    from vlmpipe.components.runtime.step_context import exit_on_error
     from vlmpipe.platforms.local.jobs.job import run_job
+    from vlmpipe.platforms.step_context import exit_on_error
 
     job_spec = {
         "worker_pool_specs": worker_pool_specs,

@@ -32,7 +32,7 @@ def run_vertex_job(
             plan.json the options' prices.
         strategy: Unused, as max_wait_duration, by training with capacity fallback: each option has its own.
     """
-    from vlmpipe.components.runtime.step_context import exit_on_error, stop_as_error
+    from vlmpipe.platforms.step_context import exit_on_error, stop_as_error
     from vlmpipe.platforms.vertex.jobs.capacity_fallback import run_with_fallback
 
     settings = {

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from vlmpipe.components.runtime import step_logic as steps
-from vlmpipe.components.runtime.step_context import STOPPED_VARIABLE, exit_on_error, step_context
+from vlmpipe.platforms.step_context import STOPPED_VARIABLE, exit_on_error, step_context
 from vlmpipe.trainer.config.job import run_uri_of
 from vlmpipe.trainer.errors import ConfigError, DataError
 

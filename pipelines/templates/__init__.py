@@ -1,1 +1,0 @@
-"""Compiled pipelines as templates in Artifact Registry."""

@@ -1,0 +1,279 @@
+"""Interface of a platform: rules of a run file, the graph's steps, jobs, runs, publishing and schedules.
+
+A platform is a folder here with one class, and a line of `vlmpipe.platforms.table`. What a platform does not do, it
+refuses with a ConfigError, which this class writes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
+
+from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.config.sections.schedule import ScheduleConfig
+    from vlmpipe.config.validation_errors import Problem
+    from vlmpipe.platforms.compiled import Compiled, Template
+    from vlmpipe.platforms.graph import Graph
+    from vlmpipe.platforms.schedules import RunSchedule, Schedules
+    from vlmpipe.records.decision import Decision
+    from vlmpipe.records.registered import Registered
+    from vlmpipe.runs.diagnosis import Diagnosis
+    from vlmpipe.runs.run_state import RunState
+    from vlmpipe.serving.agreement import Agreement
+    from vlmpipe.serving.questions import HeldOutQuestion
+
+
+class Status(Protocol):
+    """The status of a run, a job or a search, for a view, for people and as JSON."""
+
+    @property
+    def state(self) -> RunState: ...
+
+    @property
+    def is_over(self) -> bool: ...
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code that `vlmpipe run` would have; None while the run is not over."""
+
+    @property
+    def decision(self) -> Decision | None:
+        """The gate's, once it is made."""
+
+    def lines(self) -> list[str]: ...
+    def as_json(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line that a run has printed; `shown` has a prefix where lines of several processes are mixed."""
+
+    shown: str
+    time: str  # empty if unknown
+    step: str
+    process: str
+    text: str
+
+    def as_json(self) -> dict[str, str | None]:
+        return {"time": self.time or None, "step": self.step or None, "process": self.process, "text": self.text}
+
+
+class Run(Protocol):
+    """A run, or a job without a pipeline, that its platform has found by its name."""
+
+    @property
+    def argument(self) -> str:
+        """Its name in a command typed in this folder."""
+
+    @property
+    def asks(self) -> str:
+        """The service that is asked about it, for messages; empty for records on this machine."""
+
+    @property
+    def asks_for_logs(self) -> str:
+        """The service that has its logs, for messages; empty for files on this machine."""
+
+    def reader(self) -> Callable[[], Status]:
+        """A function that asks for the status."""
+
+    def logs(self, *, step: str, last: int, follow: bool) -> Iterator[LogLine]:
+        """Lines that it has printed.
+
+        Args:
+            step: only this step's; empty for all.
+            last: lines from the end; 0 for all.
+            follow: continue until it is over.
+        """
+
+    def cancel(self) -> bool:
+        """Ask it to stop; False where it is stopping, or has stopped. Raises ConfigError for one that ended."""
+
+    def diagnose(self) -> Diagnosis:
+        """Why it failed or stopped."""
+
+
+class SearchRun(Protocol):
+    """A search over settings, found by its name."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def asks(self) -> str:
+        """The service that is asked about it; empty for records on this machine."""
+
+    def status(self) -> Status: ...
+    def cancel(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Order:
+    """A run to submit: what to run, and what the user allows."""
+
+    config: RunConfig
+    template: Template | None  # a published pipeline to start, byte for byte; `config` is its run file
+    compile: Callable[[RunConfig, Path], Compiled]  # for this platform
+    source: Sequence[str]  # run file and overrides on the command line, recorded to show how to continue
+    run_id: str  # an earlier run to continue; empty for a new one
+    force: bool  # submit although the plan is red, and without checking buckets
+    yes: bool  # do not ask, whatever it costs
+    dry_run: bool  # do everything but ask and send
+    ask: Callable[[str], bool] | None  # asks the user; None without a terminal
+
+
+class Submitted(Protocol):
+    """A request that was sent, or with --dry-run would be."""
+
+    @property
+    def started(self) -> Run | None:
+        """The run that was started; None where nothing was sent."""
+
+    def lines(self) -> list[str]: ...
+    def as_json(self) -> dict[str, Any]: ...
+
+
+class Published(Protocol):
+    """A pipeline in a registry of pipelines after `publish`."""
+
+    def lines(self) -> list[str]: ...
+    def as_json(self) -> dict[str, Any]: ...
+
+
+class Platform(ABC):
+    """Where pipelines and their jobs run.
+
+    name: as --target and a run's records have it. title: for people.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    is_here: ClassVar[bool] = False  # runs are processes of this machine, started by `vlmpipe run`
+    has_prices: ClassVar[bool] = False  # machines are paid for by the hour, at prices that are known here
+    takes_jobs: ClassVar[bool] = False  # starts custom jobs without a pipeline
+    max_step_bytes: ClassVar[int | None] = None  # of what a step takes and hands on; None: no limit is known
+
+    # rules of a run file
+
+    @abstractmethod
+    def check(self, config: RunConfig) -> None:
+        """Raise RunFileError when the run file lacks what this platform needs, or asks for what it cannot do."""
+
+    @abstractmethod
+    def check_files(self, config: RunConfig) -> None:
+        """Raise RunFileError unless jobs there can read the run's files. A pipeline can be compiled without."""
+
+    def unused(self, config: RunConfig) -> list[Problem]:
+        """Settings of the run file that have no effect there, each with what applies instead."""
+        return []
+
+    def unready(self, config: RunConfig) -> Iterator[Problem]:
+        """Fields that a run there could not use: files of this machine, and the shipped examples' values."""
+        try:
+            self.check_files(config)
+        except RunFileError as error:
+            yield from error.problems
+
+    @abstractmethod
+    def root_uri(self, config: RunConfig) -> str:
+        """Root of runs, prepared data, features and the registry: `output.root_uri` where it is reached from there."""
+
+    # the graph
+
+    @abstractmethod
+    def graph(self) -> Graph:
+        """How steps and jobs of the pipeline are made for it. Needs kfp."""
+
+    # inside a step
+
+    @abstractmethod
+    def run_job(self, config: RunConfig, name: str, spec: Mapping[str, Any], labels: dict[str, str]) -> str:
+        """Run the job of a CustomJobSpec and watch it to its end; returns its `gcp_resources`.
+
+        Raises UserError with the job's exit code where it fails.
+        """
+
+    def job_place(self, run_file: Mapping[str, Any]) -> dict[str, str]:
+        """Where its service knows the pipeline job of this step, in fields of `Holder`: what `is_over` is given."""
+        return {}
+
+    def is_over(self, job_name: str, place: Mapping[str, str]) -> bool | None:
+        """Ask its service whether a pipeline job has ended; None where `place` does not say where to ask."""
+        return None
+
+    def deploy(
+        self, run_uri: str, run: Mapping[str, Any], registered: Registered, questions: Sequence[HeldOutQuestion]
+    ) -> tuple[Agreement, dict[str, Any]]:
+        """Serve a registered model, ask it `questions`, and keep it where it answers as it was evaluated.
+
+        Args:
+            run: content of the run's run.json.
+            registered: the version in the registry.
+
+        Returns how well the answers agree, and what the record says of the endpoint. Raises UserError (76) where they
+        do not, and others where the endpoint refuses; the endpoint is as before then.
+        """
+        self._refuse("deploys no model", "a run file without deploy")
+
+    # runs
+
+    @abstractmethod
+    def find(self, name: str, *, root: str, project: str, location: str) -> Run | None:
+        """The run or job called `name`; None where nothing shows that it is there.
+
+        Args:
+            root: output.root_uri of runs on this machine.
+            project: where to look for a job that is only named by its id, as location.
+        """
+
+    def find_search(self, name: str, root: str) -> SearchRun | None:
+        """The search called `name`; None where nothing shows that it is there."""
+        return None
+
+    def submit(self, order: Order) -> Submitted:
+        """Plan, compile, check, confirm and send. Everything that can fail comes before the confirmation.
+
+        Raises UserError where the run was not started, or where that is not known, which the message says.
+        """
+        self._refuse("starts no runs by submit", "vlmpipe run")
+
+    # pipelines that others start
+
+    def fetch(self, address: str, folder: Path) -> Template:
+        """Fetch a published pipeline into `folder`."""
+        self._refuse(f"has no published pipeline {address}", f"a run file for {self.title}")
+
+    def publisher(self, registry: str, tags: Sequence[str]) -> tuple[str, Callable[[RunConfig, Compiled], Published]]:
+        """Where compiled pipelines are published, and a function that does. Raises ConfigError for a wrong tag."""
+        self._refuse("takes no published pipelines", "a platform with a registry of pipelines")
+
+    def schedules(self, config: RunConfig) -> Schedules[Any]:
+        """The schedules where the run file's is. Raises ConfigError where the run file does not say where."""
+        self._refuse("has no schedules", "a platform that starts runs by itself")
+
+    def wanted_schedule(
+        self,
+        config: RunConfig,
+        settings: ScheduleConfig,
+        template: Template | None,
+        compile: Callable[[RunConfig, Path], Compiled],
+    ) -> tuple[RunSchedule, Path]:
+        """The schedule of the run file, and its compiled pipeline."""
+        self._refuse("has no schedules", "a platform that starts runs by itself")
+
+    def meanwhile(self, settings: ScheduleConfig) -> str:
+        """Policy for runs that are due while too many are active."""
+        return ""
+
+    def check_storage(self, config: RunConfig) -> list[str]:
+        """Look at the storage that runs need before one is sent. Returns checks that were not possible."""
+        return []
+
+    def _refuse(self, found: str, expected: str) -> NoReturn:
+        raise ConfigError(f"{self.title} {found}", expected=expected)

@@ -1,0 +1,72 @@
+"""This machine, as the rest of the program asks a platform."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlmpipe.platforms.base import Platform
+from vlmpipe.trainer.storage.base import join_uri
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.platforms.local.graph import LocalGraph
+    from vlmpipe.platforms.local.run import RunHere
+    from vlmpipe.platforms.local.search import LocalSearch
+    from vlmpipe.records.registered import Registered
+    from vlmpipe.serving.agreement import Agreement
+    from vlmpipe.serving.questions import HeldOutQuestion
+
+
+class Local(Platform):
+    """The graph and its jobs as processes, which `vlmpipe run` starts and waits for."""
+
+    name, title = "local", "this machine"
+    is_here = True
+
+    def check(self, config: RunConfig) -> None:
+        """This machine needs no settings."""
+
+    def check_files(self, config: RunConfig) -> None:
+        """Jobs here read this machine's files."""
+
+    def root_uri(self, config: RunConfig) -> str:
+        return config.output.root_uri
+
+    def graph(self) -> LocalGraph:
+        from vlmpipe.platforms.local.graph import LocalGraph
+
+        return LocalGraph()
+
+    def run_job(self, config: RunConfig, name: str, spec: Mapping[str, Any], labels: dict[str, str]) -> str:
+        from vlmpipe.platforms.local.jobs.job import run_job
+
+        return run_job(name, spec, labels=labels)
+
+    def deploy(
+        self, run_uri: str, run: Mapping[str, Any], registered: Registered, questions: Sequence[HeldOutQuestion]
+    ) -> tuple[Agreement, dict[str, Any]]:
+        from vlmpipe.config.sections.deploy import DeployConfig
+        from vlmpipe.serving.agreement import measure_agreement, require_agreement
+        from vlmpipe.serving.openai import CHAT_PATH, ChatServer
+        from vlmpipe.trainer.serving.local_server import serving
+
+        with serving(run_uri) as server:
+            found = measure_agreement(questions, ChatServer(f"{server.url}{CHAT_PATH}", server.model).ask)
+            require_agreement(found, DeployConfig.model_validate(run["deploy"]).min_agreement)
+        return found, {"server": "transformers serve"}
+
+    def find(self, name: str, *, root: str, project: str, location: str) -> RunHere | None:
+        from vlmpipe.platforms.local.run import RunHere
+        from vlmpipe.platforms.local.runs.run import MARKER
+        from vlmpipe.platforms.local.runs.summary import find_run
+
+        if not any(Path(folder, MARKER).is_file() for folder in (name, join_uri(root, "runs", name))):
+            return None
+        return RunHere(find_run(root, name).folder)
+
+    def find_search(self, name: str, root: str) -> LocalSearch | None:
+        from vlmpipe.platforms.local.search import search_here
+
+        return search_here(name, root)

@@ -1,0 +1,50 @@
+"""The platforms, each by its name for --target: a new one is a folder and a line here."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, NamedTuple
+
+from vlmpipe.trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vlmpipe.platforms.base import Platform
+
+
+class Line(NamedTuple):
+    """A platform: its class, which is imported when it is asked, and whether `vlmpipe submit` starts runs there."""
+
+    where: str
+    submits: bool = True
+
+
+# In the order of menus; the first is the default. Runs are looked for from the last on: to Vertex AI, the id of a job
+# in --project may have any form.
+PLATFORMS: dict[str, Line] = {
+    "vertex": Line("vlmpipe.platforms.vertex.platform:Vertex"),
+    "kubeflow": Line("vlmpipe.platforms.kubeflow.platform:Kubeflow"),
+    "local": Line("vlmpipe.platforms.local.platform:Local", submits=False),
+}
+DEFAULT = "vertex"
+
+
+def platform_of(name: str) -> Platform:
+    """The platform called `name`. Raises ConfigError for another name."""
+    if name not in PLATFORMS:
+        raise ConfigError(f"target {name!r}", expected=f"one of {', '.join(PLATFORMS)}")
+    module, _, title = PLATFORMS[name].where.partition(":")
+    made: Platform = getattr(importlib.import_module(module), title)()
+    return made
+
+
+def services() -> list[str]:
+    """Names of the platforms that `vlmpipe submit` starts runs on."""
+    return [name for name, line in PLATFORMS.items() if line.submits]
+
+
+def in_order_of_search() -> Iterator[Platform]:
+    """The platforms in the order in which they are asked for a run: this machine first."""
+    found = [platform_of(name) for name in reversed(PLATFORMS)]
+    return iter(sorted(found, key=lambda platform: not platform.is_here))

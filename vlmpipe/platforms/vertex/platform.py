@@ -1,0 +1,172 @@
+"""Vertex AI, as the rest of the program asks a platform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlmpipe.platforms.base import Order, Platform
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.config.sections.schedule import ScheduleConfig
+    from vlmpipe.config.validation_errors import Problem
+    from vlmpipe.platforms.compiled import Compiled, Template
+    from vlmpipe.platforms.vertex.graph import VertexGraph
+    from vlmpipe.platforms.vertex.run import RunOnVertex
+    from vlmpipe.platforms.vertex.schedules import VertexSchedule, VertexSchedules
+    from vlmpipe.platforms.vertex.search import VertexSearch
+    from vlmpipe.platforms.vertex.submit import SubmittedToVertex
+    from vlmpipe.platforms.vertex.templates import PublishedTemplate
+    from vlmpipe.records.registered import Registered
+    from vlmpipe.serving.agreement import Agreement
+    from vlmpipe.serving.questions import HeldOutQuestion
+
+
+class Vertex(Platform):
+    """Pipelines, custom jobs, schedules, endpoints and a registry of pipelines of Google's service."""
+
+    name, title = "vertex", "Vertex AI"
+    has_prices = takes_jobs = True
+    max_step_bytes = 200_000  # "should not exceed 200KB" (Execution.metadata, v1)
+
+    def check(self, config: RunConfig) -> None:
+        from vlmpipe.platforms.vertex.requirements import require_vertex
+
+        require_vertex(config)
+
+    def check_files(self, config: RunConfig) -> None:
+        from vlmpipe.platforms.vertex.requirements import require_reached_files
+
+        require_reached_files(config)
+
+    def unready(self, config: RunConfig) -> Iterator[Problem]:
+        from vlmpipe.config.validation_errors import Problem
+        from vlmpipe.platforms.example_values import EXAMPLE_PROJECT, example_images
+
+        yield from super().unready(config)
+        if config.gcp.project == EXAMPLE_PROJECT:
+            yield Problem("gcp.project", f"found {EXAMPLE_PROJECT}, the shipped example's; expected your project")
+        yield from example_images(config)
+
+    def root_uri(self, config: RunConfig) -> str:
+        return config.bucket_root_uri
+
+    def graph(self) -> VertexGraph:
+        from vlmpipe.platforms.vertex.graph import VertexGraph
+
+        return VertexGraph()
+
+    def run_job(self, config: RunConfig, name: str, spec: Mapping[str, Any], labels: dict[str, str]) -> str:
+        from vlmpipe.platforms.vertex.jobs.capacity_fallback import run_with_fallback
+
+        scheduling = dict(spec["scheduling"])
+        settings = {
+            "display_name": name,
+            "project": config.gcp.project,
+            "location": config.gcp.location,
+            "labels": labels,
+            "encryption_spec_key_name": config.gcp.encryption_spec_key_name,
+            "strategy": scheduling.pop("strategy", "STANDARD"),
+            "max_wait_duration": scheduling.pop("max_wait_duration", "86400s"),
+        }
+        return run_with_fallback(settings, {**spec, "scheduling": scheduling})
+
+    def job_place(self, run_file: Mapping[str, Any]) -> dict[str, str]:
+        gcp = run_file.get("gcp") or {}
+        return {"project": gcp.get("project", ""), "location": gcp.get("location", "")}
+
+    def is_over(self, job_name: str, place: Mapping[str, str]) -> bool | None:
+        if not (place["project"] and place["location"]):
+            return None
+        from vlmpipe.platforms.vertex.client import Place
+        from vlmpipe.platforms.vertex.runs.client import OVER, Runs, state_of
+        from vlmpipe.platforms.vertex.runs.names import Address
+
+        where = Place(place["project"], place["location"])
+        return state_of(Runs(where).get(Address(where, job_name))) in OVER
+
+    def deploy(
+        self, run_uri: str, run: Mapping[str, Any], registered: Registered, questions: Sequence[HeldOutQuestion]
+    ) -> tuple[Agreement, dict[str, Any]]:
+        from vlmpipe.config.sections.deploy import DeployConfig, served_name
+        from vlmpipe.platforms.vertex.client import Place
+        from vlmpipe.platforms.vertex.endpoint import VertexEndpoint
+        from vlmpipe.serving.agreement import measure_agreement, require_agreement
+
+        deploy, gcp = DeployConfig.model_validate(run["deploy"]), run["gcp"]
+        place = Place(gcp["project"], gcp["location"], gcp["job_service_account"] or gcp["service_account"])
+        endpoint = VertexEndpoint(place, deploy, labels=gcp["labels"], encryption_key=gcp["encryption_spec_key_name"])
+        endpoint.require_public(questions, served_name(run))
+        with endpoint.canary(registered.resource, run["run"]["run_id"]) as canary:
+            found = measure_agreement(questions, endpoint.ask(canary, served_name(run)))
+            require_agreement(found, deploy.min_agreement)
+        return found, {"endpoint": endpoint.name, "traffic_split": endpoint.promote(canary)}
+
+    def find(self, name: str, *, root: str, project: str, location: str) -> RunOnVertex | None:
+        from vlmpipe.platforms.vertex.run import RunOnVertex
+        from vlmpipe.platforms.vertex.runs.names import address_of
+
+        address = address_of(name, project=project, location=location)
+        return RunOnVertex(address) if address else None
+
+    def find_search(self, name: str, root: str) -> VertexSearch | None:
+        from vlmpipe.platforms.vertex.search import search_on_vertex
+
+        return search_on_vertex(name)
+
+    def submit(self, order: Order) -> SubmittedToVertex:
+        from vlmpipe.platforms.vertex.submit import submit_to_vertex
+
+        return submit_to_vertex(order)
+
+    def fetch(self, address: str, folder: Path) -> Template:
+        from vlmpipe.platforms.vertex.templates import fetch
+
+        return fetch(address, folder)
+
+    def publisher(
+        self, registry: str, tags: Sequence[str]
+    ) -> tuple[str, Callable[[RunConfig, Compiled], PublishedTemplate]]:
+        from vlmpipe.platforms.vertex.artifact_registry import Registry
+        from vlmpipe.platforms.vertex.templates import all_tags, publish
+
+        all_tags(tags)
+        there = Registry(registry)
+        return registry, lambda _, compiled: publish(there, compiled, tags)
+
+    def schedules(self, config: RunConfig) -> VertexSchedules:
+        from vlmpipe.platforms.vertex.client import Place, schedule_client
+        from vlmpipe.platforms.vertex.schedules import VertexSchedules
+        from vlmpipe.platforms.vertex.submit import require_own_project
+
+        self.check(config)
+        require_own_project(config)
+        return VertexSchedules(Place.of(config), schedule_client(config.gcp.location))
+
+    def wanted_schedule(
+        self,
+        config: RunConfig,
+        settings: ScheduleConfig,
+        template: Template | None,
+        compile: Callable[[RunConfig, Path], Compiled],
+    ) -> tuple[VertexSchedule, Path]:
+        from vlmpipe.platforms.compiled import FOLDER
+        from vlmpipe.platforms.vertex.pipeline_job import prepare
+        from vlmpipe.platforms.vertex.schedules import wanted_schedule
+
+        if template:
+            compiled, template_uri = template.compiled, template.address
+        else:
+            compiled, template_uri = compile(config, FOLDER / f"{config.name}.scheduled.yaml"), ""
+        submission = prepare(config, compiled.path, job_id="", template_uri=template_uri)
+        return wanted_schedule(submission, config.name, settings), compiled.path
+
+    def meanwhile(self, settings: ScheduleConfig) -> str:
+        return f"a run due while others are active {'waits' if settings.allow_queueing else 'is skipped'}"
+
+    def check_storage(self, config: RunConfig) -> list[str]:
+        from vlmpipe.platforms.vertex.bucket_checks import require_buckets
+
+        return require_buckets(config)

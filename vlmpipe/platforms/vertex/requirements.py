@@ -1,0 +1,64 @@
+"""Requirements of Vertex AI in a run file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from vlmpipe.config import service_forms as forms
+from vlmpipe.config.service_forms import Form
+from vlmpipe.config.validation_errors import Problem, RunFileError, show
+from vlmpipe.platforms.requirements import (
+    benchmark_image,
+    hub_token,
+    raise_problems,
+    require_files,
+    serving_image,
+    violated,
+)
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
+
+REGISTRY = Form(r"|(gs|vertex)://.*", "gs:// or vertex://MODEL_ID: no step sees a folder here")
+VERTEX: Mapping[str, Form] = {
+    "gcp.project": forms.PROJECT,
+    "gcp.service_account": forms.SERVICE_ACCOUNT,
+    "gcp.pipeline_image": forms.IMAGE,
+    "cluster.image_uri": forms.IMAGE,
+    "gcp.pipeline_root": forms.BUCKET_PREFIX,
+    "register.registry": REGISTRY,
+}
+
+
+def require_vertex(config: RunConfig) -> None:
+    """Raise RunFileError unless the run file has what Vertex AI needs to compile a pipeline."""
+    deploys = [] if config.register_.serving else serving_image(config, forms.IMAGE)
+    if config.deploy and not config.register_.registry.startswith("vertex://"):
+        text = f"found with register.registry {show(config.register_.registry)}, expected vertex://MODEL_ID"
+        deploys.append(Problem("deploy", f"{text}: an endpoint serves models of Vertex AI Model Registry"))
+    problems = [*violated(config, VERTEX), *_packages_elsewhere(config), *deploys, *hub_token(config)]
+    problems += benchmark_image(config, forms.IMAGE)
+    raise_problems(config, "Vertex AI", problems)
+
+
+def require_reached_files(config: RunConfig) -> None:
+    """Raise RunFileError unless jobs on Vertex AI can read the run's files. A pipeline can be compiled without."""
+    require_files(config, "Vertex AI", lambda uri: uri.startswith("gs://"), "a gs:// path")
+
+
+def missing_for_vertex(config: RunConfig) -> Iterator[str]:
+    """Yield the problems that keep the run file from running on Vertex AI."""
+    for require in (require_vertex, require_reached_files):
+        try:
+            require(config)
+        except RunFileError as error:
+            yield from map(str, error.problems)
+
+
+def _packages_elsewhere(config: RunConfig) -> list[Problem]:
+    """Packages that Vertex AI could not read."""
+    trainer = config.train.trainer
+    here = [uri for uri in trainer.package_uris if not uri.startswith("gs://")] if trainer else []
+    text = f"found {show(here[0])}, expected gs:// paths: `vlmpipe submit` builds and uploads them" if here else ""
+    return [Problem("train.trainer.package_uris", text)] if here else []
