@@ -65,6 +65,7 @@ def main() -> None:
     from vlmpipe.config.run_config import load_run_file
     from vlmpipe.job_spec.build import check_jobs
     from vlmpipe.pipelines.step_metadata import check_step_metadata
+    from vlmpipe.platforms.table import platform_of
     from vlmpipe.trainer.gc_control import collector_off
 
     found["imports"] = ended()
@@ -77,12 +78,12 @@ def main() -> None:
         texts = [pipelines.yaml_of(content, "") for content in contents]
         found["dump"] = ended()
         for text, content in zip(texts, contents, strict=True):
-            pipelines.check_file(text, "vertex", content)
+            pipelines.check_file(text, content, documents=1)
         found["check"] = ended()
         for config in configs:
             for run in config.stage_runs().values():
                 check_jobs(run, "gs://bucket/root/runs/run")
-            check_step_metadata(config)
+            check_step_metadata(config, platform_of("vertex"))
         found["rules"] = ended()
     print(json.dumps(found))
 
