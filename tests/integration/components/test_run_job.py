@@ -13,18 +13,20 @@ import pytest
 import yaml
 from google.api_core.retry import Retry
 
+from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
 from tests.support.trainer.tiny_runs import TINY
 from vlmpipe.components.jobs.run_job import run_job
-from vlmpipe.config.run_config import load_run_file
+from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.job_spec.build import worker_pools
 from vlmpipe.platforms.vertex import retries
 from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.platforms.vertex.jobs import capacity_fallback
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
 from vlmpipe.trainer.errors import ExitCode
+from vlmpipe.trainer.storage import open_storage
 
 SPOT_FILE = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
 EXAMPLE = ROOT / "examples/own_pipeline/pipeline.py"
@@ -41,31 +43,45 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    config = load_run_file(SPOT_FILE, ["gcp.project=test-project", "gcp.location=us-central1"])
+def config() -> RunConfig:
+    return load_run_file(SPOT_FILE, ["gcp.project=test-project", "gcp.location=us-central1"])
+
+
+@pytest.fixture
+def run(tmp_path: Path, config: RunConfig) -> Path:
     (tmp_path / "run.json").write_text(json.dumps(config.to_dict()))
     return tmp_path
 
 
-def test_a_job_on_vertex_ai_is_the_one_that_the_run_file_names(server: FakeVertex, run: Path) -> None:
+@pytest.fixture
+def in_bucket(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The same run where Vertex AI can write."""
+    with FakeGcs(buckets=["team"]) as gcs:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.endpoint)
+        open_storage("gs://team/runs/mine").write("run.json", json.dumps(config.to_dict()).encode())
+        yield "gs://team/runs/mine"
+
+
+def test_a_job_on_vertex_ai_is_the_one_that_the_run_file_names(
+    server: FakeVertex, in_bucket: str, config: RunConfig
+) -> None:
     server.custom_jobs.scripts = [[Step("RUNNING"), Step("SUCCEEDED")]]
-    folder, resources = run_job(str(run), "train", "vertex")
+    folder, resources = run_job(in_bucket, "train", "vertex")
     (job,) = server.custom_jobs.jobs.values()
-    config = load_run_file(SPOT_FILE, ["gcp.project=test-project", "gcp.location=us-central1"])
-    wanted = worker_pools(config, "train", str(run))
+    wanted = worker_pools(config, "train", in_bucket)
     pools = job.job_spec.worker_pool_specs
     assert [(pool.machine_spec.machine_type, pool.replica_count) for pool in pools] == [
         (pool["machine_spec"]["machine_type"], pool["replica_count"]) for pool in wanted
     ]
     assert job.job_spec.scheduling.strategy.name == "SPOT" and job.labels["vlmpipe-step"] == "train"
-    assert folder == str(run) and job.name in resources
+    assert folder == in_bucket and job.name in resources
 
 
-def test_a_job_that_fails_ends_the_step(server: FakeVertex, run: Path) -> None:
+def test_a_job_that_fails_ends_the_step(server: FakeVertex, in_bucket: str) -> None:
     server.custom_jobs.scripts = [[Step("RUNNING"), Step("FAILED", 3, "The replica workerpool0-0 exited with 65.")]]
     with pytest.raises(SystemExit) as ended:
-        run_job(str(run), "train", "vertex")
-    assert ended.value.code not in (0, None)
+        run_job(in_bucket, "train", "vertex")
+    assert len(server.custom_jobs.jobs) == 1 and ended.value.code not in (0, None, ExitCode.CONFIG)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from google.api_core.retry import Retry
 from google.cloud.aiplatform_v1 import types as api
 
+from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.search_runs import DIGITS, PRECISION, RATE, ROWS, config, opened
 from tests.support.vertex.submit_runs import Submit, commander
@@ -27,6 +28,14 @@ from vlmpipe.trainer.monitoring.hypertune import METRIC_FILE_VARIABLE, TRIAL_VAR
 def search(tmp_path: Path) -> Search:
     """A search from a run that has trained."""
     return opened(config(algorithm="RANDOM_SEARCH"), tmp_path)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Search]:
+    """One for Vertex AI, in a bucket."""
+    with FakeGcs(buckets=["team"]) as gcs:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.endpoint)
+        yield opened(config(algorithm="RANDOM_SEARCH"), "gs://team/vlmpipe")
 
 
 @pytest.fixture
@@ -57,33 +66,33 @@ def trial(number: int, state: str, metric: float | None = None, reason: str = ""
 
 
 def test_a_search_on_vertex_is_watched_by_its_id_and_shows_the_best_trial_first(
-    server: FakeVertex, search: Search, vlmpipe: Submit
+    server: FakeVertex, sent: Search, vlmpipe: Submit
 ) -> None:
-    name = submit_search(search).name
-    RunRecord(name, search.uri, 1.0, 30.0).write(search.search_id)
+    name = submit_search(sent).name
+    RunRecord(name, sent.uri, 1.0, 30.0).write(sent.search_id)
     whole = [trial(1, "SUCCEEDED", 0.4), trial(2, "SUCCEEDED", 0.7), trial(3, "INFEASIBLE", reason="exit code 1")]
     server.tuning_jobs.moves = [
         ("RUNNING", []),
         ("RUNNING", [trial(1, "SUCCEEDED", 0.4), trial(2, "ACTIVE")]),
         ("SUCCEEDED", whole),
     ]
-    answer = vlmpipe("status", search.search_id, "--watch", "--plain")
+    answer = vlmpipe("status", sent.search_id, "--watch", "--plain")
     assert answer.code == 0
     assert "trial-1: done 0.0 s. exact_match 0.4000, train.optimizer.learning_rate=0.001" in answer.out
     lines = [line.split()[:2] for line in answer.out.split("ended", 1)[1].splitlines()[2:5]]
     assert lines == [["2", "0.7000"], ["1", "0.4000"], ["3", "failed:"]]
     assert f"training/{name.rpartition('/')[2]}?project=test-project" in answer.out
-    for known in (search.search_id, name):
+    for known in (sent.search_id, name):
         found = vlmpipe("status", known, "--json").json
         assert (found["outcome"], found["exit_code"], found["trials"][0]["metric"]) == ("done", 0, 0.7)
         assert found["trials"][0]["values"] == {RATE: 2e-3, ROWS: 2.0, PRECISION: "bf16"}
-    over = vlmpipe("cancel", search.search_id)
+    over = vlmpipe("cancel", sent.search_id)
     assert (over.code, "nothing to cancel" in over.err) == (64, True)
-    assert (vlmpipe("logs", search.search_id).code, vlmpipe("diagnose", search.search_id).code) == (64, 64)
+    assert (vlmpipe("logs", sent.search_id).code, vlmpipe("diagnose", sent.search_id).code) == (64, 64)
 
 
-def test_a_search_on_vertex_is_cancelled_once(server: FakeVertex, search: Search, vlmpipe: Submit) -> None:
-    name = submit_search(search).name
+def test_a_search_on_vertex_is_cancelled_once(server: FakeVertex, sent: Search, vlmpipe: Submit) -> None:
+    name = submit_search(sent).name
     server.faults.append(Fault("drop_after", method="POST"))
     assert vlmpipe("cancel", name).code == 0
     again = vlmpipe("cancel", name, "--json")

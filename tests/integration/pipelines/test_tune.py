@@ -15,6 +15,7 @@ from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.search_runs import DIGITS, LOG, PARAMETERS, PRECISION, RATE, ROWS, config, opened
 from vlmpipe.config.run_config import load_run_file
@@ -47,6 +48,20 @@ def search(tmp_path: Path) -> Search:
     return opened(config(algorithm="RANDOM_SEARCH"), tmp_path)
 
 
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A root that Vertex AI can write to."""
+    with FakeGcs(buckets=["team"]) as gcs:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.endpoint)
+        yield "gs://team/vlmpipe"
+
+
+@pytest.fixture
+def sent(bucket: str) -> Search:
+    """One for Vertex AI."""
+    return opened(config(algorithm="RANDOM_SEARCH"), bucket)
+
+
 # ---- the request
 
 
@@ -58,8 +73,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
         yield running
 
 
-def test_the_request_has_ranges_metric_and_trials_in_the_apis_terms(server: FakeVertex, search: Search) -> None:
-    submit_search(search)
+def test_the_request_has_ranges_metric_and_trials_in_the_apis_terms(server: FakeVertex, sent: Search) -> None:
+    submit_search(sent)
     (job,) = server.tuning_jobs.jobs
     study = json_format.MessageToDict(api.StudySpec.pb(job.study_spec))
     assert study == {
@@ -78,40 +93,40 @@ def test_the_request_has_ranges_metric_and_trials_in_the_apis_terms(server: Fake
     assert (job.max_trial_count, job.parallel_trial_count, job.display_name) == (6, 2, "digits-tune-1")
     container = job.trial_job_spec.worker_pool_specs[0].container_spec
     assert list(container.command) == ["python", "-m", "vlmpipe.trainer.trials.tune"]
-    assert list(container.args)[:4] == ["--config", f"{search.uri}/run.json", "--metric", "exact_match"]
-    assert job.trial_job_spec.base_output_directory.output_uri_prefix == search.uri
+    assert list(container.args)[:4] == ["--config", f"{sent.uri}/run.json", "--metric", "exact_match"]
+    assert job.trial_job_spec.base_output_directory.output_uri_prefix == sent.uri
 
 
 @pytest.mark.parametrize(
     ("stopping", "field"), [("median", "medianAutomatedStoppingSpec"), ("decay_curve", "decayCurveStoppingSpec")]
 )
 def test_trials_are_stopped_early_by_training_metrics(
-    server: FakeVertex, tmp_path: Path, stopping: str, field: str
+    server: FakeVertex, bucket: str, stopping: str, field: str
 ) -> None:
     wanted = config(metric="validation_loss", goal="MINIMIZE", stopping=stopping)
     train = wanted.train.model_copy(update={"validate_every_steps": 0})
     with pytest.raises(ConfigError, match="validate_every_steps is 0"):
-        opened(wanted.model_copy(update={"train": train}), tmp_path)
+        opened(wanted.model_copy(update={"train": train}), bucket)
     train = wanted.train.model_copy(update={"validate_every_steps": 5})
-    submit_search(opened(wanted.model_copy(update={"train": train}), tmp_path))
+    submit_search(opened(wanted.model_copy(update={"train": train}), bucket))
     (job,) = server.tuning_jobs.jobs
     study = json_format.MessageToDict(api.StudySpec.pb(job.study_spec))
     assert study[field] == {} and study["metrics"] == [{"metricId": "validation_loss", "goal": "MINIMIZE"}]
 
 
 @pytest.mark.parametrize(("action", "jobs"), [("drop_after", 1), ("drop_before", 0)])
-def test_a_lost_answer_makes_no_second_search(server: FakeVertex, search: Search, action: Any, jobs: int) -> None:
+def test_a_lost_answer_makes_no_second_search(server: FakeVertex, sent: Search, action: Any, jobs: int) -> None:
     server.faults.append(Fault(action))
     if jobs:
-        assert submit_search(search).name.endswith("/5001")
+        assert submit_search(sent).name.endswith("/5001")
     else:
         with pytest.raises(UserError, match="does not answer"):
-            submit_search(search)
+            submit_search(sent)
     assert len(server.tuning_jobs.jobs) == jobs
 
 
-def test_the_server_refuses_a_search_that_the_api_would(server: FakeVertex, search: Search) -> None:
-    good: dict[str, Any] = json.loads(json_format.MessageToJson(api.HyperparameterTuningJob.pb(tuning_job(search))))
+def test_the_server_refuses_a_search_that_the_api_would(server: FakeVertex, sent: Search) -> None:
+    good: dict[str, Any] = json.loads(json_format.MessageToJson(api.HyperparameterTuningJob.pb(tuning_job(sent))))
     study = good["studySpec"]
     rate, rows = study["parameters"][:2]
     bad: list[dict[str, Any]] = [

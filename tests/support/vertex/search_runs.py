@@ -9,6 +9,7 @@ from typing import Any
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.pipelines.tune.search import Search, open_search
+from vlmpipe.trainer.storage import open_storage
 
 DIGITS = ROOT / "configs/digits.yaml"
 RATE, ROWS, PRECISION = "train.optimizer.learning_rate", "train.micro_batch_size", "train.precision"
@@ -26,13 +27,11 @@ def config(**tuning: Any) -> RunConfig:
     return load_run_file(DIGITS, wanted)
 
 
-def opened(wanted: RunConfig, root: Path, search_id: str = "digits-tune-1") -> Search:
-    run = root / "runs/base"
-    run.mkdir(parents=True, exist_ok=True)
-    (run / "run.json").write_text(json.dumps(wanted.to_dict()))
+def opened(wanted: RunConfig, root: Path | str, search_id: str = "digits-tune-1") -> Search:
+    run = open_storage(f"{root}/runs/base")
     pointers = {"prepared_uri": f"{root}/prepared/f", "features_uri": f"{root}/features/k", "features": "reuse"}
-    (run / "prepared.json").write_text(json.dumps(pointers))
-    (run / "summary.json").write_text("{}")
+    for name, content in (("run", wanted.to_dict()), ("prepared", pointers), ("summary", {})):
+        run.write(f"{name}.json", json.dumps(content).encode())
     found = open_search(wanted, "base", search_id, str(root))
     found.write()
     return found
