@@ -65,6 +65,7 @@ class FakePipelines(LocalServer):
         self.pipelines: dict[str, dict[str, Any]] = {}
         self.versions: dict[str, dict[str, Any]] = {}
         self.faults: list[int] = []  # codes of the next answers; 0 for a right one
+        self.late: dict[str, int] = {}  # by path: code that is answered once the work is done; 0: the answer is lost
 
     def move(self, run_id: str, state: str, *, error: str = "", tasks: list[dict[str, Any]] | None = None) -> None:
         """Bring a run to a state, as the service's controller does. Raises AssertionError for what it never says."""
@@ -96,7 +97,10 @@ class _Handler(Handler):
         except Refused as refused:
             self._send(refused.code, {"error": refused.message, "code": 3, "message": refused.message})
         else:
-            self._send(200, answer)
+            code = self.fake.late.get(self.path_and_query()[0], 200) if self.command == "POST" else 200
+            self.close_connection = not code
+            if code:
+                self._send(code, answer)
 
     def _send(self, code: int, content: Any) -> None:
         data = json.dumps(content).encode()

@@ -16,7 +16,7 @@ import kfp_server_api
 from kfp.client import Client
 from kfp.client.set_volume_credentials import ServiceAccountTokenVolumeCredentials
 from urllib3 import Retry, Timeout
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, SSLError
 
 from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
@@ -125,8 +125,26 @@ class KubeflowRuns:
         """Start a run of a compiled pipeline. Raises UserError where it was not started, or that is not known."""
         with self.api.translated("start a run on"):
             found = self.api.experiment(experiment)
-            answer = self.api.client.run_pipeline(found, name, str(package), params=parameters)
+            with self._known(name):
+                answer = self.api.client.run_pipeline(found, name, str(package), params=parameters)
         return KubeflowRun(self.api.endpoint.rstrip("/"), str(answer.run_id), name, self.api.namespace)
+
+    @contextlib.contextmanager
+    def _known(self, name: str) -> Iterator[None]:
+        """Say of a request to start a run that has no good answer that the run may have started."""
+        try:
+            yield
+        except (HTTPError, kfp_server_api.ApiException) as error:
+            if not may_have_arrived(error):
+                raise
+            reason = error if isinstance(error, HTTPError) else f"{error.status} {_message(error)}"
+            page = f"{self.api.endpoint.rstrip('/')}/#/runs"
+            raise UserError(
+                f"{self.api.endpoint} gave no good answer: {reason}; whether the run was started is not known",
+                expected=f"an answer to the request that starts run {name}",
+                fix=f"look for {name} in {page}\nand submit again only if it is not there",
+                code=ExitCode.UNAVAILABLE,
+            ) from error
 
     def get(self, run: KubeflowRun) -> kfp_server_api.V2beta1Run:
         """Raises UserError (exit 66) where there is no such run."""
@@ -147,6 +165,14 @@ class KubeflowRuns:
         with self.api.translated(f"cancel run {run.argument} of"):
             self.api.client.terminate_run(run.run_id)
         return True
+
+
+def may_have_arrived(error: HTTPError | kfp_server_api.ApiException) -> bool:
+    """Return whether a request that failed so may have been carried out: not where no connection was made, nor where
+    the service refused it."""
+    if isinstance(error, HTTPError):
+        return not isinstance(getattr(error, "reason", None), NewConnectionError | ConnectTimeoutError | SSLError)
+    return int(error.status or 0) >= 500
 
 
 def _message(error: kfp_server_api.ApiException) -> str:
