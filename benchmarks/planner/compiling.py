@@ -46,7 +46,7 @@ def compiling(bench: Bench) -> None:
 def steps() -> dict[str, float]:
     """CPU seconds by step, of one process."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.planner.compiling"]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, encoding="utf-8")
     return dict(json.loads(done.stdout))
 
 

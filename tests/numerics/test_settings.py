@@ -70,7 +70,7 @@ def test_a_setting_that_this_processor_lacks_is_named() -> None:
 def test_the_files_that_compare_numbers_are_found() -> None:
     found = {str(path) for path in comparing()}
     assert "tests/integration/trainer/models/test_lora.py" in found
-    assert "tests/unit/trainer/models/layers/test_preference.py" in found
+    assert "tests/unit/trainer/models/loss/test_chunked_loss.py" in found
     assert "tests/unit/trainer/test_redaction.py" not in found
     assert {str(path) for path in comparing(WITHIN)} < found
 

@@ -30,7 +30,7 @@ class OtherStore:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Return whether this run's images have features, and how other stores differ."""
+    """Features of this run's images, if there are any, and how other stores differ."""
 
     state: State
     uri: str

@@ -18,7 +18,7 @@ SILENT_S = 1.0
 
 
 class _Document:
-    """Return whether this command has printed its JSON document: there is one, also where it ends with an error."""
+    """State of this command's JSON document: there is one, also where it ends with an error."""
 
     is_written = False
 

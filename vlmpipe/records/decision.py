@@ -23,15 +23,16 @@ class Check(Part):
 
 
 class Champion(Part):
-    """The model in use: its registry version, run and validation exact match."""
+    """The model in use: its registry version, run, checkpoint and validation exact match."""
 
     version: int
     run_id: str
+    checkpoint: str = ""
     exact_match: float | None = None
 
 
 class Decision(Record):
-    """Return whether a model may replace the champion, by which checks; its numbers are finite."""
+    """Decision on a model that may replace the champion, with the checks behind it; its numbers are finite."""
 
     FILE: ClassVar[str] = "decision.json"
     STEP: ClassVar[str] = "decide"

@@ -72,7 +72,7 @@ class Entry(Section):
         """The values that the gate compares with."""
         share = self.metrics.get("exact_match")
         exact_match = share if isinstance(share, float | int) and not isinstance(share, bool) else None
-        return Champion(version=self.version, run_id=self.run_id, exact_match=exact_match)
+        return Champion(version=self.version, run_id=self.run_id, checkpoint=self.checkpoint, exact_match=exact_match)
 
 
 class Registry(Protocol):

@@ -8,9 +8,10 @@ from typing import Any
 
 from torch.nn import functional
 
-from vlmpipe.trainer import loop, setup
+from vlmpipe.trainer import loop
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.process import StopRequest, run_worker, start_worker
+from vlmpipe.trainer.setup import strategy as setup
 
 
 def main() -> int:

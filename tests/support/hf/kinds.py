@@ -307,7 +307,7 @@ KINDS: dict[str, Kind] = {
     ),
     "paligemma": Kind(
         "<image>",
-        text={"model_type": "gemma", "vocab_size": 1536},  # its processor adds 1,152 tokens of places
+        text={"model_type": "gemma"},
         vision={"model_type": "siglip_vision_model", "vision_use_head": False},
         config={"projection_dim": WIDTH},
         images={"size": SQUARE, "image_seq_length": 16},

@@ -195,13 +195,13 @@ def test_compiling_again_in_another_process_gives_the_same_bytes(digits: RunConf
 def test_two_documents_are_never_written(digits: RunConfig, tmp_path: Path) -> None:
     data = compile_pipeline(digits, "vertex", tmp_path / "p.yaml").path.read_bytes()
     contents = documents(data)
-    check_file(data, "vertex", contents)
+    check_file(data, contents, documents=1)
     further = {"platforms": {"kubernetes": {}}}
     with pytest.raises(UserError, match="two documents"):
-        check_file(dump_documents([*contents, further]).encode(), "vertex", [*contents, further])
+        check_file(dump_documents([*contents, further]).encode(), [*contents, further], documents=1)
     for changed in (data + b"---\nplatforms: {kubernetes: {}}\n", data.replace(b"digits", b"digit5"), data + b"\x80"):
         with pytest.raises(UserError, match="the pipeline was compiled to YAML that"):
-            check_file(changed, "vertex", contents)
+            check_file(changed, contents, documents=1)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -17,6 +17,7 @@ from google.api_core.retry import Retry
 from requests.exceptions import ConnectionError as NoConnection
 from urllib3.exceptions import MaxRetryError, NameResolutionError
 
+from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.paths import ROOT
 from tests.support.pipelines.graphs import all_tasks, shape, steps
@@ -34,7 +35,7 @@ from vlmpipe.platforms.vertex.jobs.run_labels import RUN_LABELS_VARIABLE, run_la
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.records.step import StepRecord
-from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage import Storage, open_storage
 from vlmpipe.trainer.storage.records import write_record
 
 SPOT_FILE = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
@@ -70,23 +71,26 @@ def config(*overrides: str) -> RunConfig:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
     """A run's folder as resolve-run leaves it, with prices that are easy to multiply."""
     terms = {"spot": 36.0, "flex_start": 72.0, "standard": 100.0}
     by_term = {name: {"steps": [{"job": "train", "usd_per_hour": usd}]} for name, usd in terms.items()}
-    (tmp_path / "plan.json").write_text(json.dumps({"cost": {"by_term": by_term}}))
-    (tmp_path / "run.json").write_text(json.dumps(config().to_dict()))
-    return tmp_path
+    with FakeGcs(buckets=["team"]) as gcs:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.endpoint)
+        folder = open_storage("gs://team/runs/mine")
+        folder.write("plan.json", json.dumps({"cost": {"by_term": by_term}}).encode())
+        folder.write("run.json", json.dumps(config().to_dict()).encode())
+        yield folder
 
 
-def climb(server: FakeVertex, run: Path, wanted: RunConfig | None = None, job: Job = "train") -> str:
+def climb(server: FakeVertex, run: Storage, wanted: RunConfig | None = None, job: Job = "train") -> str:
     """As the step does, by the server's clock."""
     wanted = wanted or config()
     settings = {"encryption_spec_key_name": "", "max_wait_duration": "", **job_settings(wanted, job)}
     spec = {
-        "worker_pool_specs": worker_pools(wanted, job, str(run)),
+        "worker_pool_specs": worker_pools(wanted, job, run.root_uri),
         "scheduling": {"timeout": wanted.cluster.timeout, "restart_job_on_worker_restart": True},
-        "base_output_directory": {"output_uri_prefix": str(run)},
+        "base_output_directory": {"output_uri_prefix": run.root_uri},
         "service_account": job_settings(wanted, job)["service_account"],
         **({"tensorboard": wanted.gcp.tensorboard} if wanted.gcp.tensorboard else {}),
     }
@@ -95,8 +99,8 @@ def climb(server: FakeVertex, run: Path, wanted: RunConfig | None = None, job: J
         return fallback.run()
 
 
-def tried(run: Path) -> list[tuple[str, str]]:
-    attempts = json.loads((run / "capacity_fallback.json").read_text())["attempts"]
+def tried(run: Storage) -> list[tuple[str, str]]:
+    attempts = json.loads(run.read("capacity_fallback.json"))["attempts"]
     return [(one["strategy"], one["outcome"]) for one in attempts]
 
 
@@ -104,7 +108,7 @@ def strategies(server: FakeVertex) -> list[str]:
     return [job.job_spec.scheduling.strategy.name for job in server.custom_jobs.jobs.values()]
 
 
-def test_the_first_rung_that_finds_machines_trains(server: FakeVertex, run: Path) -> None:
+def test_the_first_rung_that_finds_machines_trains(server: FakeVertex, run: Storage) -> None:
     server.custom_jobs.scripts = [[*WAITS, *RUNS]]
     resources = json.loads(climb(server, run))
     (job,) = server.custom_jobs.jobs.values()
@@ -114,7 +118,7 @@ def test_the_first_rung_that_finds_machines_trains(server: FakeVertex, run: Path
 
 
 def test_a_job_is_watched_on_where_names_are_not_resolved_for_a_while(
-    server: FakeVertex, run: Path, monkeypatch: pytest.MonkeyPatch
+    server: FakeVertex, run: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.custom_jobs.scripts = [[*WAITS, *RUNS]]
     once, faults = retries.send_once, iter(range(6))
@@ -130,15 +134,15 @@ def test_a_job_is_watched_on_where_names_are_not_resolved_for_a_while(
     assert tried(run) == [("spot", "done")] and next(faults, None) is None
 
 
-def test_a_job_without_options_needs_no_plan(server: FakeVertex, run: Path) -> None:
+def test_a_job_without_options_needs_no_plan(server: FakeVertex, run: Storage) -> None:
     """As that which encodes the images of a sweep, whose trainings have none."""
-    (run / "plan.json").unlink()
+    run.delete("plan.json")
     server.custom_jobs.scripts = [[*WAITS, *RUNS]]
     climb(server, run, config(), "cache_features")
     assert len(server.custom_jobs.jobs) == 1
 
 
-def test_each_rung_that_finds_none_leads_to_the_next_with_the_same_folder(server: FakeVertex, run: Path) -> None:
+def test_each_rung_that_finds_none_leads_to_the_next_with_the_same_folder(server: FakeVertex, run: Storage) -> None:
     server.custom_jobs.scripts = [[Step("PENDING")], [Step("PENDING"), STOCKOUT], [Step("RUNNING"), Step("SUCCEEDED")]]
     climb(server, run)
     assert tried(run) == [("spot", "no capacity"), ("flex_start", "no capacity"), ("standard", "done")]
@@ -151,15 +155,15 @@ def test_each_rung_that_finds_none_leads_to_the_next_with_the_same_folder(server
     arguments = {
         tuple(pool.container_spec.args) for job in (spot, flex, standard) for pool in job.job_spec.worker_pool_specs
     }
-    assert (folders, len(arguments)) == ({str(run)}, 1)
-    why = [one["why"] for one in json.loads((run / "capacity_fallback.json").read_text())["attempts"]]
+    assert (folders, len(arguments)) == ({run.root_uri}, 1)
+    why = [one["why"] for one in json.loads(run.read("capacity_fallback.json"))["attempts"]]
     assert why[0] == "no machines within 600 s, job PENDING"
     assert why[1].startswith("Resources are insufficient")
 
 
-def test_a_reservation_is_an_option_and_the_others_leave_it_alone(server: FakeVertex, run: Path) -> None:
+def test_a_reservation_is_an_option_and_the_others_leave_it_alone(server: FakeVertex, run: Storage) -> None:
     wanted = config(RESERVED, "cluster.capacity_fallback=[reservation, spot, standard]")
-    (run / "run.json").write_text(json.dumps(wanted.to_dict()))
+    run.write("run.json", json.dumps(wanted.to_dict()).encode())
     server.custom_jobs.scripts = [[STOCKOUT], [STOCKOUT], RUNS]
     climb(server, run, wanted)
     assert tried(run) == [("reservation", "no capacity"), ("spot", "no capacity"), ("standard", "done")]
@@ -170,16 +174,16 @@ def test_a_reservation_is_an_option_and_the_others_leave_it_alone(server: FakeVe
     assert next(iter(server.custom_jobs.jobs.values())).display_name == "llava-7b-zero2-spot-train-reservation"
 
 
-def test_an_option_may_be_in_another_region_and_the_next_one_at_home(server: FakeVertex, run: Path) -> None:
+def test_an_option_may_be_in_another_region_and_the_next_one_at_home(server: FakeVertex, run: Storage) -> None:
     elsewhere = "projects/test-project/locations/us-east1"
     wanted = config(
         "cluster.capacity_fallback=[spot, {scheduling_strategy: spot, location: us-east1}, standard]",
         "gcp.tensorboard=projects/test-project/locations/us-central1/tensorboards/1",
     )
-    (run / "run.json").write_text(json.dumps(wanted.to_dict()))
-    plan = json.loads((run / "plan.json").read_text())
+    run.write("run.json", json.dumps(wanted.to_dict()).encode())
+    plan = json.loads(run.read("plan.json"))
     plan["cost"]["elsewhere"] = {"spot@us-east1": {"steps": [{"job": "train", "usd_per_hour": 3600.0}]}}
-    (run / "plan.json").write_text(json.dumps(plan))
+    run.write("plan.json", json.dumps(plan).encode())
     server.parents.add(elsewhere)
     server.custom_jobs.scripts = [[STOCKOUT], [Step("RUNNING"), Step("RUNNING"), STOCKOUT], RUNS]
     resources = json.loads(climb(server, run, wanted))["resources"][0]["resourceUri"]
@@ -190,10 +194,10 @@ def test_an_option_may_be_in_another_region_and_the_next_one_at_home(server: Fak
     assert [bool(job.job_spec.tensorboard) for job in jobs] == [True, False, True]
     assert len({job.job_spec.base_output_directory.output_uri_prefix for job in jobs}) == 1
     assert resources.startswith("https://us-central1-aiplatform.googleapis.com/v1/")
-    dollars = [one["usd"] for one in json.loads((run / "capacity_fallback.json").read_text())["attempts"]]
+    dollars = [one["usd"] for one in json.loads(run.read("capacity_fallback.json"))["attempts"]]
     assert dollars[1] >= 20, "at that region's price"
     server.custom_jobs.scripts = [[STOCKOUT], RUNS]
-    (run / "run.json").write_text(json.dumps(wanted.to_dict()) + "\n")  # resumed
+    run.write("run.json", (json.dumps(wanted.to_dict()) + "\n").encode())  # resumed
     resources = json.loads(climb(server, run, wanted))["resources"][0]["resourceUri"]
     assert resources.startswith(f"https://us-east1-aiplatform.googleapis.com/v1/{elsewhere}/customJobs/")
 
@@ -236,35 +240,35 @@ def test_machines_that_another_region_has_not_are_refused_and_its_price_is_plann
 
 
 @pytest.mark.parametrize("job", ["train", "evaluate"])
-def test_fields_that_googles_component_lacks_reach_the_api(server: FakeVertex, run: Path, job: Job) -> None:
+def test_fields_that_googles_component_lacks_reach_the_api(server: FakeVertex, run: Storage, job: Job) -> None:
     own = ["cluster.disable_retries=true", "cluster.restart_job_on_worker_restart=false"]
     wanted = config("cluster.capacity_fallback=[]", "gcp.enable_dashboard_access=true", *own)
-    (run / "run.json").write_text(json.dumps(wanted.to_dict()))
+    run.write("run.json", json.dumps(wanted.to_dict()).encode())
     server.custom_jobs.scripts = [[*WAITS, *RUNS]]
     climb(server, run, wanted, job)
     (sent,) = server.custom_jobs.jobs.values()
     assert sent.job_spec.scheduling.disable_retries and sent.job_spec.enable_dashboard_access
     assert sent.display_name == f"llava-7b-zero2-spot-{job}" and strategies(server) == ["SPOT"]
-    assert json.loads((run / f"vertex_jobs/{job}.json").read_text())["attempts"][0]["outcome"] == "done"
+    assert json.loads(run.read(f"vertex_jobs/{job}.json"))["attempts"][0]["outcome"] == "done"
 
 
-def test_a_job_without_fallback_waits_as_long_as_vertex_lets_it(server: FakeVertex, run: Path) -> None:
+def test_a_job_without_fallback_waits_as_long_as_vertex_lets_it(server: FakeVertex, run: Storage) -> None:
     wanted = config("cluster.capacity_fallback=[]", "cluster.disable_retries=true")
-    (run / "run.json").write_text(json.dumps(wanted.to_dict()))
+    run.write("run.json", json.dumps(wanted.to_dict()).encode())
     server.custom_jobs.scripts = [[Step("PENDING")] * 700 + RUNS]
     climb(server, run, wanted)
     server.custom_jobs.scripts = [[STOCKOUT]]
-    (run / "run.json").write_text(json.dumps(wanted.to_dict()) + "\n")
+    run.write("run.json", (json.dumps(wanted.to_dict()) + "\n").encode())
     with pytest.raises(UserError, match="no machines were found") as caught:
         climb(server, run, wanted)
     assert caught.value.code == ExitCode.UNAVAILABLE
 
 
-def test_flex_start_without_fallback_ends_when_its_wait_expires(server: FakeVertex, run: Path) -> None:
+def test_flex_start_without_fallback_ends_when_its_wait_expires(server: FakeVertex, run: Storage) -> None:
     """Google's launcher knows FAILED, CANCELLED and PAUSED: it would ask for this job for ever."""
     flex_start = ["cluster.scheduling_strategy=flex_start", "cluster.max_wait_duration=7200s"]
     wanted = config("cluster.capacity_fallback=[]", *flex_start)
-    (run / "run.json").write_text(json.dumps(wanted.to_dict()))
+    run.write("run.json", json.dumps(wanted.to_dict()).encode())
     server.custom_jobs.scripts = [[*WAITS, Step("EXPIRED")]]
     with pytest.raises(UserError, match="flex_start: its wait expired") as caught:
         climb(server, run, wanted)
@@ -284,7 +288,7 @@ def test_the_launcher_that_flex_start_avoids_still_lacks_the_state() -> None:
 
 
 def test_jobs_carry_the_labels_by_which_costs_are_assigned_to_the_run(
-    server: FakeVertex, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: FakeVertex, run: Storage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     billing = {"vertex-ai-pipelines-run-billing-id": "123", "vlmpipe-step": "theirs", "bad key": "x", "a": "Big"}
     monkeypatch.setenv(RUN_LABELS_VARIABLE, json.dumps(billing))
@@ -308,7 +312,7 @@ def test_the_labels_are_those_of_googles_own_components(monkeypatch: pytest.Monk
     assert run_labels() == gcp_labels_util.attach_system_labels()
 
 
-def test_a_step_ends_before_vertex_ends_it_and_its_job_not_long_after(server: FakeVertex, run: Path) -> None:
+def test_a_step_ends_before_vertex_ends_it_and_its_job_not_long_after(server: FakeVertex, run: Storage) -> None:
     server.custom_jobs.scripts = [[Step("RUNNING")]]
     ended = server.custom_jobs.now + MAX_WATCHED_S
 
@@ -324,14 +328,14 @@ def test_a_step_ends_before_vertex_ends_it_and_its_job_not_long_after(server: Fa
     assert MAX_WATCHED_S < timeout_s < 7 * 24 * 3600 and ended <= server.custom_jobs.now < ended + 2 * 3600
 
 
-def test_a_shorter_timeout_of_the_run_file_stays(server: FakeVertex, run: Path) -> None:
+def test_a_shorter_timeout_of_the_run_file_stays(server: FakeVertex, run: Storage) -> None:
     server.custom_jobs.scripts = [RUNS]
     climb(server, run, config("cluster.timeout=7200s"))
     (job,) = server.custom_jobs.jobs.values()
     assert job.job_spec.scheduling.timeout.total_seconds() == 7200
 
 
-def test_a_quota_that_is_used_up_and_a_preemption_for_good_lead_on_too(server: FakeVertex, run: Path) -> None:
+def test_a_quota_that_is_used_up_and_a_preemption_for_good_lead_on_too(server: FakeVertex, run: Storage) -> None:
     server.custom_jobs.stockouts = 1
     server.faults.append(Fault("status", code=429, message="Quota exceeded for quota metric requests per minute"))
     server.custom_jobs.scripts = [[Step("RUNNING"), Step("RUNNING"), STOCKOUT], RUNS]
@@ -339,7 +343,7 @@ def test_a_quota_that_is_used_up_and_a_preemption_for_good_lead_on_too(server: F
     assert tried(run) == [("spot", "no capacity"), ("flex_start", "no capacity"), ("standard", "done")]
 
 
-def test_without_capacity_on_any_option_the_error_lists_the_attempts(server: FakeVertex, run: Path) -> None:
+def test_without_capacity_on_any_option_the_error_lists_the_attempts(server: FakeVertex, run: Storage) -> None:
     server.custom_jobs.scripts = [[STOCKOUT]] * 3
     with pytest.raises(UserError, match=r"no option of cluster.capacity_fallback found machines") as caught:
         climb(server, run)
@@ -347,7 +351,7 @@ def test_without_capacity_on_any_option_the_error_lists_the_attempts(server: Fak
     assert "standard: Resources are insufficient" in caught.value.found
 
 
-def test_a_training_that_fails_is_not_tried_again_elsewhere(server: FakeVertex, run: Path) -> None:
+def test_a_training_that_fails_is_not_tried_again_elsewhere(server: FakeVertex, run: Storage) -> None:
     server.custom_jobs.scripts = [
         [Step("RUNNING"), Step("FAILED", 3, "The replica workerpool0-0 exited with status 65.")]
     ]
@@ -356,35 +360,35 @@ def test_a_training_that_fails_is_not_tried_again_elsewhere(server: FakeVertex, 
     assert tried(run) == [("spot", "failed")]
 
 
-def test_the_limit_stops_training_over_all_rungs(server: FakeVertex, run: Path) -> None:
-    settings = json.loads((run / "run.json").read_text())
+def test_the_limit_stops_training_over_all_rungs(server: FakeVertex, run: Storage) -> None:
+    settings = json.loads(run.read("run.json"))
     settings["cluster"]["max_spend_usd"] = 1.5  # an hour of Spot is 36: 20 s are 0.20; of flex_start 0.40
-    (run / "run.json").write_text(json.dumps(settings))
+    run.write("run.json", json.dumps(settings).encode())
     server.custom_jobs.scripts = [[Step("RUNNING"), Step("RUNNING"), Step("RUNNING"), STOCKOUT], [Step("RUNNING")]]
     with pytest.raises(UserError, match=r"cluster.max_spend_usd, \$1.50, is reached") as caught:
         climb(server, run)
     assert caught.value.code == ExitCode.PREEMPTED
     assert tried(run) == [("spot", "no capacity"), ("flex_start", "stopped")]
-    spent = [one["usd"] for one in json.loads((run / "capacity_fallback.json").read_text())["attempts"]]
+    spent = [one["usd"] for one in json.loads(run.read("capacity_fallback.json"))["attempts"]]
     assert spent[0] == pytest.approx(0.6) and 1.5 <= sum(spent) < 1.5 + 2 * 0.4 + 1e-9
 
 
 @pytest.mark.parametrize("action", ["drop_before", "drop_after"])
-def test_a_lost_answer_starts_no_second_job(server: FakeVertex, run: Path, action: Any) -> None:
+def test_a_lost_answer_starts_no_second_job(server: FakeVertex, run: Storage, action: Any) -> None:
     server.custom_jobs.scripts = [RUNS]
     server.faults.append(Fault(action))
     climb(server, run)
     assert len(server.custom_jobs.jobs) == 1
 
 
-def test_a_job_of_which_no_answer_ever_came_is_watched_all_the_same(server: FakeVertex, run: Path) -> None:
+def test_a_job_of_which_no_answer_ever_came_is_watched_all_the_same(server: FakeVertex, run: Storage) -> None:
     server.custom_jobs.scripts = [RUNS]
     server.faults += [Fault("drop_before", times=2), Fault("drop_after")]
     climb(server, run)
     assert len(server.custom_jobs.jobs) == 1 and tried(run) == [("spot", "done")]
 
 
-def test_a_stop_before_the_answer_leaves_no_job_behind(server: FakeVertex, run: Path) -> None:
+def test_a_stop_before_the_answer_leaves_no_job_behind(server: FakeVertex, run: Storage) -> None:
     server.custom_jobs.scripts = [[Step("RUNNING")]]
     server.faults.append(Fault("drop_after"))
 
@@ -398,7 +402,7 @@ def test_a_stop_before_the_answer_leaves_no_job_behind(server: FakeVertex, run: 
     assert sum(f"{job}:cancel" in request for request in server.requests) == 1
 
 
-def test_too_many_requests_are_no_lack_of_machines(server: FakeVertex, run: Path) -> None:
+def test_too_many_requests_are_no_lack_of_machines(server: FakeVertex, run: Storage) -> None:
     message = "Quota exceeded for quota metric 'Requests' and limit 'Requests per minute'"
     server.faults.append(Fault("status", code=429, message=message, times=3))
     with pytest.raises(UserError, match="per minute"):
@@ -407,7 +411,7 @@ def test_too_many_requests_are_no_lack_of_machines(server: FakeVertex, run: Path
 
 
 def test_a_job_that_cannot_be_cancelled_is_named(
-    server: FakeVertex, run: Path, capsys: pytest.CaptureFixture[str]
+    server: FakeVertex, run: Storage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.custom_jobs.scripts = [[Step("RUNNING")]]
 
@@ -423,24 +427,24 @@ def test_a_job_that_cannot_be_cancelled_is_named(
 
 
 def test_a_folder_that_can_no_longer_be_written_leaves_no_job_behind(
-    server: FakeVertex, run: Path, monkeypatch: pytest.MonkeyPatch
+    server: FakeVertex, run: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.custom_jobs.scripts = [[Step("RUNNING")]]
-    write = LocalStorage.write
+    write = type(run).write
 
-    def write_no_job(self: LocalStorage, name: str, data: bytes, **options: Any) -> Any:
+    def write_no_job(self: Storage, name: str, data: bytes, **options: Any) -> Any:
         if b"customJobs" in data:
             raise UserError("the bucket is gone", code=ExitCode.UNAVAILABLE)
         return write(self, name, data, **options)
 
-    monkeypatch.setattr(LocalStorage, "write", write_no_job)
+    monkeypatch.setattr(type(run), "write", write_no_job)
     with pytest.raises(UserError, match="the bucket is gone"):
         climb(server, run)
     (job,) = server.custom_jobs.jobs
     assert sum(f"{job}:cancel" in request for request in server.requests) == 1
 
 
-def test_a_step_that_begins_again_takes_up_the_job_it_left(server: FakeVertex, run: Path) -> None:
+def test_a_step_that_begins_again_takes_up_the_job_it_left(server: FakeVertex, run: Storage) -> None:
     server.custom_jobs.scripts = [[STOCKOUT], RUNS]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CapacityFallback, "_watch", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -451,13 +455,13 @@ def test_a_step_that_begins_again_takes_up_the_job_it_left(server: FakeVertex, r
     climb(server, run)
     assert tried(run) == [("spot", "no capacity"), ("flex_start", "done")]
     assert strategies(server) == ["SPOT", "FLEX_START"]
-    (run / "run.json").write_text((run / "run.json").read_text() + "\n")  # the run is continued: it climbs anew
+    run.write("run.json", run.read("run.json") + b"\n")  # the run is continued: it climbs anew
     server.custom_jobs.scripts = [RUNS]
     climb(server, run)
     assert tried(run) == [("spot", "done")]
 
 
-def test_a_step_that_is_stopped_cancels_its_job(server: FakeVertex, run: Path) -> None:
+def test_a_step_that_is_stopped_cancels_its_job(server: FakeVertex, run: Storage) -> None:
     server.custom_jobs.scripts = [[Step("RUNNING")]]
     sleeps = iter(range(3))
 
@@ -570,24 +574,24 @@ def _post(server: FakeVertex, path: str, content: object) -> int:
         connection.close()
 
 
-def test_a_job_whose_program_has_ended_is_cancelled_and_training_is_done(server: FakeVertex, run: Path) -> None:
+def test_a_job_whose_program_has_ended_is_cancelled_and_training_is_done(server: FakeVertex, run: Storage) -> None:
     """As a launcher that is stopped, or a frozen container, after "train: done"."""
     record = StepRecord("train", "done", ended_s=server.custom_jobs.now + 5.0)
-    write_record(LocalStorage(run), "steps/train.json", asdict(record))
+    write_record(run, "steps/train.json", asdict(record))
     server.custom_jobs.scripts = [[*WAITS, *[Step("RUNNING")] * 60]]
     climb(server, run)
     (job,) = server.custom_jobs.jobs.values()
     assert job.state.name in ("JOB_STATE_CANCELLED", "JOB_STATE_CANCELLING") and tried(run) == [("spot", "done")]
-    (attempt,) = json.loads((run / "capacity_fallback.json").read_text())["attempts"]
+    (attempt,) = json.loads(run.read("capacity_fallback.json"))["attempts"]
     assert attempt["cancelled_for"] == "end" and "train has recorded its end" in attempt["why"]
 
 
-def test_the_end_of_an_earlier_job_ends_no_later_one(server: FakeVertex, run: Path) -> None:
+def test_the_end_of_an_earlier_job_ends_no_later_one(server: FakeVertex, run: Storage) -> None:
     """A finished run that trains on: its record is the old one for as long as machines are waited for."""
     record = StepRecord("train", "done", ended_s=server.custom_jobs.now - 5.0)
-    write_record(LocalStorage(run), "steps/train.json", asdict(record))
+    write_record(run, "steps/train.json", asdict(record))
     server.custom_jobs.scripts = [[*[Step("QUEUED")] * 60, *RUNS]]
-    (run / "run.json").write_text(json.dumps(config("cluster.capacity_fallback=[]").to_dict()))
+    run.write("run.json", json.dumps(config("cluster.capacity_fallback=[]").to_dict()).encode())
     climb(server, run, config("cluster.capacity_fallback=[]"))
     (job,) = server.custom_jobs.jobs.values()
     assert job.state.name == "JOB_STATE_SUCCEEDED"

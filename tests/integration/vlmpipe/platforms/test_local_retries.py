@@ -171,7 +171,7 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 print("ready", flush=True)
 signal.pause()
 """
-    body = "import json, sys; from vlmpipe.components.jobs import run_local_job as job\n"
+    body = "import json, sys; from vlmpipe.platforms.local import job_step as job\n"
     body += "job.run_local_job(**json.loads(sys.argv[1]))"
     inputs = {
         "display_name": "t",

@@ -28,6 +28,7 @@ from vlmpipe.pipelines.check import check_run
 from vlmpipe.platforms.vertex import retries
 from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE, Place
 from vlmpipe.platforms.vertex.requirements import require_vertex
+from vlmpipe.records.decision import Champion
 from vlmpipe.registry import folder as registry_module
 from vlmpipe.registry import release as release_module
 from vlmpipe.registry import vertex as vertex_models
@@ -128,9 +129,7 @@ def test_versions_count_up_and_the_alias_moves_from_the_compared_one(server: Fak
         registry().promote("digits", 3, instead_of=1)
     champion = registry().champion("digits")
     assert champion is not None
-    assert champion.as_champion() == {
-        "version": 2, "run_id": "b", "checkpoint": "c1", "exact_match": 0.9
-    }  # fmt: skip
+    assert champion.as_champion() == Champion(version=2, run_id="b", checkpoint="c1", exact_match=0.9)
     assert [list(one.version_aliases) for one in server.models.models["digits"]] == [["default"], ["champion"], []]
     assert registry(alias="staging").champion("digits") is None
 

@@ -9,7 +9,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from vlmpipe.trainer.strategies.mixed_precision import LossScale
+from tests.support.trainer.tiny_runs import TINY
+from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.strategies.torch_base import TorchStrategy, second_names
 
 
@@ -30,7 +31,7 @@ def test_a_matrix_with_two_names_is_written_once_and_a_frozen_one_never(frozen: 
     model.embedding.weight.requires_grad_(not frozen)
     assert second_names(model) == ["head.weight"]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    strategy = TorchStrategy(model, torch.optim.AdamW(trained), LossScale("fp32"))
+    strategy = TorchStrategy(model, torch.optim.AdamW(trained), TrainConfig.model_validate(TINY["train"]))
     model.head(model.layer(model.embedding(torch.arange(5)))).sum().backward()
     strategy._optimizer.step()
     strategy.snapshot(tmp_path, None)()  # type: ignore[arg-type]  # one process

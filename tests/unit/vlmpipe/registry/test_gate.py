@@ -291,7 +291,7 @@ def test_decision_json_round_trips() -> None:
     decision = decide(EVALUATION, GateConfig(min_exact_match=0.5), against(paired(9, 9)))
     content = unseal(seal(decision.model_dump(mode="json")))
     assert Decision.model_validate(content) == decision
-    assert content["champion"] == {"version": 3, "run_id": "run-a", "exact_match": 0.88}
+    assert content["champion"] == {"version": 3, "run_id": "run-a", "checkpoint": "", "exact_match": 0.88}
     fields = {"name", "metric", "slice", "value", "threshold", "is_upper", "interval", "questions", "passed", "why"}
     assert set(content["checks"][0]) == fields
 

@@ -111,6 +111,8 @@ def test_what_is_loaded_in_bf16_is_the_fp32_model_with_rounded_weights(model_typ
     for how in ("named_parameters", "named_buffers"):
         there, there_too = dict(getattr(expected, how)()), dict(getattr(found, how)())
         assert there.keys() == there_too.keys()
+        if how == "named_parameters":  # the export has rows for tokens that PaliGemma's processor adds
+            there_too = {name: weight[: len(there[name])] for name, weight in there_too.items()}
         different = [name for name in there if not torch.equal(there[name], there_too[name])]
         assert not different and all(there[name].dtype == there_too[name].dtype for name in there)
 
