@@ -154,7 +154,10 @@ def _joined(files: CheckpointFiles, slices: Sequence[_Stored]) -> Tensor:
 
 
 def _places(saved: Mapping[str, Any], size: Callable[[torch.Size], int]) -> dict[str, tuple[int, int, torch.Size]]:
-    """Group, offset and shape of each parameter, `size(shape)` elements of which are contiguous in its group."""
+    """Group, offset and shape of each trained parameter, `size(shape)` elements of which are contiguous in its group.
+
+    DeepSpeed lists frozen weights with two names too, such as a tied head under adapters, and saves neither.
+    """
     places: dict[str, tuple[int, int, torch.Size]] = {}
     for group, shapes in enumerate(saved["param_shapes"]):
         offset = 0
@@ -162,7 +165,8 @@ def _places(saved: Mapping[str, Any], size: Callable[[torch.Size], int]) -> dict
             places[name.removeprefix(MODULE_PREFIX)] = (group, offset, shape)
             offset += size(shape)
     for name, tied_to in saved["shared_params"].items():
-        places[name.removeprefix(MODULE_PREFIX)] = places[tied_to.removeprefix(MODULE_PREFIX)]
+        if place := places.get(tied_to.removeprefix(MODULE_PREFIX)):
+            places[name.removeprefix(MODULE_PREFIX)] = place
     return places
 
 
