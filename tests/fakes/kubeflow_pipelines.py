@@ -65,6 +65,7 @@ class FakePipelines(LocalServer):
         self.pipelines: dict[str, dict[str, Any]] = {}
         self.versions: dict[str, dict[str, Any]] = {}
         self.faults: list[int] = []  # codes of the next answers; 0 for a right one
+        self.retry_after_s = 0  # of answers that are errors; 0: not said
         self.late: dict[str, int] = {}  # by path: code that is answered once the work is done; 0: the answer is lost
 
     def move(self, run_id: str, state: str, *, error: str = "", tasks: list[dict[str, Any]] | None = None) -> None:
@@ -107,6 +108,8 @@ class _Handler(Handler):
         self.send_response(code)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
+        if code >= 400 and self.fake.retry_after_s:
+            self.send_header("Retry-After", str(self.fake.retry_after_s))
         self.end_headers()
         self.wfile.write(data)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ ALONE = "starts a custom job without a pipeline, which only a platform with take
 OUTSIDE = {
     "vlmpipe/api.py": f"vlmpipe.run: {HERE}",
     "vlmpipe/cli/app.py": "names the variable of Vertex AI's endpoint in the help",
+    "vlmpipe/cli/init.py": "a template of run files has the name of a platform",
     "vlmpipe/cli/runs/folder.py": HERE,
     "vlmpipe/cli/runs/status.py": f"status --deep: {HERE}",
     "vlmpipe/cli/tune.py": "tune runs trials here, or sends a HyperparameterTuningJob",
@@ -43,6 +45,7 @@ OUTSIDE = {
 }
 
 
+@functools.cache
 def _classes() -> set[str]:
     """Names of the classes of platforms."""
     trees = (ast.parse(path.read_text()) for name in PLATFORMS for path in (ROOM / name).rglob("*.py"))
@@ -61,11 +64,17 @@ def _asks(node: ast.AST, classes: set[str]) -> bool:
     """Whether the expression or import asks which platform it is."""
     if isinstance(node, ast.Compare):
         return any(map(_is_name, (node.left, *node.comparators)))
-    if isinstance(node, ast.ImportFrom):
-        return any((node.module or "").startswith(f"vlmpipe.platforms.{name}") for name in PLATFORMS)
+    if isinstance(node, ast.MatchValue):
+        return _is_name(node.value)
+    if isinstance(node, ast.Dict):
+        return any(key is not None and _is_name(key) for key in node.keys)
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+        named = (f"{module}{one.name}." for one in node.names)
+        return any(text.startswith(f"vlmpipe.platforms.{name}.") for text in named for name in PLATFORMS)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         if node.func.id == "platform_of":
-            return any(map(_is_name, node.args))
+            return any(map(_is_name, (*node.args, *(one.value for one in node.keywords))))
         if node.func.id == "isinstance":
             return bool({one.id for one in ast.walk(node.args[1]) if isinstance(one, ast.Name)} & classes)
     return False
@@ -101,7 +110,12 @@ def test_only_what_is_written_here_asks_for_a_platform() -> None:
         "if target == Target.kubeflow: pass",
         "isinstance(found, KubeflowRun | None)",
         "def f():\n    from vlmpipe.platforms.vertex.client import Place",
+        "import vlmpipe.platforms.vertex.client as client",
+        "from vlmpipe.platforms import kubeflow",
+        'match target:\n    case "vertex":\n        pass',
+        '{"vertex": 1, "kubeflow": 2}.get(target, 3)',
         'platform_of("vertex")',
+        'platform_of(name="vertex")',
     ],
 )
 def test_each_way_to_ask_is_seen(source: str) -> None:

@@ -151,7 +151,8 @@ def test_a_folder_and_a_line_make_a_platform_that_the_commands_know(
 
     sent = call("submit", CONFIG, "name=toys", "--target", "toy", "--detach", "--json")
     assert sent.code == 0 and sent.json == {"sent": True, "pipeline": str(folder / "pipeline.yaml")}, sent
-    assert "run-local-job" not in sent.out and (folder / "pipeline.yaml").read_text().count("exec-train") > 0
+    pipeline = (folder / "pipeline.yaml").read_text()
+    assert "def run_local_job(" in pipeline and "gcp_launcher" not in pipeline  # by the toy's graph, not by another's
     assert call("status", "toys-1", "--json").json == {"run": "toys-1", "outcome": "running"}
     assert "toy run toys-1: running" in call("status", "toys-1").out
     assert "toy run toys-1: running" in call("status", "toys-1", "--watch", "--plain").out

@@ -62,7 +62,7 @@ class _Client(Client):
 def _request_in_time(send: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """Send a request of kfp's client, which passes no timeout on: it takes none but whole numbers."""
     limit_s = SOON_S if must_answer_soon() else REQUEST_TIMEOUT_S
-    again = Retry(total=3, connect=0, read=0)  # follows redirects
+    again = Retry(total=3, connect=0, read=0, respect_retry_after_header=False)  # follows redirects
     return send(*arguments, **{**named, "timeout": Timeout(connect=limit_s, read=limit_s), "retries": again})
 
 

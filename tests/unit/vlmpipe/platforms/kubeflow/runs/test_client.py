@@ -1,7 +1,9 @@
-"""A run that may have started is not said to have failed: who submits it again pays twice."""
+"""Requests to Kubeflow Pipelines: none is waited for longer than its limit, and a run that may have started is not said
+to have failed, because who submits it again pays twice."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from urllib3.exceptions import HTTPError
 
 from tests.fakes.kubeflow_pipelines import FakePipelines
 from vlmpipe.platforms.kubeflow.runs.client import KubeflowRuns, _request_in_time, may_have_arrived
+from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
 from vlmpipe.trainer.errors import ExitCode, UserError
 
 RUNS = "/apis/v2beta1/runs"
@@ -46,6 +49,16 @@ def test_a_start_that_is_refused_has_not_started(tmp_path: Path) -> None:
         server.faults = [0, 0, 429]  # the experiment is looked for and made before
         error = start(server, tmp_path)
         assert not server.runs and error.found.startswith("could not start a run on")
+
+
+def test_a_service_that_says_to_come_back_is_not_waited_for() -> None:
+    with FakePipelines() as server:
+        runs = KubeflowRuns(server.endpoint)
+        server.faults, server.retry_after_s = [503, 503], 1
+        began, before = time.monotonic(), len(server.requests)
+        with pytest.raises(UserError, match="503"):
+            runs.get(KubeflowRun(server.endpoint, "00000000-0000-0000-0000-000000000000"))
+        assert len(server.requests) == before + 1 and time.monotonic() - began < 1
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "https://127.0.0.1:9"])
