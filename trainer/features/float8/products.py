@@ -25,6 +25,9 @@ SIDES = 16  # the GPU's products take matrices whose sides are multiples of it
 class Float8Products(Feature):
     """Has linear layers multiply in 8-bit floats."""
 
+    def require(self) -> None:
+        require_torchao()
+
     def change_layers(self, train: TrainConfig, layers: Layers, device: torch.device) -> str:
         assert train.float8 != "none", "only a run file that asks for a feature gets its hooks called"
         count = compute_in_float8(layers, train.float8, device)
@@ -66,6 +69,11 @@ def require_float8(device: torch.device) -> None:
                 expected=f"{LEAST_FOR_FLOAT8} or newer: L4, H100, H200, B200",
                 fix="set train.float8 to none, or take another cluster.accelerator_type",
             )
+    require_torchao()
+
+
+def require_torchao() -> None:
+    """Raise UserError (exit 69) where it is not installed."""
     try:
         import torchao.float8  # noqa: F401
     except ImportError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from tests.support.short_form import needs_torchao
 from tests.support.trainer.memory_cases import Case
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
-from vlmpipe.trainer.features.float8.products import compute_in_float8, require_float8
+from vlmpipe.trainer.features.float8.products import FEATURE, compute_in_float8, require_float8
 from vlmpipe.trainer.models.registry import family_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -77,11 +78,12 @@ def test_sides_that_are_no_multiples_of_16_stay() -> None:
     assert not swapped(module)
 
 
-def test_without_torchao_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("require", [lambda: require_float8(CPU), FEATURE.require], ids=["layers", "before models"])
+def test_without_torchao_it_says_how_to_get_it(require: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao", None)
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     with pytest.raises(UserError, match="torchao") as caught:
-        require_float8(CPU)
+        require()
     assert caught.value.code == ExitCode.UNAVAILABLE and "vlmpipe[float8]" in caught.value.text()
 
 
