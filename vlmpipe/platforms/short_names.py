@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 LAST = "@last"
 SHOWN = 5  # ids in a message
+LOOK = "give its --root, or run the command in the folder from which it was submitted"
+CONTINUE = "name the run by its id, or run the command in the folder from which it was started"
 _STARTED = re.compile(r"-\d{8}-\d{6}(-[0-9a-f]+)?$")  # what follows a run file's name in a generated id
 
 
@@ -31,7 +33,7 @@ def full_name(name: str, root: str) -> str:
     UserError (NOT_FOUND) for @last where there is no such run, ConfigError where several ids begin with `name`.
     """
     if _is_last(name):
-        return _last(name, _ids(root), root, root)
+        return _last(name, _ids(root), root, root, fix=LOOK)
     if not name or Path(name, MARKER).is_file():
         return name
     known = _ids(root)
@@ -79,25 +81,25 @@ def _is_last(name: str) -> bool:
     return name == LAST or name.startswith(f"{LAST}:")
 
 
-def _last(name: str, known: Sequence[str], where: str, root: str = "") -> str:
+def _last(name: str, known: Sequence[str], where: str, root: str = "", *, fix: str = CONTINUE) -> str:
     """The newest run for @last or @last:NAME. `root` is that of runs on this machine, whose run files are read."""
     begins = name.removeprefix(LAST).removeprefix(":")
     of_run_file = begins and _of_run_file(begins, known, root)
     found = of_run_file or [run_id for run_id in known if run_id.startswith(begins)]
-    return found[-1] if found else _none(name, known, where)
+    return found[-1] if found else _none(name, known, where, fix)
 
 
 def _last_of(run_file: str, known: Sequence[str], where: str, root: str = "") -> str:
     """The newest run of the run file of this name, and of no other."""
     found = _of_run_file(run_file, known, root)
-    return found[-1] if found else _none(f"{LAST} of run file {run_file}", known, where)
+    return found[-1] if found else _none(f"{LAST} of run file {run_file}", known, where, CONTINUE)
 
 
-def _none(name: str, known: Sequence[str], where: str) -> NoReturn:
+def _none(name: str, known: Sequence[str], where: str, fix: str) -> NoReturn:
     raise UserError(
         f"no run for {name}",
         expected=f"one of the newest: {_shown(known)}" if known else f"a run, but there is none in {where}",
-        fix="give its --root, or run the command in the folder from which it was submitted",
+        fix=fix,
         code=ExitCode.NOT_FOUND,
     )
 

@@ -17,6 +17,7 @@ from vlmpipe.platforms.kubeflow.run import RunOnKubeflow
 from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
 from vlmpipe.platforms.vertex.pipeline_job import job_id_at
 from vlmpipe.runs.submitted import RunRecord
+from vlmpipe.trainer.config.job import require_run_id
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage.base import join_uri
 from vlmpipe.trainer.storage.outage import answering_soon
@@ -88,6 +89,8 @@ def submit_to_kubeflow(order: Order) -> SubmittedToKubeflow:
     config = order.config
     require_kubeflow(config)
     require_reached_files(config)
+    if order.run_id:
+        require_run_id(order.run_id)
     endpoint = endpoint_of(config)
     spending = spending_of(config, plan_config(config))
     fail_on_error(spending, force=order.force)

@@ -129,6 +129,7 @@ def test_a_submitted_run_is_continued_on_its_service_and_at_its_root_only(root: 
     with pytest.raises(UserError, match="no run for @last of run file digits") as caught:
         submitted_to_continue("@last", run_file("gs://bucket"), "kubeflow")
     assert caught.value.expected == "one of the newest: qwen-20260106-000000-a3f09c"
+    assert "--root" not in caught.value.fix, "neither run nor submit has that option"
     with pytest.raises(UserError, match="no run for @last") as caught:
         submitted_to_continue("@last:qwen", run_file("gs://nowhere"), "vertex")
     assert caught.value.expected == (
@@ -141,6 +142,7 @@ def test_no_run_of_a_name_is_said(root: str, name: str) -> None:
     with pytest.raises(UserError, match=f"no run for {name}") as caught:
         full_name(name, root)
     assert caught.value.code == ExitCode.NOT_FOUND and "qwen-20260103-000000-a3f09c" in str(caught.value.expected)
+    assert "give its --root" in caught.value.fix
 
 
 def test_without_any_run_the_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,13 @@ def test_without_an_address_the_error_says_where_to_give_it(
     assert answer.code == 64 and "kubeflow.endpoint and KF_PIPELINES_ENDPOINT are empty" in answer.err
 
 
+def test_an_id_that_leads_out_of_the_runs_folder_is_refused_before_anything_is_sent(
+    pipelines: FakePipelines, bucket: FakeGcs, vlmpipe: Submit
+) -> None:
+    answer = vlmpipe(*SUBMIT, "--detach", "--run-id", "a/../b")
+    assert answer.code == 64 and "run_id is 'a/../b'" in answer.err and not pipelines.requests
+
+
 def test_errors_of_the_service_have_codes_of_their_own(
     pipelines: FakePipelines, bucket: FakeGcs, vlmpipe: Submit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
