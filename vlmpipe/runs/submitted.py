@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,5 +75,10 @@ def continue_with(job_id: str, run_id: str, *, template_uri: str, pipeline: str)
 def run_records() -> dict[str, RunRecord]:
     """The runs submitted from this folder by the names of their jobs, oldest first."""
     found = {path.stem: read_record_file(path) for path in SUBMITTED.glob("*.json")}
-    known = {name: RunRecord(**raw) for name, raw in found.items() if raw.get("version") == 1}
+    own = {field.name for field in fields(RunRecord)}  # a later release may write more of the same version
+    known = {
+        name: RunRecord(**{field: value for field, value in raw.items() if field in own})
+        for name, raw in found.items()
+        if raw.get("version") == 1
+    }
     return dict(sorted(known.items(), key=lambda item: item[1].submitted_s))

@@ -156,7 +156,7 @@ def _joined(files: CheckpointFiles, slices: Sequence[_Stored]) -> Tensor:
 def _places(saved: Mapping[str, Any], size: Callable[[torch.Size], int]) -> dict[str, tuple[int, int, torch.Size]]:
     """Group, offset and shape of each trained parameter, `size(shape)` elements of which are contiguous in its group.
 
-    DeepSpeed lists frozen weights with two names too, such as a tied head under adapters, and saves neither.
+    Each under its first name, as in the checkpoints of other strategies: a tied head is the embedding.
     """
     places: dict[str, tuple[int, int, torch.Size]] = {}
     for group, shapes in enumerate(saved["param_shapes"]):
@@ -164,9 +164,6 @@ def _places(saved: Mapping[str, Any], size: Callable[[torch.Size], int]) -> dict
         for name, shape in shapes.items():
             places[name.removeprefix(MODULE_PREFIX)] = (group, offset, shape)
             offset += size(shape)
-    for name, tied_to in saved["shared_params"].items():
-        if place := places.get(tied_to.removeprefix(MODULE_PREFIX)):
-            places[name.removeprefix(MODULE_PREFIX)] = place
     return places
 
 

@@ -270,6 +270,9 @@ def _percent(value: float | None) -> str:
     return "    –" if value is None else f"{100 * value:5.1f} %"
 
 
+MAX_COMMAND = 60  # columns; the purpose of a longer command stands below it
+
+
 def next_commands(report: RunReport, *, accepted: bool) -> list[str]:
     """The next commands."""
     run = run_argument(report.folder)
@@ -280,8 +283,12 @@ def next_commands(report: RunReport, *, accepted: bool) -> list[str]:
     if str(data.get("source", "builtin:")).startswith("builtin:"):  # else it was their own
         commands.append(("vlmpipe run configs/llava-local.yaml", "your own LLaVA JSON, see vlmpipe docs tutorial"))
     commands.append((f"vlmpipe compile {report.marker.arguments[0]}", "the same pipeline for Vertex AI"))
-    width = max(len(command) for command, _ in commands)
-    return ["Next:", *(f"  {command:<{width}}   {purpose}" for command, purpose in commands)]
+    short = [len(command) for command, _ in commands if len(command) <= MAX_COMMAND]
+    width, below = max(short, default=0), "\n" + " " * 6
+    return [
+        "Next:",
+        *(f"  {command:<{width}}{'   ' if len(command) <= width else below}{purpose}" for command, purpose in commands),
+    ]
 
 
 def _longer(report: RunReport) -> str:
