@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import importlib
 import inspect
 import os
 import sys
@@ -102,10 +102,15 @@ class FunctionSource(LlavaSource):
                         f"data.source {self._uri} yields {kind_of(record)} as record {number}",
                         expected=f"a dict for each sample, such as\n{EXAMPLE}",
                     )
+                if unnamed := [key for key in record if not isinstance(key, str)]:
+                    raise DataError(
+                        f"data.source {self._uri} yields a record with {kind_of(unnamed[0])} as a key: record {number}",
+                        expected="texts as keys",
+                    )
                 yield number, record
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failed(error, f"after record {number}") from error
         if not number:
             raise DataError(f"data.source {self._uri} yields no records", expected=f"at least one, such as\n{EXAMPLE}")
@@ -115,7 +120,7 @@ class FunctionSource(LlavaSource):
             result = self._function(**self.config.source_arguments)
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failed(error, "when it is called") from error
         if not isinstance(result, Iterable) or isinstance(result, (str, bytes, dict)):
             raise DataError(
@@ -163,30 +168,29 @@ def _of_file(uri: str, address: str, folder: Storage, file: str) -> ModuleType:
     module.__file__ = address
     sys.modules[name] = module  # dataclasses and pickle look a class's module up
     with _importing(uri):
-        exec(compile(code, address, "exec"), vars(module))
+        exec(compile(code, address, "exec", dont_inherit=True), vars(module))  # without this module's __future__
     return module
 
 
 def _installed(uri: str, name: str) -> ModuleType:
-    try:
-        found = importlib.util.find_spec(name)
-    except ModuleNotFoundError:  # of a package above it
-        found = None
-    if not found:
-        raise ConfigError(
-            f"data.source {uri}: {sys.executable} finds no module {name}",
-            expected="a module of an installed package, or the address of a file: FILE.py:function",
-            fix="install the package here and in gcp.pipeline_image, or name the file",
-        )
     with _importing(uri):
-        return importlib.import_module(name)
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if not f"{name}.".startswith(f"{error.name}."):  # a module that it imports
+                raise
+    raise ConfigError(
+        f"data.source {uri}: {sys.executable} finds no module {name}",
+        expected="a module of an installed package, or the address of a file: FILE.py:function",
+        fix="install the package here and in gcp.pipeline_image, or name the file",
+    )
 
 
 @contextmanager
 def _importing(uri: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"data.source {uri}: importing it raises {type(error).__name__}: {error}",
             expected="a module that can be imported where data is prepared, with all that it imports",
@@ -210,7 +214,7 @@ def _hashed(value: Any, uri: str, number: int) -> Any:
     if isinstance(value, (list, tuple)):
         return [_hashed(one, uri, number) for one in value]
     if isinstance(value, dict):
-        return [(key, _hashed(content, uri, number)) for key, content in value.items()]
+        return [(_hashed(key, uri, number), _hashed(content, uri, number)) for key, content in value.items()]
     raise DataError(
         f"data.source {uri} yields a value of type {type(value).__name__} in record {number}",
         expected="texts, numbers, bytes, lists and dicts; an image is its path, or the bytes of its file",

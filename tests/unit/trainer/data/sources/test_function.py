@@ -115,6 +115,9 @@ FAULTS = {
     "no function": ("pass\nrecords = 3", CONFIG, "a number as records"),
     "a parameter": ("pass\ndef records(path): pass", CONFIG, "'path'"),
     "its import": ("pass\nimport no_such_module_here", CONFIG, "no_such_module_here"),
+    "an end of the program": ("yield {}\n    raise SystemExit(0)", DATA, "SystemExit after record 1"),
+    "an end at the import": ("pass\nraise SystemExit(0)", CONFIG, "SystemExit"),
+    "a key": (f"yield {ANSWER} | {{1: 2}}", DATA, "a number as a key"),
     "its syntax": ("return (", CONFIG, "SyntaxError"),
 }
 
@@ -132,6 +135,21 @@ def test_a_missing_module_is_an_error_of_the_run_file(source: str) -> None:
     with pytest.raises(UserError) as error:
         open_source(DataConfig(source=source, sequence_length=100))
     assert error.value.code == CONFIG and source in error.value.found
+
+
+def test_a_module_that_an_installed_one_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "package_of_a_user").mkdir()
+    (tmp_path / "package_of_a_user/__init__.py").write_text("import no_such_module_here")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError) as error:
+        open_source(DataConfig(source="package_of_a_user.below:records", sequence_length=100))
+    assert error.value.code == CONFIG and "no_such_module_here" in error.value.found
+
+
+def test_a_file_is_compiled_as_by_python_itself(tmp_path: Path) -> None:
+    source = write(tmp_path, f"yield {ANSWER} | {{'slice': given.__annotations__['a'].__name__}}\ndef given(a: int): pass")
+    (sample,) = read(source)
+    assert sample.turns[0].slice == "int"
 
 
 @pytest.mark.parametrize("uri", ["builtin:digits", "bq://p.d.t", "gs://b/set.json", "set.json", "a:b/c.json"])
