@@ -210,7 +210,7 @@ class TrainingMonitor:
         self._log.store()
         store = open_storage(self._job.run.run_uri)
         nothing_left = self._last_step == self._first_step
-        before = Summary.read_if_there(store)
+        before = Summary.read_if_whole(store)  # one that is not is replaced
         if not nothing_left or before is None or before.steps != self._last_step:
             store.write(Summary.FILE, self._summary(checkpoint).sealed())
 

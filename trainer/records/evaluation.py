@@ -43,8 +43,8 @@ class Scores(Open):
 
 
 def _scores(value: object) -> object:
-    """Earlier versions recorded a control's slice as its exact match alone."""
-    return {"exact_match": value} if isinstance(value, int | float) else value
+    """Earlier versions recorded a control's slice as its exact match alone, as programs of users' own do."""
+    return {"exact_match": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 class Control(Open):
@@ -120,7 +120,7 @@ class Evaluation(Record, Scores):
     IS_SPARSE: ClassVar[bool] = True
 
     samples: Count = None
-    slices: dict[str, Scores] = Field(default_factory=dict)
+    slices: dict[str, Annotated[Scores, BeforeValidator(_scores)]] = Field(default_factory=dict)
     relevance: dict[str, JsonValue] | None = None
     paired: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)  # PairedCounts by baseline
     champion: ChampionScores | None = None

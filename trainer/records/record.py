@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from vlmpipe.trainer import __version__
 from vlmpipe.trainer.errors import ConfigError, DataError
@@ -20,9 +21,24 @@ SHOWN_FIELDS = 5  # of a record that another version wrote
 
 
 class Part(BaseModel):
-    """An object inside a record: frozen; a field that this version does not know is left out."""
+    """An object inside a record: frozen; a field that this version does not know is left out.
+
+    Null, as programs write it for nothing, is a field's default.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, content: object) -> object:
+        if not isinstance(content, Mapping):
+            return content
+        fields = cls.model_fields
+        return {name: value for name, value in content.items() if value is not None or _may_be_null(fields.get(name))}
+
+
+def _may_be_null(field: FieldInfo | None) -> bool:
+    return field is None or field.default is None
 
 
 class Record(Part):

@@ -95,7 +95,7 @@ def _suffix(files: Files, metadata: str) -> str:
     else:
         found = [suffix for suffix in FILE_SUFFIXES if any(name.endswith(suffix) for name in names)]
         odd = [name for name in names if not name.endswith(FILE_SUFFIXES)]
-        expected = f"builtin:<name>, or files that end in {', '.join(FILE_SUFFIXES)}"
+        expected = f"builtin:<name>, FILE.py:FUNCTION, or files that end in {', '.join(FILE_SUFFIXES)}"
         if odd:
             raise ConfigError(f"data.source {files.source!r} has an unknown format: {odd[0]}", expected=expected)
     if len(found) != 1:

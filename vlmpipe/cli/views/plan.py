@@ -20,7 +20,7 @@ from vlmpipe.cli.views.stages import stages_headline, stages_table
 from vlmpipe.cli.views.sweep import sweep_headline, sweep_table
 from vlmpipe.cli.views.tables import FINDING_LOOKS, PLAN_LOOKS, grid, ruled_table, standard_output
 from vlmpipe.config.overrides import override_texts
-from vlmpipe.planner.cost.estimate import OLD_PRICES
+from vlmpipe.planner.cost.estimate import DECISIVE
 from vlmpipe.planner.spending.approval import dollars
 
 WIDEST = 120  # longer lines are hard to follow
@@ -339,7 +339,7 @@ def _remarks(*plans: Mapping[str, Any], also: Sequence[str] = (), verbose: bool)
             assumed += plan[part]["assumptions"] if plan.get(part) else []
         if plan["time"] and (interval := plan["time"].get("interval")):
             assumed.append(interval["origin"])
-    notes = list(dict.fromkeys([*notes, *(line for line in assumed if line.startswith(OLD_PRICES))]))
+    notes = list(dict.fromkeys([*notes, *(line for line in assumed if line.startswith(DECISIVE))]))
     assumed = [line for line in dict.fromkeys(assumed) if line not in notes]
     yield from _listed("Notes", notes)
     if verbose:

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from vlmpipe.catalog.prices import Prices
 
 TERMS: tuple[Term, ...] = get_args(Term)
-OLD_PRICES = "Old prices"  # begins the assumption that a person should look up
+OLD_PRICES = "Old prices"
+HOURS_UNKNOWN, OTHER_REGIONS = "How long the", "Options in other regions"
+DECISIVE = (OLD_PRICES, HOURS_UNKNOWN, OTHER_REGIONS)  # begin assumptions that say what the sum lacks or a price hides
 NOT_COUNTED = "Not counted: network traffic out of the region, storage of prepared data, and logs."
 PIPELINE = "pipeline steps"  # in place of a job: the pipeline's own steps, and the starts of the jobs' machines
 
@@ -315,7 +317,7 @@ def _assumptions(
         )
     if any(option.location for option in fallback):
         yield (
-            f"Options in other regions read data and write checkpoints in the bucket of {config.gcp.location}: that is "
+            f"{OTHER_REGIONS} read data and write checkpoints in the bucket of {config.gcp.location}: that is "
             "slower, and its network traffic is not in the cost."
         )
     if plan.failures_per_gpu_hour:
@@ -332,7 +334,7 @@ def _assumptions(
         )
     for step in chosen.steps:
         if step.hours is None:
-            yield f"How long the {step.job} job takes is not known, so its cost is not in the sum."
+            yield f"{HOURS_UNKNOWN} {step.job} job takes is not known, so its cost is not in the sum."
     if old:
         yield (
             f"{OLD_PRICES}: those of {', '.join(dict.fromkeys(old))}. Prices of Spot and flex_start, old after "

@@ -22,7 +22,9 @@ from vlmpipe.trainer.monitoring.gpu_telemetry import NOTHING, GpuReading
 from vlmpipe.trainer.monitoring.rank_metrics import RankMetrics
 from vlmpipe.trainer.monitoring.step_metrics import StepTotals
 from vlmpipe.trainer.monitoring.training_monitor import TrainingMonitor
+from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import write_record
 
 WORKER = ProcessContext(0, 4, 0, 2, torch.device("cpu"))  # the first of two nodes with two ranks each
 COOL = GpuReading(90.0, 10.0, 400.0, 60.0, 0.0, 0.0)
@@ -100,3 +102,15 @@ def test_a_sources_loss_is_the_mean_of_all_its_label_tokens_since_the_last_line(
     lines, _ = monitored(tmp_path, [told([COOL] * 4)] * 2, monkeypatch, steps)
     found = [{name: value for name, value in line.items() if name.startswith("loss/")} for line in lines]
     assert found == [{"loss/cats": 2.0, "loss/dogs": 3.0}, {"loss/dogs": 4.0}]
+
+
+def test_a_summary_that_cannot_be_read_is_replaced_at_the_end(tmp_path: Path) -> None:
+    """Of another version, of a run that a resume finds complete: all training is paid for by then."""
+    store = open_storage(str(tmp_path))
+    write_record(store, Summary.FILE, {"steps": "all of them"})
+    monitor: Any = SimpleNamespace(
+        _log=SimpleNamespace(store=lambda: None), _job=SimpleNamespace(run=SimpleNamespace(run_uri=str(tmp_path))),
+        _first_step=3, _last_step=3, _summary=lambda checkpoint: Summary(steps=3, checkpoint=checkpoint),
+    )  # fmt: skip
+    TrainingMonitor._store_results(monitor, "step-3")
+    assert Summary.read(store).checkpoint == "step-3"

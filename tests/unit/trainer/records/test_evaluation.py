@@ -32,3 +32,10 @@ def test_slices_of_controls_were_shares_once() -> None:
     control = {"exact_match": 0.2, "slices": {"digit": 0.3, "sum": {"exact_match": 0.1}, "none": None}}
     found = Evaluation.of({"controls": {"no_image": control}}, "evaluate.json").controls["no_image"].slices
     assert [one and one.exact_match for one in found.values()] == [0.3, 0.1, None]
+
+
+def test_null_is_nothing_and_a_slice_may_be_a_share() -> None:
+    nothing = dict.fromkeys(("slices", "paired", "controls", "benchmarks", "confusion", "champion"))
+    assert Evaluation.of({**nothing, "bleu": None}, "evaluate.json") == Evaluation.of({"bleu": None}, "evaluate.json")
+    found = Evaluation.of({"slices": {"digit": 0.3}, "benchmarks": {"a": {"scores": None}}}, "evaluate.json")
+    assert (found.slices["digit"].exact_match, found.benchmarks["a"].scores) == (0.3, {})

@@ -147,7 +147,9 @@ def test_a_module_that_an_installed_one_lacks_is_named(tmp_path: Path, monkeypat
 
 
 def test_a_file_is_compiled_as_by_python_itself(tmp_path: Path) -> None:
-    source = write(tmp_path, f"yield {ANSWER} | {{'slice': given.__annotations__['a'].__name__}}\ndef given(a: int): pass")
+    source = write(
+        tmp_path, f"yield {ANSWER} | {{'slice': given.__annotations__['a'].__name__}}\ndef given(a: int): pass"
+    )
     (sample,) = read(source)
     assert sample.turns[0].slice == "int"
 
