@@ -128,7 +128,7 @@ class FunctionSource(LlavaSource):
             )
         return result
 
-    def _failed(self, error: Exception, when: str) -> DataError:
+    def _failed(self, error: BaseException, when: str) -> DataError:
         return DataError(
             f"data.source {self._uri} raises {type(error).__name__} {when}: {error}{_place(error, self._function)}",
             expected="a function that yields every record",
@@ -221,7 +221,7 @@ def _hashed(value: Any, uri: str, number: int) -> Any:
     )
 
 
-def _place(error: Exception, function: Callable[..., Any]) -> str:
+def _place(error: BaseException, function: Callable[..., Any]) -> str:
     """The last line of the user's file that the error passed, such as " (line 12)"."""
     file = getattr(inspect.unwrap(function), "__code__", None)
     lines = []
