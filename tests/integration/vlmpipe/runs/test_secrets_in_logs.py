@@ -34,7 +34,7 @@ if "VLMPIPE_FAILURE_FILE" in os.environ:
 """
 RAISED = {
     "unexpected": 'RuntimeError("refused: " + token)',
-    "for people": '__import__("vlmpipe.trainer.errors").errors.DataError("refused: " + token)',
+    "for people": '__import__("vlmpipe.trainer.errors", fromlist=["errors"]).DataError("refused: " + token)',
 }
 RAISED_TRIED = chosen(RAISED, lambda name: name == "unexpected")
 
