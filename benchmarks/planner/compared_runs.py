@@ -40,7 +40,7 @@ def _write_run(run: Path, seed: int) -> None:
     store.write("predictions.jsonl", seal_lines(lines))
     write_record(store, "run.json", {"name": run.name})
     write_record(store, "evaluate.json", {"questions": QUESTIONS})
-    write_record(store, "prepared.json", {"prepared_uri": str(run)})
+    write_record(store, "prepared.json", {"prepared_uri": str(run), "features_uri": "", "features": "off"})
 
 
 if __name__ == "__main__":

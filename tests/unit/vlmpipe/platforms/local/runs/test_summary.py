@@ -33,5 +33,5 @@ def test_a_long_next_command_leaves_the_others_in_their_columns(tmp_path: Path) 
     report, long = report_of(folder), f"{'x' * 80}.yaml"
     marker = dataclasses.replace(report.marker, arguments=(long,))
     lines = next_commands(dataclasses.replace(report, marker=marker), accepted=True)
-    assert all(len(line) < 120 for line in lines if long not in line)
+    assert not any(" " * 60 in line for line in lines), "padded to the long one"
     assert any(line.endswith("\n      the same pipeline for Vertex AI") for line in lines)
