@@ -116,6 +116,8 @@ def our_loop(job: JobConfig, worker: ProcessContext, length: Length) -> Trained:
         facts = dataclasses.replace(setup.facts, total_steps=length.end + STEPS_AFTER)
         return dataclasses.replace(setup, strategy=made[0], facts=facts)
 
+    # A second start of the same job would continue from the first one's last checkpoint, whatever `resume` says.
+    open_storage(job.run.run_uri).delete_folder("checkpoints")
     with mock.patch.object(loop, build_training.__name__, clocked_setup), contextlib.redirect_stdout(io.StringIO()):
         loop.train(job, worker, stop)
     assert made[0].trained
