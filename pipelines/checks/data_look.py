@@ -6,7 +6,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Literal
 
 from vlmpipe.planner.chat_template import is_here
-from vlmpipe.trainer.config.data import BIGQUERY, function_named
+from vlmpipe.trainer.config.sources.data_source import BIGQUERY, function_named
 from vlmpipe.trainer.data.tokenize import TRAINED_PREFIX
 from vlmpipe.trainer.errors import ExitCode
 from vlmpipe.trainer.storage.base import in_bucket

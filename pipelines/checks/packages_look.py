@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from vlmpipe.pipelines.checks.data_look import has_module
 from vlmpipe.pipelines.checks.media_look import names_documents, names_videos
-from vlmpipe.trainer.config.data import BIGQUERY
+from vlmpipe.trainer.config.sources.data_source import BIGQUERY
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.extras import extra_of, install_command
 

@@ -2,115 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Literal
 
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
-from vlmpipe.trainer.config.base import Fraction, NonNegative, Positive, Section, StorageUri, storage_uri
+from vlmpipe.trainer.config.base import Fraction, NonNegative, Positive, Section, StorageUri
 from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.sources.data_source import Columns, DataSource, SourceUri, function_named, require_function
 
 BY_IMAGE, BY_RECORD = "image", "record"  # values of data.split_by; every other one is the name of a field
 NATIVE, OWN_FORMAT = "native", "vlmpipe"  # values of data.chat_template (every other one is a file's address)
-BIGQUERY = "bq://"  # begins the address of a table
-TABLE = re.compile(r"[a-z0-9:.-]+\.\w+\.[\w$-]+")  # project, dataset, table
 SHUFFLE_SHARDS = 64  # 64,000 samples at the default size of shards
-
-
-def function_named(uri: str) -> tuple[str, str] | None:
-    """Return the module, or the address of its file, and the function of a source; None for other sources."""
-    module, _, name = uri.rpartition(":")
-    is_module = module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
-    return (module, name) if is_module and name.isidentifier() and module != "builtin" else None
-
-
-def source_uri(value: str) -> str:
-    """Raise ValueError for what is no table of BigQuery, no function and no address that `open_storage` opens."""
-    if named := function_named(value):
-        module, name = named
-        return f"{storage_uri(module)}:{name}"
-    if not value.startswith(BIGQUERY):
-        return storage_uri(value)
-    if not TABLE.fullmatch(value.removeprefix(BIGQUERY)):
-        raise ValueError("expected bq://PROJECT.DATASET.TABLE")
-    return value
-
-
-SourceUri = Annotated[str, AfterValidator(source_uri)]
-
-
-class Columns(Section):
-    """Names of a record's keys or columns, where they differ from those that are read."""
-
-    image: tuple[str, ...] = Field((), description="Keys of images or of image paths, in order.")
-    question: str = Field("", description="Key of the question.")
-    answer: str = Field(
-        "", description="Key of the answer; without a question key, of the answer to data.caption_question."
-    )
-    messages: str = Field("", description="Key of the conversation, a list of messages.")
-    id: str = Field("", description="Key of the id.")
-    split: str = Field("", description="Key of the split.")
-    weight: str = Field("", description="Key of a weight. A record whose weight is not 1 is rejected.")
-    ignored: tuple[str, ...] = Field(
-        (),
-        description="Keys that are not needed, also in messages and their parts. Media in them does not end the step.",
-    )
-
-    @field_validator("image", "ignored", mode="before")
-    @classmethod
-    def _one_or_many(cls, names: object) -> object:
-        return (names,) if isinstance(names, str) and names else names or ()
-
-    def named(self) -> dict[str, str]:
-        """The keys that are read under another name, by that name, but for images."""
-        names = {name: getattr(self, name) for name in ("question", "answer", "messages", "id", "split", "weight")}
-        return {name: key for name, key in names.items() if key}
-
-
-class DataSource(Section):
-    """One of several sources of samples."""
-
-    name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
-        description="Name of the source, the prefix of its samples' ids and slices.",
-    )
-    uri: SourceUri = Field(min_length=1, description="Address of the source; see data.source.")
-    image_folder: StorageUri = Field(
-        "", description="Folder that image paths in records are relative to; see data.image_folder."
-    )
-    caption_question: str = Field(
-        "", description="Question about an image that has a caption only; empty takes data.caption_question."
-    )
-    columns: Columns = Field(Columns(), description="Names of the records' keys or columns; empty takes data.columns.")
-    arguments: dict[str, str | int | float | bool] = Field(
-        {}, description="Arguments of a source that is a function; see data.source_arguments."
-    )
-    max_samples: int = Field(0, ge=0, description="Use only the first N samples; 0 is all.")
-    weight: NonNegative | None = Field(
-        None, description="Share of the samples that are drawn, relative to the weights of the other sources."
-    )
-    samples: Positive | None = Field(
-        None,
-        description="Samples drawn in an epoch. Each epoch continues where the last one stopped, and wraps at "
-        "the end of the source.",
-    )
-    epochs: float | None = Field(
-        None, gt=0, description="Passes over the source in an epoch of the run, such as 0.5 or 3; null is 1."
-    )
-    license: str = Field("", description="Licence of the data, which the model card names.")
-
-    @model_validator(mode="after")
-    def _has_arguments_of_a_function(self) -> DataSource:
-        _require_function(self.uri, "arguments", self.arguments)
-        return self
-
-    @model_validator(mode="after")
-    def _is_drawn_in_one_way(self) -> DataSource:
-        given = [name for name in ("weight", "samples", "epochs") if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"has {' and '.join(given)}: expected one of weight, samples and epochs")
-        return self
 
 
 class DataPhase(Section):
@@ -375,7 +278,7 @@ class DataConfig(Section):
     def _has_sources(self) -> DataConfig:
         if bool(self.source) == bool(self.sources):
             raise ValueError(f"{'has source and sources' if self.source else 'has no source'}: expected one of the two")
-        _require_function(self.source, "source_arguments", self.source_arguments)
+        require_function(self.source, "source_arguments", self.source_arguments)
         if self.sources:
             _require_mixture(self)
         elif self.phases:
@@ -389,12 +292,6 @@ class DataConfig(Section):
         if split_by not in (BY_IMAGE, BY_RECORD) and source.startswith("builtin:"):
             raise ValueError(f"names a field of records, which {source} has none of: {BY_IMAGE} or {BY_RECORD}")
         return split_by
-
-
-def _require_function(uri: str, field: str, arguments: Mapping[str, object]) -> None:
-    """Raise ValueError for arguments of a source that takes none."""
-    if arguments and uri and not function_named(uri):
-        raise ValueError(f"has {field}, which {uri} takes none of: expected MODULE:FUNCTION or FILE.py:FUNCTION")
 
 
 def _require_mixture(data: DataConfig) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vlmpipe.access.table import USES, Account, Kind, UseName, fields_of, load_table
 from vlmpipe.config.sections.sweep import variants_of
-from vlmpipe.trainer.config.data import function_named
+from vlmpipe.trainer.config.sources.data_source import function_named
 from vlmpipe.trainer.secret_manager import SECRET_NAME
 
 if TYPE_CHECKING:

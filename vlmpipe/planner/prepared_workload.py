@@ -8,8 +8,8 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.model_architecture import Architecture
 from vlmpipe.planner.sequence_fill import fill_by_length
 from vlmpipe.planner.workload import Workload
-from vlmpipe.trainer.config.data import function_named
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.config.sources.data_source import function_named
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.models.hub_errors import without_hub
 from vlmpipe.trainer.models.image_tokens import image_form_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vlmpipe.config.service_forms import Form
 from vlmpipe.config.validation_errors import Problem, RunFileError, show
-from vlmpipe.trainer.config.data import BIGQUERY
+from vlmpipe.trainer.config.sources.data_source import BIGQUERY
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig

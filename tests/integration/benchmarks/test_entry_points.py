@@ -19,6 +19,11 @@ pytestmark = [only_whole, pytest.mark.slow]  # benchmarks are no laws: make test
 IMAGES = "600 x 400 JPEG, 224 pixels"
 
 FOUR = ("hsdp", "tp", "tp+pp+dp")  # strategies that need four processes, or two nodes
+PHOTOGRAPH = "512 x 512 JPEG"
+PREPARED_IMAGE = [
+    f"an image prepared: {family}" for family in ("llava (336 pixels)", "qwen2_5_vl", "smolvlm (tiles up to 1536)")
+]
+ACCUMULATED = {f"{count} micro-batches a step, of 2 images of a megapixel" for count in (8, 32)}
 CLAIMS: dict[str, dict[str, set[str]]] = {
     "bench_data": {
         "fill: packed or padded": {"digits", "easy-vqa", "synthetic VLM mix"},
@@ -34,10 +39,18 @@ CLAIMS: dict[str, dict[str, set[str]]] = {
         "images of a step": {"digits", "easy-vqa", IMAGES},
         "images: all or decoding alone": {IMAGES},
         "images: ours or by hand": {IMAGES},
-        "preparation": {"digits", "easy-vqa"},
         "frames of a video, stored": {"1280 x 720, 25 a second"},
         "frames of a video, stored or decoded alone": {"1280 x 720, 25 a second"},
         "pictures: prepared or decoded alone": {"600 x 400 JPEG"},
+        "signature within preparation": {"600 x 400 JPEG"},
+        **{claim: {PHOTOGRAPH} for claim in PREPARED_IMAGE},
+        "patches: one thread": {PHOTOGRAPH},
+        "patches: two threads": {PHOTOGRAPH},
+        "patches: the most that is possible": {PHOTOGRAPH},
+        "patches a second and rank, two cores": {PHOTOGRAPH},
+        "encoding job": {"8 images of 512 x 512, one torch thread"},
+        "peak of the host's memory above its start": ACCUMULATED,
+        "pixel values of a step": ACCUMULATED,
     },
     "bench_train --only loops layouts": {
         "step: cached or online": {"digits"},
@@ -77,7 +90,9 @@ CLAIMS: dict[str, dict[str, set[str]]] = {
     },
 }
 FIGURES = {  # without a baseline
-    "time to plan an epoch", "preparation", "tokens and labels beyond tokenizing", "training waits for data",
+    "time to plan an epoch", "signature within preparation", *PREPARED_IMAGE,
+    "peak of the host's memory above its start", "pixel values of a step",
+    "tokens and labels beyond tokenizing", "training waits for data",
     "time to compile", "telemetry as a share of a step",
     "outside forward, backward, optimizer: all threads", "outside forward, backward, optimizer: training thread",
 }  # fmt: skip
@@ -92,6 +107,7 @@ CHECKS = {
         "as many features are read as images are decoded",
         "our pixels are those of Pillow and NumPy by hand",
         "each round has eight frames",
+        "our patches are the processor's to the bit",
     },
     "bench_train --only loops layouts": {
         "the loss of every step is the same with cached and online features",

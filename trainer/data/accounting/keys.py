@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from vlmpipe.trainer.config.data import Columns
+from vlmpipe.trainer.config.sources.data_source import Columns
 from vlmpipe.trainer.data.media import PDF
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import IMAGE_SUFFIXES, Unread

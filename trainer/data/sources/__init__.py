@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vlmpipe.trainer.config.data import BIGQUERY, DataConfig, function_named
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.sources.data_source import BIGQUERY, function_named
 from vlmpipe.trainer.data.sources.base import SeveralSources, Source
 from vlmpipe.trainer.data.sources.builtin import BUILTIN_PREFIX
 from vlmpipe.trainer.errors import ConfigError, os_errors

@@ -12,7 +12,8 @@ from google.api_core.exceptions import BadRequest, Forbidden, GoogleAPIError, No
 from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import GoogleAuthError
 
-from vlmpipe.trainer.config.data import BIGQUERY, DataConfig
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.sources.data_source import BIGQUERY
 from vlmpipe.trainer.data.rejects import Reject
 from vlmpipe.trainer.data.sample import Sample, stable_digest
 from vlmpipe.trainer.data.sources.base import Part, Records, Source

@@ -13,7 +13,8 @@ from itertools import chain
 from types import ModuleType
 from typing import Any
 
-from vlmpipe.trainer.config.data import DataConfig, function_named
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.sources.data_source import function_named
 from vlmpipe.trainer.data.accounting.keys import Record
 from vlmpipe.trainer.data.conversations.layouts import media_values
 from vlmpipe.trainer.data.conversations.message_parts import kind_of

@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlmpipe.trainer.config.data import Columns, DataConfig
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.sources.data_source import Columns
 from vlmpipe.trainer.data.accounting.keys import VECTOR, Record
 from vlmpipe.trainer.data.conversations.layouts import media_values
 from vlmpipe.trainer.data.conversations.message_parts import kind_of

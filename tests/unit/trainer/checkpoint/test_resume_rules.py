@@ -33,8 +33,9 @@ from vlmpipe.trainer.checkpoint.resume_rules import (
     rules_by_field,
     settings_of,
 )
-from vlmpipe.trainer.config.data import DataPhase, DataSource
+from vlmpipe.trainer.config.data import DataPhase
 from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.sources.data_source import DataSource
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.data.prepare.pipeline import fingerprint
 from vlmpipe.trainer.errors import ConfigError

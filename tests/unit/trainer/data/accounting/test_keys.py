@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.data.prepared import conversation, encode, picture, png
-from vlmpipe.trainer.config.data import Columns, DataConfig
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.sources.data_source import Columns
 from vlmpipe.trainer.data.accounting.coverage import EARLY, Coverage, Coverages, share
 from vlmpipe.trainer.data.accounting.keys import HARMLESS, LABEL_KEYS, Record, media_of
 from vlmpipe.trainer.data.conversations.records import SHAPES, turns_of

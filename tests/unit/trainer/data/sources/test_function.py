@@ -13,7 +13,8 @@ from tests.fakes.gcs.server import FakeGcs
 from tests.support.data.prepared import conversation, job_config, llava_folder, png, prepare_llava, run_prepare
 from tests.support.paths import ROOT
 from tests.support.short_form import WHOLE
-from vlmpipe.trainer.config.data import DataConfig, function_named
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.sources.data_source import function_named
 from vlmpipe.trainer.data.export.export import export_data
 from vlmpipe.trainer.data.rejects import Reject
 from vlmpipe.trainer.data.sample import Sample, Turn

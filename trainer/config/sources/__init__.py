@@ -1,0 +1,1 @@
+"""One source of the run file's `data` section."""
