@@ -219,6 +219,7 @@ def _hashed(value: Any, uri: str, number: int) -> Any:
     raise DataError(
         f"data.source {uri} yields a value of type {type(value).__name__} in record {number}",
         expected="texts, numbers, bytes, lists and dicts; an image is its path, or the bytes of its file",
+        fix="convert it in the function: a NumPy value by .item() or .tolist(), a date by str()",
     )
 
 

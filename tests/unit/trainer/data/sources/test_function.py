@@ -131,6 +131,20 @@ def test_faults_of_a_function_are_named(fault: str, tmp_path: Path) -> None:
     assert error.value.code == code and named in error.value.found and "mine.py:records" in error.value.found
 
 
+@pytest.mark.parametrize(
+    ("value", "converted"),
+    [("np.int64(7)", "np.int64(7).item()"), ("np.arange(2)", "np.arange(2).tolist()"), ("day", "str(day)")],
+)
+def test_a_value_of_another_type_is_converted_as_the_error_says(value: str, converted: str, tmp_path: Path) -> None:
+    imports = "import numpy as np, datetime; day = datetime.date(2026, 1, 2)"
+    wrong, right = (write(tmp_path, f"{imports}; yield {{**{ANSWER}, 'slice': {one}}}", f"{name}.py")
+                    for name, one in (("wrong", value), ("right", converted)))  # fmt: skip
+    with pytest.raises(UserError, match="yields a value of type") as refused:
+        open_source(DataConfig(source=wrong, sequence_length=100)).fingerprint()
+    assert converted.rpartition(".")[2] in refused.value.fix or "str()" in refused.value.fix
+    open_source(DataConfig(source=right, sequence_length=100)).fingerprint()
+
+
 @pytest.mark.parametrize("source", ["no/such.py:records", "no_such_module.at_all:records"])
 def test_a_missing_module_is_an_error_of_the_run_file(source: str) -> None:
     with pytest.raises(UserError) as error:
