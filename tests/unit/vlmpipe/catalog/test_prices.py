@@ -118,10 +118,28 @@ def test_an_unknown_machine_is_named_with_its_gpu(prices: Prices) -> None:
     assert (quote.date, quote.old) == (None, ())
 
 
-def test_a_price_without_its_fee_says_so(prices: Prices) -> None:
-    quote = prices.machine("a4-highgpu-8g", "NVIDIA_B200", 8, "us-central1", "flex_start")
-    assert quote.usd_per_hour == 64.44
-    assert "fee on a4-highgpu-8g" in quote.missing[0]
+def test_a_price_without_its_fee_says_so(tmp_path: Path) -> None:
+    own = _own(tmp_path, OWN.replace("standard", "flex_start").replace("true", "false").replace("a3-high", "a3-mega"))
+    quote = own.machine("a3-megagpu-8g", "NVIDIA_H100_MEGA_80GB", 8, "us-central1", "flex_start")
+    assert quote.usd_per_hour == 70
+    assert "fee on a3-megagpu-8g" in quote.missing[0]
+
+
+def test_sizes_of_a2_with_flex_start_follow_from_their_parts(prices: Prices) -> None:
+    """The billing catalogue sells A2 by GPU, vCPU and GiB; the source states the sum for one GPU."""
+    assert prices.hourly["us-central1", "flex_start", "a2-highgpu-1g"].usd == 2.02038
+    for name, machine in load_catalog().machines.items():
+        if name.startswith(("a2-highgpu", "a2-mega")):
+            (gpus,) = machine.accelerators["NVIDIA_TESLA_A100"]
+            parts = 1.61365 * gpus + 0.01739 * machine.vcpus + 0.00233 * machine.memory_gib
+            assert prices.hourly["us-central1", "flex_start", name].usd == pytest.approx(parts, abs=1e-6)
+
+
+def test_the_two_sources_of_a4_agree(prices: Prices) -> None:
+    """The catalogue's slices hold the whole machine: its flex-start is the price page's."""
+    standard, flex = (prices.hourly["us-central1", term, "a4-highgpu-8g"] for term in ("standard", "flex_start"))
+    assert standard.source != flex.source
+    assert standard.usd == 2 * flex.usd
 
 
 def test_missing_disk_and_storage_prices_are_named(prices: Prices) -> None:
