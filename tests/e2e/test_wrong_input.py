@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,46 +20,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.data.prepared import llava_folder, record, write_json
 from tests.support.disk import small_disk
 from tests.support.short_form import WHOLE, chosen, only_whole
 from tests.support.terminal import Answer, Terminal, vlmpipe
-from tests.support.trainer.runs import TINY, merged
+from tests.support.wrong_input import EVERY_STEPS, FEW_STEPS, NUM_STEPS, RUN_FILE, refused, with_run_file
 from vlmpipe.trainer.checkpoint.commit import REJECTED
 from vlmpipe.trainer.errors import ExitCode
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
-
-RUN_FILE = "tiny.yaml"
-NUM_STEPS, FEW_STEPS = 160 if WHOLE else 100, 60
-EVERY_STEPS = 20  # between checkpoints
-CHANGES = {
-    "train.max_steps": NUM_STEPS,
-    "train.epochs": 1000,
-    "train.checkpoint_every_steps": EVERY_STEPS,
-    "evaluate.controls": [],
-    "cluster": {"replica_count": 2 if WHOLE else 1},  # what more replicas add is in test_local_retries.py
-}
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with a run file, to run commands in."""
-    return with_run_file(tmp_path / "place")
-
-
-def with_run_file(folder: Path, **changes: Any) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / RUN_FILE).write_text(json.dumps(merged(TINY, CHANGES | changes), indent=1))
-    return folder
-
-
-def refused(answer: Answer, code: int, *words: str) -> None:
-    """Assert that the command ended as a mistake should: in words, with this code, and without a stack trace."""
-    assert answer.code == code, answer.said
-    assert "error: " in answer.said and "Traceback" not in answer.said
-    for word in words:
-        assert word in answer.words, answer.said
 
 
 def only_run(folder: Path) -> Path:
@@ -82,97 +49,6 @@ def logged_steps(run: Path) -> list[int]:
 def committed_steps(run: Path) -> list[int]:
     """The steps of the run's checkpoints, the newest last."""
     return sorted(int(commit.parent.name.split("-")[1]) for commit in run.glob("checkpoints/*/COMMIT"))
-
-
-# Mistakes that are found before anything starts
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([RUN_FILE, "train.global_batch_row=8"], ["train.global_batch_row: unknown key, did you mean train.global"]),
-        (["tini.yaml"], ["no run file tini.yaml", "expected: the path of a YAML run file"]),
-        ([RUN_FILE, "train.micro_batch_size=3"], ["global_batch_size 8 must be a multiple of micro_batch_size 3"]),
-        (
-            [RUN_FILE, "cluster.replica_count=3"],
-            ["train.global_batch_size: found 8, expected a multiple of 6", "cluster.replica_count 3"],
-        ),
-        (
-            [RUN_FILE, f"output.root_uri={RUN_FILE}/runs"],
-            [f"{RUN_FILE} is not a folder", "set output.root_uri to another"],
-        ),
-    ],
-)
-def test_an_impossible_run_file_is_refused_before_anything_is_written(
-    place: Path, arguments: list[str], words: list[str]
-) -> None:
-    refused(vlmpipe(place, "run", *arguments), ExitCode.CONFIG, *words)
-    assert os.listdir(place) == [RUN_FILE]
-
-
-def test_an_unwritable_output_folder_ends_with_no_permission(place: Path) -> None:
-    """Nobody may make a folder in /sys, not even root, whom permission bits do not bind."""
-    answer = vlmpipe(place, "run", RUN_FILE, "output.root_uri=/sys/vlmpipe")
-    refused(answer, ExitCode.NO_PERMISSION, "output.root_uri is /sys/vlmpipe", "set output.root_uri to another folder")
-
-
-def test_a_port_in_use_is_refused_before_data_is_prepared(place: Path) -> None:
-    with socket.create_server(("localhost", 0)) as taken:
-        port = taken.getsockname()[1]
-        answer = vlmpipe(place, "run", RUN_FILE, f"cluster.local_port={port}")
-    refused(answer, ExitCode.UNAVAILABLE, f"port {port} of this machine is in use", "leave cluster.local_port at 0")
-    assert os.listdir(place) == [RUN_FILE]
-
-
-# Mistakes in the data
-
-
-@pytest.mark.parametrize(
-    ("content", "code", "words"),
-    [
-        (None, ExitCode.CONFIG, ["data.source 'data.json' does not exist", "an existing LLaVA file"]),
-        ("cats, dogs", ExitCode.DATA, ["data.json is not JSON", "one JSON array of LLaVA records"]),
-        (
-            '[{"prompt": "What is this?", "label": "A cat."}]',
-            ExitCode.DATA,
-            ["data.json is not in LLaVA's format: found an object with the keys 'prompt', 'label'"],
-        ),
-    ],
-    ids=["missing", "not JSON", "not LLaVA"],
-)
-def test_check_says_what_is_wrong_with_a_source(place: Path, content: str | None, code: int, words: list[str]) -> None:
-    if content is not None:
-        (place / "data.json").write_text(content)
-    answer = vlmpipe(place, "check", RUN_FILE, "data.source=data.json")
-    assert answer.code == code and "Traceback" not in answer.said
-    said = answer.words.replace(" ", "")  # a long path is broken wherever the line ends
-    for word in words:
-        assert word.replace(" ", "") in said
-
-
-def test_an_image_folder_without_images_ends_the_run_with_a_message(place: Path) -> None:
-    write_json(place / "data.json", [record(number) for number in range(20)])
-    (place / "images").mkdir()
-    answer = vlmpipe(place, "run", RUN_FILE, "data.source=data.json", "data.image_folder=images")
-    refused(answer, ExitCode.DATA, "step prepare-data failed", "data.image_folder 'images' holds no images")
-    assert not list(place.glob("runs/prepared/*"))
-
-
-def test_too_many_bad_samples_end_the_run_with_examples_and_nothing_prepared(place: Path) -> None:
-    _, records = llava_folder(place, count=20)
-    for number in range(5):
-        (place / "images" / f"{number}.png").write_bytes(b"no picture")
-    write_json(place / "data.json", records)
-    answer = vlmpipe(place, "run", RUN_FILE, "data.source=data.json", "data.image_folder=images")
-    refused(
-        answer,
-        ExitCode.DATA,
-        "5 of 20 samples cannot be used",
-        "image.unidentified (5), for example data.json record 1",
-        "at most 2.0% rejected (data.max_reject_fraction)",
-        "to do: correct the samples",
-    )
-    assert not list(place.glob("runs/prepared/*/DONE"))
 
 
 # Faults in the middle of a run

@@ -5,21 +5,26 @@ No postponed annotations here: kfp reads the components' types from the function
 
 import copy
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from kfp import dsl
+from google.auth.credentials import AnonymousCredentials
+from kfp import compiler, components, dsl
 
 from tests.support.paths import ROOT
 from tests.support.pipelines.graphs import Spec, all_tasks, shape, steps
 from vlmpipe.config.overrides import apply_overrides, leaves
 from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config
 from vlmpipe.job_spec.build import check_jobs
-from vlmpipe.pipelines.compile import check_exit_tasks, compile_pipeline
+from vlmpipe.pipelines.compile import check_exit_tasks, check_file, compile_pipeline
+from vlmpipe.pipelines.training import build
 from vlmpipe.platforms.kubeflow.requirements import require_kubeflow
-from vlmpipe.platforms.pipeline_yaml import documents
+from vlmpipe.platforms.pipeline_yaml import documents, dump_documents
 from vlmpipe.platforms.table import PLATFORMS
 from vlmpipe.platforms.vertex.requirements import require_vertex
 from vlmpipe.trainer.errors import UserError
@@ -161,3 +166,59 @@ def clean(target: str, folder: Path) -> bytes:
     path = folder / "clean.yaml"
     compile_pipeline(load_run_file(ROOT / "configs/digits.yaml"), target, path)
     return path.read_bytes()
+
+
+@pytest.mark.parametrize("target", ["vertex", "local"])
+def test_the_file_equals_the_one_of_kfps_own_compiler(digits: RunConfig, target: str, tmp_path: Path) -> None:
+    compiler.Compiler().compile(build(digits, target), str(tmp_path / "kfp.yaml"))
+    theirs = (tmp_path / "kfp.yaml").read_bytes()
+    ours = compile_pipeline(digits, target, tmp_path / "ours.yaml").path.read_bytes()
+    assert documents(ours) == documents(theirs)
+    comments = [[line for line in text.splitlines() if line.startswith(b"#")] for text in (ours, theirs)]
+    assert comments[0] == comments[1] != []
+
+
+def test_compiling_again_in_another_process_gives_the_same_bytes(digits: RunConfig, tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from vlmpipe.config.run_config import load_run_file; "
+        "from vlmpipe.pipelines.compile import compile_pipeline; "
+        "compile_pipeline(load_run_file(sys.argv[1]), 'vertex', Path(sys.argv[2]))"
+    )
+    here, there = tmp_path / "here.yaml", tmp_path / "there.yaml"
+    compile_pipeline(digits, "vertex", here)
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}  # another order of sets
+    subprocess.run([sys.executable, "-c", program, str(DIGITS), str(there)], cwd=ROOT, env=environment, check=True)
+    assert here.read_bytes() == there.read_bytes()
+
+
+def test_two_documents_are_never_written(digits: RunConfig, tmp_path: Path) -> None:
+    data = compile_pipeline(digits, "vertex", tmp_path / "p.yaml").path.read_bytes()
+    contents = documents(data)
+    check_file(data, contents, documents=1)
+    further = {"platforms": {"kubernetes": {}}}
+    with pytest.raises(UserError, match="two documents"):
+        check_file(dump_documents([*contents, further]).encode(), [*contents, further], documents=1)
+    for changed in (data + b"---\nplatforms: {kubernetes: {}}\n", data.replace(b"digits", b"digit5"), data + b"\x80"):
+        with pytest.raises(UserError, match="the pipeline was compiled to YAML that"):
+            check_file(changed, contents, documents=1)
+
+
+def test_the_file_for_kubeflow_is_one_that_kfp_loads_and_its_bytes_stay_the_same(
+    digits: RunConfig, tmp_path: Path
+) -> None:
+    first, second = (compile_pipeline(digits, "kubeflow", tmp_path / name).path for name in ("a.yaml", "b.yaml"))
+    assert first.read_bytes() == second.read_bytes()
+    loaded = components.load_component_from_file(str(first))
+    assert loaded.name == "digits" and "learning_rate" in loaded.component_spec.inputs
+
+
+def test_the_vertex_sdk_reads_the_file_and_knows_its_parameters(digits: RunConfig, tmp_path: Path) -> None:
+    from google.cloud import aiplatform
+
+    path = compile_pipeline(digits, "vertex", tmp_path / "p.yaml").path
+    service = {"project": "example-project", "location": "us-central1", "credentials": AnonymousCredentials()}
+    arguments = {"display_name": "d", "template_path": str(path), "pipeline_root": "gs://example-bucket/vlmpipe"}
+    job = aiplatform.PipelineJob(parameter_values={"epochs": 2, "run_id": "r1"}, **arguments, **service)
+    assert job.pipeline_spec["pipelineInfo"]["name"] == "digits"
+    with pytest.raises(ValueError, match="epoch "):
+        aiplatform.PipelineJob(parameter_values={"epoch ": 2}, **arguments, **service)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from google.auth.credentials import AnonymousCredentials
 from google.protobuf import json_format
-from kfp import compiler, components
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from tests.support.paths import ROOT
@@ -19,12 +14,11 @@ from tests.support.pipelines import golden_pipelines
 from tests.support.pipelines.graphs import Spec, all_tasks, shape, steps
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.job_spec.build import check_job_spec, job_spec, jobs_of, worker_pools
-from vlmpipe.pipelines.compile import check_file, compile_pipeline
+from vlmpipe.pipelines.compile import compile_pipeline
 from vlmpipe.pipelines.training import build
-from vlmpipe.platforms.kubeflow.requirements import require_kubeflow
-from vlmpipe.platforms.pipeline_yaml import documents, dump_documents
-from vlmpipe.platforms.table import PLATFORMS, platform_of
-from vlmpipe.trainer.errors import ConfigError, UserError
+from vlmpipe.platforms.pipeline_yaml import documents
+from vlmpipe.platforms.table import PLATFORMS
+from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.preflight.bought import VARIABLE
 
 RUN_FILES = [
@@ -33,7 +27,6 @@ RUN_FILES = [
 JOB_STEPS = ("cache-features", "train", "evaluate")
 DIGITS = ROOT / "configs/digits.yaml"
 RUN_URI = "gs://example-bucket/vlmpipe/runs/r1"
-
 TARGETS: tuple[str, ...] = tuple(PLATFORMS)
 
 
@@ -53,16 +46,6 @@ def compiled(config: RunConfig, target: str, folder: Path) -> Spec:
     spec: Spec
     (spec,) = documents(_compiled[asked])
     return spec
-
-
-@pytest.mark.parametrize("target", ["vertex", "local"])
-def test_the_file_equals_the_one_of_kfps_own_compiler(digits: RunConfig, target: str, tmp_path: Path) -> None:
-    compiler.Compiler().compile(build(digits, target), str(tmp_path / "kfp.yaml"))
-    theirs = (tmp_path / "kfp.yaml").read_bytes()
-    ours = compile_pipeline(digits, target, tmp_path / "ours.yaml").path.read_bytes()
-    assert documents(ours) == documents(theirs)
-    comments = [[line for line in text.splitlines() if line.startswith(b"#")] for text in (ours, theirs)]
-    assert comments[0] == comments[1] != []
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -179,31 +162,6 @@ def test_every_job_of_a_shipped_run_file_is_one_that_vertex_takes(path: Path) ->
         assert message.worker_pool_specs[0].container_spec.args[-1] == f"{RUN_URI}/run.json"
 
 
-def test_compiling_again_in_another_process_gives_the_same_bytes(digits: RunConfig, tmp_path: Path) -> None:
-    program = (
-        "import sys; from pathlib import Path; from vlmpipe.config.run_config import load_run_file; "
-        "from vlmpipe.pipelines.compile import compile_pipeline; "
-        "compile_pipeline(load_run_file(sys.argv[1]), 'vertex', Path(sys.argv[2]))"
-    )
-    here, there = tmp_path / "here.yaml", tmp_path / "there.yaml"
-    compile_pipeline(digits, "vertex", here)
-    environment = {**os.environ, "PYTHONHASHSEED": "1"}  # another order of sets
-    subprocess.run([sys.executable, "-c", program, str(DIGITS), str(there)], cwd=ROOT, env=environment, check=True)
-    assert here.read_bytes() == there.read_bytes()
-
-
-def test_two_documents_are_never_written(digits: RunConfig, tmp_path: Path) -> None:
-    data = compile_pipeline(digits, "vertex", tmp_path / "p.yaml").path.read_bytes()
-    contents = documents(data)
-    check_file(data, contents, documents=1)
-    further = {"platforms": {"kubernetes": {}}}
-    with pytest.raises(UserError, match="two documents"):
-        check_file(dump_documents([*contents, further]).encode(), [*contents, further], documents=1)
-    for changed in (data + b"---\nplatforms: {kubernetes: {}}\n", data.replace(b"digits", b"digit5"), data + b"\x80"):
-        with pytest.raises(UserError, match="the pipeline was compiled to YAML that"):
-            check_file(changed, contents, documents=1)
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_caching_is_off_for_every_step(digits: RunConfig, target: str, tmp_path: Path) -> None:
     options = {name: task["cachingOptions"] for name, task in steps(compiled(digits, target, tmp_path)).items()}
@@ -234,107 +192,6 @@ def test_a_run_on_kubeflow_is_called_after_its_workflow_which_no_other_run_share
     found = steps(compiled(digits, "kubeflow", tmp_path))
     for name in ("resolve-run", "notify"):
         assert constants(found[name])["job_name"] == "{{$.pipeline_job_resource_name}}"
-
-
-def test_the_file_for_kubeflow_is_one_that_kfp_loads_and_its_bytes_stay_the_same(
-    digits: RunConfig, tmp_path: Path
-) -> None:
-    first, second = (compile_pipeline(digits, "kubeflow", tmp_path / name).path for name in ("a.yaml", "b.yaml"))
-    assert first.read_bytes() == second.read_bytes()
-    loaded = components.load_component_from_file(str(first))
-    assert loaded.name == "digits" and "learning_rate" in loaded.component_spec.inputs
-
-
-ON_S3 = [
-    "output.root_uri=s3://bucket/root",
-    "data.source=s3://bucket/data.json",
-    "register.registry=s3://bucket/registry",
-    "kubeflow.s3_endpoint=http://minio.example.com:9000",
-    "kubeflow.secret_env.AWS_ACCESS_KEY_ID=minio/accesskey",
-    "kubeflow.secret_env.AWS_SECRET_ACCESS_KEY=minio/secretkey",
-]
-ON_A_VOLUME = [
-    "output.root_uri=/mnt/team/root",
-    "data.source=/mnt/team/data.json",
-    "register.registry=/mnt/team/registry",
-    "kubeflow.volumes=[{claim: team-data, mount_path: /mnt/team}]",
-]
-
-
-def test_every_step_on_kubeflow_gets_its_secrets_and_volumes(tmp_path: Path) -> None:
-    config = load_run_file(DIGITS, [*ON_S3, ON_A_VOLUME[-1]])
-    platform_of("kubeflow").check_files(config)
-    path = compile_pipeline(config, "kubeflow", tmp_path / "p.yaml").path
-    spec, platform = documents(path.read_bytes())
-    executors = spec["deploymentSpec"]["executors"]
-    settings = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-    assert set(settings) == set(executors)
-    for name, executor in executors.items():
-        found = {one["keyToEnv"][0]["envVar"]: one["secretName"] for one in settings[name]["secretAsEnv"]}
-        assert found == {"AWS_ACCESS_KEY_ID": "minio", "AWS_SECRET_ACCESS_KEY": "minio"}
-        (mount,) = settings[name]["pvcMount"]
-        assert (mount["mountPath"], mount["constant"]) == ("/mnt/team", "team-data")
-        assert {"name": "AWS_ENDPOINT_URL_S3", "value": "http://minio.example.com:9000"} in executor["container"]["env"]
-    assert components.load_component_from_file(str(path)).platform_spec.platforms
-
-
-def test_paths_on_a_volume_are_reached_and_others_are_not(tmp_path: Path) -> None:
-    config = load_run_file(DIGITS, ON_A_VOLUME)
-    platform_of("kubeflow").check_files(config)
-    require_kubeflow(config)
-    assert (
-        platform_of("kubeflow").root_uri(config) == "/mnt/team/root"
-        and config.bucket_root_uri == config.gcp.pipeline_root
-    )
-    section = config.kubeflow
-    assert not any(map(section.reaches, ("/mnt/teams/x", "/mnt/team/../x", "runs", "/mnt", "")))
-    assert section.claim_uri("/mnt/team/a/b") == "pvc://team-data/a/b"
-    assert section.claim_uri("s3://bucket/a") == "s3://bucket/a"
-    with pytest.raises(ConfigError, match=r'data\.source: found "/data\.json", expected gs://.* kubeflow\.volumes'):
-        platform_of("kubeflow").check_files(load_run_file(DIGITS, [ON_A_VOLUME[0], "data.source=/data.json"]))
-    with pytest.raises(ConfigError, match=r"data\.source.*expected a gs:// path"):
-        platform_of("vertex").check_files(load_run_file(DIGITS, ON_S3))
-    twice = load_run_file(DIGITS, [*ON_S3, "kubeflow.secret_env.AWS_ENDPOINT_URL_S3=minio/endpoint"])
-    with pytest.raises(ConfigError, match=r"kubeflow\.secret_env\.AWS_ENDPOINT_URL_S3: is set by another field"):
-        require_kubeflow(twice)
-
-
-def test_settings_without_effect_on_kubeflow_are_reported(tmp_path: Path) -> None:
-    config = load_run_file(ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml", ["notify.email=[a@b.org]"])
-    found = compile_pipeline(config, "kubeflow", tmp_path / "p.yaml").unused
-    assert {one.field for one in found} == {
-        "cluster.scheduling_strategy",
-        "cluster.reduction_server",
-        "cluster.restart_job_on_worker_restart",
-        "notify.email",
-    }
-    assert all("has no effect on Kubeflow: " in one.text for one in found)
-    assert compile_pipeline(config, "vertex", tmp_path / "p.yaml").unused == ()
-
-
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("gcp.pipeline_root=", r'output\.root_uri: found "runs", expected gs://bucket/folder, s3://'),
-        ("cluster.image_uri=", r"cluster\.image_uri: missing"),
-        ("register.registry=/models", r'register\.registry: found "/models"'),
-    ],
-)
-def test_what_kubeflow_needs_and_the_run_file_lacks_is_named(override: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
-        compile_pipeline(load_run_file(DIGITS, [override]), "kubeflow", tmp_path / "p.yaml")
-
-
-def test_the_vertex_sdk_reads_the_file_and_knows_its_parameters(digits: RunConfig, tmp_path: Path) -> None:
-    from google.cloud import aiplatform
-
-    path = compile_pipeline(digits, "vertex", tmp_path / "p.yaml").path
-    service = {"project": "example-project", "location": "us-central1", "credentials": AnonymousCredentials()}
-    arguments = {"display_name": "d", "template_path": str(path), "pipeline_root": "gs://example-bucket/vlmpipe"}
-    job = aiplatform.PipelineJob(parameter_values={"epochs": 2, "run_id": "r1"}, **arguments, **service)
-    assert job.pipeline_spec["pipelineInfo"]["name"] == "digits"
-    with pytest.raises(ValueError, match="epoch "):
-        aiplatform.PipelineJob(parameter_values={"epoch ": 2}, **arguments, **service)
 
 
 def test_parameters_are_few_described_and_need_no_value(digits: RunConfig, tmp_path: Path) -> None:

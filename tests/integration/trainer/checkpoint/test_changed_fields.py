@@ -90,7 +90,7 @@ NOT_HERE = {
     "dpo_beta": "needs data in pairs",
     "simpo_beta": "needs data in pairs",
     "simpo_gamma": "needs data in pairs",
-    "resume": "says what is resumed: tests/unit/trainer/checkpoint/test_async_saver.py",
+    "resume": "says what is resumed: tests/unit/trainer/checkpoint/test_manager.py",
     "profile.ranks": "is one of profile.steps",
     **dict.fromkeys(
         ("wandb.project", "wandb.entity", "wandb.api_key_secret", "mlflow.tracking_uri", "mlflow.experiment"),

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoModelForImageTextToText
 
 from tests.support.hf import table
 from tests.support.hf.kinds import INSTALLED, KINDS, Kind
-from tests.support.hf.publish import model_section, publish
+from tests.support.hf.publish import publish
+from tests.support.hf.published import config_of
 from tests.support.paths import ROOT
-from tests.support.short_form import WHOLE, chosen, only_whole
-from tests.support.trainer.native_models import SIZES, picture, write_data
-from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, summary, train_runs
-from vlmpipe.trainer.checkpoint.sync import sync_run
+from tests.support.short_form import chosen
+from tests.support.trainer.native_models import SIZES, picture
 from vlmpipe.trainer.config.data import DataConfig
-from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import IMAGE_TOKEN, ModelConfig
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.chat.make import make_chat
@@ -36,9 +32,10 @@ from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.image_tokens import image_form_of, sample_image_tokens
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.models.registry import family_of
-from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.strategies.tensor_parallel.plan import require_shardable
 from vlmpipe.trainer.weights_digest import weights_sha256
+
+pytest_plugins = ("tests.support.hf.published",)
 
 SAMPLES = ([(1, SIZES[2]), (2, SIZES[1])], [], [(3, SIZES[3])], [(4, SIZES[4])])  # pictures by seed and size
 RELATIVE = 1e-5
@@ -55,39 +52,6 @@ UNSPLIT = (  # layers in which tensor parallelism knows not all matrices
 )  # fmt: skip
 # Files hold weights in other pieces than the model, or transposed.
 REGROUPED = ("glm4v_moe", "qwen3_vl_moe", "qianfan_ocr", "molmo2", "kimi_k25")
-STOP_STEP = 2
-CACHED = {"features.cache": "on"}
-ADAPTERS = {"model.lora": {"rank": 4}}
-MORE: dict[str, dict[str, Any]] = {
-    "hsdp": {"train.strategy": "hsdp"},
-    "full": {"train.activation_checkpointing": "full"},
-    "lora": ADAPTERS,
-    "lora-ddp": ADAPTERS | {"train.strategy": "ddp"},
-    "qlora": {"model.lora": {"rank": 4, "quantize_base": "nf4"}},
-    "tower": {"model.freeze": []},
-    "tower-ddp": {"model.freeze": [], "train.strategy": "ddp"},
-    "bf16": {"train.precision": "bf16"},
-    **{name: {"train.strategy": name} for name in ("zero1", "zero2", "zero3")},
-    **{f"cached-{name}": CACHED | {"train.strategy": name} for name in ("ddp", "zero2", "zero3")},
-    "cached-lora": CACHED | ADAPTERS,
-}
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a model of this type."""
-    folders: dict[str, Path] = {}
-
-    def folder(model_type: str) -> Path:
-        if model_type not in folders:
-            folders[model_type] = publish(model_type, tmp_path_factory.mktemp(model_type))
-        return folders[model_type]
-
-    return folder
-
-
-def config_of(folder: Path, **changes: Any) -> ModelConfig:
-    return ModelConfig.model_validate(model_section(folder, **changes))
 
 
 def ids_of(chat: Chat, config: ModelConfig, sizes: list[tuple[int, int]]) -> list[int]:
@@ -341,97 +305,3 @@ def test_the_examination_finds_samples_that_see_each_other(
     found = examine.examine(config_of(published("gemma3")))
     examine._examine.cache_clear()
     assert not found.keeps_apart and found.is_causal
-
-
-@pytest.fixture(scope="module")
-def runs(published: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, JobConfig]:
-    """Samples with none, one or two images. Packed sequences all have some: what ranks without any do is held by
-    tests/integration/trainer/strategies/test_collective_order.py."""
-    root = tmp_path_factory.mktemp("runs")
-    base = {
-        "model": model_section(published("internvl")),
-        "data": {**write_data(root / "data"), "validation_fraction": 0.3},
-        "features.cache": "off", "train.global_batch_size": 4, "train.micro_batch_size": 1, "train.max_steps": 4,
-        "train.strategy": "fsdp", "train.epochs": 4,
-    }  # fmt: skip
-    whole = base | {"train.strategy": "ddp", "train.micro_batch_size": 4, "train.loss_chunk_tokens": 0}
-    unpacked = whole | {"data.pack": False, "train.global_batch_size": 64, "train.max_steps": 1}
-    packed = whole | {"train.global_batch_size": 64, "train.max_steps": 1}
-    alone = {name: make_run(root, name, changes, features="off") for name, changes in {
-        "reference": whole, "packed": packed, "unpacked": unpacked,
-    }.items()}  # fmt: skip
-    train_runs(list(alone.values()), processes=1)
-    two = {
-        "ddp": base | {"train.strategy": "ddp"},
-        "checkpointing": base | {"train.activation_checkpointing": "selective"},
-        "fsdp": base,
-        "tp": base | {"train.strategy": "tp", "train.tensor_parallel": 2},
-    }
-    cached = make_run(root, "cached", base | CACHED)
-    encode_features(cached)
-    jobs = {name: make_run(root, name, changes, features="off") for name, changes in two.items()} | {"cached": cached}
-    begun = make_run(root, "resumed", base | {"train.max_steps": STOP_STEP}, features="off")
-    train_runs([begun, *jobs.values()], processes=2)
-    if WHOLE:
-        jobs |= {
-            name: make_run(root, name, base | changes, features="reuse" if "cached" in name else "off")
-            for name, changes in MORE.items()
-        }
-        alone["adapted"] = make_run(root, "adapted", whole | ADAPTERS, features="off")
-        alone["trained"] = make_run(root, "trained", whole | {"model.freeze": []}, features="off")
-        train_runs([alone["adapted"], alone["trained"]], processes=1)
-        by_engine = [[jobs[name] for name in MORE if ("zero" in name) == is_zero] for is_zero in (False, True)]
-        for several in by_engine:
-            train_runs(several, processes=2)
-    jobs["resumed"] = make_run(root, "resumed", base, features="off")
-    train_runs([jobs["resumed"]], processes=2)
-    return alone | jobs
-
-
-def test_every_strategy_equals_one_process(runs: Mapping[str, JobConfig]) -> None:
-    expected = losses(runs["reference"])
-    assert len(set(expected)) == 4
-    more = [name for name in MORE if name in ("hsdp", "full", "cached-ddp") or "zero" in name] if WHOLE else []
-    for name in ("ddp", "fsdp", "tp", "checkpointing", "cached", *more):
-        assert losses(runs[name]) == pytest.approx(expected, rel=RELATIVE), name
-
-
-@only_whole
-def test_adapters_and_a_trained_tower_equal_one_process(runs: Mapping[str, JobConfig]) -> None:
-    for name, reference in {
-        "lora": "adapted",
-        "lora-ddp": "adapted",
-        "cached-lora": "adapted",
-        "tower": "trained",
-        "tower-ddp": "trained",
-    }.items():
-        assert losses(runs[name]) == pytest.approx(losses(runs[reference]), rel=RELATIVE), name
-    assert losses(runs["adapted"])[1:] != pytest.approx(losses(runs["reference"])[1:], rel=RELATIVE)
-    assert losses(runs["trained"])[1:] != pytest.approx(losses(runs["reference"])[1:], rel=RELATIVE)
-    assert losses(runs["qlora"]) == pytest.approx(losses(runs["adapted"]), rel=0.02)
-    assert losses(runs["bf16"]) == pytest.approx(losses(runs["reference"]), rel=0.02)
-
-
-def test_packed_equals_unpacked(runs: Mapping[str, JobConfig]) -> None:
-    assert summary(runs["packed"])["tokens"] == summary(runs["unpacked"])["tokens"]
-    assert losses(runs["packed"]) == pytest.approx(losses(runs["unpacked"]), rel=RELATIVE)
-
-
-def test_resumed_equals_uninterrupted(runs: Mapping[str, JobConfig]) -> None:
-    assert summary(runs["resumed"])["resumed_from_step"] == STOP_STEP
-    assert losses(runs["resumed"]) == losses(runs["fsdp"])
-
-
-def test_an_export_loads_in_plain_transformers_and_is_evaluated(runs: Mapping[str, JobConfig]) -> None:
-    job = runs["fsdp"]
-    sync_run(job)
-    run_ranks("vlmpipe.trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
-    storage = open_storage(job.run.run_uri)
-    _, info = AutoModelForImageTextToText.from_pretrained(storage.uri("export"), output_loading_info=True)
-    assert not any(info.values())
-    result = json.loads(storage.read("evaluate.json"))
-    assert result["questions"] > 3 and 0 < result["loss"] < 10
-    assert set(result["controls"]) == {"shuffled_image", "no_image"}
-    again = config_of(Path(storage.uri("export")))
-    of_export, of_source = (image_form_of(one).published for one in (again, job.model))
-    assert of_export and of_source and of_export.rule() == of_source.rule()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
-    CLIPImageProcessorPil,
     CLIPVisionConfig,
     LlamaConfig,
     LlavaConfig,
@@ -21,13 +18,21 @@ from transformers import (
 )
 
 from tests.fakes.gcs.server import FakeGcs
-from tests.support.drivers.weigh_start import MARK
-from tests.support.short_form import WHOLE, chosen, only_whole
-from tests.support.trainer.runs import losses, make_run, run_ranks, summary, train_runs
+from tests.support.short_form import chosen, only_whole
+from tests.support.trainer.published_llava import (
+    NUM_SHARDS,
+    PUBLISHED,
+    SIZES,
+    START,
+    config_of,
+    whole_of,
+    with_processor,
+    write_published,
+)
+from tests.support.trainer.runs import losses, make_run, summary, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
 from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.data.loader import PackedLoader
 from vlmpipe.trainer.data.tokenize import make_tokenizer
 from vlmpipe.trainer.dataloading.batches import collate, online_images
@@ -41,15 +46,6 @@ from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.file_sums import upload_folder
 from vlmpipe.trainer.weights_digest import weights_sha256
 
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-PUBLISHED = {  # names of today -> those of llava-hf's repositories
-    "model.vision_tower.": "vision_tower.vision_model.",
-    "model.multi_modal_projector.": "multi_modal_projector.",
-    "model.language_model.": "language_model.model.",
-    "lm_head.": "language_model.lm_head.",
-}
-NUM_SHARDS = 3
-START = {"features.cache": "off", "train.max_steps": 1, "train.micro_batch_size": 4}
 # Each reads the parts it needs from a whole LLaVA: by layers, by heads and by stages.
 SHARDED: dict[str, dict[str, Any]] = {
     "fsdp": {"train.strategy": "fsdp"},
@@ -77,34 +73,6 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     write_published(folder, config, LlavaForConditionalGeneration(config).state_dict())
     return folder
-
-
-def write_published(
-    folder: Path, config: LlavaConfig, state: dict[str, torch.Tensor], num_shards: int = NUM_SHARDS
-) -> None:
-    folder.mkdir(exist_ok=True)
-    stored = {}
-    for name, tensor in state.items():
-        new, old = next((new, old) for new, old in PUBLISHED.items() if name.startswith(new))
-        stored[name.replace(new, old, 1)] = tensor.clone()
-    names = sorted(stored)
-    files = {f"model-{n + 1:05d}-of-{num_shards:05d}.safetensors": names[n::num_shards] for n in range(num_shards)}
-    for file, members in files.items():
-        save_file({name: stored[name] for name in members}, folder / file, metadata={"format": "pt"})
-    weight_map = {name: file for file, members in files.items() for name in members}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    content = config.to_dict() | {"architectures": ["LlavaForConditionalGeneration"]}
-    (folder / "config.json").write_text(json.dumps(content, default=str))
-
-
-def config_of(**changes: Any) -> ModelConfig:
-    settings = {"tokenizer": "train:300", "image_size": 32, "feature_layer": -2, "feature_select": "drop_cls"}
-    return ModelConfig.model_validate(settings | changes)
-
-
-def whole_of(place: Path | str) -> dict[str, Any]:
-    """The model section that starts from a whole LLaVA and trains all of it."""
-    return config_of(pretrained={"weights": str(place)}, freeze=[]).model_dump(mode="json")
 
 
 def parts_of(model: torch.nn.Module, prefix: str) -> dict[str, torch.Tensor]:
@@ -329,12 +297,6 @@ def test_a_run_from_a_bucket_is_that_from_a_folder_and_reads_each_file_once(
     assert losses(bucket) == losses(local)
 
 
-def with_processor(published: Path, folder: Path) -> Path:
-    shutil.copytree(published, folder)
-    CLIPImageProcessorPil(size={"height": 32, "width": 32}, do_center_crop=False).save_pretrained(folder)
-    return folder
-
-
 @only_whole
 def test_every_strategy_starts_from_a_published_layout(published: Path, tmp_path: Path) -> None:
     """As one process does; the first two losses, so that what was read is also trained."""
@@ -350,58 +312,3 @@ def test_every_strategy_starts_from_a_published_layout(published: Path, tmp_path
     train_runs(two, processes=2)
     for job in two:
         assert losses(job) == pytest.approx(losses(one), rel=1e-5), job.run.run_id
-
-
-def weighed(jobs: list[JobConfig]) -> dict[str, list[dict[str, Any]]]:
-    """By run: of each of two ranks what it held and read while its strategy was built."""
-    configs = [f"{job.run.run_uri}/run.json" for job in jobs]
-    printed = run_ranks("tests.support.drivers.weigh_start", ["--configs", *configs], processes=2)
-    line = next(line for line in printed.splitlines() if line.startswith(MARK))
-    return dict(json.loads(line.removeprefix(MARK)))
-
-
-def drop_cached_pages(files: list[Path]) -> None:
-    for path in files:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-@only_whole
-def test_a_start_reads_each_byte_once_and_holds_one_file_more_than_the_strategy(tmp_path: Path) -> None:
-    """A rank reads each weight that it trains once, and frozen ones again for their digest; ranks of one machine read
-    each byte of its disk once together. zero2, whose DeepSpeed copies the whole model, shows that the measure sees."""
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
-    config = LlavaConfig(
-        vision_config=CLIPVisionConfig(**sizes, num_hidden_layers=2, patch_size=8, image_size=32).to_dict(),
-        text_config=LlamaConfig(**sizes, num_hidden_layers=8, num_key_value_heads=4, vocab_size=310).to_dict(),
-    )
-    write_published(tmp_path / "plain", config, LlavaForConditionalGeneration(config).state_dict(), num_shards=6)
-    folder = with_processor(tmp_path / "plain", tmp_path / "llava")
-    files = list(folder.glob("*.safetensors"))
-    largest, stored = max(file.stat().st_size for file in files), sum(file.stat().st_size for file in files)
-    cases = {name: strategy_changes(name) for name in ("fsdp", "zero3", "tp", "pp")}
-    cases["frozen"] = cases["fsdp"] | {"train.shard_frozen_weights": True, "model.freeze": ["tower", "language_model"]}
-    cases = {**chosen(cases, lambda name: name in ("zero3", "pp")), "zero2": strategy_changes("zero2")}
-    jobs = [
-        make_run(tmp_path, name, START | {"model": whole_of(folder)} | changes, features="off")
-        for name, changes in cases.items()
-    ]
-    drop_cached_pages(files)
-    found = weighed(jobs)
-    more = {name: max(rank["peak"] - rank["held"] for rank in ranks) for name, ranks in found.items()}
-    assert more.pop("zero2") > stored > 3 * largest
-    assert max(more.values()) < largest, more
-    matrix = 4 * sizes["hidden_size"] * sizes["intermediate_size"]
-    assert more["zero3"] <= 2 * matrix, "one in the machine's memory, as plans count, and one on the device"
-    nbytes = {name: tensor.nbytes for file in files for name, tensor in load_file(file).items()}
-    for name, ranks in found.items():
-        times = [(tensor, read / nbytes[tensor]) for rank in ranks for tensor, read in rank["reads"].items()]
-        twice = {tensor for tensor, number in times if number != 1}
-        frozen = {"vision_tower", "language_model"} if name == "frozen" else {"vision_model.encoder.layers.1", "post_"}
-        assert all(any(part in tensor for part in frozen) for tensor in twice), (name, twice)
-        assert {number for _, number in times} <= {1, 2}
-    layers = [{tensor for tensor in rank["reads"] if ".model.layers." in tensor} for rank in found["pp"]]
-    assert all(layers) and not layers[0] & layers[1], "stages read their own layers"
-    if WHOLE:  # elsewhere other tests have the kernel read, too
-        assert sum(rank["from_disk"] for rank in next(iter(found.values()))) < 1.5 * stored

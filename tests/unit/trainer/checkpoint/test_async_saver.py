@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,53 +19,18 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from tests.fakes.cuda import CudaDevices
-from tests.support.trainer.checkpoints import newest_good, record
+from tests.support.trainer.checkpoints import newest_good
+from tests.support.trainer.savers import DEADLINE_S, WORKER, Counter, at
 from vlmpipe.trainer.checkpoint import async_saver
 from vlmpipe.trainer.checkpoint.async_saver import CheckpointSaver
-from vlmpipe.trainer.checkpoint.attempts import claim_attempt, read_attempts, step_of
-from vlmpipe.trainer.checkpoint.commit import CommitRecord, checkpoint_name, committed
+from vlmpipe.trainer.checkpoint.attempts import claim_attempt, step_of
+from vlmpipe.trainer.checkpoint.commit import checkpoint_name, committed
 from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
-from vlmpipe.trainer.checkpoint.manager import Checkpoints
-from vlmpipe.trainer.checkpoint.random_states import seed_random_states
 from vlmpipe.trainer.checkpoint.retention import Retention
 from vlmpipe.trainer.checkpoint.staging import Staging, program_folder, sweep_staging
 from vlmpipe.trainer.checkpoint.verified_files import fetch_folder
-from vlmpipe.trainer.config.checkpoint import CheckpointConfig
-from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
-from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.storage.local import LocalStorage
-from vlmpipe.trainer.strategies.base import SavedFiles
-
-WORKER = ProcessContext(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
-DEADLINE_S = 20.0
-
-
-class Counter:
-    """A strategy whose state is one number. Writing it waits for `may_write`."""
-
-    checkpoint_format = "dcp"
-
-    def __init__(self) -> None:
-        self.value = 0
-        self.may_write = threading.Event()
-        self.may_write.set()
-
-    def snapshot(self, folder: Path, group: Any) -> Callable[[], None]:
-        taken = self.value
-
-        def write() -> None:
-            assert self.may_write.wait(DEADLINE_S)
-            (folder / "value").write_text(str(taken))
-
-        return write
-
-    def reads(self, files: SavedFiles) -> dict[str, list[tuple[int, int]]]:
-        return {file: [(0, size)] for file, size in files.sizes_bytes.items()}
-
-    def load(self, folder: Path) -> None:
-        self.value = int((folder / "value").read_text())
 
 
 @pytest.fixture(autouse=True)
@@ -91,10 +55,6 @@ def store(tmp_path: Path) -> LocalStorage:
 def saver_of(store: Any, strategy: Counter, limit_s: float = 3600.0, **options: Any) -> CheckpointSaver:
     failures = FailedSaves(limit_s, retry_s=0.0)
     return CheckpointSaver(store, strategy, WORKER, Retention(2), failures, **options)  # type: ignore[arg-type]
-
-
-def at(step: int, **changes: Any) -> CommitRecord:
-    return record(**{"step": step, "world_size": 1, "num_nodes": 1, **changes})
 
 
 def value_of(store: LocalStorage, tmp_path: Path) -> str:
@@ -135,25 +95,6 @@ def test_the_next_save_waits_for_the_one_before(store: LocalStorage) -> None:
     second.join(DEADLINE_S)
     saver.finish()
     assert [int(name.split("-")[1]) for name in committed(store)] == [1, 2]
-
-
-def test_an_error_ends_training_once_the_save_under_way_is_committed(
-    store: LocalStorage, capsys: pytest.CaptureFixture[str]
-) -> None:
-    strategy = Counter()
-    checkpoints = _checkpoints(store)
-    checkpoints._strategy = checkpoints._saver._strategy = strategy  # type: ignore[assignment]
-    strategy.may_write.clear()
-    checkpoints.save(1, 0, 8, 2.0, Stop(None))  # type: ignore[arg-type]
-    opens = threading.Timer(0.05, strategy.may_write.set)
-    with pytest.raises(ZeroDivisionError), checkpoints.finished_before_errors():
-        opens.start()
-        raise ZeroDivisionError
-    assert [step_of(name) for name in committed(store)] == [1]
-    printed = capsys.readouterr().out
-    assert "an error ends the job once step 1 is saved" in printed and "step 1 is saved before the end" in printed
-    checkpoints._saver.finish_before_error()
-    assert not capsys.readouterr().out, "nothing is under way"
 
 
 def test_an_error_waits_for_a_limited_time_and_not_for_a_save_that_failed(
@@ -333,72 +274,6 @@ def test_leftovers_of_earlier_starts_go_with_the_first_commit(store: LocalStorag
     name = saver.finish().name
     folders = {info.name.split("/")[1] for info in store.list("checkpoints") if info.name.count("/") > 1}
     assert folders == {name}
-
-
-class Stop:
-    """A stop request that came some time ago."""
-
-    def __init__(self, seconds_ago: float | None) -> None:
-        self.requested = seconds_ago is not None
-        self.requested_at = None if seconds_ago is None else time.monotonic() - seconds_ago
-
-
-@pytest.mark.parametrize(
-    ("seconds_ago", "saved"), [(None, [1, 2]), (0.0, [1, 2]), (27.0, [1])], ids=["no stop", "in time", "too late"]
-)
-def test_save_that_exceeds_the_preemption_notice_is_not_begun(
-    store: LocalStorage, seconds_ago: float | None, saved: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    checkpoints = _checkpoints(store)
-    checkpoints.save(1, 0, 8, 2.0, Stop(None))  # type: ignore[arg-type]
-    checkpoints.finish("done")
-    checkpoints._saver.saved = dataclasses.replace(checkpoints._saver.saved, seconds=5.0)
-    checkpoints.save(2, 0, 16, 1.0, Stop(seconds_ago))  # type: ignore[arg-type]
-    checkpoints.finish("preempted")
-    assert [int(name.split("-")[1]) for name in committed(store)] == saved
-    assert ("no time to save step 2" in capsys.readouterr().out) == (saved == [1])
-    assert read_attempts(store).ended == "preempted"
-
-
-def test_a_restart_continues_although_the_run_file_says_never(store: LocalStorage) -> None:
-    """Only the first start of a submission gives up what earlier ones have saved."""
-    begun = []
-    for submission, last_step in (("one", 5), ("one", 9), ("two", 3), ("two", 7)):
-        checkpoints = _checkpoints(store, resume="never", submission=submission)
-        resumed = checkpoints.resume()
-        begun.append(resumed.checkpoint.record.step if resumed else 0)
-        checkpoints.save(last_step, 0, 8 * last_step, 2.0, Stop(None))  # type: ignore[arg-type]
-        checkpoints._saver.finish()  # and no end is recorded: the job crashes
-    assert begun == [0, 5, 0, 3]
-
-
-def test_dropout_goes_on_in_the_same_layout_and_is_seeded_by_replica_in_another(store: LocalStorage) -> None:
-    """As saved, the ranks of one model of the new layout would draw different masks."""
-    torch.manual_seed(99)
-    checkpoints = _checkpoints(store)
-    checkpoints.save(3, 0, 24, 2.0, Stop(None))  # type: ignore[arg-type]
-    going_on = torch.rand(4)
-    checkpoints._saver.finish()
-    assert _checkpoints(store).resume() and torch.equal(torch.rand(4), going_on)
-    other = _checkpoints(store)
-    other._record = dataclasses.replace(other._record, degrees=[2, 1, 1])
-    resumed = other.resume()
-    found = torch.rand(4)
-    assert resumed and not torch.equal(found, going_on)
-    seed_random_states(0, DataParallelRank(0, 1, leads=True, takes_images=True), step=3)
-    assert torch.equal(torch.rand(4), found)
-    assert any("is of another layout of ranks" in note for note in other.notes(resumed))
-
-
-def _checkpoints(store: LocalStorage, *, resume: str = "auto", submission: str = "one") -> Checkpoints:
-    from tests.support.trainer.runs import TINY
-
-    run = {"run_id": "r", "root_uri": store.root_uri, "submission": submission}
-    content = {**TINY, "run": run, "train": {**TINY["train"], "resume": resume}}
-    job = JobConfig.model_validate(content).model_copy(
-        update={"checkpoint": CheckpointConfig(async_save=True, preemption_notice_s=30)}
-    )
-    return Checkpoints(job, store, Counter(), at(1), WORKER)  # type: ignore[arg-type]
 
 
 def test_staging_of_a_living_process_is_left_alone_and_a_leftover_is_not(
