@@ -11,7 +11,7 @@ import torch.distributed as dist
 from benchmarks.support.processes import announce, first_ranks_answer
 from benchmarks.support.suite import Bench, cases_in_time
 from tests.support.planner import planned_memory
-from tests.support.trainer import memory_cases, pipeline_memory
+from tests.support.trainer import memory_cases, pipeline_memory, split_memory_cases
 from tests.support.trainer.measure_memory import measure
 from tests.support.trainer.memory_cases import Case
 from vlmpipe.trainer.distributed.process import start_worker
@@ -20,7 +20,7 @@ MIB = 2**20
 QUICK_CASES = 2
 KINDS: dict[str, tuple[dict[str, Case], int]] = {  # with the number of processes
     "whole models": (memory_cases.CASES, 2),
-    "split models": (memory_cases.SPLIT_CASES, 4),
+    "split models": (split_memory_cases.SPLIT_CASES, 4),
     "pipelines": (pipeline_memory.CASES, pipeline_memory.STAGES),
     "split pipelines": (pipeline_memory.SPLIT_CASES, 4),
     "pipelines of two copies": (pipeline_memory.COPIED_CASES, 8),

@@ -7,21 +7,17 @@ right and wrong answers, the confusion of digits and the controls are measured, 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
-from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from PIL import Image
-from sklearn.datasets import load_digits
-from sklearn.linear_model import LogisticRegression
 
 from tests.support.data.prepared import seal
+from tests.support.digit_answers import NUM_EVAL, digit_pairs, evaluation_of, predictions_of, sample_of
 from tests.support.planner.plans import red
 from vlmpipe.config.sections.output import GateConfig
 from vlmpipe.records.decision import Champion
@@ -37,14 +33,6 @@ from vlmpipe.trainer.storage.export_manifest import write_description
 from vlmpipe.trainer.storage.file_sums import FileSum
 
 RUN_ID = "digits-20261120-101500"
-NUM_EVAL = 120
-LEFT, RIGHT, SUM, EVEN = "left digit", "right digit", "sum", "even or odd"
-QUESTIONS = {
-    LEFT: "Which digit is on the left?",
-    RIGHT: "Which digit is on the right?",
-    SUM: "What is the sum of the two digits?",
-    EVEN: "Is the left digit even?",
-}
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -55,14 +43,14 @@ def write_json(path: Path, content: Any) -> None:
 def make_run(root: Path) -> Path:
     """Write a finished, accepted run and its prepared data under `root`; returns the run's folder."""
     run, prepared = root / "runs" / RUN_ID, root / "prepared" / "f3a9c1d2"
-    pairs, left_guess, right_guess = _digit_pairs()
-    samples = [_sample(number, left, right) for number, (left, right, _) in enumerate(pairs)]
+    pairs, left_guess, right_guess = digit_pairs()
+    samples = [sample_of(number, left, right) for number, (left, right, _) in enumerate(pairs)]
     pictures = [picture for _, _, picture in pairs]
     _write_prepared(prepared, samples, pictures)
-    predictions = _predictions(samples, left_guess, right_guess)
-    shuffled = _predictions(samples, np.roll(left_guess, 7), np.roll(right_guess, 7))
-    nothing = _predictions(samples, np.full(NUM_EVAL, 3), np.full(NUM_EVAL, 3))
-    evaluation = _evaluation(predictions, shuffled, nothing)
+    predictions = predictions_of(samples, left_guess, right_guess)
+    shuffled = predictions_of(samples, np.roll(left_guess, 7), np.roll(right_guess, 7))
+    nothing = predictions_of(samples, np.full(NUM_EVAL, 3), np.full(NUM_EVAL, 3))
+    evaluation = evaluation_of(predictions, shuffled, nothing)
     (run / "steps").mkdir(parents=True)
     (run / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in predictions))
     write_json(run / "evaluate.json", evaluation)
@@ -110,91 +98,6 @@ def run_settings(root: Path) -> dict[str, Any]:
         "register": {"model_name": "digits", "alias": "champion"},
         "schedule": None,
         "gcp": {},
-    }
-
-
-def _digit_pairs() -> tuple[list[tuple[int, int, bytes]], np.ndarray, np.ndarray]:
-    """(left, right, PNG) of each held-out picture, and a classifier's guesses of both digits."""
-    digits = load_digits()
-    model = LogisticRegression(max_iter=60).fit(digits.data[:260] / 16, digits.target[:260])
-    left = np.arange(500, 500 + NUM_EVAL)
-    right = left + NUM_EVAL
-    pairs = []
-    for a, b in zip(left, right, strict=True):
-        scans = np.hstack([digits.images[a], np.zeros((8, 2)), digits.images[b]])
-        picture = Image.fromarray((scans * 15.9).astype(np.uint8)).resize((72, 32), Image.Resampling.NEAREST)
-        buffer = io.BytesIO()
-        picture.save(buffer, "PNG")
-        pairs.append((int(digits.target[a]), int(digits.target[b]), buffer.getvalue()))
-    return pairs, model.predict(digits.data[left] / 16), model.predict(digits.data[right] / 16)
-
-
-def _answers(left: int, right: int) -> dict[str, str]:
-    return {LEFT: str(left), RIGHT: str(right), SUM: str(left + right), EVEN: "no" if left % 2 else "yes"}
-
-
-def _sample(number: int, left: int, right: int) -> dict[str, Any]:
-    turns = [
-        {"question": ("<image>\n" if turn == 0 else "") + QUESTIONS[name], "answer": answer, "slice": name}
-        for turn, (name, answer) in enumerate(_answers(left, right).items())
-    ]
-    return {"id": f"digits/{number:04d}", "turns": turns}
-
-
-def _predictions(samples: list[dict[str, Any]], left: np.ndarray, right: np.ndarray) -> list[dict[str, Any]]:
-    lines = []
-    for sample, a, b in zip(samples, left, right, strict=True):
-        guesses = _answers(int(a), int(b))
-        for number, turn in enumerate(sample["turns"]):
-            prediction = guesses[turn["slice"]]
-            lines.append(
-                {
-                    "id": sample["id"],
-                    "turn": number,
-                    **turn,
-                    "prediction": prediction,
-                    "correct": prediction == turn["answer"],
-                }
-            )
-    return lines
-
-
-def _evaluation(
-    predictions: list[dict[str, Any]], shuffled: list[dict[str, Any]], nothing: list[dict[str, Any]]
-) -> dict[str, Any]:
-    def share(lines: list[dict[str, Any]]) -> float:
-        return sum(line["correct"] for line in lines) / len(lines)
-
-    def of(name: str, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [line for line in lines if line["slice"] == name]
-
-    def chance(name: str) -> float:
-        lines = of(name, predictions)
-        return Counter(line["answer"] for line in lines).most_common(1)[0][1] / len(lines)
-
-    def control(lines: list[dict[str, Any]]) -> dict[str, Any]:
-        slices = {name: {"exact_match": share(of(name, lines))} for name in QUESTIONS}
-        return {"exact_match": share(lines), "slices": slices}
-
-    slices = {
-        name: {
-            "questions": len(of(name, predictions)),
-            "exact_match": share(of(name, predictions)),
-            "chance": chance(name),
-        }
-        for name in QUESTIONS
-    }
-    return {
-        "samples": NUM_EVAL,
-        "held_out_sha256": "d",
-        "questions": len(predictions),
-        "loss": 0.412,
-        "perplexity": math.exp(0.412),
-        "exact_match": share(predictions),
-        "chance": sum(measured["chance"] for measured in slices.values()) / len(slices),
-        "slices": slices,
-        "controls": {"shuffled_image": control(shuffled), "no_image": control(nothing)},
-        "wall_s": 9.4,
     }
 
 

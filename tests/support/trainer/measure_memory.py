@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.support.announced import announced
-from tests.support.trainer.memory_cases import CASES, HYBRID_CASES, SPLIT_CASES, Case
+from tests.support.trainer.memory_cases import CASES, Case
+from tests.support.trainer.split_memory_cases import HYBRID_CASES, SPLIT_CASES
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.dataloading.batches import PackedBatch
 from vlmpipe.trainer.distributed.data_parallel_rank import replica_of

@@ -11,8 +11,9 @@ import pytest
 from tests.support.planner.memory_bounds import COUNTED, PEAK
 from tests.support.planner.planned_memory import predicted
 from tests.support.short_form import chosen, only_whole
-from tests.support.trainer.memory_cases import CASES, HYBRID_CASES, Case
+from tests.support.trainer.memory_cases import CASES, Case
 from tests.support.trainer.runs import run_ranks
+from tests.support.trainer.split_memory_cases import HYBRID_CASES
 
 PROCESSES = 2  # on each node
 # Each strategy, and each part that takes memory under one whose share of it is its own.

@@ -17,9 +17,9 @@ from tests.support.planner.planned_memory import predicted
 from tests.support.short_form import WHOLE, chosen, only_whole
 from tests.support.trainer.equalities import RELATIVE, RELATIVE_BF16, STOP_STEP, trained_weights
 from tests.support.trainer.hard_to_shard import MODEL
-from tests.support.trainer.memory_cases import SPLIT_CASES
 from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import losses, make_run, metrics, run_ranks, summary, train_runs
+from tests.support.trainer.split_memory_cases import SPLIT_CASES
 from tests.support.trainer.tiny_runs import TINY, strategy_changes
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import ModelConfig
