@@ -33,6 +33,11 @@ DIGITS = ROOT / "configs/digits.yaml"
 MAILED = (DIGITS, ROOT / "configs/digits-stages.yaml", ROOT / "configs/sweeps/qwen3-vl-2b-scorers.yaml")
 
 
+@pytest.fixture
+def digits() -> RunConfig:
+    return load_run_file(DIGITS)
+
+
 def compiled(config: RunConfig, target: str, folder: Path) -> Spec:
     (spec,) = documents(compile_pipeline(config, target, folder / f"{target}.yaml").path.read_bytes())
     return dict(spec)
