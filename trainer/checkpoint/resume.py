@@ -256,7 +256,7 @@ def require_same_run(checkpoint: Checkpoint, expected: CommitRecord) -> None:
         )
         if getattr(found, name) != getattr(expected, name)
     ]
-    way_back = "restore it"
+    way_back, begun_with = "restore it", "the run file that this run was started with"
     if found.plan_sha256 != expected.plan_sha256:  # data has another name where its format is another
         way_back = "restore it and its data, or continue with the vlmpipe that began it, if another prepares other data"
     if found.checkpoint_format == expected.checkpoint_format:
@@ -265,6 +265,8 @@ def require_same_run(checkpoint: Checkpoint, expected: CommitRecord) -> None:
         differences = [change.text() for change in refused] + differences
         if refused and refused[0].is_gone:
             way_back = "continue with that vlmpipe"
+        if refused and refused[0].is_of_version:
+            way_back, begun_with = "continue with the vlmpipe that began it", "the reward that this run was begun with"
     if found.checkpoint_format == "deepspeed":
         for what, was, now in (
             ("the number of ranks (ZeRO state is cut by it)", found.world_size, expected.world_size),
@@ -274,6 +276,6 @@ def require_same_run(checkpoint: Checkpoint, expected: CommitRecord) -> None:
     if differences:
         raise ConfigError(
             f"checkpoint {checkpoint.name} cannot be continued: {differences[0]}",
-            expected="the run file that this run was started with",
+            expected=begun_with,
             fix=f"{way_back}, or start a new run (train.resume=never, or another run id)",
         )

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from vlmpipe.trainer.config.arr_coc.relevance import EARLIER_REWARD, REWARD
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import ModelConfig
@@ -29,6 +30,7 @@ OUTCOMES: dict[Outcome, str] = {
     "prepared": "the resume ends with exit code 64 if other data was prepared",
     "same": "the run file's value counts, and the training is the same but for rounding",
 }
+SELECTION_REWARD = "the reward of drawn selections"  # among the settings: no field, but what a version computes
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,7 @@ class Change:
     now: Any
     outcome: Outcome
     is_gone: bool = False  # this version has no such field
+    is_of_version: bool = False  # no run file sets it
 
     def text(self) -> str:
         if self.is_gone:
@@ -220,7 +223,9 @@ def settings_of(job: JobConfig) -> dict[str, Any]:
     """Values of the fields whose change is refused or said, as JSON; fields at their defaults are left out."""
     recorded = {field for rule in RULES if rule.outcome in ("taken", "refused") for field in rule.fields}
     values = {field: _value_at(job, field) for field in recorded if not field.startswith("train.trainer.")}
-    return {field: values[field] for field in sorted(values) if values[field] != _DEFAULTS[field]}
+    relevance = job.model.relevance
+    computed = {SELECTION_REWARD: REWARD} if relevance and relevance.learns else {}
+    return {field: values[field] for field in sorted(values) if values[field] != _DEFAULTS[field]} | computed
 
 
 def as_trained(job: JobConfig, settings: Mapping[str, object]) -> JobConfig:
@@ -252,13 +257,21 @@ def changes(found: Mapping[str, Any], expected: Mapping[str, Any], checkpoint_fo
     """
     rules = rules_by_field()
     differing = []
-    for field in sorted({*found, *expected}):
+    for field in sorted({*found, *expected} - {SELECTION_REWARD}):
         was, now = _recorded(found, field), _recorded(expected, field)
         if was != now:
             # A field that this version does not have decided something for the one that saved.
             outcome = rules[field].outcome_under(checkpoint_format) if field in rules else "refused"
             differing.append(Change(field, was, now, outcome, is_gone=field not in rules))
-    return sorted(differing, key=lambda change: change.outcome != "refused")
+    return sorted([*differing, *_other_reward(found, expected)], key=lambda change: change.outcome != "refused")
+
+
+def _other_reward(found: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[Change]:
+    """The change of the reward, where both settings draw selections."""
+    if all(settings.get("model.relevance.estimator") == "rloo" for settings in (found, expected)):
+        was, now = (settings.get(SELECTION_REWARD, EARLIER_REWARD) for settings in (found, expected))
+        if was != now:
+            yield Change(SELECTION_REWARD, was, now, "refused", is_of_version=True)
 
 
 def _recorded(settings: Mapping[str, object], field: str) -> object:

@@ -12,6 +12,8 @@ from vlmpipe.trainer.config.base import Fraction, NonNegative, Positive, Section
 
 Scorer = Literal["propositional", "perspectival", "participatory"]
 Allocation = Literal["full", "uniform", "random", "topk", "mass", "quadtree"]
+REWARD = "the mean probability of an answer's tokens"  # of a drawn selection; checkpoints record it
+EARLIER_REWARD = "the summed log probability of an answer's tokens"  # of versions whose checkpoints record none
 LEARNING_SCORER = "participatory"  # the others have no parameters
 
 
@@ -64,8 +66,8 @@ class RelevanceConfig(Section):
     samples: int = Field(4, ge=2, description="Selections that rloo draws for each sample.")
     token_cost: NonNegative = Field(
         0.0,
-        description="Penalty of each kept token in a selection's reward, which is the mean probability of an answer's "
-        "token. For a choice between min_tokens and max_tokens.",
+        description=f"Penalty of each kept token in a selection's reward, which is {REWARD}. "
+        "For a choice between min_tokens and max_tokens.",
     )
     centre_questions: bool = Field(
         False,

@@ -25,6 +25,7 @@ from vlmpipe.trainer.checkpoint.resume_rules import (
     OUTCOMES,
     RULES,
     SECTIONS,
+    SELECTION_REWARD,
     Outcome,
     Rule,
     as_trained,
@@ -33,6 +34,7 @@ from vlmpipe.trainer.checkpoint.resume_rules import (
     rules_by_field,
     settings_of,
 )
+from vlmpipe.trainer.config.arr_coc.relevance import EARLIER_REWARD, REWARD, RelevanceConfig
 from vlmpipe.trainer.config.data import DataPhase
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.sources.data_source import DataSource
@@ -196,6 +198,35 @@ def test_a_setting_that_this_version_does_not_have_is_refused() -> None:
     with pytest.raises(ConfigError, match=words) as refused:
         require_same_run(Checkpoint("0001", saved), record())
     assert refused.value.fix.startswith("continue with that vlmpipe, or start a new run")
+
+
+def drawing(estimator: str = "rloo") -> JobConfig:
+    relevance = RelevanceConfig.model_validate({"max_tokens": 4, "estimator": estimator})
+    model = job_of().model
+    return job_of().model_copy(update={"model": model.model_copy(update={"relevance": relevance})})
+
+
+def test_a_run_that_began_with_an_earlier_reward_is_refused_with_the_way_back() -> None:
+    """Checkpoints of vlmpipe before decision 0192 record no reward; theirs was a log probability."""
+    now = settings_of(drawing())
+    saved = record(settings={name: value for name, value in now.items() if name != SELECTION_REWARD})
+    with pytest.raises(ConfigError) as refused:
+        require_same_run(Checkpoint("0001", saved), record(settings=now))
+    assert f'{SELECTION_REWARD} changed from "{EARLIER_REWARD}" to "{REWARD}"' in refused.value.found
+    assert "reward that this run was begun with" in (refused.value.expected or "")
+    assert refused.value.fix.startswith("continue with the vlmpipe that began it, or start a new run")
+
+
+def test_a_run_with_its_own_reward_continues_and_one_that_draws_no_selections_has_none() -> None:
+    assert settings_of(drawing())[SELECTION_REWARD] == REWARD
+    assert not refusal(drawing(), drawing(), "ddp")
+    assert SELECTION_REWARD not in settings_of(drawing("none")) | settings_of(job_of())
+    assert not refusal(drawing("none"), drawing("none"), "ddp")
+
+
+def test_where_selections_begin_to_be_drawn_that_is_the_difference() -> None:
+    (change,) = changes(settings_of(drawing("none")), settings_of(drawing()), "dcp")
+    assert (change.field, change.outcome) == ("model.relevance.estimator", "refused")
 
 
 def test_other_prepared_data_may_be_that_of_another_version() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vlmpipe.trainer.config.arr_coc.channels import CHANNELS
-from vlmpipe.trainer.config.arr_coc.relevance import RelevanceConfig
+from vlmpipe.trainer.config.arr_coc.relevance import REWARD, RelevanceConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.features.relevance.module import (
     PREFIX,
@@ -117,7 +117,8 @@ def test_advantages_are_left_one_out_and_do_not_depend_on_other_samples() -> Non
     torch.testing.assert_close(log_probs.grad, torch.stack([-advantages / 3, torch.zeros(3)], dim=1))
 
 
-def test_a_reward_is_the_mean_probability_of_an_answers_tokens() -> None:
+def test_a_reward_is_what_checkpoints_record_it_as() -> None:
+    assert REWARD == "the mean probability of an answer's tokens", "with another reward it needs another name"
     losses = torch.tensor([[0.0, 2.0, 200.0], [1.0, 1.0, 0.0]])
     rewards = answer_probabilities(losses, torch.tensor([0, 0, 1]), 3)  # the third sample has no label
     shares = torch.exp(-losses)
