@@ -1,7 +1,7 @@
 """The plan of a run, made before it began: `plan.json`.
 
-The planner writes more than is read again (`vlmpipe.planner.plan.Plan.as_dict`). The file may be of another version of
-the planner: a value that it lacks, or has in another form, is at its default.
+The planner writes more than is read again (`vlmpipe.planner.plan.Plan.as_dict`). A value that another version of it did
+not write is at its default; one in another form is refused by its name, as in every record.
 """
 
 from __future__ import annotations
@@ -9,36 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from pydantic import (
-    Field,
-    JsonValue,
-    ValidationError,
-    ValidationInfo,
-    ValidatorFunctionWrapHandler,
-    field_validator,
-)
+from pydantic import Field, JsonValue
 
 from vlmpipe.trainer.records.record import Part, Record
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.records import write_record
 
 
-class Planned(Part):
-    """Part of a plan."""
-
-    @field_validator("*", mode="wrap")
-    @classmethod
-    def _known_form(cls, value: object, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
-        field = cls.model_fields[str(info.field_name)]
-        try:
-            return check(value)
-        except ValidationError:
-            if field.is_required():
-                raise
-            return field.get_default(call_default_factory=True)
-
-
-class StepCost(Planned):
+class StepCost(Part):
     """Machines of a job and what they cost."""
 
     job: str
@@ -47,7 +25,7 @@ class StepCost(Planned):
     usd: float | None = None
 
 
-class TermCost(Planned):
+class TermCost(Part):
     """The run on one kind of machines: standard, spot or flex_start, or an option of cluster.capacity_fallback."""
 
     possible: bool = False
@@ -56,7 +34,7 @@ class TermCost(Planned):
     steps: tuple[StepCost, ...] = ()
 
 
-class PlannedCost(Planned):
+class PlannedCost(Part):
     """Dollars of the whole run, on its own term and on others."""
 
     term: str = ""
@@ -68,14 +46,14 @@ class PlannedCost(Planned):
     assumptions: tuple[str, ...] = ()
 
 
-class Interval(Planned):
+class Interval(Part):
     """Factors of the training's hours between which it is expected."""
 
     low: float | None = None
     high: float | None = None
 
 
-class PlannedTime(Planned):
+class PlannedTime(Part):
     """Steps and hours of training."""
 
     step_s: float | None = None
@@ -88,7 +66,7 @@ class PlannedTime(Planned):
     assumptions: tuple[str, ...] = ()
 
 
-class MemoryPart(Planned):
+class MemoryPart(Part):
     """Something that lies in a device's memory."""
 
     name: str = ""
@@ -96,7 +74,7 @@ class MemoryPart(Planned):
     why: str = ""
 
 
-class PlannedMemory(Planned):
+class PlannedMemory(Part):
     """The fullest device."""
 
     device: str = "device"
@@ -104,13 +82,13 @@ class PlannedMemory(Planned):
     parts: tuple[MemoryPart, ...] = ()
 
 
-class PlannedJob(Planned):
+class PlannedJob(Part):
     """A pool of machines."""
 
     accelerator_type: str = ""
 
 
-class PlannedRun(Planned, Record):
+class PlannedRun(Record):
     """The parts of a plan that a report, a status or a later plan compares with."""
 
     FILE: ClassVar[str] = "plan.json"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from vlmpipe.runs.run_state import RunState
     from vlmpipe.trainer.records.step import StepRecord
 
-RESULTS = (PlannedRun.FILE, Evaluation.FILE, Decision.FILE, Registered.FILE, "comparison.json")
+RECORDS: tuple[type[Record], ...] = (PlannedRun, Evaluation, Decision, Registered)
+RESULTS = (*(kind.FILE for kind in RECORDS), "comparison.json")
 R = TypeVar("R", bound=Record)
 CLOCKS_APART_S = 60.0  # a record may be that much older than the job, by its machine's clock
 
@@ -45,10 +46,22 @@ class RunFiles:
         return dict(self.contents.get(name) or {})
 
     def record(self, kind: type[R]) -> R | None:
-        """Return a record of the run; None where there is none, or one that is not of this version."""
+        """Return a record of the run; None where there is none, or one that is not of this version (`refused`)."""
         with contextlib.suppress(ConfigError):
             return kind.of(self.contents[kind.FILE], kind.FILE) if self.contents.get(kind.FILE) else None
         return None
+
+    @property
+    def refused(self) -> Iterator[str]:
+        """Yield why a record that is there counts as missing."""
+        for kind in RECORDS:
+            if self.contents.get(kind.FILE) == {}:
+                yield f"{kind.FILE} is damaged"
+            elif kind.FILE in self.contents:
+                try:
+                    kind.of(self.contents[kind.FILE], kind.FILE)
+                except ConfigError as error:
+                    yield error.found
 
 
 class ServiceRun:
@@ -65,6 +78,12 @@ class ServiceRun:
         """The current stage's files; if an earlier stage's gate ended the run, that stage's."""
         is_ended = self.is_over and self.outcome == "done" and self.state.decided
         return self.files_of[self.state.decided[-1] if is_ended else self.state.stage]
+
+    @property
+    def refused(self) -> list[str]:
+        """Why records that are there count as missing, of all stages."""
+        of_all = [(f"stage {stage}: " if stage else "", files) for stage, files in self.files_of.items()]
+        return [f"{where}{reason}" for where, files in of_all for reason in files.refused]
 
     @property
     def decision(self) -> Decision | None:

@@ -21,7 +21,7 @@ from tests.support.vertex.capacity_fallback import (
 )
 from vlmpipe.job_spec.build import Job
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
-from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage import Storage
 
 pytest_plugins = ("tests.support.vertex.capacity_fallback",)
@@ -42,6 +42,15 @@ def test_a_job_without_options_needs_no_plan(server: FakeVertex, run: Storage) -
     server.custom_jobs.scripts = [[*WAITS, *RUNS]]
     climb(server, run, config(), "cache_features")
     assert len(server.custom_jobs.jobs) == 1
+
+
+def test_a_price_of_another_form_is_refused_before_a_machine_is_asked_for(server: FakeVertex, run: Storage) -> None:
+    plan = json.loads(run.read("plan.json"))
+    plan["cost"]["by_term"]["spot"]["steps"][0]["usd_per_hour"] = "36 dollars"
+    run.write("plan.json", json.dumps(plan).encode())
+    with pytest.raises(ConfigError, match=r"by cost.by_term.spot.steps.0.usd_per_hour"):
+        climb(server, run)
+    assert not server.custom_jobs.jobs
 
 
 def test_each_rung_that_finds_none_leads_to_the_next_with_the_same_folder(server: FakeVertex, run: Storage) -> None:

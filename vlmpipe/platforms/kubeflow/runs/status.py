@@ -70,6 +70,7 @@ class KubeflowStatus(ServiceRun):
             results = result_lines(evaluation, decision, registered)
             lines += comparison_lines(comparison) if comparison else results
         notes = list(self.state.notes)
+        notes += self.refused
         if self.files.unreadable:
             notes.append(f"progress, messages and exit codes are missing, because {self.files.unreadable}")
         return lines + [f"note: {note}" for note in notes]

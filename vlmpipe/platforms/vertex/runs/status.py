@@ -119,6 +119,7 @@ class VertexStatus(ServiceRun):
         notes = self.state.notes + restart_lines(self.state)
         if self.web_access_unknown:
             notes.append(f"addresses of shells are missing, because {self.web_access_unknown}")
+        notes += self.refused
         if self.files.unreadable:
             notes.append(f"progress, messages and exit codes are missing, because {self.files.unreadable}")
         return lines + [f"note: {note}" for note in notes]

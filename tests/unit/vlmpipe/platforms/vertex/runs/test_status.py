@@ -79,6 +79,16 @@ def test_money_is_that_of_all_stages(tmp_path: Path) -> None:
     assert found.spent_usd == pytest.approx(50)  # an hour each
 
 
+def test_a_plan_that_cannot_be_read_is_no_silent_lack_of_prices(tmp_path: Path) -> None:
+    put(tmp_path, "stages/align/plan.json", {"cost": {"usd": "dear"}})
+    put(tmp_path, "plan.json", {"cost": {"usd": 300.0}})
+    (tmp_path / "runs/r1/evaluate.json").write_text("{half", encoding="utf-8")
+    put(tmp_path, "steps/decide.json", asdict(StepRecord("decide", "done", BEGAN_S)))
+    notes = status(tmp_path, {"align-train": "SUCCEEDED", "finetune-train": "SUCCEEDED"}).lines()
+    assert "note: stage align: plan.json is not of this version of vlmpipe, by cost.usd" in notes
+    assert "note: stage finetune: evaluate.json is damaged" in notes
+
+
 def test_a_failed_step_is_named_with_its_stage(tmp_path: Path) -> None:
     error = {"exit_code": 65, "error": "loss is nan"}
     put(tmp_path, "stages/align/steps/train.json", asdict(StepRecord("train", "failed", BEGAN_S, detail=error)))
