@@ -26,11 +26,24 @@ SEEDS = 5
 
 @dataclass(frozen=True)
 class Share:
-    """Where a run's folder has the share of questions or pairs that a column shows."""
+    """Where a run's folder has the share of questions or pairs, or the loss, that a column shows."""
 
     column: str
     keys: tuple[str, ...]  # into evaluate.json
     stage: str = ""  # one before the last
+    is_share: bool = True  # else a number of its own unit, which the column names
+
+    def text(self, value: float) -> str:
+        return f"{100 * value:.1f} %" if self.is_share else f"{value:.2f}"
+
+    def range_text(self, values: Sequence[float]) -> str:
+        if self.is_share:
+            return f"{100 * min(values):.1f} to {100 * max(values):.1f} %"
+        return f"{min(values):.2f} to {max(values):.2f}"
+
+    def deviation_text(self, values: Sequence[float]) -> str:
+        deviation = statistics.stdev(values)
+        return f"{100 * deviation:.1f}" if self.is_share else f"{deviation:.3f}"
 
     def read(self, run: Path) -> float:
         value: Any = evaluated(run / "stages" / self.stage if self.stage else run)
@@ -59,6 +72,11 @@ RUN_FILES: dict[str, tuple[Share, ...]] = {
         Share("4 tokens", ("exact_match",)),
         Share("all tokens", ("controls", "all_tokens", "exact_match")),
         Share("4 evenly spaced tokens", ("controls", "uniform_tokens", "exact_match")),
+    ),
+    "openmoji": (
+        Share("loss of a token, nats", ("loss",), is_share=False),
+        Share("answered exactly", ("exact_match",)),
+        Share("likeness to the expected name (ANLS)", ("anls",)),
     ),
 }
 
@@ -93,21 +111,22 @@ def train(run_file: str, seed: int, root: Path, overrides: Sequence[str]) -> Sco
     return scores(run_file, seed, folder)
 
 
-def row(found: Scores) -> str:
-    shares = " | ".join(f"{100 * share:.1f} %" for share in found.shares)
+def row(run_file: str, found: Scores) -> str:
+    columns = zip(RUN_FILES[run_file], found.shares, strict=True)
+    shares = " | ".join(column.text(value) for column, value in columns)
     return f"| {found.seed} | {found.questions:,} | {shares} |"
 
 
 def table(run_file: str, found: Sequence[Scores]) -> list[str]:
     """A line for each seed, then the range and the standard deviation of each share."""
-    columns = [share.column for share in RUN_FILES[run_file]]
-    lines = ["| seed | questions | " + " | ".join(columns) + " |", "|---|--:|" + "--:|" * len(columns)]
-    lines += map(row, found)
-    of_column = [[100 * share for share in shares] for shares in zip(*(one.shares for one in found), strict=True)]
-    ranges = " | ".join(f"{min(shares):.1f} to {max(shares):.1f} %" for shares in of_column)
-    lines.append(f"| range | | {ranges} |")
+    columns = RUN_FILES[run_file]
+    head = " | ".join(share.column for share in columns)
+    lines = [f"| seed | questions | {head} |", "|---|--:|" + "--:|" * len(columns)]
+    lines += [row(run_file, one) for one in found]
+    of_column = list(zip(columns, zip(*(one.shares for one in found), strict=True), strict=True))
+    lines.append(f"| range | | {' | '.join(share.range_text(values) for share, values in of_column)} |")
     if len(found) > 1:
-        deviations = " | ".join(f"{statistics.stdev(shares):.1f}" for shares in of_column)
+        deviations = " | ".join(share.deviation_text(values) for share, values in of_column)
         lines.append(f"| standard deviation, points | | {deviations} |")
     return lines
 
@@ -134,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="vlmpipe-starts-") as root:
         for seed in range(given.seeds):
             found.append(train(given.run_file, seed, Path(root), given.overrides))
-            print(row(found[-1]), flush=True)
+            print(row(given.run_file, found[-1]), flush=True)
     about = environment(f"{given.run_file} from {given.seeds} random starts", load)
     text = "\n".join(page(given.run_file, found, about))
     print(text)

@@ -16,6 +16,8 @@ EVALUATED = {
     "questions": 1100,
     "exact_match": 0.95,
     "chance": 0.275,
+    "loss": 4.671,
+    "anls": 0.03,
     "preference_accuracy": 0.85,
     "reference_preference_accuracy": 0.78,
     "reward_accuracy": 0.8,
@@ -28,6 +30,7 @@ READ = {
     "digits": (0.95, 0.21, 0.21, 0.275),
     "digits-preferences": (0.78, 0.85, 0.8, 0.5, 0.95),
     "arr-coc": (0.5, 0.95, 0.21, 0.21),
+    "openmoji": (4.671, 0.95, 0.03),
 }
 
 
@@ -54,6 +57,13 @@ def test_a_share_is_a_range_with_its_spread() -> None:
     assert lines[2] == "| 0 | 1,100 | 95.0 % | 21.0 % | 22.0 % | 27.5 % |"
     assert lines[-2].startswith("| range | | 93.0 to 95.0 % | 21.0 to 21.0 % |")
     assert lines[-1].startswith("| standard deviation, points | | 1.0 | 0.0 |")
+
+
+def test_a_loss_is_no_share() -> None:
+    lines = table("openmoji", [Scores(seed, 151, (loss, 0.0, 0.03)) for seed, loss in enumerate((4.671, 4.706))])
+    assert lines[2] == "| 0 | 151 | 4.67 | 0.0 % | 3.0 % |"
+    assert lines[-2] == "| range | | 4.67 to 4.71 | 0.0 to 0.0 % | 3.0 to 3.0 % |"
+    assert lines[-1].endswith("| 0.025 | 0.0 | 0.0 |")
 
 
 def test_one_start_has_no_spread() -> None:
