@@ -213,7 +213,9 @@ class _Handler(Handler):
         match = re.fullmatch(r"/bigquery/v2/projects/([^/]+)/datasets/([^/]+)/tables/([^/:]+):testIamPermissions", path)
         if not match or self.command != "POST":
             return None
-        table = ".".join(match.groups())
+        if not re.fullmatch(r"[\w -]{1,1024}", unquote(match[3])):
+            raise ApiError(400, f"Invalid table ID {match[3]!r}: a policy is a whole table's")
+        table = ".".join(map(unquote, match.groups()))
         if table not in self.fake.tables:
             raise ApiError(404, f"Not found: Table {table}")
         return self._test(caller, table, body.get("permissions", []), PREFIXES["tables"])

@@ -79,7 +79,7 @@ COMMANDS: dict[str, Command] = {
         (1, 1), f"{BINDING} location", f"{BOUND} location", _bind(lambda google, name, flags: name)
     ),
     "bq add-iam-policy-binding": _command(
-        (1, 1), "member role table condition", BOUND, _bind(lambda google, name, flags: name.replace(":", "."))
+        (1, 1), "member role table condition", BOUND, _bind(lambda google, name, flags: ".".join(name.rsplit(":", 1)))
     ),
     "gcloud storage buckets create": _command(
         (1, 20), "location uniform-bucket-level-access default-storage-class", "",

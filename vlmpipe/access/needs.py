@@ -130,7 +130,7 @@ def _resource(kinds: tuple[Kind, ...], value: str) -> tuple[Kind | None, str]:
     if "bucket" in kinds and value.startswith(BUCKET):
         return "bucket", value.removeprefix(BUCKET).partition("/")[0]
     if "table" in kinds and value.startswith(TABLE):
-        return "table", value.removeprefix(TABLE)
+        return "table", value.removeprefix(TABLE).partition("$")[0]  # a partition has no policy of its own
     if "secret" in kinds and (match := re.fullmatch(SECRET_NAME, value)):
         return "secret", match[1]
     if "vertex" in kinds and (value.startswith((REGISTRY, "projects/"))):

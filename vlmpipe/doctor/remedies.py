@@ -40,8 +40,9 @@ def grant_on_secret(secret: str, member: str, role: str) -> str:
 
 def grant_on_table(table: str, member: str, role: str) -> str:
     """Grant a role on a table, PROJECT.DATASET.TABLE."""
-    project, _, rest = table.partition(".")
-    return _command("bq", "add-iam-policy-binding", f"--member={member}", f"--role={role}", f"{project}:{rest}")
+    project, dataset, name = table.rsplit(".", 2)
+    named = f"{project}:{dataset}.{name}"
+    return _command("bq", "add-iam-policy-binding", f"--member={member}", f"--role={role}", named)
 
 
 def grant_on_repository(location: str, project: str, repository: str, member: str) -> str:

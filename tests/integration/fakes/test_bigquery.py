@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from google.api_core.exceptions import BadRequest, Forbidden, GoogleAPICallError, NotFound
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import bigquery
 
 from tests.fakes.bigquery import MAX_ROWS, FakeBigQuery, Table
 
@@ -52,6 +55,9 @@ def ask(server: FakeBigQuery, path: str, method: str = "GET") -> tuple[int, dict
         ("samples?colour=red", 400, "invalid", "colour"),
         ("samples?startIndex=1", 400, "invalid", "startIndex"),
         ("samples?view=ALL", 400, "invalid", "view"),
+        ("samples?prettyPrint=perhaps", 400, "invalid", "prettyPrint"),
+        ("samples/data?formatOptions.useInt64Timestamp=1", 400, "invalid", "useInt64Timestamp"),
+        ("samples/data?formatOptions.timestampOutputFormat=INT64", 400, "invalid", "timestampOutputFormat"),
         ("samples/data?view=BASIC", 400, "invalid", "view"),
         ("samples/data?startIndex=-1", 400, "invalid", "startIndex"),
         ("samples/data?startIndex=first", 400, "invalid", "startIndex"),
@@ -93,3 +99,42 @@ def test_what_may_be_read_is_read_page_by_page(server: FakeBigQuery) -> None:
     assert (len(first["rows"]), len(rest["rows"]), "pageToken" in rest) == (MAX_ROWS, 2, False)
     assert first["rows"][0] == {"f": [{"v": "x"}]} and rest["rows"][-1]["f"][0] == {"v": str(MAX_ROWS + 2)}
     assert ask(server, PATH.format("samples/data?startIndex=100"))[1]["rows"] == [], "beyond the last row are none"
+
+
+Fault = Callable[[bigquery.Client], object]
+# What the comments of Google's client and of the messages behind it say of each argument, as its own methods send it.
+FAULTS: dict[str, tuple[Fault, type[GoogleAPICallError]]] = {
+    "a project of another form": (lambda client: client.get_table("p.data.samples"), BadRequest),
+    "a data set with a dash": (lambda client: client.get_table("my-project.da-ta.samples"), BadRequest),
+    "a data set of another alphabet": (lambda client: client.get_table("my-project.donn\u00e9es.samples"), BadRequest),
+    "a table with an asterisk": (lambda client: client.get_table("my-project.data.sam*"), BadRequest),
+    "a table of 1025 characters": (lambda client: client.get_table(f"my-project.data.{'a' * 1025}"), BadRequest),
+    "no such table": (lambda client: client.get_table("my-project.data.none"), NotFound),
+    "a table that may not be described": (lambda client: client.get_table(NAME.format("closed")), Forbidden),
+    "rows that may not be read": (lambda client: rows(client, "described"), Forbidden),
+    "a view's rows": (lambda client: rows(client, "view"), BadRequest),
+    "a first row before the first": (lambda client: rows(client, start_index=-1), BadRequest),
+    "a page token that no answer gave": (lambda client: rows(client, page_token="2"), BadRequest),
+    "a number of rows beyond 32 bits": (lambda client: rows(client, page_size=2**32), BadRequest),
+    "a column that the table lacks": (
+        lambda client: rows(client, selected_fields=[bigquery.SchemaField("colour", "STRING")]), BadRequest
+    ),
+    "picoseconds, a private preview": (
+        lambda client: rows(client, timestamp_precision=bigquery.enums.TimestampPrecision.PICOSECOND), BadRequest
+    ),
+}  # fmt: skip
+
+
+def rows(client: bigquery.Client, name: str = "samples", **settings: Any) -> list[Any]:
+    return list(client.list_rows(client.get_table(NAME.format(name)), **settings))
+
+
+def test_the_client_s_own_request_with_one_fault_is_refused(
+    server: FakeBigQuery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BIGQUERY_EMULATOR_HOST", server.endpoint)
+    client = bigquery.Client("my-project", AnonymousCredentials())
+    assert len(rows(client)) == MAX_ROWS + 3
+    for name, (ask_with_fault, error) in FAULTS.items():
+        with pytest.raises(error):
+            print(name, ask_with_fault(client))

@@ -80,6 +80,10 @@ REFUSED: dict[str, tuple[str, str, Any, int, str]] = {
     "no such table": (
         "POST", "bigquery/bigquery/v2/projects/p/datasets/d/tables/none:testIamPermissions", TEST, 404, "Not found"
     ),
+    "a partition's policy": (
+        "POST", "bigquery/bigquery/v2/projects/p/datasets/d/tables/t$2026:testIamPermissions",
+        {"permissions": ["bigquery.tables.get"]}, 400, "whole table",
+    ),
     "a permission of another service on a secret": (
         "POST", "secretmanager/v1/projects/p/secrets/s:testIamPermissions", TEST, 400, "not valid"
     ),

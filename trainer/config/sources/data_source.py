@@ -11,7 +11,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from vlmpipe.trainer.config.base import NonNegative, Positive, Section, StorageUri, storage_uri
 
 BIGQUERY = "bq://"  # begins the address of a table
-TABLE = re.compile(r"[a-z0-9:.-]+\.\w+\.[\w$-]+")  # project, dataset, table
+# Project, dataset and table by the comments of TableReference: a project may have a domain, a table a partition.
+TABLE = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]\.[A-Za-z0-9_]{1,1024}\.[\w -]{1,1024}(\$\w+)?")
 
 
 def function_named(uri: str) -> tuple[str, str] | None:
@@ -29,7 +30,7 @@ def source_uri(value: str) -> str:
     if not value.startswith(BIGQUERY):
         return storage_uri(value)
     if not TABLE.fullmatch(value.removeprefix(BIGQUERY)):
-        raise ValueError("expected bq://PROJECT.DATASET.TABLE")
+        raise ValueError("expected bq://PROJECT.DATASET.TABLE, such as bq://my-project.my_data.samples")
     return value
 
 

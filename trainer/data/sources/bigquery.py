@@ -36,7 +36,7 @@ class BigQuerySource(RowSource):
     def __init__(self, config: DataConfig) -> None:
         self.config, self._name = config, config.source.removeprefix(BIGQUERY)
         self.splits, self._empty = {}, {}  # no file's name states a split, and no file is empty
-        self._client = _client(self._name.partition(".")[0])
+        self._client = _client(self._name.rsplit(".", 2)[0])  # a domain in front of a project has dots
         self._table = self._described()
         self._columns = self._chosen()
         # Without a folder no column names files.
@@ -82,6 +82,13 @@ class BigQuerySource(RowSource):
                 f"{BIGQUERY}{self._name} is a {table.table_type}, whose rows only a query can give",
                 expected="a table, or a snapshot of one",
                 fix="write the view's rows into a table (CREATE TABLE ... AS SELECT)",
+            )
+        if table.streaming_buffer is not None:
+            raise DataError(
+                f"{BIGQUERY}{self._name} has about {table.streaming_buffer.estimated_rows or 0} rows in its streaming "
+                "buffer, which its number of rows leaves out",
+                expected="a table to which no job streams rows",
+                fix="copy the rows with a query (CREATE TABLE ... AS SELECT), or wait until the buffer is empty",
             )
         if not table.num_rows:
             raise DataError(f"{BIGQUERY}{self._name} has no rows", expected="at least one")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,11 +116,56 @@ def test_what_cannot_be_read_is_a_sentence(
     assert caught.value.code == code
 
 
-def test_a_request_that_bigquery_calls_wrong_is_no_silence_of_the_network(server: FakeBigQuery) -> None:
-    with pytest.raises(ConfigError, match=r"BigQuery refuses .*Invalid project ID"):
-        list(open_source(DataConfig(source="bq://p.data.samples", sequence_length=100)))
+def test_a_request_that_bigquery_calls_wrong_is_no_silence_of_the_network(
+    server: FakeBigQuery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rows in ("PART_ROWS", "PAGE_ROWS"):
+        monkeypatch.setattr(bigquery, rows, 2**32)
+    with pytest.raises(ConfigError, match=r"BigQuery refuses .*Invalid value at 'maxResults'"):
+        read()
 
 
-def test_an_address_that_is_no_table_is_refused() -> None:
+@pytest.mark.parametrize(
+    "table",
+    ["only.two", "p.data.samples", "my-project.da-ta.samples", "my-project.donn\u00e9es.samples", "my-project.data.a*"],
+)
+def test_an_address_that_is_no_table_is_refused_before_any_request(table: str) -> None:
     with pytest.raises(ValueError, match="expected bq://PROJECT"):
-        DataConfig(source="bq://only.two", sequence_length=100)
+        DataConfig(source=f"bq://{table}", sequence_length=100)
+
+
+@pytest.mark.parametrize(
+    "name", ["example.com:my-project.data.samples", "my-project.data.my table", f"{NAME}$20260101"]
+)
+def test_each_name_that_bigquery_allows_is_read(server: FakeBigQuery, name: str) -> None:
+    server.tables = {name: Table(SCHEMA, [row(0)])}
+    (sample,) = open_source(DataConfig(source=f"bq://{name}", sequence_length=100))
+    assert isinstance(sample, Sample) and sample.where == f"{name} row 1"
+
+
+def test_rows_in_the_streaming_buffer_are_not_left_out_in_silence(server: FakeBigQuery) -> None:
+    """`numRows` leaves them out, by the comments of the API's Table."""
+    server.tables[NAME].buffered_rows = 3
+    with pytest.raises(DataError, match="about 3 rows in its streaming buffer"):
+        read()
+
+
+EACH_TYPE: dict[str, Any] = {
+    "INTEGER": 7, "FLOAT": 0.5, "BOOLEAN": True, "NUMERIC": decimal.Decimal("1.5"), "BIGNUMERIC": decimal.Decimal(2),
+    "DATE": datetime.date(2026, 1, 2), "TIME": datetime.time(3, 4, 5), "DATETIME": datetime.datetime(2026, 1, 2, 3, 4),
+    "TIMESTAMP": datetime.datetime(1960, 1, 2, 3, 4, 5, 6, datetime.UTC), "GEOGRAPHY": "POINT(1 2)",
+    "INTERVAL": "1-2 3 4:5:6.5", "JSON": {"a": [1]}, "RANGE": "[2026-01-02, UNBOUNDED)", "BYTES": b"\0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_null", [False, True])
+def test_columns_of_every_type_are_read_or_named_as_unread(server: FakeBigQuery, is_null: bool) -> None:
+    ranged = {"rangeElementType": {"type": "DATE"}}
+    more = [{"name": f"of_{kind}", "type": kind, **(ranged if kind == "RANGE" else {})} for kind in EACH_TYPE]
+    lists = {"name": "several", "type": "STRING", "mode": "REPEATED"}
+    values = [None] * (len(more) + 1) if is_null else [*EACH_TYPE.values(), ["a", "b"]]
+    server.tables[NAME] = Table([*SCHEMA, *more, lists], [(*row(0), *values)])
+    (sample,) = read()
+    assert isinstance(sample, Sample)
+    unread = {one.name for one in sample.unread}
+    assert unread == ({"unused"} if is_null else {"unused", "several", *(f"of_{kind}" for kind in EACH_TYPE)})

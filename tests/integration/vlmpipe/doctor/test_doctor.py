@@ -95,6 +95,17 @@ def test_all_remedies_together_make_an_empty_project_ready(google: FakeGoogle) -
     assert 1 < rounds < 6
 
 
+@pytest.mark.parametrize("table", ["my-project.d.t$20260101", "example.com:my-project.d.t"])
+def test_a_table_s_grant_is_asked_of_the_whole_table_and_its_remedy_mends_it(google: FakeGoogle, table: str) -> None:
+    google.tables.add(table.partition("$")[0])
+    config = run_file(f"data.source=bq://{table}")
+    found = not_ok(examine(config))
+    assert found and all("roles/bigquery.dataViewer" in row.fix for row in found)
+    for row in found:
+        google.run(row.fix)
+    assert not_ok(examine(config)) == []
+
+
 def one(rows: list[Row], subject: str) -> Row:
     (found,) = [row for row in rows if row.subject == subject and row.state != "ok"]
     return found

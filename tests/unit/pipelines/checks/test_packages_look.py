@@ -16,7 +16,7 @@ from vlmpipe.trainer.errors import ExitCode, UserError
 
 LMMS_EVAL = "evaluate.lmms_eval={tasks: [pope], python: /usr/bin/python3}"
 CASES = {
-    "google.cloud.bigquery": ["data.source=bq://p.d.t"],
+    "google.cloud.bigquery": ["data.source=bq://my-project.d.t"],
     "boto3": ["data.source=s3://b/set.json"],
     "deepspeed": ["train.strategy=zero2"],
     "peft": ["model.lora={rank: 4}"],

@@ -169,7 +169,7 @@ def test_a_file_is_compiled_as_by_python_itself(tmp_path: Path) -> None:
     assert sample.turns[0].slice == "int"
 
 
-@pytest.mark.parametrize("uri", ["builtin:digits", "bq://p.d.t", "gs://b/set.json", "set.json", "a:b/c.json"])
+@pytest.mark.parametrize("uri", ["builtin:digits", "bq://my-project.d.t", "gs://b/set.json", "set.json", "a:b/c.json"])
 def test_other_sources_are_no_functions(uri: str) -> None:
     assert function_named(uri) is None
 
