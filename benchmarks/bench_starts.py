@@ -127,7 +127,8 @@ def table(run_file: str, found: Sequence[Scores]) -> list[str]:
     lines.append(f"| range | | {' | '.join(share.range_text(values) for share, values in of_column)} |")
     if len(found) > 1:
         deviations = " | ".join(share.deviation_text(values) for share, values in of_column)
-        lines.append(f"| standard deviation, points | | {deviations} |")
+        unit = "points" if all(share.is_share for share in columns) else "points; of a loss nats"
+        lines.append(f"| standard deviation, {unit} | | {deviations} |")
     return lines
 
 
@@ -137,7 +138,8 @@ def page(run_file: str, found: Sequence[Scores], about: Mapping[str, Any]) -> It
     yield f"# {about['title']}\n"
     yield f"{about['date']}. `{about['command']}`. {about['machine']}, {about['shared']}. Versions: {versions}.\n"
     yield f"Each row is `vlmpipe run configs/{run_file}.yaml model.seed=N train.seed=N`: shares of the"
-    yield "validation questions or pairs. Nothing here is a time, and other work on the machine changes no figure.\n"
+    yield "validation questions or pairs, or a loss on them. Nothing here is a time, and other work on the machine"
+    yield "changes no figure.\n"
     yield from table(run_file, found)
 
 

@@ -63,6 +63,7 @@ def test_a_loss_is_no_share() -> None:
     lines = table("openmoji", [Scores(seed, 151, (loss, 0.0, 0.03)) for seed, loss in enumerate((4.671, 4.706))])
     assert lines[2] == "| 0 | 151 | 4.67 | 0.0 % | 3.0 % |"
     assert lines[-2] == "| range | | 4.67 to 4.71 | 0.0 to 0.0 % | 3.0 to 3.0 % |"
+    assert lines[-1].startswith("| standard deviation, points; of a loss nats |")
     assert lines[-1].endswith("| 0.025 | 0.0 | 0.0 |")
 
 
