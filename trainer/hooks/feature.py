@@ -55,8 +55,8 @@ class Feature:
     family: tuple[str, str] | None = None  # module and class of the model family in place of the run file's
     part = ""  # name of a part of the model that is exported beside the model of transformers
 
-    def require(self) -> None:
-        """Raise UserError or ConfigError, before anything large is built, for what this machine lacks."""
+    def require(self, device: torch.device) -> None:
+        """Raise UserError or ConfigError, before anything large is built, for what machine or `device` lacks."""
 
     def change_model(self, model: nn.Module, *, has_values: bool = True) -> None:
         """Change a model whose sizes and digests are known. has_values: False for meta and fake tensors."""

@@ -29,6 +29,7 @@ class BoughtMachine(Section):
     device: str = Field("", description="Word in the name that the GPU's driver gives it, such as H100.")
     gpu_memory_gib: float = Field(0.0, description="Total memory of a GPU that its driver reports, in GiB.")
     compute_capability: float = Field(0.0, description="Compute capability of the GPU.")
+    float8: bool = Field(False, description="Whether the job multiplies 8-bit floats (train.float8).")
     boot_disk_size_gb: int = Field(0, description="Size of the boot disk, in GB of 10^9 bytes.")
     reducers: int = Field(0, ge=0, description="Replicas of the job's Reduction Server.")
     reads: tuple[str, ...] = Field(

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
+from vlmpipe.trainer.config.compiling import LEAST_FOR_FLOAT8
 from vlmpipe.trainer.distributed.cuda_builds import architectures_of, driver_runs, has_code_for, min_driver
 from vlmpipe.trainer.distributed.nccl_plugin import check_plugin
 from vlmpipe.trainer.errors import ExitCode, UserError
@@ -129,7 +130,7 @@ def missing(bought: BoughtMachine, gpus: FoundGpus, disk_bytes: int, *, exact: b
     """
     if len(gpus.gpus) < bought.accelerator_count:
         yield _too_few(bought, gpus)
-    for check in (_faulty, _without_code, _too_small):
+    for check in (_faulty, _without_code, _without_float8, _too_small):
         if finding := check(bought, gpus):
             yield finding
     if finding := _other_kind(bought, gpus, exact=exact):
@@ -189,6 +190,17 @@ def _without_code(_bought: BoughtMachine, gpus: FoundGpus) -> Finding | None:
         f"torch {gpus.torch} has no code for {gpu.name} (compute capability {_capability(gpu)})",
         f"one of {', '.join(gpus.arch_list)}",
         f"take a GPU of that list, or build an image whose CUDA still has code for it: {OLDER_CUDA}",
+    )
+
+
+def _without_float8(bought: BoughtMachine, gpus: FoundGpus) -> Finding | None:
+    older = [gpu for gpu in gpus.gpus if gpu.name and _capability(gpu) < LEAST_FOR_FLOAT8]
+    if not (bought.float8 and older):
+        return None
+    return Finding(
+        f"train.float8 does not work on {older[0].name}, of compute capability {_capability(older[0])}",
+        f"{LEAST_FOR_FLOAT8} or newer: L4, H100, H200, B200",
+        "set train.float8 to none, or take another cluster.accelerator_type",
     )
 
 

@@ -70,7 +70,7 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
 def _placed(job: JobConfig, worker: ProcessContext) -> DataParallelRank:
     """The place of this rank, once this machine has what the run file's features need."""
     for feature in features_of(job):
-        feature.require()
+        feature.require(worker.device)
     replica = replica_of(job.train, worker)
     require_divisible(job, replica)
     if worker.is_first:

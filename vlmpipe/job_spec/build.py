@@ -338,6 +338,7 @@ def _bought_machine(config: RunConfig, job: Job) -> bought.BoughtMachine:
         machine_type=cluster.machine_type,
         accelerator_type=cluster.accelerator_type,
         accelerator_count=cluster.accelerator_count,
+        float8=job == "train" and config.train.float8 != "none",
         boot_disk_size_gb=cluster.boot_disk_size_gb,
         reducers=reducer_count(cluster),
         reads=addresses_read(config, "trainer"),

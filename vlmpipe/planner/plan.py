@@ -222,7 +222,15 @@ def plan_run(config: RunConfig, *, here: LocalMachine | None = None, stage: Stag
     if not here:
         nodes = dataclasses.replace(nodes, machine=described_machine(config, catalog))
     trainer = config.train.trainer.name if config.train.trainer else ""
-    bare = Plan(config.name, tuple(findings), jobs, notes=tuple(notes), trainer=trainer, here=here)
+    bare = Plan(
+        config.name,
+        tuple(findings),
+        jobs,
+        notes=tuple(notes),
+        trainer=trainer,
+        here=here,
+        unsupported=_unsupported(config, nodes.device),
+    )
     if not here:
         unknown: dict[Job, float | None] = dict.fromkeys(jobs_of(config))
         hours = stage.hours_of(unknown | ({} if is_cached(config) else {"cache_features": 0.0}))
@@ -311,7 +319,7 @@ def _estimated(bare: Plan, config: RunConfig, model: Architecture, nodes: Nodes,
         time=time,
         compiling=None if trainer else case.compiling,
         unsupported=(
-            *_unsupported(config, device),
+            *bare.unsupported,
             *filter(None, [too_few_gpus(config, here) if here else ""]),
             *unservable(config, model),
         ),

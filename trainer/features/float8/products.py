@@ -25,8 +25,8 @@ SIDES = 16  # the GPU's products take matrices whose sides are multiples of it
 class Float8Products(Feature):
     """Has linear layers multiply in 8-bit floats."""
 
-    def require(self) -> None:
-        require_torchao()
+    def require(self, device: torch.device) -> None:
+        require_float8(device)
 
     def change_layers(self, train: TrainConfig, layers: Layers, device: torch.device) -> str:
         assert train.float8 != "none", "only a run file that asks for a feature gets its hooks called"

@@ -25,7 +25,7 @@ LEVELS, SCALE_LEVELS = 16, 256
 class QuantizedBase(Feature):
     """Quantizes the frozen linear layers of the language model."""
 
-    def require(self) -> None:
+    def require(self, device: torch.device) -> None:
         require_bitsandbytes()
 
     def change_model(self, model: nn.Module, *, has_values: bool = True) -> None:

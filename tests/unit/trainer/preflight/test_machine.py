@@ -97,6 +97,19 @@ def test_other_gpus_than_those_bought_are_named(gpu: tuple[str, int, tuple[int, 
     assert [text.partition(";")[0] for text in sentences(FakeCuda(gpus=[gpu, gpu]))] == said
 
 
+@pytest.mark.parametrize(("float8", "capability", "count"), [(True, (8, 6), 1), (True, (9, 0), 0), (False, (8, 6), 0)])
+def test_a_gpu_without_products_of_8_bit_floats_is_named_before_training(
+    float8: bool, capability: tuple[int, int], count: int
+) -> None:
+    gpu = ("NVIDIA RTX A6000", 49140 << 20, capability)
+    wanted = BOUGHT.model_copy(update={"float8": float8})
+    findings = [one for one in missing(wanted, found(FakeCuda(gpus=[gpu, gpu])), 0, exact=False) if one.certain]
+    assert len(findings) == count
+    for finding in findings:
+        assert finding.found == "train.float8 does not work on NVIDIA RTX A6000, of compute capability 8.6"
+        assert "set train.float8 to none" in finding.fix
+
+
 @pytest.mark.parametrize(
     ("gpu", "certain"),
     [

@@ -17,6 +17,7 @@ from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.rules import check_spec
 from vlmpipe.planner.cost.quotas import quotas
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.preflight.bought import VARIABLE, BoughtMachine
 
 REDUCERS = "us-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"
 
@@ -256,3 +257,14 @@ def test_auto_gives_the_reducers_that_match_the_nodes_bandwidth() -> None:
     unknown = config.cluster.model_copy(update={"machine_type": "z9-standard-8"})
     with pytest.raises(ConfigError, match="nothing is known of z9-standard-8"):
         reducer_count(unknown)
+
+
+def test_only_the_training_jobs_machine_must_multiply_8_bit_floats() -> None:
+    overrides = ["train.strategy=fsdp", "train.float8=tensorwise"]
+    config = load_run_file(ROOT / "configs/llava-7b.yaml", overrides)
+    asks = {}
+    for job in jobs_of(config):
+        chief, *_ = job_spec(config, job, "gs://bucket/run")["worker_pool_specs"]
+        (text,) = (one["value"] for one in chief["container_spec"]["env"] if one["name"] == VARIABLE)
+        asks[job] = BoughtMachine.model_validate_json(text).float8
+    assert asks.pop("train") and asks and not any(asks.values())

@@ -23,11 +23,11 @@ from vlmpipe.planner.memory.activations import activations
 from vlmpipe.planner.memory.components import MemoryPart
 from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.memory.rank import GIB, Memory, fullest, training_phases
-from vlmpipe.planner.model_architecture import architecture
+from vlmpipe.planner.model_architecture import Architecture, architecture
 from vlmpipe.planner.parallel_layout import STRATEGIES, make_layout
 from vlmpipe.planner.plan import Plan, described_machine, plan_run
 from vlmpipe.trainer.config.model import ModelConfig
-from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.sizing.pipeline_partition import Stage
 from vlmpipe.trainer.tracing.fake_inputs import SequenceShape
@@ -139,6 +139,18 @@ def test_float8_on_a_gpu_without_it_is_red_and_says_which_have_it() -> None:
     (error,) = plan.errors
     assert "NVIDIA_A100_80GB, of compute capability 8.0: use one of NVIDIA_L4" in error
     assert error.endswith("or train.float8=none")
+
+
+def test_float8_on_a_gpu_without_it_is_red_where_the_models_sizes_are_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def absent(config: RunConfig) -> Architecture:
+        raise UserError("the model's files are not here", code=ExitCode.UNAVAILABLE)
+
+    monkeypatch.setattr("vlmpipe.planner.plan.architecture", absent)
+    plan = planned("train.strategy=fsdp", "train.float8=tensorwise", "cluster.reduction_server=null")
+    assert plan.model is None
+    assert ["train.float8 tensorwise does not work" in error for error in plan.errors] == [True]
 
 
 def test_a_plan_says_what_train_compile_came_to(plan: Plan) -> None:

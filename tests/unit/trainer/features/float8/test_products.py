@@ -78,18 +78,26 @@ def test_sides_that_are_no_multiples_of_16_stay() -> None:
     assert not swapped(module)
 
 
-@pytest.mark.parametrize("require", [lambda: require_float8(CPU), FEATURE.require], ids=["layers", "before models"])
-def test_without_torchao_it_says_how_to_get_it(require: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+REQUIRE = pytest.mark.parametrize("require", [require_float8, FEATURE.require], ids=["layers", "before models"])
+
+
+@REQUIRE
+def test_without_torchao_it_says_how_to_get_it(
+    require: Callable[[torch.device], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torchao", None)
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     with pytest.raises(UserError, match="torchao") as caught:
-        require()
+        require(CPU)
     assert caught.value.code == ExitCode.UNAVAILABLE and "vlmpipe[float8]" in caught.value.text()
 
 
-def test_a_gpu_without_products_of_8_bit_floats_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@REQUIRE
+def test_a_gpu_without_products_of_8_bit_floats_is_refused(
+    require: Callable[[torch.device], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
     with pytest.raises(ConfigError, match=r"NVIDIA A100, of compute capability 8\.0") as caught:
-        require_float8(GPU)
+        require(GPU)
     assert "8.9 or newer" in caught.value.text()
