@@ -57,6 +57,7 @@ def find_search(name: str, root: str) -> SearchRun | None:
 def reader_of(name: str, *, root: str, project: str, location: str) -> tuple[Callable[[], Status], bool]:
     """A function that reads the status of a run or a search, and whether a service is asked."""
     name = full_name(name, root)
-    found = find_search(name, root) or find(name, root=root, project=project, location=location)
-    read = found.reader() if hasattr(found, "reader") else found.status
-    return read, bool(found.asks)
+    if search := find_search(name, root):
+        return search.status, bool(search.asks)
+    run = find(name, root=root, project=project, location=location)
+    return run.reader(), bool(run.asks)
