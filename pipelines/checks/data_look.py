@@ -46,11 +46,13 @@ def module_of(data: DataConfig) -> str:
 
 
 def has_module(name: str) -> bool:
-    """Return whether this Python finds the module, without importing it."""
+    """Return whether this Python finds the module. Packages above it are imported, and may fail: it is there then."""
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # of a package above it
-        return False
+    except ModuleNotFoundError as error:
+        return not f"{name}.".startswith(f"{error.name}.")  # else a package above it imports what is not here
+    except (Exception, SystemExit):  # of a user's package; whoever imports the module reports it
+        return True
 
 
 def _local_validator(config: RunConfig, data: DataConfig) -> SampleValidator | None:

@@ -14,6 +14,7 @@ from tests.support.trainer.chat_templates import PLAIN, TEMPLATES, with_template
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.pipelines import check
 from vlmpipe.pipelines.check import check_run
+from vlmpipe.pipelines.checks.data_look import has_module
 from vlmpipe.pipelines.checks.finding import exit_code
 from vlmpipe.trainer.errors import ExitCode
 
@@ -111,3 +112,26 @@ def test_a_users_function_is_called_here_and_its_module_must_be_in_the_image(tmp
     assert found(f"{tmp_path}/mine.py:others", only_here) == [("failed", ExitCode.CONFIG)]
     assert found("no_such_module:records", only_here) == [("failed", ExitCode.CONFIG)]
     assert found("no_such_module:records") == [("unchecked", 0)]
+
+
+@pytest.mark.usefixtures("unplanned")
+@pytest.mark.parametrize("overrides", [["gcp.project="], []], ids=["for this machine", "for Vertex AI"])
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("raise RuntimeError('no key')", "RuntimeError: no key"),
+        ("import missing", "ModuleNotFoundError: "),
+    ],
+)
+def test_a_package_that_cannot_be_imported_is_reported_with_its_error(
+    code: str, error: str, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "badpkg").mkdir()
+    (tmp_path / "badpkg" / "__init__.py").write_text(f"{code}\n")
+    (tmp_path / "badpkg" / "sub.py").write_text("def f():\n    yield {}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = load_run_file(ROOT / "configs/digits.yaml", ["data.source=badpkg.sub:f", *overrides])
+    *_, finding = [one for one in check_run(run) if one.subject == "data"]
+    assert (finding.state, finding.code) == ("failed", ExitCode.CONFIG)
+    assert error in finding.text
+    assert has_module("badpkg.sub") and not has_module("no_such_package.sub")
