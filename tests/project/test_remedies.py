@@ -47,6 +47,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "correct cluster.accelerator_type and plan again; a slice of a GPU (MIG) has less memory than the GPU": (
         "cluster.accelerator_type",
     ),
+    "set train.float8 to none, or take another cluster.accelerator_type": ("train.float8", "cluster.accelerator_type"),
     "correct cluster.accelerator_type, so that the plan is that of these GPUs": ("cluster.accelerator_type",),
     "set TMPDIR in cluster.env to a folder of the large disk, if there is one: checkpoints need room there": (
         "TMPDIR", "cluster.env"
