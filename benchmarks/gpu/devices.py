@@ -21,7 +21,7 @@ from vlmpipe.trainer.checkpoint.retention import Retention
 from vlmpipe.trainer.distributed.agreement import agree
 from vlmpipe.trainer.distributed.process import start_worker
 from vlmpipe.trainer.storage.local import LocalStorage
-from vlmpipe.trainer.strategies.torch_base import host_stager
+from vlmpipe.trainer.strategies.named_checkpoint import host_stager
 
 RANKS = 2
 NUMBERS = 1 << 22  # 16 MiB, more than torch's writer takes without waiting for its stream

@@ -24,8 +24,7 @@ def _table() -> str:
     rows = []
     for outcome in OUTCOMES:
         for rule in (rule for rule in RULES_OF_ALL if rule.outcome == outcome):
-            under_zero = f"; {TITLES.get(rule.under_zero, rule.under_zero)} under `zero*`" if rule.under_zero else ""
-            rows.append(f"| {TITLES.get(outcome, outcome)}{under_zero} | {_fields(rule.fields)} | {rule.why} |")
+            rows.append(f"| {TITLES.get(outcome, outcome)} | {_fields(rule.fields)} | {rule.why} |")
     return "\n".join(
         [
             "\n| a changed value is | |\n|---|---|",

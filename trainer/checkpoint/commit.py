@@ -58,7 +58,7 @@ class CommitRecord:
     world_size: int
     num_nodes: int
     strategy: str
-    checkpoint_format: str  # dcp | deepspeed
+    checkpoint_format: str  # dcp, or of a program of one's own
     plan_sha256: str
     model_sha256: str  # of the model section of the run file
     tower_sha256: str  # of the frozen tower's weights, "" when any of them is trained

@@ -73,7 +73,7 @@ class Resumed:
             f"training continued after step {saved.step}, because a newer checkpoint is damaged: {reason}"
             for reason in self.passed_over
         ]
-        taken = changes(saved.settings, expected.settings, saved.checkpoint_format)
+        taken = changes(saved.settings, expected.settings)
         if taken:
             found.append(f"settings are others than those of checkpoint {name}: {'; '.join(map(Change.text, taken))}")
         if saved.learning_rate is not None and not math.isclose(saved.learning_rate, learning_rate, rel_tol=0.01):
@@ -260,19 +260,13 @@ def require_same_run(checkpoint: Checkpoint, expected: CommitRecord) -> None:
     if found.plan_sha256 != expected.plan_sha256:  # data has another name where its format is another
         way_back = "restore it and its data, or continue with the vlmpipe that began it, if another prepares other data"
     if found.checkpoint_format == expected.checkpoint_format:
-        settings = changes(found.settings, expected.settings, found.checkpoint_format)
+        settings = changes(found.settings, expected.settings)
         refused = [change for change in settings if change.outcome == "refused"]
         differences = [change.text() for change in refused] + differences
         if refused and refused[0].is_gone:
             way_back = "continue with that vlmpipe"
         if refused and refused[0].is_of_version:
             way_back, begun_with = "continue with the vlmpipe that began it", "the reward that this run was begun with"
-    if found.checkpoint_format == "deepspeed":
-        for what, was, now in (
-            ("the number of ranks (ZeRO state is cut by it)", found.world_size, expected.world_size),
-            ("the strategy (ZeRO state is laid out by its stage)", found.strategy, expected.strategy),
-        ):
-            differences += [f"{what} changed from {was} to {now}"] if was != now else []
     if differences:
         raise ConfigError(
             f"checkpoint {checkpoint.name} cannot be continued: {differences[0]}",

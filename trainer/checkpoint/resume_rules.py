@@ -35,16 +35,11 @@ SELECTION_REWARD = "the reward of drawn selections"  # among the settings: no fi
 
 @dataclass(frozen=True)
 class Rule:
-    """Effect of a changed value of these fields. `under_zero`: where the strategy is a zero one, if that differs."""
+    """Effect of a changed value of these fields."""
 
     outcome: Outcome
     fields: tuple[str, ...]
     why: str
-    under_zero: Outcome | None = None
-
-    def outcome_under(self, checkpoint_format: str) -> Outcome:
-        """The outcome for a checkpoint of that format."""
-        return self.under_zero if self.under_zero and checkpoint_format == "deepspeed" else self.outcome
 
 
 def _in(section: str, names: str) -> tuple[str, ...]:
@@ -75,38 +70,25 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "taken",
-        _in("train", "reduce_dtype float8 gradient_compression deterministic"),
+        _in("train", "reduce_dtype float8 gradient_compression deterministic deepspeed"),
         "How numbers are rounded.",
     ),
     Rule(
         "taken",
         _in("train", "precision gradient_accumulation_dtype"),
-        "Types of weights and of sums. Masters and moments are fp32 in every checkpoint; DeepSpeed names and lays out "
-        "its files by these types.",
-        under_zero="refused",
-    ),
-    Rule(
-        "same",
-        _in("train", "strategy"),
-        "Strategies of one checkpoint format read each other's. ZeRO's state is laid out by its stage.",
-        under_zero="refused",
+        "Types of weights and of sums. Masters and moments are fp32 in every checkpoint.",
     ),
     Rule(
         "same",
         _in(
             "train",
-            "tensor_parallel sequence_parallel pipeline_parallel virtual_stages context_parallel micro_batch_size "
-            "offload shard_frozen_weights reshard_after_forward prefetch_layers "
+            "strategy tensor_parallel sequence_parallel pipeline_parallel virtual_stages context_parallel "
+            "micro_batch_size offload shard_frozen_weights reshard_after_forward prefetch_layers "
             "activation_checkpointing tower_activation_checkpointing activation_offloading loss_chunk_tokens "
             "compile compile_backend zero_hpz",
         ),
         "Where and how the same sums are computed. With another number of ranks or other degrees, dropout continues "
         "with draws of its own.",
-    ),
-    Rule(
-        "refused",
-        _in("train", "deepspeed"),
-        "DeepSpeed cuts its state by some of these settings.",
     ),
     Rule(
         "refused",
@@ -250,7 +232,7 @@ def _with_value(section: AnySection, path: Sequence[str], value: object) -> AnyS
     return section.model_copy(update={name: value})
 
 
-def changes(found: Mapping[str, Any], expected: Mapping[str, Any], checkpoint_format: str) -> list[Change]:
+def changes(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[Change]:
     """Fields of two `settings_of` that differ, those that are refused first.
 
     A field that one of them does not have in a section that it has is at its default: its version knew no such field.
@@ -261,7 +243,7 @@ def changes(found: Mapping[str, Any], expected: Mapping[str, Any], checkpoint_fo
         was, now = _recorded(found, field), _recorded(expected, field)
         if was != now:
             # A field that this version does not have decided something for the one that saved.
-            outcome = rules[field].outcome_under(checkpoint_format) if field in rules else "refused"
+            outcome = rules[field].outcome if field in rules else "refused"
             differing.append(Change(field, was, now, outcome, is_gone=field not in rules))
     return sorted([*differing, *_other_reward(found, expected)], key=lambda change: change.outcome != "refused")
 

@@ -31,13 +31,12 @@ def require_room(run_uri: str, num_trained: int, worker: ProcessContext, setting
     of_node = node_bytes(
         num_trained,
         settings,
-        data_parallel=worker.world_size,
         nodes=worker.num_nodes,
         in_bucket=not isinstance(store, LocalStorage),
     )
     needs = {Path(tempfile.gettempdir()): of_node}
     if isinstance(store, LocalStorage):
-        needs[store.root] = checkpoint_bytes(num_trained, settings, worker.world_size)
+        needs[store.root] = checkpoint_bytes(num_trained, settings)
     for folder, needed_bytes in needs.items():
         free_bytes = shutil.disk_usage(folder).free
         if free_bytes < needed_bytes:

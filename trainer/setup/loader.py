@@ -25,7 +25,6 @@ def build_loader(
     of_checkpoints = node_bytes(
         built.num_trainable,
         job.train,
-        data_parallel=worker.world_size,
         nodes=worker.num_nodes,
         in_bucket=in_bucket(job.run.run_uri),
     )

@@ -7,41 +7,26 @@ from vlmpipe.trainer.config.train import TrainConfig
 # Bytes for each trained parameter.
 STATE_BYTES = 12  # fp32 weight and the two moments of AdamW
 AVERAGE_BYTES = 4  # average of the weights (train.ema_decay)
-DEEPSPEED_WEIGHT_BYTES = 4  # the module's weights besides the optimizer's; half of it in bf16
 
 
-def checkpoint_bytes(num_trainable: int, settings: TrainConfig, data_parallel: int) -> int:
-    """Return the bytes of a checkpoint, without some KiB of file headers. data_parallel: copies of the model."""
-    per_parameter = STATE_BYTES
-    if settings.ema_decay:
-        per_parameter += AVERAGE_BYTES
-    if settings.strategy in ("zero1", "zero2"):
-        per_parameter += _module_bytes(settings)
-    return num_trainable * per_parameter
+def checkpoint_bytes(num_trainable: int, settings: TrainConfig) -> int:
+    """Return the bytes of a checkpoint, without some KiB of file headers."""
+    return num_trainable * (STATE_BYTES + (AVERAGE_BYTES if settings.ema_decay else 0))
 
 
-def node_bytes(num_trainable: int, settings: TrainConfig, *, data_parallel: int, nodes: int, in_bucket: bool) -> int:
+def node_bytes(num_trainable: int, settings: TrainConfig, *, nodes: int, in_bucket: bool) -> int:
     """Local disk that checkpoints take of each of `nodes` nodes at once: the most of a save and of a resume.
 
     A save writes the node's share. A resume from a bucket fetches what the node's ranks load, before the first save,
-    and deletes it: with ddp and hsdp, whose nodes hold the whole model, all of it; with zero1 and zero2 the module's
-    weights besides its share. Checkpoints in a folder are read where they are.
+    and deletes it: with ddp and hsdp, whose nodes hold the whole model, all of it. Checkpoints in a folder are read
+    where they are.
     """
     if in_bucket:
-        return resumed_bytes(num_trainable, settings, data_parallel=data_parallel, nodes=nodes)
-    return checkpoint_bytes(num_trainable, settings, data_parallel) // nodes
+        return resumed_bytes(num_trainable, settings, nodes=nodes)
+    return checkpoint_bytes(num_trainable, settings) // nodes
 
 
-def resumed_bytes(num_trainable: int, settings: TrainConfig, *, data_parallel: int, nodes: int) -> int:
+def resumed_bytes(num_trainable: int, settings: TrainConfig, *, nodes: int) -> int:
     """Bytes of a checkpoint that each of `nodes` nodes reads when training resumes: no less than its share."""
-    whole = checkpoint_bytes(num_trainable, settings, data_parallel)
-    share = whole // nodes
-    if settings.strategy in ("ddp", "hsdp"):
-        return whole
-    if settings.strategy in ("zero1", "zero2"):
-        share += num_trainable * _module_bytes(settings) * (nodes - 1) // nodes
-    return share
-
-
-def _module_bytes(settings: TrainConfig) -> int:
-    return DEEPSPEED_WEIGHT_BYTES // (2 if settings.has_bf16_weights else 1)
+    whole = checkpoint_bytes(num_trainable, settings)
+    return whole if settings.strategy in ("ddp", "hsdp") else whole // nodes

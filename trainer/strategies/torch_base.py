@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.distributed.checkpoint._state_dict_stager import StateDictStager
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
@@ -30,12 +26,17 @@ from vlmpipe.trainer.hooks.table import average_of
 from vlmpipe.trainer.optimizer.build import set_rates
 from vlmpipe.trainer.strategies.base import SavedFiles, StepResult
 from vlmpipe.trainer.strategies.mixed_precision import LossScale, autocast
-from vlmpipe.trainer.strategies.strided_checkpoint import with_strided_shards
+from vlmpipe.trainer.strategies.named_checkpoint import (
+    EMA,
+    host_stager,
+    load_state,
+    metadata_of,
+    ranges_of,
+    write_state,
+)
 
 # Checkpoints leave out frozen parameters, which are rebuilt from their source and compared by digest.
 STATE_OPTIONS = StateDictOptions(ignore_frozen_params=True, strict=False)
-METADATA_FILE = ".metadata"  # of DCP: what is where, a pickle
-EMA = "ema"  # entry of a state, beside "model" and "optimizer"
 
 
 def clip_and_step(
@@ -104,14 +105,6 @@ def _by_mesh(parameters: Sequence[nn.Parameter]) -> Iterable[list[nn.Parameter]]
     return meshes.values()
 
 
-def host_stager(*, on_gpu: bool) -> StateDictStager:
-    """A stager that copies nested state into host memory and reuses its buffers.
-
-    Not torch's DefaultStager, which in torch 2.11 serves once: it closes this one, which it holds, after each copy.
-    """
-    return StateDictStager(pin_memory=on_gpu, share_memory=False)  # /dev/shm is small in containers
-
-
 def loss_without_gradients(module: nn.Module, batch: PackedBatch, device: torch.device, precision: Precision) -> Tensor:
     """`Strategy.forward_loss` under autocast to `precision`."""
     module.eval()
@@ -169,36 +162,17 @@ class TorchStrategy:
             lasting = self._share(lasting)
         state = self._stager.stage(lasting | self.loss_scale.state())
         assert isinstance(state, dict)
-
-        def write() -> None:
-            with _plain_errors():
-                dcp.save(
-                    with_strided_shards(state),
-                    storage_writer=dcp.FileSystemWriter(folder, single_file_per_rank=True),
-                    process_group=group,
-                )
-
-        return write
+        return lambda: write_state(state, folder, group)
 
     def reads(self, files: SavedFiles) -> dict[str, list[tuple[int, int]]]:
-        """The items that DCP's own plan for this rank asks for."""
-        metadata: Metadata = pickle.loads(files.read(METADATA_FILE))
-        planner = dcp.DefaultLoadPlanner()
-        target = self._wanted(metadata.state_dict_metadata)
-        planner.set_up_planner(with_strided_shards(target.state), metadata, is_coordinator=False)
-        ranges = {METADATA_FILE: [(0, files.sizes_bytes[METADATA_FILE])]}
-        for item in planner.create_local_plan().items:
-            place = metadata.storage_data[item.storage_index]
-            ranges.setdefault(place.relative_path, []).append((place.offset, place.offset + place.length))
-        return ranges
+        metadata = metadata_of(files)
+        return ranges_of(self._wanted(metadata.state_dict_metadata).state, metadata, files)
 
     def load(self, folder: Path) -> None:
         """Load a snapshot, resharded for this run's layout."""
         reader = dcp.FileSystemReader(folder)
-        saved = reader.read_metadata().state_dict_metadata
-        target = self._wanted(saved)
-        with _plain_errors():
-            dcp.load(with_strided_shards(target.state), storage_reader=reader)
+        target = self._wanted(reader.read_metadata().state_dict_metadata)
+        load_state(target.state, reader)
         for numbers in target.scale.values():
             self.loss_scale.restore(numbers)
         set_state_dict(
@@ -289,13 +263,3 @@ def share_of(sizes_bytes: Mapping[str, int], shares: int, number: int) -> set[st
         if smallest == number:
             names.add(name)
     return names
-
-
-@contextlib.contextmanager
-def _plain_errors() -> Iterator[None]:
-    """Raise the first failing rank's own error on every rank: DCP's wrapper is not an Exception."""
-    try:
-        yield
-    except CheckpointException as error:
-        cause, _ = next(iter(error.failures.values()))
-        raise cause from None

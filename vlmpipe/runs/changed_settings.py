@@ -32,15 +32,8 @@ REST: tuple[Rule, ...] = (
         ("version", "output", "cluster", "gcp", "kubeflow", "secrets", "plan"),
         "Where jobs run and runs lie, with which access, at what price.",
     ),
-    Rule(
-        "same",
-        ("cluster.replica_count", "cluster.processes_per_replica", "cluster.accelerator_count"),
-        "How many processes train. ZeRO's state is cut by their number.",
-        under_zero="refused",
-    ),
     Rule("same", ("schedule", "tune"), "Read by commands of their own."),
 )
-_OF_PROCESSES = frozenset(next(rule for rule in REST if rule.under_zero).fields)
 _ORDER: tuple[Outcome, ...] = ("refused", "prepared", "taken", "same")
 _RULES = {**rules_by_field(), **{name: rule for rule in REST for name in rule.fields}}
 
@@ -91,17 +84,13 @@ def changed_settings(before: RunConfig, after: RunConfig) -> ChangedSettings:
 
 def _changes(before: RunConfig, after: RunConfig) -> Iterator[Change]:
     old, new = (dict(_leaves("", config.to_dict())) for config in (before, after))
-    is_zero = "zero" in f"{before.train.strategy} {after.train.strategy}"
-    same_processes = before.cluster.world_size == after.cluster.world_size
     of_program = before.train.trainer is not None and after.train.trainer is not None
     for field in sorted(old.keys() | new.keys()):
         was, now = old.get(field), new.get(field)
         if was == now:
             continue
-        outcome = rule_of(field).outcome_under("deepspeed" if is_zero else "dcp")
-        if field in _OF_PROCESSES and same_processes:
-            outcome = "same"
-        elif of_program and field.startswith(("train.", "data.")) and field != "train.trainer.name":
+        outcome = rule_of(field).outcome
+        if of_program and field.startswith(("train.", "data.")) and field != "train.trainer.name":
             outcome = "taken" if outcome == "refused" else outcome  # given to the program, whose checkpoint it is
         yield Change(field, was, now, outcome)
 

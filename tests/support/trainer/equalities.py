@@ -51,12 +51,11 @@ def trained_weights(job: JobConfig, name: str = "", *, averaged: bool = False) -
 
 
 @contextlib.contextmanager
-def fetched(job: JobConfig, name: str = "") -> Iterator[tuple[Path, str]]:
-    """A checkpoint's files, by default of the newest one, in a folder that is there meanwhile; and their format."""
+def fetched(job: JobConfig, name: str = "") -> Iterator[Path]:
+    """A checkpoint's files, by default of the newest one, in a folder that is there meanwhile."""
     checkpoint = _checkpoint(job, name)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = fetch_folder(open_storage(job.run.run_uri), checkpoint, Path(scratch))
-        yield folder, checkpoint.record.checkpoint_format
+        yield fetch_folder(open_storage(job.run.run_uri), checkpoint, Path(scratch))
 
 
 def _checkpoint(job: JobConfig, name: str) -> Checkpoint:

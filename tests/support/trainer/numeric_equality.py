@@ -23,9 +23,7 @@ tests of these use `torch.equal`.
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,8 +139,8 @@ def moments_of_steps(job: JobConfig, names: Sequence[str] = ()) -> list[dict[str
     """AdamW's moments in these checkpoints of a run, or in all of them, the oldest first."""
     found = []
     for name in names or committed(open_storage(job.run.run_uri)):
-        with fetched(job, name) as (folder, checkpoint_format), tempfile.TemporaryDirectory() as scratch:
-            found.append(read_moments(folder, checkpoint_format, Path(scratch)))
+        with fetched(job, name) as folder:
+            found.append(read_moments(folder))
     return found
 
 

@@ -7,44 +7,49 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.dataloading.batches import MicroBatches, PackedBatch
 from vlmpipe.trainer.distributed.process import ProcessContext
-from vlmpipe.trainer.hooks.feature import WeightsAverage
 from vlmpipe.trainer.hooks.table import average_of
 from vlmpipe.trainer.models.attention.mixers import BY_SAMPLE
 from vlmpipe.trainer.models.base import ShardingUnits
 from vlmpipe.trainer.optimizer.build import build_optimizer, set_rates
 from vlmpipe.trainer.sizing.deepspeed_config import Sizes, engine_settings, laid_over, node_weights, offloading
 from vlmpipe.trainer.strategies.base import SavedFiles, StepResult
+from vlmpipe.trainer.strategies.deepspeed.fragments import fragments_of
 from vlmpipe.trainer.strategies.deepspeed.linear_regather import recompute_gathered_linear
 from vlmpipe.trainer.strategies.deepspeed.values import require_values
 from vlmpipe.trainer.strategies.deepspeed.zero_init import partition_by_part
 from vlmpipe.trainer.strategies.mixed_precision import LossScale
-from vlmpipe.trainer.strategies.torch_base import host_stager, second_names
+from vlmpipe.trainer.strategies.named_checkpoint import (
+    EMA,
+    host_stager,
+    load_state,
+    metadata_of,
+    ranges_of,
+    write_state,
+)
+from vlmpipe.trainer.strategies.torch_base import trained_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-TAG = "zero"  # one fixed folder name: COMMIT identifies the checkpoint, not DeepSpeed's `latest`
-MODULE_FILE = f"{TAG}/mp_rank_00_model_states.pt"  # the weights, whole for stages 1 and 2
-SHAPES_FILE = f"{TAG}/zero_pp_rank_0_mp_rank_00_model_states.pt"  # stage 3: the layout of the partitions
-EMA_FILE = f"{TAG}/ema_rank_{{rank}}.pt"  # averages of a rank's partitions, in their order
-PARTITION_FILE = f"{TAG}/zero_pp_rank_{{rank}}_mp_rank_00_optim_states.pt"
+MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 
 
 class Zero:
     """A `Strategy`."""
 
-    checkpoint_format = "deepspeed"
+    checkpoint_format = "dcp"
 
     def __init__(
         self, config: TrainConfig, module: nn.Module, blocks: ShardingUnits, worker: ProcessContext, *, stage: int
@@ -82,12 +87,8 @@ class Zero:
         # DeepSpeed's own scaler clips before it divides by the scale, and stays on after an earlier fp16 engine of
         # this process.
         self._engine.optimizer.torch_autocast_gradscaler = None
-        from vlmpipe.trainer.strategies.deepspeed.checkpoint_files import HeldFiles
-
-        self._files = HeldFiles(host_stager(on_gpu=worker.device.type == "cuda"))
-        self._engine.checkpoint_engine = self._files
-        self._engine._copy_recovery_script = self._files.written(self._engine._copy_recovery_script)
-        self._leave_out_frozen_copies(module)
+        self._fragments = fragments_of(self._engine.optimizer, trained_of(module))
+        self._stager = host_stager(on_gpu=worker.device.type == "cuda")
         self._ema = average_of(config, self._partitions)
 
     def forward_backward(self, batches: MicroBatches, total_label_tokens: int) -> Tensor:
@@ -138,58 +139,71 @@ class Zero:
         return float(self._optimizer.param_groups[0]["lr"])
 
     def snapshot(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
-        # The engine's save is collective, so it runs here; its files are written later.
-        state = self.loss_scale.state()
-        self._engine.save_checkpoint(folder, TAG, client_state=state, save_latest=False, exclude_frozen_parameters=True)
-        if self._ema:
-            self._files.save(self._ema.averages, str(folder / self._ema_file))
-        return self._files.take()
+        held = self._stager.stage(self._flat_state())
+        assert isinstance(held, dict)
+        state = self._named(held) | held["scale"]
+        return lambda: write_state(state, folder, group)
 
     def reads(self, files: SavedFiles) -> dict[str, list[tuple[int, int]]]:
-        """The weights, of which stage 3 has a file for each rank, and the partition and averages of this rank.
-
-        DeepSpeed wants to see the files of all ranks, and opens these.
-        """
-        rank_files = (MODULE_FILE, self._ema_file)
-        prefix = f"zero_pp_rank_{self._worker.rank}_mp_rank_"
-        sizes = files.sizes_bytes.items()
-        return {file: [(0, size)] for file, size in sizes if file in rank_files or prefix in file}
+        metadata = metadata_of(files)
+        target, _ = self._wanted(metadata.state_dict_metadata)
+        return ranges_of(target, metadata, files)
 
     def load(self, folder: Path) -> None:
-        clip_grad_norm = self._engine.optimizer.clip_grad
-        groups = [_settings_of(group) for group in self._optimizer.param_groups]
-        path, state = self._engine.load_checkpoint(folder, tag=TAG, load_module_strict=False)
-        if path is None:
-            raise RuntimeError(f"DeepSpeed found no checkpoint in {folder}")
-        # DeepSpeed has put back rates, decay, betas and the clip of the start that saved.
-        self._engine.optimizer.clip_grad = clip_grad_norm
-        for group, settings in zip(self._optimizer.param_groups, groups, strict=True):
-            group.update(settings)
-        for name in self.loss_scale.state().keys() & state.keys():  # another precision's checkpoint has none
-            self.loss_scale.restore(state[name])
-        if self._ema:
-            self._load_average(self._ema, folder / self._ema_file)
+        reader = dcp.FileSystemReader(folder)
+        target, flat = self._wanted(reader.read_metadata().state_dict_metadata)
+        self._let_go()
+        load_state(target, reader)
+        for name, fragment in self._fragments.items():  # a partition has one number of updates
+            flat["step"][fragment.partition].copy_(target["optimizer"]["state"][name]["step"])
+        for numbers in flat["scale"].values():
+            self.loss_scale.restore(numbers)
+        self._publish()
+        if self._ema and EMA not in flat:
+            self._ema.restart("the checkpoint")
 
-    @property
-    def _ema_file(self) -> str:
-        return EMA_FILE.format(rank=self._worker.rank)
+    def _wanted(self, saved: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Targets by name into which this rank loads the tensors `saved` of a checkpoint, and the flat state whose
+        memory they share, but for the numbers of updates."""
+        flat = self._flat_state()
+        # A checkpoint of another precision has no loss scale.
+        flat["scale"] = {name: tensor for name, tensor in flat["scale"].items() if name in saved}
+        if not all(f"{EMA}.{name}" in saved for name in self._fragments):
+            flat.pop(EMA, None)
+        target = self._named(flat)
+        for state in target["optimizer"]["state"].values():
+            state["step"] = torch.zeros_like(state["step"])
+        return target | flat["scale"], flat
 
-    def _leave_out_frozen_copies(self, module: nn.Module) -> None:
-        """Save no frozen weight under its second name, such as a tied head's: DeepSpeed leaves out the first only."""
-        copies = [name for name in second_names(module) if not module.get_parameter(name).requires_grad]
-        saved = self._engine.module_state_dict
+    def _flat_state(self) -> dict[str, Any]:
+        """The content of a checkpoint: a tensor for each of this rank's partitions, and the loss scale."""
+        partitions = self._partitions()
+        flat: dict[str, Any] = {"model": [partition.detach() for partition in partitions]}
+        states = [self._state_of(partition) for partition in partitions]
+        flat |= {name: [state[name] for state in states] for name in ("step", *MOMENTS)}
+        flat |= {EMA: self._ema.averages} if self._ema else {}
+        return flat | {"scale": self.loss_scale.state()}
 
-        def module_state_dict(*arguments: Any, **settings: Any) -> dict[str, Any]:
-            return {name: value for name, value in saved(*arguments, **settings).items() if name not in copies}
+    def _state_of(self, partition: Tensor) -> dict[str, Tensor]:
+        """AdamW's state of a partition. Before the first update it is made, as AdamW would."""
+        state: dict[str, Tensor] = self._engine.optimizer.optimizer.state[partition]
+        if not state:
+            state["step"] = torch.zeros((), device=partition.device)
+            state |= {name: torch.zeros_like(partition) for name in MOMENTS}
+        return state
 
-        self._engine.module_state_dict = module_state_dict
-
-    def _load_average(self, ema: WeightsAverage, file: Path) -> None:
-        if not file.exists():
-            ema.restart("the checkpoint")
-            return
-        for average, saved in zip(ema.averages, torch.load(file, map_location="cpu", weights_only=True), strict=True):
-            average.copy_(saved)
+    def _named(self, flat: Mapping[str, Sequence[Tensor]]) -> dict[str, Any]:
+        """This rank's parts of the parameters, moments and averages in a flat state, as other strategies name them."""
+        fragments = self._fragments.items()
+        named: dict[str, Any] = {"model": {name: fragment.of(flat["model"]) for name, fragment in fragments}}
+        of_optimizer = {
+            name: {moment: fragment.of(flat[moment]) for moment in MOMENTS} | {"step": flat["step"][fragment.partition]}
+            for name, fragment in fragments
+        }
+        named["optimizer"] = {"state": of_optimizer}
+        if EMA in flat:
+            named[EMA] = {name: fragment.of(flat[EMA]) for name, fragment in fragments}
+        return named
 
     def _partitions(self) -> list[Tensor]:
         """This rank's flat fp32 weights, one tensor a parameter group."""
@@ -226,11 +240,6 @@ class Zero:
             optimizer._reassign_or_swap_out_partitioned_parameters(number)
         if small := optimizer.persistent_parameters:  # replicated
             small[0].all_gather(small)
-
-
-def _settings_of(group: Mapping[str, object]) -> dict[str, object]:
-    """A parameter group's rates, decay, betas and the like."""
-    return {name: value for name, value in group.items() if name != "params"}
 
 
 def _import_deepspeed(worker: ProcessContext) -> Any:

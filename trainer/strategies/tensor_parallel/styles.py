@@ -69,7 +69,7 @@ class ColwiseLinear(ShardingStyle):
 class ColwiseFusedLinear(ShardingStyle):
     """Column-parallel fused query-key-value layer: (..., inputs) -> (..., 3 x this rank's outputs).
 
-    A rank's rows of the weight are not contiguous; see trainer/strategies/strided_checkpoint.py.
+    A rank's rows of the weight are not contiguous; see trainer/strategies/tensor_pieces.py.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:

@@ -9,7 +9,6 @@ from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.catalog.steps import StepFacts, load_steps
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.job_spec.build import Job
-from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.time.feature_cache import feature_bytes
 from vlmpipe.trainer.config.job import export_dtype
 from vlmpipe.trainer.data.shards.disk_cache import GIB, SHARE_OF_FREE_DISK
@@ -83,7 +82,6 @@ class StepNeeds:
             checkpoints = node_bytes(
                 shape.trainable_parameters,
                 config.train,
-                data_parallel=layout_of(config).replicas,
                 nodes=config.cluster.replica_count,
                 in_bucket=True,
             )

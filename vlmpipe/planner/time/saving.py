@@ -34,11 +34,9 @@ class SaveTime:
 def save_time(case: Scenario) -> SaveTime:
     """Time of one checkpoint of the training job, or what the run file says was measured."""
     config, layout = case.config, case.layout
-    saved_bytes = checkpoint_bytes(case.shape.trainable_parameters, config.train, layout.replicas)
+    saved_bytes = checkpoint_bytes(case.shape.trainable_parameters, config.train)
     writes_s = saved_bytes / layout.nodes / node_bytes_per_s(case)
-    read_bytes = resumed_bytes(
-        case.shape.trainable_parameters, config.train, data_parallel=layout.replicas, nodes=layout.nodes
-    )
+    read_bytes = resumed_bytes(case.shape.trainable_parameters, config.train, nodes=layout.nodes)
     reads_s = (published_bytes(config.model, case.shape) + read_bytes) / SAVE_BYTES_PER_S
     if config.plan.checkpoint_save_s:
         return SaveTime(config.plan.checkpoint_save_s, 0.0, reads_s)

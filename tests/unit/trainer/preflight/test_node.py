@@ -263,8 +263,8 @@ def test_a_folder_of_this_machine_needs_room_for_all_of_it(tmp_path: Path, monke
 
 def test_averages_count_in_the_checkpoint_size() -> None:
     settings = TrainConfig(global_batch_size=8, optimizer=OptimizerConfig(learning_rate=1e-3), ema_decay=0.9)
-    assert checkpoint_bytes(10, SETTINGS, 4) == 120
-    assert checkpoint_bytes(10, settings, 4) == 120 + 40
+    assert checkpoint_bytes(10, SETTINGS) == 120
+    assert checkpoint_bytes(10, settings) == 120 + 40
 
 
 def test_free_space_is_what_the_system_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

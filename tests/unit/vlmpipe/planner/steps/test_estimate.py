@@ -91,7 +91,7 @@ def test_a_checkpoint_fetched_whole_is_red_on_a_default_disk(
     assert not errors(config, seventy_b, disks={})
 
     def whole(shape: ModelShape, _model: object, _dtype: str) -> ExportSize:
-        return ExportSize(0, 0, 0, checkpoint_bytes(shape.trainable_parameters, config.train, 1), 0)
+        return ExportSize(0, 0, 0, checkpoint_bytes(shape.trainable_parameters, config.train), 0)
 
     monkeypatch.setattr(needs, "export_size", whole)
     (error,) = errors(config, seventy_b, disks={})
