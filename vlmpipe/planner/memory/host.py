@@ -146,10 +146,10 @@ def start_memory(
 def _staged_share(part: str, layout: Layout) -> float:
     """Return the share of a rank's state that each rank of the fullest node copies to host memory for a checkpoint.
 
-    See `trainer.strategies.torch_base.TorchStrategy`. DeepSpeed writes weights that all ranks hold from rank 0 only.
+    See `trainer.strategies.torch_base.TorchStrategy`. Of ZeRO's weights the optimizer's are saved.
     """
     if layout.strategy == "ddp":
         return 1 / layout.replicas
-    if layout.strategy in ("zero1", "zero2") and part == WEIGHTS:
-        return 1 / layout.ranks_per_node
+    if layout.strategy.startswith("zero") and part == WEIGHTS:
+        return 0
     return 1

@@ -1,4 +1,4 @@
-"""Resuming on another number of processes, and under another strategy of the same checkpoint format.
+"""Resuming on another number of processes, and under another strategy.
 
 Rows are a function of the step alone, and the loss is a sum over all ranks: whoever continues reads the same samples
 and gets the same loss, up to the order of sums.
@@ -43,10 +43,31 @@ ALL_MOVES = (
     Move(("fsdp", 4), ("fsdp", 2)),
     Move(("ddp", 4), ("fsdp", 2)),
     Move(("fsdp", 2), ("ddp", 1)),
+    Move(("zero2", 4), ("zero2", 2)),
+    Move(("fsdp", 2), ("zero3", 4)),
+    Move(("zero1", 1), ("zero1", 4)),
+    Move(("zero2", 2), ("zero2", 1)),
+    Move(("zero2", 1), ("zero2", 2)),
+    Move(("zero3", 4), ("zero3", 2)),
+    Move(("zero3", 2), ("zero1", 4)),
+    Move(("zero1", 2), ("zero3", 2)),
+    Move(("zero3", 4), ("fsdp", 1)),
+    Move(("zero2", 4), ("ddp", 2)),
+    Move(("ddp", 1), ("zero1", 2)),
 )
-MOVES = list(
-    chosen({move.run_id: move for move in ALL_MOVES}, lambda name: name in ("ddp-2-ddp-4", "ddp-4-fsdp-2")).values()
-)
+SHORT = ("ddp-2-ddp-4", "ddp-4-fsdp-2", "zero2-4-zero2-2", "fsdp-2-zero3-4")
+MOVES = list(chosen({move.run_id: move for move in ALL_MOVES}, lambda name: name in SHORT).values())
+# What else ZeRO keeps, or must not: averages, an embedding with two names, frozen weights under adapters.
+KEPT: dict[str, dict[str, Any]] = {
+    "averaged": {"train.ema_decay": 0.6},
+    "tied": {"model.language_model.config.tie_word_embeddings": True},
+    "adapters": {
+        "model.lora": {"rank": 4, "alpha": 8.0},
+        "model.language_model.config.tie_word_embeddings": True,
+    },
+    "offloaded": {"train.offload": "optimizer"},
+}
+STAGES = ("zero1", "zero2", "zero3")
 
 
 @pytest.fixture(scope="module")
@@ -95,24 +116,43 @@ def test_each_start_is_counted_and_its_checkpoints_outrank_those_before(moved: d
     assert [name.split("-")[0] for name in committed(store)] == ["0001", "0002"]
 
 
-def test_zero_on_another_number_of_processes_is_refused(root: Path) -> None:
-    """Its state is cut by the number of ranks."""
-    changes = {"train.strategy": "zero2", "train.max_steps": STOP_STEP}
-    train_runs([make_run(root, "zero2-moved", changes)], processes=2)
-    job = make_run(root, "zero2-moved", {"train.strategy": "zero2"})
-    said = _refusal(job, processes=1)
-    assert "the number of ranks (ZeRO state is cut by it) changed from 2 to 1" in said
-    assert len(committed(open_storage(job.run.run_uri))) == 1
+@pytest.fixture(scope="module")
+def kept(root: Path) -> dict[tuple[str, str], tuple[JobConfig, JobConfig]]:
+    """By stage and what is kept: a run that began on four processes and went on with two, and one on two throughout."""
+
+    def job(name: str, stage: str, begin: str, changes: dict[str, Any]) -> JobConfig:
+        return make_run(root, f"{stage}-{name}-{begin}", {"train.strategy": stage, **KEPT[name], **changes})
+
+    cases = [(name, stage) for name in KEPT for stage in STAGES]
+    train_runs([job(*case, "moved", {"train.max_steps": STOP_STEP}) for case in cases], processes=4)
+    jobs = {case: (job(*case, "moved", {}), job(*case, "still", EVERY_STEP)) for case in cases}
+    train_runs([each for pair in jobs.values() for each in pair], processes=2, timeout_s=600)
+    return jobs
 
 
 @only_whole
-@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
-def test_zero_resumes_from_a_checkpoint_without_an_average(strategy: str, root: Path) -> None:
-    """The average begins with the weights that were loaded, and a hardly moving one still is these at the end."""
-    stopped = make_run(root, f"{strategy}-begun", {"train.strategy": strategy, "train.max_steps": STOP_STEP})
-    train_runs([stopped], processes=2)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("name", KEPT)
+def test_zero_resumes_all_that_it_keeps_on_another_number_of_processes(
+    name: str, stage: str, kept: dict[tuple[str, str], tuple[JobConfig, JobConfig]]
+) -> None:
+    moved, still = kept[name, stage]
+    assert summary(moved)["resumed_from_step"] == STOP_STEP and summary(still)["resumed_from_step"] is None
+    require_equal_training(moved, still)
+
+
+@only_whole
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_zero_begins_an_average_with_the_masters_that_other_ranks_saved(stage: str, precision: str, root: Path) -> None:
+    """A hardly moving average of the weights is at the end still those that were loaded."""
+    settings = {"train.strategy": stage, "train.precision": precision, "features.cache": "off"}
+    name = f"{stage}-{precision}-begun"
+    stopped = make_run(root, name, {**settings, "train.max_steps": STOP_STEP}, features="off")
+    train_runs([stopped], processes=4)
     before = trained_weights(stopped)
-    job = make_run(root, f"{strategy}-begun", {"train.strategy": strategy, "train.ema_decay": 1 - 1e-9})
+    job = make_run(root, name, {**settings, "train.ema_decay": 1 - 1e-9}, features="off")
     train_runs([job], processes=2)
     assert summary(job)["resumed_from_step"] == STOP_STEP
     averages, weights = trained_weights(job, averaged=True), trained_weights(job)

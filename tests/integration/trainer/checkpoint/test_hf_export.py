@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from safetensors.torch import load_file
 from torch import nn
 from transformers import (
@@ -52,7 +51,6 @@ from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.strategies.deepspeed.engine import TAG
 from vlmpipe.trainer.weights_digest import model_sha256, weights_sha256
 
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
@@ -99,14 +97,10 @@ def whole_model(job: JobConfig) -> nn.Module:
     with tempfile.TemporaryDirectory() as scratch, torch.no_grad():
         checkpoint = newest(job)
         folder = fetch_folder(open_storage(job.run.run_uri), checkpoint, Path(scratch))
-        if checkpoint.record.checkpoint_format == "dcp":
-            state = {"model": {name: torch.empty_like(weight) for name, weight in wanted.items()}}
-            dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
-            found = state["model"]
-        else:
-            found = get_fp32_state_dict_from_zero_checkpoint(folder, tag=TAG)
+        state = {"model": {name: torch.empty_like(weight) for name, weight in wanted.items()}}
+        dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
         for name, weight in wanted.items():
-            weight.copy_(found[name])
+            weight.copy_(state["model"][name])
     return model
 
 

@@ -112,6 +112,15 @@ def test_under_ddp_the_nodes_together_copy_the_state_once_for_a_checkpoint() -> 
     assert nodes * copied == pytest.approx(state, rel=1e-6)
 
 
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
+def test_under_zero_the_ranks_copy_masters_and_moments_and_not_the_modules_weights(strategy: str) -> None:
+    memory, ranks = planned(strategy, "none"), load_run_file(RUN_FILE).cluster.processes
+    assert memory.host is not None
+    state = sum(part.bytes for part in memory.parts if part.name in ("optimizer's weights", "optimizer"))
+    (copied,) = (part.bytes for part in memory.host.parts if part.name == "checkpoint")
+    assert copied == ranks * state > 0
+
+
 @only_whole
 def test_offloaded_activations_are_inputs_of_blocks_in_the_machine_of_each_of_its_ranks() -> None:
     def plan(**train: Any) -> Memory:

@@ -1,0 +1,65 @@
+"""Where the ranks' parts of parameters are, from the descriptions that DeepSpeed's optimizers keep."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from vlmpipe.trainer.strategies.deepspeed.fragments import Fragment, fragments_of
+
+MATRIX, VECTOR = (3, 5), (2,)
+
+
+def of_rank_in_stage_3(rank: int, ranks: int) -> dict[str, Fragment]:
+    shapes: dict[str, tuple[int, ...]] = {"matrix": MATRIX, "vector": VECTOR}
+    positions, trained, offset = {}, dict[str, Any](), 0
+    for name, shape in shapes.items():
+        numel = torch.Size(shape).numel()
+        trained[name] = SimpleNamespace(ds_id=name, ds_shape=torch.Size(shape), ds_numel=numel)
+        positions[name] = (0, offset, -(-numel // ranks))
+        offset += -(-numel // ranks)
+    optimizer = SimpleNamespace(
+        fp32_partitioned_groups_flat=[],
+        grad_position=positions,
+        get_param_id=lambda parameter: parameter.ds_id,
+        _get_param_partition_rank=lambda _: rank,
+    )
+    return fragments_of(optimizer, trained)
+
+
+def test_slices_of_stage_3_cover_each_parameter_without_the_padding() -> None:
+    for ranks in (1, 2, 3, 4, 7):
+        found = [of_rank_in_stage_3(rank, ranks) for rank in range(ranks)]
+        for name, shape in (("matrix", MATRIX), ("vector", VECTOR)):
+            parts = [each[name] for each in found if name in each]
+            covered = [number for part in parts for number in range(part.start, part.start + part.numel)]
+            assert covered == list(range(torch.Size(shape).numel())), (ranks, name)
+
+
+def test_a_rank_that_has_padding_alone_has_no_part() -> None:
+    assert of_rank_in_stage_3(1, 4).keys() == {"matrix", "vector"}
+    assert of_rank_in_stage_3(2, 4).keys() == {"matrix"}
+
+
+def test_a_part_of_a_partition_is_a_view_of_it() -> None:
+    parameter: Any = nn.Parameter(torch.zeros(MATRIX))
+    address = SimpleNamespace(start=4, numel=6)
+    in_partition = SimpleNamespace(start=1, numel=6)
+    parameter._hp_mapping = SimpleNamespace(
+        lp_fragment_address=address, hp_fragment_address=in_partition, param_group_index=1
+    )
+    elsewhere: Any = nn.Parameter(torch.zeros(2))
+    elsewhere._hp_mapping = None
+    fragments = fragments_of(SimpleNamespace(), {"matrix": parameter, "elsewhere": elsewhere})
+    assert fragments == {"matrix": Fragment(torch.Size(MATRIX), 4, 6, 1, 1)}
+    partitions = [torch.zeros(0), torch.arange(8.0)]
+    pieces = fragments["matrix"].of(partitions).pieces
+    assert {tuple(place): piece.tolist() for place, piece in pieces.items()} == {
+        (0, 4): [[1.0]],
+        (1, 0): [[2.0, 3.0, 4.0, 5.0, 6.0]],
+    }
+    pieces[torch.Size((0, 4))].fill_(9)
+    assert partitions[1][1] == 9
