@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from vlmpipe.trainer.strategies.base import SavedFiles
 from vlmpipe.trainer.strategies.tensor_pieces import with_pieces
 
+FORMAT = "dcp"
 METADATA_FILE = ".metadata"  # what is where, a pickle
 EMA = "ema"  # entry of a state, beside "model" and "optimizer"
 

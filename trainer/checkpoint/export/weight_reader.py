@@ -1,4 +1,4 @@
-"""Reads trained weights of each checkpoint format one tensor at a time, by the ranges of its files that hold them.
+"""Reads trained weights of a checkpoint one tensor at a time, by the ranges of its files that hold them.
 
 Needs no process group and no disk. Pickles are read after the commit protocol has verified their bytes.
 """
@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 
 from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.strategies.named_checkpoint import EMA, METADATA_FILE
+from vlmpipe.trainer.strategies.named_checkpoint import EMA, FORMAT, METADATA_FILE
 
 MODULE_PREFIX = "model."  # the training module holds the Hugging Face model under this name
 
@@ -30,7 +30,7 @@ class WeightReader:
     read: Callable[[str], Tensor]
 
 
-def _dcp_weights(files: CheckpointFiles, *, averaged: bool) -> WeightReader:
+def _weights(files: CheckpointFiles, *, averaged: bool) -> WeightReader:
     """Torch's distributed checkpoint format, of all strategies."""
     metadata, prefix = pickle.loads(files.read(METADATA_FILE)), f"{EMA if averaged else 'model'}.{MODULE_PREFIX}"
     entries = {
@@ -93,9 +93,6 @@ class _Stream(io.RawIOBase):
         return len(data)
 
 
-READERS: dict[str, Callable[..., WeightReader]] = {"dcp": _dcp_weights}
-
-
 def holds_average(files: CheckpointFiles, checkpoint_format: str) -> bool:
     """Return whether a checkpoint has an average of the weights."""
     return bool(open_weights(files, checkpoint_format, averaged=True).names)
@@ -106,10 +103,10 @@ def open_weights(files: CheckpointFiles, checkpoint_format: str, *, averaged: bo
 
     Both raise DamagedError for bytes that are not those that were saved.
     """
-    if checkpoint_format not in READERS:
+    if checkpoint_format != FORMAT:
         raise ConfigError(
             f"the checkpoint's format is {checkpoint_format!r}",
-            expected=f"one of {', '.join(READERS)}",
+            expected=FORMAT,
             fix="export it with the version of vlmpipe that trained it",
         )
-    return READERS[checkpoint_format](files, averaged=averaged)
+    return _weights(files, averaged=averaged)

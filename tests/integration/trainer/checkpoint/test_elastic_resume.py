@@ -66,6 +66,9 @@ KEPT: dict[str, dict[str, Any]] = {
         "model.language_model.config.tie_word_embeddings": True,
     },
     "offloaded": {"train.offload": "optimizer"},
+    "in other partitions": {
+        "train.deepspeed": {"zero_optimization": {"round_robin_gradients": True, "sub_group_size": 2000}}
+    },
 }
 STAGES = ("zero1", "zero2", "zero3")
 
@@ -121,7 +124,9 @@ def kept(root: Path) -> dict[tuple[str, str], tuple[JobConfig, JobConfig]]:
     """By stage and what is kept: a run that began on four processes and went on with two, and one on two throughout."""
 
     def job(name: str, stage: str, begin: str, changes: dict[str, Any]) -> JobConfig:
-        return make_run(root, f"{stage}-{name}-{begin}", {"train.strategy": stage, **KEPT[name], **changes})
+        return make_run(
+            root, f"{stage}-{name}-{begin}".replace(" ", "-"), {"train.strategy": stage, **KEPT[name], **changes}
+        )
 
     cases = [(name, stage) for name in KEPT for stage in STAGES]
     train_runs([job(*case, "moved", {"train.max_steps": STOP_STEP}) for case in cases], processes=4)
