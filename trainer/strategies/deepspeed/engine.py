@@ -79,15 +79,16 @@ class Zero:
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=module, optimizer=optimizer, config=self.settings, dist_init_required=False
         )
+        trained = trained_of(module)
+        self._fragments = fragments_of(self._engine.optimizer, trained)
         if config.precision == "bf16":
-            self._begin_from(initial_weights)
+            self._begin_from({name: initial_weights[trained[name]] for name in self._fragments})
         del initial_weights
         self._micro_steps = micro_steps
         self.loss_scale = LossScale(config.precision)
         # DeepSpeed's own scaler clips before it divides by the scale, and stays on after an earlier fp16 engine of
         # this process.
         self._engine.optimizer.torch_autocast_gradscaler = None
-        self._fragments = fragments_of(self._engine.optimizer, trained_of(module))
         self._stager = host_stager(on_gpu=worker.device.type == "cuda")
         self._ema = average_of(config, self._partitions)
 
@@ -213,16 +214,15 @@ class Zero:
         return list(next(getattr(optimizer, name) for name in names if hasattr(optimizer, name)))
 
     @torch.no_grad()
-    def _begin_from(self, initial_weights: Mapping[nn.Parameter, Tensor]) -> None:
+    def _begin_from(self, initial_weights: Mapping[str, Tensor]) -> None:
         """Give the masters the fp32 weights that training begins with, of stage 3 this rank's slices: DeepSpeed takes
         them from the bf16 copies."""
-        parameter: Any  # with DeepSpeed's methods
-        for parameter, weight in initial_weights.items():
-            if self._stage < 3:
-                parameter.set_full_hp_param(weight)
-                continue
-            part, _ = self._engine.optimizer._get_fp32_opt_state_partition(parameter, release_swap_buffers=False)
-            part[: weight.numel()].copy_(weight)  # the last rank's is padded
+        partitions = self._partitions()
+        for name, weight in initial_weights.items():
+            fragment = self._fragments[name]
+            start = fragment.start if self._stage < 3 else 0
+            part = partitions[fragment.partition][fragment.offset : fragment.offset + fragment.numel]
+            part.copy_(weight.flatten()[start : start + fragment.numel])
 
     def _let_go(self) -> None:
         """Release weights that ZeRO-3 has gathered: they would be used again although the partitions change."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from vlmpipe.trainer.strategies.tensor_pieces import TensorPieces, pieces_of_range
@@ -34,12 +35,18 @@ def fragments_of(optimizer: Any, trained: Mapping[str, nn.Parameter]) -> dict[st
     Args:
         optimizer: of a DeepSpeed engine.
     """
-    fragment_of = _of_stage_3 if hasattr(optimizer, "fp32_partitioned_groups_flat") else _of_stages_1_and_2
-    fragments = {name: fragment_of(optimizer, parameter) for name, parameter in trained.items()}
-    return {name: fragment for name, fragment in fragments.items() if fragment and fragment.numel > 0}
+    if hasattr(optimizer, "grad_position"):
+        found = {name: _in_stage_3(optimizer, parameter) for name, parameter in trained.items()}
+    elif hasattr(optimizer, "round_robin_bit16_offsets"):
+        names = {id(parameter): name for name, parameter in trained.items()}
+        found = dict(_in_stages_1_and_2(optimizer, names))
+    else:
+        mapped = {name: parameter for name, parameter in trained.items() if _mapping(parameter)}
+        found = {name: _in_bf16_optimizer(parameter) for name, parameter in mapped.items()}
+    return {name: found[name] for name in trained if name in found and found[name].numel > 0}
 
 
-def _of_stage_3(optimizer: Any, parameter: Any) -> Fragment:
+def _in_stage_3(optimizer: Any, parameter: Any) -> Fragment:
     """Each parameter is cut into equal slices, of which the last is padded and those after it are padding alone."""
     partition, offset, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
     start = optimizer._get_param_partition_rank(parameter) * size
@@ -47,10 +54,25 @@ def _of_stage_3(optimizer: Any, parameter: Any) -> Fragment:
     return Fragment(torch.Size(parameter.ds_shape), start, numel, partition, offset)
 
 
-def _of_stages_1_and_2(_: Any, parameter: Any) -> Fragment | None:
-    """The parameters of a group, one after the other, are cut into equal partitions."""
-    mapping = parameter._hp_mapping
-    if mapping is None:
-        return None
+def _in_stages_1_and_2(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[str, Fragment]]:
+    """The parameters of a group, one after the other, are cut into equal partitions.
+
+    Not by DeepSpeed's own mapping, which is wrong where `round_robin_gradients` has changed their order.
+    """
+    for group, parameters in enumerate(optimizer.round_robin_bit16_groups):
+        size = optimizer.single_partition_of_fp32_groups[group].numel()
+        begin = dist.get_rank(optimizer.real_dp_process_group[group]) * size
+        for parameter, at in zip(parameters, optimizer.round_robin_bit16_offsets[group], strict=True):
+            start, end = max(at, begin), min(at + parameter.numel(), begin + size)
+            yield names[id(parameter)], Fragment(parameter.shape, start - at, end - start, group, start - begin)
+
+
+def _in_bf16_optimizer(parameter: nn.Parameter) -> Fragment:
+    """As stages 1 and 2, in the optimizer that DeepSpeed uses for stage 1 in bf16."""
+    mapping = _mapping(parameter)
     start, numel = mapping.lp_fragment_address.start, mapping.lp_fragment_address.numel
     return Fragment(parameter.shape, start, numel, mapping.param_group_index, mapping.hp_fragment_address.start)
+
+
+def _mapping(parameter: Any) -> Any:
+    return parameter._hp_mapping

@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from vlmpipe.trainer.strategies.deepspeed.fragments import Fragment, fragments_of
@@ -22,7 +24,6 @@ def of_rank_in_stage_3(rank: int, ranks: int) -> dict[str, Fragment]:
         positions[name] = (0, offset, -(-numel // ranks))
         offset += -(-numel // ranks)
     optimizer = SimpleNamespace(
-        fp32_partitioned_groups_flat=[],
         grad_position=positions,
         get_param_id=lambda parameter: parameter.ds_id,
         _get_param_partition_rank=lambda _: rank,
@@ -42,6 +43,27 @@ def test_slices_of_stage_3_cover_each_parameter_without_the_padding() -> None:
 def test_a_rank_that_has_padding_alone_has_no_part() -> None:
     assert of_rank_in_stage_3(1, 4).keys() == {"matrix", "vector"}
     assert of_rank_in_stage_3(2, 4).keys() == {"matrix"}
+
+
+def test_partitions_of_stages_1_and_2_cover_each_parameter_in_the_order_that_deepspeed_gave_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trained = {"matrix": nn.Parameter(torch.zeros(MATRIX)), "vector": nn.Parameter(torch.zeros(VECTOR))}
+    for ranks, size in ((1, 18), (2, 9), (3, 6)):
+        covered: dict[str, list[int]] = {name: [] for name in trained}
+        for rank in range(ranks):
+            monkeypatch.setattr(dist, "get_rank", lambda _, rank=rank: rank)
+            optimizer = SimpleNamespace(
+                round_robin_bit16_groups=[[trained["vector"], trained["matrix"]]],
+                round_robin_bit16_offsets=[[0, 3]],  # a number of padding between them
+                single_partition_of_fp32_groups=[torch.zeros(size)],
+                real_dp_process_group=[None],
+            )
+            for name, part in fragments_of(optimizer, trained).items():
+                covered[name] += range(part.start, part.start + part.numel)
+                place = rank * size + part.offset - part.start  # of the parameter's first number
+                assert place == {"vector": 0, "matrix": 3}[name]
+        assert covered == {"matrix": list(range(15)), "vector": [0, 1]}, ranks
 
 
 def test_a_part_of_a_partition_is_a_view_of_it() -> None:
