@@ -212,9 +212,9 @@ def test_a_run_that_began_with_an_earlier_reward_is_refused_with_the_way_back() 
 
 def test_a_run_with_its_own_reward_continues_and_one_that_draws_no_selections_has_none() -> None:
     assert settings_of(drawing())[SELECTION_REWARD] == REWARD
-    assert not refusal(drawing(), drawing(), "ddp")
+    assert not refusal(drawing(), drawing())
     assert SELECTION_REWARD not in settings_of(drawing("none")) | settings_of(job_of())
-    assert not refusal(drawing("none"), drawing("none"), "ddp")
+    assert not refusal(drawing("none"), drawing("none"))
 
 
 def test_where_selections_begin_to_be_drawn_that_is_the_difference() -> None:
