@@ -55,9 +55,9 @@ def message_of(run_uri: str, ending: Ending) -> dict[str, Any]:
     if ending.note:
         message["note"] = ending.note
     where = f" in {ending.step}" if ending.step else ""
-    said = ". ".join(filter(None, [message.get("error") or message.get("reason") or "", ending.note]))
+    text = ". ".join(filter(None, [message.get("error") or message.get("reason") or "", ending.note]))
     link = link_of(f"{run_uri}/report.html")
-    message["text"] = f"Run {message['run_id']}: {ending.outcome}{where}{f'. {said}' if said else ''}\n{link}"
+    message["text"] = f"Run {message['run_id']}: {ending.outcome}{where}{f'. {text}' if text else ''}\n{link}"
     return message
 
 

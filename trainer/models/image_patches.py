@@ -94,10 +94,10 @@ class PatchPreparer:
         """Write a frame's patches: tokens row by row, in a token its patches row by row, in a patch its channels."""
         merge, side = self._grids.merge, self._grids.patch
         size = (frame.columns * side, frame.rows * side)
-        picture = np.asarray(decoded(frame.data).resize(size, Image.Resampling(self._resample)))
+        image = np.asarray(decoded(frame.data).resize(size, Image.Resampling(self._resample)))
         token_rows, tokens = frame.rows // merge, frame.columns // merge
         # (token rows, tokens, patch rows of a token, patches there, channels, rows of a patch, pixels there)
-        cut = picture.reshape(token_rows, merge, side, tokens, merge, side, CHANNELS).transpose(0, 3, 1, 4, 6, 2, 5)
+        cut = image.reshape(token_rows, merge, side, tokens, merge, side, CHANNELS).transpose(0, 3, 1, 4, 6, 2, 5)
         shape = cut.shape[1:]
         index = np.empty(shape, np.intp)
         values = np.empty((math.prod(shape[:3]), CHANNELS, side**2), np.float32)

@@ -116,12 +116,12 @@ class PixelPreparer:
         return torch.from_numpy(pixels)
 
     def _fill(self, data: bytes, place: np.ndarray) -> None:
-        picture = decoded(data)
+        image = decoded(data)
         if self._tables is None:
-            made = self._processor([picture], return_tensors="np")["pixel_values"]
+            made = self._processor([image], return_tensors="np")["pixel_values"]
             place[:] = made.reshape(place.shape)  # some processors add an axis
         else:
-            resized = np.asarray(picture.resize((self._side, self._side), self._processor.resample))
+            resized = np.asarray(image.resize((self._side, self._side), self._processor.resample))
             fill(place, resized, self._tables)
 
     def _tables_of_values(self) -> np.ndarray | None:

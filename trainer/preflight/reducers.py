@@ -27,17 +27,17 @@ def reach(address: str, connect_s: float = CONNECT_S) -> str:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except OSError:
         return UNKNOWN_NAME
-    said = ""
+    reason = ""
     for *_, where in found:
         try:
             socket.create_connection((str(where[0]), int(where[1])), timeout=connect_s).close()
         except ConnectionRefusedError:
             return ""
         except OSError as error:
-            said = str(error)
+            reason = str(error)
         else:
             return ""
-    return said
+    return reason
 
 
 def require_reducers(

@@ -100,9 +100,9 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
             if _listens(process, port):  # not another program, which took the port meanwhile
                 return
         time.sleep(0.2)
-    said = "\n  ".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:])
+    last_lines = "\n  ".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:])
     raise UserError(
-        f"transformers serve did not start; its last lines:\n  {said}",
+        f"transformers serve did not start; its last lines:\n  {last_lines}",
         expected=f"an answer to http://{HOST}:{port}/health within {START_S:.0f} s",
         code=ExitCode.UNAVAILABLE,
     )

@@ -85,8 +85,8 @@ def predict(
     asks_one = len({one.question for one in questions}) == 1
     for row in (row for rows in batches for row in rows):
         asked = "" if asks_one else f"{one_line(row.question)}  "
-        said = row.prediction if not row.error else f"not asked: {row.error}"
-        print_lines([f"{one_line(row.image)}  {asked}{one_line(said)}"])
+        text = row.prediction if not row.error else f"not asked: {row.error}"
+        print_lines([f"{one_line(row.image)}  {asked}{one_line(text)}"])
 
 
 def ask(

@@ -47,16 +47,16 @@ def _row(api: GoogleApi, name: str, needed: int, region: str) -> Row:
         unknown = unseen("quota", f"{where}: {needed} needed; Vertex AI names no limit ({answer.status})")
         return unknown.showing(BY_NAME, False)
     used, note = _used(api, metric, region)
-    said = f"{where}: {needed} needed, limit {'none' if limit == UNLIMITED else limit}, {note}"
+    text = f"{where}: {needed} needed, limit {'none' if limit == UNLIMITED else limit}, {note}"
     if limit == UNLIMITED or needed <= limit - used:
-        return ok("quota", said).showing(BY_NAME, True)
+        return ok("quota", text).showing(BY_NAME, True)
     if needed > limit:
         fix = remedies.raise_quota(api.project, metric, region, needed)
-        return missing("quota", said, fix).showing(BY_NAME, True)
+        return missing("quota", text, fix).showing(BY_NAME, True)
     fix = (
         f"wait until others are done, or raise it:\n{remedies.raise_quota(api.project, metric, region, needed + used)}"
     )
-    return missing("quota", f"{said}: too little is free", fix).showing(BY_NAME, True)
+    return missing("quota", f"{text}: too little is free", fix).showing(BY_NAME, True)
 
 
 def limit_of(metric: Mapping[str, Any], region: str) -> int | None:

@@ -74,9 +74,9 @@ def _analysed(find: Callable[Concatenate[str, P], R], model: str, *args: P.args,
     except UserError:
         raise
     except Exception as error:  # whatever torch and transformers raise where a configuration makes no model
-        said = " ".join(str(error).split())[:LONGEST_CAUSE_CHARS]
+        cause = " ".join(str(error).split())[:LONGEST_CAUSE_CHARS]
         raise ConfigError(
-            f"no model can be built and run from this model section: {type(error).__name__}: {said}",
+            f"no model can be built and run from this model section: {type(error).__name__}: {cause}",
             expected="configurations and weights of which transformers makes a model that takes images and text",
             fix="correct model.tower, model.language_model or model.pretrained",
         ) from error

@@ -122,8 +122,8 @@ def _upload_error(api: HfApi, hub: HubConfig, error: Exception) -> UserError | N
         is_known = not isinstance(error, RuntimeError | ValueError)
         return _no_answer(repository, type(error).__name__) if is_known else None
     status = cause.response.status_code
-    said = " ".join(str(cause.server_message or "").split())[:200]
-    why = f"HTTP {status}" + (f", {said}" if said else "")
+    message = " ".join(str(cause.server_message or "").split())[:200]
+    why = f"HTTP {status}" + (f", {message}" if message else "")
     if status in (401, 403):
         return UserError(
             f"the hub refuses to write to {repository} with this token ({why})",

@@ -123,10 +123,10 @@ def decide(texts: Sequence[Text], code: int | None) -> tuple[Pattern | None, Hit
     """The cause, where it was seen, and what else was recognised."""
     found = _hits(texts)
     causes = [hit for hit in found if hit.pattern.kind == "cause"]
-    said = [hit for hit in causes if code in hit.pattern.exit_codes] or causes
+    hits = [hit for hit in causes if code in hit.pattern.exit_codes] or causes
     by_code = next((pattern for pattern in patterns() if code in pattern.exit_codes), None)
-    if said:
-        hit: Hit | None = said[0]
+    if hits:
+        hit: Hit | None = hits[0]
     elif by_code:
         return by_code, None, _others(found, by_code)
     else:

@@ -80,10 +80,10 @@ def write_scores(
             "question": asked.text,
             "answers": asked.answers,
             "image": asked.image.name,
-            "prediction": said,
+            "prediction": prediction,
             "score": value,
         }
-        for asked, said, value in zip(questions, predictions, scored.each, strict=True)
+        for asked, prediction, value in zip(questions, predictions, scored.each, strict=True)
     ]
     open_storage(job.run.run_uri).write(f"{ANSWERS_FOLDER}/{config.name}.jsonl", seal_lines(lines))
     asked = repr([(one.id, one.text, one.answers) for one in questions])

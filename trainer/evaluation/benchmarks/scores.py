@@ -62,12 +62,14 @@ def score(form: BenchmarkFormat, questions: Sequence[BenchmarkQuestion], predict
     answered = list(zip(questions, predictions, strict=True))
     match form:
         case "vqav2" | "textvqa":
-            return _mean(form, questions, [consensus(asked.answers, said) for asked, said in answered])
+            return _mean(form, questions, [consensus(asked.answers, prediction) for asked, prediction in answered])
         case "docvqa":
-            each = [max(anls(answer, said) for answer in asked.answers) for asked, said in answered]
+            each = [max(anls(answer, prediction) for answer in asked.answers) for asked, prediction in answered]
             return _mean(form, questions, each)
         case "chartqa":
-            return _mean(form, questions, [float(relaxed_match(asked.answers[0], said)) for asked, said in answered])
+            return _mean(
+                form, questions, [float(relaxed_match(asked.answers[0], prediction)) for asked, prediction in answered]
+            )
         case "pope":
             return _pope(questions, predictions)
         case "mmbench":
@@ -97,10 +99,13 @@ def says_yes(prediction: str) -> bool:
 
 
 def _pope(questions: Sequence[BenchmarkQuestion], predictions: Sequence[str]) -> Scored:
-    pairs = [(asked.answers[0] == "yes", says_yes(said)) for asked, said in zip(questions, predictions, strict=True)]
+    pairs = [
+        (asked.answers[0] == "yes", says_yes(prediction))
+        for asked, prediction in zip(questions, predictions, strict=True)
+    ]
     order = [(True, True), (False, True), (False, False), (True, False)]  # true and false positives, negatives
     tallies = np.array([[float(pair == cell) for cell in order] for pair in pairs])
-    return Scored(questions, [float(label == said) for label, said in pairs], tallies, _of_confusion)
+    return Scored(questions, [float(label == prediction) for label, prediction in pairs], tallies, _of_confusion)
 
 
 def _of_confusion(sums: Float64Array) -> dict[str, Float64Array]:
@@ -131,16 +136,16 @@ def chosen_letter(prediction: str, choices: Sequence[tuple[str, str]]) -> str:
         return named[0]
     if len(prediction) > MAX_TEXT * sum(len(text) for _, text in choices):
         return ""
-    said = prediction.lower()
-    named = [letter for letter, text in choices if text.lower() in said]
+    lowered = prediction.lower()
+    named = [letter for letter, text in choices if text.lower() in lowered]
     return named[0] if len(named) == 1 else ""
 
 
 def _choices(questions: Sequence[BenchmarkQuestion], predictions: Sequence[str]) -> Scored:
     """Accuracy counts originals; circular accuracy counts a question as right if it is so in each rotation."""
     right = [
-        chosen_letter(said, asked.choices) == asked.answers[0]
-        for asked, said in zip(questions, predictions, strict=True)
+        chosen_letter(prediction, asked.choices) == asked.answers[0]
+        for asked, prediction in zip(questions, predictions, strict=True)
     ]
     of_group: dict[str, list[bool]] = {}
     for asked, is_right in zip(questions, right, strict=True):
@@ -191,8 +196,8 @@ def _number(text: str) -> float | None:
 
 def _captions(questions: Sequence[BenchmarkQuestion], predictions: Sequence[str]) -> Scored:
     pairs = [
-        ([tokens(text) for text in asked.answers], tokens(said))
-        for asked, said in zip(questions, predictions, strict=True)
+        ([tokens(text) for text in asked.answers], tokens(prediction))
+        for asked, prediction in zip(questions, predictions, strict=True)
     ]
     cider = cider_d_of_tokens(pairs)
     tallies = np.array([(1.0, one, rouge_l(*pair), *bleu_tally(*pair)) for one, pair in zip(cider, pairs, strict=True)])

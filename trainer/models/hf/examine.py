@@ -116,7 +116,7 @@ def _found(config: ModelConfig, images: PublishedImages, whole: PreTrainedConfig
     _require_known_parts(model)
     module = HfVLM(config, model, images).eval()
     pictures = [Image.effect_noise(size, 64).convert("RGB") for size in SIZES]
-    made = [images.tensors([picture]) for picture in pictures]
+    made = [images.tensors([image]) for image in pictures]
     ids = [_ids(images, size, text) for size, text in zip(SIZES, TEXTS, strict=True)]
 
     def hidden(rows: list[Tensor], inputs: dict[str, Tensor]) -> Tensor:
@@ -166,9 +166,9 @@ def _stored(images: PublishedImages, model: nn.Module, pictures: Sequence[Image.
 
     None also if an image's inputs depend on the other images, or inputs other than pixels on more than its size.
     """
-    made = [images.tensors([picture]) for picture in pictures]
+    made = [images.tensors([image]) for image in pictures]
     joined, together = join(made), images.tensors(pictures)
-    layout = join([images.layout(picture.size) for picture in pictures])
+    layout = join([images.layout(image.size) for image in pictures])
     if any(not torch.equal(joined[name], together[name]) for name in together):
         return None
     if any(not torch.equal(joined[name], layout[name]) for name in layout if name != "pixel_values"):

@@ -125,8 +125,10 @@ def require_something_trained(config: ModelConfig, num_trained: int) -> None:
     """Raises ConfigError for a model section that freezes the whole model."""
     if not num_trained:
         fields = {"freeze": config.freeze, "freeze_parameters": config.freeze_parameters}
-        said = ", ".join(f"model.{name} {list(values)}" for name, values in fields.items() if values)
-        raise ConfigError(f"{said} leaves nothing to train", fix="freeze less, or name some in model.train_parameters")
+        fields_text = ", ".join(f"model.{name} {list(values)}" for name, values in fields.items() if values)
+        raise ConfigError(
+            f"{fields_text} leaves nothing to train", fix="freeze less, or name some in model.train_parameters"
+        )
 
 
 def require_frozen_tower(config: ModelConfig, num_trained_in_tower: int) -> None:
@@ -142,9 +144,9 @@ def require_frozen_tower(config: ModelConfig, num_trained_in_tower: int) -> None
 
 def described(config: ModelConfig) -> str:
     """Frozen parameters, as text."""
-    said = [", ".join(config.freeze)] if config.freeze else []
-    said += [", ".join(config.freeze_parameters)] if config.freeze_parameters else []
-    text = "; ".join(said) or "nothing: all parts were trained"
+    parts = [", ".join(config.freeze)] if config.freeze else []
+    parts += [", ".join(config.freeze_parameters)] if config.freeze_parameters else []
+    text = "; ".join(parts) or "nothing: all parts were trained"
     return f"{text}; but for {', '.join(config.train_parameters)}" if config.train_parameters else text
 
 

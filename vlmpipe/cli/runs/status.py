@@ -95,8 +95,8 @@ def cancel(
     if as_json:
         print_json({"run_id": name, "asked": asked})
         return
-    said = "asked to stop" if asked else "stopping already, or stopped"
-    print_lines([f"run {name}: {said}", f"  follow: vlmpipe status {name} --watch"])
+    state = "asked to stop" if asked else "stopping already, or stopped"
+    print_lines([f"run {name}: {state}", f"  follow: vlmpipe status {name} --watch"])
 
 
 def diagnose(

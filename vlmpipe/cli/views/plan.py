@@ -200,8 +200,8 @@ def _unshown_errors(plan: Mapping[str, Any]) -> list[str]:
     """Errors that neither the table of findings, which are the first ones, nor the headline has."""
     findings = sum(finding["severity"] == "error" for finding in plan["findings"])
     memory = plan["memory"]
-    said = f"does not fit: {memory['total_bytes'] / GIB:,.1f} GiB on " if memory else UNKNOWN
-    return [error for error in plan["errors"][findings:] if not error.startswith(said)]
+    reason = f"does not fit: {memory['total_bytes'] / GIB:,.1f} GiB on " if memory else UNKNOWN
+    return [error for error in plan["errors"][findings:] if not error.startswith(reason)]
 
 
 def _finding(finding: Mapping[str, Any]) -> Table:

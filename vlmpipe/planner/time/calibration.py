@@ -65,8 +65,8 @@ def latest_calibration(root_uri: str, name: str, accelerator_type: str) -> Calib
     """
     store, kept = open_storage(root_uri), kept_name(name, accelerator_type)
     if store.stat(kept) is None:
-        said = f"Not calibrated: under {root_uri} no run of {name} on {accelerator_type} was measured yet "
-        return Calibration(1.0, "", f"{said}(plan.calibrate_from {LATEST}).")
+        sentence = f"Not calibrated: under {root_uri} no run of {name} on {accelerator_type} was measured yet "
+        return Calibration(1.0, "", f"{sentence}(plan.calibrate_from {LATEST}).")
     return Calibration(**read_record(store, kept))
 
 

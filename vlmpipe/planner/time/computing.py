@@ -71,21 +71,23 @@ class MovedBytes:
 
 def reached(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, cached: bool) -> tuple[Rates, list[str]]:
     """The rates to compute with, and their assumptions as sentences."""
-    said = []
+    sentences = []
     train, measured = config.train, config.plan.efficiency
     fp32 = gpu.fp32_tflops * 1e12
     peak = fp32
     if train.compute_type == "bf16" and gpu.bf16_tflops is None:
-        said.append(f"{gpu.accelerator_type} has no bf16 units: bf16 is taken as no faster than fp32.")
+        sentences.append(f"{gpu.accelerator_type} has no bf16 units: bf16 is taken as no faster than fp32.")
     elif train.precision == "fp16" and gpu.bf16_tflops is None:
-        said.append(f"The catalogue has no fp16 rate of {gpu.accelerator_type}: fp16 is taken as no faster than fp32.")
+        sentences.append(
+            f"The catalogue has no fp16 rate of {gpu.accelerator_type}: fp16 is taken as no faster than fp32."
+        )
     elif train.precision != "fp32":
         assert gpu.bf16_tflops is not None  # fp16 has the rate of bf16 on GPUs that have both
         peak = gpu.bf16_tflops * 1e12
     if measured:
-        said.append(f"Computing reaches {measured:.0%} of the peak (plan.efficiency).")
+        sentences.append(f"Computing reaches {measured:.0%} of the peak (plan.efficiency).")
     else:
-        said.append(
+        sentences.append(
             f"Matrix products reach {gpu.matmul_share:.0%} of {gpu.accelerator_type}'s peak and attention "
             f"{gpu.attention_share:.0%}, {gpu.rates_from}."
         )
@@ -94,7 +96,7 @@ def reached(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, c
     leaves_fp32 = layout.strategy in SHARDED_BY_FSDP and not train.has_bf16_weights
     if leaves_fp32 and peak > fp32 and computes_frozen:
         frozen = fp32
-        said.append("Frozen parts stay fp32, so they compute at the fp32 rate.")
+        sentences.append("Frozen parts stay fp32, so they compute at the fp32 rate.")
     share = measured or gpu.matmul_share
     compiled = compile_choice(
         train,
@@ -115,7 +117,7 @@ def reached(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, c
         peak=peak,
         bytes_per_number=COMPILED_BYTES_PER_NUMBER if compiled else BYTES_PER_NUMBER,
         launch_s=0.0 if compiled or measured else ADAPTED_LAUNCH_S_PER_PASS if shape.adapters else LAUNCH_S_PER_PASS,
-    ), said
+    ), sentences
 
 
 def float8_gain(recipe: str, width: int) -> float:

@@ -20,15 +20,17 @@ def external_time(config: RunConfig) -> Time:
     step_s = _measured_step_s(plan.calibrate_from) if plan.calibrate_from else None
     hours = plan.train_hours
     if hours is not None:
-        said = f"Training takes {hours:g} h, as the run file says (plan.train_hours)."
+        sentence = f"Training takes {hours:g} h, as the run file says (plan.train_hours)."
     elif step_s and steps:
         hours = step_s * steps / 3600
-        said = f"{steps:,} steps of {step_s:.3g} s each, the median in {plan.calibrate_from}."
+        sentence = f"{steps:,} steps of {step_s:.3g} s each, the median in {plan.calibrate_from}."
     else:
-        said = "How long it takes is not known: give plan.train_hours, or plan.calibrate_from of a run that made a few "
-        said += "minutes of steps, and train.trainer.total_steps."
+        sentence = (
+            "How long it takes is not known: give plan.train_hours, or plan.calibrate_from of a run that made a few "
+        )
+        sentence += "minutes of steps, and train.trainer.total_steps."
     assumptions = (
-        f"{trainer.name} is a trainer that this plan does not know: its memory and MFU are not planned. {said}",
+        f"{trainer.name} is a trainer that this plan does not know: its memory and MFU are not planned. {sentence}",
         "Time lost to interruptions is not counted: what its checkpoints cost is not known.",
     )
     return Time(None, (), None, "", steps, hours, None, None, 0.0, assumptions)

@@ -53,17 +53,17 @@ def activation_copies_s(case: Scenario, work: Work) -> float:
 
 def update_sentences(case: Scenario) -> list[str]:
     """Assumptions of `update_times`."""
-    config, said = case.config, []
+    config, sentences = case.config, []
     if config.train.activation_offloading:
-        said.append(
+        sentences.append(
             f"Inputs of blocks move at {LINK_BYTES_PER_S / 1e9:g} GB/s between host memory and each GPU "
             "(assumed), overlapped with the computation of a pass."
         )
     if config.train.offload == "none":
-        return said
-    said += [
+        return sentences
+    sentences += [
         f"An offloaded update moves {HOST_BYTES_PER_S / 1e9:g} GB/s a rank in the machine's memory (one thread, alone, "
         f"moved 44 on another machine), and {LINK_BYTES_PER_S / 1e9:g} GB/s between it and each GPU (assumed). Nothing "
         "hides them."
     ]
-    return said
+    return sentences

@@ -229,28 +229,30 @@ def work_of(case: Scenario) -> Work:
 
 
 def _sentences(config: RunConfig, shape: ModelShape, layout: Layout) -> list[str]:
-    said = [f"The loop waits for data {DATA_WAIT_SHARE:.0%} of the time, the loader's goal."]
+    sentences = [f"The loop waits for data {DATA_WAIT_SHARE:.0%} of the time, the loader's goal."]
     if config.model.family in PUBLISHED_FAMILIES:
-        said.append(
+        sentences.append(
             "FLOPs were counted in a pass of the model's own code over a small image and a short text, all layers."
             if shape.counted
             else "FLOPs follow from widths, as if all layers were equal: the model's code does not run on zeros."
         )
     if config.model.quantizes_base:
-        said.append(
+        sentences.append(
             "Not counted: dequantizing 4-bit weights in each pass. Published steps of 4,096 tokens took 15 to 18 % "
             "longer than those of LoRA (Qwen 7B and 14B, with other kernels)."
         )
     if layout.context_parallel > 1:
-        said.append(
+        sentences.append(
             f"Each of the {layout.context_parallel} ranks that share sequences runs the vision encoder, where it runs, "
             "and the projector for all of their images. Labels are taken as spread evenly over a sequence."
         )
     if layout.world_size > 1:
-        said.append(
+        sentences.append(
             "Links inside a node are taken at 75 % and network cards at 70 % of their nominal rate, between the 45 % "
             "and 96 % of published tests."
         )
     if config.cluster.reduction_server:
-        said.append("Steps are timed without the Reduction Server: only the NCCL log of a run shows that it works.")
-    return said
+        sentences.append(
+            "Steps are timed without the Reduction Server: only the NCCL log of a run shows that it works."
+        )
+    return sentences

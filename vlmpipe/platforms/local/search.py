@@ -35,8 +35,8 @@ class LocalSearch:
         search, table = read_record_file(self.folder / SEARCH_FILE), self.folder / TABLE
         lines = json.loads(table.read_text(encoding="utf-8")) if table.is_file() else []
         trials = ranked((Trial(**one) for one in lines), search["goal"])
-        failed, most_failed = sum(one.metric is None for one in trials), search["max_failed_trial_count"]
-        whole = len(trials) >= search["num_trials"] or 0 < most_failed <= failed
+        failed, max_failed = sum(one.metric is None for one in trials), search["max_failed_trial_count"]
+        whole = len(trials) >= search["num_trials"] or 0 < max_failed <= failed
         outcome = "running" if is_running(self.folder) else "done" if whole else "stopped"
         return SearchStatus(
             self.name, str(self.folder), outcome, search["metric"], search["goal"], search["num_trials"], tuple(trials)

@@ -99,20 +99,20 @@ class Registry:
             raise no_credentials(error) from error
 
     def _api_error(self, error: exceptions.GoogleAPICallError) -> UserError:
-        said, project = " ".join(error.message.split())[:LONGEST_MESSAGE_CHARS], self.place.project
+        message, project = " ".join(error.message.split())[:LONGEST_MESSAGE_CHARS], self.place.project
         status = int(error.code or 0)
         here = f"--location={self.place.location} --project={project}"
         if status == 401:
             return no_credentials(error)
         if status == 403 and error.reason == "SERVICE_DISABLED":
             return UserError(
-                f"the Artifact Registry API is not enabled in project {project}: {said}",
+                f"the Artifact Registry API is not enabled in project {project}: {message}",
                 fix=f"gcloud services enable artifactregistry.googleapis.com --project {project}",
                 code=ExitCode.UNAVAILABLE,
             )
         if status == 403:
             return UserError(
-                f"no permission for {self.host}, or there is no such project: {said}",
+                f"no permission for {self.host}, or there is no such project: {message}",
                 expected="roles/artifactregistry.writer on the repository to publish, .reader to start from a template",
                 fix=f"gcloud artifacts repositories add-iam-policy-binding {self.repository} {here} "
                 "--member=user:YOUR_ACCOUNT --role=roles/artifactregistry.writer",
@@ -120,7 +120,7 @@ class Registry:
             )
         if status == 404:
             return UserError(
-                f"not found in {self.host}: {said}",
+                f"not found in {self.host}: {message}",
                 expected="a repository of the format KFP, and in it a pipeline of that name with that version or tag",
                 fix=f"gcloud artifacts tags list --repository={self.repository} {here} --package=NAME\n"
                 f"or make the repository: gcloud artifacts repositories create {self.repository} {here} "
@@ -129,13 +129,13 @@ class Registry:
             )
         if status in (409, 429):
             return UserError(
-                f"{self.host} cannot do it now: {said}",
+                f"{self.host} cannot do it now: {message}",
                 fix="it is being published elsewhere, or a quota is used up: try again, nothing is published twice",
                 code=ExitCode.UNAVAILABLE,
             )
         if 400 <= status < 500:
-            return ConfigError(f"{self.host} refuses it: {said}", expected="what the message names")
-        return self._unreachable(f"{status} {said}")
+            return ConfigError(f"{self.host} refuses it: {message}", expected="what the message names")
+        return self._unreachable(f"{status} {message}")
 
     def _unreachable(self, why: str) -> UserError:
         return UserError(

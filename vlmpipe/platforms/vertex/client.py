@@ -203,17 +203,17 @@ def _unreachable(place: Place, why: str) -> UserError:
 
 
 def _api_error(error: GoogleAPICallError, place: Place, role: str, what: str) -> UserError:
-    said = " ".join(error.message.split())[:LONGEST_MESSAGE_CHARS]
+    message = " ".join(error.message.split())[:LONGEST_MESSAGE_CHARS]
     status = int(error.code or 0)
     if status == 403 and error.reason == "SERVICE_DISABLED":
         return UserError(
-            f"the Vertex AI API is not enabled in project {place.project}: {said}",
+            f"the Vertex AI API is not enabled in project {place.project}: {message}",
             fix=f"gcloud services enable aiplatform.googleapis.com --project {place.project}",
             code=ExitCode.UNAVAILABLE,
         )
     if status == 403:
         return UserError(
-            f"no permission in project {place.project}, or there is no such project: {said}",
+            f"no permission in project {place.project}, or there is no such project: {message}",
             expected=_roles(place, role),
             fix=f"gcloud projects add-iam-policy-binding {place.project} --member=user:YOUR_ACCOUNT --role={role}\n"
             f"or correct the project, or log in with another account: {LOGIN}",
@@ -223,29 +223,29 @@ def _api_error(error: GoogleAPICallError, place: Place, role: str, what: str) ->
         return no_credentials(error)
     if status == 404:
         return ConfigError(
-            f"not found on Vertex AI: {said}",
+            f"not found on Vertex AI: {message}",
             expected=f"project {place.project} with {what}s in {place.location}",
             fix="correct gcp.project and gcp.location",
         )
     if status == 409:
         return UserError(
-            f"another {what} of this name exists already: {said}",
+            f"another {what} of this name exists already: {message}",
             fix="submit again: a new name is drawn",
             code=ExitCode.UNAVAILABLE,
         )
     if status == 429:
         return UserError(
-            f"a quota of project {place.project} is used up: {said}",
+            f"a quota of project {place.project} is used up: {message}",
             fix="wait for other runs to end, or ask for more under IAM & Admin > Quotas in the console",
             code=ExitCode.UNAVAILABLE,
         )
     if 400 <= status < 500:
         return ConfigError(
-            f"Vertex AI refuses the {what}: {said}",
+            f"Vertex AI refuses the {what}: {message}",
             expected="values that the API accepts",
             fix="correct the field in the run file",
         )
-    return _unreachable(place, f"{status} {said}")
+    return _unreachable(place, f"{status} {message}")
 
 
 def _roles(place: Place, role: str) -> str:
@@ -268,6 +268,8 @@ def reason_of(error: Exception) -> str:
 
 
 def _first_sentence(error: BaseException) -> str:
-    said = str(error.args[0] if error.args and isinstance(error.args[0], str) else error)
-    said = re.sub(r"<[^<>]*object at 0x[0-9a-f]+>: |HTTPS?Connection(?:Pool)?\([^)]*\): ", "", " ".join(said.split()))
-    return re.split(r"(?<=\w)\. ", said)[0].rstrip(".")[:LONGEST_MESSAGE_CHARS]
+    sentence = str(error.args[0] if error.args and isinstance(error.args[0], str) else error)
+    sentence = re.sub(
+        r"<[^<>]*object at 0x[0-9a-f]+>: |HTTPS?Connection(?:Pool)?\([^)]*\): ", "", " ".join(sentence.split())
+    )
+    return re.split(r"(?<=\w)\. ", sentence)[0].rstrip(".")[:LONGEST_MESSAGE_CHARS]

@@ -126,7 +126,7 @@ def _check_pool(pool: api.WorkerPoolSpec, where: str) -> None:
             mount.server and mount.mount_point and mount.path.startswith("/") for mount in pool.nfs_mounts
         ),
     }
-    for said, is_wrong in problems.items():
+    for problem, is_wrong in problems.items():
         if is_wrong:
-            raise ApiError(400, f"{where}.{said}")
+            raise ApiError(400, f"{where}.{problem}")
     check_variables((*container.env, *package.env), where)

@@ -200,13 +200,13 @@ def translated_errors(doing: str, kind: Kind = TRAIN_JOB) -> Iterator[None]:
 
 
 def _refusal(error: ApiException, doing: str, kind: Kind) -> Exception:
-    said = _message(error)
+    message = _message(error)
     if error.status in PASSING:
-        return Unreachable(f"the Kubernetes API answers {error.status}: {said}")
+        return Unreachable(f"the Kubernetes API answers {error.status}: {message}")
     if error.status == 409:
-        return AlreadyThere(said)
+        return AlreadyThere(message)
     if _is_of_object(error):
-        return NoSuchObject(said)
+        return NoSuchObject(message)
     if error.status == 404:  # a path that the server does not have: no such kind of object
         return UserError(
             f"this cluster has no {kind.name}s: {kind.api} is not served",
@@ -214,18 +214,18 @@ def _refusal(error: ApiException, doing: str, kind: Kind) -> Exception:
             fix=f"have it installed; see {kind.docs}",
             code=ExitCode.NOT_FOUND,
         )
-    if error.status == 403 and "admission webhook" not in said:
+    if error.status == 403 and "admission webhook" not in message:
         return UserError(
-            f"not allowed to {doing} a {kind.name}: {said}",
+            f"not allowed to {doing} a {kind.name}: {message}",
             expected=f"the role vlmpipe-jobs of {kind.docs}, bound to the service account of the pipeline's steps",
             fix="kubectl apply it, or ask who administers the cluster",
             code=ExitCode.NO_PERMISSION,
         )
     if error.status == 401:
-        return UserError(f"the Kubernetes API takes no credentials of this pod: {said}", code=ExitCode.NO_PERMISSION)
-    old = "unknown field" in said
+        return UserError(f"the Kubernetes API takes no credentials of this pod: {message}", code=ExitCode.NO_PERMISSION)
+    old = "unknown field" in message
     return ConfigError(
-        f"the cluster refuses the {kind.name}: {said}",
+        f"the cluster refuses the {kind.name}: {message}",
         expected=f"{kind.product} {kind.release}" if old else f"a {kind.name} that its rules allow",
         fix=f"have {kind.product} updated" if old else f"correct the section {kind.section} of the run file",
     )

@@ -104,15 +104,15 @@ class KubeflowApi:
             raise self._refusal(error, doing) from error
 
     def _refusal(self, error: kfp_server_api.ApiException, doing: str) -> UserError:
-        said = f"could not {doing} {self.endpoint}: {error.status} {_message(error)}"
+        message = f"could not {doing} {self.endpoint}: {error.status} {_message(error)}"
         if error.status == 404:
-            return UserError(said, expected="one that this Kubeflow Pipelines has", code=ExitCode.NOT_FOUND)
+            return UserError(message, expected="one that this Kubeflow Pipelines has", code=ExitCode.NOT_FOUND)
         if error.status in (401, 403):
             fix = f"give a token: {TOKEN_VARIABLE}, or kfp's own configuration; or ask who administers Kubeflow"
-            return UserError(said, expected="an account that may do so", fix=fix, code=ExitCode.NO_PERMISSION)
+            return UserError(message, expected="an account that may do so", fix=fix, code=ExitCode.NO_PERMISSION)
         if error.status in PASSING:
-            return UserError(said, fix="try again", code=ExitCode.UNAVAILABLE)
-        return ConfigError(said, fix="compare the versions in vlmpipe docs run-on-kubeflow with the cluster's")
+            return UserError(message, fix="try again", code=ExitCode.UNAVAILABLE)
+        return ConfigError(message, fix="compare the versions in vlmpipe docs run-on-kubeflow with the cluster's")
 
 
 class KubeflowRuns:
@@ -180,5 +180,5 @@ def _message(error: kfp_server_api.ApiException) -> str:
         content = json.loads(error.body or "")
     except ValueError:
         content = {}
-    said = content.get("message") or content.get("error") if isinstance(content, dict) else ""
-    return str(said or error.reason or "").strip()[:1000]
+    message = content.get("message") or content.get("error") if isinstance(content, dict) else ""
+    return str(message or error.reason or "").strip()[:1000]

@@ -52,8 +52,8 @@ class KubeflowStatus(ServiceRun):
             step = self.state.failed
             where = f"step {step.title}" if step else "the pipeline"
             lines = [f"error: {where} failed with exit code {self.exit_code}: run {self.run.argument}"]
-            said = str(step.detail.get("error") or step.message) if step else self.error
-            lines += f"  {said}".splitlines() if said else []
+            message = str(step.detail.get("error") or step.message) if step else self.error
+            lines += f"  {message}".splitlines() if message else []
             lines += [f"  more:     vlmpipe diagnose {self.run.argument}"]
         table = {"results": self.run.run_uri, "page": self.run.link}
         if not self.is_over:

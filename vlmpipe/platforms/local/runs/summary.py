@@ -327,16 +327,16 @@ def failure(report: RunReport) -> list[str]:
     folder, step, code = report.folder, report.state.failed, report.marker.exit_code or ExitCode.UNEXPECTED
     where = f"step {step.title}" if step else "the pipeline"
     lines = [f"error: {where} failed with exit code {code}: run {folder.name}"]
-    said = _said(report)
-    lines += [f"  {said[0]}", *said[1:]] if said else []
-    if not said:
+    message = _said(report)
+    lines += [f"  {message[0]}", *message[1:]] if message else []
+    if not message:
         tail = read_tail(folder / LOG, LAST_LOG_BYTES).splitlines()[-LAST_LOG_LINES:]
         lines += ["  the last lines of its log:", *(f"    {line}" for line in tail)]
     logs = [str(folder / LOG)]
     if step and step.detail.get("log"):
         logs.insert(0, str(step.detail["log"]))
     lines += [f"  log:      {log}" for log in logs]
-    if not any(line.startswith("  to do:") for line in said):
+    if not any(line.startswith("  to do:") for line in message):
         known = TO_DO.get(ExitCode(code)) if code in set(ExitCode) else None
         lines.append(f"  to do:    {known or 'read the log; the same command tries again and continues this run'}")
     return [*lines, f"  continue: {shlex.join(report.marker.command)}"]

@@ -199,18 +199,18 @@ class CapacityFallback:
         self._judge(attempt, job)
 
     def _judge(self, attempt: Attempt, job: api.CustomJob) -> None:
-        state, said = _state(job), _first_line(job.error.message)
+        state, message = _state(job), _first_line(job.error.message)
         no_capacity = job.error.code == RESOURCE_EXHAUSTED or NO_CAPACITY.search(job.error.message)
         if state in ("SUCCEEDED", "PARTIALLY_SUCCEEDED") or attempt.cancelled_for == "end":
             attempt.outcome = "done"
         elif attempt.cancelled_for == "wait":
             attempt.outcome = "no capacity"
         elif state == "EXPIRED" or (state == "FAILED" and no_capacity):
-            attempt.outcome, attempt.why = "no capacity", said or "its wait expired"
+            attempt.outcome, attempt.why = "no capacity", message or "its wait expired"
         elif attempt.cancelled_for in ("spend", "time") or state == "CANCELLED":
             attempt.outcome = "stopped"
         else:
-            attempt.outcome, attempt.why = "failed", said
+            attempt.outcome, attempt.why = "failed", message
         self._write()
         self._say(attempt)
         if attempt.outcome == "stopped":
@@ -226,7 +226,7 @@ class CapacityFallback:
                 code=ExitCode.PREEMPTED,
             )
         if attempt.outcome == "failed":
-            raise UserError(f"the {self._what} job failed: {said}: {attempt.job}", code=ExitCode.UNEXPECTED)
+            raise UserError(f"the {self._what} job failed: {message}: {attempt.job}", code=ExitCode.UNEXPECTED)
 
     # ---- the service
 

@@ -120,9 +120,9 @@ class JobStatus:
         lines = [f"{self.outcome.capitalize()} on Vertex AI: custom job {self.address.job_id}"]
         if self.outcome == "failed":
             lines = [f"error: custom job {self.address.job_id} failed with exit code {self.exit_code}"]
-            said = str(self.step.detail.get("error") or self.error)
-            lines += [f"  {line}" for line in said.splitlines()]
-            if hit := first_hit(said, self.error):
+            message = str(self.step.detail.get("error") or self.error)
+            lines += [f"  {line}" for line in message.splitlines()]
+            if hit := first_hit(message, self.error):
                 lines += [f"  cause:    {hit.pattern.cause}", f"  to do:    {' '.join(hit.pattern.remedy.split())}"]
         table = {"results": self.run_uri, "console": self.address.console_url, "log": f"vlmpipe logs {run}"}
         if not self.is_over:

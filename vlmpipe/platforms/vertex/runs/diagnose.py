@@ -144,12 +144,12 @@ def _texts(
 
 
 def _of_custom_job(job: CustomJob) -> Text:
-    number, said = job.name.rpartition("/")[2], job.error.message
+    number, message = job.name.rpartition("/")[2], job.error.message
     if _state(job) == "CANCELLED":
-        said = f"custom job {number} was cancelled"
+        message = f"custom job {number} was cancelled"
     elif _state(job) == "EXPIRED":
-        said = f"custom job {number} has expired: its wait for machines was over. {said}"
-    return Text(f"custom job {number}", said, first_line=0)
+        message = f"custom job {number} has expired: its wait for machines was over. {message}"
+    return Text(f"custom job {number}", message, first_line=0)
 
 
 def _logs(

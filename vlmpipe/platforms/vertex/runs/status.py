@@ -161,10 +161,10 @@ class VertexStatus(ServiceRun):
         step = self.state.failed
         where = f"step {step.title}" if step else "the pipeline"
         lines = [f"error: {where} failed with exit code {self.exit_code}: run {self.address.job_id}"]
-        said = str(step.detail.get("error") or step.message) if step else self.error
-        lines += f"  {said}".splitlines() if said else []
+        message = str(step.detail.get("error") or step.message) if step else self.error
+        lines += f"  {message}".splitlines() if message else []
         name, run = (f" --step {step.title}" if step else ""), self.address.argument
-        if not any(line.startswith("  to do:") for line in lines) and (hit := first_hit(said, self.error)):
+        if not any(line.startswith("  to do:") for line in lines) and (hit := first_hit(message, self.error)):
             remedy = hit.pattern.remedy_in(step.title if step else "")
             lines += [f"  cause:    {hit.pattern.cause}", f"  to do:    {' '.join(remedy.split())}"]
         return [*lines, f"  logs:     vlmpipe logs {run}{name}",
@@ -281,10 +281,10 @@ def _step(
         return Step(name, state, stage=stage)
     started_s = seconds_of(task.start_time) or seconds_of(task.create_time)
     elapsed_s = max(0.0, (seconds_of(task.end_time) or now_s) - started_s) if started_s else 0.0
-    said = step_of_record(record, elapsed_s) if record else Step(name, elapsed_s=elapsed_s)
-    if state == "done" and said.state == "reused":
+    step = step_of_record(record, elapsed_s) if record else Step(name, elapsed_s=elapsed_s)
+    if state == "done" and step.state == "reused":
         state = "reused"
-    message = said.message
+    message = step.message
     if state == "running" and record is None:
         message = "machines are being found or started" if name in JOB_STEPS else "its machine is being started"
         message = (name == "train" and waiting_message(files.options)) or message
@@ -293,14 +293,14 @@ def _step(
         message = f"its program ended {minutes:.0f} min ago and its job has not: cancel the run and continue it"
     if state == "running" and "CANCEL" in task.state.name:
         message = "it is being stopped"
-    detail = dict(said.detail)
+    detail = dict(step.detail)
     if state == "failed":
         words = " ".join(task.error.message.split())
         message = message or words
         detail.setdefault("error", words)
         detail.setdefault("exit_code", _exit_code(words))
-    said = replace(said, name=name, stage=stage, elapsed_s=elapsed_s, started_s=started_s)
-    return replace(said, state=state, message=message, detail=detail)
+    step = replace(step, name=name, stage=stage, elapsed_s=elapsed_s, started_s=started_s)
+    return replace(step, state=state, message=message, detail=detail)
 
 
 def _state(task: PipelineTaskDetail | None) -> str:
