@@ -9,7 +9,6 @@ import contextlib
 import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed import ProcessGroup
@@ -33,7 +32,7 @@ def host_stager(*, on_gpu: bool) -> StateDictStager:
     return StateDictStager(pin_memory=on_gpu, share_memory=False)  # /dev/shm is small in containers
 
 
-def write_state(state: Mapping[str, Any], folder: Path, group: ProcessGroup) -> None:
+def write_state(state: Mapping[str, object], folder: Path, group: ProcessGroup) -> None:
     """Write this rank's part of a nested state. Collective."""
     with _plain_errors():
         dcp.save(
@@ -49,7 +48,7 @@ def metadata_of(files: SavedFiles) -> Metadata:
     return metadata
 
 
-def ranges_of(target: Mapping[str, Any], metadata: Metadata, files: SavedFiles) -> dict[str, list[tuple[int, int]]]:
+def ranges_of(target: Mapping[str, object], metadata: Metadata, files: SavedFiles) -> dict[str, list[tuple[int, int]]]:
     """The items that DCP's own plan for this rank's `target` asks for, by file. See `Strategy.reads`."""
     planner = dcp.DefaultLoadPlanner()
     planner.set_up_planner(with_pieces(target), metadata, is_coordinator=False)
@@ -60,7 +59,7 @@ def ranges_of(target: Mapping[str, Any], metadata: Metadata, files: SavedFiles) 
     return ranges
 
 
-def load_state(target: Mapping[str, Any], reader: dcp.FileSystemReader) -> None:
+def load_state(target: Mapping[str, object], reader: dcp.FileSystemReader) -> None:
     """Fill the tensors of a nested state. Collective."""
     with _plain_errors():
         dcp.load(with_pieces(target), storage_reader=reader)

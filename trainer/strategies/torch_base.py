@@ -185,7 +185,7 @@ class TorchStrategy:
         if self._ema and not target.has_average:
             self._ema.restart("the checkpoint")
 
-    def _wanted(self, saved: Mapping[str, Any]) -> _Wanted:
+    def _wanted(self, saved: Mapping[str, object]) -> _Wanted:
         """Targets into which this rank loads the tensors `saved` of a checkpoint; the average is filled in place."""
         state, optimizer_state = self._lasting()
         # A checkpoint of another precision has no loss scale.

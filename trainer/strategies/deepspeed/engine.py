@@ -163,7 +163,7 @@ class Zero:
         if self._ema and EMA not in flat:
             self._ema.restart("the checkpoint")
 
-    def _wanted(self, saved: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _wanted(self, saved: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Targets by name into which this rank loads the tensors `saved` of a checkpoint, and the flat state whose
         memory they share, but for the numbers of updates."""
         flat = self._flat_state()

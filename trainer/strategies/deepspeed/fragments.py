@@ -41,8 +41,7 @@ def fragments_of(optimizer: Any, trained: Mapping[str, nn.Parameter]) -> dict[st
         names = {id(parameter): name for name, parameter in trained.items()}
         found = dict(_in_stages_1_and_2(optimizer, names))
     else:
-        mapped = {name: parameter for name, parameter in trained.items() if _mapping(parameter)}
-        found = {name: _in_bf16_optimizer(parameter) for name, parameter in mapped.items()}
+        found = dict(_in_bf16_optimizer(trained))
     return {name: found[name] for name in trained if name in found and found[name].numel > 0}
 
 
@@ -67,12 +66,10 @@ def _in_stages_1_and_2(optimizer: Any, names: Mapping[int, str]) -> Iterator[tup
             yield names[id(parameter)], Fragment(parameter.shape, start - at, end - start, group, start - begin)
 
 
-def _in_bf16_optimizer(parameter: nn.Parameter) -> Fragment:
-    """As stages 1 and 2, in the optimizer that DeepSpeed uses for stage 1 in bf16."""
-    mapping = _mapping(parameter)
-    start, numel = mapping.lp_fragment_address.start, mapping.lp_fragment_address.numel
-    return Fragment(parameter.shape, start, numel, mapping.param_group_index, mapping.hp_fragment_address.start)
-
-
-def _mapping(parameter: Any) -> Any:
-    return parameter._hp_mapping
+def _in_bf16_optimizer(trained: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, Fragment]]:
+    """Like stages 1 and 2, in DeepSpeed's optimizer for stage 1 in bf16."""
+    parameter: Any  # with DeepSpeed's attributes
+    for name, parameter in trained.items():
+        if mapping := parameter._hp_mapping:
+            at, place = mapping.lp_fragment_address, mapping.hp_fragment_address.start
+            yield name, Fragment(parameter.shape, at.start, at.numel, mapping.param_group_index, place)
