@@ -248,6 +248,7 @@ def evaluation_lines(evaluation: Evaluation | None) -> list[str]:
     rows.append(("majority baseline: always the most frequent answer", evaluation.chance))
     for control, result in evaluation.controls.items():
         some = f", {result.questions:,} questions" if result.left_out else ""
+        some += f", {result.resized:,} images resized" if result.resized else ""
         rows.append((f"same model {CONTROL_NAMES.get(control, control)}{some}", result.exact_match))
     width = max(46, *(len(label) for label, _ in rows))
     lines = [f"{label:<{width}} {_percent(value)}" for label, value in rows]

@@ -6,7 +6,8 @@ import dataclasses
 from pathlib import Path
 
 from tests.support.runs_root import write_run
-from vlmpipe.platforms.local.runs.summary import next_commands, report_of
+from vlmpipe.platforms.local.runs.summary import evaluation_lines, next_commands, report_of
+from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
 
@@ -35,3 +36,11 @@ def test_a_long_next_command_leaves_the_others_in_their_columns(tmp_path: Path) 
     lines = next_commands(dataclasses.replace(report, marker=marker), accepted=True)
     assert not any(" " * 60 in line for line in lines), "padded to the long one"
     assert any(line.endswith("\n      the same pipeline for Vertex AI") for line in lines)
+
+
+def test_a_control_says_on_how_many_questions_it_stands_and_how_many_images_were_resized() -> None:
+    control = {"questions": 60, "exact_match": 0.25, "left_out": 10, "resized": 8}
+    evaluation = Evaluation.of({"questions": 70, "controls": {"shuffled_image": control}}, "evaluate.json")
+    (line,) = (line for line in evaluation_lines(evaluation) if "another sample's image" in line)
+    assert line.startswith("same model with another sample's image, 60 questions, 8 images resized")
+    assert line.endswith(" 25.0 %")
