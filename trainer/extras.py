@@ -1,13 +1,15 @@
-"""Which extra of the distribution brings a package."""
+"""Which extra of the distribution brings a package, by itself or as what another one needs."""
 
 from __future__ import annotations
 
 DISTRIBUTION = "vlmpipe"
 MODULES_OF_EXTRAS = {
-    "pipelines": ("cronsim", "google_cloud_pipeline_components", "kfp", "kubernetes", "rich", "typer"),
-    "pipelines,trainer": ("google", "jinja2", "psutil"),  # both bring it
+    "pipelines": (
+        "cronsim", "google_cloud_pipeline_components", "kfp", "kfp_server_api", "kubernetes", "proto", "rich", "typer",
+    ),
+    "pipelines,trainer": ("google", "jinja2", "markupsafe", "psutil", "requests", "urllib3"),  # both bring it
     "trainer": (
-        "PIL", "deepspeed", "numpy", "peft", "pyarrow", "pynvml", "safetensors", "tensorboard", "tokenizers", "torch",
+        "PIL", "deepspeed", "huggingface_hub", "numpy", "peft", "pyarrow", "pynvml", "safetensors", "tensorboard", "tokenizers", "torch",
         "transformers",
     ),
     "qlora": ("bitsandbytes",),

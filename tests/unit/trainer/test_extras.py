@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 import tomllib
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +21,8 @@ MODULES = {
     "pillow": "PIL",
     "scikit-learn": "sklearn",
 }  # of packages that are not named like their module
+FOLDERS = ("vlmpipe", "trainer", "pipelines", "components")
+WITHOUT_EXTRAS = {"annotated_types", "google_crc32c", "pydantic", "pydantic_core", "vlmpipe", "yaml"}
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
@@ -26,6 +32,27 @@ def module_of(requirement: str) -> str:
     if name.startswith("google-cloud-") and name != "google-cloud-pipeline-components":
         return "google"
     return MODULES.get(name, name.replace("-", "_"))
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Top-level modules that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name.partition(".")[0] for alias in names)
+            case ast.ImportFrom(module=str(module), level=0):
+                yield module.partition(".")[0]
+
+
+def test_every_package_that_the_product_imports_is_there_without_extras_or_leads_to_one() -> None:
+    files = {path.resolve() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+    of_no_extra = {
+        (module, path.relative_to(ROOT).as_posix())
+        for path in files
+        for module in imported(path)
+        if module not in sys.stdlib_module_names | WITHOUT_EXTRAS and not extra_of(module)
+    }
+    assert len(files) > 500 and not of_no_extra
 
 
 @pytest.mark.parametrize("extra", ["pipelines", "trainer", "data", "wandb"])
