@@ -9,8 +9,8 @@ MODULES_OF_EXTRAS = {
     ),
     "pipelines,trainer": ("google", "jinja2", "markupsafe", "psutil", "requests", "urllib3"),  # both bring it
     "trainer": (
-        "PIL", "deepspeed", "huggingface_hub", "numpy", "peft", "pyarrow", "pynvml", "safetensors", "tensorboard", "tokenizers", "torch",
-        "transformers",
+        "PIL", "deepspeed", "huggingface_hub", "numpy", "peft", "pyarrow", "pynvml", "safetensors", "tensorboard",
+        "tokenizers", "torch", "transformers",
     ),
     "qlora": ("bitsandbytes",),
     "float8": ("torchao",),

@@ -87,6 +87,7 @@ def write_run_file(folder: Path) -> None:
         "train.checkpoint_every_steps": 20,
         "evaluate.controls": [],
         "gate.min_exact_match": 0.0,
+        "gate.min_questions": 20,
     }
     (folder / "run.yaml").write_text(json.dumps(merged(TINY, changes)))
 

@@ -123,7 +123,7 @@ class Terminal:
 
     def worker(self, rank: int) -> int:
         """The training process of this rank."""
-        trains, mine = b"-m\0trainer.train\0", f"RANK={rank}".encode()
+        trains, mine = b"-m\0vlmpipe.trainer.train\0", f"RANK={rank}".encode()
         (pid,) = (
             pid
             for pid in self.left()
