@@ -21,18 +21,18 @@ from benchmarks.support.suite import Bench
 from benchmarks.support.timing import timed_s
 from vlmpipe.trainer.checkpoint.commit import (
     Checkpoint,
-    CommitRecord,
     Listing,
     checkpoint_name,
     commit,
     committed,
     inspect,
-    read_record,
+    read_commit,
     upload_node_files,
 )
 from vlmpipe.trainer.checkpoint.export.weight_reader import open_weights
 from vlmpipe.trainer.checkpoint.resume import resume as resume_from
 from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles, fetch_folder
+from vlmpipe.trainer.records.commit import CommitRecord
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.strategies.torch_base import STATE_OPTIONS
 
@@ -86,7 +86,7 @@ def _bytes_and_requests(bench: Bench, trained: Trained, record: CommitRecord, da
 
     def export(store: Counting) -> None:
         name = committed(store)[-1]
-        files = CheckpointFiles.of(store, Checkpoint(name, read_record(store, name)))
+        files = CheckpointFiles.of(store, Checkpoint(name, read_commit(store, name)))
         reader = open_weights(files, "dcp")
         found = sum(reader.read(weight).nbytes for weight in sorted(reader.names))
         bench.report.require(found == weights, "an export reads every weight")

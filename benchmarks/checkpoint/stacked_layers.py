@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from vlmpipe.trainer.checkpoint.async_saver import CheckpointSaver
 from vlmpipe.trainer.checkpoint.attempts import claim_attempt
-from vlmpipe.trainer.checkpoint.commit import CommitRecord
 from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
 from vlmpipe.trainer.checkpoint.retention import Retention
 from vlmpipe.trainer.config.optimizer import OptimizerConfig
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.dataloading.batches import PackedBatch
 from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.records.commit import CommitRecord
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.strategies.ddp import Ddp
 

@@ -33,6 +33,7 @@ from vlmpipe.trainer.checkpoint.attempts import FILE, claim_attempt, read_attemp
 from vlmpipe.trainer.checkpoint.commit import FOLDER, checkpoint_name, committed
 from vlmpipe.trainer.checkpoint.manifest import FileSums, sums_of_file
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.records.commit import FORMAT_VERSION
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
@@ -60,7 +61,7 @@ DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "COMMIT has a right checksum and is a list": ("COMMIT", lambda _: sealed([])),
     "COMMIT has a right checksum and lacks fields": (
         "COMMIT",
-        lambda _: sealed({"format_version": protocol.FORMAT_VERSION}),
+        lambda _: sealed({"format_version": FORMAT_VERSION}),
     ),
 }
 

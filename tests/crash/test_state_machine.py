@@ -29,6 +29,7 @@ from vlmpipe.trainer.checkpoint.fault_points import POINTS
 from vlmpipe.trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
 from vlmpipe.trainer.checkpoint.verified_files import verify
 from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.records.commit import CommitRecord
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.local import LocalStorage
 
@@ -272,7 +273,7 @@ class Checkpoints(RuleBasedStateMachine):
             return None if any(self.counts(name) for name in self.committed) else 0
         return int(whole.split("-")[1])
 
-    def record(self, name: str) -> protocol.CommitRecord:
+    def record(self, name: str) -> CommitRecord:
         attempt, step, _ = name.split("-")
         return record(int(attempt), int(step), loss=1 / int(step))
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from vlmpipe.trainer.checkpoint.attempts import step_of
-from vlmpipe.trainer.checkpoint.commit import FOLDER, CommitRecord, checkpoint_name, commit, upload_node_files
+from vlmpipe.trainer.checkpoint.commit import FOLDER, checkpoint_name, commit, upload_node_files
 from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
 from vlmpipe.trainer.checkpoint.fault_points import crash_point
 from vlmpipe.trainer.checkpoint.kernel_cache import kernel_files
@@ -33,6 +33,7 @@ from vlmpipe.trainer.distributed.agreement import agree, raise_together, togethe
 from vlmpipe.trainer.distributed.heartbeats import now_doing
 from vlmpipe.trainer.distributed.process import COLLECTIVE_TIMEOUT, ProcessContext
 from vlmpipe.trainer.errors import ExitCode, UserError, from_os_error, os_errors
+from vlmpipe.trainer.records.commit import CommitRecord
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.strategies.base import Strategy
 from vlmpipe.trainer.threads import start_thread

@@ -8,11 +8,15 @@ earlier start still commits counts as newer than the later start's checkpoints.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.records.record import of_another_version
 from vlmpipe.trainer.storage.base import Storage, VersionConflictError
 from vlmpipe.trainer.storage.records import seal, unseal
 
@@ -24,12 +28,22 @@ _NAME = re.compile(r"(?P<attempt>[0-9]{4,})-(?P<step>[0-9]{8,})-[0-9A-Za-z]+")
 class Attempts:
     """The starts of a run's training job so far."""
 
+    # Each start writes the file again, so a field of a later version that were left out would be lost.
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     attempt: int = 0  # number of the last start
     fresh_from: int = 0  # first start that may be resumed; resume=never gave up those before
     fresh_for: str = ""  # submission for which that was done
     start_step: int | None = None  # where the last start began
     without_progress: int = 0  # starts in a row before the last one that crashed without a checkpoint
     ended: str = ""  # of the last one: done, preempted, or "" while it runs or after a crash
+
+    def sealed(self) -> bytes:
+        """Return the file's bytes."""
+        return seal(asdict(self))
+
+
+_FORM = TypeAdapter(Attempts)
 
 
 def read_attempts(store: Storage) -> Attempts:
@@ -61,7 +75,7 @@ def claim_attempt(store: Storage, *, fresh: bool, submission: str = "", above: i
             ended="",
         )
         try:
-            store.replace(FILE, seal(asdict(mine)), version)
+            store.replace(FILE, mine.sealed(), version)
             return mine
         except VersionConflictError:
             continue  # another start took the number
@@ -82,7 +96,7 @@ def follow_attempt(store: Storage, mine: Attempts) -> None:
         if found.attempt >= mine.attempt:
             raise _superseded(mine.attempt, found.attempt)
         try:
-            return store.replace(FILE, seal(asdict(mine)), version)
+            return store.replace(FILE, mine.sealed(), version)
         except VersionConflictError:
             continue
 
@@ -97,7 +111,7 @@ def begin_at(store: Storage, mine: Attempts, step: int, *, most: int) -> None:
     crashes = mine.without_progress if mine.start_step in (None, step) else 0
     if most and crashes >= most:
         raise _no_progress(crashes, f"each start was at step {step}")
-    _update(store, mine.attempt, start_step=step, without_progress=crashes)
+    _update(store, mine.attempt, lambda found: replace(found, start_step=step, without_progress=crashes))
 
 
 def require_beginning(mine: Attempts, *, most: int) -> None:
@@ -122,7 +136,7 @@ def _no_progress(crashes: int, where: str) -> UserError:
 def note_end(store: Storage, mine: Attempts, ended: str) -> None:
     """Record that this start is done, or was preempted, unless a later one has taken over."""
     with contextlib.suppress(UserError):
-        _update(store, mine.attempt, ended=ended)
+        _update(store, mine.attempt, lambda found: replace(found, ended=ended))
 
 
 def require_current(store: Storage, attempt: int) -> None:
@@ -132,13 +146,13 @@ def require_current(store: Storage, attempt: int) -> None:
         raise _superseded(attempt, latest)
 
 
-def _update(store: Storage, attempt: int, **changes: Any) -> None:
+def _update(store: Storage, attempt: int, change: Callable[[Attempts], Attempts]) -> None:
     while True:
         found, version = _read(store)
         if found.attempt != attempt:
             raise _superseded(attempt, found.attempt)
         try:
-            return store.replace(FILE, seal(asdict(replace(found, **changes))), version)
+            return store.replace(FILE, change(found).sealed(), version)
         except VersionConflictError:
             continue
 
@@ -157,14 +171,18 @@ def _read(store: Storage) -> tuple[Attempts, str]:
     if info is None:
         return Attempts(), ""
     try:
-        return Attempts(**unseal(store.read(FILE), required=True)), info.version
-    except (ValueError, TypeError) as error:
+        content = unseal(store.read(FILE), required=True)
+    except ValueError as error:
         raise UserError(
             f"{store.uri(FILE)} is damaged: {error}",
             expected="the count of this run's starts, as JSON",
             fix="restore the file, or delete it if no start had train.resume=never (--fresh)",
             code=ExitCode.CHECKPOINT_CORRUPT,
         ) from error
+    try:
+        return _FORM.validate_json(json.dumps(content), strict=True), info.version
+    except ValidationError as error:
+        raise of_another_version(store.uri(FILE), error) from error
 
 
 def _highest_saved(store: Storage) -> int:

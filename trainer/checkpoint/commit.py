@@ -17,9 +17,8 @@ import errno
 import hmac
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from vlmpipe.trainer.checkpoint.attempts import attempt_of, claim_attempt, order_of, read_attempts, require_current
 from vlmpipe.trainer.checkpoint.fault_points import crash_point
@@ -36,42 +35,15 @@ from vlmpipe.trainer.checkpoint.manifest import (
     sums_of_file,
 )
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, print_warning
+from vlmpipe.trainer.records.commit import CommitRecord, parse_commit
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import AlreadyExistsError, CorruptObjectError, Storage, crc32c_of
 from vlmpipe.trainer.storage.transfer import in_parallel
 
-FORMAT_VERSION = 4
 FOLDER = "checkpoints"
 PROGRAM = "trainer"  # folder of a run that has the checkpoints of a training program of the user's own
 LATEST = f"{FOLDER}/LATEST"
 REJECTED = "REJECTED.json"
-
-
-@dataclass(frozen=True)
-class CommitRecord:
-    """Content of COMMIT. Sequences are counted over all ranks since the start of training."""
-
-    attempt: int  # start of the training job that saved it
-    epoch: int
-    step: int
-    sequences_consumed: int
-    world_size: int
-    num_nodes: int
-    strategy: str
-    checkpoint_format: str  # dcp, or of a program of one's own
-    plan_sha256: str
-    model_sha256: str  # of the model section of the run file
-    tower_sha256: str  # of the frozen tower's weights, "" when any of them is trained
-    versions: dict[str, str]
-    frozen_sha256: str = ""  # of all other frozen weights, "" when there are none
-    loss: float | None = None  # of the last step
-    settings: dict[str, Any] = field(default_factory=dict)  # see resume_rules.py
-    degrees: list[int] = field(default_factory=lambda: [1, 1, 1])  # of tensor, pipeline and context parallelism
-    total_steps: int = 0  # of the whole training, by the settings that saved
-    learning_rate: float | None = None  # that the next step would have had, of parameters without a rate of their own
-    manifests: dict[str, int] = field(default_factory=dict)  # name -> CRC32C
-    manifests_sha256: dict[str, str] = field(default_factory=dict)  # name -> SHA-256, where there is a key
-    format_version: int = FORMAT_VERSION
 
 
 @dataclass(frozen=True)
@@ -132,7 +104,7 @@ def commit(
         if key:
             require_signed(data, f"{name}/{manifest}", key)
             manifests_sha256[manifest] = sha256_of(data)
-    text = json.dumps(asdict(replace(record, manifests=manifests, manifests_sha256=manifests_sha256))).encode()
+    text = replace(record, manifests=manifests, manifests_sha256=manifests_sha256).text()
     signed = [signature(key, f"{name}/COMMIT", text)] if key else []
     body = b"\n".join([text, f"{crc32c_of(text):08x}".encode(), *signed])
     require_current(store, record.attempt)
@@ -249,7 +221,7 @@ def inspect(store: Storage, name: str, listing: Listing, *, key: bytes = b"") ->
 
     Returns the checkpoint and its files. Raises DamagedError with the first fault.
     """
-    checkpoint = Checkpoint(name, read_record(store, name, key=key))
+    checkpoint = Checkpoint(name, read_commit(store, name, key=key))
     files = files_of(store, checkpoint)
     for file, sums in files.items():
         size_bytes = listing.sizes_bytes.get(f"{name}/{file}")
@@ -300,26 +272,17 @@ def reject(store: Storage, name: str, reason: str) -> None:
     store.write(f"{FOLDER}/{name}/{REJECTED}", json.dumps({"reason": reason}).encode())
 
 
-def read_record(store: Storage, name: str, *, key: bytes = b"") -> CommitRecord:
-    """The content of COMMIT. Raises DamagedError when it is damaged, ConfigError for another format version."""
+def read_commit(store: Storage, name: str, *, key: bytes = b"") -> CommitRecord:
+    """The content of COMMIT. Raises DamagedError when it is damaged, ConfigError for that of another version."""
     text, *rest = _read(store, name, "COMMIT").split(b"\n")
     if not rest or rest[0] != f"{crc32c_of(text):08x}".encode():
         raise DamagedError(f"{name}: COMMIT differs from its CRC32C")
     if key and not (len(rest) == 2 and hmac.compare_digest(rest[1], signature(key, f"{name}/COMMIT", text))):
         raise DamagedError(f"{name}: COMMIT is not signed with this run's key")
     try:
-        content = json.loads(text)
-        version = content["format_version"]
-        if version == FORMAT_VERSION:
-            return CommitRecord(**content)
-    except (ValueError, TypeError, KeyError) as error:
+        return parse_commit(text, name)
+    except ValueError as error:
         raise DamagedError(f"{name}: COMMIT is not what this program writes") from error
-    # Not damaged: if it were passed over, a later save could delete it.
-    raise ConfigError(
-        f"checkpoint {name} has format version {version}, this program reads {FORMAT_VERSION}",
-        expected="checkpoints of this version of vlmpipe",
-        fix="continue the run with the version that saved it, or start a new run",
-    )
 
 
 def _read(store: Storage, name: str, file: str) -> bytes:

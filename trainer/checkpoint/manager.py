@@ -18,13 +18,7 @@ from vlmpipe.trainer.checkpoint.attempts import (
     require_beginning,
     step_of,
 )
-from vlmpipe.trainer.checkpoint.commit import (
-    PROGRAM,
-    CommitRecord,
-    committed,
-    settle_other_trainer,
-    was_uncommitted,
-)
+from vlmpipe.trainer.checkpoint.commit import PROGRAM, committed, settle_other_trainer, was_uncommitted
 from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
 from vlmpipe.trainer.checkpoint.manifest import signing_key
 from vlmpipe.trainer.checkpoint.mirror.background import BackgroundMirror, MirrorLag
@@ -39,6 +33,7 @@ from vlmpipe.trainer.distributed.heartbeats import now_doing
 from vlmpipe.trainer.distributed.process import ProcessContext, StopRequest
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.optimizer.build import rate_factor
+from vlmpipe.trainer.records.commit import CommitRecord
 from vlmpipe.trainer.storage.base import Storage, join_uri
 from vlmpipe.trainer.strategies.base import Strategy
 

@@ -15,12 +15,14 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 import google_crc32c
+from pydantic import Field, TypeAdapter
 
 from vlmpipe.trainer.config.checkpoint import CheckpointConfig
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.records.record import Part
 from vlmpipe.trainer.storage.base import CHUNK_BYTES, clean_name, crc32c_of
 from vlmpipe.trainer.storage.regular_files import read_regular
 
@@ -102,17 +104,37 @@ def signature(key: bytes, place: str, text: bytes) -> bytes:
     return hmac.new(key, place.encode() + b"\n" + text, "sha256").hexdigest().encode()
 
 
+class _Entry(Part):
+    """A file in a manifest. Digests are in base64, of one kind."""
+
+    bytes: int = Field(ge=0)
+    crc32c: int
+    block_bytes: int = Field(ge=1)
+    blocks_crc32c: str | None = None
+    blocks_sha256: str | None = None
+
+    @classmethod
+    def of(cls, sums: FileSums) -> Self:
+        digests = base64.b64encode(sums.blocks).decode()
+        kind = "blocks_sha256" if sums.is_sha256 else "blocks_crc32c"
+        return cls(bytes=sums.size_bytes, crc32c=sums.crc32c, block_bytes=sums.block_bytes, **{kind: digests})
+
+    def sums(self) -> FileSums:
+        """Return the file's sums. Raises ValueError where the digests are not base64, or missing."""
+        digests = self.blocks_crc32c if self.blocks_sha256 is None else self.blocks_sha256
+        if digests is None:
+            raise ValueError("it has no digests of blocks")
+        return FileSums(
+            self.bytes, self.crc32c, self.block_bytes, base64.b64decode(digests), self.blocks_sha256 is not None
+        )
+
+
+_ENTRIES = TypeAdapter(dict[str, _Entry])
+
+
 def manifest_bytes(files: Files, place: str, *, key: bytes = b"") -> bytes:
     """A manifest's content: JSON and, with a key, a second line with its signature."""
-    entries = {
-        name: {
-            "bytes": sums.size_bytes,
-            "crc32c": sums.crc32c,
-            "block_bytes": sums.block_bytes,
-            "blocks_sha256" if sums.is_sha256 else "blocks_crc32c": base64.b64encode(sums.blocks).decode(),
-        }
-        for name, sums in files.items()
-    }
+    entries = {name: _Entry.of(sums).model_dump(exclude_unset=True) for name, sums in files.items()}
     text = json.dumps(entries).encode()
     return b"\n".join([text, *([signature(key, place, text)] if key else [])])
 
@@ -131,9 +153,13 @@ def require_signed(data: bytes, place: str, key: bytes) -> None:
 def read_manifest(data: bytes, manifest: str) -> Files:
     """The files of a manifest, called `manifest` in errors.
 
-    Raises DamagedError for a name outside the checkpoint, and where not every block has a digest.
+    Raises DamagedError for a name outside the checkpoint, where not every block has a digest, and for another text.
     """
-    files = {name: _sums(entry) for name, entry in json.loads(data.split(b"\n")[0]).items()}
+    try:
+        entries = _ENTRIES.validate_json(data.split(b"\n")[0], strict=True)
+        files = {name: entry.sums() for name, entry in entries.items()}
+    except ValueError as error:
+        raise DamagedError(f"{manifest} is not what this program writes") from error
     for name, sums in files.items():
         blocks = -(-sums.size_bytes // sums.block_bytes)
         if len(sums.blocks) != blocks * DIGEST_BYTES[sums.is_sha256]:
@@ -143,12 +169,6 @@ def read_manifest(data: bytes, manifest: str) -> Files:
                 continue
         raise DamagedError(f"{manifest} names the file {name!r}")
     return files
-
-
-def _sums(entry: dict[str, Any]) -> FileSums:
-    is_sha256 = "blocks_sha256" in entry
-    blocks = base64.b64decode(entry["blocks_sha256" if is_sha256 else "blocks_crc32c"])
-    return FileSums(entry["bytes"], entry["crc32c"], entry["block_bytes"], blocks, is_sha256)
 
 
 def signing_key(settings: CheckpointConfig) -> bytes:

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vlmpipe.trainer.checkpoint.commit import CommitRecord
 from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
 from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.records.commit import CommitRecord
 
 RNG_FILE, CUDA_RNG_FILE = "rng-{rank}.pt", "rng-cuda-{rank}.pt"
 

@@ -19,7 +19,6 @@ from vlmpipe.trainer import __version__
 from vlmpipe.trainer.checkpoint.commit import (
     FOLDER,
     Checkpoint,
-    CommitRecord,
     Listing,
     candidates,
     inspect,
@@ -41,6 +40,7 @@ from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles, Range, Ra
 from vlmpipe.trainer.distributed.agreement import agree, on_first, raise_together, together
 from vlmpipe.trainer.distributed.process import ProcessContext, patient_group
 from vlmpipe.trainer.errors import ConfigError, UserError
+from vlmpipe.trainer.records.commit import CommitRecord
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.strategies.base import Strategy
 

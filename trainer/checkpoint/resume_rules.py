@@ -10,9 +10,9 @@ import json
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Literal, TypeVar, Union, cast, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, JsonValue
 from pydantic.fields import FieldInfo
 
 from vlmpipe.trainer.config.arr_coc.relevance import EARLIER_REWARD, REWARD
@@ -181,8 +181,8 @@ class Change:
     """A field whose value differs from that of the start that saved the checkpoint."""
 
     field: str
-    was: Any
-    now: Any
+    was: JsonValue
+    now: JsonValue
     outcome: Outcome
     is_gone: bool = False  # this version has no such field
     is_of_version: bool = False  # no run file sets it
@@ -201,7 +201,7 @@ def rules_by_field() -> dict[str, Rule]:
     return {field: rule for rule in RULES for field in rule.fields}
 
 
-def settings_of(job: JobConfig) -> dict[str, Any]:
+def settings_of(job: JobConfig) -> dict[str, JsonValue]:
     """Values of the fields whose change is refused or said, as JSON; fields at their defaults are left out."""
     recorded = {field for rule in RULES if rule.outcome in ("taken", "refused") for field in rule.fields}
     values = {field: _value_at(job, field) for field in recorded if not field.startswith("train.trainer.")}
@@ -210,7 +210,7 @@ def settings_of(job: JobConfig) -> dict[str, Any]:
     return {field: values[field] for field in sorted(values) if values[field] != _DEFAULTS[field]} | computed
 
 
-def as_trained(job: JobConfig, settings: Mapping[str, object]) -> JobConfig:
+def as_trained(job: JobConfig, settings: Mapping[str, JsonValue]) -> JobConfig:
     """The job with the settings that its training had, by `settings_of` then, in place of those that a resume takes.
 
     A run file that has changed since the last step says nothing about the model. Not validated: to be read.
@@ -232,7 +232,7 @@ def _with_value(section: AnySection, path: Sequence[str], value: object) -> AnyS
     return section.model_copy(update={name: value})
 
 
-def changes(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[Change]:
+def changes(found: Mapping[str, JsonValue], expected: Mapping[str, JsonValue]) -> list[Change]:
     """Fields of two `settings_of` that differ, those that are refused first.
 
     A field that one of them does not have in a section that it has is at its default: its version knew no such field.
@@ -248,7 +248,7 @@ def changes(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[Chang
     return sorted([*differing, *_other_reward(found, expected)], key=lambda change: change.outcome != "refused")
 
 
-def _other_reward(found: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[Change]:
+def _other_reward(found: Mapping[str, JsonValue], expected: Mapping[str, JsonValue]) -> Iterator[Change]:
     """The change of the reward, where both settings draw selections."""
     if all(settings.get("model.relevance.estimator") == "rloo" for settings in (found, expected)):
         was, now = (settings.get(SELECTION_REWARD, EARLIER_REWARD) for settings in (found, expected))
@@ -256,7 +256,7 @@ def _other_reward(found: Mapping[str, Any], expected: Mapping[str, Any]) -> Iter
             yield Change(SELECTION_REWARD, was, now, "refused", is_of_version=True)
 
 
-def _recorded(settings: Mapping[str, object], field: str) -> object:
+def _recorded(settings: Mapping[str, JsonValue], field: str) -> JsonValue:
     section = f"{field.rpartition('.')[0]}."
     has_section = field in _OF_OPTIONAL_SECTIONS and any(other.startswith(section) for other in settings)
     return settings.get(field, (_OF_OPTIONAL_SECTIONS if has_section else _DEFAULTS).get(field))
@@ -289,31 +289,30 @@ def _section_of(field: FieldInfo) -> tuple[type[BaseModel] | None, bool, bool]:
     return None, False, False
 
 
-def _default_of(path: str, field: FieldInfo, lacks: bool) -> object:
+def _default_of(path: str, field: FieldInfo, lacks: bool) -> JsonValue:
     if lacks:
         return [] if "[]" in path else None
     return None if field.is_required() else _plain(field.get_default(call_default_factory=True, validated_data={}))
 
 
-def _value_at(job: JobConfig, path: str) -> Any:
+def _value_at(job: JobConfig, path: str) -> JsonValue:
     """The value at a dotted path, as JSON; of fields in a list that of each item, None below a null section."""
-    found: Any = job
+    section: BaseModel | None = job
     name, _, rest = path.partition(".")
-    while name:
-        if found is None:
+    while rest and not name.endswith("[]"):
+        section = getattr(section, name)
+        if section is None:
             return None
-        found = getattr(found, name.removesuffix("[]"))
-        if name.endswith("[]"):
-            return [_plain(getattr(item, rest)) for item in found]
         name, _, rest = rest.partition(".")
-    return _plain(found)
+    value = getattr(section, name.removesuffix("[]"))
+    return [_plain(getattr(item, rest)) for item in value] if rest else _plain(value)
 
 
-def _plain(value: object) -> object:
-    return json.loads(json.dumps(value))
+def _plain(value: object) -> JsonValue:
+    return cast(JsonValue, json.loads(json.dumps(value)))
 
 
-def _shown(value: object) -> str:
+def _shown(value: JsonValue) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vlmpipe.trainer.checkpoint.attempts import attempt_of, order_of, require_current, step_of
-from vlmpipe.trainer.checkpoint.commit import FOLDER, Listing, read_record
+from vlmpipe.trainer.checkpoint.commit import FOLDER, Listing, read_commit
 from vlmpipe.trainer.checkpoint.fault_points import crash_point
 from vlmpipe.trainer.checkpoint.manifest import DamagedError
 from vlmpipe.trainer.config.job import JobConfig
@@ -148,6 +148,6 @@ def _best(store: Storage, names: list[str], key: bytes) -> str | None:
     losses: dict[str, float] = {}
     for name in names:
         with contextlib.suppress(DamagedError):
-            if (loss := read_record(store, name, key=key).loss) is not None:
+            if (loss := read_commit(store, name, key=key).loss) is not None:
                 losses[name] = loss
     return min(losses, key=lambda name: (losses[name], order_of(name)), default=None)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmpipe.trainer import __version__
-from vlmpipe.trainer.checkpoint.commit import Checkpoint, CommitRecord, Listing, inspect
+from vlmpipe.trainer.checkpoint.commit import Checkpoint, Listing, inspect
 from vlmpipe.trainer.checkpoint.manifest import signing_key
 from vlmpipe.trainer.checkpoint.staging import Staging, program_folder
 from vlmpipe.trainer.config.external_trainer import FOLDERS, SETTINGS, WITH_ROLES, ExternalTrainerConfig, fill_in
@@ -37,6 +37,7 @@ from vlmpipe.trainer.launch import one_node, processes_on_node
 from vlmpipe.trainer.preflight.machine import require_machine
 from vlmpipe.trainer.preflight.node import announce, check_node
 from vlmpipe.trainer.preflight.reducers import require_reducers
+from vlmpipe.trainer.records.commit import CommitRecord
 from vlmpipe.trainer.records.metrics import FILE as METRICS_FILE
 from vlmpipe.trainer.secret_manager import use_secrets
 from vlmpipe.trainer.storage import open_storage

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vlmpipe.trainer.checkpoint.attempts import Attempts, begun_by, read_attempts
@@ -53,7 +53,7 @@ class TrainerReport:
     """Writes metrics.jsonl, the step's record and summary.json. On the chief only."""
 
     def __init__(
-        self, job: JobConfig, node: Node, start: Attempts, *, first_step: int, versions: dict[str, str]
+        self, job: JobConfig, node: Node, start: Attempts, *, first_step: int, versions: Mapping[str, str]
     ) -> None:
         self._job, self._node, self._first_step, self._versions = job, node, first_step, versions
         # The program writes TensorBoard's files itself; ours would cost the launcher an import of torch.

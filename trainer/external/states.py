@@ -29,7 +29,6 @@ from vlmpipe.trainer.checkpoint.commit import FOLDER as CHECKPOINTS
 from vlmpipe.trainer.checkpoint.commit import (
     PROGRAM,
     Checkpoint,
-    CommitRecord,
     Listing,
     checkpoint_name,
     commit,
@@ -46,6 +45,7 @@ from vlmpipe.trainer.config.external_trainer import HF_RESULTS
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ConfigError, UserError, os_errors
 from vlmpipe.trainer.external.follow import STATE, paths_below, steps_of
+from vlmpipe.trainer.records.commit import CommitRecord
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.background_writer import BackgroundWriter
 from vlmpipe.trainer.storage.base import Storage, join_uri

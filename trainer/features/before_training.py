@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from vlmpipe.trainer.checkpoint.commit import CommitRecord
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.loader import Float32Array
@@ -14,6 +13,7 @@ from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.dataloading.batches import ImageSource
 from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
 from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.records.commit import CommitRecord
 from vlmpipe.trainer.strategies.base import Strategy
 
 

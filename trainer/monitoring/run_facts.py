@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vlmpipe.trainer.checkpoint.commit import CommitRecord
+from vlmpipe.trainer.records.commit import CommitRecord
 
 if TYPE_CHECKING:
     from vlmpipe.trainer.config.compiling import CompileChoice

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 
-from vlmpipe.trainer.checkpoint.commit import CommitRecord
 from vlmpipe.trainer.checkpoint.resume import versions
 from vlmpipe.trainer.checkpoint.resume_rules import settings_of
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.sampler import PackedBatchSampler
 from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.records.commit import CommitRecord
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.setup.data import TrainingData
 from vlmpipe.trainer.setup.model import BuiltModel
@@ -36,7 +36,7 @@ def record_of(
         frozen_sha256=built.frozen_sha256,
         versions=versions(),
         settings=settings_of(job),
-        degrees=[job.train.tensor_parallel, job.train.pipeline_parallel, job.train.context_parallel],
+        degrees=(job.train.tensor_parallel, job.train.pipeline_parallel, job.train.context_parallel),
         total_steps=data.total_steps,
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vlmpipe.trainer.checkpoint.commit import CommitRecord
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.loader import Float32Array, PackedLoader
 from vlmpipe.trainer.dataloading.batches import ImageSource
@@ -18,6 +17,7 @@ from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.monitoring.run_facts import RunFacts
 from vlmpipe.trainer.monitoring.source_losses import SourceLosses
+from vlmpipe.trainer.records.commit import CommitRecord
 from vlmpipe.trainer.setup.data import TrainingData, open_data
 from vlmpipe.trainer.setup.loader import build_loader, image_source_of
 from vlmpipe.trainer.setup.model import BuiltModel, build_model, with_weights_from_data

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from pydantic import JsonValue
+
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.validation_errors import MAY_HOLD_SECRETS
 from vlmpipe.trainer.checkpoint.commit import committed
@@ -95,7 +97,7 @@ def _changes(before: RunConfig, after: RunConfig) -> Iterator[Change]:
         yield Change(field, was, now, outcome)
 
 
-def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
+def _leaves(path: str, value: JsonValue) -> Iterator[tuple[str, JsonValue]]:
     """The values below a path by their fields, without nulls; of fields in a list of sections that of each item."""
     if (path in _RULES and not isinstance(value, dict)) or (path and path in rules_by_field()):
         yield path, value

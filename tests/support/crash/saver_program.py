@@ -30,7 +30,7 @@ from vlmpipe.trainer.checkpoint import resume as resume_module
 from vlmpipe.trainer.checkpoint import retention as retention_module
 from vlmpipe.trainer.checkpoint.async_saver import CheckpointSaver
 from vlmpipe.trainer.checkpoint.attempts import claim_attempt, step_of
-from vlmpipe.trainer.checkpoint.commit import FOLDER, REJECTED, CommitRecord, checkpoint_name, commit, committed
+from vlmpipe.trainer.checkpoint.commit import FOLDER, REJECTED, checkpoint_name, commit, committed
 from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
 from vlmpipe.trainer.checkpoint.fault_points import VARIABLE
 from vlmpipe.trainer.checkpoint.resume import resume
@@ -39,6 +39,7 @@ from vlmpipe.trainer.checkpoint.staging import LOAD_PREFIX, PREFIX, sweep_stagin
 from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles, Ranges
 from vlmpipe.trainer.distributed.process import ProcessContext, StopRequest
 from vlmpipe.trainer.errors import ExitCode, UserError, os_errors
+from vlmpipe.trainer.records.commit import CommitRecord
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.strategies.base import SavedFiles
 

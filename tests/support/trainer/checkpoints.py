@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlmpipe.trainer.checkpoint.commit import Checkpoint, CommitRecord
+from vlmpipe.trainer.checkpoint.commit import Checkpoint
 from vlmpipe.trainer.checkpoint.mirror.copies import newest_good_of
+from vlmpipe.trainer.records.commit import CommitRecord
 from vlmpipe.trainer.storage.base import Storage
 
 NODES = 2

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from tests.support.trainer.checkpoints import newest_good
-from vlmpipe.trainer.checkpoint.commit import Checkpoint, read_record
+from vlmpipe.trainer.checkpoint.commit import Checkpoint, read_commit
 from vlmpipe.trainer.checkpoint.export.weight_reader import open_weights
 from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles, fetch_folder
 from vlmpipe.trainer.config.job import JobConfig
@@ -62,4 +62,4 @@ def _checkpoint(job: JobConfig, name: str) -> Checkpoint:
     store = open_storage(job.run.run_uri)
     checkpoint, passed_over = newest_good(store)
     assert checkpoint is not None and not passed_over
-    return Checkpoint(name, read_record(store, name)) if name else checkpoint
+    return Checkpoint(name, read_commit(store, name)) if name else checkpoint

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from tests.support.trainer.checkpoints import record
-from vlmpipe.trainer.checkpoint.commit import CommitRecord
 from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.records.commit import CommitRecord
 from vlmpipe.trainer.strategies.base import SavedFiles
 
 WORKER = ProcessContext(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vlmpipe.trainer.checkpoint.attempts import step_of
-from vlmpipe.trainer.checkpoint.commit import Checkpoint, read_record, was_uncommitted
+from vlmpipe.trainer.checkpoint.commit import Checkpoint, read_commit, was_uncommitted
 from vlmpipe.trainer.checkpoint.manifest import DamagedError
 from vlmpipe.trainer.checkpoint.mirror.copies import mirror_checkpoint
 from vlmpipe.trainer.checkpoint.retention import Retention, delete_old_copies
@@ -97,7 +97,7 @@ class BackgroundMirror:
     def _copy(self, name: str) -> str:
         """Why the checkpoint could not be copied, "" when it was."""
         try:
-            checkpoint = Checkpoint(name, read_record(self._source, name, key=self._key))
+            checkpoint = Checkpoint(name, read_commit(self._source, name, key=self._key))
             mirror_checkpoint(self._source, self._mirror, checkpoint)
         except (DamagedError, UserError) as error:
             if was_uncommitted(self._source, name):

@@ -36,7 +36,7 @@ from tests.support.trainer.preloaded import REPOSITORY
 from tests.support.trainer.runs import make_run, summary, train_runs
 from tests.support.trainer.tiny_runs import TINY
 from vlmpipe.registry.model_card import model_card
-from vlmpipe.trainer.checkpoint.commit import Checkpoint, CommitRecord, checkpoint_name, commit, upload_node_files
+from vlmpipe.trainer.checkpoint.commit import Checkpoint, checkpoint_name, commit, upload_node_files
 from vlmpipe.trainer.checkpoint.export.hf_export import Merged, export_checkpoint
 from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
 from vlmpipe.trainer.checkpoint.export.weight_reader import open_weights
@@ -48,6 +48,7 @@ from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
 from vlmpipe.trainer.data.tokenize import load_tokenizer, make_tokenizer
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.records.commit import CommitRecord
 from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage

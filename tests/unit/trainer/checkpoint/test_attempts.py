@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,9 @@ from vlmpipe.trainer.checkpoint.attempts import (
     require_beginning,
     require_current,
 )
-from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import seal
 
 
 @pytest.fixture
@@ -189,3 +191,12 @@ def test_damaged_attempts_file_is_reported(store: LocalStorage, content: bytes) 
 )
 def test_attempt_is_parsed_from_the_name(name: str, attempt: int) -> None:
     assert attempt_of(name) == attempt
+
+
+def test_attempts_of_a_later_version_are_refused_and_stay(store: LocalStorage) -> None:
+    """Written again without the field, they would give up or resume other checkpoints."""
+    content = seal({**asdict(Attempts(attempt=3, fresh_from=2)), "of_the_future": 1})
+    store.write("checkpoints/ATTEMPTS.json", content)
+    with pytest.raises(ConfigError, match="of_the_future"):
+        claim_attempt(store, fresh=False)
+    assert store.read("checkpoints/ATTEMPTS.json") == content

@@ -20,7 +20,7 @@ from vlmpipe.trainer.checkpoint.commit import (
     commit,
     committed,
     inspect,
-    read_record,
+    read_commit,
     reject,
     settle_other_trainer,
     upload_node_files,
@@ -284,7 +284,7 @@ def test_other_format_version_is_refused_rather_than_skipped(store: LocalStorage
     newest = save(store, tmp_path, 2)
     text = json.dumps({**dataclasses.asdict(record()), "format_version": 3}).encode()
     store.write(f"checkpoints/{newest}/COMMIT", text + f"\n{crc32c_of(text):08x}".encode())
-    for read in (lambda: newest_good(store), lambda: read_record(store, newest)):
+    for read in (lambda: newest_good(store), lambda: read_commit(store, newest)):
         with pytest.raises(ConfigError, match="format version 3, this program reads 4"):
             read()
 

@@ -102,7 +102,7 @@ def test_dropout_goes_on_in_the_same_layout_and_is_seeded_by_replica_in_another(
     checkpoints._saver.finish()
     assert _checkpoints(store).resume() and torch.equal(torch.rand(4), going_on)
     other = _checkpoints(store)
-    other._record = dataclasses.replace(other._record, degrees=[2, 1, 1])
+    other._record = dataclasses.replace(other._record, degrees=(2, 1, 1))
     resumed = other.resume()
     found = torch.rand(4)
     assert resumed and not torch.equal(found, going_on)

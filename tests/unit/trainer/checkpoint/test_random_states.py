@@ -79,7 +79,7 @@ def test_in_one_layout_each_rank_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def test_another_number_of_ranks_or_other_degrees_are_another_layout() -> None:
-    saved = record(world_size=RANKS, degrees=[2, 1, 1])
-    assert have_one_layout(saved, record(world_size=RANKS, degrees=[2, 1, 1], strategy="tp"))
-    for other in ({"world_size": 2}, {"degrees": [1, 2, 1]}, {"degrees": [1, 1, 1]}, {"degrees": [1, 1, 2]}):
-        assert not have_one_layout(saved, record(**{"world_size": RANKS, "degrees": [2, 1, 1], **other}))  # type: ignore[arg-type]
+    saved = record(world_size=RANKS, degrees=(2, 1, 1))
+    assert have_one_layout(saved, record(world_size=RANKS, degrees=(2, 1, 1), strategy="tp"))
+    for other in ({"world_size": 2}, {"degrees": (1, 2, 1)}, {"degrees": (1, 1, 1)}, {"degrees": (1, 1, 2)}):
+        assert not have_one_layout(saved, record(**{"world_size": RANKS, "degrees": (2, 1, 1), **other}))  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -161,3 +162,17 @@ def test_a_manifest_with_too_few_digests_is_damaged() -> None:
     text = manifest_bytes({"shard": FileSums(SIZE, 1, 1024, bytes(9 * 4))}, "name/node-0.json")
     with pytest.raises(DamagedError, match="not one digest for each of the 10 blocks of 'shard'"):
         read_manifest(text, "node-0.json")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        [], {}, {"bytes": "1", "crc32c": 1, "block_bytes": 1024, "blocks_crc32c": "AAAAAA=="},
+        {"bytes": 1, "crc32c": 1, "block_bytes": 0, "blocks_crc32c": "AAAAAA=="},
+        {"bytes": 1, "crc32c": 1, "block_bytes": 1024},
+        {"bytes": 1, "crc32c": 1, "block_bytes": 1024, "blocks_crc32c": "A"},
+    ],
+)  # fmt: skip
+def test_a_manifest_of_another_form_is_damaged(entry: object) -> None:
+    with pytest.raises(DamagedError, match=r"node-0\.json is not what this program writes"):
+        read_manifest(json.dumps({"shard": entry}).encode(), "node-0.json")

@@ -17,7 +17,7 @@ from tests.support.trainer.equalities import RELATIVE, STOP_STEP, TOWER_TRAINED
 from tests.support.trainer.hard_to_shard import MODEL as HARD_TO_SPLIT
 from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import losses, make_run, metrics, summary, train_runs
-from vlmpipe.trainer.checkpoint.commit import committed, read_record
+from vlmpipe.trainer.checkpoint.commit import committed, read_commit
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.storage import open_storage
 
@@ -119,7 +119,7 @@ def begin_in_the_middle(job: JobConfig, begun: JobConfig) -> None:
     shutil.copy(source / "metrics.jsonl", folder)
     store = open_storage(job.run.run_uri)
     for name in committed(store):
-        if read_record(store, name).step > STOP_STEP:
+        if read_commit(store, name).step > STOP_STEP:
             store.delete_folder(f"checkpoints/{name}")
 
 
