@@ -3,7 +3,9 @@
 Refused, as huggingface.co does: unknown tokens and accounts, weights that are not sent as large files, large files of
 another size or checksum than announced, commits on an older head, deletions of what is not there; names of repositories
 and branches that its client's own rules forbid, paths that leave the repository, more files at a time than its client
-asks about, and requests without what its client always sends.
+asks about, regular files above 5 MB, more than 1 GB of them or 25,000 large files in a commit, a card without metadata,
+and requests without what its client always sends. Files that the branch's .gitignore names are to be left out, which
+the client does in silence.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
@@ -27,13 +30,15 @@ from huggingface_hub.utils import validate_repo_id
 LARGE = (".safetensors",)
 MAX_FILES = 256  # of one question how to send them (huggingface_hub's _fetch_upload_modes)
 SAMPLE_BYTES = 512
+MAX_REGULAR_BYTES, MAX_PAYLOAD_BYTES, MAX_LARGE_FILES = 5_000_000, 1_000_000_000, 25_000  # create_commit's comments
+FORBIDDEN = {"", ".", "..", ".git", ".cache"}  # parts of paths
 OID = re.compile(r"[0-9a-f]{64}")
 
 
 class Refused(Exception):
     """An HTTP status of an error, X-Error-Code, the message, and what the answer has beside it."""
 
-    def __init__(self, status: int, code: str, message: str, **content: str) -> None:
+    def __init__(self, status: int, code: str, message: str, **content: Any) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.content = status, code, message, content
 
@@ -128,10 +133,11 @@ class UploadHub:
                     raise Refused(400, "", "Invalid reference for a branch")
                 if revision in repository.branches:
                     raise Refused(409, "", "Reference already exists")
-                repository.branches[revision] = Branch()
+                start = _branch(repository, json.loads(body or b"{}").get("startingPoint", "main"))
+                repository.branches[revision] = Branch(dict(start.files), list(start.commits))
                 return {}
             case ("GET", "revision", revision):
-                branch = _branch(repository, revision)
+                branch = _revision(repository, revision)
                 there = [{"rfilename": file} for file in branch.files]
                 return {"id": name, "sha": branch.head, "private": repository.private, "siblings": there}
             case ("POST", "preupload", revision):
@@ -160,6 +166,9 @@ class UploadHub:
             raise Refused(412, "", "A commit has happened since. Please refresh and try again.")
         if not changes:
             raise Refused(400, "", "empty commit")
+        sizes = [len(change["value"]["content"]) for change in changes if change["key"] == "file"]
+        if sum(sizes) > MAX_PAYLOAD_BYTES or len(changes) - len(sizes) > MAX_LARGE_FILES:
+            raise Refused(413, "", "a commit has at most 25k large files and 1 GB of regular ones")
         paths = [change["value"]["path"] for change in changes]
         for path in paths:
             _require_path(path)
@@ -183,15 +192,17 @@ class UploadHub:
                     raise Refused(400, "", f"{value['path']} is no regular file")
                 if value.get("encoding") != "base64":
                     raise Refused(400, "", "encoding: base64")
-                files[value["path"]] = base64.b64decode(value["content"], validate=True)
+                content = base64.b64decode(value["content"], validate=True)
+                if len(content) > MAX_REGULAR_BYTES:
+                    raise Refused(400, "", f"{value['path']} has more than 5 MB, and is no regular file")
+                files[value["path"]] = content
         branch.files = files
         branch.commits.append(header["value"]["summary"])
 
 
 def _require_path(path: str) -> None:
     """A path within the repository, as its client's own check of it (CommitOperationAdd)."""
-    parts = path.split("/")
-    if not path or path.startswith("/") or {"", ".", ".."} & set(parts) or parts[0] == ".git":
+    if FORBIDDEN & set(path.split("/")):
         raise Refused(400, "", f"invalid path {path!r}")
 
 
@@ -213,13 +224,22 @@ def _branch(repository: Repository, revision: str) -> Branch:
     return repository.branches[revision]
 
 
+def _revision(repository: Repository, revision: str) -> Branch:
+    """A branch by its name, or by the commit that it is at."""
+    return next((one for one in repository.branches.values() if one.head == revision), None) or _branch(
+        repository, revision
+    )
+
+
 def _mode(branch: Branch, one: dict[str, Any]) -> dict[str, Any]:
     """How a file is sent, and the checksum of the one that is there: git's, or of a large file its sha256."""
     _require_path(one["path"])
     if len(base64.b64decode(one["sample"], validate=True)) > SAMPLE_BYTES or one["size"] < 0:
         raise Refused(400, "", "sample: the first 512 bytes")
-    is_large, there = one["path"].endswith(LARGE), branch.files.get(one["path"])
-    mode = {"path": one["path"], "uploadMode": "lfs" if is_large else "regular", "shouldIgnore": False}
+    is_large, there = one["path"].endswith(LARGE) or one["size"] > MAX_REGULAR_BYTES, branch.files.get(one["path"])
+    ignored = branch.files.get(".gitignore", b"").decode().splitlines()
+    is_ignored = any(fnmatch(one["path"], pattern) for pattern in ignored)
+    mode = {"path": one["path"], "uploadMode": "lfs" if is_large else "regular", "shouldIgnore": is_ignored}
     if there is None:
         return mode
     blob = hashlib.sha1(b"blob %d\0" % len(there) + there)
@@ -227,10 +247,13 @@ def _mode(branch: Branch, one: dict[str, Any]) -> dict[str, Any]:
 
 
 def _valid_card(asked: dict[str, Any]) -> dict[str, Any]:
-    _, header, _ = asked["content"].split("---\n", 2)
+    if asked["repoType"] not in ("model", "dataset", "space"):
+        raise Refused(400, "", "repoType: model, dataset or space")
+    _, header, _ = ("---\n" + asked["content"].removeprefix("---\n")).split("---\n", 2)
     metadata = yaml.safe_load(header)
-    if asked["repoType"] != "model" or not isinstance(metadata.get("pipeline_tag"), str):
-        raise Refused(400, "", '"pipeline_tag" must be a string')
+    if not isinstance(metadata.get("pipeline_tag"), str):
+        wrong = '"pipeline_tag" must be a string'
+        raise Refused(400, "", wrong, errors=[{"message": wrong}])
     return {"warnings": [], "errors": []}
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # Files of an earlier model that would be loaded with the new one: another number of shards, an adapter's configuration.
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".model")
+MAX_NAMED = 5  # files in a message
 
 
 def upload_registered(run_uri: str) -> str:
@@ -93,11 +94,19 @@ def _upload(hub: HubConfig, token: str, files: Mapping[str, Path], message: str)
             revision=hub.revision,
             parent_commit=head.sha,  # of two runs at once, the second is refused instead of mixing their files
         )
+        there = {file.rfilename for file in api.model_info(hub.repo_id, revision=done.oid).siblings or ()}
     except (HTTPError, ConnectionError, RuntimeError, ValueError) as error:
         known = _upload_error(api, hub, error)
         if known is None:
             raise
         raise known from error
+    if left_out := sorted(files.keys() - there):  # the client skips what a .gitignore names, and logs it only
+        raise ConfigError(
+            f"{api.endpoint}/{hub.repo_id} lacks {len(left_out)} of {len(files)} files of the model after its commit: "
+            + ", ".join(left_out[:MAX_NAMED]),
+            expected="a repository whose .gitignore names no file of a model",
+            fix="remove these names or patterns from its `.gitignore`, and run the step again",
+        )
     return done.oid, str(done.commit_url)
 
 

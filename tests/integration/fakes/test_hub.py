@@ -174,6 +174,19 @@ UPLOADS_REFUSED: dict[str, tuple[str, Any, int, str]] = {
     "weights as a regular file": (COMMIT, lines(regular("m.safetensors")), 400, "no regular file"),
     "weights that were not sent": (COMMIT, lines(large()), 400, "was not uploaded"),
     "weights without their checksum's kind": (COMMIT, lines(large(algo="md5")), 400, "algo"),
+    "a regular file of more than 5 MB": (COMMIT, lines(regular("a.json", b" " * 5_000_001)), 400, "5 MB"),
+    "more than 25,000 large files": (
+        COMMIT, lines(*(large(path=f"{number}.safetensors") for number in range(25_001))), 413, "25k"
+    ),
+    "files of the client's own folder": (COMMIT, lines(regular("a/.cache/b")), 400, "invalid path"),
+    "a folder of git in a folder": (COMMIT, lines(regular("a/.git/config")), 400, "invalid path"),
+    "a branch from nowhere": ("/api/models/me/model/branch/v1", {"startingPoint": "v0"}, 404, "Invalid rev"),
+    "a card of no kind of repository": (
+        "/api/validate-yaml", {"repoType": "bucket", "content": "---\npipeline_tag: a\n---\n"}, 400, "repoType"
+    ),
+    "a card without a task": (
+        "/api/validate-yaml", {"repoType": "model", "content": "---\ntags: []\n---\n"}, 400, "pipeline_tag"
+    ),
     "a deletion of nothing": (
         COMMIT, lines({"key": "deletedFile", "value": {"path": "none.json"}}), 404, "doesn't exist"
     ),

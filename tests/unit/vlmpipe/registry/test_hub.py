@@ -127,6 +127,37 @@ def test_another_branch_is_made(run: Path, hub: UploadHub) -> None:
     assert MODEL.items() <= repository.branches["candidates/next"].files.items()
 
 
+def test_a_new_branch_starts_at_main_whose_model_goes(run: Path, hub: UploadHub) -> None:
+    registered(run)
+    main = hub.repositories["team/digits"].branches["main"]
+    main.files |= {"former.safetensors": b"old", "LICENSE": b"mine"}
+    edit_hub(run, revision="next")
+    upload_registered(str(run))
+    there = hub.repositories["team/digits"].branches["next"].files
+    assert "LICENSE" in there and "former.safetensors" not in there and "former.safetensors" in main.files
+
+
+def test_weights_that_the_client_leaves_out_in_silence_are_named(run: Path, hub: UploadHub) -> None:
+    """Its commit skips what the repository's .gitignore names, with a line of its log at the level of debugging."""
+    registered(run)
+    branch = hub.repositories["team/digits"].branches["main"]
+    branch.files = {".gitignore": b"checkpoint-*\n*.safetensors\n"}
+    error = failure(run)
+    assert error.found.endswith("/team/digits lacks 1 of 3 files of the model after its commit: model.safetensors")
+    assert "`.gitignore`" in error.fix and error.code == ExitCode.CONFIG
+    branch.files[".gitignore"] = b"checkpoint-*\n"
+    upload_registered(str(run))
+    assert branch.files["model.safetensors"] == MODEL["model.safetensors"]
+
+
+def test_a_large_tokenizer_is_sent_as_a_large_file(run: Path, hub: UploadHub) -> None:
+    export(run, MODEL | {"tokenizer.json": b" " * 5_000_001})
+    decide_run(str(run))
+    registered(run)
+    assert len(hub.repositories["team/digits"].branches["main"].files["tokenizer.json"]) == 5_000_001
+    assert len(hub.large) == 2
+
+
 def test_an_adapter_is_a_peft_folder_that_names_its_base(run: Path, hub: UploadHub) -> None:
     settings = json.loads((run / "run.json").read_text())
     settings["model"] = {
