@@ -35,11 +35,11 @@ def fragments_of(optimizer: Any, trained: Mapping[str, nn.Parameter]) -> dict[st
     Args:
         optimizer: of a DeepSpeed engine.
     """
-    if hasattr(optimizer, "grad_position"):
-        found = {name: _in_stage_3(optimizer, parameter) for name, parameter in trained.items()}
-    elif hasattr(optimizer, "round_robin_bit16_offsets"):
+    if hasattr(optimizer, "round_robin_bit16_offsets"):
         names = {id(parameter): name for name, parameter in trained.items()}
         found = dict(_in_stages_1_and_2(optimizer, names))
+    elif hasattr(optimizer, "grad_position"):  # stages 1 and 2 have it too, of another form, where they offload
+        found = {name: _in_stage_3(optimizer, parameter) for name, parameter in trained.items()}
     else:
         found = dict(_in_bf16_optimizer(trained))
     return {name: found[name] for name in trained if name in found and found[name].numel > 0}

@@ -58,6 +58,7 @@ def test_partitions_of_stages_1_and_2_cover_each_parameter_in_the_order_that_dee
                 round_robin_bit16_offsets=[[0, 3]],  # a number of padding between them
                 single_partition_of_fp32_groups=[torch.zeros(size)],
                 real_dp_process_group=[None],
+                grad_position={},  # with offloading
             )
             for name, part in fragments_of(optimizer, trained).items():
                 covered[name] += range(part.start, part.start + part.numel)
