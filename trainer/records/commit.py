@@ -1,4 +1,4 @@
-"""What a checkpoint is of: the text of its `COMMIT`.
+"""The text of a checkpoint's `COMMIT`: its place in training, and the settings and model that it is of.
 
 `vlmpipe.trainer.checkpoint.commit` adds the checksum and the signature, and decides what counts as damage.
 """

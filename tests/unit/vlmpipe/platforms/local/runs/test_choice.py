@@ -134,14 +134,13 @@ def test_what_a_program_of_ones_own_has_saved_counts_too(runs: Runs) -> None:
         runs.choose("train.seed=5", run_id="mine")
 
 
-def test_zero_refuses_another_number_of_processes_and_takes_them_on_other_nodes(runs: Runs) -> None:
-    zero, two = "train.strategy=zero2", ("cluster.processes_per_replica=2", "train.micro_batch_size=1")
-    runs.add("mine", zero)
-    with pytest.raises(ConfigError, match=r"cluster\.processes_per_replica changed from 1 to 2"):
-        runs.choose(zero, *two, run_id="mine")
-    assert runs.choose(zero, *two, "cluster.replica_count=1").run_id == "mine"
-    runs.add("other", started_s=1.0)
-    assert runs.choose(*two).run_id == "other", "the layout of other checkpoints is free"
+@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
+def test_another_number_of_processes_continues_a_run(runs: Runs, strategy: str) -> None:
+    chosen = f"train.strategy={strategy}"
+    runs.add("mine", chosen)
+    two = ("cluster.processes_per_replica=2", "train.micro_batch_size=1")
+    assert runs.choose(chosen, *two).run_id == "mine"
+    assert runs.choose(chosen, *two, "cluster.replica_count=1").run_id == "mine"
 
 
 def test_a_finished_run_that_is_named_trains_on_for_more_epochs(runs: Runs) -> None:
