@@ -169,6 +169,8 @@ class FakeKubernetes:
             if found := known.denials(content):
                 raise Refused(403, f'admission webhook "inferenceservice.kserve" denied the request: {found}')
         if method == "POST":
+            if content["metadata"].get("resourceVersion"):
+                raise Refused(500, "resourceVersion should not be set on objects to be created")
             if content["metadata"]["name"] in known.services:
                 raise Refused(409, "already exists", name=content["metadata"]["name"])
             return known.create(content)
@@ -176,6 +178,9 @@ class FakeKubernetes:
         if method == "PUT":
             if content["metadata"].get("resourceVersion") != known.services[name]["metadata"]["resourceVersion"]:
                 raise Refused(409, "the object has been modified", name=name)
+            uid = known.services[name]["metadata"]["uid"]
+            if content["metadata"].get("uid", uid) != uid:
+                raise Refused(409, f"Precondition failed: UID in object meta: {uid}", name=name)
             return known.replace(name, content)
         _only(query, set())
         return known.get(name) if method == "GET" else known.delete(name)

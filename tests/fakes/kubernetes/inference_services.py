@@ -11,14 +11,18 @@ import copy
 import re
 from typing import Any
 
-from tests.fakes.kubernetes.train_job_rules import LABEL_KEY, QUANTITY
+from tests.fakes.kubernetes.train_job_rules import LABEL_KEY, QUANTITY, labels_that_are_none
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 GROUP, VERSION, PLURAL = "serving.kserve.io", "v1beta1", "inferenceservices"
 PREDICTOR = {"minReplicas", "maxReplicas", "canaryTrafficPercent", "containers", "serviceAccountName", "nodeSelector",
              "tolerations", "volumes"}  # fmt: skip
 CONTAINER = {"name", "image", "args", "env", "ports", "readinessProbe", "resources", "volumeMounts"}
-METADATA = {"name", "annotations", "resourceVersion", "generation", "uid", "namespace"}
+SYSTEMS = {"uid", "creationTimestamp", "managedFields", "finalizers"}  # what the system and KServe put there
+METADATA = {"name", "namespace", "annotations", "labels", "resourceVersion", "generation"} | SYSTEMS
+LONGEST_ANNOTATIONS = 256 << 10  # bytes of all names and values
+VARIABLE, PROTOCOLS, BLOCKED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*"), {"TCP", "UDP", "SCTP"}, {"PYTHONPATH"}
+MODE, KNATIVE = "serving.kserve.io/deploymentMode", ("Knative", "Serverless")
 Json = dict[str, Any]
 
 
@@ -57,6 +61,8 @@ class InferenceServices:
             for port in container.get("ports", ()):
                 if not isinstance(port.get("containerPort"), int) or not 0 < port["containerPort"] < 65536:
                     found.append("containerPort: must be between 1 and 65535")
+                if port.get("protocol", "TCP") not in PROTOCOLS:
+                    found.append(f"protocol: Unsupported value: {port['protocol']!r}")
             for kind in ("requests", "limits"):
                 for name, value in container.get("resources", {}).get(kind, {}).items():
                     if not QUANTITY.fullmatch(str(value)):
@@ -64,7 +70,10 @@ class InferenceServices:
         for key in body["metadata"].get("annotations", {}):
             if not LABEL_KEY.fullmatch(key):
                 found.append(f"metadata.annotations: {key!r} is no qualified name")
-        return found
+        texts = [text for pair in body["metadata"].get("annotations", {}).items() for text in pair]
+        if sum(len(str(text).encode()) for text in texts) > LONGEST_ANNOTATIONS:
+            found.append(f"metadata.annotations: Too long: may not be more than {LONGEST_ANNOTATIONS} bytes")
+        return [*found, *labels_that_are_none(body["metadata"].get("labels", {}), "metadata.labels")]
 
     def denials(self, body: Json) -> list[str]:
         predictor, found = body["spec"]["predictor"], list[str]()
@@ -77,20 +86,44 @@ class InferenceServices:
         if [one["name"] for one in predictor["containers"]] != ["kserve-container"]:
             found.append("a custom predictor has one container, kserve-container")
         volumes = {one["name"] for one in predictor.get("volumes", ())}
+        if len(volumes) < len(predictor.get("volumes", ())) or not all(map(NAME.fullmatch, volumes)):
+            found.append("volumes: a name twice, or one that is no DNS label")
+        for one in predictor.get("tolerations", ()):
+            operator = one.get("operator", "Equal")
+            if operator not in ("Exists", "Equal") or (operator == "Equal" and not one.get("key")):
+                found.append(f"tolerations: {one}: Equal with a key, or Exists")
+            if operator == "Exists" and one.get("value"):
+                found.append(f"tolerations: {one}: value must be empty when operator is Exists")
         for container in predictor["containers"]:
+            probed = container.get("readinessProbe", {}).get("httpGet", {"port": 1})["port"]
+            if isinstance(probed, int) and not 0 < probed < 65536:
+                found.append("readinessProbe.httpGet.port: must be between 1 and 65535")
+            if paths := [one["mountPath"] for one in container.get("volumeMounts", ()) if ":" in one["mountPath"]]:
+                found.append(f"volumeMounts: {paths[0]!r} must not contain ':'")
             mounts = [one["name"] for one in container.get("volumeMounts", ())]
             found += [f"volumeMounts: Not found: {name}" for name in mounts if name not in volumes]
             names = [one["name"] for one in container.get("env", ())]
             if len(names) != len(set(names)) or not all(isinstance(one["value"], str) for one in container["env"]):
                 found.append("env: a name twice, or a value that is no text")
+            found += [f"env: {name!r} must be a C identifier" for name in names if not VARIABLE.fullmatch(name)]
+            found += [f"setting {name} in container is not allowed for security reasons"
+                      for name in names if name in BLOCKED]  # fmt: skip
         if not all(isinstance(value, str) for value in body["metadata"].get("annotations", {}).values()):
             found.append("annotations: not texts")
+        mode = body["metadata"].get("annotations", {}).get(MODE, KNATIVE[0])
+        if mode not in KNATIVE and body["metadata"].get("name") in self.services:
+            found.append(f"update rejected: deploymentMode cannot be changed from {KNATIVE[0]!r} to {mode!r}")
         return found
 
     def create(self, body: Json) -> Json:
         name = body["metadata"]["name"]
         self.services[name] = copy.deepcopy(body)
-        self.services[name]["metadata"] |= {"resourceVersion": "1", "generation": 1, "uid": f"uid-{name}"}
+        self.services[name]["metadata"] |= {"resourceVersion": "1", "generation": 1} | {
+            "uid": f"uid-{name}",
+            "creationTimestamp": "2026-11-22T20:00:00Z",
+            "managedFields": [{"manager": "manager", "operation": "Update"}],
+            "finalizers": ["inferenceservice.finalizers"],
+        }
         self._revise(name)
         return self.services[name]
 
@@ -99,6 +132,8 @@ class InferenceServices:
         after = copy.deepcopy(body)
         changed = after["spec"] != before["spec"]
         after["metadata"] |= {
+            "uid": before["metadata"]["uid"],
+            "creationTimestamp": before["metadata"]["creationTimestamp"],
             "resourceVersion": str(int(before["metadata"]["resourceVersion"]) + 1),
             "generation": before["metadata"]["generation"] + changed,
         }
@@ -118,7 +153,7 @@ class InferenceServices:
             return {**service, "status": {**status, "components": {"predictor": predictor}}}
         percent = service["spec"]["predictor"].get("canaryTrafficPercent", 100)
         tagged = {"latestRevision": True, "percent": percent, "revisionName": newest}
-        if metadata["annotations"].get("serving.kserve.io/enable-tag-routing") == "true":
+        if metadata.get("annotations", {}).get("serving.kserve.io/enable-tag-routing") == "true":
             tagged |= {"tag": "latest", "url": self.urls[uri]}
         status = {
             "observedGeneration": metadata["generation"],

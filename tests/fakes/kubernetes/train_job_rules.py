@@ -75,13 +75,13 @@ def denials(body: dict[str, Any], runtimes: set[str]) -> list[str]:
 def _metadata(metadata: dict[str, Any]) -> Iterator[str]:
     if not JOB_NAME.fullmatch(metadata.get("name", "")):
         yield "metadata.name must match RFC 1035 DNS label format and be no more than 63 characters"
-    yield from _labels(metadata.get("labels", {}), "metadata.labels")
+    yield from labels_that_are_none(metadata.get("labels", {}), "metadata.labels")
     for key in metadata.get("annotations", {}):
         if not LABEL_KEY.fullmatch(key):
             yield f"metadata.annotations: {key!r} is no qualified name"
 
 
-def _labels(labels: dict[str, str], path: str) -> Iterator[str]:
+def labels_that_are_none(labels: dict[str, str], path: str) -> Iterator[str]:
     for key, value in labels.items():
         if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(value):
             yield f"{path}: Invalid value: {key}={value}"

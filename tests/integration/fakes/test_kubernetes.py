@@ -210,6 +210,45 @@ SERVICES_REFUSED: dict[str, tuple[Change, int, str]] = {
     "a mount of no volume": (
         lambda body: inside(body).update(volumeMounts=[{"name": "shm", "mountPath": "/dev/shm"}]), 403, "shm"
     ),
+    "a label with a space": (lambda body: body["metadata"].update(labels={"a": "b c"}), 422, "a=b c"),
+    "annotations beyond 256 KiB": (
+        lambda body: body["metadata"]["annotations"].update(a="x" * (256 << 10)), 422, "Too long"
+    ),
+    "another protocol": (
+        lambda body: inside(body)["ports"][0].update(protocol="HTTP"), 422, "Unsupported value"
+    ),
+    "a version of what is not there": (
+        lambda body: body["metadata"].update(resourceVersion="1"), 500, "should not be set"
+    ),
+    "fewer replicas than none": (lambda body: predictor(body).update(minReplicas=-1), 403, "MinReplicas"),
+    "a share of less than none": (
+        lambda body: predictor(body).update(canaryTrafficPercent=-1), 403, "not from 0 to 100"
+    ),
+    "a variable that is no C identifier": (
+        lambda body: inside(body)["env"].append({"name": "A-B", "value": "1"}), 403, "C identifier"
+    ),
+    "a variable that KServe blocks": (
+        lambda body: inside(body)["env"].append({"name": "PYTHONPATH", "value": "/a"}), 403, "security reasons"
+    ),
+    "a probe of no port": (
+        lambda body: inside(body).update(readinessProbe={"httpGet": {"path": "/", "port": 0}}), 403, "readinessProbe"
+    ),
+    "a mount with a colon": (
+        lambda body: inside(body).update(volumeMounts=[{"name": "a", "mountPath": "/a:b"}]), 403, "must not contain"
+    ),
+    "a volume's name in capitals": (
+        lambda body: predictor(body).update(volumes=[{"name": "Shm", "emptyDir": {}}]), 403, "no DNS label"
+    ),
+    "a volume twice": (
+        lambda body: predictor(body).update(volumes=[{"name": "shm", "emptyDir": {}}] * 2), 403, "a name twice"
+    ),
+    "a toleration of every key by Equal": (
+        lambda body: predictor(body).update(tolerations=[{"operator": "Equal"}]), 403, "Equal with a key"
+    ),
+    "a toleration that exists with a value": (
+        lambda body: predictor(body).update(tolerations=[{"key": "a", "operator": "Exists", "value": "b"}]), 403,
+        "must be empty",
+    ),
     "a variable twice": (lambda body: inside(body)["env"].append(inside(body)["env"][0]), 403, "a name twice"),
 }  # fmt: skip
 
@@ -232,6 +271,11 @@ def test_a_service_is_made_once_and_changed_in_its_newest_version_only(server: F
         changed["metadata"]["resourceVersion"] = version
         assert call("PUT", f"{SERVICES}/chat{strict}", changed)[0] == code
     assert call("PUT", f"{SERVICES}/chat{strict}", {**changed, "metadata": {"name": "other"}})[0] == 400
+    live = json.loads(call("GET", f"{SERVICES}/chat")[1])["metadata"]
+    mode = {"annotations": {"serving.kserve.io/deploymentMode": "Standard"}}
+    for change, code, said in (({"uid": "another"}, 409, "UID"), (mode, 403, "cannot be changed")):
+        found, words = call("PUT", f"{SERVICES}/chat{strict}", {**changed, "metadata": {**live, **change}})
+        assert (found, said in words) == (code, True), words
     assert call("POST", SERVICES, service())[0] == 501, "without strict decoding, unknown fields are dropped in silence"
     server.allowed.remove("delete inferenceservices")
     assert call("DELETE", f"{SERVICES}/chat")[0] == 403

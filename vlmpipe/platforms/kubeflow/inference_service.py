@@ -57,6 +57,9 @@ class InferenceService:
         if found and BEFORE in found["metadata"].get("annotations", {}):
             before = json.loads(found["metadata"]["annotations"][BEFORE])
         body = self._manifest(model_uri, run_id, before)
+        if found:  # an update replaces all annotations: those of others stay
+            own = body["metadata"]["annotations"]
+            body["metadata"]["annotations"] = {**found["metadata"].get("annotations", {}), **own}
         try:
             self._send(body, found)
             yield self._address(body, alone=before is not None)

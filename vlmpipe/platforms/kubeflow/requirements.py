@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
 
 KUBEFLOW: Mapping[str, Form] = {"gcp.pipeline_image": forms.PULLABLE_IMAGE, "cluster.image_uri": forms.PULLABLE_IMAGE}
+KSERVES_OWN = {
+    "PYTHONPATH": "KServe refuses it from 0.18 on; expected a path inside the image, set by the image",
+    "STORAGE_URI": "names the model's files for KServe; expected another name",
+}
 REACHED = "gs://bucket/folder, s3://bucket/folder or a folder on one of kubeflow.volumes"
 # Fields of Vertex AI without effect on Kubeflow, and what applies there instead.
 NOT_ON_KUBEFLOW = {
@@ -62,6 +66,8 @@ def require_kubeflow(config: RunConfig) -> None:
         problems.append(Problem("register.registry", text))
     for name in sorted(set(config.kubeflow.secret_env) & {*config.cluster.env, *config.kubeflow.env}):
         problems.append(Problem(f"kubeflow.secret_env.{name}", "is set by another field as well; expected one of them"))
+    taken = sorted(KSERVES_OWN.keys() & config.deploy.env.keys()) if config.deploy else []
+    problems += [Problem(f"deploy.env.{name}", KSERVES_OWN[name]) for name in taken]
     problems += [*serving_image(config, forms.PULLABLE_IMAGE), *hub_token(config)]
     problems += benchmark_image(config, forms.PULLABLE_IMAGE)
     if trainer := config.train.trainer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,20 @@ def test_other_answers_give_the_service_its_former_spec(cluster: FakeKubernetes)
         deployed(cluster, NEW, wrong)
     assert caught.value.code == ExitCode.REJECTED
     assert cluster.inference_services.services["digits"]["spec"] == former
+
+
+@pytest.mark.parametrize("answer", [right, wrong], ids=["promoted", "undone"])
+def test_what_others_wrote_beside_the_spec_stays(cluster: FakeKubernetes, answer: Any) -> None:
+    deployed(cluster, OLD)
+    metadata = cluster.inference_services.services["digits"]["metadata"]
+    theirs = {"serving.kserve.io/deploymentMode": "Knative", "team/owner": "vision"}
+    metadata["annotations"] |= theirs
+    metadata["labels"] = {"team": "vision"}
+    with contextlib.suppress(UserError):
+        deployed(cluster, NEW, answer)
+    after = cluster.inference_services.services["digits"]["metadata"]
+    assert theirs.items() <= after["annotations"].items()
+    assert after["labels"] == {"team": "vision"}
 
 
 def test_a_first_model_with_other_answers_leaves_no_service(cluster: FakeKubernetes) -> None:

@@ -51,6 +51,14 @@ def test_every_step_on_kubeflow_gets_its_secrets_and_volumes(tmp_path: Path) -> 
     assert components.load_component_from_file(str(path)).platform_spec.platforms
 
 
+@pytest.mark.parametrize("name", ["PYTHONPATH", "STORAGE_URI"])
+def test_variables_that_kserve_does_not_leave_to_the_container_are_refused(name: str) -> None:
+    image = f"us-docker.pkg.dev/p/r/vllm@sha256:{'1' * 64}"
+    deploy = f"deploy={{endpoint: digits, image_uri: '{image}', env: {{{name}: /a}}}}"
+    with pytest.raises(ConfigError, match=rf"deploy\.env\.{name}"):
+        require_kubeflow(load_run_file(DIGITS, [*ON_A_VOLUME, deploy]))
+
+
 def test_paths_on_a_volume_are_reached_and_others_are_not(tmp_path: Path) -> None:
     config = load_run_file(DIGITS, ON_A_VOLUME)
     platform_of("kubeflow").check_files(config)
