@@ -9,7 +9,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -39,9 +39,6 @@ from vlmpipe.trainer.strategies.named_checkpoint import (
     write_state,
 )
 from vlmpipe.trainer.strategies.torch_base import trained_of
-
-if TYPE_CHECKING:
-    from torch import nn
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 
