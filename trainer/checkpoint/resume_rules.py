@@ -59,7 +59,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "taken",
-        _in("train", "epochs max_steps lr_schedule warmup_fraction decay_fraction final_rate_fraction"),
+        _in("train", "epochs max_steps lr_schedule warmup_fraction warmup_steps decay_fraction final_rate_fraction"),
         "The learning rate is a function of the step and of all steps: with other ones it may jump, and training says "
         "from where to where.",
     ),

@@ -29,6 +29,7 @@ SETTINGS = {
     "weight_decay": "train.optimizer.weight_decay",
     "lr_schedule": "train.lr_schedule",
     "warmup_fraction": "train.warmup_fraction",
+    "warmup_steps": "train.warmup_steps",
     "clip_grad_norm": "train.clip_grad_norm",
     "precision": "train.precision",
     "micro_batch_size": "train.micro_batch_size",

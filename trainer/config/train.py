@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pydantic import model_validator
 
 from vlmpipe.trainer.config import deepspeed_keys
@@ -50,13 +52,30 @@ class TrainConfig(TrainFields):
             raise ValueError("\n".join(found))
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _warmup_steps_replace_the_default(cls, values: object) -> object:
+        """Set the fraction to null where steps are given in its place, so that exactly one of them holds."""
+        if not isinstance(values, dict) or values.get("warmup_steps") is None or "warmup_fraction" in values:
+            return values
+        return {**values, "warmup_fraction": None}
+
     @model_validator(mode="after")
     def _schedule_fits(self) -> TrainConfig:
-        if self.lr_schedule == "wsd" and self.warmup_fraction + self.decay_fraction > 1:
+        if self.warmup_fraction is None and self.warmup_steps is None:
+            raise ValueError("warmup_fraction and warmup_steps are both null: give one of them, 0 for no warm-up")
+        if self.warmup_fraction is not None and self.warmup_steps is not None:
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} and warmup_fraction {self.warmup_fraction} both say how long the "
+                "learning rate rises: take one out, or set it to null"
+            )
+        if self.lr_schedule == "wsd" and (self.warmup_fraction or 0.0) + self.decay_fraction > 1:
             raise ValueError(
                 f"warmup_fraction {self.warmup_fraction} and decay_fraction {self.decay_fraction} are more than all "
                 "steps: they share 1 between them"
             )
+        if self.max_steps and (problem := warmup_problem(self, self.max_steps)):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")
@@ -77,6 +96,21 @@ class TrainConfig(TrainFields):
                 f"{self.micro_batch_size}"
             )
         return self
+
+
+def warmup_problem(train: TrainConfig, total_steps: int) -> str:
+    """Problem of train.warmup_steps in a run of `total_steps`; empty for none. The fraction fits every run."""
+    if train.warmup_steps is None or not total_steps:  # a variant without training
+        return ""
+    decay_steps = train.decay_fraction * total_steps if train.lr_schedule == "wsd" else 0.0
+    if train.warmup_steps + decay_steps <= total_steps + 1e-6:  # 0.9 of 10 may be a little more than 9
+        return ""
+    decay = f" and decay_fraction {train.decay_fraction:g}" if decay_steps else ""
+    most = math.floor(total_steps - decay_steps + 1e-6)
+    return (
+        f"warmup_steps {train.warmup_steps}{decay} are more than all {total_steps} steps: use at most {most}, or "
+        "warmup_fraction in its place"
+    )
 
 
 def _require_support(train: TrainConfig) -> None:

@@ -92,8 +92,15 @@ class TrainFields(Section):
     lr_schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
         "cosine", description="Learning rate after warm-up; wsd stays at the peak and falls at the end."
     )
-    warmup_fraction: Fraction = Field(
-        0.03, description="Share of steps in which the learning rate rises linearly from 0."
+    warmup_fraction: Fraction | None = Field(
+        0.03,
+        description="Share of steps in which the learning rate rises linearly from 0; null with warmup_steps.",
+    )
+    warmup_steps: int | None = Field(
+        None,
+        ge=0,
+        description="Steps in which the learning rate rises linearly from 0, in place of warmup_fraction, which is "
+        "left out then; null takes the fraction.",
     )
     decay_fraction: Fraction = Field(
         0.2, description="Share of steps at the end in which the learning rate falls. For lr_schedule wsd."
@@ -236,6 +243,12 @@ class TrainFields(Section):
         """The most packed sequences of a validation: few where its only use is to compare the export with."""
         few = self.validation_sequences if self.validate_every_steps else MAX_COMPARED_SEQUENCES
         return min(self.validation_sequences, few)
+
+    def num_warmup_steps(self, total_steps: int) -> int:
+        """Return the number of steps of `total_steps` in which the learning rate rises."""
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        return math.ceil((self.warmup_fraction or 0.0) * total_steps)
 
     @property
     def in_pairs(self) -> bool:

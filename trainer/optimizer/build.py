@@ -59,7 +59,7 @@ def rate_factor(config: TrainConfig, step: int, total_steps: int) -> float:
     wsd (warm-up, stable, decay; Hu et al. 2024, arXiv 2404.06395) falls by 1 - sqrt(share of its decay that is over),
     which Haegele et al. 2024 (arXiv 2405.18392) found better than a line.
     """
-    warmup_steps = math.ceil(config.warmup_fraction * total_steps)
+    warmup_steps = config.num_warmup_steps(total_steps)
     if step < warmup_steps:
         return config.rate_scale * (step + 1) / warmup_steps
     progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)

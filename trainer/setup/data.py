@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.train import warmup_problem
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.sampler import PackedBatchSampler
 from vlmpipe.trainer.data.shards.index import Index, SplitIndex
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.sizing.flops import SequenceFlops, flops_per_sequence
@@ -29,11 +31,17 @@ class TrainingData:
 
 
 def open_data(job: JobConfig) -> TrainingData:
-    """Index, tokenizer and data order of the prepared data."""
+    """Index, tokenizer and data order of the prepared data.
+
+    Raises ConfigError for a warm-up of more steps than these data give.
+    """
     pointers = job.pointers()
     index, form = Index.load(pointers.prepared_uri), image_form_of(job.model)
     train = index.split("train")
     sampler = PackedBatchSampler.of_training(train, job, tile_tokens=form.tile_tokens)
+    total_steps = sampler.num_steps(job.train.epochs, at_most=job.train.max_steps)
+    if problem := warmup_problem(job.train, total_steps):
+        raise ConfigError(f"train.{problem.partition(': ')[0]}", fix=problem.partition(": ")[2])
     return TrainingData(
         pointers=pointers,
         cached=pointers.features != "off",
@@ -41,7 +49,7 @@ def open_data(job: JobConfig) -> TrainingData:
         index=index,
         train=train,
         sampler=sampler,
-        total_steps=sampler.num_steps(job.train.epochs, at_most=job.train.max_steps),
+        total_steps=total_steps,
     )
 
 

@@ -34,7 +34,7 @@ WORDS = {
     "sharding_strategy": "train.strategy: fsdp, or hsdp within nodes",
     "data_parallel": "leave it out: it is the number of ranks divided by tensor_parallel, pipeline_parallel and "
     "context_parallel",
-    "scheduler": "train.lr_schedule and train.warmup_fraction",
+    "scheduler": "train.lr_schedule, with train.warmup_steps or train.warmup_fraction",
     "fp16": "train.precision: fp16; bf16 on A100 and newer GPUs",
     "bf16": "train.precision: bf16",
     "num_workers": "leave it out: images are prepared by as many threads as a rank has cores; data.workers is of data "
@@ -43,7 +43,6 @@ WORDS = {
     "bucket_cap_mb": "leave it out: DDP's buckets are torch's default; of ZeRO it is "
     "train.deepspeed.zero_optimization.reduce_bucket_size, in elements",
     "min_num_params": "leave it out: layers are FSDP's units, which suit every size",
-    "warmup_steps": "train.warmup_fraction, a share of all steps",
 }
 # Fields that are gone (docs/decisions/0148), and what does their work.
 GONE = {

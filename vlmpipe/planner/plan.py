@@ -63,7 +63,7 @@ class Plan:
     beside_training: tuple[JobMemory, ...] = ()  # memory of the other jobs, and of `vlmpipe predict`
     time: Time | None = None
     compiling: CompileChoice | None = None
-    unsupported: tuple[str, ...] = ()  # what the GPU cannot do
+    unsupported: tuple[str, ...] = ()  # what the GPU cannot do, or the prepared data
     features_cache: CacheAdvice | None = None
     reduction_server: Advice | None = None
     cost: Cost | None = None
@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def estimate_errors(self) -> list[str]:
-        """Return the estimate's errors: unsupported GPU, memory, disks, capacity terms that are not sold."""
+        """Return the estimate's errors: unsupported GPU or warm-up, memory, disks, capacity terms that are not sold."""
         found = [*self.unsupported, *(self.pipeline.errors if self.pipeline else ())]
         for host in (self.memory.host, self.memory.start) if self.memory else ():
             if host and not host.fits:
@@ -300,8 +300,8 @@ def _estimated(bare: Plan, config: RunConfig, model: Architecture, nodes: Nodes,
             "Server gain nothing, and further GPUs only share the forward passes."
         )
     notes += map(str, rates_without_effect(config, shape))
-    if limit := time_limit_note(config, time.train_hours):
-        notes.append(limit)
+    warmup = load.warmup_problem(config.train)
+    notes += filter(None, (time_limit_note(config, time.train_hours), "" if load.is_prepared else warmup))
     if not trainer and (advice := length_advice(load.fills, config)):
         notes.append(advice)
     for what in (machine, gpu):
@@ -320,7 +320,7 @@ def _estimated(bare: Plan, config: RunConfig, model: Architecture, nodes: Nodes,
         compiling=None if trainer else case.compiling,
         unsupported=(
             *bare.unsupported,
-            *filter(None, [too_few_gpus(config, here) if here else ""]),
+            *filter(None, [too_few_gpus(config, here) if here else "", warmup if load.is_prepared else ""]),
             *unservable(config, model),
         ),
         features_cache=None if trainer else cache,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.sequence_fill import LengthFill
+from vlmpipe.trainer.config.train import TrainConfig, warmup_problem
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 # Best-fit packing in windows of 64 to 1024 samples: 95.5 to 99.3 % useful on lengths like a VLM's, and a goal of 97 %.
@@ -34,6 +35,7 @@ class Workload:
     origin: str  # a sentence: where the figures come from
     image_tokens: int | None = None  # mean of an image; None if all have the number in the model's shape
     fills: tuple[LengthFill, ...] = ()  # by sequence length, of prepared data
+    is_prepared: bool = False  # figures are those of prepared data, none is assumed
 
     @property
     def useful_tokens_per_sequence(self) -> float:
@@ -50,6 +52,12 @@ class Workload:
         if self.steps is None or self.sequences_per_epoch is None:
             return float(self.epochs)
         return min(float(self.epochs), self.steps * self.sequences_per_step / self.sequences_per_epoch)
+
+    def warmup_problem(self, train: TrainConfig) -> str:
+        """Problem of a warm-up of more steps than the run has; empty for none, and where they are not known."""
+        problem = warmup_problem(train, self.steps or 0)
+        how = "" if self.is_prepared else " (the plan section's samples)"
+        return f"train.{problem}{how}" if problem else ""
 
     def sized(self, shape: ModelShape) -> ModelShape:
         """The model with images of this workload's mean size, for time and cost."""
@@ -87,6 +95,7 @@ class Workload:
             origin=f"Packed sequences are those of the prepared data: {samples:,} samples in {sequences:,} sequences.",
             image_tokens=max(1, round(image_tokens / images)) if images else None,
             fills=fills,
+            is_prepared=True,
         )
 
     @classmethod

@@ -35,8 +35,8 @@ SEQUENCE_TOKENS, PACKED_TOKENS = 512, 4096
 # Of the run file's train section; everything else there, such as the strategy, is the user's.
 SAME_FOR_ALL: dict[str, Any] = {
     "epochs": 10_000, "precision": "fp32", "compile": "off", "lr_schedule": "constant", "warmup_fraction": 0.0,
-    "clip_grad_norm": 0.0, "ema_decay": 0.0, "log_every_steps": 1, "validate_every_steps": 0, "seed": 0,
-    "keep_checkpoints": 5,
+    "warmup_steps": None, "clip_grad_norm": 0.0, "ema_decay": 0.0, "log_every_steps": 1, "validate_every_steps": 0,
+    "seed": 0, "keep_checkpoints": 5,
 }  # fmt: skip
 LEARNING_RATE = 5e-3
 

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 # Fields of train that the launcher and the evaluation read.
 _OF_THE_LAUNCHER = {"trainer", "resume", "keep_checkpoints", "objective", "precision"}
+# Fields that a placeholder may read and that may be null.
+_MAY_BE_NULL = {
+    "model.min_pixels": "a number of pixels",
+    "model.max_pixels": "a number of pixels",
+    "train.warmup_fraction": "a share of all steps, or {warmup_steps} in the command",
+    "train.warmup_steps": "a number of steps, or {warmup_fraction} in the command",
+}
 
 
 def external_trainer_problems(config: RunFields) -> Iterator[Problem]:
@@ -45,9 +52,10 @@ def external_trainer_problems(config: RunFields) -> Iterator[Problem]:
     if trainer.launch == "horovod" and cluster.replica_count > 1:
         text = f"found horovod with {cluster.replica_count} nodes, which horovodrun reaches by ssh only; expected "
         yield Problem("train.trainer.launch", f"{text}cluster.replica_count 1, or launch torchrun")
-    for field in sorted({"model.min_pixels", "model.max_pixels"} & trainer.used_settings):
-        if getattr(config.model, field.removeprefix("model.")) is None:
-            yield Problem(field, "is missing: a placeholder of train.trainer reads it; expected a number of pixels")
+    for field, expected in _MAY_BE_NULL.items():
+        section, name = field.split(".")
+        if field in trainer.used_settings and getattr(getattr(config, section), name) is None:
+            yield Problem(field, f"is missing: a placeholder of train.trainer reads it; expected {expected}")
     yield from _role_problems(config)
 
 
@@ -71,7 +79,8 @@ def unused_settings(config: RunFields) -> Iterator[Problem]:
     trainer, train = config.train.trainer, config.train
     if trainer is None:
         return
-    given = {f"train.{name}" for name in train.model_fields_set - _OF_THE_LAUNCHER - {"optimizer"}}
+    fields = train.model_fields_set - _OF_THE_LAUNCHER - {"optimizer"}
+    given = {f"train.{name}" for name in fields if getattr(train, name) is not None}
     given |= {f"train.optimizer.{name}" for name in train.optimizer.model_fields_set}
     given |= {"checkpoint.export_dtype"} if config.checkpoint.export_dtype == "bf16" else set()
     given |= {f"model.{name}" for name in config.model.model_fields_set if name.startswith(("freeze", "train_"))}

@@ -51,6 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
     "optimizer.eps": {"train.optimizer.eps": 1e-3},
     "lr_schedule": {"train.lr_schedule": "cosine"},
     "warmup_fraction": {"train.warmup_fraction": 0.9},
+    "warmup_steps": {"train.warmup_steps": 5, "train.warmup_fraction": None},
     "decay_fraction": {"train.decay_fraction": 0.5, "train.lr_schedule": "wsd"},
     "final_rate_fraction": {"train.final_rate_fraction": 0.5, "train.lr_schedule": "linear"},
     "ema_decay": {"train.ema_decay": 0.5},

@@ -74,6 +74,42 @@ def test_wsd_refuses_to_warm_up_and_decay_for_more_than_all_steps() -> None:
     assert rates == pytest.approx([1.0, 1.0, 1.0, 0.1 + 0.9 * 0.5])
 
 
+@given(
+    schedule=st.sampled_from(["cosine", "linear", "constant", "wsd"]), total=st.integers(1, 300), share=st.floats(0, 1)
+)
+def test_warmup_in_steps_is_the_fraction_that_they_are(schedule: str, total: int, share: float) -> None:
+    steps = math.floor(share * total)
+    decay = 0.999 * (1 - steps / total)
+    in_steps = settings_of(lr_schedule=schedule, warmup_steps=steps, decay_fraction=decay, max_steps=total)
+    fraction = settings_of(lr_schedule=schedule, warmup_fraction=max(0.0, steps - 0.5) / total, decay_fraction=decay)
+    rates = [[rate_factor(config, step, total) for step in range(total)] for config in (in_steps, fraction)]
+    assert rates[0] == rates[1]
+    assert in_steps.warmup_fraction is None and fraction.warmup_steps is None
+    assert TrainConfig.model_validate(in_steps.model_dump()) == in_steps
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"warmup_steps": 5, "warmup_fraction": 0.03}, "warmup_steps 5 and warmup_fraction 0.03 both say"),
+        ({"warmup_fraction": None}, "both null: give one of them, 0 for no warm-up"),
+        ({"warmup_steps": 11, "max_steps": 10}, "11 are more than all 10 steps: use at most 10, or warmup_fraction"),
+        (
+            {"warmup_steps": 2, "max_steps": 10, "lr_schedule": "wsd", "decay_fraction": 0.9},
+            "2 and decay_fraction 0.9 are more than all 10 steps: use at most 1,",
+        ),
+    ],
+)
+def test_warmup_that_is_given_twice_never_or_beyond_the_last_step_is_refused(
+    settings: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        settings_of(**settings)
+    if most := settings.get("max_steps"):
+        fits = settings_of(**settings | {"warmup_steps": 10 if most == 10 and "lr_schedule" not in settings else 1})
+        assert rate_factor(fits, fits.num_warmup_steps(10) - 1, 10) == 1.0
+
+
 def test_groups_separate_the_projector_and_what_decays() -> None:
     module = nn.ModuleDict({"projector": nn.Linear(2, 2), "body": nn.Linear(2, 2), "frozen": nn.Linear(2, 2)})
     module["frozen"].requires_grad_(False)

@@ -29,7 +29,6 @@ TYPED = {
     "train.find_unused_parameters": "leave it out",
     "train.bucket_cap_mb": "leave it out",
     "train.min_num_params": "leave it out",
-    "train.warmup_steps": "train.warmup_fraction",
 }
 DECISION = ROOT / "docs/decisions/0148-leave-out-what-nobody-asked-for.md"
 

@@ -31,6 +31,8 @@ GPUS = {"cluster__accelerator_type": "NVIDIA_L4", "cluster__accelerator_count": 
             "cluster.reduction_server",
         ),
         ({"command": ["python", "train.py", "{max_pixels}"]}, {}, "model.max_pixels"),
+        ({"command": ["python", "train.py", "{warmup_steps}"]}, {}, "train.warmup_steps"),
+        ({"command": ["python", "train.py", "{warmup_fraction}"]}, {"train__warmup_steps": 9}, "train.warmup_fraction"),
         ({"launch": "roles", "roles": {"ps": 1}}, {}, "train.trainer.roles.ps"),
         (
             {"launch": "roles", "roles": {"evaluator": 1}},
@@ -48,6 +50,12 @@ def test_settings_that_no_placeholder_reads_are_named() -> None:
     fields = {problem.field for problem in warnings(config)}
     assert {"train.epochs", "train.optimizer.weight_decay", "train.seed"} <= fields
     assert not {"train.trainer", "train.optimizer.learning_rate", "train.global_batch_size"} & fields
+
+
+def test_a_warmup_in_steps_is_told_to_the_program_alone() -> None:
+    trainer = {**PLAIN, "command": [*PLAIN["command"], "{warmup_steps}"]}
+    config = small(train__trainer=trainer, train__warmup_steps=9)
+    assert not {"train.warmup_steps", "train.warmup_fraction"} & {problem.field for problem in warnings(config)}
 
 
 @pytest.mark.parametrize(("weights", "named"), [("org/model", True), ("gs://bucket/model", False)])
