@@ -112,7 +112,14 @@ TABLE: dict[str, tuple[str, ...]] = {
     "wait until others are done, or raise it:\n{remedies.raise_quota}": (),
     # ---- what both take from elsewhere: the hub, secrets, Google's client
     "accept its terms at {constants.ENDPOINT}/{name} with the account of the token": (),
-    "check the network and HF_ENDPOINT, or download the model once and give its folder": ("HF_ENDPOINT",),
+    "check the network and HF_ENDPOINT; a model that was downloaded before is read with HF_HUB_OFFLINE=1": (
+        "HF_ENDPOINT", "HF_HUB_OFFLINE=1"
+    ),
+    "choose another model, or give a folder": (),
+    "check HF_ENDPOINT and the network's proxy": ("HF_ENDPOINT",),
+    "try again, or check the network's proxy": (),
+    "try again in {wait[1] if wait else 300} seconds; with a token the hub allows more: set model.hub_token_secret or "
+    "HF_TOKEN, or log in with hf auth login": HF_TOKEN,
     "choose one of {constants.ENDPOINT}/{name}/commits/main": (),
     "set model.hub_token_secret or HF_TOKEN, or log in with hf auth login": HF_TOKEN,
     "correct the id; for a private model set model.hub_token_secret or HF_TOKEN, or log in with hf auth login": (

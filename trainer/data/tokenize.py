@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
-from vlmpipe.trainer.models.hub_errors import hub_error
+from vlmpipe.trainer.models.hub_errors import readable_hub_errors
 from vlmpipe.trainer.models.image_tokens import SQUARES, ImageForm
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.model_folders import local_folder
@@ -165,10 +165,11 @@ def pretrained_tokenizer(name: str, revision: str = "") -> Any:
     if folder:
         _require_vocabulary(name, folder)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder or name, use_fast=True, trust_remote_code=False, **at_revision)
+        with readable_hub_errors(name, revision, "tokenizer.json"):
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder or name, use_fast=True, trust_remote_code=False, **at_revision
+            )
     except (OSError, ValueError) as error:
-        if known := hub_error(error, name, revision, "tokenizer.json"):
-            raise known from error
         raise UserError(
             f"model.tokenizer {name!r} cannot be loaded: {str(error).splitlines()[0]}",
             expected="a hub id or a folder with tokenizer.json, or train:N",

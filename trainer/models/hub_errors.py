@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from vlmpipe.trainer.errors import ExitCode, UserError
 
+if TYPE_CHECKING:
+    from huggingface_hub import HfFileMetadata
+
 TOKEN = "set model.hub_token_secret or HF_TOKEN, or log in with hf auth login"
+INCOMPLETE = "Consistency check failed"  # the client's words for a file of another size than announced
 
 
 class _Blocks:
@@ -44,10 +50,38 @@ def without_hub() -> Iterator[None]:
                 constants.HF_HUB_OFFLINE = _BLOCKS.before
 
 
+def file_on_hub(name: str, revision: str, file: str, timeout_s: float = 10.0) -> HfFileMetadata:
+    """Commit, checksum and size of a file. Raises the client's errors.
+
+    FileMetadataError for an answer without them, as the client's downloads do: what answers is not the hub, such as a
+    proxy with a page of its own.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import FileMetadataError
+
+    found = get_hf_file_metadata(hf_hub_url(name, file, revision=revision or None), timeout=timeout_s)
+    if None in (found.commit_hash, found.etag, found.size):
+        raise FileMetadataError(f"the answer for {file} lacks commit, checksum or size")
+    return found
+
+
+@contextlib.contextmanager
+def readable_hub_errors(name: str, revision: str, file: str) -> Iterator[None]:
+    """Re-raise what the hub's client raises inside the block as a UserError."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except (errors.HTTPError, errors.OfflineModeIsEnabled, OSError, ValueError, RuntimeError) as error:
+        if known := hub_error(error, name, revision, file):
+            raise known from error
+        raise
+
+
 def hub_error(error: BaseException, name: str, revision: str, file: str) -> UserError | None:
     """The error for a request of `file` that failed; None for an error that does not come from the hub's client.
 
-    Reads the causes of `error` too, because transformers wraps the client's errors.
+    Reads the causes of `error` too, because transformers and the client itself replace errors by others.
     """
     from huggingface_hub import constants, errors
 
@@ -62,7 +96,7 @@ def hub_error(error: BaseException, name: str, revision: str, file: str) -> User
     status = getattr(getattr(cause, "response", None), "status_code", None)
     if isinstance(cause, errors.OfflineModeIsEnabled | errors.LocalEntryNotFoundError):
         why = f"{constants.ENDPOINT} does not answer"
-        fix = "check the network and HF_ENDPOINT, or download the model once and give its folder"
+        fix = "check the network and HF_ENDPOINT; a model that was downloaded before is read with HF_HUB_OFFLINE=1"
         if _BLOCKS.open:
             why, fix = "the hub is not asked here", "download it once, or give a folder; a run asks the hub"
         elif constants.HF_HUB_OFFLINE:
@@ -78,6 +112,8 @@ def hub_error(error: BaseException, name: str, revision: str, file: str) -> User
         return meant(f"{name} has no revision {revision or 'main'}", fix)
     if isinstance(cause, errors.EntryNotFoundError):
         return meant(f"{name}{at} has no {file}", "give a model in transformers' format")
+    if isinstance(cause, errors.DisabledRepoError):
+        return meant(f"{name} is disabled on the hub, for every account", "choose another model, or give a folder")
     if isinstance(cause, errors.RepositoryNotFoundError):
         return meant(
             f"the hub has no model {name} that your token may read", f"correct the id; for a private model {TOKEN}"
@@ -85,17 +121,33 @@ def hub_error(error: BaseException, name: str, revision: str, file: str) -> User
     if status in (401, 403):
         fix = "renew the token with hf auth login, or correct HF_TOKEN or model.hub_token_secret"
         return meant(f"the hub refuses your token for {name} (HTTP {status})", fix, ExitCode.NO_PERMISSION)
-    why = f"HTTP {status}" if status else f"no answer ({type(cause).__name__})"
-    fix = "try again, or check the network and HF_ENDPOINT"
-    return meant(f"{name} cannot be looked up at {constants.ENDPOINT}: {why}", fix, ExitCode.UNAVAILABLE)
+    why, fix = f"no answer ({type(cause).__name__})", "try again, or check the network and HF_ENDPOINT"
+    if isinstance(cause, errors.FileMetadataError):
+        why, fix = "what answers there is not the hub", "check HF_ENDPOINT and the network's proxy"
+    elif isinstance(cause, OSError) and str(cause).startswith(INCOMPLETE):
+        why, fix = "a file arrives with another size than announced", "try again, or check the network's proxy"
+    elif status == 429:
+        wait = re.search(r"t=(\d+)", cause.response.headers.get("RateLimit", ""))  # type: ignore[attr-defined]
+        why = "HTTP 429, too many requests"
+        fix = f"try again in {wait[1] if wait else 300} seconds; with a token the hub allows more: {TOKEN}"
+    elif status:
+        why = f"HTTP {status}"
+    return meant(f"{name} cannot be read from {constants.ENDPOINT}: {why}", fix, ExitCode.UNAVAILABLE)
 
 
 def _of_client(error: BaseException) -> BaseException | None:
-    """The hub client's error among those that caused this one."""
+    """The hub client's error among those that caused this one: an answer of the hub before the client's own errors."""
     from huggingface_hub import errors
 
-    known = (errors.HfHubHTTPError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError)
+    answers = (errors.HfHubHTTPError, errors.FileMetadataError)
+    own = (errors.HTTPError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError)
     seen: BaseException | None = error
-    while seen is not None and not isinstance(seen, known):
+    found: BaseException | None = None
+    while seen is not None:
+        if isinstance(seen, answers):
+            return seen
+        is_incomplete = isinstance(seen, OSError) and str(seen).startswith(INCOMPLETE)
+        if found is None and (is_incomplete or isinstance(seen, own)):
+            found = seen
         seen = seen.__cause__ or seen.__context__
-    return seen
+    return found

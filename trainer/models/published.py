@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN, WeightsConfig
+from vlmpipe.trainer.models.hub_errors import readable_hub_errors
 from vlmpipe.trainer.storage.export_manifest import MARKER
 from vlmpipe.trainer.storage.model_folders import CONFIG, bucket_address, local_folder, revision_of
 from vlmpipe.trainer.storage.regular_files import read_regular
@@ -25,20 +26,23 @@ def image_token_in(tokenizer: Any, published: str) -> str:
 def model_file(part: WeightsConfig, name: str, *, weights: bool = True) -> Path | None:
     """A file of a published model on this machine, downloaded first if needed. None where there is no such file.
 
-    weights: whether the model's weights are needed too (`local_folder`).
+    Where the hub is not to be asked, what this machine does not have counts as absent; a hub that should answer and
+    does not is a UserError. weights: whether the model's weights are needed too (`local_folder`).
     """
-    from transformers.utils import cached_file
+    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     if folder := local_folder(part.weights, part.revision, weights=weights):
         return folder / name if (folder / name).is_file() else None
-    path = cached_file(
-        part.weights,
-        name,
-        revision=part.revision or None,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return Path(path) if path else None
+    with readable_hub_errors(part.weights, part.revision, name):
+        try:
+            return Path(hf_hub_download(part.weights, name, revision=part.revision or None))
+        except LocalEntryNotFoundError:
+            if not constants.HF_HUB_OFFLINE:
+                raise
+        except EntryNotFoundError:
+            pass
+    return None
 
 
 def files_identity(part: WeightsConfig, name: str = CONFIG) -> str:

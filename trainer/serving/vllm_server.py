@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors, run_main
-from vlmpipe.trainer.models.hub_errors import hub_error
+from vlmpipe.trainer.models.hub_errors import readable_hub_errors
 from vlmpipe.trainer.storage.export_manifest import MARKER
 from vlmpipe.trainer.storage.model_folders import CONFIG, INDEX, SETTINGS, WEIGHTS, bucket_address, local_folder
 
@@ -109,15 +109,12 @@ def _folder(name: str, revision: str = "") -> Path:
 def _of_hub(name: str, revision: str) -> Path:
     """A copy of the weights and configuration of a model of the hub, in the hub's own cache."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     if name.startswith(("/", ".", "~")):
         raise ConfigError(f"there is no folder {name}", expected="the base of the adapter")
-    try:
-        found = snapshot_download(name, revision=revision or None, allow_patterns=[CONFIG, f"*{WEIGHTS}", f"*{INDEX}"])
-    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise hub_error(error, name, revision, CONFIG) or error from error
-    return Path(found)
+    files = [CONFIG, f"*{WEIGHTS}", f"*{INDEX}"]
+    with readable_hub_errors(name, revision, CONFIG):
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=files))
 
 
 if __name__ == "__main__":

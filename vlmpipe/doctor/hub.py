@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url
+from huggingface_hub import constants, errors
 
 from vlmpipe.doctor.google_api import TIMEOUT_S, CannotSee
 from vlmpipe.doctor.rows import Row, missing, ok, unseen
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ExitCode
-from vlmpipe.trainer.models.hub_errors import hub_error
+from vlmpipe.trainer.models.hub_errors import file_on_hub, hub_error
 from vlmpipe.trainer.secret_manager import HUB_TOKEN_VARIABLE, SecretNotRead, read_secret
 from vlmpipe.trainer.storage.model_folders import bucket_address
 from vlmpipe.trainer.storage.user_folders import expanded
@@ -59,18 +59,19 @@ def _hub_file(field: str, name: str, revision: str, file: str) -> Row:
     """Ask for a file's header with the user's token: this shows that it may be downloaded. Raises CannotSee."""
     at = f" at revision {revision}" if revision else ""
     try:
-        get_hf_file_metadata(hf_hub_url(name, file, revision=revision or None), timeout=TIMEOUT_S)
+        file_on_hub(name, revision, file, TIMEOUT_S)
     except errors.OfflineModeIsEnabled:
         return unseen("hub", f"{field}: HF_HUB_OFFLINE is set, so {name} is not looked up", "unset HF_HUB_OFFLINE")
     except errors.HFValidationError:
         return missing("hub", f"{field}: {name} is no hub id", "give a folder, or an id such as Qwen/Qwen2.5-0.5B")
-    except Exception as error:  # the client's HTTP library differs between versions, and so do its network errors
+    except (errors.HfHubHTTPError, errors.FileMetadataError) as error:
         known = hub_error(error, name, revision, file)
-        if known is None:
-            why = f"no answer within {TIMEOUT_S:g} s ({type(error).__name__})"
-            fix = "try again, or check the network and HF_ENDPOINT"
-            raise CannotSee(f"{constants.ENDPOINT} cannot be asked: {why}", fix) from error
+        assert known
         if known.code == ExitCode.UNAVAILABLE:
             return unseen("hub", f"{field}: {known.found}", known.fix)
         return missing("hub", f"{field}: {known.found}", known.fix)
+    except errors.HTTPError as error:
+        why = f"no answer within {TIMEOUT_S:g} s ({type(error).__name__})"
+        fix = "try again, or check the network and HF_ENDPOINT"
+        raise CannotSee(f"{constants.ENDPOINT} cannot be asked: {why}", fix) from error
     return ok("hub", f"{field}: {name}{at} may be read")

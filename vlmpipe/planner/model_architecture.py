@@ -16,11 +16,11 @@ from vlmpipe.planner.workload import is_cached
 from vlmpipe.trainer.config.model import PARTS, PUBLISHED_FAMILIES, ModelConfig, WeightsConfig
 from vlmpipe.trainer.data.tokenize import TRAINED_PREFIX, trained_size
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
-from vlmpipe.trainer.models.hub_errors import hub_error
+from vlmpipe.trainer.models.hub_errors import file_on_hub, hub_error
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.layers.freeze import require_frozen_tower, require_something_trained
 from vlmpipe.trainer.sizing.model_shape import ModelShape
-from vlmpipe.trainer.storage.model_folders import bucket_address, local_folder, making
+from vlmpipe.trainer.storage.model_folders import CONFIG, bucket_address, local_folder, making
 
 HUB_TIMEOUT_S = 5.0
 Verdict = tuple[str, str, str] | None  # the fields of a ConfigError; None for a model that can be split
@@ -183,20 +183,18 @@ def _require_hub_id(name: str) -> None:
 
 
 def _require_hub(part: WeightsConfig) -> None:
-    """Ask the hub once: its client repeats unanswered requests for minutes. Other answers are left to it."""
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.errors import OfflineModeIsEnabled
+    """Ask the hub once: its client repeats unanswered requests for minutes. Raises UserError for what it answers."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import FileMetadataError, HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 
     name, revision = part.weights, part.revision
     try:
-        address = hf_hub_url(name, "config.json", revision=revision or None, endpoint=constants.ENDPOINT)
-        get_hf_file_metadata(address, timeout=HUB_TIMEOUT_S)
+        file_on_hub(name, revision, CONFIG, HUB_TIMEOUT_S)
         return
-    except OfflineModeIsEnabled:
+    except (HfHubHTTPError, FileMetadataError) as error:
+        raise hub_error(error, name, revision, CONFIG) or error from error
+    except (HTTPError, OfflineModeIsEnabled):
         pass
-    except Exception as error:  # the client's HTTP library differs between versions, and so do its network errors
-        if hub_error(error, name, revision, "config.json"):
-            return
     host = urllib.parse.urlsplit(constants.ENDPOINT).hostname or ""
     raise UserError(
         f"the configuration of {name!r} is not here, and {host} is not reachable",

@@ -16,6 +16,7 @@ from tests.fakes.hub import FakeHub, Repository, running_hub
 from tests.fakes.hub_uploads import UploadHub, running_upload_hub
 
 FILE = "/{}/resolve/{}/{}"
+WEIGHTS = b"weights"
 
 
 @pytest.fixture
@@ -25,7 +26,10 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         me__open=Repository(content=b"0123456789", revisions=("main", "refs/pr/1")),
         me__private=Repository(readers=("t",)),
         me__gated=Repository(readers=("t",), gated=True),
+        me__disabled=Repository(disabled=True),
+        me__large=Repository(("m.safetensors",), content=WEIGHTS),
     ) as running:
+        running.no_tokens, running.renamed = {"old"}, {"me/older": "me/large"}
         yield running
 
 
@@ -55,6 +59,8 @@ REFUSED: list[tuple[str, str, int, str, type[Exception]]] = [
     (FILE.format("me/open", "v2", "config.json"), "", 404, "RevisionNotFound", errors.RevisionNotFoundError),
     (FILE.format("me/open", "main", "model.bin"), "", 404, "EntryNotFound", errors.EntryNotFoundError),
     ("/me/open/tree/main", "", 400, "", errors.BadRequestError),
+    (FILE.format("me/disabled", "main", "config.json"), "", 403, "", errors.DisabledRepoError),
+    (FILE.format("me/open", "main", "config.json"), "old", 401, "", errors.HfHubHTTPError),
 ]
 
 
@@ -93,10 +99,55 @@ def test_ranges(hub: FakeHub, asked: str, status: int, told: str | None, content
     assert ask(hub.endpoint, "HEAD", path, Range=asked)[1]["Content-Length"] == "10"
 
 
+def test_a_large_file_is_at_another_address_that_is_signed(hub: FakeHub) -> None:
+    """As the client reads it: size and checksum are in the redirect, whose own answer is shorter."""
+    path = FILE.format("me/large", "main", "m.safetensors")
+    found = get_hf_file_metadata(f"{hub.endpoint}{path}", token="t")
+    checksum = hashlib.sha256(WEIGHTS).hexdigest()
+    assert (found.size, found.etag, found.commit_hash) == (len(WEIGHTS), checksum, "0" * 40)
+    assert found.location.startswith(hub.store) and hub.store != hub.endpoint
+    signed = found.location.removeprefix(hub.store)
+    assert ask(hub.store, "GET", signed)[::2] == (200, WEIGHTS)
+    assert ask(hub.store, "GET", signed, Range="bytes=1-2")[::2] == (206, WEIGHTS[1:3])
+    assert ask(hub.store, "GET", signed, token="t")[0] == 400, "its client sends the token to the hub alone"
+    assert ask(hub.store, "GET", signed.partition("?")[0])[0] == 403
+    assert ask(hub.store, "GET", signed.replace(checksum, "0" * 64))[0] == 403
+
+
+def test_a_name_that_was_left_redirects_to_the_new_one(hub: FakeHub) -> None:
+    old, new = (FILE.format(name, "main", "m.safetensors") for name in ("me/older", "me/large"))
+    status, headers, _ = ask(hub.endpoint, "HEAD", old)
+    assert (status, headers["Location"]) == (307, new)
+    assert get_hf_file_metadata(f"{hub.endpoint}{old}").size == len(WEIGHTS)
+
+
+def test_a_small_file_has_gits_checksum(hub: FakeHub) -> None:
+    found = get_hf_file_metadata(hub.endpoint + FILE.format("me/open", "main", "config.json"))
+    assert found.etag == hashlib.sha1(b"blob 10\x000123456789").hexdigest()
+
+
+def test_lists_of_a_gated_repository_are_public_and_its_files_are_not(hub: FakeHub) -> None:
+    for path in ("/api/models/me/gated", "/api/models/me/gated/tree/main?recursive=True"):
+        assert ask(hub.endpoint, "GET", path)[0] == 200
+    (entry,) = json.loads(ask(hub.endpoint, "GET", "/api/models/me/large/tree/main")[2])
+    assert entry["lfs"]["oid"] == hashlib.sha256(WEIGHTS).hexdigest()
+    for path, code in (("me/private", "RepoNotFound"), ("me/open/revision/v9", "RevisionNotFound")):
+        status, headers, _ = ask(hub.endpoint, "GET", f"/api/models/{path}")
+        assert (status in (401, 404), headers["X-Error-Code"]) == (True, code)
+
+
+@pytest.mark.parametrize("size", [0, 3])
+def test_a_connection_that_ends_early_ends_early(hub: FakeHub, size: int) -> None:
+    hub.cut_off = [size]
+    with pytest.raises(http.client.IncompleteRead):
+        ask(hub.endpoint, "GET", FILE.format("me/open", "main", "config.json"))
+    assert ask(hub.endpoint, "GET", FILE.format("me/open", "main", "config.json"))[0] == 200
+
+
 # ---- uploads
 
 Body = dict[str, Any]
-SMALL, WEIGHTS = b"{}", b"weights"
+SMALL = b"{}"
 OID = hashlib.sha256(WEIGHTS).hexdigest()
 
 

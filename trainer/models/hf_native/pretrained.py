@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
-from vlmpipe.trainer.models.hub_errors import hub_error
+from vlmpipe.trainer.models.hub_errors import readable_hub_errors
 from vlmpipe.trainer.models.safetensors_header import require_whole_folder
 from vlmpipe.trainer.storage.model_folders import CONFIG, bucket_address, local_folder, revision_of
 
@@ -39,10 +39,9 @@ def load_pretrained(loader: Any, part: WeightsConfig, **arguments: Any) -> Any:
             require_whole_folder(folder)
             _require_safetensors(folder, part.weights)
     try:
-        return loader.from_pretrained(folder or part.weights, trust_remote_code=False, **arguments)
+        with readable_hub_errors(part.weights, part.revision, CONFIG):
+            return loader.from_pretrained(folder or part.weights, trust_remote_code=False, **arguments)
     except (OSError, ValueError, RuntimeError) as error:
-        if known := hub_error(error, part.weights, part.revision, CONFIG):
-            raise known from error
         raise UserError(
             f"cannot load {part.weights!r}: {str(error).splitlines()[0]}",
             expected="a hub id in reach, or a local folder with config, weights and (a tower) preprocessor_config.json",

@@ -18,9 +18,9 @@ from safetensors import safe_open
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from vlmpipe.trainer.config.model import WeightsConfig
-from vlmpipe.trainer.errors import DataError, ExitCode, UserError
+from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.models.hf_native.safetensors_ranges import RangedFile, Source, Sums
-from vlmpipe.trainer.models.hub_errors import hub_error
+from vlmpipe.trainer.models.hub_errors import file_on_hub, readable_hub_errors
 from vlmpipe.trainer.models.published import model_file
 from vlmpipe.trainer.models.safetensors_header import read_header
 from vlmpipe.trainer.storage.base import ObjectInfo, Storage, VersionConflictError
@@ -193,7 +193,7 @@ class _HubFile:
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
 
         url = hf_hub_url(self.part.weights, self.name, revision=self.commit)
-        with _readable_errors(self.part, self.name):
+        with readable_hub_errors(self.part.weights, self.part.revision, self.name):
             answer = http_backoff(
                 "GET", url, headers={**build_hf_headers(), "Range": f"bytes={start}-{end - 1}"}, timeout=HUB_S
             )
@@ -210,26 +210,12 @@ def _in_cache(part: WeightsConfig, name: str) -> Path | None:
 
 def _look_up(part: WeightsConfig, name: str) -> _HubFile | None:
     """Return the file's revision and size on the hub, or None if the repository has no such file."""
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError
 
-    with _readable_errors(part, name):
+    with readable_hub_errors(part.weights, part.revision, name):
         try:
-            found = get_hf_file_metadata(hf_hub_url(part.weights, name, revision=part.revision or None))
+            found = file_on_hub(part.weights, part.revision, name)
         except EntryNotFoundError:
             return None
-    return _HubFile(part, name, found.commit_hash or part.revision, found.size or 0)
-
-
-@contextlib.contextmanager
-def _readable_errors(part: WeightsConfig, name: str) -> Iterator[None]:
-    from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
-
-    try:
-        yield
-    except (HTTPError, OfflineModeIsEnabled) as error:
-        raise hub_error(error, part.weights, part.revision, name) or UserError(
-            f"{part.weights} cannot be read from the hub: no answer ({type(error).__name__})",
-            fix="try again, or check the network and HF_ENDPOINT",
-            code=ExitCode.UNAVAILABLE,
-        ) from error
+    assert found.commit_hash and found.size is not None
+    return _HubFile(part, name, found.commit_hash, found.size)

@@ -67,6 +67,18 @@ def without_config(hub: FakeHub) -> None:
     hub.repositories["org/tower"] = Repository(revisions=("v1",), files=("model.gguf",))
 
 
+def disabled(hub: FakeHub) -> None:
+    hub.repositories["org/tower"].disabled = True
+
+
+def behind_a_proxy(hub: FakeHub) -> None:
+    hub.is_hub = False
+
+
+def asked_too_often(hub: FakeHub) -> None:
+    hub.status = 429
+
+
 def failing(hub: FakeHub) -> None:
     hub.status = 503
 
@@ -85,6 +97,9 @@ FAULTS: list[tuple[Callable[[FakeHub], None], State, tuple[str, ...]]] = [
     (gated, "missing", ("gated", "no valid token was sent", "set model.hub_token_secret or HF_TOKEN")),
     (without_revision, "missing", ("has no revision v1", "/org/tower/commits/main")),
     (without_config, "missing", ("has no config.json", "transformers' format")),
+    (disabled, "missing", ("disabled on the hub", "another model")),
+    (behind_a_proxy, "cannot see", ("what answers there is not the hub", "HF_ENDPOINT")),
+    (asked_too_often, "cannot see", ("too many requests", "try again in 300 seconds")),
     (failing, "cannot see", ("HTTP 503", "try again")),
     (refusing, "missing", ("refuses your token", "hf auth login")),
 ]

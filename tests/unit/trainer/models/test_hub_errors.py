@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import constants
+from huggingface_hub.utils import _http as client
+from safetensors.torch import save
 from transformers import AutoConfig
+from transformers.utils import SAFE_WEIGHTS_NAME
 
-from tests.fakes.hub import FakeHub, Repository, running_hub
+from tests.fakes.hub import COMMIT, FakeHub, Repository, running_hub
 from tests.fakes.receiver import Receiver
 from tests.support.short_form import only_whole
 from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.data.tokenize import make_tokenizer
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.models.hf_native.pretrained import load_pretrained
+from vlmpipe.trainer.models.hf_native.weight_files import read_in_passing, weight_files
+from vlmpipe.trainer.models.published import published_json
 from vlmpipe.trainer.secret_manager import use_hub_token
+from vlmpipe.trainer.serving.vllm_server import _of_hub
 
 CONTENT = b'{"model_type": "qwen2"}'
 MODEL = WeightsConfig(weights="org/model")
@@ -45,7 +53,7 @@ def failure(model: WeightsConfig = MODEL) -> UserError:
 
 def test_a_public_model_is_read(hub: FakeHub) -> None:
     assert load_pretrained(AutoConfig, MODEL).model_type == "qwen2"
-    assert "/org/model/resolve/main/config.json" in hub.requests
+    assert f"/org/model/resolve/{COMMIT}/config.json" in hub.requests
 
 
 def test_each_reason_has_its_own_sentence(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,3 +108,118 @@ def test_a_tokenizer_that_cannot_be_read_says_the_same(hub: FakeHub) -> None:
     hub.repositories["org/model"] = Repository(readers=(TOKEN,), gated=True)
     with pytest.raises(UserError, match="org/model is gated, and no valid token was sent"):
         make_tokenizer("org/model", [])
+
+
+# ---- each fault of the hub beside each way in which its files are read
+
+STOPS = {"eos_token_id": [1, 2]}
+FILES = {
+    "config.json": CONTENT,
+    "generation_config.json": json.dumps(STOPS).encode(),
+    SAFE_WEIGHTS_NAME: save({"a": torch.ones(2)}),
+}
+
+
+def weights() -> object:
+    files = weight_files(MODEL)
+    assert files.has(SAFE_WEIGHTS_NAME)
+    with files.opened(SAFE_WEIGHTS_NAME) as file:
+        return file.get_tensor("a").tolist()
+
+
+def weights_in_passing() -> object:
+    with read_in_passing():
+        return weights()
+
+
+READERS: dict[str, tuple[Callable[[], object], object]] = {
+    "configuration": (lambda: load_pretrained(AutoConfig, MODEL).model_type, "qwen2"),
+    "optional file": (lambda: published_json(MODEL, "generation_config.json"), STOPS),
+    "weights": (weights, [1.0, 1.0]),
+    "weights in passing": (weights_in_passing, [1.0, 1.0]),
+    "base of a served adapter": (lambda: _of_hub("org/model", "").name, COMMIT),
+}
+
+
+def rename(hub: FakeHub) -> None:
+    hub.repositories["org/new"] = hub.repositories.pop("org/model")
+    hub.renamed["org/model"] = "org/new"
+
+
+def limit(hub: FakeHub) -> None:
+    hub.status, hub.limit = 429, {"RateLimit": '"resolvers";r=0;t=55', "RateLimit-Policy": '"window";q=3000;w=300'}
+
+
+FAULTS: dict[str, tuple[Callable[[FakeHub], object], set[str], tuple[int, str, str]]] = {
+    # readers that fail, with exit code, what was found and what to do
+    "none": (lambda hub: None, set(), (0, "", "")),
+    "it was renamed": (rename, set(), (0, "", "")),
+    "a connection ends early": (lambda hub: hub.cut_off.append(3), set(), (0, "", "")),
+    "every connection ends early": (
+        lambda hub: hub.cut_off.extend([0] * 99), {*READERS}, (69, "no answer (RemoteProtocolError)", "try again")
+    ),
+    "it is disabled": (
+        lambda hub: setattr(hub.repositories["org/model"], "disabled", True), {*READERS},
+        (66, "is disabled on the hub, for every account", "choose another model"),
+    ),
+    "the token was deleted": (
+        lambda hub: hub.no_tokens.add(TOKEN), {*READERS}, (77, "refuses your token for org/model (HTTP 401)", "renew")
+    ),
+    "too many requests": (limit, {*READERS}, (69, "HTTP 429, too many requests", "in 55 seconds; with a token")),
+    "it fails": (lambda hub: setattr(hub, "status", 503), {*READERS}, (69, ": HTTP 503", "try again")),
+    "a proxy answers": (
+        lambda hub: setattr(hub, "is_hub", False), {*READERS}, (69, "what answers there is not the hub", "HF_ENDPOINT")
+    ),
+    "a proxy changes files": (
+        lambda hub: setattr(hub, "shown_size", 10**6), {"weights", "base of a served adapter"},
+        (69, "arrives with another size than announced", "proxy"),
+    ),
+    "no ranges": (
+        lambda hub: setattr(hub, "gives_ranges", False), {"weights in passing"},
+        (65, "bytes 0 to 8 of it arrive as", "copy the model there again"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_has_one_sentence_however_files_are_read(
+    hub: FakeHub, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """None of them reads as the absence of a file, which has a default."""
+    fault, failing, (code, found, fix) = FAULTS[name]
+    monkeypatch.setattr(client.time, "sleep", lambda seconds: None)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    original = Repository((*FILES,), contents=FILES)
+    fault_of_reader = {}
+    for reader, (read, value) in READERS.items():
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / reader))
+        hub.repositories["org/model"] = original
+        fault(hub)
+        try:
+            assert read() == value
+        except UserError as error:
+            assert (int(error.code), found in error.found, fix in error.fix) == (code, True, True), error
+            fault_of_reader[reader] = error.found
+    assert fault_of_reader.keys() == failing
+
+
+def test_a_file_that_is_not_there_is_none_and_asked_for_once(hub: FakeHub) -> None:
+    assert published_json(MODEL, "generation_config.json") == {}
+    assert hub.requests == ["/org/model/resolve/main/generation_config.json"]
+
+
+def test_a_model_that_was_downloaded_before_is_read_offline_as_its_error_says(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load_pretrained(AutoConfig, MODEL).model_type == "qwen2"
+    monkeypatch.setattr(client.time, "sleep", lambda seconds: None)
+    hub.status = 503
+    with pytest.raises(UserError, match="HTTP 503"):
+        published_json(MODEL, "generation_config.json")  # which may be there
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{revision}/{filename}")
+    with pytest.raises(UserError, match=f"{hub.endpoint} does not answer") as caught:
+        published_json(MODEL, "generation_config.json")
+    assert "HF_HUB_OFFLINE=1" in caught.value.fix
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert published_json(MODEL, "generation_config.json") == {}
+    assert load_pretrained(AutoConfig, MODEL).model_type == "qwen2"

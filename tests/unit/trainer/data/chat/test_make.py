@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.errors import EntryNotFoundError
 
 from tests.support.trainer.chat_templates import END, IMAGE, PLAIN, TEMPLATES, with_template
 from tests.support.trainer.tiny_native import model_section
@@ -153,11 +154,12 @@ def test_tokenizer_and_template_are_read_at_the_revision(monkeypatch: pytest.Mon
         asked.append((name, options.get("revision")))
         return with_template(PLAIN)
 
-    def cached_file(name: str, file: str, **options: Any) -> None:
+    def hf_hub_download(name: str, file: str, **options: Any) -> str:
         asked.append((f"{name}/{file}", options["revision"]))
+        raise EntryNotFoundError
 
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", from_pretrained)
-    monkeypatch.setattr("transformers.utils.cached_file", cached_file)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", hf_hub_download)
     source = WeightsConfig(weights="org/model", revision="abc", config={})
     native_template(source, pretrained_tokenizer(source.weights, source.revision))
     assert asked == [("org/model", "abc"), ("org/model/chat_template.json", "abc")]

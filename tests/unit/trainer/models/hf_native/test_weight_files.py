@@ -70,7 +70,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGcs]
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    with running_hub(org__model=Repository(tuple(FILES), contents=FILES, revisions=("main", COMMIT))) as server:
+    with running_hub(org__model=Repository(tuple(FILES), contents=FILES)) as server:
         monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
         template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
