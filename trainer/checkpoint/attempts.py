@@ -21,6 +21,8 @@ from vlmpipe.trainer.storage.base import Storage, VersionConflictError
 from vlmpipe.trainer.storage.records import seal, unseal
 
 FILE = "checkpoints/ATTEMPTS.json"
+# Running the run file again in the same folder would meet the same file.
+OTHER_VERSION = "continue with the vlmpipe that started the run, or start a new run (another run id)"
 _NAME = re.compile(r"(?P<attempt>[0-9]{4,})-(?P<step>[0-9]{8,})-[0-9A-Za-z]+")
 
 
@@ -182,7 +184,7 @@ def _read(store: Storage) -> tuple[Attempts, str]:
     try:
         return _FORM.validate_json(json.dumps(content), strict=True), info.version
     except ValidationError as error:
-        raise of_another_version(store.uri(FILE), error) from error
+        raise of_another_version(store.uri(FILE), error, OTHER_VERSION) from error
 
 
 def _highest_saved(store: Storage) -> int:

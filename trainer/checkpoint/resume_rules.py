@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from vlmpipe.trainer.config.arr_coc.relevance import EARLIER_REWARD, REWARD
 from vlmpipe.trainer.config.data import DataConfig
-from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.job import JobConfig, JobSections
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.config.train import TrainConfig
 
@@ -201,7 +201,7 @@ def rules_by_field() -> dict[str, Rule]:
     return {field: rule for rule in RULES for field in rule.fields}
 
 
-def settings_of(job: JobConfig) -> dict[str, JsonValue]:
+def settings_of(job: JobSections) -> dict[str, JsonValue]:
     """Values of the fields whose change is refused or said, as JSON; fields at their defaults are left out."""
     recorded = {field for rule in RULES if rule.outcome in ("taken", "refused") for field in rule.fields}
     values = {field: _value_at(job, field) for field in recorded if not field.startswith("train.trainer.")}
@@ -295,7 +295,7 @@ def _default_of(path: str, field: FieldInfo, lacks: bool) -> JsonValue:
     return None if field.is_required() else _plain(field.get_default(call_default_factory=True, validated_data={}))
 
 
-def _value_at(job: JobConfig, path: str) -> JsonValue:
+def _value_at(job: JobSections, path: str) -> JsonValue:
     """The value at a dotted path, as JSON; of fields in a list that of each item, None below a null section."""
     section: BaseModel | None = job
     name, _, rest = path.partition(".")

@@ -115,12 +115,15 @@ class Record(Part):
         return seal(self.content(), indent=self.INDENT, allow_nan=False)
 
 
-def of_another_version(uri: str, error: ValidationError) -> ConfigError:
+RUN_AGAIN = "use the vlmpipe that made the run, or run its run file again"
+
+
+def of_another_version(uri: str, error: ValidationError, fix: str = RUN_AGAIN) -> ConfigError:
     """Return the error for a record at `uri` whose fields are not those of this version."""
     fields = [".".join(map(str, one["loc"])) for one in error.errors()]
     more = f" and {len(fields) - SHOWN_FIELDS} more" if len(fields) > SHOWN_FIELDS else ""
     return ConfigError(
         f"{uri} is not of this version of vlmpipe, by {', '.join(fields[:SHOWN_FIELDS])}{more}",
         expected=f"a run of vlmpipe {__version__} as it is installed here",
-        fix="use the vlmpipe that made the run, or run its run file again",
+        fix=fix,
     )

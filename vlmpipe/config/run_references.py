@@ -61,7 +61,11 @@ def _other_kind(export: str, path: str) -> str:
 def _export(content: dict[str, object], run_id: str) -> tuple[str, str]:
     """The address of a run's export, and what is wrong with it."""
     if not RUN_ID.fullmatch(run_id):
-        return "", "expected run:RUN_ID with the whole id of a run, which a run file keeps; vlmpipe runs lists ids"
+        why = ": @last would be another run as soon as one starts" if run_id.startswith("@") else ""
+        return (
+            "",
+            f"expected run:RUN_ID with the whole id of a run, which a run file keeps{why}; vlmpipe runs lists ids",
+        )
     root = str(_section(content, "output").get("root_uri") or OutputConfig().root_uri)
     pipeline_root = str(_section(content, "gcp").get("pipeline_root") or "")
     if in_bucket(root):

@@ -13,8 +13,9 @@ from pydantic import JsonValue
 
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.validation_errors import MAY_HOLD_SECRETS
-from vlmpipe.trainer.checkpoint.commit import committed
-from vlmpipe.trainer.checkpoint.resume_rules import Change, Outcome, Rule, rules_by_field
+from vlmpipe.trainer.checkpoint.commit import committed, read_commit
+from vlmpipe.trainer.checkpoint.manifest import DamagedError
+from vlmpipe.trainer.checkpoint.resume_rules import Change, Outcome, Rule, changes, rules_by_field, settings_of
 from vlmpipe.trainer.config.job import RunPaths, without_gone
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.external.states import states_of
@@ -120,19 +121,39 @@ def require_continuable(run_id: str, changed: ChangedSettings, stores: Mapping[s
             may begin with any settings.
     """
     runs = after.stage_runs()
-    for stage, changes in changed.by_stage.items():
-        refused = [change for change in changes if change.outcome == "refused"]
-        if not refused or (stage in runs and runs[stage].train.resume == "never"):
+    for stage, of_stage in changed.by_stage.items():
+        run = runs.get(stage)
+        if run and run.train.resume == "never":
             continue
-        store = stores[stage]
-        if saved := [*committed(store), *committed(states_of(store.root_uri))]:
-            where = f"stage {stage} of run {run_id}" if stage else f"run {run_id}"
-            raise ConfigError(
-                f"{where} has checkpoints (such as {saved[-1]}) that cannot be continued: "
-                f"{'; '.join(change.text() for change in refused)}",
-                expected="the values that it was started with; vlmpipe docs resuming says what may change",
-                fix="restore them, give another run id (--run-id), or begin again in its folder: train.resume=never",
-            )
+        refused = [change for change in of_stage if change.outcome == "refused"]
+        of_version = _of_other_version(stores[stage], run) if run else []
+        saved = [*committed(stores[stage]), *committed(states_of(stores[stage].root_uri))] if refused else []
+        if not (saved or of_version):
+            continue
+        where = f"stage {stage} of run {run_id}" if stage else f"run {run_id}"
+        such_as = saved[-1] if saved else committed(stores[stage])[-1]
+        way_back = "continue with the vlmpipe that began it" if of_version else "restore them"
+        raise ConfigError(
+            f"{where} has checkpoints (such as {such_as}) that cannot be continued: "
+            f"{'; '.join(change.text() for change in [*refused, *of_version])}",
+            expected="what it was started with; vlmpipe docs resuming says what may change",
+            fix=f"{way_back}, give another run id (--run-id), or begin again in its folder: train.resume=never",
+        )
+
+
+def _of_other_version(store: Storage, run: RunConfig) -> list[Change]:
+    """Changes that no run file shows: what the version that saved the newest checkpoint computed, and this one does
+    not.
+
+    A damaged checkpoint says nothing; training passes it over. Raises ConfigError as `read_commit`.
+    """
+    if not (saved := committed(store)):
+        return []
+    try:
+        settings = read_commit(store, saved[-1]).settings
+    except DamagedError:
+        return []
+    return [one for one in changes(settings, settings_of(run)) if one.is_gone or one.is_of_version]
 
 
 def require_resumable(config: RunConfig, paths: RunPaths) -> list[str]:
@@ -148,9 +169,8 @@ def require_resumable(config: RunConfig, paths: RunPaths) -> list[str]:
     # With the addresses of then: of a run that was moved, training compares those of weights with its checkpoints'.
     earlier = {name: value for name, value in read_as_written(store, "run.json").items() if name != "run"}
     try:
-        before = parse_run_config(without_gone(earlier), store.uri("run.json"))
+        changed = changed_settings(parse_run_config(without_gone(earlier), store.uri("run.json")), config)
     except ConfigError:
-        return []  # another version's: training compares what it has saved
-    changed = changed_settings(before, config)
+        changed = ChangedSettings({"": []})  # another version's: training compares what it has saved
     require_continuable(paths.run_id, changed, {"": store}, config)
     return changed.texts()

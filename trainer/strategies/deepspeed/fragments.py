@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.strategies.tensor_pieces import TensorPieces, pieces_of_range
 
 
@@ -27,6 +28,25 @@ class Fragment:
         """The range in one of these partitions, whose memory it shares."""
         flat = partitions[self.partition].detach()[self.offset : self.offset + self.numel]
         return pieces_of_range(self.shape, self.start, flat)
+
+
+def updates_of(fragments: Mapping[str, Fragment], counts: Mapping[str, float]) -> dict[int, float]:
+    """The number of AdamW's updates of each partition, from those of the parameters that a checkpoint has.
+
+    AdamW corrects moments by their number of updates, and a partition has one. Raises ConfigError where the parameters
+    of a partition have several, as those that had no gradient in some steps do under other strategies.
+    """
+    first: dict[int, str] = {}
+    for name, fragment in fragments.items():
+        other = first.setdefault(fragment.partition, name)
+        if counts[name] != counts[other]:
+            raise ConfigError(
+                f"the checkpoint has {counts[other]:.0f} updates of {other} and {counts[name]:.0f} of {name}, and "
+                "DeepSpeed keeps one number for the parameters of a group",
+                expected="a checkpoint whose parameters have equally many updates",
+                fix="continue with the train.strategy that saved it",
+            )
+    return {partition: counts[name] for partition, name in first.items()}
 
 
 def fragments_of(optimizer: Any, trained: Mapping[str, nn.Parameter]) -> dict[str, Fragment]:

@@ -71,8 +71,9 @@ class ReductionServerConfig(Section):
     """Worker pool 2: CPU machines that sum gradients for the GPU nodes (NCCL all-reduce only)."""
 
     replica_count: Literal["auto"] | Positive = Field(
+        "auto",
         description="Number of reducers; auto is ceil(nodes * Gbit/s of a node / 32), which matches the nodes' "
-        "bandwidth."
+        "bandwidth.",
     )
     machine_type: Literal["n1-highcpu-16", "n2-highcpu-16"] = Field(
         "n1-highcpu-16", description="Machine of a reducer, 32 Gbit/s each."

@@ -197,6 +197,10 @@ def test_attempts_of_a_later_version_are_refused_and_stay(store: LocalStorage) -
     """Written again without the field, they would give up or resume other checkpoints."""
     content = seal({**asdict(Attempts(attempt=3, fresh_from=2)), "of_the_future": 1})
     store.write("checkpoints/ATTEMPTS.json", content)
-    with pytest.raises(ConfigError, match="of_the_future"):
-        claim_attempt(store, fresh=False)
+    for fresh in (False, True):  # nor does resume=never help: the number of the next start is read there
+        with pytest.raises(ConfigError, match="of_the_future") as refused:
+            claim_attempt(store, fresh=fresh)
+        assert (
+            refused.value.fix == "continue with the vlmpipe that started the run, or start a new run (another run id)"
+        )
     assert store.read("checkpoints/ATTEMPTS.json") == content

@@ -43,6 +43,7 @@ def test_a_run_in_a_bucket_is_looked_for_when_it_is_read(tmp_path: Path) -> None
         ("align-1", "found run:align-1, but that run has no export in .*/runs/align-1/export"),
         ("../align-1", "expected run:RUN_ID with the whole id of a run"),
         ("", "expected run:RUN_ID with the whole id of a run"),
+        ("@last", "whole id of a run, which a run file keeps: @last would be another run as soon as one starts"),
     ],
 )
 def test_a_run_without_an_export_is_refused_in_a_sentence(tmp_path: Path, run_id: str, sentence: str) -> None:

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, JsonValue
 
 from tests.support.paths import ROOT
 from tests.support.resume_page import RULES_OF_ALL
+from tests.support.trainer.checkpoints import record
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.runs.changed_settings import REST, changed_settings, require_resumable, rule_of
-from vlmpipe.trainer.checkpoint.resume_rules import SECTIONS, leaves, rules_by_field
+from vlmpipe.trainer.checkpoint.resume_rules import SECTIONS, SELECTION_REWARD, leaves, rules_by_field, settings_of
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage.base import crc32c_of
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
 
@@ -133,6 +135,37 @@ def test_the_first_step_refuses_what_training_would(started: RunPaths) -> None:
     with pytest.raises(ConfigError, match=r"run r has checkpoints .*: train\.seed changed from 0 to 5"):
         require_resumable(of("train.seed=5"), started)
     require_resumable(of("train.seed=5", "train.resume=never"), started)
+
+
+@pytest.mark.parametrize("has_run_json", [True, False])
+def test_the_first_step_refuses_a_reward_that_only_the_checkpoint_records(
+    has_run_json: bool, started: RunPaths
+) -> None:
+    """Decision 0192: selections of earlier versions were drawn with another reward, which no run file has."""
+    config = load_run_file(ROOT / "configs/arr-coc.yaml").stage_runs()["relevance"]
+    store = LocalStorage(started.run_uri)
+    written = config.to_run_json(started) if has_run_json else {"name": "digits", "of_old": 1}
+    write_record(store, "run.json", written)
+    now = settings_of(config)
+
+    def save(settings: dict[str, JsonValue]) -> None:
+        text = record(settings=settings).text()
+        store.write("checkpoints/0001-00000004-ab/COMMIT", b"%b\n%08x" % (text, crc32c_of(text)))
+
+    save(now)
+    require_resumable(config, started)
+    save({name: value for name, value in now.items() if name != SELECTION_REWARD})
+    with pytest.raises(ConfigError, match=f"run r has checkpoints .*: {SELECTION_REWARD} changed from") as refused:
+        require_resumable(config, started)
+    assert refused.value.fix.startswith("continue with the vlmpipe that began it, give another run id (--run-id)")
+    afresh = config.model_copy(update={"train": config.train.model_copy(update={"resume": "never"})})
+    require_resumable(afresh, started)
+    save({**now, "train.of_later": 1})
+    with pytest.raises(ConfigError, match=r"train\.of_later was 1, a field that only the vlmpipe that saved it has"):
+        require_resumable(config, started)
+    save(now)
+    store.write("checkpoints/0001-00000004-ab/COMMIT", b"torn")
+    require_resumable(config, started)  # training passes a damaged one over
 
 
 def test_a_run_that_another_version_has_started_is_left_to_training(started: RunPaths) -> None:

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from vlmpipe.trainer.strategies.deepspeed.fragments import Fragment, fragments_of
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.strategies.deepspeed.fragments import Fragment, fragments_of, updates_of
 
 MATRIX, VECTOR = (3, 5), (2,)
 
@@ -86,3 +87,15 @@ def test_a_part_of_a_partition_is_a_view_of_it() -> None:
     }
     pieces[torch.Size((0, 4))].fill_(9)
     assert partitions[1][1] == 9
+
+
+def test_numbers_of_updates_that_a_partition_cannot_keep_apart_are_refused() -> None:
+    """One of them would be taken for all: AdamW would correct the moments of the others by a wrong number."""
+    one, two = torch.Size(VECTOR), torch.Size((3,))
+    fragments = {
+        "a": Fragment(one, 0, 2, 0, 0), "b": Fragment(two, 0, 3, 0, 2), "experts.c": Fragment(two, 0, 3, 1, 0)
+    }  # fmt: skip
+    assert updates_of(fragments, {"a": 7.0, "b": 7.0, "experts.c": 5.0}) == {0: 7.0, 1: 5.0}
+    with pytest.raises(ConfigError, match="has 7 updates of a and 5 of b") as refused:
+        updates_of(fragments, {"a": 7.0, "b": 5.0, "experts.c": 5.0})
+    assert "continue with the train.strategy that saved it" in refused.value.fix
