@@ -119,10 +119,13 @@ def test_an_unknown_machine_is_named_with_its_gpu(prices: Prices) -> None:
 
 
 def test_a_price_without_its_fee_says_so(tmp_path: Path) -> None:
-    own = _own(tmp_path, OWN.replace("standard", "flex_start").replace("true", "false").replace("a3-high", "a3-mega"))
-    quote = own.machine("a3-megagpu-8g", "NVIDIA_H100_MEGA_80GB", 8, "us-central1", "flex_start")
+    own = _own(
+        tmp_path,
+        OWN.replace("standard", "flex_start").replace("true", "false").replace("a3-highgpu-8g", "a4x-highgpu-4g"),
+    )
+    quote = own.machine("a4x-highgpu-4g", "NVIDIA_GB200", 4, "us-central1", "flex_start")
     assert quote.usd_per_hour == 70
-    assert "fee on a3-megagpu-8g" in quote.missing[0]
+    assert "fee on a4x-highgpu-4g" in quote.missing[0]
 
 
 def test_sizes_of_a2_with_flex_start_follow_from_their_parts(prices: Prices) -> None:

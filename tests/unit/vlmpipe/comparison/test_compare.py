@@ -7,6 +7,7 @@ import json
 import runpy
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -20,7 +21,12 @@ from vlmpipe.comparison.predictions import write_predictions
 from vlmpipe.comparison.sides import read_sides
 from vlmpipe.registry.folder import Candidate, FolderRegistry
 from vlmpipe.runs.terminal import TerminalConsole
+from vlmpipe.trainer.config.benchmarks import BenchmarkConfig
+from vlmpipe.trainer.data.sample import ImageRef
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
+from vlmpipe.trainer.evaluation.benchmarks.question import BenchmarkQuestion
+from vlmpipe.trainer.evaluation.benchmarks.run import write_scores
+from vlmpipe.trainer.evaluation.generate import GeneratedAnswer
 from vlmpipe.trainer.evaluation.significance.bootstrap import MIN_GROUPS, difference_interval, resampled_sums
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import seal_lines, write_record
@@ -236,6 +242,29 @@ def test_a_champion_and_a_version_are_found_by_the_models_name(tmp_path: Path) -
         ("digits@champion", "better"), ("digits@1", "first"), ("newest", "newest")
     ]  # fmt: skip
     assert [side.run_id for side in read_sides(["digits@1", "digits@2"], str(tmp_path))] == ["first", "better"]
+
+
+def test_rotations_of_a_multiple_choice_do_not_count_as_in_the_report(tmp_path: Path) -> None:
+    """CircularEval asks each question again with its choices in another order; `accuracy` is that of the originals."""
+    orders = {"": (("A", "red"), ("B", "blue")), "rotated": (("A", "blue"), ("B", "red"))}
+    questions = [
+        BenchmarkQuestion(f"{number}{order}", "Which?", ImageRef(f"{number}.png", bytes), answer, choices=choices,
+                          group=str(number))
+        for number in range(4)
+        for (order, choices), answer in zip(orders.items(), [("A",), ("B",)], strict=True)
+    ]  # fmt: skip
+    reported = []
+    for name, said in {"first": "AAAAAABA", "other": "ABBAABBB"}.items():  # each original and its rotation
+        folder = make(tmp_path, name, FIRST)
+        job: Any = SimpleNamespace(run=SimpleNamespace(run_uri=str(folder)))
+        answers = [GeneratedAnswer(letter, "stop") for letter in said]
+        config = BenchmarkConfig(name="mm", format="mmbench", uri="questions.tsv")
+        described: dict[str, Any] = write_scores(job, config, questions, answers)
+        reported.append(described["scores"]["accuracy"])
+        make(tmp_path, name, FIRST, evaluate={"questions": 4, "benchmarks": {"mm": described}})
+    (row,) = compared(tmp_path, "first", "other").benchmarks
+    assert (row.slice, row.metric, row.questions, row.images) == ("mm", "accuracy", 4, 4)
+    assert [run.value for run in row.runs] == reported == [0.75, 0.5]
 
 
 def test_benchmarks_of_the_same_questions_are_compared_and_others_are_named(tmp_path: Path) -> None:
