@@ -173,7 +173,7 @@ class ExternalTrainerConfig(Section):
         if self.launch == "torchrun" and (program := self.self_launching):
             raise ValueError(
                 f"launch torchrun would start {program} in every process, and {program} starts processes itself: use "
-                "launch self"
+                "launch self, or leave it and its options out of command"
             )
         if self.launch not in WITH_ROLES and (self.roles.ps or self.roles.evaluator):
             raise ValueError(

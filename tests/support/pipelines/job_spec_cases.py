@@ -170,6 +170,13 @@ CASES = [
     ),
     Case("VP216", started("torchrun", "--nproc_per_node=4", "train.py"), started("accelerate", "launch", "train.py")),
     Case("VP216", started(), started("/app/start.sh")),
+    Case("VP216", started("deepspeed", "--num_gpus=4", "t.py"), started("deepspeed", "--num_gpus=8", "t.py")),
+    Case(
+        "VP216",
+        started("accelerate", "launch", "--num_processes", "8", "t.py"),
+        started("accelerate", "launch", "--num_processes", "32", "t.py"),
+        base={**CLUSTER, "worker_pool_specs": [a100(), a100(3)]},
+    ),
     Case(
         "VP216",
         {CONTAINER: ABSENT, f"{P0}.python_package_spec": PACKAGE | {"args": ["--epochs", "3"]}},
@@ -195,6 +202,12 @@ CASES = [
         "VP217",
         started("torchrun", *EIGHT, "--node_rank", "0", "train.py"),
         started("bash", "-c", "torchrun --nproc_per_node=8 --node_rank $RANK train.py"),
+        base=CLUSTER,
+    ),
+    Case(
+        "VP217",
+        started("accelerate", "launch", "--machine_rank", "0", "t.py"),
+        started("accelerate", "launch", "--num_machines", "4", "t.py"),
         base=CLUSTER,
     ),
     Case(

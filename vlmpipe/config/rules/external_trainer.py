@@ -5,6 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from vlmpipe.config.launch_commands import (
+    node_doubts,
+    parts_of,
+    process_doubts,
+    runs_shell,
+    starts_processes,
+    variable_in,
+)
 from vlmpipe.config.validation_errors import Problem
 from vlmpipe.trainer.config.external_trainer import WITH_ROLES
 from vlmpipe.trainer.storage.model_folders import bucket_address
@@ -57,6 +65,33 @@ def external_trainer_problems(config: RunFields) -> Iterator[Problem]:
         if field in trainer.used_settings and getattr(getattr(config, section), name) is None:
             yield Problem(field, f"is missing: a placeholder of train.trainer reads it; expected {expected}")
     yield from _role_problems(config)
+
+
+def command_warnings(config: RunFields) -> Iterator[Problem]:
+    """Yield what no shell replaces in the words of train.trainer, and numbers for a launcher that are not the job's."""
+    trainer, cluster = config.train.trainer, config.cluster
+    if trainer is None:
+        return
+    for name in ("command", "resume_args", "evaluate_command"):
+        words = getattr(trainer, name)
+        shell = runs_shell(trainer.command if name == "resume_args" else words)
+        if variables := dict.fromkeys(filter(None, map(variable_in, () if shell else words))):
+            text = f"has {', '.join(variables)}, which no shell replaces; expected values, [bash, -c, 'TEXT'], or for "
+            yield Problem(f"train.trainer.{name}", f"{text}torchrun's options launch torchrun with the program alone")
+    if trainer.resume_args and runs_shell(trainer.command) and "$@" not in " ".join(trainer.command):
+        text = (
+            'follows a shell\'s TEXT, where the program does not get it; expected "$@" behind the program in TEXT, and '
+        )
+        yield Problem("train.trainer.resume_args", f"{text}one more word, such as sh, at the end of command")
+    parts = parts_of(trainer.command)
+    if starts_processes(parts):
+        doubts = [
+            *process_doubts(parts, nodes=cluster.replica_count, per_node=cluster.processes, unit="processes of a node"),
+            *node_doubts(parts, nodes=cluster.replica_count),
+        ]
+        for doubt in doubts:
+            text = f"has {doubt.found}; expected {doubt.expected}; {doubt.fix}"
+            yield Problem("train.trainer.command", text)
 
 
 def _role_problems(config: RunFields) -> Iterator[Problem]:

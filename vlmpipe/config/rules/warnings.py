@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vlmpipe.config.rules.external_trainer import unused_settings
+from vlmpipe.config.rules.external_trainer import command_warnings, unused_settings
 from vlmpipe.config.validation_errors import Problem
 from vlmpipe.trainer.config.data import OWN_FORMAT
 from vlmpipe.trainer.sizing.deepspeed_config import uses_hpz
@@ -20,6 +20,7 @@ def setting_warnings(config: RunFields) -> Iterator[Problem]:
     """Yield the warnings of a run file without stages: settings that have no effect, or a doubtful one."""
     cluster, data, train = config.cluster, config.data, config.train
     yield from unused_settings(config)
+    yield from command_warnings(config)
     if data.answer_end and data.chat_format(config.model) == OWN_FORMAT:
         yield Problem("data.answer_end", "has no effect: data.chat_template vlmpipe ends answers itself")
     for field, source in data.by_field().items():

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vlmpipe.catalog.nccl import NET_VARIABLE, NO_PLUGIN, load_misfits, load_networks
+from vlmpipe.config.launch_commands import runs_shell, variable_in
 from vlmpipe.job_spec.rules.base import Job, Pool
 from vlmpipe.job_spec.violation import Violation
 from vlmpipe.trainer.secret_detection import form_of_secret, is_secret_name, may_be_secret
 
 _OPTION = re.compile(r"--?([A-Za-z][\w-]*)")
 _ASSIGNMENT = re.compile(r"(?:^|[\s;&'\"])-{0,2}([A-Za-z][\w-]*)[=](\"[^\"]*\"|'[^']*'|[^\s;&]*)")
-_SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "ash"}
-_VARIABLE = re.compile(r"\$(\{[A-Z_][A-Z0-9_]*\}|[A-Z_][A-Z0-9_]*)")
 _PLACEHOLDER = re.compile(r"\{\{\$[^}]*\}\}|\{\{channel:[^}]*\}\}")
 _TRIAL = re.compile(r"(--?[A-Za-z][\w-]*=)?\{\{\s*[A-Za-z_]\w*\s*\}\}")  # as guides write a trial's parameter
 _OF_A_PROCESS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -62,9 +61,9 @@ def _unreplaced(_job: Job, pool: Pool) -> Iterator[Violation]:
         elif found := _TRIAL.fullmatch(word):
             fix = "leave it out: a tuning job appends --NAME=VALUE of each parameter; otherwise write the value"
             yield Violation("VP709", path, word, "a value: nothing replaces it", fix)
-        elif (found := _VARIABLE.search(word)) and not _runs_shell(pool.get(str(path[2]))):
+        elif (variable := variable_in(word)) and not _runs_shell(pool.get(str(path[2]))):
             fix = "read the variable in the program, or start the container with a shell and -c"
-            yield Violation("VP704", path, found[0], "a value: no shell replaces it", fix)
+            yield Violation("VP704", path, variable, "a value: no shell replaces it", fix)
     for path, name, _ in pool.environment():
         if name in _OF_A_PROCESS:
             expected = "nothing: it would be the same in all replicas, and Vertex AI's own counts nodes"
@@ -72,10 +71,7 @@ def _unreplaced(_job: Job, pool: Pool) -> Iterator[Violation]:
 
 
 def _runs_shell(task: Mapping[str, Any]) -> bool:
-    """Return whether the container's first words are a shell with -c (or -lc and so on)."""
-    words = [*(task.get("command") or ()), *(task.get("args") or ())]
-    shell = words[0].rpartition("/")[2] if words else ""
-    return shell in _SHELLS and any(re.fullmatch(r"-[a-z]*c", word) for word in words[1:4])
+    return runs_shell([*(task.get("command") or ()), *(task.get("args") or ())])
 
 
 def _nccl(job: Job, pool: Pool) -> Iterator[Violation]:

@@ -72,3 +72,37 @@ def test_only_collectives_need_all_nodes_restarted(launch: str, advised: bool) -
     config = small(train__trainer={**PLAIN, "launch": launch}, cluster__replica_count=2)
     fields = {problem.field for problem in warnings(config)}
     assert ("cluster.restart_job_on_worker_restart" in fields) == advised
+
+
+SHELL = ["bash", "-c", "torchrun --nproc_per_node=2 --nnodes=$NNODES --master_addr=$MASTER_ADDR t.py"]
+
+
+@pytest.mark.parametrize(
+    ("command", "doubts"),
+    [
+        (["torchrun", "--nproc_per_node=2", "--nnodes=2", "--node_rank=$NODE_RANK", "t.py"], ["$NODE_RANK, which no"]),
+        (["torchrun", "--nproc_per_node=4", "t.py"], ["4 --nproc_per_node on 2 processes of a node"]),
+        (["torchrun", "t.py", "--nnodes", "8"], ["torchrun starts one process", "--nnodes 8"]),
+        (["torchrun", "--nproc-per-node", "gpu", "--node_rank", "0", "t.py"], ["--node_rank 0"]),
+        (["torchrun", "--nproc_per_node=2", "--master_addr=10.0.0.2", "t.py"], ["--master_addr 10.0.0.2"]),
+        (["deepspeed", "--num_gpus", "8", "t.py"], ["deepspeed --num_gpus 8 on 2 x 2"]),
+        (["accelerate", "launch", "--num_processes=2", "t.py"], ["accelerate --num_processes 2 on 2 x 2"]),
+        (["accelerate", "launch", "--num_processes=4", "--num_machines=2", "t.py", "--num_processes", "9"], []),
+        (["mpirun", "-np", "3", "python", "t.py", "-n", "4"], ["mpirun -np 3 on 2 x 2"]),
+        (SHELL, []),
+        (["python", "t.py", "--node_rank", "0"], []),
+    ],
+)
+def test_a_launchers_words_are_compared_with_the_nodes(command: list[str], doubts: list[str]) -> None:
+    trainer = {"name": "plain", "launch": "self", "command": command}
+    config = small(train__trainer=trainer, cluster__replica_count=2, cluster__processes_per_replica=2)
+    found = [one.text for one in warnings(config) if one.field == "train.trainer.command"]
+    assert len(found) == len(doubts)
+    assert all(doubt in text for doubt, text in zip(doubts, found, strict=True))
+
+
+@pytest.mark.parametrize(("command", "told"), [(SHELL, False), ([*SHELL[:2], 'python t.py "$@"', "sh"], True)])
+def test_arguments_of_a_resume_must_pass_a_shells_text(command: list[str], told: bool) -> None:
+    trainer = {"name": "plain", "launch": "self", "command": command, "resume_args": ["--resume", "{resume}"]}
+    fields = {one.field for one in warnings(small(train__trainer=trainer))}
+    assert ("train.trainer.resume_args" not in fields) == told

@@ -1,0 +1,126 @@
+"""Commands that start several processes: their programs, and their options for nodes, processes and addresses."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+# Programs that start the processes of a node. Ours and those of Horovod and MPI find the GPUs or count over all nodes;
+# DeepSpeed's and Accelerate's take all GPUs where nothing is said.
+_TORCHRUN = re.compile(r"(^|/)torchrun$|torch\.distributed\.(run|launch)$")
+_LAUNCHERS = re.compile(
+    r"(^|/)(deepspeed|horovodrun|mpirun|mpiexec|srun|llamafactory-cli|swift|axolotl|ray)$|vlmpipe\.trainer\b"
+    r"|accelerate(\.commands\.launch)?$|deepspeed\.launcher\.(runner|launch)$"
+)
+# Numbers of processes of launchers: program, option, and whether it counts those of all nodes.
+_COUNTS = (
+    (re.compile(r"(^|/)deepspeed$|deepspeed\.launcher\.runner$"), re.compile(r"--num_gpus"), False),
+    (re.compile(r"(^|/)accelerate$|accelerate\.commands\.launch$"), re.compile(r"--num[-_]processes"), True),
+    (re.compile(r"(^|/)(horovodrun|mpirun|mpiexec)$"), re.compile(r"-np?|--num-proc"), True),
+)
+_PROCESSES = re.compile(r"--nproc[-_]per[-_]node")
+_NODES = re.compile(r"--nnodes|--num_nodes|--num[-_]machines")
+_RANK, _ADDRESS = re.compile(r"--(node|machine)[-_]rank"), re.compile(r"--master[-_]addr|--main[-_]process[-_]ip")
+_PROGRAM = re.compile(r"\.py$|(^|/)python[0-9.]*$")  # what a launcher starts; options after it are the program's
+_PART = re.compile(r"[^\s'\";&|()]+")
+_SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "ash"}
+_VARIABLE = re.compile(r"\$(\{[A-Z_][A-Z0-9_]*\}|[A-Z_][A-Z0-9_]*)")
+PER_GPU = "a process for each GPU, where the program does not use several by itself"
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Words that do not suit the nodes on which they are started."""
+
+    found: str
+    expected: str
+    fix: str
+
+
+def parts_of(words: Sequence[str]) -> list[str]:
+    """The words in order, those of a shell's text too."""
+    return [part for word in words for part in _PART.findall(word)]
+
+
+def is_torchrun(parts: Sequence[str]) -> bool:
+    return any(_TORCHRUN.search(part) for part in parts)
+
+
+def starts_processes(parts: Sequence[str]) -> bool:
+    """Return whether a program among them starts a node's processes."""
+    return is_torchrun(parts) or any(_LAUNCHERS.search(part) for part in parts)
+
+
+def runs_shell(words: Sequence[str]) -> bool:
+    """Return whether the first words are a shell with -c (or -lc and so on), which replaces variables."""
+    shell = words[0].rpartition("/")[2] if words else ""
+    return shell in _SHELLS and any(re.fullmatch(r"-[a-z]*c", word) for word in words[1:4])
+
+
+def variable_in(word: str) -> str:
+    """The first $VARIABLE of a word; empty for none."""
+    found = _VARIABLE.search(word)
+    return found[0] if found else ""
+
+
+def process_doubts(parts: Sequence[str], *, nodes: int, per_node: int, unit: str = "GPUs") -> Iterator[Doubt]:
+    """Fewer or more processes than `per_node` on each of `nodes`, where a launcher is told a number."""
+    if is_torchrun(parts):
+        given = _value(parts, _PROCESSES)
+        if given in ("gpu", "auto", str(per_node)) or (given and not given.isdigit()) or (not given and per_node == 1):
+            return
+        default = "" if given else ": torchrun starts one process"
+        found = f"{given or 'no'} --nproc_per_node on {per_node} {unit}{default}"
+        yield Doubt(found, PER_GPU, f"--nproc_per_node={per_node}")
+    for program, option, of_all_nodes in _COUNTS:
+        place = next((number for number, part in enumerate(parts) if program.search(part)), None)
+        if place is None:
+            continue
+        own = list(itertools.takewhile(lambda part: not _PROGRAM.search(part), parts[place + 1 :]))
+        given, expected = _value(own, option), per_node * (nodes if of_all_nodes else 1)
+        if given.isdigit() and int(given) != expected:
+            name = _name(own, option)
+            found = f"{parts[place].rpartition('/')[2]} {name} {given} on {nodes} x {per_node} {unit}"
+            yield Doubt(found, PER_GPU, f"{name} {expected}, or leave it out")
+
+
+def node_doubts(parts: Sequence[str], *, nodes: int) -> Iterator[Doubt]:
+    """Numbers for a launcher that are the same on all nodes, or not those of the job."""
+    given = _value(parts, _NODES)
+    if given.isdigit() and int(given) != nodes:
+        name = _name(parts, _NODES)
+        yield Doubt(f"{name} {given}", f"{nodes}, the replicas of pools 0 and 1", f"{name}={nodes}")
+    rank = _value(parts, _RANK)
+    if rank.isdigit() and nodes > 1:
+        expected = "a rank of each node's own: these words are the same in all replicas of a pool"
+        fix = "take it from CLUSTER_SPEC in the program that starts torchrun, as python -m vlmpipe.trainer.launch does"
+        yield Doubt(f"{_name(parts, _RANK)} {rank}", expected, fix)
+    address = _value(parts, _ADDRESS)
+    if address and not address.startswith("$") and nodes > 1:
+        expected = "the chief's address, which is known when the job runs"
+        fix = "take it from CLUSTER_SPEC, or from MASTER_ADDR in a shell"
+        yield Doubt(f"{_name(parts, _ADDRESS)} {address}", expected, fix)
+
+
+def program_of(parts: Sequence[str]) -> str:
+    """`python train.py`, where the command starts so; a shell before it does not count."""
+    for number, word in enumerate(parts):
+        if re.fullmatch(r"(.*/)?python[0-9.]*", word):
+            rest = [each for each in parts[number + 1 :] if each == "-m" or not each.startswith("-")]
+            return " ".join([word.rpartition("/")[2], *rest[: 2 if rest[:1] == ["-m"] else 1]])
+    return ""
+
+
+def _name(parts: Sequence[str], option: re.Pattern[str]) -> str:
+    return next((name for part in parts if option.fullmatch(name := part.partition("=")[0])), "")
+
+
+def _value(parts: Sequence[str], option: re.Pattern[str]) -> str:
+    """Value of an option, as the next word or behind =; empty where it is not given."""
+    for number, word in enumerate(parts):
+        name, sign, value = word.partition("=")
+        if option.fullmatch(name):
+            return value if sign else (parts[number + 1] if number + 1 < len(parts) else "")
+    return ""
