@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 from google.cloud.aiplatform_v1.types import custom_job as api
+from google.cloud.aiplatform_v1.types import hyperparameter_tuning_job, study
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from tests.support.access_pages import PAGE as ACCESS_PAGE
@@ -109,6 +110,7 @@ _SCALARS = {
     FieldDescriptor.CPPTYPE_INT64: "int64",
     FieldDescriptor.CPPTYPE_STRING: "text",
     FieldDescriptor.CPPTYPE_BOOL: "bool",
+    FieldDescriptor.CPPTYPE_DOUBLE: "number",
 }
 
 
@@ -202,12 +204,31 @@ def api_fields() -> dict[str, Any]:
     return {"messages": messages, "enums": enums}
 
 
+def tuning_fields() -> dict[str, Any]:
+    """Messages and enums of a HyperparameterTuningJob; its other fields than the study and the counts are "any"."""
+    messages: dict[str, dict[str, str]] = {}
+    enums: dict[str, list[str]] = {}
+    job = hyperparameter_tuning_job.HyperparameterTuningJob
+    descriptor = job.pb(job()).DESCRIPTOR
+    messages[descriptor.name] = {
+        field.name: _SCALARS.get(field.cpp_type, "any") if field.name.endswith("_count") else "any"
+        for field in descriptor.fields
+        if field.name != "trial_job_spec"
+    } | {"study_spec": "StudySpec"}
+    _describe(study.StudySpec.pb(study.StudySpec()).DESCRIPTOR, messages, enums)
+    for name in ("IntegerValueSpec", "IntValueCondition"):  # other whole numbers of the API are not below 0
+        messages[name] = {field: kind.replace("int64", "number") for field, kind in messages[name].items()}
+    return {"messages": messages, "enums": enums}
+
+
 def _describe(descriptor: Descriptor, messages: dict[str, dict[str, str]], enums: dict[str, list[str]]) -> None:
     fields = messages.setdefault(descriptor.name, {})
     for field in descriptor.fields:
         inner = field.message_type
         if inner is not None and inner.full_name == "google.protobuf.Duration":
             kind = "duration"
+        elif inner is not None and inner.full_name.startswith("google.protobuf."):
+            kind = "any"
         elif inner is not None:
             kind = inner.name
             if kind not in messages:
@@ -222,7 +243,7 @@ def _describe(descriptor: Descriptor, messages: dict[str, dict[str, str]], enums
 
 def fields_json() -> str:
     """`custom_job_fields.json`."""
-    return json.dumps(api_fields(), indent=1) + "\n"
+    return json.dumps({**api_fields(), "tuning": tuning_fields()}, indent=1) + "\n"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from vlmpipe.config.file_kinds import JOB_SPEC, kind_of_content
 from vlmpipe.config.yaml_loader import read_text
 from vlmpipe.job_spec.rules import check_spec
 from vlmpipe.job_spec.schema import Spelling, camel_case, load_fields, read_message, snake_case
-from vlmpipe.job_spec.violation import FieldPath, Violation
+from vlmpipe.job_spec.study import CHECKED, study_violations
+from vlmpipe.job_spec.violation import FieldPath, Violation, path_text
 from vlmpipe.job_spec.worker_pools import POOLS
 from vlmpipe.trainer.errors import ConfigError
 
@@ -38,6 +39,7 @@ class SpecFile:
     root: str  # path of the spec inside the file
     names: Mapping[FieldPath, str]  # path in snake_case -> the last field as written
     around: Mapping[str, Any] = field(default_factory=dict)  # other fields of a whole job, in snake_case
+    study: Mapping[str, Any] = field(default_factory=dict)  # those of a tuning job as written
 
     @property
     def is_of_a_search(self) -> bool:
@@ -47,7 +49,8 @@ class SpecFile:
     @property
     def not_checked(self) -> list[str]:
         """Fields around the spec, as they stand in the file, that no rule looks at."""
-        return [str(name) for name in self.around if name not in (*_JOB_KEYS, *_HARMLESS)]
+        checked = CHECKED if self.is_of_a_search else ()
+        return [str(name) for name in self.around if name not in (*_JOB_KEYS, *_HARMLESS, *checked)]
 
     def fields(self) -> dict[str, Any]:
         """The spec in the API's types and snake_case names, without what cannot be read."""
@@ -79,7 +82,17 @@ class SpecFile:
         )
         if self.form == "pools":  # which a file may hold: the SDK takes the list as an argument
             found = [violation for violation in found if violation.code != WHOLE_IS_WRONG]
+        if self.is_of_a_search:
+            study = list(study_violations(self.study, self.fields(), self.spelling))
+            named = [violation.named(self._path_of_study) for violation in study]
+            places = {violation.path for violation in named if violation.code == "VP804"}
+            found = [one for one in found if one.code != "VP709" or one.path not in places] + named
         return [self._in_its_spelling(violation) for violation in found]
+
+    def _path_of_study(self, path: FieldPath) -> str:
+        if path[:1] == ("trial_job_spec",):
+            return self.name_path(path[1:])
+        return path_text(tuple(part if isinstance(part, int) else self.spell(part) for part in path), "")
 
     def _in_its_spelling(self, violation: Violation) -> Violation:
         if self.spelling == "snake_case":
@@ -110,6 +123,9 @@ def spec_of(content: Mapping[str, object] | list[object]) -> SpecFile:
     num_camel = sum("_" not in name and name != name.lower() for name in names.values())
     spelling: Spelling = "camelCase" if num_camel > num_snake else "snake_case"
     others = {snake_case(str(name)): value for name, value in content.items()} if isinstance(content, Mapping) else {}
+    if form == "job" and isinstance(content, Mapping) and snake_case(root) == "trial_job_spec":
+        study = {str(name): value for name, value in content.items() if str(name) != root}
+        return SpecFile(spec, region, spelling, form, root, names, others, study)
     return SpecFile(spec, region, spelling, form, root, names, others if form == "job" else {})
 
 
@@ -142,7 +158,8 @@ def _in_camel_case(text: str) -> str:
 @functools.cache
 def _long_names() -> list[str]:
     """Field names of several words, the longest first: one may be part of another."""
-    names = {name for fields in load_fields()["messages"].values() for name in fields if "_" in name}
+    messages = [*load_fields()["messages"].values(), *load_fields()["tuning"]["messages"].values()]
+    names = {name for fields in messages for name in fields if "_" in name}
     return sorted(names, key=len, reverse=True)
 
 

@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,7 +63,10 @@ class Reading:
 
 @functools.cache
 def load_fields() -> Mapping[str, Any]:
-    """`messages`: message -> field -> type; `enums`: enum -> names. "[T]" is a list of T; "any" is not checked."""
+    """`messages`: message -> field -> type; `enums`: enum -> names. "[T]" is a list of T; "any" is not checked.
+
+    `tuning` has both of a HyperparameterTuningJob, of which the trials' spec is a CustomJobSpec.
+    """
     tables: Mapping[str, Any] = json.loads(FIELDS_FILE.read_text(encoding="utf-8"))
     return tables
 
@@ -119,6 +124,13 @@ def read_message(
     return Reading(fields or {}, tuple(reader.violations), tuple(reader.unknown), reader.names)
 
 
+def read_tuning_job(job: Mapping[str, object], spelling: Spelling) -> Reading:
+    """Read a HyperparameterTuningJob without its trials' spec. Raises as `read_message`."""
+    reader = _Reader(spelling, tables=load_fields()["tuning"])
+    fields = reader.message(job, "HyperparameterTuningJob", ())
+    return Reading(fields or {}, tuple(reader.violations), tuple(reader.unknown), reader.names)
+
+
 def read_field(value: Any, kind: str, path: FieldPath, spelling: Spelling) -> tuple[Any, tuple[Violation, ...]]:
     """`value` as a field of type `kind`, None if it cannot be read, and its violations."""
     reader = _Reader(spelling)
@@ -128,12 +140,13 @@ def read_field(value: Any, kind: str, path: FieldPath, spelling: Spelling) -> tu
 class _Reader:
     """Descends only into fields of the API, so that the depth of other content does not matter."""
 
-    def __init__(self, spelling: Spelling, whole_floats: bool = False) -> None:
+    def __init__(self, spelling: Spelling, whole_floats: bool = False, tables: Mapping[str, Any] | None = None) -> None:
         self.violations: list[Violation] = []
         self.unknown: list[UnknownField] = []
         self.names: dict[FieldPath, str] = {}
         self._spelling, self._whole_floats, self._num_values = spelling, whole_floats, 0
-        self._messages, self._enums = load_fields()["messages"], load_fields()["enums"]
+        tables = tables or load_fields()
+        self._messages, self._enums = tables["messages"], tables["enums"]
 
     def message(self, value: Any, message: str, path: FieldPath) -> dict[str, Any] | None:
         is_variable = message == "EnvVar"
@@ -191,6 +204,8 @@ class _Reader:
             return self._enum(value, kind, path)
         if kind in INTEGER_BITS:
             return self._integer(value, INTEGER_BITS[kind], path)
+        if kind == "number":
+            return self._number(value, path)
         match kind, value:
             case ("any", _) | ("bool", bool()) | ("text", str()):
                 return value
@@ -222,6 +237,14 @@ class _Reader:
             # json_format accepts both forms; proto-plus (SDK, pipeline component) neither.
             self._wrong("VP105", value, path, f"a whole number: {number}", fix=f"write {number}")
         return number
+
+    def _number(self, value: object, path: FieldPath) -> float | None:
+        """A number, also as text: PyYAML reads 1e-5 as text, and the API's JSON form takes it."""
+        with contextlib.suppress(ValueError, OverflowError):
+            if isinstance(value, int | float | str) and not isinstance(value, bool) and math.isfinite(float(value)):
+                return float(value)
+        self._wrong("VP103", value, path, "a number")
+        return None
 
     def _known_name(self, name: Any, inner: Any, value: Mapping[Any, Any], message: str, path: FieldPath) -> str:
         """The field's name in the API; empty for an unknown field."""

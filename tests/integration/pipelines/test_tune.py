@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.search_runs import DIGITS, LOG, PARAMETERS, PRECISION, RATE, ROWS, config, opened
+from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.config.sections.tune import ParameterSpec, TuneConfig
 from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.job_spec.file import spec_of
 from vlmpipe.pipelines.tune.search import (
     Search,
     open_search,
@@ -95,6 +97,8 @@ def test_the_request_has_ranges_metric_and_trials_in_the_apis_terms(server: Fake
     assert list(container.command) == ["python", "-m", "vlmpipe.trainer.trials.tune"]
     assert list(container.args)[:4] == ["--config", f"{sent.uri}/run.json", "--metric", "exact_match"]
     assert job.trial_job_spec.base_output_directory.output_uri_prefix == sent.uri
+    found = spec_of(json_format.MessageToDict(api.HyperparameterTuningJob.pb(job))).check(load_catalog())
+    assert not [one for one in found if one.severity == "error"]
 
 
 @pytest.mark.parametrize(

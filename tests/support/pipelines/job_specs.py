@@ -6,6 +6,8 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from vlmpipe.job_spec.schema import camel_case
+
 DIGEST = "@sha256:" + 64 * "a"
 IMAGE = f"us-central1-docker.pkg.dev/example-project/vlmpipe/trainer{DIGEST}"
 BUILT = f"us-central1-docker.pkg.dev/example-project/vlmpipe/built{DIGEST}"
@@ -86,6 +88,13 @@ EIGHT = ("--nproc_per_node", "8")
 def started(*words: str) -> dict[str, Any]:
     """The words that start pool 0's program."""
     return {f"{CONTAINER}.command": list(words), f"{CONTAINER}.args": []}
+
+
+def in_camel_case(value: Any) -> Any:
+    """The content with field names as the REST API writes them."""
+    if isinstance(value, dict):
+        return {camel_case(name): in_camel_case(inner) for name, inner in value.items()}
+    return [in_camel_case(inner) for inner in value] if isinstance(value, list) else value
 
 
 def changed(spec: Spec, changes: Mapping[str, Any]) -> Spec:

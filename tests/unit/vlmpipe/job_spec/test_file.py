@@ -16,24 +16,18 @@ from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
 from tests.support.pipelines.job_spec_cases import CASES, Case
-from tests.support.pipelines.job_specs import CLUSTER, IMAGE, ONE, REDUCED, a100, changed, leaves
+from tests.support.pipelines.job_specs import CLUSTER, IMAGE, ONE, REDUCED, a100, changed, in_camel_case, leaves
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.cli import app as cli
 from vlmpipe.config.yaml_loader import LARGEST_FILE_BYTES
 from vlmpipe.job_spec.file import SpecFile, read_spec_file, spec_of
 from vlmpipe.job_spec.rules import Violation
-from vlmpipe.job_spec.schema import camel_case, read_message
+from vlmpipe.job_spec.schema import read_message
 from vlmpipe.trainer.errors import ConfigError
 
 FOLDER = ROOT / "tests/fixtures/job-specs"
 CATALOG = load_catalog()
 NINE = ["VP101", "VP101", "VP108", "VP203", "VP207", "VP216", "VP303", "VP602", "VP701"]
-
-
-def in_camel_case(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {camel_case(name): in_camel_case(inner) for name, inner in value.items()}
-    return [in_camel_case(inner) for inner in value] if isinstance(value, list) else value
 
 
 def check(content: Any, region: str = "") -> list[Violation]:
@@ -61,10 +55,17 @@ def test_the_fix_uses_the_spelling_of_the_file() -> None:
     assert found.fix == "move the other replicas to workerPoolSpecs[1]"
 
 
+TUNING: dict[str, Any] = {
+    "display_name": "study", "max_trial_count": 3, "parallel_trial_count": 1,
+    "study_spec": {
+        "metrics": [{"metric_id": "loss", "goal": "MINIMIZE"}],
+        "parameters": [{"parameter_id": "lr", "double_value_spec": {"max_value": 1}}],
+    },
+}  # fmt: skip
 FORMS = {
     "spec": lambda spec: spec,
     "job": lambda spec: {"display_name": "job", "labels": {"a": "b"}, "job_spec": spec},
-    "tuning": lambda spec: {"display_name": "study", "max_trial_count": 3, "trial_job_spec": spec},
+    "tuning": lambda spec: {**TUNING, "trial_job_spec": spec},
     "pools": lambda spec: spec["worker_pool_specs"],
 }
 
@@ -141,7 +142,10 @@ JSON = st.recursive(
 )
 
 
-@given(st.lists(JSON, max_size=3) | st.dictionaries(st.sampled_from(["jobSpec", *ONE]) | st.text(), JSON, max_size=4))
+@given(
+    st.lists(JSON, max_size=3)
+    | st.dictionaries(st.sampled_from(["jobSpec", "trialJobSpec", "studySpec", *ONE]) | st.text(), JSON, max_size=4)
+)
 def test_no_content_of_a_file_makes_reading_fail(content: Any) -> None:
     file = spec_of(content)
     assert isinstance(file, SpecFile) and isinstance(file.check(CATALOG), list)
@@ -234,16 +238,13 @@ def test_the_command_with_json_prints_every_field_of_every_violation(vlmpipe: An
     assert set(answer["violations"][0]) == {"code", "severity", "path", "found", "expected", "fix", "source"}
 
 
-def test_what_is_around_a_trials_spec_is_said_not_to_be_checked(vlmpipe: Any, tmp_path: Path) -> None:
+def test_the_study_around_a_trials_spec_is_checked_and_the_rest_said_not_to_be(vlmpipe: Any, tmp_path: Path) -> None:
     path = tmp_path / "study.json"
-    path.write_text(
-        json.dumps({"displayName": "s", "studySpec": {"nonsense": 1}, "maxTrialCount": 9, "trialJobSpec": ONE})
-    )
+    study = in_camel_case({**TUNING, "study_spec": {**TUNING["study_spec"], "nonsense": 1}})
+    path.write_text(json.dumps({**study, "encryptionSpec": {"kmsKeyName": "k"}, "trialJobSpec": in_camel_case(ONE)}))
     code, out, _ = vlmpipe("check", "--job-spec", str(path), "--region", "us-central1")
-    assert code == 0 and "Not checked: study_spec, max_trial_count." in out
-    assert json.loads(vlmpipe("check", "--job-spec", str(path), "--json")[1])["not_checked"] == [
-        "study_spec", "max_trial_count"
-    ]  # fmt: skip
+    assert code == 64 and "studySpec.nonsense" in out and "Not checked: encryption_spec." in out
+    assert json.loads(vlmpipe("check", "--job-spec", str(path), "--json")[1])["not_checked"] == ["encryption_spec"]
 
 
 def test_warnings_alone_end_with_0(vlmpipe: Any, tmp_path: Path) -> None:

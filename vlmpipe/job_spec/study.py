@@ -1,0 +1,145 @@
+"""Rules VP80x: the study around the trials' spec in a hyperparameter tuning job."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vlmpipe.config.launch_commands import runs_shell
+from vlmpipe.job_spec.rules.base import Pool
+from vlmpipe.job_spec.schema import Spelling, read_tuning_job
+from vlmpipe.job_spec.violation import FieldPath, Violation
+from vlmpipe.job_spec.worker_pools import POOLS
+
+CHECKED = ("study_spec", "max_trial_count", "parallel_trial_count", "max_failed_trial_count")
+GOALS = ("MAXIMIZE", "MINIMIZE")
+VALUES = ("double_value_spec", "integer_value_spec", "discrete_value_spec", "categorical_value_spec")
+RANGES = VALUES[:2]
+LEAST_APART, MAX_DISCRETE_VALUES = 1e-10, 1000
+LOG_SCALES = ("UNIT_LOG_SCALE", "UNIT_REVERSE_LOG_SCALE")
+_BRACES = re.compile(r"\{\{\s*([A-Za-z_][\w-]*)\s*\}\}|\$\{([A-Za-z_][\w-]*)\}")
+
+
+def study_violations(job: Mapping[str, Any], trial: Mapping[str, Any], spelling: Spelling) -> Iterator[Violation]:
+    """Everything wrong with the study of a tuning job, and with what its trials are told.
+
+    Args:
+        job: the tuning job without its trials' spec, as it was written.
+        trial: the readable part of the trials' spec.
+    """
+    reading = read_tuning_job(job, spelling)
+    yield from reading.violations
+    unread = [violation.field for violation in reading.violations]
+    study = reading.fields.get("study_spec", {})
+    names: list[str] = []
+    for violation in (*_metrics(study), *_parameters(study, names), *_counts(reading.fields)):
+        if not any(path[: len(violation.field)] == violation.field for path in unread):
+            yield violation
+    for index, pool in enumerate(trial.get(POOLS, ())):
+        yield from _told(Pool(index, pool), [name for name in names if name])
+
+
+def _metrics(study: Mapping[str, Any]) -> Iterator[Violation]:
+    metrics = study.get("metrics", [])
+    if len(metrics) != 1:
+        found, expected = f"{len(metrics)} metrics", "one metric that trials report, and its goal"
+        yield Violation("VP801", ("study_spec", "metrics"), found, expected)
+    for index, metric in enumerate(metrics):
+        path: FieldPath = ("study_spec", "metrics", index)
+        if not re.fullmatch(r"\S+", metric.get("metric_id", "")):
+            found = metric.get("metric_id") or "nothing"
+            yield Violation("VP801", (*path, "metric_id"), found, "the name under which trials report it, in one word")
+        if metric.get("goal") not in GOALS:
+            yield Violation("VP801", (*path, "goal"), metric.get("goal", "nothing"), " or ".join(GOALS))
+
+
+def _parameters(study: Mapping[str, Any], names: list[str]) -> Iterator[Violation]:
+    """Check the parameters, those under conditions too, and add their names."""
+    parameters = study.get("parameters", [])
+    if not parameters:
+        yield Violation("VP802", ("study_spec", "parameters"), "no parameter", "what is searched")
+    for path, parameter in _all_parameters(parameters, ("study_spec", "parameters")):
+        name = parameter.get("parameter_id", "")
+        if not re.fullmatch(r"\S+", name):
+            yield Violation("VP802", (*path, "parameter_id"), name or "nothing", "the argument's name, in one word")
+        elif name in names and len(path) == 3:  # under conditions that exclude each other one name may come twice
+            yield Violation("VP802", (*path, "parameter_id"), f"{name} twice", "each parameter once")
+        names.append(name)
+        given = [kind for kind in VALUES if kind in parameter]
+        if len(given) != 1:
+            yield Violation("VP802", path, " and ".join(given) or "no values", f"exactly one of {', '.join(VALUES)}")
+            continue
+        if "default_value" in parameter[given[0]]:
+            where = (*path, given[0], "default_value")
+            yield Violation("VP802", where, "a default", "none: it is for studies of Vizier", "leave it out")
+        if given[0] == VALUES[0] and study.get("algorithm") == "GRID_SEARCH":
+            fix = "name the values in a discrete_value_spec, or take another algorithm"
+            yield Violation("VP802", (*path, given[0]), "a range of real numbers", "points for GRID_SEARCH", fix)
+        yield from _values(parameter, given[0], path)
+
+
+def _all_parameters(parameters: list[Any], path: FieldPath) -> Iterator[tuple[FieldPath, Mapping[str, Any]]]:
+    for index, parameter in enumerate(parameters):
+        yield (*path, index), parameter
+        for number, condition in enumerate(parameter.get("conditional_parameter_specs", ())):
+            inner = (*path, index, "conditional_parameter_specs", number, "parameter_spec")
+            if "parameter_spec" in condition:
+                for place, below in _all_parameters([condition["parameter_spec"]], inner):
+                    yield (*inner, *place[len(inner) + 1 :]), below
+
+
+def _values(parameter: Mapping[str, Any], kind: str, path: FieldPath) -> Iterator[Violation]:
+    values, here, scale = parameter[kind], (*path, kind), parameter.get("scale_type", "")
+    if kind not in RANGES:
+        listed = values.get("values", [])
+        if not listed:
+            yield Violation("VP802", (*here, "values"), "no value", "the values to choose from")
+        if kind == VALUES[2] and any(after - before < LEAST_APART for before, after in itertools.pairwise(listed)):
+            yield Violation(
+                "VP802", (*here, "values"), "numbers that do not rise", "numbers in rising order, each once"
+            )
+        if kind == VALUES[2] and len(listed) > MAX_DISCRETE_VALUES:
+            yield Violation("VP802", (*here, "values"), f"{len(listed)} numbers", f"at most {MAX_DISCRETE_VALUES}")
+        if kind == VALUES[3] and scale not in ("", "SCALE_TYPE_UNSPECIFIED"):
+            yield Violation("VP802", (*path, "scale_type"), scale, "no scale: texts have none", "leave it out")
+        return
+    # A bound that is left out is 0, in the API's messages.
+    low, high = values.get("min_value", 0), values.get("max_value", 0)
+    if low >= high:
+        yield Violation("VP802", here, f"{low:g} to {high:g}", "min_value below max_value")
+    elif scale in LOG_SCALES and low <= 0:
+        yield Violation("VP802", (*path, "scale_type"), f"{scale} from {low:g}", "a range above 0")
+    for name in ("min_value", "max_value"):
+        if kind == RANGES[1] and name in values and not float(values[name]).is_integer():
+            yield Violation("VP802", (*here, name), f"{values[name]:g}", "a whole number, or a double_value_spec")
+
+
+def _counts(job: Mapping[str, Any]) -> Iterator[Violation]:
+    trials, parallel = job.get("max_trial_count", 0), job.get("parallel_trial_count", 0)
+    for name, count in (("max_trial_count", trials), ("parallel_trial_count", parallel)):
+        if count < 1:
+            yield Violation("VP803", (name,), str(job.get(name, "nothing")), "1 or more")
+    if 0 < trials < parallel:
+        expected = f"at most max_trial_count, {trials}"
+        yield Violation("VP803", ("parallel_trial_count",), str(parallel), expected)
+
+
+def _told(pool: Pool, names: list[str]) -> Iterator[Violation]:
+    """Words that stand for a parameter, or take the place of one."""
+    how = "leave it out: Vertex AI appends --{0}=VALUE to the arguments of each trial"
+    for path, word in pool.words():
+        braces = [one or other for one, other in _BRACES.findall(word)]
+        if name := next((name for name in braces if name in names), ""):
+            fix = how.format(name)
+            yield Violation("VP804", ("trial_job_spec", *path), word, "no placeholder: nothing replaces it", fix)
+        elif (name := word.lstrip("-").partition("=")[0]) in names and word.startswith("--"):
+            fix = how.format(name)
+            yield Violation("VP805", ("trial_job_spec", *path), word, "a parameter of the study once", fix)
+    task: Mapping[str, Any] = pool.get("container_spec") or {}
+    words = [*(task.get("command") or ()), *(task.get("args") or ())]
+    if names and runs_shell(words) and "$@" not in " ".join(words):
+        found = "a shell's text, behind which the parameters do not reach the program"
+        fix = 'write PROGRAM "$@" in the text, and one more word behind it, such as sh'
+        yield Violation("VP806", ("trial_job_spec", *pool.at("container_spec")), found, '"$@" in the text', fix)
