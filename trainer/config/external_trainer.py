@@ -221,6 +221,12 @@ class ExternalTrainerConfig(Section):
         return frozenset({SETTINGS[name] for name in names if SETTINGS[name]} | combined)
 
 
+def python_of_image(image_uri: str) -> tuple[int, int] | None:
+    """Python of an image that is named by it, as Google's are: (3, 10) for pytorch-gpu.2-4.py310; else None."""
+    found = re.search(r"[.-]py(3)(\d{1,2})(?=[.:@-]|$)", image_uri)
+    return (int(found[1]), int(found[2])) if found else None
+
+
 def fill_in(words: tuple[str, ...], values: dict[str, str]) -> list[str]:
     """The words with each placeholder replaced. Other braces stay as they are."""
     return [_PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), word) for word in words]

@@ -5,17 +5,21 @@ imports.
 from __future__ import annotations
 
 import ast
+import contextlib
+import email
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
+from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig, python_of_image
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.external.versions import versions_in
 
@@ -60,6 +64,54 @@ def _members(package: Path) -> list[str]:
         return archive.getnames()
 
 
+def require_image_python(trainer: ExternalTrainerConfig) -> None:
+    """Raise ConfigError where a package on this machine needs another Python than that in the image's name."""
+    python = python_of_image(trainer.executor_image_uri)
+    for uri in trainer.package_uris if python else ():
+        requires = "" if "://" in uri else _requires_python(Path(uri))
+        if python and not _suits(requires, python):
+            raise ConfigError(
+                f"train.trainer.executor_image_uri has Python {python[0]}.{python[1]}: {trainer.executor_image_uri}",
+                expected=f"Python {requires}, which {uri} requires",
+                fix="use an image with such a Python, or kind command with an image of your own",
+            )
+
+
+def _requires_python(package: Path) -> str:
+    """The package's requires-python; empty where it does not say, or cannot be read."""
+    with contextlib.suppress(OSError, ValueError, KeyError, tarfile.TarError, zipfile.BadZipFile):
+        if package.is_dir():
+            project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))
+            return str(project["project"]["requires-python"])
+        name = next(name for name in _members(package) if re.fullmatch(r"[^/]+(\.dist-info/METADATA|/PKG-INFO)", name))
+        if package.suffix in (".whl", ".zip"):
+            with zipfile.ZipFile(package) as archive:
+                text = archive.read(name)
+        else:
+            with tarfile.open(package) as archive:
+                member = archive.extractfile(name)
+                text = member.read() if member else b""
+        return email.message_from_bytes(text).get("Requires-Python", "")
+    return ""
+
+
+def _suits(requires: str, python: tuple[int, int]) -> bool:
+    """Return whether a minor version of Python is not excluded by specifiers such as >=3.11,<3.14."""
+    for operator, major, minor, rest in re.findall(r"(>=|<=|==|~=|<|>)\s*(\d+)(?:\.(\d+))?(\.\d+)?", requires):
+        bound = (int(major), int(minor or 0))
+        excluded = {
+            ">=": python < bound,
+            "~=": python < bound or python[0] > bound[0],
+            ">": python < bound or (python == bound and not rest),
+            "<=": python > bound,
+            "<": python > bound or (python == bound and rest in ("", ".0")),
+            "==": python != bound if minor else python[0] != bound[0],
+        }
+        if excluded[operator]:
+            return False
+    return True
+
+
 def require_startable(trainer: ExternalTrainerConfig) -> str:
     """Describe what would start. Does not start it.
 
@@ -75,6 +127,7 @@ def require_startable(trainer: ExternalTrainerConfig) -> str:
         )
     if trainer.kind == "package":
         require_module(trainer, trainer.package_uris)
+        require_image_python(trainer)
         return f"packages {', '.join(trainer.package_uris)}, installed when the job starts"
     bin_folder = os.path.dirname(python)
     program, path = trainer.command[0], os.pathsep.join([bin_folder, os.environ.get("PATH", os.defpath)])

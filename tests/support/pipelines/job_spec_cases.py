@@ -81,6 +81,17 @@ def variable(name: str, value: str) -> list[dict[str, str]]:
     return [{"name": name, "value": value}]
 
 
+RAY = "us-docker.pkg.dev/vertex-ai/training/ray-cpu.2-47.py311:latest"
+
+
+def package(**changes: Any) -> Spec:
+    return {CONTAINER: ABSENT, f"{P0}.python_package_spec": PACKAGE | changes}
+
+
+def wheel(tag: str) -> list[str]:
+    return [f"gs://example-bucket/mine-1.0-{tag}.whl"]
+
+
 CASES = [
     Case("VP101", {f"{P0}.use_spot": True}, {"scheduling.strategy": "SPOT"}),
     Case("VP101", {f"{DISK}.persistent_disk_size_gb": 500}, {f"{DISK}.boot_disk_size_gb": 500}),
@@ -183,7 +194,7 @@ CASES = [
         {
             CONTAINER: ABSENT,
             f"{P0}.python_package_spec": PACKAGE
-            | {"python_module": "vlmpipe.trainer.launch", "args": ["--epochs", "3"]},
+            | {"python_module": "vlmpipe.trainer.launch", "args": ["--epochs", "3"], "executor_image_uri": RAY},
         },
     ),
     Case("VP216", started("python", "train.py"), started("python", "-m", "deepspeed.launcher.runner", "train.py")),
@@ -427,6 +438,36 @@ CASES = [
             f"{CONTAINER}.command": ["bash", "-c"],
             f"{CONTAINER}.args": ["torchrun --nproc_per_node gpu --master_addr=$MASTER_ADDR t.py"],
         },
+    ),
+    Case("VP607", package(python_module="vlmpipe.trainer.external.launch"), package(), base=CPU),
+    Case(
+        "VP607",
+        package(package_uris=["gs://b/vlmpipe-0.1.0-py3-none-any.whl"]),
+        package(package_uris=["gs://b/vlmpipe-0.1.0-py3-none-any.whl"], executor_image_uri=RAY),
+        base=CPU,
+    ),
+    Case(
+        "VP607",
+        package(package_uris=wheel("cp312-cp312-linux_x86_64")),
+        package(package_uris=wheel("cp310-cp310-linux_x86_64")),
+        base=CPU,
+    ),
+    Case(
+        "VP607",
+        package(package_uris=wheel("cp39-cp39-linux_x86_64")),
+        package(package_uris=wheel("cp39-abi3-linux_x86_64")),
+        base=CPU,
+    ),
+    Case(
+        "VP608",
+        package(executor_image_uri="us-docker.pkg.dev/vertex-ai/training/tf-gpu.2-17:latest"),
+        package(executor_image_uri="us-docker.pkg.dev/vertex-ai/training/tf-gpu.2-17.py310:latest"),
+        base=CPU,
+    ),
+    Case(
+        "VP608",
+        {f"{CONTAINER}.image_uri": "europe-docker.pkg.dev/vertex-ai/training/tf-gpu.2-13.py310:latest"},
+        {f"{CONTAINER}.image_uri": "europe-docker.pkg.dev/vertex-ai/training/tf-cpu.2-8:latest"},
     ),
     Case(
         "VP705",

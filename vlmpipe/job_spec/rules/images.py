@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from vlmpipe.job_spec.rules.base import Job, Pool
 from vlmpipe.job_spec.violation import FieldPath, Violation
+from vlmpipe.trainer.config.external_trainer import python_of_image
 from vlmpipe.trainer.distributed.cuda_builds import CPU, cuda_builds
 
 _CONTAINER_REGISTRY = re.compile(r"([a-z]+\.)?gcr\.io/(?P<path>.+)")
@@ -17,6 +18,19 @@ _GOOGLE = (
     "ml-pipeline/", "cloud-aiplatform/", "deeplearning-platform-release/", "google-containers/", "google.com/",
     "vertex-ai/", "vertex-ai-restricted/", "cloud-builders/", "kaniko-project/",
 )  # fmt: skip
+# https://cloud.google.com/vertex-ai/docs/supported-frameworks-list: the first versions whose images are named by their
+# Python, and the days on which images were withdrawn.
+_PREBUILT = re.compile(
+    r"-docker\.pkg\.dev/vertex-ai/training/(?P<framework>tf|pytorch)-[a-z]+\.(?P<major>\d+)-(?P<minor>\d+)(?![\d-])"
+)
+NAMED_BY_PYTHON = {"tf": (2, 12), "pytorch": (2, 0)}
+ENDED = {("tf", (2, 12)): "2025-06-30", ("tf", (2, 13)): "2025-07-05", ("tf", (2, 14)): "2025-09-26"}
+_WHEEL_PYTHON = re.compile(r"-cp3(\d+)-(cp3\d+t?|abi3|none)-[^-]+\.whl$")
+OLDEST_PYTHON = (3, 11)  # requires-python of pyproject.toml
+NEWER_PYTHON = (
+    "Google's images for PyTorch and TensorFlow have 3.10; those for Ray, such as us-docker.pkg.dev/vertex-ai/training/"
+    "ray-cpu.2-47.py311, have 3.11; or use a container with an image of your own"
+)
 EXAMPLE = "REGION-docker.pkg.dev/PROJECT/REPOSITORY/IMAGE@sha256:..."
 
 
@@ -27,6 +41,8 @@ def check(job: Job) -> Iterator[Violation]:
             yield from _image(pool.at("container_spec", "image_uri"), pool.image_uri)
             yield from _gpu_code(job, pool)
         yield from _package(pool)
+        yield from _package_python(pool)
+        yield from _google_name(pool)
 
 
 def _image(path: FieldPath, image: str) -> Iterator[Violation]:
@@ -85,3 +101,41 @@ def _package(pool: Pool) -> Iterator[Violation]:
             yield Violation(
                 "VP605", path, "nothing", "a prebuilt image, packages on Cloud Storage and the module to run"
             )
+
+
+def _package_python(pool: Pool) -> Iterator[Violation]:
+    """Packages for another Python than that in the name of the image that installs them."""
+    package = pool.get("python_package_spec") or {}
+    image = package.get("executor_image_uri") or ""
+    python = python_of_image(image)
+    if python is None:
+        return
+    path, found = pool.at("python_package_spec", "executor_image_uri"), f"Python {python[0]}.{python[1]} ({image})"
+    names = [uri.rpartition("/")[2] for uri in package.get("package_uris") or ()]
+    if python < OLDEST_PYTHON and any(
+        name.startswith(("vlmpipe-", "vlmpipe.")) for name in (*names, package.get("python_module") or "")
+    ):
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        yield Violation("VP607", path, found, f"Python {oldest} or later, which vlmpipe needs", NEWER_PYTHON)
+    for name in names:
+        wheel = _WHEEL_PYTHON.search(name)
+        tagged = (3, int(wheel[1])) if wheel else python
+        if tagged > python or (wheel and wheel[2] != "abi3" and tagged != python):
+            expected = f"Python {tagged[0]}.{tagged[1]}, for which {name} is built"
+            yield Violation("VP607", path, found, expected, "build the wheel for the image's Python, or use an sdist")
+
+
+def _google_name(pool: Pool) -> Iterator[Violation]:
+    """Google's prebuilt images that have no such name, or are not offered any more."""
+    for task, name in (("container_spec", "image_uri"), ("python_package_spec", "executor_image_uri")):
+        image = pool.get(task, name) or ""
+        found, path = _PREBUILT.search(image), pool.at(task, name)
+        if found is None:
+            continue
+        framework, version = found["framework"], (int(found["major"]), int(found["minor"]))
+        if ended := ENDED.get((framework, version)):
+            expected = f"a version that is offered: this one was until {ended}"
+            yield Violation("VP608", path, image, expected, "take a newer one, or push an image of your own")
+        elif version >= NAMED_BY_PYTHON[framework] and not python_of_image(image):
+            expected = "a name with the Python's version, such as .py310: there is no other"
+            yield Violation("VP608", path, image, expected, f"write {found[0].rpartition('/')[2]}.py310")

@@ -116,3 +116,45 @@ def test_a_file_that_is_no_package_is_refused(tmp_path: Path) -> None:
     (package := tmp_path / "mine-1.0.tar.gz").write_text("nothing")
     with pytest.raises(ConfigError, match="cannot be read"):
         require_startable(trainer_with(package))
+
+
+def with_python(path: Path, requires: str) -> Path:
+    """A package with a module that needs a Python."""
+    if path.suffix == "":
+        (path / "mine").mkdir(parents=True)
+        (path / "mine/task.py").touch()
+        (path / "pyproject.toml").write_text(f'[project]\nname = "mine"\nrequires-python = "{requires}"\n')
+    elif path.suffix == ".whl":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("mine/task.py", "")
+            archive.writestr("mine-1.0.dist-info/METADATA", f"Name: mine\nRequires-Python: {requires}\n")
+    else:
+        (folder := path.parent / "mine-1.0").mkdir()
+        (folder / "PKG-INFO").write_text(f"Name: mine\nRequires-Python: {requires}\n")
+        (folder / "task.py").touch()
+        with tarfile.open(path, "w:gz") as archive:
+            archive.add(folder / "PKG-INFO", "mine-1.0/PKG-INFO")
+            archive.add(folder / "task.py", "mine-1.0/mine/task.py")
+    return path
+
+
+@pytest.mark.parametrize("name", ["folder", "mine-1.0-py3-none-any.whl", "mine-1.0.tar.gz"])
+@pytest.mark.parametrize(
+    ("requires", "starts"),
+    [(">=3.11", False), (">=3.10,<3.14", True), ("<3.10", False), ("==3.12.*", False), ("~=3.9", True), ("", True)],
+)
+def test_a_packages_python_is_compared_with_that_in_the_images_name(
+    name: str, requires: str, starts: bool, tmp_path: Path
+) -> None:
+    package = with_python(tmp_path / name, requires)
+    mine = trainer_with(package).model_copy(update={"executor_image_uri": "r/pytorch-gpu.2-4.py310:latest"})
+    if starts:
+        assert name in require_startable(mine)
+    else:
+        with pytest.raises(ConfigError, match=r"has Python 3\.10") as refused:
+            require_startable(mine)
+        assert f"Python {requires}, which {package} requires" in refused.value.expected
+
+
+def test_an_image_whose_name_has_no_python_is_taken_as_it_is(tmp_path: Path) -> None:
+    assert "installed when" in require_startable(trainer_with(with_python(tmp_path / "folder", ">=3.99")))

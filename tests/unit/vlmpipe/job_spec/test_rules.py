@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,14 @@ from vlmpipe.catalog.machines import Machine, load_catalog
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.job_spec.build import check_jobs, job_violations, jobs_of
 from vlmpipe.job_spec.rules import RULES, Violation, check_spec
+from vlmpipe.job_spec.rules.images import OLDEST_PYTHON
 from vlmpipe.job_spec.schema import FIELDS_FILE, load_fields
 from vlmpipe.pipelines.check import check_run
 from vlmpipe.planner.plan import plan_run
 from vlmpipe.trainer.errors import ConfigError
 
 GENERATE = "run: python -m tests.support.generated_files"
-RUN_FILES = sorted((ROOT / "configs").glob("*.yaml"))
+RUN_FILES = [*sorted((ROOT / "configs").glob("*.yaml")), ROOT / "recipes/plain/package.yaml"]
 CATALOG = load_catalog()
 
 
@@ -138,6 +140,11 @@ def test_a_run_file_with_several_wrong_settings_gets_all_of_them_in_one_error() 
     assert text.startswith("4 errors in the job specs\n")  # two settings, each in the chief's and the workers' pool
     assert "VP304" in text and "VP308" in text
     assert "(job cache-features, job train, job evaluate)" in text
+
+
+def test_packages_are_held_to_the_python_that_ours_requires() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["requires-python"].startswith(f">={'.'.join(map(str, OLDEST_PYTHON))},")
 
 
 def findings(*overrides: str) -> list[tuple[str, str]]:
