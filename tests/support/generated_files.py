@@ -64,9 +64,10 @@ No variable is set on any of them:
 |---|---|---|
 """
 MISFITS = """
-## Variables that suit some machines only
+## Variables, and where they suit
 
-`vlmpipe check` warns about these variables on machines that they do not suit ([rules](job-spec-rules.md)).
+`vlmpipe check` warns about these variables on machines that they do not suit ([rules](job-spec-rules.md)). Guides set
+many of them.
 
 | variables | of | no warning on | why a warning elsewhere | rule | sources |
 |---|---|---|---|---|---|

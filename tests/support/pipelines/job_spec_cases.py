@@ -439,6 +439,26 @@ CASES = [
             f"{CONTAINER}.args": ["torchrun --nproc_per_node gpu --master_addr=$MASTER_ADDR t.py"],
         },
     ),
+    *(
+        Case(
+            "VP710",
+            {f"{CONTAINER}.env": variable(name, value)},
+            {f"{CONTAINER}.env": variable("NCCL_IB_DISABLE", "1")},
+        )
+        for name, value in (
+            ("NCCL_NET_GDR_LEVEL", "5"),
+            ("NCCL_CROSS_NIC", "1"),
+            ("NCCL_SOCKET_IFNAME", "eth0"),
+            ("NCCL_BUFFSIZE", "8388608"),
+            ("NCCL_P2P_LEVEL", "NVL"),
+        )
+    ),
+    Case(
+        "VP710",
+        {f"{CONTAINER}.env": variable("NCCL_P2P_DISABLE", "1")},
+        {f"{CONTAINER}.env": variable("NCCL_CROSS_NIC", "0") + variable("NCCL_SOCKET_IFNAME", "eth0")},
+        base=MEGA,
+    ),
     Case("VP607", package(python_module="vlmpipe.trainer.external.launch"), package(), base=CPU),
     Case(
         "VP607",
@@ -493,7 +513,7 @@ CASES = [
     Case(
         "VP707",
         {f"{CONTAINER}.env": variable("NCCL_PLUGIN_P2P", "ib")},
-        {f"{CONTAINER}.env": variable("NCCL_P2P_LEVEL", "NVL")},
+        {f"{CONTAINER}.env": variable("NCCL_DEBUG", "WARN")},
     ),
     Case(
         "VP707",

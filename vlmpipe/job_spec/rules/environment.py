@@ -17,6 +17,7 @@ _ASSIGNMENT = re.compile(r"(?:^|[\s;&'\"])-{0,2}([A-Za-z][\w-]*)[=](\"[^\"]*\"|'
 _PLACEHOLDER = re.compile(r"\{\{\$[^}]*\}\}|\{\{channel:[^}]*\}\}")
 _TRIAL = re.compile(r"(--?[A-Za-z][\w-]*=)?\{\{\s*[A-Za-z_]\w*\s*\}\}")  # as guides write a trial's parameter
 _OF_A_PROCESS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+CHOSEN_BY_NCCL = "VP710"
 FIX = "read it from Secret Manager in the program, as the job's service account; the spec is visible to many"
 
 
@@ -86,4 +87,7 @@ def _nccl(job: Job, pool: Pool) -> Iterator[Violation]:
             if machine.network not in misfit.suits and misfit.means(name, value):
                 found = f"{name}={value}" if name == NET_VARIABLE else name
                 expected = f"no variable for {misfit.of}: {machine.machine_type} {instead}"
-                yield Violation(misfit.rule, path, f"{found} on {machine.machine_type}", expected, "leave it out")
+                if misfit.rule == CHOSEN_BY_NCCL:
+                    expected = f"NCCL's own choice of {misfit.of}"
+                fix = f"leave it out: {misfit.why}"
+                yield Violation(misfit.rule, path, f"{found} on {machine.machine_type}", expected, fix)
