@@ -5,8 +5,11 @@
         google.run("gcloud storage buckets add-iam-policy-binding gs://bucket --member=... --role=...")
 
 A request without a valid token is 401, an unknown path 501, an unknown resource 404, what the caller may not do 403, an
-API that is not enabled 403 with SERVICE_DISABLED, and a permission that the kind of resource does not have 400. Secret
-Manager answers for an unknown secret as for one without permissions, as its reference says.
+API that is not enabled 403 with SERVICE_DISABLED, and a permission that the kind of resource does not have, or one with
+a wildcard, 400. Secret Manager answers for an unknown secret as for one without permissions, as its reference says. A
+person's request is counted against the project that its header names, which the person must be allowed to use; without
+the header it is counted against gcloud's own. Lists of zones come in pages, and zones that are down are named, not
+listed. Errors of the registry have the OCI distribution specification's form, and it redirects to blobs.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ ROLES: dict[str, set[str]] = {
     },
     "roles/logging.viewer": {"logging.logEntries.list"},
     "roles/logging.logWriter": {"logging.logEntries.create"},
+    "roles/serviceusage.serviceUsageConsumer": {"serviceusage.services.use", "serviceusage.quotas.get"},
     "roles/serviceusage.serviceUsageViewer": {
         "serviceusage.services.get", "serviceusage.quotas.get", "monitoring.timeSeries.list",
     },
@@ -46,8 +50,14 @@ ROLES: dict[str, set[str]] = {
     "roles/compute.viewer": {"compute.machineTypes.list", "compute.acceleratorTypes.list"},
     "roles/iam.securityReviewer": {"resourcemanager.projects.getIamPolicy", "storage.buckets.getIamPolicy"},
 }  # fmt: skip
+MAX_TOKEN_S, MAX_SERVICES, ZONES_A_PAGE = 3600, 30, 2
+POLICY_VERSIONS = ("0", "1", "3")
 PREFIXES = {"b": "storage.", "secrets": "secretmanager.", "tables": "bigquery.", "serviceAccounts": "iam."}
 INDEX = "application/vnd.oci.image.index.v1+json"
+
+
+def kind_of(email: str) -> str:
+    return "serviceAccount" if email.endswith("gserviceaccount.com") else "user"
 
 
 class FakeGoogle(LocalServer):
@@ -70,6 +80,9 @@ class FakeGoogle(LocalServer):
         self.zones: dict[str, list[str]] = {}  # by machine type
         self.gpu_zones: dict[str, list[str]] = {}  # by accelerator type
         self.conditional: dict[str, list[tuple[str, str, str]]] = defaultdict(list)  # role, member, title by resource
+        self.charged: list[str] = []  # projects that were set for a person's requests
+        self.down: set[str] = set()  # zones
+        self.repositories: set[str] = {"vlmpipe", "images"}  # of images
         self.silent: set[str] = set()  # services that close the connection
 
     def bind(self, resource: str, role: str, member: str) -> None:
@@ -83,7 +96,9 @@ class FakeGoogle(LocalServer):
         self.conditional[resource].append((role, member, title))
 
     def policy(self, resource: str, version: str) -> dict[str, Any]:
-        """The policy, whose conditions are seen in version 3 only."""
+        """The policy, whose conditions are seen in version 3 only; without conditions it is of version 1."""
+        if version not in POLICY_VERSIONS:
+            raise ApiError(400, f"Invalid policy version {version}: valid are 0, 1 and 3.")
         bindings: list[dict[str, Any]] = [
             {"role": role, "members": sorted(members)} for role, members in self.policies[resource].items()
         ]
@@ -93,11 +108,12 @@ class FakeGoogle(LocalServer):
                 bindings.append({"role": role, "members": [member], "condition": condition})
             else:
                 bindings.append({"role": f"{role}_withcond_0123456789abcdef", "members": [member]})
-        return {"version": int(version), "bindings": bindings}
+        is_conditional = version == "3" and bool(self.conditional[resource])
+        return {"version": 3 if is_conditional else 1, "bindings": bindings}
 
     def may(self, email: str, permission: str, resource: str) -> bool:
         return any(
-            permission in ROLES[role] and f"serviceAccount:{email}" in members
+            permission in ROLES[role] and f"{kind_of(email)}:{email}" in members
             for policy in (self.policies[resource], self.policies["project"])
             for role, members in policy.items()
         )
@@ -130,6 +146,12 @@ class _Handler(Handler):
             content = self._answer(service, f"/{path}", query, json.loads(body) if self._has_json() else {})
             self._send(200, content)
         except ApiError as error:
+            if error.code == 302:
+                self.send(302, {**error.headers, "Content-Length": "0"})
+                return
+            if service == "images":
+                self._send(error.code, {"errors": [{"code": error.reason, "message": error.message}]})
+                return
             details = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": error.reason}]
             inner = {"code": error.code, "message": error.message, "details": details if error.reason else []}
             self._send(error.code, {"error": inner})
@@ -149,6 +171,8 @@ class _Handler(Handler):
         if not token:
             raise ApiError(401, "Request had invalid authentication credentials.")
         caller = token[1]
+        if kind_of(caller) == "user" and service != "images":
+            self._require_quota_project(caller, service)
         if service not in ("serviceusage", "images") and f"{service}.googleapis.com" not in self.fake.enabled:
             message = f"{service}.googleapis.com has not been used in project {self.fake.project} before."
             raise ApiError(403, message, reason="SERVICE_DISABLED")
@@ -159,6 +183,21 @@ class _Handler(Handler):
         content: dict[str, Any] = found
         return content
 
+    def _require_quota_project(self, caller: str, service: str) -> None:
+        used = self.headers.get("X-Goog-User-Project", "")
+        if not used:
+            message = (
+                f"Your application is authenticating by using local Application Default Credentials. The {service}"
+                ".googleapis.com API requires a quota project, which is not set by default."
+            )
+            raise ApiError(403, message, reason="SERVICE_DISABLED")
+        if used != self.fake.project:
+            message = f"{service}.googleapis.com has not been used in project {used} before or it is disabled."
+            raise ApiError(403, message, reason="SERVICE_DISABLED")
+        if not self.fake.may(caller, "serviceusage.services.use", "project"):
+            message = f"Caller does not have required permission to use project {used}."
+            raise ApiError(403, message, reason="USER_PROJECT_DENIED")
+
     def _require(self, caller: str, permission: str, resource: str = "project") -> None:
         if not self.fake.may(caller, permission, resource):
             raise ApiError(403, f"Permission '{permission}' denied on resource '{resource}' (or it may not exist).")
@@ -167,6 +206,8 @@ class _Handler(Handler):
         """testIamPermissions: itself it needs no permission."""
         if not asked:
             raise ApiError(400, "permissions: must not be empty")
+        if wrong := [one for one in asked if "*" in one]:
+            raise ApiError(400, f"Permission {wrong[0]} has a wildcard, which is not allowed.")
         if wrong := [one for one in asked if prefix and not one.startswith(prefix)]:
             raise ApiError(400, f"Permission {wrong[0]} is not valid for this resource.")
         has = [one for one in asked if self.fake.may(caller, one, resource)]
@@ -181,6 +222,8 @@ class _Handler(Handler):
         self._require(caller, "iam.serviceAccounts.getAccessToken", match[1])
         if not body.get("scope") or not re.fullmatch(r"\d+s", body.get("lifetime", "")):
             raise ApiError(400, "Invalid scope or lifetime.")
+        if not 0 < int(body["lifetime"].removesuffix("s")) <= MAX_TOKEN_S:
+            raise ApiError(400, f"Invalid lifetime: at most {MAX_TOKEN_S}s.")
         return {"accessToken": f"token-of-{match[1]}", "expireTime": "2099-01-01T00:00:00Z"}
 
     def _iam(self, caller: str, path: str, _query: Any, body: dict[str, Any]) -> dict[str, Any] | None:
@@ -236,8 +279,8 @@ class _Handler(Handler):
         if path == f"/v1/{parent}/services:batchGet" and self.command == "GET":
             self._require(caller, "serviceusage.services.get")
             names = query.get("names", [])
-            if not 1 <= len(names) <= 30 or any(not name.startswith(f"{parent}/services/") for name in names):
-                raise ApiError(400, "names: 1 to 30 services of the parent")
+            if not 1 <= len(names) <= MAX_SERVICES or any(not name.startswith(f"{parent}/services/") for name in names):
+                raise ApiError(400, f"names: 1 to {MAX_SERVICES} services of the parent")
             services = [name.rpartition("/")[2] for name in names]
             states = {name: "ENABLED" if name in self.fake.enabled else "DISABLED" for name in services}
             return {"services": [{"name": f"projects/1/services/{one}", "state": states[one]} for one in services]}
@@ -273,7 +316,8 @@ class _Handler(Handler):
         if not match or not start < end:
             raise ApiError(400, "filter or interval cannot be read")
         used = self.fake.used.get((match[1], match[2]))
-        return {} if used is None else {"timeSeries": [{"points": [{"value": {"int64Value": str(used)}}]}]}
+        points = [{"value": {"int64Value": str(value)}} for value in (used, 0)]  # newest first
+        return {} if used is None else {"timeSeries": [{"points": points}]}
 
     def _compute(self, caller: str, path: str, query: dict[str, list[str]], _body: Any) -> dict[str, Any] | None:
         parent = f"/compute/v1/projects/{self.fake.project}/aggregated/"
@@ -284,15 +328,28 @@ class _Handler(Handler):
         match = re.fullmatch(r'name = "([a-z0-9-]+)"', query["filter"][0])
         if not match:
             raise ApiError(400, "Invalid list filter expression.")
-        zones = {f"zones/{zone}": {kind: [{"name": match[1]}]} for zone in known[kind].get(match[1], ())}
-        return {"items": {"zones/nowhere1-a": {"warning": {"code": "NO_RESULTS_ON_PAGE"}}, **zones}}
+        if self.fake.down and query.get("returnPartialSuccess") != ["true"]:
+            raise ApiError(503, "Some zones cannot be reached.")
+        there = [zone for zone in known[kind].get(match[1], ()) if zone not in self.fake.down]
+        start = int(query.get("pageToken", ["0"])[0])
+        page = {f"zones/{zone}": {kind: [{"name": match[1]}]} for zone in there[start : start + ZONES_A_PAGE]}
+        following = {"nextPageToken": str(start + ZONES_A_PAGE)} if len(there) > start + ZONES_A_PAGE else {}
+        down = {"unreachables": [f"zones/{zone}" for zone in sorted(self.fake.down)]} if self.fake.down else {}
+        return {"items": {"zones/nowhere1-a": {"warning": {"code": "NO_RESULTS_ON_PAGE"}}, **page}, **following, **down}
 
     def _images(self, caller: str, path: str, _query: Any, _body: Any) -> dict[str, Any] | None:
-        match = re.fullmatch(r"/([^/]+)/v2/(([^/]+)/([^/]+)/.+)/(manifests|blobs)/([^/]+)", path)
+        match = re.fullmatch(r"/([^/]+)/(?:v2|downloads)/(([^/]+)/([^/]+)/.+)/(manifests|blobs)/([^/]+)", path)
         if not match or self.command != "GET":
             return None
         host, name, _, repository, kind, reference = match.groups()
-        self._require(caller, "artifactregistry.repositories.downloadArtifacts", repository)
+        if repository not in self.fake.repositories:
+            raise ApiError(404, f'Repository "{repository}" not found', reason="NAME_UNKNOWN")
+        permission = "artifactregistry.repositories.downloadArtifacts"
+        if not self.fake.may(caller, permission, repository):
+            message = f"Permission '{permission}' denied on resource '{repository}' (or it may not exist)."
+            raise ApiError(403, message, reason="DENIED")
+        if kind == "blobs" and "/v2/" in path:
+            raise ApiError(302, "", headers={"Location": self.path.replace("/v2/", "/downloads/", 1)})
         if kind == "blobs":
             own = [f"LD_LIBRARY_PATH={self.fake.library_path}"] if self.fake.library_path else None
             return {"architecture": reference.partition(":")[2], "os": "linux", "config": {"Env": own}}
@@ -300,9 +357,10 @@ class _Handler(Handler):
             return {"schemaVersion": 2, "config": {"digest": f"sha256:{reference.removeprefix('sha256:of-')}"}}
         joined = f"{host}/{name}@{reference}" if ":" in reference else f"{host}/{name}:{reference}"
         if joined not in self.fake.images:
-            raise ApiError(404, "Requested entity was not found.")
+            raise ApiError(404, f'Failed to fetch "{reference}"', reason="MANIFEST_UNKNOWN")
         if INDEX not in self.headers.get("Accept", ""):
-            raise ApiError(404, "MANIFEST_UNKNOWN: the image is an index, which the client does not accept")
+            message = "the image is an index, which the client does not accept"
+            raise ApiError(404, message, reason="MANIFEST_UNKNOWN")
         architectures = self.fake.images[joined]
         if self.fake.form == "manifest":
             return {"schemaVersion": 2, "config": {"digest": f"sha256:{architectures[0]}"}}

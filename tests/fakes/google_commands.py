@@ -57,9 +57,15 @@ def _look_up(google: FakeGoogle, _words: list[str], flags: Flags) -> str:
     return flags["filter"].removeprefix("metric=")
 
 
+def _make_repository(google: FakeGoogle, words: list[str], flags: Flags) -> None:
+    assert flags["repository-format"] == "docker", "of images"
+    google.repositories.add(words[0])
+
+
 WITHOUT_PROJECT = (
     "gcloud projects add-iam-policy-binding", "gcloud storage buckets add-iam-policy-binding",
-    "gcloud auth application-default login", "bq add-iam-policy-binding",
+    "gcloud auth application-default login", "gcloud auth application-default set-quota-project",
+    "bq add-iam-policy-binding",
 )  # fmt: skip
 BINDING, BOUND = "member role condition", "member role"
 COMMANDS: dict[str, Command] = {
@@ -94,6 +100,12 @@ COMMANDS: dict[str, Command] = {
         "service preferred-value quota-id", _raise_quota,
     ),
     "gcloud beta quotas info list": _command((0, 0), "service filter limit", "service", _look_up),
+    "gcloud artifacts repositories create": _command(
+        (1, 1), "location repository-format description immutable-tags", "location repository-format", _make_repository
+    ),
+    "gcloud auth application-default set-quota-project": _command(
+        (1, 1), "", "", lambda google, words, flags: google.charged.append(words[0])
+    ),
     "gcloud auth application-default login": _command(
         (0, 0), "impersonate-service-account no-launch-browser", "", lambda google, words, flags: None
     ),

@@ -104,6 +104,9 @@ TABLE: dict[str, tuple[str, ...]] = {
     "try again, or check the network and HF_ENDPOINT": ("HF_ENDPOINT",),
     "unset HF_HUB_OFFLINE": ("HF_HUB_OFFLINE",),
     "build and push it: make build builder=gcloud config=CONFIG": ("make build builder=gcloud config=CONFIG",),
+    "{remedies.create_repository}\nthen build and push it: make build builder=gcloud config=CONFIG": (
+        "make build builder=gcloud config=CONFIG",
+    ),
     "build it for them: make build config=CONFIG does, on machines of any kind": ("make build config=CONFIG",),
     "set deploy.env.LD_LIBRARY_PATH: {':'.join((libraries, *lost))}": ("deploy.env.LD_LIBRARY_PATH",),
     "change gcp.location or cluster.machine_type": ("gcp.location", "cluster.machine_type"),
@@ -292,6 +295,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "grant_on_table": ("p.dataset.table", "user:YOUR_ACCOUNT", "roles/bigquery.dataViewer"),
     "grant_on_repository": ("us-central1", "my-project", "images", "user:YOUR_ACCOUNT"),
     "create_bucket": ("bucket", "my-project", "us-central1"),
+    "create_repository": ("us-central1", "my-project", "new"),
+    "charge": ("my-project",),
     "create_account": ("new@my-project.iam.gserviceaccount.com",),
     "raise_quota": ("my-project", "aiplatform.googleapis.com/custom_model_training_cpus", "us-central1", "8"),
 }
@@ -313,7 +318,8 @@ def test_each_command_of_the_doctor_is_one_that_the_tool_takes(name: str) -> Non
 
 
 def state(google: FakeGoogle) -> str:
-    return str((dict(google.policies), google.buckets, google.accounts, google.enabled, google.limits))
+    named = (google.buckets, google.accounts, google.enabled, google.limits, google.repositories, google.charged)
+    return str((dict(google.policies), *named))
 
 
 @pytest.mark.parametrize(

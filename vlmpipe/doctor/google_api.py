@@ -46,11 +46,12 @@ class CannotSee(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer of a service: 200 with its content, or a status below 500 with its message."""
+    """Answer of a service: 200 with its content, or a status below 500 with its message and the reason's name."""
 
     status: int
     content: dict[str, Any]
     message: str = ""
+    reason: str = ""
 
 
 @dataclass
@@ -145,16 +146,33 @@ class GoogleApi:
 
     def _read(self, service: str, response: Any) -> Answer:
         content = _object(response)
-        error = content.get("error")
-        error = error if isinstance(error, dict) else {}
-        message = re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", str(error.get("message", "")))[:LONGEST_MESSAGE_CHARS]
-        reasons = [one.get("reason") for one in error.get("details", ()) if isinstance(one, dict)]
-        if "SERVICE_DISABLED" in reasons:
-            fix = remedies.enable(self.project, f"{service}.googleapis.com")
-            raise CannotSee(f"the API {service}.googleapis.com is not enabled", fix)
+        reason, said = _error_of(content)
+        message = re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", said)[:LONGEST_MESSAGE_CHARS]
+        charged = self.credentials.quota_project_id or self.project
+        if reason == "SERVICE_DISABLED" and "quota project" in said:
+            raise CannotSee("your login names no project that requests count against", remedies.charge(self.project))
+        if reason == "SERVICE_DISABLED":
+            where = "" if charged == self.project else f" in {charged}, which your login counts requests against"
+            fix = remedies.enable(charged, f"{service}.googleapis.com")
+            raise CannotSee(f"the API {service}.googleapis.com is not enabled{where}", fix)
+        if reason == "USER_PROJECT_DENIED":
+            role = "roles/serviceusage.serviceUsageConsumer"
+            fix = remedies.grant_on_project(charged, self.member, role)
+            raise CannotSee(f"your account may not let its requests count against {charged}", fix)
         if response.status_code in (401, 429) or response.status_code >= 500:
             raise CannotSee(f"{service} answers {response.status_code} {message}".strip())
-        return Answer(response.status_code, content, message)
+        return Answer(response.status_code, content, message, reason)
+
+
+def _error_of(content: dict[str, Any]) -> tuple[str, str]:
+    """Reason and message of an error: Google's form, or that of the OCI distribution specification."""
+    error = content.get("error")
+    if isinstance(error, dict):
+        reasons = (str(one["reason"]) for one in error.get("details", ()) if isinstance(one, dict) and "reason" in one)
+        return next(reasons, ""), str(error.get("message", ""))
+    errors = content.get("errors")
+    first = errors[0] if isinstance(errors, list) and errors and isinstance(errors[0], dict) else {}
+    return str(first.get("code", "")), str(first.get("message", ""))
 
 
 def _object(response: Any) -> dict[str, Any]:

@@ -54,8 +54,12 @@ def _row(field: str, image: str, api: GoogleApi, libraries: str) -> Row:
     accept = {"Accept": ", ".join((*INDEXES, *MANIFESTS))}
     answer = api.ask("GET", "images", f"/v2/{name}/manifests/{reference}", host=host, headers=accept)
     if answer.status == 404:
-        fix = "build and push it: make build builder=gcloud config=CONFIG"
-        return missing("image", f"{field}: there is no {image}", fix)
+        build = "build and push it: make build builder=gcloud config=CONFIG"
+        location, project, repository = _repository(parts)
+        if answer.reason == "NAME_UNKNOWN" and repository:
+            fix = f"{remedies.create_repository(location, project, repository)}\nthen {build}"
+            return missing("image", f"{field}: there is no {image} and no repository for it", fix)
+        return missing("image", f"{field}: there is no {image}", build)
     if answer.status != 200:
         return unseen("image", f"{field}: {image}: {answer.status} {answer.message}".strip(), _let_read(parts, api))
     found = _architectures(api, host, name, answer.content)
@@ -102,8 +106,12 @@ def _lost_folders(settings: dict[str, Any], libraries: str) -> tuple[str, ...]:
 
 
 def _let_read(parts: re.Match[str], api: GoogleApi) -> str:
+    location, project, repository = _repository(parts)
+    return remedies.grant_on_repository(location, project, repository, api.member) if repository else ""
+
+
+def _repository(parts: re.Match[str]) -> tuple[str, str, str]:
+    """Location, project and name of an image's repository; empty for hosts that have none."""
     project, _, rest = parts["name"].partition("/")
     repository = rest.partition("/")[0]
-    if not (parts["location"] and repository):
-        return ""
-    return remedies.grant_on_repository(parts["location"], project, repository, api.member)
+    return (parts["location"], project, repository) if parts["location"] and repository else ("", "", "")

@@ -39,23 +39,28 @@ def machine_rows(config: RunConfig, api: GoogleApi) -> Iterator[Row]:
     """A row for each machine and region of the plan, by one request for each machine type and each attached GPU."""
     for wanted, regions in machines_of(config).items():
         try:
-            zones = zones_of("machineTypes", wanted.machine, api)
+            zones, down = zones_of("machineTypes", wanted.machine, api)
             if wanted.gpu:
-                zones = _with_gpu(wanted.gpu, zones, api)
+                zones, gpus_down = _with_gpu(wanted.gpu, zones, api)
+                down |= gpus_down
         except CannotSee as error:
             for region in regions:
                 row = unseen("machine", f"{wanted} in {region}: {error.why}", error.fix)
                 yield row.showing(GPU_NAMES, False) if isinstance(error, UnknownGpu) else row
             continue
         for region in regions:
-            row = _row(wanted, region, zones)
+            row = _row(wanted, region, zones, down)
             yield row.showing(GPU_NAMES, True) if wanted.gpu else row
 
 
-def _row(wanted: Wanted, region: str, zones: list[str]) -> Row:
+def _row(wanted: Wanted, region: str, zones: list[str], down: set[str]) -> Row:
+    """down: zones of which Compute Engine says nothing at the moment."""
     here = [zone for zone in zones if zone.startswith(f"{region}-")]
     if here:
         return ok("machine", f"{wanted} in {region}: in {', '.join(here)} of Compute Engine. {NOT_ALL}")
+    if unknown := sorted(zone for zone in down if zone.startswith(f"{region}-")):
+        text = f"{wanted} in {region}: Compute Engine cannot reach {', '.join(unknown)}, and no other zone has it"
+        return unseen("machine", text, "try again")
     others = sorted({zone.rpartition("-")[0] for zone in zones})
     elsewhere = f"regions that have it: {', '.join(others) or 'none'}"
     text = f"{wanted} in {region}: in no zone of Compute Engine; {elsewhere}"
@@ -80,23 +85,31 @@ def _wanted(machine_spec: dict[str, Any]) -> Wanted:
     return Wanted(machine_type, "" if known and known.accelerators_fixed else gpu)
 
 
-def _with_gpu(gpu: str, zones: list[str], api: GoogleApi) -> list[str]:
-    """Return those `zones` that also have the GPU. Raises UnknownGpu if no zone has a GPU of that name."""
+def _with_gpu(gpu: str, zones: list[str], api: GoogleApi) -> tuple[list[str], set[str]]:
+    """Return those `zones` that also have the GPU, and zones out of reach. Raises UnknownGpu if no zone has it."""
     name = gpu.lower().replace("_", "-")  # NVIDIA_TESLA_T4 is nvidia-tesla-t4 there
-    with_it = zones_of("acceleratorTypes", name, api)
+    with_it, down = zones_of("acceleratorTypes", name, api)
     if not with_it:
         raise UnknownGpu(f"Compute Engine names no zone of the GPU {name}")
-    return [zone for zone in zones if zone in with_it]
+    return [zone for zone in zones if zone in with_it], down
 
 
-def zones_of(kind: Literal["machineTypes", "acceleratorTypes"], name: str, api: GoogleApi) -> list[str]:
-    """Compute Engine's zones with a type of machine or GPU. Raises CannotSee."""
+def zones_of(
+    kind: Literal["machineTypes", "acceleratorTypes"], name: str, api: GoogleApi
+) -> tuple[list[str], set[str]]:
+    """Compute Engine's zones with a type of machine or GPU, and those that it cannot reach. Raises CannotSee."""
     path = f"/compute/v1/projects/{api.project}/aggregated/{kind}"
-    answer = api.get("compute", path, filter=f'name = "{name}"', returnPartialSuccess="true")
-    if answer.status != 200:
-        fix = remedies.grant_on_project(api.project, api.member, "roles/compute.viewer")
-        raise CannotSee(
-            f"Compute Engine answers {answer.status}: {answer.message}", fix if answer.status == 403 else ""
-        )
-    items = answer.content.get("items", {})
-    return sorted(place.removeprefix("zones/") for place, one in items.items() if one.get(kind))
+    zones, down, page = list[str](), set[str](), dict[str, str]()
+    while True:
+        answer = api.get("compute", path, filter=f'name = "{name}"', returnPartialSuccess="true", **page)
+        if answer.status != 200:
+            fix = remedies.grant_on_project(api.project, api.member, "roles/compute.viewer")
+            raise CannotSee(
+                f"Compute Engine answers {answer.status}: {answer.message}", fix if answer.status == 403 else ""
+            )
+        items = answer.content.get("items", {})
+        zones += [place.removeprefix("zones/") for place, one in items.items() if one.get(kind)]
+        down |= {place.rpartition("/")[2] for place in answer.content.get("unreachables", ())}
+        if not (following := answer.content.get("nextPageToken")):
+            return sorted(zones), down
+        page = {"pageToken": following}

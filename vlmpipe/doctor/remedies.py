@@ -15,6 +15,11 @@ def enable(project: str, *services: str) -> str:
     return _command("gcloud", "services", "enable", *services, f"--project={project}")
 
 
+def charge(project: str) -> str:
+    """Let requests of a person's login count against a project."""
+    return _command("gcloud", "auth", "application-default", "set-quota-project", project)
+
+
 def grant_on_project(project: str, member: str, role: str) -> str:
     """Grant a role on the whole project."""
     return _binding("gcloud projects add-iam-policy-binding", project, member, role, "--condition=None")
@@ -56,6 +61,12 @@ def create_bucket(bucket: str, project: str, location: str) -> str:
     """Make a bucket in the run's region."""
     where = (f"--project={project}", f"--location={location}", "--uniform-bucket-level-access")
     return _command("gcloud", "storage", "buckets", "create", f"gs://{bucket}", *where)
+
+
+def create_repository(location: str, project: str, repository: str) -> str:
+    """Make a repository of images."""
+    where = (f"--location={location}", f"--project={project}", "--repository-format=docker")
+    return _command("gcloud", "artifacts", "repositories", "create", repository, *where)
 
 
 def create_account(email: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.google_apis import FakeGoogle
 from vlmpipe.rehearsal.http_server import ApiError
 
-ME, JOBS = "me@p.iam.gserviceaccount.com", "jobs@p.iam.gserviceaccount.com"
+ME, JOBS, PERSON = "me@p.iam.gserviceaccount.com", "jobs@p.iam.gserviceaccount.com", "someone@example.com"
 IMAGE = f"us-docker.pkg.dev/p/images/trainer@sha256:{'1' * 64}"
 SERVICES = ("iam", "iamcredentials", "storage", "secretmanager", "bigquery", "compute", "monitoring")
 QUOTA = "serviceusage/v1beta1/projects/p/services/aiplatform.googleapis.com/consumerQuotaMetrics/{}"
@@ -28,9 +28,12 @@ def google() -> Iterator[FakeGoogle]:
         running.buckets, running.accounts = {"b"}, {ME, JOBS}
         running.secrets, running.tables = {"projects/p/secrets/s"}, {"p.d.t"}
         running.limits = {("aiplatform.googleapis.com/cpus", ""): 8}
+        running.repositories.add("others")
         running.images = {IMAGE: ["amd64"]}
         for role in ("roles/serviceusage.serviceUsageViewer", "roles/compute.viewer"):
             running.bind("project", role, f"serviceAccount:{ME}")
+        running.bind(ME, "roles/iam.serviceAccountTokenCreator", f"serviceAccount:{ME}")
+        running.bind("project", "roles/iam.securityReviewer", f"serviceAccount:{JOBS}")
         running.bind("images", "roles/artifactregistry.reader", f"serviceAccount:{ME}")
         yield running
 
@@ -43,7 +46,7 @@ def ask(
         sent = {"Authorization": f"Bearer token-of-{caller}", "Content-Type": "application/json", **headers}
         connection.request(method, f"/{path}", json.dumps(body or {}), sent)
         answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
+        return answer.status, json.loads(answer.read() or b"{}")
     finally:
         connection.close()
 
@@ -77,6 +80,21 @@ REFUSED: dict[str, tuple[str, str, Any, int, str]] = {
     "a token of nobody": (
         "POST", "iamcredentials/v1/projects/-/serviceAccounts/none@p:generateAccessToken", {}, 404, "Not found"
     ),
+    "a token for more than an hour": (
+        "POST", f"iamcredentials/v1/projects/-/serviceAccounts/{ME}:generateAccessToken",
+        {"scope": ["a"], "lifetime": "3601s"}, 400, "at most 3600s",
+    ),
+    "a wildcard": (
+        "POST", "cloudresourcemanager/v1/projects/p:testIamPermissions", {"permissions": ["storage.*"]}, 400,
+        "wildcard",
+    ),
+    "no permissions of a project asked for": (
+        "POST", "cloudresourcemanager/v1/projects/p:testIamPermissions", {"permissions": []}, 400, "must not be empty"
+    ),
+    "31 names": (
+        "GET", "serviceusage/v1/projects/p/services:batchGet?" + "&".join(["names=projects/p/services/a"] * 31), None,
+        400, "1 to 30",
+    ),
     "no such table": (
         "POST", "bigquery/bigquery/v2/projects/p/datasets/d/tables/none:testIamPermissions", TEST, 404, "Not found"
     ),
@@ -100,7 +118,7 @@ REFUSED: dict[str, tuple[str, str, Any, int, str]] = {
         "GET", ZONES.format("acceleratorTypes", "name%20%3D%20%22NVIDIA_L4%22"), None, 400, "filter"
     ),
     "an unknown list": ("GET", ZONES.format("disks", "name%20%3D%20%22a%22"), None, 501, "no such route"),
-    "no such image": ("GET", "images/us-docker.pkg.dev/v2/p/images/none/manifests/1", None, 404, "not found"),
+    "no such image": ("GET", "images/us-docker.pkg.dev/v2/p/images/none/manifests/1", None, 404, "Failed to fetch"),
     "a manifest in a form that is not accepted": (
         "GET", f"images/us-docker.pkg.dev/v2/p/images/trainer/manifests/sha256:{'1' * 64}", None, 404,
         "MANIFEST_UNKNOWN",
@@ -115,7 +133,51 @@ REFUSED: dict[str, tuple[str, str, Any, int, str]] = {
 def test_a_request_with_one_fault_is_refused(google: FakeGoogle, name: str) -> None:
     method, path, body, code, said = REFUSED[name]
     found, answer = ask(google, method, path, body)
-    assert (found, said in answer["error"]["message"]) == (code, True), answer
+    error = answer["error"] if "error" in answer else answer["errors"][0]  # the registry's form
+    assert (found, said in f"{error['code']} {error['message']}") == (code, True), answer
+
+
+@pytest.mark.parametrize(("version", "code", "given"), [(0, 200, 1), (1, 200, 1), (2, 400, None), (3, 200, 3)])
+def test_a_policy_has_a_version_that_is_valid_and_conditions_in_the_third(
+    google: FakeGoogle, version: int, code: int, given: int | None
+) -> None:
+    google.bind_with_condition("project", "roles/storage.objectViewer", f"serviceAccount:{ME}", "some")
+    asked = {"options": {"requestedPolicyVersion": version}}
+    path = "cloudresourcemanager/v1/projects/p:getIamPolicy"
+    found, answer = ask(google, "POST", path, asked, caller=JOBS)
+    assert (found, answer.get("version")) == (code, given)
+    assert any("condition" in one for one in answer.get("bindings", ())) == (given == 3)
+
+
+def test_zones_come_in_pages_and_those_that_are_down_are_named(google: FakeGoogle) -> None:
+    google.zones, google.down = {"g2": ["r1-a", "r1-b", "r1-c", "r1-d"]}, {"r1-d"}
+    path = ZONES.format("machineTypes", "name%20%3D%20%22g2%22")
+    assert ask(google, "GET", path)[0] == 503
+    path += "&returnPartialSuccess=true"
+    pages = [ask(google, "GET", f"{path}{more}")[1] for more in ("", "&pageToken=2")]
+    assert [[place for place, one in page["items"].items() if "machineTypes" in one] for page in pages] == [
+        ["zones/r1-a", "zones/r1-b"], ["zones/r1-c"]
+    ]  # fmt: skip
+    assert [page.get("nextPageToken") for page in pages] == ["2", None]
+    assert {place for page in pages for place in page["unreachables"]} == {"zones/r1-d"}
+
+
+def test_a_persons_request_counts_against_a_project_that_the_person_may_use(google: FakeGoogle) -> None:
+    path, body = "cloudresourcemanager/v1/projects/p:testIamPermissions", TEST
+    for header, reason in (({}, "SERVICE_DISABLED"), ({"X-Goog-User-Project": "p"}, "USER_PROJECT_DENIED")):
+        code, answer = ask(google, "POST", path, body, caller=PERSON, **header)
+        assert (code, answer["error"]["details"][0]["reason"]) == (403, reason)
+    google.bind("project", "roles/serviceusage.serviceUsageConsumer", f"user:{PERSON}")
+    assert ask(google, "POST", path, body, caller=PERSON, **{"X-Goog-User-Project": "p"}) == (200, {})
+    code, answer = ask(google, "POST", path, body, caller=PERSON, **{"X-Goog-User-Project": "other"})
+    assert (code, "other" in answer["error"]["message"]) == (403, True)
+
+
+def test_blobs_are_at_another_address(google: FakeGoogle) -> None:
+    path = "images/us-docker.pkg.dev/v2/p/images/trainer/blobs/sha256:amd64"
+    assert ask(google, "GET", path)[0] == 302
+    google.repositories = set()
+    assert ask(google, "GET", path)[1]["errors"][0]["code"] == "NAME_UNKNOWN"
 
 
 @pytest.mark.parametrize("caller", ["", "me token"])

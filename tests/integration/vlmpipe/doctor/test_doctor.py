@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.oauth2.credentials import Credentials
 
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.google_apis import FakeGoogle
@@ -143,11 +144,16 @@ def without_machine(google: FakeGoogle) -> None:
     google.zones["n1-standard-8"] = ["europe-west4-a"]
 
 
+def without_repository(google: FakeGoogle) -> None:
+    google.repositories = set()
+
+
 MISSING: list[tuple[Callable[[FakeGoogle], None], str, tuple[str, ...]]] = [
     (without_an_api, "APIs", ("not enabled", "aiplatform.googleapis.com, logging.googleapis.com")),
     (without_quota, "quota", ("custom_model_training_cpus in us-central1", "16 needed, limit 8")),
     (with_used_quota, "quota", ("limit 100, 90 used", "too little is free")),
     (without_image, "image", ("there is no us-central1-docker.pkg.dev",)),
+    (without_repository, "image", ("no repository for it",)),
     (with_image_of_another_processor, "image", ("is for arm64", "amd64")),
     (with_single_image_of_another_processor, "image", ("is for arm64", "amd64")),
     (without_machine, "machine", ("n1-standard-8 in us-central1", "regions that have it: europe-west4")),
@@ -164,6 +170,54 @@ def test_what_is_missing_is_one_row_with_a_remedy(
     assert (found.state, exit_code(rows)) == ("missing", 79)
     assert all(word in found.text for word in words) and found.fix
     assert "\n" not in found.text
+
+
+def test_a_repository_is_made_before_an_image_is_built(google: FakeGoogle) -> None:
+    without_repository(google)
+    command, rest = one(examine(run_file()), "image").fix.split("\n", 1)
+    assert rest.startswith("then build and push it")
+    google.run(command)
+    assert not_ok(examine(run_file())) == []
+
+
+def test_machines_are_found_on_every_page_and_zones_out_of_reach_are_no_answer(google: FakeGoogle) -> None:
+    google.zones["n1-standard-8"] = ["asia-east1-a", "asia-east1-b", "europe-west4-a", f"{REGION}-a"]
+    assert not_ok(examine(run_file())) == []
+    google.down = {f"{REGION}-a"}
+    found = one(examine(run_file()), "machine")
+    assert (found.state, found.fix) == ("cannot see", "try again")
+    assert f"Compute Engine cannot reach {REGION}-a, and no other zone has it" in found.text
+    google.down = {"asia-east1-a"}
+    assert not_ok(examine(run_file())) == [], "zones elsewhere"
+
+
+def test_a_persons_requests_count_against_a_project_that_each_remedy_names(google: FakeGoogle) -> None:
+    """The first contact of a person whose login has no project, or another one, for its requests."""
+    person = "someone@example.com"
+
+    def refusal(charged: str | None) -> google_api.CannotSee:
+        login = Credentials(f"token-of-{person}", quota_project_id=charged)
+        api = GoogleApi(PROJECT, "", login, google_api.Silence())
+        with pytest.raises(google_api.CannotSee) as caught:
+            api.granted("cloudresourcemanager", f"/v1/projects/{PROJECT}", ("storage.objects.get",))
+        return caught.value
+
+    found = refusal(None)
+    assert found.why == "your login names no project that requests count against"
+    google.run(found.fix)
+    assert google.charged == [PROJECT]
+    found = refusal(PROJECT)
+    assert found.why == f"your account may not let its requests count against {PROJECT}"
+    assert found.fix.endswith("--role=roles/serviceusage.serviceUsageConsumer --condition=None")
+    google.run(found.fix.replace("YOUR_ACCOUNT", person))
+    found = refusal("other")
+    assert "is not enabled in other, which your login counts requests against" in found.why
+    assert found.fix == "gcloud services enable cloudresourcemanager.googleapis.com --project=other"
+    login = Credentials(f"token-of-{person}", quota_project_id=PROJECT)
+    answer = GoogleApi(PROJECT, "", login, google_api.Silence()).granted(
+        "cloudresourcemanager", f"/v1/projects/{PROJECT}", ("storage.objects.get",)
+    )
+    assert answer.status == 200
 
 
 def test_a_bucket_that_is_missing_is_missing_to_each_account_that_needs_it(google: FakeGoogle) -> None:
