@@ -1,4 +1,4 @@
-"""`vlmpipe tune`: a search over fields of train, by Vertex AI's HyperparameterTuningJob or on this machine.
+"""`vlmpipe tune`: a search over fields of train and adapters, by a HyperparameterTuningJob or on this machine.
 
 Both run the same CustomJob for a trial: `vlmpipe.trainer.trials.tune`, on the data and features of one earlier run.
 """
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmpipe.config.overrides import apply_overrides
 from vlmpipe.config.run_config import RunConfig, parse_run_config
-from vlmpipe.config.sections.tune import ParameterSpec, TuneConfig, Value
+from vlmpipe.config.sections.tune import OF_ADAPTERS, ParameterSpec, TuneConfig, Value
 from vlmpipe.job_spec.build import check_job_spec, job_settings, trials_spec
 from vlmpipe.platforms.local.search import LocalSearch
 from vlmpipe.platforms.searches import SEARCH_FILE, TABLE, Trial, ranked
@@ -81,6 +81,12 @@ def require_tuning(config: RunConfig) -> TuneConfig:
             f"tune.metric is {VALIDATION_LOSS}, and train.validate_every_steps is 0: trials would be compared by a few "
             "sequences, once",
             fix="set train.validate_every_steps",
+        )
+    if config.model.lora is None and (names := [one for one in config.tune.parameters if one in OF_ADAPTERS]):
+        raise ConfigError(
+            f"tune.parameters has {', '.join(names)}, and the run file has no model.lora",
+            expected="adapters, whose size is searched",
+            fix="set model.lora, for example model.lora={rank: 16}, or search fields of train",
         )
     for name, spec in config.tune.parameters.items():
         points = spec.points

@@ -92,7 +92,9 @@ def open_trial(config_uri: str, values: dict[str, Any], trial: str) -> JobConfig
         for parent in parents:
             inner = inner.get(parent, {})
         if last not in inner:
-            raise ConfigError(f"there is no field {name} in {search.uri('run.json')}", expected="a field of train")
+            raise ConfigError(
+                f"there is no field {name} in {search.uri('run.json')}", expected="a field of train or model.lora"
+            )
         inner[last] = value
     content["run"]["run_id"] = f"{content['run']['run_id']}/trial-{trial}"
     job = JobConfig.model_validate(content)

@@ -23,6 +23,12 @@ class Template(StrEnum):
     llava = "llava"
     qwen_vl = "qwen-vl"
     vertex = "vertex"
+    zero2 = "zero2"
+    hsdp = "hsdp"
+    tensor_parallel = "tensor-parallel"
+    three_d = "3d"
+    weekly = "weekly"
+    tune = "tune"
 
 
 # File of each template, and the command that comes next.
@@ -31,6 +37,12 @@ FILES = {
     Template.llava: ("llava-local.yaml", "vlmpipe run {path} data.source=FILE.json data.image_folder=FOLDER"),
     Template.qwen_vl: ("qwen2-5-vl-3b-lora.yaml", "vlmpipe plan {path}"),
     Template.vertex: ("llava-7b.yaml", "vlmpipe plan {path}"),
+    Template.zero2: ("llava-7b-zero2.yaml", "vlmpipe plan {path}"),
+    Template.hsdp: ("llava-7b-hsdp.yaml", "vlmpipe plan {path}"),
+    Template.tensor_parallel: ("llava-34b-tp.yaml", "vlmpipe plan {path}"),
+    Template.three_d: ("llava-70b-3d.yaml", "vlmpipe plan {path}"),
+    Template.weekly: ("qwen2-5-vl-3b-weekly.yaml", "vlmpipe schedule plan {path}"),
+    Template.tune: ("qwen2-5-vl-3b-tune.yaml", "vlmpipe plan {path}"),
 }
 
 
@@ -39,7 +51,9 @@ def init(
         Template,
         typer.Argument(
             help="digits: the quickstart. llava: your own LLaVA JSON on this machine. qwen-vl: Qwen2.5-VL with LoRA on "
-            "Vertex AI. vertex: LLaVA-1.5 7B on a Spot machine with 8 x A100.",
+            "Vertex AI. vertex: LLaVA-1.5 7B on a Spot machine with 8 x A100. zero2, hsdp: the same on four, with a "
+            "Reduction Server. tensor-parallel: 34B. 3d: 70B. weekly: retraining on a schedule. tune: a search for "
+            "rate and rank.",
         ),
     ] = Template.digits,
     output: Annotated[

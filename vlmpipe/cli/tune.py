@@ -1,4 +1,4 @@
-"""`vlmpipe tune`: search for good settings of train, here or on Vertex AI."""
+"""`vlmpipe tune`: search for good settings of training, here or on Vertex AI."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def tune(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever it costs.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Search over fields of train, by the section tune. On this machine the table of trials is printed."""
+    """Search over fields of train and adapters, by the section tune. On this machine the table of trials is printed."""
     from vlmpipe.pipelines.tune import search as tuning
     from vlmpipe.platforms.short_names import full_name
 

@@ -99,7 +99,7 @@ class RunFields(JobSections, Section):
         "run file's; empty trains the run file itself.",
     )
     schedule: ScheduleConfig | None = Field(None, description="Recurring runs on Vertex AI or Kubeflow; null for none.")
-    tune: TuneConfig | None = Field(None, description="A search over fields of train; null for none.")
+    tune: TuneConfig | None = Field(None, description="A search over fields of train and adapters; null for none.")
     sweep: SweepConfig | None = Field(
         None,
         description="Variants of the run that are trained and compared; null for none. No model of a sweep is "

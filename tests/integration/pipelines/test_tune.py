@@ -43,6 +43,8 @@ from vlmpipe.trainer.monitoring.metrics_writer import MetricsLog
 from vlmpipe.trainer.trials import tune as trial_module
 from vlmpipe.trainer.trials.tune import open_trial, parse_values
 
+RANK, RANKS = "model.lora.rank", {"discrete_value_spec": {"values": [4, 8]}}
+
 
 @pytest.fixture
 def search(tmp_path: Path) -> Search:
@@ -187,6 +189,8 @@ def test_every_end_must_make_a_run_file_and_the_run_must_have_trained(tmp_path: 
         require_tuning(config(parameters={ROWS: {"integer_value_spec": {"min_value": 1, "max_value": 3}}}))
     with pytest.raises(RunFileError, match=r"train.optimizer.rate"):
         require_tuning(config(parameters={"train.optimizer.rate": LOG}))
+    with pytest.raises(ConfigError, match=r"the run file has no model\.lora"):
+        require_tuning(config(parameters={RANK: RANKS}))
     with pytest.raises(ConfigError, match="no section tune"):
         require_tuning(load_run_file(DIGITS))
     with pytest.raises(ConfigError, match="has not trained"):
@@ -198,6 +202,15 @@ def test_every_end_must_make_a_run_file_and_the_run_must_have_trained(tmp_path: 
 
 
 # ---- a trial
+
+
+def test_a_trial_has_adapters_of_its_own_width_on_the_data_of_all(tmp_path: Path) -> None:
+    """Values of a discrete parameter arrive as real numbers: 8.0."""
+    found = opened(config("model.lora={rank: 16}", parameters={RANK: RANKS, RATE: LOG}), tmp_path)
+    given = parse_values([f"--{RANK}=8.0", f"--{RATE}=0.001"])
+    trial, before = open_trial(f"{found.uri}/run.json", given, "1"), open_trial(f"{found.uri}/run.json", {}, "2")
+    assert trial.model.lora and trial.model.lora.rank == 8 and before.model.lora and before.model.lora.rank == 16
+    assert trial.run.prepared_root == before.run.prepared_root
 
 
 def test_trials_never_share_a_folder_and_one_that_starts_again_keeps_its_own(search: Search) -> None:

@@ -21,9 +21,10 @@ PARAMETERS: dict[str, Any] = {
 }
 
 
-def config(**tuning: Any) -> RunConfig:
+def config(*more: str, **tuning: Any) -> RunConfig:
+    """`more`: overrides of the run file; `tuning`: fields of its section tune."""
     section = {"parameters": PARAMETERS, "max_trial_count": 6, "parallel_trial_count": 2, **tuning}
-    wanted = ["cluster.replica_count=1", "gcp.project=test-project", f"tune={json.dumps(section)}"]
+    wanted = ["cluster.replica_count=1", "gcp.project=test-project", f"tune={json.dumps(section)}", *more]
     return load_run_file(DIGITS, wanted)
 
 

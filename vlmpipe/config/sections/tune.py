@@ -1,4 +1,4 @@
-"""The run file's `tune` section: which fields of train are searched, in the terms of Vertex AI's StudySpec."""
+"""The run file's `tune` section: which fields are searched, in the terms of Vertex AI's StudySpec."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from vlmpipe.trainer.config.base import Positive, Section
 from vlmpipe.trainer.monitoring.hypertune import VALIDATION_LOSS
 
 Value = float | int | str
+# Beside fields of train: what neither prepared data nor features depend on, which all trials share.
+OF_ADAPTERS = ("model.lora.rank", "model.lora.alpha", "model.lora.dropout")
 Scale = Literal["UNIT_LINEAR_SCALE", "UNIT_LOG_SCALE", "UNIT_REVERSE_LOG_SCALE"]
 
 
@@ -98,7 +100,8 @@ class TuneConfig(Section):
     parameters: dict[str, ParameterSpec] = Field(
         min_length=1,
         max_length=100,
-        description="Fields of train to search, by dotted name, each with its possible values.",
+        description="Fields of train to search, by dotted name, each with its possible values; also model.lora.rank, "
+        "alpha and dropout.",
     )
     max_trial_count: Positive = Field(10, description="Number of trials.")
     parallel_trial_count: Positive = Field(
@@ -118,10 +121,11 @@ class TuneConfig(Section):
 
     @model_validator(mode="after")
     def _search(self) -> TuneConfig:
-        if others := [name for name in self.parameters if not name.startswith("train.")]:
+        others = [name for name in self.parameters if not name.startswith("train.") and name not in OF_ADAPTERS]
+        if others:
             raise ValueError(
                 f"parameters {', '.join(others)}: a trial shares data and features with the others, so only fields of "
-                "train can be searched"
+                f"train and {', '.join(OF_ADAPTERS)} can be searched"
             )
         ranges = [name for name, one in self.parameters.items() if one.double_value_spec]
         if self.algorithm == "GRID_SEARCH" and ranges:

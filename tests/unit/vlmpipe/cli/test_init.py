@@ -15,6 +15,7 @@ from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
 from vlmpipe import api
 from vlmpipe.cli.examples import EXAMPLES
+from vlmpipe.cli.init import FILES, Template
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.config.yaml_loader import shipped
 
@@ -82,6 +83,16 @@ def test_run_files_of_examples_are_there_without_a_clone(tmp_path: Path, monkeyp
     Path("configs").mkdir()
     Path("configs/digits.yaml").touch()
     assert shipped(Path("configs/digits.yaml")) is None, "a file that is here"
+
+
+def test_every_template_is_a_shipped_run_file_and_every_flagship_has_one(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
+    for template, (name, following) in FILES.items():
+        answer = vlmpipe("init", template.value, "--output", str(tmp_path / name))
+        assert answer.code == 0 and following.format(path=tmp_path / name) in answer.out
+        assert load_run_file(tmp_path / name) == load_run_file(ROOT / "configs" / name)
+    table = (ROOT / "docs/reference/shipped-run-files.md").read_text(encoding="utf-8")
+    named = dict(re.findall(r"^\| \[configs/([\w-]+\.yaml)\].* \| `([\w-]+)` \|$", table, re.M))
+    assert len(named) == 6 and named == {FILES[Template(one)][0]: one for one in named.values()}
 
 
 def test_a_run_file_and_its_table_are_written_and_nothing_is_overwritten(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
