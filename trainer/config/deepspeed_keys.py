@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterator, Mapping
+from typing import Literal
 
 DECIDED_HERE = {
     "train_batch_size": "train.global_batch_size",
@@ -36,22 +38,47 @@ DECIDED_HERE = {
     "zero_optimization.cpu_offload_use_pin_memory": "train.offload",
 }
 
-# What DeepSpeed's engine obeys as this trainer uses it: how it communicates, and what it prints.
-PASSED_ON = frozenset({
-    "zero_optimization", "prescale_gradients", "gradient_predivide_factor", "aio", "comms_logger", "flops_profiler",
-    "timers", "wall_clock_breakdown", "memory_breakdown", "steps_per_print", "dump_state", "log_level",
-    *(
-        f"zero_optimization.{name}"
-        for name in (
-            "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "use_multi_rank_bucket_allreduce",
-            "allgather_partitions", "allgather_bucket_size", "overlap_comm", "sub_group_size", "round_robin_gradients",
-            "ignore_unused_parameters", "parameter_alignment", "log_trace_cache_warnings", "enable_sanity_checks",
-            "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
-            "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_module_granularity_threshold",
-            "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential",
-        )
+Kind = Literal["switch", "count", "number", "text", "section"]
+
+
+def _zero(kind: Kind, names: str) -> dict[str, Kind]:
+    return {f"zero_optimization.{name}": kind for name in names.split()}
+
+
+# What DeepSpeed's engine obeys as this trainer uses it: how it communicates, and what it prints; and what each takes.
+PASSED_ON: Mapping[str, Kind] = {
+    "zero_optimization": "section",
+    "prescale_gradients": "switch",
+    "gradient_predivide_factor": "number",
+    "aio": "section",
+    "comms_logger": "section",
+    "flops_profiler": "section",
+    "timers": "section",
+    "wall_clock_breakdown": "switch",
+    "memory_breakdown": "switch",
+    "steps_per_print": "count",
+    "dump_state": "switch",
+    "log_level": "text",
+    **_zero(
+        "switch",
+        "contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions overlap_comm "
+        "round_robin_gradients ignore_unused_parameters parameter_alignment log_trace_cache_warnings "
+        "enable_sanity_checks stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential",
     ),
-})  # fmt: skip
+    **_zero(
+        "count",
+        "reduce_bucket_size allgather_bucket_size sub_group_size stage3_prefetch_bucket_size "
+        "stage3_param_persistence_threshold stage3_model_persistence_threshold stage3_max_live_parameters "
+        "stage3_max_reuse_distance stage3_module_granularity_threshold",
+    ),
+}
+EXPECTED: Mapping[Kind, str] = {
+    "switch": "true or false",
+    "count": "a whole number of at least 0",
+    "number": "a number above 0",
+    "text": "text",
+    "section": "a mapping",
+}
 
 # What DeepSpeed knows and this trainer does not use, or cannot: why.
 NOT_HERE = {
@@ -91,23 +118,61 @@ NOT_HERE = {
 }
 
 
-def problems(deepspeed: Mapping[str, object]) -> list[str]:
-    """Problems of the keys of `train.deepspeed`, all at once. Values are DeepSpeed's own business."""
-    zero = deepspeed.get("zero_optimization", {})
-    if not isinstance(zero, dict):
-        return [f"deepspeed.zero_optimization: found {zero!r}, expected a mapping"]
-    given = {**deepspeed, **{f"zero_optimization.{name}": value for name, value in zero.items()}}
-    return [text for name, value in given.items() for text in _of_key(name, value)]
+def problems(deepspeed: Mapping[str, object], strategy: str) -> list[str]:
+    """Problems of the keys of `train.deepspeed` and of the kinds of their values, all at once.
+
+    What is left is judged by DeepSpeed's own classes (`vlmpipe.trainer.strategies.deepspeed.values`).
+    """
+    found = [text for name, value in _flat(deepspeed).items() for text in _of_key(name, value)]
+    if deepspeed and not strategy.startswith("zero"):
+        found.insert(0, f"does not apply to strategy {strategy}: take it out, or use zero1 to zero3")
+    return found
+
+
+def without_problems(deepspeed: Mapping[str, object]) -> dict[str, object]:
+    """The keys of `train.deepspeed` without problems of their own, to be judged further."""
+    good = {name for name, value in _flat(deepspeed).items() if not list(_of_key(name, value))}
+    return {
+        name: {inner: one for inner, one in value.items() if f"{name}.{inner}" in good}
+        if name == "zero_optimization" and isinstance(value, dict)
+        else value
+        for name, value in deepspeed.items()
+        if name in good
+    }
+
+
+def _flat(deepspeed: Mapping[str, object]) -> dict[str, object]:
+    """Keys with those of zero_optimization after it."""
+    zero = deepspeed.get("zero_optimization")
+    inner = zero if isinstance(zero, dict) else {}
+    return {**deepspeed, **{f"zero_optimization.{name}": value for name, value in inner.items()}}
 
 
 def _of_key(name: str, value: object) -> Iterator[str]:
     if name in DECIDED_HERE:
-        yield f"deepspeed.{name} is decided by {DECIDED_HERE[name]}: set that, and take this out"
+        yield f"{name} is decided by {DECIDED_HERE[name]}: set that, and take this out"
     elif name in NOT_HERE:
-        yield f"deepspeed.{name} would have no effect, or a wrong one: {NOT_HERE[name]}; take it out"
+        yield f"{name} would have no effect, or a wrong one: {NOT_HERE[name]}; take it out"
     elif name not in PASSED_ON:
         near = difflib.get_close_matches(name, [*PASSED_ON, *DECIDED_HERE], n=1, cutoff=0.8)
         hint = f"; did you mean {near[0]}?" if near else "; take it out"
-        yield f"deepspeed.{name} is not known to DeepSpeed, which would ignore it{hint}"
+        yield f"{name} is not known to DeepSpeed, which would ignore it{hint}"
     elif value == "auto":
-        yield f"deepspeed.{name}: found auto, which transformers' Trainer fills in; write the value, or take it out"
+        yield f"{name}: found auto, which transformers' Trainer fills in; write the value, or take it out"
+    elif not _is_of(PASSED_ON[name], value):
+        yield f"{name}: found {json.dumps(value, default=repr)}, expected {EXPECTED[PASSED_ON[name]]}"
+
+
+def _is_of(kind: Kind, value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    match kind:
+        case "switch":
+            return isinstance(value, bool)
+        case "count":
+            return is_number and float(value) >= 0 and float(value).is_integer()  # type: ignore[arg-type]
+        case "number":
+            return is_number and float(value) > 0  # type: ignore[arg-type]
+        case "text":
+            return isinstance(value, str)
+        case "section":
+            return isinstance(value, dict)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from pydantic import model_validator
+from pydantic import ValidationInfo, field_validator, model_validator
 
 from vlmpipe.trainer.config import deepspeed_keys
 from vlmpipe.trainer.config.strategies import (
@@ -42,15 +43,14 @@ class TrainConfig(TrainFields):
         _require_compression(self)
         return self
 
-    @model_validator(mode="after")
-    def _deepspeed_is_ours_in_part(self) -> TrainConfig:
-        if self.deepspeed and not self.strategy.startswith("zero"):
-            raise ValueError(
-                f"deepspeed does not apply to strategy {self.strategy}: take it out, or use zero1 to zero3"
-            )
-        if found := deepspeed_keys.problems(self.deepspeed):
+    @field_validator("deepspeed")
+    @classmethod
+    def _deepspeed_is_ours_in_part(cls, deepspeed: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Of the field, so that it is read whatever is wrong elsewhere."""
+        strategy = info.data.get("strategy", "zero1")  # an unknown one is its own problem
+        if found := deepspeed_keys.problems(deepspeed, strategy):
             raise ValueError("\n".join(found))
-        return self
+        return deepspeed
 
     @model_validator(mode="before")
     @classmethod

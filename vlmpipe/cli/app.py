@@ -163,9 +163,15 @@ def check(
     assert config is not None
     if region:
         raise ConfigError("--region is given with a run file", fix="set gcp.location=REGION in the run file instead")
+    from vlmpipe.config.validation_errors import RunFileError
     from vlmpipe.pipelines.checks.finding import exit_code
 
-    settings = load(config, overrides)
+    try:
+        settings = load(config, overrides)
+    except RunFileError as error:
+        from vlmpipe.pipelines.checks.deepspeed_values import with_values
+
+        raise with_values(error, config, overrides or ()) from None
     with doing(f"checking {config}: model, data, batch, output and job specs"):
         findings = api.check(settings)
     code = exit_code(findings)

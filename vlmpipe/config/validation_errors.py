@@ -126,7 +126,7 @@ def from_validation_error(error: ValidationError, model: type[BaseModel]) -> lis
         if isinstance(cause, ProblemsError):
             problems += cause.problems
         else:
-            problems.append(Problem(path, _text(path, group, fields)))
+            problems += [Problem(path, line) for line in _text(path, group, fields).splitlines() or [""]]
     return problems
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -20,43 +21,100 @@ from vlmpipe.trainer.sizing.deepspeed_config import Sizes, engine_settings, laid
 ANY = Sizes(trainable=10**9, layer=10**7, vector=10**4)  # values are judged without regard to a model's sizes
 
 
+class Recorded(dict[str, Any]):
+    """A section that remembers which of its keys were read."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        super().__init__({name: Recorded(one) if isinstance(one, Mapping) else one for name, one in content.items()})
+        self.asked: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def __iter__(self) -> Iterator[str]:  # as ** and loops read all
+        self.asked.update(super().keys())
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        self.asked.update(super().keys())
+        return super().keys()
+
+    def items(self) -> Any:
+        self.asked.update(super().keys())
+        return super().items()
+
+    def __deepcopy__(self, memo: object) -> Recorded:
+        return self
+
+    def unread(self, name: str) -> Iterator[str]:
+        """Dotted names of keys in this section that nothing read."""
+        for key, value in dict.items(self):
+            if key not in self.asked:
+                yield f"{name}.{key}"
+            elif isinstance(value, Recorded):
+                yield from value.unread(f"{name}.{key}")
+
+
+def value_problems(train: TrainConfig) -> list[str]:
+    """What DeepSpeed refuses of train.deepspeed, and what it would ignore in its sections: all of it, key by key."""
+    settings = engine_settings(train, stage=int(train.strategy[-1]), micro_steps=1, sizes=ANY)
+    found: list[str] = []
+    for name, value in train.deepspeed.items():
+        refused = [f"{name}: {problem}" for problem in _refused(laid_over(settings, {name: value}))]
+        found += refused or _ignored(name, value)
+    return found or list(_refused(laid_over(settings, train.deepspeed)))
+
+
 def require_values(settings: Mapping[str, object]) -> None:
-    """Raise ConfigError where DeepSpeed refuses a configuration, with all that it says.
+    """Raise ConfigError where DeepSpeed refuses a configuration, with all that it says."""
+    if found := list(_refused(settings)):
+        raise ConfigError(
+            f"DeepSpeed refuses train.deepspeed: {'; '.join(found)}",
+            expected="values of https://www.deepspeed.ai/docs/config-json/",
+            fix="correct them, or take them out: the run file's other fields decide what is needed",
+        )
+
+
+def _refused(settings: Mapping[str, object]) -> Iterator[str]:
+    """What DeepSpeed says against a configuration.
 
     Without its batch size, which DeepSpeed would multiply by one rank: it knows none before the first engine.
     """
     from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 
-    judged = {name: copy.deepcopy(value) for name, value in settings.items() if name != "train_batch_size"}
     try:
-        DeepSpeedConfig(judged)
+        DeepSpeedConfig({name: copy.deepcopy(value) for name, value in settings.items() if name != "train_batch_size"})
     except ValidationError as error:
-        messages = [
-            f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}, found {detail['input']!r}"
-            for detail in error.errors()
-        ]
-        raise _refused("; ".join(messages)) from error
+        for detail in error.errors():
+            yield f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}, found {detail['input']!r}"
     except (DeepSpeedConfigError, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
-        raise _refused(str(error)) from error
+        yield str(error)
 
 
-def _refused(message: str) -> ConfigError:
-    return ConfigError(
-        f"DeepSpeed refuses train.deepspeed: {message}",
-        expected="values of https://www.deepspeed.ai/docs/config-json/",
-        fix="correct them, or take them out: the run file's other fields decide what is needed",
-    )
+def _ignored(name: str, value: object) -> Iterator[str]:
+    """Keys inside of a section that DeepSpeed does not read. Its own classes refuse them in most sections."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    if isinstance(value, Mapping):
+        section = Recorded(value)
+        DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1, name: section})
+        for key in section.unread(name):
+            yield f"{key} is not known to DeepSpeed, which would ignore it; take it out"
 
 
 def main() -> int:
     config = TrainConfig.model_validate(json.load(sys.stdin))
-    settings = engine_settings(config, stage=int(config.strategy[-1]), micro_steps=1, sizes=ANY)
     try:
-        require_values(laid_over(settings, config.deepspeed))
-    except ConfigError as error:
-        print("\n" + json.dumps(error.found))
-    else:
-        print("\n" + json.dumps(""))
+        import deepspeed  # noqa: F401
+    except ImportError as error:
+        print("\n" + json.dumps({"missing": str(error)}))
+        return 0
+    print("\n" + json.dumps({"problems": value_problems(config)}))
     return 0
 
 

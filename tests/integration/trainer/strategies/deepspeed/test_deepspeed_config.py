@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from deepspeed.runtime.config import _REMOVED_TOP_LEVEL_CONFIG_KEYS, DeepSpeedConfig
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pydantic import ValidationError
 
+from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
 from tests.support.trainer.equalities import HELD_OUT
 from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import make_run, metrics, train_runs
-from vlmpipe.pipelines.checks.deepspeed_values import deepspeed_verdict
+from vlmpipe.config.run_config import RunFileError, load_run_file
+from vlmpipe.pipelines.checks import deepspeed_values
+from vlmpipe.pipelines.checks.deepspeed_values import deepspeed_verdict, with_values
 from vlmpipe.trainer.config import deepspeed_keys
 from vlmpipe.trainer.config.deepspeed_keys import DECIDED_HERE
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.sizing.deepspeed_config import Sizes, engine_settings, laid_over
-from vlmpipe.trainer.strategies.deepspeed.values import require_values
+from vlmpipe.trainer.strategies.deepspeed.values import require_values, value_problems
 
 GIVEN = {"zero_optimization": {"overlap_comm": False}, "wall_clock_breakdown": True}
 SEVERAL_BUCKETS = {"zero_optimization": {"reduce_bucket_size": 10_000}}  # of some 30,000 trained parameters
@@ -121,7 +124,7 @@ def test_what_the_run_file_decides_is_refused_with_the_field_that_does(key: str)
     outer, _, inner = key.partition(".")
     with pytest.raises(ValidationError) as caught:
         settings("zero2", {outer: {inner: 1} if inner else 1})
-    assert f"deepspeed.{key} is decided by {DECIDED_HERE[key]}" in str(caught.value)
+    assert f"{key} is decided by {DECIDED_HERE[key]}" in str(caught.value)
 
 
 class Recorded(dict[str, Any]):
@@ -167,14 +170,14 @@ def test_all_that_is_wrong_with_a_guides_configuration_is_said_at_once() -> None
         settings("zero2", GUIDES)
     said = str(caught.value)
     for text in (
-        "deepspeed.train_batch_size is decided by train.global_batch_size",
-        "deepspeed.fp16 is decided by train.precision",
-        "deepspeed.checkpoint is decided by section checkpoint",
-        "deepspeed.pipeline is decided by train.strategy pp",
-        "deepspeed.wall_clock_brakedown is not known to DeepSpeed, which would ignore it; did you mean wall_clock_brea",
-        "deepspeed.zero_optimization.overlap_com is not known",
-        "deepspeed.zero_optimization.reduce_bucket_size: found auto",
-        "deepspeed.zero_optimization.stage3_gather_16bit_weights_on_model_save would have no effect",
+        "train_batch_size is decided by train.global_batch_size",
+        "fp16 is decided by train.precision",
+        "checkpoint is decided by section checkpoint",
+        "pipeline is decided by train.strategy pp",
+        "wall_clock_brakedown is not known to DeepSpeed, which would ignore it; did you mean wall_clock_brea",
+        "zero_optimization.overlap_com is not known",
+        "zero_optimization.reduce_bucket_size: found auto",
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save would have no effect",
     ):
         assert text in said
     assert "steps_per_print" not in said and "overlap_comm is" not in said
@@ -183,10 +186,7 @@ def test_all_that_is_wrong_with_a_guides_configuration_is_said_at_once() -> None
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (
-            {"zero_optimization": {"reduce_bucket_size": "many", "overlap_comm": "perhaps"}},
-            "reduce_bucket_size: .*; ov",
-        ),
+        ({"zero_optimization": {"reduce_bucket_size": 0}}, "reduce_bucket_size: Input should be greater than 0"),
         ({"timers": {"throughput": {"enabled": "perhaps"}}}, "perhaps"),
     ],
 )
@@ -201,15 +201,108 @@ def test_a_value_that_deepspeed_refuses_is_a_sentence_before_an_engine_is_built(
         require_values(laid_over(derived, given))
 
 
+def test_all_values_that_deepspeed_refuses_or_would_ignore_are_said_at_once() -> None:
+    given = {
+        "zero_optimization": {"reduce_bucket_size": 0, "overlap_comm": True},
+        "timers": {"throughput": {"enabled": "perhaps"}},
+        "comms_logger": {"enabled": True, "nonsense": 1},
+        "aio": {"block_size": 1048576, "blok_size": 1},
+        "flops_profiler": {"enabled": True, "stepp": 1},
+    }
+    said = value_problems(settings("zero2", given))
+    expected = (
+        "zero_optimization: reduce_bucket_size: ",
+        "timers: enabled: ",
+        "comms_logger: nonsense: ",
+        "aio.blok",
+        "f",
+    )
+    assert len(said) == len(expected) and all(map(str.startswith, said, expected))
+    assert value_problems(settings("zero2", {**GIVEN, "timers": {"throughput": {"enabled": True}}})) == []
+
+
+def test_kinds_of_values_are_those_of_deepspeeds_own_class() -> None:
+    kinds = {"bool": "switch", "int": "count", "Optional[bool]": "switch"}
+    for name, field in DeepSpeedZeroConfig.model_fields.items():
+        kind = deepspeed_keys.PASSED_ON.get(f"zero_optimization.{field.alias or name}")
+        annotation = (
+            getattr(field.annotation, "__name__", "") if isinstance(field.annotation, type) else "Optional[bool]"
+        )
+        assert kind in (None, kinds.get(annotation)), name
+
+
+@pytest.mark.parametrize("kind", get_args(deepspeed_keys.Kind))
+def test_a_value_of_another_kind_is_refused_when_the_file_is_read(kind: str) -> None:
+    """Plans read some of them: one of another kind ended `check` with a traceback."""
+    good = {"switch": True, "count": 5e8, "number": 0.5, "text": "info", "section": {}}
+    bad = {"switch": "perhaps", "count": "many", "number": 0, "text": 1, "section": 3}
+    for name in (name for name, of in deepspeed_keys.PASSED_ON.items() if of == kind):
+        outer, _, inner = name.partition(".")
+        assert settings("zero2", {outer: {inner: good[kind]} if inner else good[kind]}).deepspeed
+        with pytest.raises(ValidationError, match=f"{name}: found .*, expected {deepspeed_keys.EXPECTED[kind]}"):
+            settings("zero2", {outer: {inner: bad[kind]} if inner else bad[kind]})
+
+
 def test_check_asks_deepspeed_in_another_process() -> None:
-    state, text, code = deepspeed_verdict(settings("zero2", {"zero_optimization": {"reduce_bucket_size": -5}}))
+    state, text, code = deepspeed_verdict(settings("zero2", {"zero_optimization": {"reduce_bucket_size": 0}}))
     assert (state, code) == ("failed", 64) and "reduce_bucket_size" in text
-    assert deepspeed_verdict(settings("zero3", GIVEN))[0] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("reader", "said"),
+    [
+        (
+            "import json; print(json.dumps({'missing': 'No module named deepspeed'}))",
+            "cannot be imported here (No modul",
+        ),
+        (
+            "raise RuntimeError('of its own')",
+            "reading train.deepspeed by DeepSpeed's classes failed: RuntimeError: of its",
+        ),
+    ],
+)
+def test_deepspeed_that_is_missing_is_told_from_a_check_that_fails(
+    reader: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in_reader(reader, tmp_path, monkeypatch)
+    state, text, code = deepspeed_verdict(settings("zero3", GIVEN))
+    assert (state, code) == ("unchecked", 0) and said in text
+    assert text.endswith("training reads it when it starts, and ends with exit code 64 where DeepSpeed refuses it")
+
+
+def stand_in_reader(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the one that takes seconds to import DeepSpeed."""
+    (folder / "stand_in_reader.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setattr(deepspeed_values, "READER", "stand_in_reader")
+
+
+def test_values_that_deepspeed_accepts_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in_reader("print('{\"problems\": []}')", tmp_path, monkeypatch)
+    accepted = "DeepSpeed accepts train.deepspeed: zero_optimization, wall_clock_breakdown"
+    assert deepspeed_verdict(settings("zero3", GIVEN)) == ("ok", accepted, 0)
+
+
+def test_keys_and_values_are_refused_in_one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = "import json, sys; print(json.dumps({'problems': ['timers: ' + str(json.load(sys.stdin)['deepspeed'])]}))"
+    stand_in_reader(judge, tmp_path, monkeypatch)
+    given_values = {"timers": {"throughput": {"enabled": "perhaps"}}}
+    given = {"fp16": {"enabled": True}, **given_values}
+    overrides = ["train.strategy=zero2", f"train.deepspeed={json.dumps(given)}", "train.no_such_key=1"]
+    digits = ROOT / "configs/digits.yaml"
+    with pytest.raises(RunFileError) as refused:
+        load_run_file(digits, overrides)
+    said = [(one.field, one.text) for one in with_values(refused.value, digits, overrides).problems]
+    assert [field for field, _ in said] == ["train.deepspeed", "train.no_such_key", "train.deepspeed"]
+    assert "fp16 is decided by train.precision" in said[0][1] and said[2][1] == f"timers: {given_values}"
+    with pytest.raises(RunFileError) as other:
+        load_run_file(digits, ["train.no_such_key=1"])
+    assert with_values(other.value, digits, ["train.no_such_key=1"]) is other.value
 
 
 def test_it_is_for_deepspeed_alone() -> None:
     assert settings("zero1", {"wall_clock_breakdown": True}).deepspeed
-    with pytest.raises(ValidationError, match="deepspeed does not apply to strategy fsdp"):
+    with pytest.raises(ValidationError, match="does not apply to strategy fsdp: take it out"):
         settings("fsdp", {"wall_clock_breakdown": True})
     with pytest.raises(ValidationError, match="found 3, expected a mapping"):
         settings("zero1", {"zero_optimization": 3})
