@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +41,8 @@ def with_values(error: RunFileError, file: Path, overrides: Sequence[str]) -> Ru
     if all(problem.field != FIELD for problem in error.problems):
         return error
     train: Any = with_overrides(read_run_file(file), parse_overrides(overrides))["train"]
+    if not isinstance(train["deepspeed"], Mapping):
+        return error
     strategy = str(train.get("strategy"))
     judged = {
         "strategy": strategy if strategy in ("zero1", "zero2", "zero3") else "zero2",

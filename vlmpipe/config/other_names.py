@@ -19,6 +19,7 @@ OTHER_NAMES = {
     "llm": "language_model",
     "lr_scheduler_type": "lr_schedule",
     "gradient_accumulation_steps": "global_batch_size",
+    "api_key": "api_key_secret",
 }
 # Words of guides to training on several GPUs for what is set elsewhere, otherwise, or not at all: the last part of a
 # key, and what answers it.
@@ -32,6 +33,10 @@ WORDS = {
     "max_restarts": "cluster.restart_job_on_worker_restart restarts the whole job on Vertex AI; here it is "
     "vlmpipe run --retries N",
     "sharding_strategy": "train.strategy: fsdp, or hsdp within nodes",
+    "hybrid_shard": "train.strategy: hsdp",
+    "full_shard": "train.strategy: fsdp, or zero3",
+    "shard_grad_op": "train.strategy: zero2",
+    "horovod": "train.strategy: ddp; a program under Horovod is a train.trainer (recipes/horovod)",
     "data_parallel": "leave it out: it is the number of ranks divided by tensor_parallel, pipeline_parallel and "
     "context_parallel",
     "scheduler": "train.lr_schedule, with train.warmup_steps or train.warmup_fraction",
