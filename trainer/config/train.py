@@ -46,7 +46,7 @@ class TrainConfig(TrainFields):
     @field_validator("deepspeed")
     @classmethod
     def _deepspeed_is_ours_in_part(cls, deepspeed: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        """Of the field, so that it is read whatever is wrong elsewhere."""
+        """Validate the field by itself, so that its problems are said next to those of other fields."""
         strategy = info.data.get("strategy", "zero1")  # an unknown one is its own problem
         if found := deepspeed_keys.problems(deepspeed, strategy):
             raise ValueError("\n".join(found))

@@ -46,6 +46,12 @@ class UnknownField:
         return (*parents, closest(snake_case(str(name)), load_fields()["messages"][self.message]) or name)
 
     @property
+    def is_of_the_job(self) -> bool:
+        """Return whether a pool has a field of the whole job's spec, with a value."""
+        known = load_fields()["messages"]["CustomJobSpec"]
+        return self.message == "WorkerPoolSpec" and self.value is not None and snake_case(str(self.path[-1])) in known
+
+    @property
     def has_target(self) -> bool:
         """Return whether the value certainly belongs to `target`."""
         return bool(_advice(self.message, self.path[-1]).get("to"))

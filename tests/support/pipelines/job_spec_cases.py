@@ -52,6 +52,7 @@ class Case:
 
 V100 = {"machine_type": "n1-standard-8", "accelerator_type": "NVIDIA_TESLA_V100", "accelerator_count": 1}
 COUNT, GPU = f"{MACHINE}.accelerator_count", f"{MACHINE}.accelerator_type"
+ONE_GPU = {"machine_type": "a2-highgpu-1g", "accelerator_type": "NVIDIA_TESLA_A100", "accelerator_count": 1}
 RESTART = "scheduling.restart_job_on_worker_restart"
 AFFINITY, PEERING = f"{MACHINE}.reservation_affinity", "psc_interface_config.dns_peering_configs"
 ATTACHED = {"psc_interface_config.network_attachment": "a"}
@@ -225,6 +226,12 @@ CASES = [
         "VP217",
         started("torchrun", *EIGHT, "--master_addr=10.0.0.2", "train.py"),
         started("torchrun", *EIGHT, "--rdzv-backend=c10d", "train.py"),
+        base=CLUSTER,
+    ),
+    Case(
+        "VP218",
+        {f"{P1}.container_spec.command": [], f"{P1}.container_spec.args": [], f"{P1}.machine_spec": ONE_GPU},
+        {f"{P1}.container_spec.command": [], f"{P1}.container_spec.args": ["--a"], f"{P1}.machine_spec": ONE_GPU},
         base=CLUSTER,
     ),
     Case("VP301", {f"{MACHINE}.machine_type": "a2-highgpu-3g"}, {f"{MACHINE}.machine_type": "a2-highgpu-8g"}),

@@ -61,7 +61,7 @@ class Recorded(dict[str, Any]):
 
 
 def value_problems(train: TrainConfig) -> list[str]:
-    """What DeepSpeed refuses of train.deepspeed, and what it would ignore in its sections: all of it, key by key."""
+    """List the values of train.deepspeed that DeepSpeed refuses, and the keys of sections that it would ignore."""
     settings = engine_settings(train, stage=int(train.strategy[-1]), micro_steps=1, sizes=ANY)
     found: list[str] = []
     for name, value in train.deepspeed.items():
@@ -81,7 +81,7 @@ def require_values(settings: Mapping[str, object]) -> None:
 
 
 def _refused(settings: Mapping[str, object]) -> Iterator[str]:
-    """What DeepSpeed says against a configuration.
+    """Yield DeepSpeed's objections to a configuration.
 
     Without its batch size, which DeepSpeed would multiply by one rank: it knows none before the first engine.
     """

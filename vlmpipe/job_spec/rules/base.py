@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from vlmpipe.job_spec.worker_pools import CHIEF_POOL, POOLS, REDUCTION_SERVER_PO
 if TYPE_CHECKING:
     from vlmpipe.catalog.machines import Catalog, Machine
 
+# What replicas of pool 0 are called in their words where they are parameter servers.
+_SERVERS = re.compile(r"parameter[-_ ]?server|(^|=)ps$|[-_]ps[-_.]", re.IGNORECASE)
 _TPU_MACHINES = ("ct5", "ct6", "tpu", "cloud-tpu")  # v5e, v6e and later, older ones
 
 
@@ -64,6 +67,11 @@ class Pool:
     @property
     def is_reducers(self) -> bool:
         return is_reducers(self.spec)
+
+    @property
+    def names_servers(self) -> bool:
+        """Return whether its words are those of parameter servers."""
+        return any(_SERVERS.search(word) for _, word in self.words())
 
     @property
     def is_tpu(self) -> bool:
@@ -133,6 +141,8 @@ class Job:
     @property
     def has_parameter_servers(self) -> bool:
         """Return whether pool 2 holds parameter servers: a worker that is restarted alone finds them again."""
+        if self.pools and self.pools[CHIEF_POOL].names_servers:  # at the wrong place
+            return True
         others = self.pools[REDUCTION_SERVER_POOL:]
         return bool(others) and bool(others[0].replica_count) and not others[0].is_reducers
 

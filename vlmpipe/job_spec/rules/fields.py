@@ -7,12 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmpipe.job_spec.rules.base import Job
-from vlmpipe.job_spec.schema import Spelling, UnknownField, camel_case, kind_of, load_fields, read_field, read_message
+from vlmpipe.job_spec.schema import (
+    Spelling,
+    UnknownField,
+    camel_case,
+    kind_of,
+    load_fields,
+    read_field,
+    read_message,
+    snake_case,
+)
 from vlmpipe.job_spec.violation import FieldPath, Violation
 from vlmpipe.job_spec.worker_pools import POOLS
 
 MAX_VARIABLES = 100
 DEPRECATED_STRATEGIES = {"ON_DEMAND": "STANDARD", "LOW_COST": "SPOT"}
+JOB = "CustomJobSpec"
 BESIDE_POOLS: tuple[FieldPath, ...] = (("scheduling",), ("service_account",))  # given beside a bare list of pools
 
 
@@ -38,6 +48,12 @@ def read_leniently(content: object, spelling: Spelling) -> LenientReading:
     violations += reading.violations
     places = [violation.field for violation in reading.violations if violation.code != "VP101"]
     for field in reading.unknown:
+        if field.is_of_the_job and (name := snake_case(str(field.path[-1]))) not in reading.fields:
+            value, inner = read_field(field.value, load_fields()["messages"][JOB][name], field.path, spelling)
+            violations += inner
+            if value is not None:
+                reading.fields[name] = value
+                moved[(name,)] = field.path
         if field.value is not None and field.has_target:
             is_moved, inner = _move(reading.fields, field, spelling)
             violations += inner

@@ -1,4 +1,4 @@
-"""Rules VP216 and VP217: what starts a process for each GPU, and what launchers are told about the nodes."""
+"""Rules VP216 to VP218: what starts a process for each GPU, and what launchers are told about the nodes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from vlmpipe.config.launch_commands import (
 )
 from vlmpipe.job_spec.rules.base import Job, Pool
 from vlmpipe.job_spec.violation import FieldPath, Violation
+from vlmpipe.job_spec.worker_pools import CHIEF_POOL, WORKER_POOL
 
 
 def check(job: Job) -> Iterator[Violation]:
-    """Each pool of nodes with several GPUs, and the words for a launcher of each."""
+    """Each pool of nodes with several GPUs, the words for a launcher of each, and workers without the chief's."""
+    yield from _lacking(job)
     for pool in job.pools:
         if not pool.is_node or pool.is_tpu:
             continue
@@ -29,6 +31,18 @@ def check(job: Job) -> Iterator[Violation]:
         if starts_processes(parts):
             for doubt in node_doubts(parts, nodes=job.num_nodes):
                 yield Violation("VP217", path, doubt.found, doubt.expected, doubt.fix)
+
+
+def _lacking(job: Job) -> Iterator[Violation]:
+    """Workers of the chief's image without any of the chief's words."""
+    if len(job.pools) <= WORKER_POOL:
+        return
+    chief, workers = job.pools[CHIEF_POOL], job.pools[WORKER_POOL]
+    words = [word for _, word in chief.words()]
+    if words and chief.image_uri and chief.image_uri == workers.image_uri and not list(workers.words()):
+        fix = "write the same in both pools: nothing is taken over from pool 0"
+        found = f"no command and no arguments, where the chief has {len(words)} words"
+        yield Violation("VP218", workers.at("container_spec"), found, "what the chief of the same image is told", fix)
 
 
 def _command(pool: Pool) -> tuple[FieldPath, list[str]]:

@@ -14,8 +14,6 @@ REDUCER_MACHINES = ("n1-highcpu-16", "n2-highcpu-16")
 _OUR_TRAINER = re.compile(
     r"\bvlmpipe\.trainer\.(launch|train|trials\.(tune|sweep)|feature_cache\.encode|evaluation\.evaluate)\b"
 )
-# What pool 0 of a job with parameter servers is called in its own words.
-_SERVERS = re.compile(r"parameter[-_ ]?server|(^|=)ps$|[-_]ps[-_.]", re.IGNORECASE)
 
 
 def check(job: Job) -> Iterator[Violation]:
@@ -53,7 +51,7 @@ def _replicas(pool: Pool, has_reducers: bool) -> Iterator[Violation]:
         return
     if pool.index == CHIEF_POOL and pool.replica_count != 1:
         fix = f"move the other replicas to {POOLS}[1]" if pool.replica_count > 1 else "write replica_count: 1"
-        if any(_SERVERS.search(word) for _, word in pool.words()):
+        if pool.names_servers:
             fix = f"move the servers to {POOLS}[{REDUCTION_SERVER_POOL}], whose replicas are parameter servers"
         found = str(pool.spec.get("replica_count", "nothing"))
         yield Violation("VP203", path, found, "exactly 1: pool 0 is the chief", fix)

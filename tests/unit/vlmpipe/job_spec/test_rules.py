@@ -16,6 +16,7 @@ from tests.support.generated_files import RULES_PAGE, fields_json, job_spec_rule
 from tests.support.paths import ROOT
 from tests.support.pipelines.job_spec_cases import CASES, WHOLE, Case
 from tests.support.pipelines.job_specs import (
+    CLUSTER,
     CPU,
     HUB_TOKEN,
     ONE,
@@ -82,6 +83,22 @@ def test_servers_in_the_chiefs_pool_are_sent_to_the_servers_pool(words: list[str
     spec = changed(CPU, {"worker_pool_specs.0.replica_count": 3, "worker_pool_specs.0.container_spec.command": words})
     (found,) = [one for one in check(spec) if one.code == "VP203"]
     assert ("worker_pool_specs[2]" in found.fix) == servers
+
+
+def test_fields_of_the_job_in_a_pool_are_judged_in_the_same_round() -> None:
+    network = {"network": "projects/my-project/global/networks/vpc", "reserved_ip_ranges": ["10.1.0.0/16"]}
+    found = check(changed(ONE, {f"worker_pool_specs.0.{name}": value for name, value in network.items()}))
+    place = "job_spec.worker_pool_specs[0]."
+    assert [(one.code, one.path.removeprefix(place)) for one in found] == [
+        ("VP101", "network"), ("VP101", "reserved_ip_ranges"), ("VP502", "network"), ("VP503", "reserved_ip_ranges[0]"),
+    ]  # fmt: skip
+
+
+def test_servers_at_the_chiefs_place_need_no_restart_of_the_whole_job() -> None:
+    words = {"worker_pool_specs.0.container_spec.command": ["python", "t.py", "--role=ps"]}
+    spec = changed(CLUSTER, {**words, "scheduling.restart_job_on_worker_restart": False})
+    assert "VP407" not in codes(spec)
+    assert "VP407" in codes(changed(spec, {"worker_pool_specs.0.container_spec.command": ["python", "t.py"]}))
 
 
 def test_every_rule_has_two_fixtures() -> None:
