@@ -208,6 +208,7 @@ def read_mmbench(config: BenchmarkConfig, image: FIND_IMAGE) -> Iterator[Benchma
         raise file.wrong(f"it has no column {missing[0]!r}; its columns are {known}")
     letters = [letter for letter in string.ascii_uppercase if letter in (rows.fieldnames or ())]
     images: dict[str, bytes] = {}
+    first: dict[bytes, str] = {}  # the row with an image; others may write it out again, too
     found = list(_numbered(list(rows), "row"))
     for where, row in found:
         if not (row["index"] or "").isdigit():
@@ -218,6 +219,7 @@ def read_mmbench(config: BenchmarkConfig, image: FIND_IMAGE) -> Iterator[Benchma
         name = row["index"] if images[row["index"]] else str(row["image"])
         if not images.get(name):
             raise file.wrong(f"'image' of {where} is neither an image in base64 nor the index of a row with one")
+        name = first.setdefault(images[name], name)
         choices = tuple((letter, row[letter]) for letter in letters if row[letter] not in (None, "", "nan"))
         if row["answer"] not in dict(choices):
             raise file.wrong(f"'answer' of {where} is {row['answer']!r}, not the letter of a choice")

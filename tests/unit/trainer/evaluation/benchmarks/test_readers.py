@@ -55,6 +55,16 @@ def test_some_questions_are_evenly_spaced_and_rotations_stay_together(tmp_path: 
     assert [question.id for question in read_benchmark(config, MAX_BYTES)] == ["1", "1000001"]
 
 
+def test_an_image_that_rows_write_out_again_is_one_image(tmp_path: Path) -> None:
+    """Otherwise it counts twice where it looks like a training image, and its questions as about different ones."""
+    rows = contents("mmbench")["questions.tsv"]
+    written_out = [row | {"image": rows[0]["image"]} for row in rows]
+    names = [
+        one.image.name for one in read_benchmark(write(tmp_path, "mmbench", {"questions.tsv": written_out}), MAX_BYTES)
+    ]
+    assert len(names) == len(rows) > 1 and set(names) == {f"row {rows[0]['index']}"}
+
+
 Change = Callable[[dict[str, Any]], Any]
 WRONG: list[tuple[BenchmarkFormat, Change, str]] = [
     ("vqav2", lambda f: f["questions.json"]["info"].update(version="1.0"), "its 'version' is '1.0', not '2'"),
