@@ -98,7 +98,8 @@ class BenchmarkScores(Open):
     """Scores of a published set of questions, with 95 % intervals."""
 
     format: str = ""
-    questions: Count = None
+    questions: Count = None  # that each score stands on
+    asked: Count = None  # those and the rotations of multiple choices
     images: Count = None
     scores: dict[str, Figure] = Field(default_factory=dict)
     intervals: dict[str, tuple[float, float] | None] = Field(default_factory=dict)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import secrets
 import sys
 from datetime import UTC, datetime
@@ -103,12 +102,7 @@ def _approval(settings: RunConfig, *, yes: bool) -> float | None:
         dearest = tuning.dearest_trial(settings)
         one = spending_of(dearest, plan_run(dearest))
     trials = settings.tune.max_trial_count
-    whole = dataclasses.replace(
-        one,
-        name=f"{trials} trials of {one.name}",
-        usd=None if one.usd is None else trials * one.usd,
-        hours=None if one.hours is None else trials * one.hours,
-    )
+    whole = one.times(trials, f"{trials} trials of {one.name}")
     above = settings.plan.confirm_above_usd
     require_approval(whole, confirm_above_usd=above, force=False, yes=yes, ask=terminal_confirm())
     return whole.usd

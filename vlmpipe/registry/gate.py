@@ -81,6 +81,7 @@ def decide(evaluation: Evaluation, gate: GateConfig, against: AgainstChampion | 
             f"benchmarks.{name}.{metric}",
             found.get(name, {}).get(metric),
             floor,
+            questions=evaluation.benchmarks[name].questions if name in found else None,
         )
         for name, floors in sorted(gate.benchmarks.items())
         for metric, floor in sorted(floors.items())
@@ -122,9 +123,19 @@ def _apart(value: float, other: float) -> tuple[str, str]:
 
 
 def _limit(
-    name: str, metric: str, value: object, threshold: float, *, upper: bool = False, slice_name: str | None = None
+    name: str,
+    metric: str,
+    value: object,
+    threshold: float,
+    *,
+    upper: bool = False,
+    slice_name: str | None = None,
+    questions: int | None = None,
 ) -> Check:
-    """Return whether the value reaches a lower threshold, or with `upper` does not exceed it."""
+    """Return whether the value reaches a lower threshold, or with `upper` does not exceed it.
+
+    questions: that the value stands on, where they are not all of the evaluation's.
+    """
     number = _finite(value)
     if number is None:
         why, passed = _missing(value, metric if slice_name is None else f"{metric} of slice {slice_name!r}"), False
@@ -134,7 +145,8 @@ def _limit(
         verdict, bound = ("is within", "allowed") if upper else ("reaches", "required")
         if not passed:
             verdict = "exceeds" if upper else "is below"
-        why = f"{name} {own} {verdict} the {bound} {other}"
+        basis = "" if questions is None else f" ({questions:,} questions)"
+        why = f"{name} {own} {verdict} the {bound} {other}{basis}"
     return Check(
         name=name,
         metric=metric,
@@ -142,6 +154,7 @@ def _limit(
         value=number,
         threshold=threshold,
         is_upper=upper,
+        questions=questions,
         passed=passed,
         why=why,
     )
@@ -149,7 +162,9 @@ def _limit(
 
 def _slice_check(name: str, floor: float, slices: Mapping[str, Scores]) -> Check:
     if name in slices:
-        return _limit(f"exact match of {name}", "exact_match", slices[name].exact_match, floor, slice_name=name)
+        found = slices[name]
+        title = f"exact match of {name}"
+        return _limit(title, "exact_match", found.exact_match, floor, slice_name=name, questions=found.questions)
     known = ", ".join(sorted(slices)) or "none"
     why = f"the evaluation has no slice {name!r}; its slices are: {known}"
     return Check(

@@ -89,7 +89,8 @@ def write_scores(
     asked = repr([(one.id, one.text, one.answers) for one in questions])
     return {
         "format": config.format,
-        "questions": len(questions),
+        "questions": len({one.group or one.id for one in questions}),
+        "asked": len(questions),
         "images": len({one.image.name for one in questions}),
         "scores": scored.scores(),
         "intervals": scored.intervals(),

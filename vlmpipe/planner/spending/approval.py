@@ -31,6 +31,17 @@ class Spending:
     term: str  # standard, spot or flex_start
     unknown: str = ""
     left_out: str = ""  # prices that are not known and not in `usd`
+    usd_range: tuple[float, float] | None = None  # by the error of a forecast of the hours
+
+    def times(self, runs: int, name: str) -> Spending:
+        """The figures of several such runs together."""
+        return dataclasses.replace(
+            self,
+            name=name,
+            usd=None if self.usd is None else runs * self.usd,
+            hours=None if self.hours is None else runs * self.hours,
+            usd_range=None if self.usd_range is None else (runs * self.usd_range[0], runs * self.usd_range[1]),
+        )
 
 
 def spending_of(config: RunConfig, plan: Plan | StagesPlan | SweepPlan) -> Spending:
@@ -41,13 +52,16 @@ def spending_of(config: RunConfig, plan: Plan | StagesPlan | SweepPlan) -> Spend
     whole: SweepPlan = plan  # type: ignore[assignment]
     name = f"{whole.name}: {whole.trainings} trainings"
     unknown = found.unknown or "of some variant it is not known"
-    return dataclasses.replace(found, name=name, usd=whole.usd, hours=whole.hours, unknown=unknown)
+    return dataclasses.replace(
+        found, name=name, usd=whole.usd, hours=whole.hours, unknown=unknown, usd_range=whole.usd_range
+    )
 
 
 def _of_stages(config: RunConfig, plan: Plan | StagesPlan | SweepPlan) -> Spending:
     each = [_of_stage(run, plan.stages[stage], stage) for stage, run in config.stage_runs().items()]
     usd = [one.usd for one in each if one.usd is not None]
     hours = [one.hours for one in each if one.hours is not None]
+    ranges = [one.usd_range for one in each if one.usd_range is not None]
     return Spending(
         name=config.name,
         state=plan.state,
@@ -58,6 +72,9 @@ def _of_stages(config: RunConfig, plan: Plan | StagesPlan | SweepPlan) -> Spendi
         term=", then ".join(dict.fromkeys(one.term for one in each)),
         unknown="; ".join(one.unknown for one in each if one.usd is None),
         left_out="; ".join(dict.fromkeys(one.left_out for one in each if one.left_out)),
+        usd_range=(sum(low for low, _ in ranges), sum(high for _, high in ranges))
+        if len(ranges) == len(each)
+        else None,
     )
 
 
@@ -74,6 +91,7 @@ def _of_stage(config: RunConfig, plan: Plan, stage: str) -> Spending:
         term=cost.term if cost else config.cluster.scheduling_strategy,
         unknown=f"stage {stage}: {_why_not_known(plan)}" if stage else _why_not_known(plan),
         left_out=", ".join(cost.missing) if cost and cost.is_lower_bound else "",
+        usd_range=cost.usd_range if cost else None,
     )
 
 
@@ -147,7 +165,8 @@ def reasons_to_confirm(plan: Spending, confirm_above_usd: float) -> str:
         return f"{plan.name} costs at least {dollars(plan.usd)}, without what has no price: {plan.left_out} ({where})"
     if plan.usd > confirm_above_usd:
         threshold = f"more than plan.confirm_above_usd, {dollars(confirm_above_usd)}"
-        return f"{plan.name} is planned to cost {dollars(plan.usd)} ({where}), {threshold}"
+        between = f" ({' to '.join(map(dollars, plan.usd_range))})" if plan.usd_range else ""
+        return f"{plan.name} is planned to cost {dollars(plan.usd)}{between} ({where}), {threshold}"
     return ""
 
 

@@ -261,6 +261,7 @@ def test_rotations_of_a_multiple_choice_do_not_count_as_in_the_report(tmp_path: 
         config = BenchmarkConfig(name="mm", format="mmbench", uri="questions.tsv")
         described: dict[str, Any] = write_scores(job, config, questions, answers)
         reported.append(described["scores"]["accuracy"])
+        assert (described["questions"], described["asked"]) == (4, 8), "what a score stands on, and what was asked"
         make(tmp_path, name, FIRST, evaluate={"questions": 4, "benchmarks": {"mm": described}})
     (row,) = compared(tmp_path, "first", "other").benchmarks
     assert (row.slice, row.metric, row.questions, row.images) == ("mm", "accuracy", 4, 4)

@@ -66,6 +66,7 @@ def test_stages_are_planned_as_their_own_run_files_and_summed(config: RunConfig,
 def test_the_sum_is_what_is_confirmed(config: RunConfig, plan: StagesPlan) -> None:
     dearest = max(one.cost.usd for one in plan.stages.values() if one.cost and one.cost.usd)
     spending = spending_of(config, plan)
+    assert spending.usd_range == plan.as_dict()["usd_range"] is not None
     assert spending.usd == plan.usd and not reasons_to_confirm(spending, spending.usd)
     assert f"{config.name} is planned to cost" in reasons_to_confirm(spending, dearest)
 

@@ -68,7 +68,7 @@ def test_jobs_that_share_trainings_leave_less_to_do_side_by_side(config: RunConf
 def test_the_sum_is_what_is_confirmed(config: RunConfig, plan: SweepPlan) -> None:
     assert plan.usd
     spending = spending_of(config, plan)
-    assert (spending.usd, spending.hours) == (plan.usd, plan.hours)
+    assert (spending.usd, spending.hours, spending.usd_range) == (plan.usd, plan.hours, plan.usd_range)
     assert f"{config.name}: 6 trainings is planned to cost" in reasons_to_confirm(spending, plan.usd / 2)
 
 

@@ -257,13 +257,15 @@ def evaluation_lines(evaluation: Evaluation | None) -> list[str]:
         lines.append(f"{'CIDEr-D of captions, from 0 to 10':<{width}} {caption_score:6.2f}")
     if len(evaluation.slices) > 1:
         for name, measured in evaluation.slices.items():
-            baseline = f"  (majority baseline {_percent(measured.chance).strip()})"
+            asked = "" if measured.questions is None else f"{measured.questions:,} questions, "
+            baseline = f"  ({asked}majority baseline {_percent(measured.chance).strip()})"
             lines.append(f"  {name:<{width - 2}} {_percent(measured.exact_match)}{baseline}")
     for name, found in evaluation.benchmarks.items():
         for metric, value in found.scores.items():
             low, high = found.intervals.get(metric) or (None, None)
             between = "" if low is None else f"  ({low:.3f} to {high:.3f})"
-            lines.append(f"{f'{name}: {TITLES.get(metric, metric)}':<{width}} {value:8.3f}{between}")
+            asked = "" if found.questions is None else f", {found.questions:,} questions"
+            lines.append(f"{f'{name}: {TITLES.get(metric, metric)}{asked}':<{width}} {value:8.3f}{between}")
     return lines
 
 

@@ -56,6 +56,14 @@ def test_a_plan_above_the_threshold_is_confirmed_with_cost_hours_and_machines() 
         assert part in question
 
 
+def test_the_range_of_a_forecast_is_in_the_question_and_grows_with_the_runs() -> None:
+    """A search of twenty trials is asked about as firmly, or as loosely, as one run is planned."""
+    one = dataclasses.replace(PLAN, usd_range=(300.0, 600.0))
+    refusal = _refusal(one.times(20, "20 trials of llava"))
+    assert "20 trials of llava is planned to cost $8,240 ($6,000 to $12,000) (about 225.0 h" in refusal.text()
+    assert UNKNOWN.times(20, "20 trials").usd_range is None
+
+
 def test_the_answer_no_submits_nothing() -> None:
     refusal = _refusal(PLAN, person=Person(False))
     assert refusal.code == ExitCode.INTERRUPTED
