@@ -140,6 +140,18 @@ def test_a_bound_on_look_alikes_holds_for_each_set_of_images_that_was_seen() -> 
     assert failed(decide(unseen, GateConfig(max_images_like_train=1.0)))
 
 
+def test_bounds_of_slices_and_benchmarks_say_on_how_many_questions_they_stand() -> None:
+    """Three questions that are right reach any bound: whoever reads the decision has to see that they are three."""
+    measured = evaluation(
+        slices={"digit": {"exact_match": 1.0, "questions": 3}},
+        benchmarks={"pope": {"scores": {"f1": 0.7}, "questions": 3000}},
+    )
+    decision = decide(measured, GateConfig(per_slice={"digit": 0.9}, benchmarks={"pope": {"f1": 0.8}}))
+    found = {check.name: (check.why, check.questions) for check in decision.checks}
+    assert found["exact match of digit"] == ("exact match of digit 1 reaches the required 0.9 (3 questions)", 3)
+    assert found["F1 of pope"] == ("F1 of pope 0.7 is below the required 0.8 (3,000 questions)", 3000)
+
+
 def test_unknown_slice_is_a_failure_that_names_the_known_ones() -> None:
     decision = decide(EVALUATION, GateConfig(per_slice={"digits": 0.5}))
     assert not decision.accepted

@@ -44,3 +44,12 @@ def test_a_control_says_on_how_many_questions_it_stands_and_how_many_images_were
     (line,) = (line for line in evaluation_lines(evaluation) if "another sample's image" in line)
     assert line.startswith("same model with another sample's image, 60 questions, 8 images resized")
     assert line.endswith(" 25.0 %")
+
+
+def test_slices_and_benchmarks_say_on_how_many_questions_they_stand() -> None:
+    slices = {"digit": {"questions": 5, "exact_match": 0.8, "chance": 0.1}, "sum": {"questions": 1000}}
+    benchmarks = {"mm": {"questions": 20, "asked": 40, "scores": {"accuracy": 0.5}}}
+    found = {"questions": 1005, "slices": slices, "benchmarks": benchmarks}
+    lines = [" ".join(line.split()) for line in evaluation_lines(Evaluation.of(found, "evaluate.json"))]
+    assert "digit 80.0 % (5 questions, majority baseline 10.0 %)" in lines
+    assert "mm: accuracy, 20 questions 0.500" in lines
