@@ -15,9 +15,9 @@ from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.records.record import Record
 from vlmpipe.trainer.records.step import require_step
 from vlmpipe.trainer.records.summary import Summary
+from vlmpipe.trainer.records.sweep import Sweep
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record, write_record
-from vlmpipe.trainer.trials.files import SWEEP_FILE
 
 if TYPE_CHECKING:
     from vlmpipe.trainer.data.prepare.pipeline import Prepared
@@ -166,7 +166,7 @@ def close_run(run_uri: str, outcome: str) -> str:
         return f"run {outcome}: the run file was not accepted, so there is no report"
 
     keep_calibration(run_uri)
-    if open_storage(run_uri).stat(SWEEP_FILE):
+    if open_storage(run_uri).stat(Sweep.FILE):
         return f"run {outcome}; {_close_sweep(run_uri)}"
     return f"run {outcome}; report in {write_report(run_uri)}"
 

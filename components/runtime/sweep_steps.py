@@ -19,18 +19,11 @@ from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, print_error
 from vlmpipe.trainer.progress import step_progress
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.records.step import read_step
+from vlmpipe.trainer.records.sweep import Claim, FeaturesError, Outcome, Sweep, SweepTraining, SweepVariant
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
-from vlmpipe.trainer.storage.records import read_as_written, read_record, write_record, write_run_file
-from vlmpipe.trainer.trials.files import (
-    FEATURES_ERROR,
-    JOB_STEP,
-    OUTCOME,
-    SWEEP_FILE,
-    is_done,
-    outcome_of,
-    settings_sha256,
-)
+from vlmpipe.trainer.storage.records import read_as_written, read_record, write_run_file
+from vlmpipe.trainer.trials.files import JOB_STEP, is_done, settings_sha256
 
 VARIANTS_FOLDER = "variants"  # in the run's folder
 ENDED_CHARS = 100  # of the sentence on how a job ended: a step gets those of all jobs, and Vertex AI keeps 200 KB of it
@@ -63,7 +56,7 @@ def write_sweep(run: RunPaths, sweep: SweepConfig, variants: Sequence[tuple[Vari
     from vlmpipe.trainer.data.prepare.pipeline import fingerprint
     from vlmpipe.trainer.feature_cache.store import features_uri
 
-    trainings = list[dict[str, Any]]()
+    trainings = list[SweepTraining]()
     first = dict[tuple[str, ...], str]()
     clusters = dict[str, list[int]]()
     for variant, config in variants:
@@ -78,36 +71,36 @@ def write_sweep(run: RunPaths, sweep: SweepConfig, variants: Sequence[tuple[Vari
                 tower = features_uri(paths.features_root, own.model, own.train.precision)
             clusters.setdefault(json.dumps(content["cluster"], sort_keys=True), []).append(len(trainings))
             trainings.append(
-                {
-                    "variant": variant.name,
-                    "start": start,
-                    "run_uri": paths.run_uri,
-                    "data_from": first.setdefault((data,), paths.run_uri),
-                    "features_from": first.setdefault(
+                SweepTraining(
+                    variant=variant.name,
+                    start=start,
+                    run_uri=paths.run_uri,
+                    data_from=first.setdefault((data,), paths.run_uri),
+                    features_from=first.setdefault(
                         (data, tower, own.features.cache, str(own.model.caches_if_auto)), paths.run_uri
                     ),
-                }
+                )
             )
-    jobs = [job for numbers in clusters.values() for job in _jobs(numbers, sweep.trainings_per_job)]
-    content = {
-        "metric": sweep.metric,
-        "baseline": baseline_of(sweep),
-        "starts": sweep.starts,
-        "parallelism": sweep.parallelism,
-        "hypotheses": [one.model_dump() for one in sweep.hypotheses],
-        "variants": [{"name": variant.name, "values": variant.values} for variant, _ in variants],
-        "trainings": trainings,
-        "jobs": jobs,
-    }
-    write_record(open_storage(run.run_uri), SWEEP_FILE, content, indent=1)
+    jobs = [job for indices in clusters.values() for job in _jobs(indices, sweep.trainings_per_job)]
+    Sweep(
+        metric=sweep.metric,
+        baseline=baseline_of(sweep),
+        starts=sweep.starts,
+        parallelism=sweep.parallelism,
+        hypotheses=tuple(Claim(**claim.model_dump()) for claim in sweep.hypotheses),
+        variants=tuple(SweepVariant(name=variant.name, values=variant.values) for variant, _ in variants),
+        trainings=tuple(trainings),
+        jobs=tuple(jobs),
+    ).write(open_storage(run.run_uri))
 
 
 def _require_same_settings(variant: str, store: Storage, own: RunConfig, content: Mapping[str, Any]) -> None:
     """Raise ConfigError, which names the fields, where a training of an earlier start is done with other settings: its
     scores would be reported as those of these. A field that came with a later version of vlmpipe, at its default, is
     no other setting."""
-    before = outcome_of(store).get("settings")
-    if not before or content["train"]["resume"] == "never" or before == settings_sha256(content):
+    outcome = Outcome.read_if_there(store)
+    before = outcome.settings if outcome else ""
+    if outcome is None or not before or own.train.resume == "never" or before == settings_sha256(content):
         return
     from vlmpipe.runs.changed_settings import changed_settings  # loads torch
 
@@ -125,7 +118,7 @@ def _require_same_settings(variant: str, store: Storage, own: RunConfig, content
             texts = changed_settings(trained, own).texts()
             named = "; ".join(one for one in texts if one.startswith(DECIDING) and not one.startswith("train.resume "))
             if not named:  # the new run.json has another digest, by which the next start will look
-                write_record(store, OUTCOME, {**outcome_of(store), "settings": settings_sha256(content)}, indent=1)
+                outcome.model_copy(update={"settings": settings_sha256(content)}).write(store)
                 return
     raise ConfigError(
         ": ".join(filter(None, (f"{store.root_uri} was trained with other settings of variant {variant}", named))),
@@ -134,19 +127,19 @@ def _require_same_settings(variant: str, store: Storage, own: RunConfig, content
     )
 
 
-def _jobs(numbers: Sequence[int], most: int) -> list[list[int]]:
+def _jobs(indices: Sequence[int], max_trainings: int) -> list[tuple[int, ...]]:
     """Trainings dealt out to as few jobs as there can be, so that all take about as long."""
-    count = -(-len(numbers) // most)
-    return [list(numbers[job::count]) for job in range(count)]
+    count = -(-len(indices) // max_trainings)
+    return [tuple(indices[job::count]) for job in range(count)]
 
 
 def preparations(run_uri: str) -> list[str]:
     """The folders of trainings that prepare data."""
-    return list(dict.fromkeys(one["data_from"] for one in _sweep(run_uri)["trainings"]))
+    return list(dict.fromkeys(training.data_from for training in _sweep(run_uri).trainings))
 
 
-def _sweep(run_uri: str) -> dict[str, Any]:
-    return read_record(open_storage(run_uri), SWEEP_FILE)
+def _sweep(run_uri: str) -> Sweep:
+    return Sweep.read(open_storage(run_uri))
 
 
 def prepare_variant_data(run_uri: str) -> None:
@@ -173,10 +166,8 @@ def open_jobs(run_uri: str) -> list[str]:
             f"no variant's data could be prepared: {record.message if record else 'the step did not run'}",
             code=ExitCode.DATA,
         )
-    done = [is_done(open_storage(one["run_uri"])) for one in sweep["trainings"]]
-    return [
-        f"{number} {run_uri}" for number, job in enumerate(sweep["jobs"]) if not all(done[training] for training in job)
-    ]
+    done = [is_done(open_storage(training.run_uri)) for training in sweep.trainings]
+    return [f"{number} {run_uri}" for number, job in enumerate(sweep.jobs) if not all(done[index] for index in job)]
 
 
 def encode_features(run_uri: str, target: str) -> str:
@@ -186,8 +177,8 @@ def encode_features(run_uri: str, target: str) -> str:
     if data.stat(DataPointers.FILE) is None:
         return f"no data in {run_uri}"
     prepared_uri = DataPointers.read(data).prepared_uri
-    trainings = _sweep(run_uri.rpartition(f"/{VARIANTS_FOLDER}/")[0])["trainings"]
-    towers = dict.fromkeys(one["features_from"] for one in trainings if one["data_from"] == run_uri)
+    trainings = _sweep(run_uri.rpartition(f"/{VARIANTS_FOLDER}/")[0]).trainings
+    towers = dict.fromkeys(training.features_from for training in trainings if training.data_from == run_uri)
     return "; ".join(_encode(uri, prepared_uri, target) for uri in towers)[:ENDED_CHARS]
 
 
@@ -195,8 +186,8 @@ def _encode(run_uri: str, prepared_uri: str, target: str) -> str:
     store = open_storage(run_uri)
     pointers = point_to_features(JobConfig.load(store.uri("run.json")), prepared_uri)
     pointers.write(store)
-    if store.stat(FEATURES_ERROR):
-        store.delete(FEATURES_ERROR)
+    if store.stat(FeaturesError.FILE):
+        store.delete(FeaturesError.FILE)
     if pointers.features != "encode":
         with step_progress(run_uri, "cache-features") as progress:
             progress.finish("reused" if pointers.features == "reuse" else "done", f"features: {pointers.features}")
@@ -204,19 +195,18 @@ def _encode(run_uri: str, prepared_uri: str, target: str) -> str:
     config = config_of_run(store)
     ended, error = _run(config, job_spec(config, "cache_features", run_uri), "cache-features", target, run_uri)
     if error:  # without features, each training would find that out on machines of its own
-        write_record(store, FEATURES_ERROR, {"error": error})
+        FeaturesError(error=error).write(store)
     return ended
 
 
 def train_variants(job: str, target: str) -> str:
     """Run a job of trainings. Returns how it ended."""
     number, _, run_uri = job.partition(" ")
-    store = open_storage(run_uri)
-    sweep = read_record(store, SWEEP_FILE)
-    config = config_of_run(open_storage(sweep["trainings"][sweep["jobs"][int(number)][0]]["run_uri"]))
+    sweep = _sweep(run_uri)
+    config = config_of_run(open_storage(sweep.trainings[sweep.jobs[int(number)][0]].run_uri))
     spec = sweep_job_spec(config, run_uri, int(number))
     if platform_of(target).is_here:  # jobs beside each other share the cores
-        share = max(1, (os.cpu_count() or 1) // min(len(sweep["jobs"]), sweep["parallelism"]))
+        share = max(1, (os.cpu_count() or 1) // min(len(sweep.jobs), sweep.parallelism))
         for pool in spec["worker_pool_specs"]:
             environment = pool["container_spec"].setdefault("env", [])
             if not any(one["name"] == THREADS_VARIABLE for one in environment):

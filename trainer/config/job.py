@@ -26,8 +26,8 @@ from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.records.record import of_another_version
 from vlmpipe.trainer.secret_manager import use_hub_token
 from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.base import join_uri
-from vlmpipe.trainer.storage.records import read_record
+from vlmpipe.trainer.storage.base import Storage, join_uri
+from vlmpipe.trainer.storage.records import RUN_FILE, read_record
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # Fields that are gone (docs/decisions/0148), with the values by which they did nothing: records of earlier runs hold
@@ -190,6 +190,11 @@ class JobConfig(JobSections):
         job = cls.of_record(read_record(open_storage(folder), name), uri)
         use_hub_token(job.model.hub_token_secret)
         return job
+
+    @classmethod
+    def read(cls, store: Storage) -> JobConfig:
+        """Read the run.json of the run in `store`. Raises ConfigError as `of_record` does."""
+        return cls.of_record(read_record(store, RUN_FILE), store.uri(RUN_FILE))
 
     @classmethod
     def of_record(cls, content: Mapping[str, object], uri: str) -> JobConfig:

@@ -20,7 +20,6 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, require_package
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.export_manifest import FOLDER, require_whole_export
-from vlmpipe.trainer.storage.records import read_record
 
 START_S = 180.0
 END_S = 10.0
@@ -63,7 +62,7 @@ def serving(run_uri: str, *, port: int = 0) -> Iterator[LocalServer]:
             expected="a whole model",
             fix="export it merged (model.lora.export: merged), or serve it by vLLM: deploy puts it on its base",
         )
-    job = JobConfig.of_record(read_record(store, "run.json"), store.uri("run.json"))
+    job = JobConfig.read(store)
     dtype = "bfloat16" if job.train.precision == "bf16" else "float32"
     with tempfile.TemporaryDirectory(prefix="vlmpipe-serve-") as scratch:
         folder, port = Path(scratch, "model"), port or _free_port()

@@ -12,8 +12,8 @@ import argparse
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 from vlmpipe.trainer import launch
 from vlmpipe.trainer.config.job import JobConfig
@@ -24,10 +24,11 @@ from vlmpipe.trainer.preflight.machine import require_machine
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.records.step import read_step
+from vlmpipe.trainer.records.sweep import FeaturesError, Outcome, Sweep, SweepTraining
 from vlmpipe.trainer.secret_manager import use_secrets
 from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.records import read_record, write_record
-from vlmpipe.trainer.trials.files import FEATURES_ERROR, JOB_STEP, OUTCOME, is_done, settings_sha256
+from vlmpipe.trainer.storage.records import RUN_FILE, read_record
+from vlmpipe.trainer.trials.files import JOB_STEP, is_done, settings_sha256
 from vlmpipe.trainer.trials.forked import Ended, ForkedChildren
 
 CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")
@@ -43,19 +44,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--job", required=True, type=int, help="number of the job, from 0")
     parser.add_argument("--nproc-per-node", default="auto", help="see vlmpipe.trainer.launch")
     options = parser.parse_args(arguments)
-    folder, _, name = options.config.rpartition("/")
+    folder = options.config.rpartition("/")[0]
     require_machine(os.environ, run_uri=folder, step=f"{JOB_STEP}-{options.job}")
-    sweep = read_record(open_storage(folder), name)
-    if not 0 <= options.job < len(sweep["jobs"]):
-        raise ConfigError(f"--job is {options.job}", expected=f"0 to {len(sweep['jobs']) - 1}")
-    trainings = [sweep["trainings"][number] for number in sweep["jobs"][options.job]]
+    store = open_storage(folder)
+    sweep = Sweep.read(store)
+    if not 0 <= options.job < len(sweep.jobs):
+        raise ConfigError(f"--job is {options.job}", expected=f"0 to {len(sweep.jobs) - 1}")
+    trainings = [sweep.trainings[index] for index in sweep.jobs[options.job]]
     cluster = read_cluster(os.environ)
     is_chief = cluster is None or cluster.node_rank == 0
     is_alone = launch.processes_on_node(options.nproc_per_node) == 1 and (cluster is None or cluster.num_nodes == 1)
-    use_secrets(read_record(open_storage(folder), "run.json").get("secrets") or {})
+    use_secrets(read_record(store, RUN_FILE).get("secrets") or {})
     progress = Progress(folder, f"{JOB_STEP}-{options.job}", quiet=True) if is_chief else None
     run = (
-        _forked([one["run_uri"] for one in trainings])
+        _forked([training.run_uri for training in trainings])
         if is_alone
         else _launched(options.nproc_per_node, is_chief=is_chief)
     )
@@ -64,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         if progress:
             # Not in the background: a child must not be forked while a thread holds a lock.
             progress.record.done, progress.record.total = done, len(trainings)
-            progress.record.unit, progress.record.message = "trainings", _title(training)
+            progress.record.unit, progress.record.message = "trainings", training.title
             progress.flush()
         state = _train(training, run, is_chief=is_chief)
         if state == "stopped":
@@ -76,14 +78,10 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _title(training: Mapping[str, Any]) -> str:
-    return f"{training['variant']}, start {training['start']}"
-
-
-def _train(training: Mapping[str, Any], run: Run, *, is_chief: bool) -> str:
+def _train(training: SweepTraining, run: Run, *, is_chief: bool) -> str:
     """Train, export and evaluate; record what became of it. Returns done, failed or stopped."""
-    store, started_s = open_storage(training["run_uri"]), time.time()
-    title = _title(training)
+    store, started_s = open_storage(training.run_uri), time.time()
+    title = training.title
     if is_done(store):
         print(f"sweep: {title}: done before", flush=True)
         return "done"
@@ -96,35 +94,32 @@ def _train(training: Mapping[str, Any], run: Run, *, is_chief: bool) -> str:
         ended = Ended(int(error.code), error.found)
     if ended.code == ExitCode.PREEMPTED:
         return "stopped"
-    state = "failed" if ended.code else "done"
+    state: Literal["done", "failed"] = "failed" if ended.code else "done"
     print(f"sweep: {title}: {state} in {time.time() - started_s:.1f} s {ended.error}".rstrip(), flush=True)
     if is_chief:
-        run_json = read_record(store, "run.json")
-        outcome = {
-            "state": state,
-            "exit_code": ended.code,
-            "error": ended.error,
-            "settings": settings_sha256(run_json),
-            "submission": run_json["run"].get("submission"),
-            "started_s": started_s,
-            "ended_s": time.time(),
+        Outcome(
+            state=state,
+            exit_code=ended.code,
+            error=ended.error,
+            settings=settings_sha256(read_record(store, RUN_FILE)),
+            submission=JobConfig.read(store).run.submission,
+            started_s=started_s,
+            ended_s=time.time(),
             **took,
-        }
-        write_record(store, OUTCOME, outcome, indent=1)
+        ).write(store)
     return state
 
 
-def _prepared(training: Mapping[str, Any]) -> DataPointers:
+def _prepared(training: SweepTraining) -> DataPointers:
     """The prepared.json that the training shares. Raises UserError with what kept its data from being prepared, or
     its images from being encoded."""
-    store = open_storage(training["features_from"])
+    store = open_storage(training.features_from)
     if store.stat(DataPointers.FILE) is None:
-        record = read_step(open_storage(training["data_from"]), "prepare-data")
+        record = read_step(open_storage(training.data_from), "prepare-data")
         why = record.detail.get("error", "") if record else ""
         raise UserError(f"its data could not be prepared: {why or 'the step did not run'}", code=ExitCode.DATA)
-    if store.stat(FEATURES_ERROR):
-        why = read_record(store, FEATURES_ERROR)["error"]
-        raise UserError(f"the images of its data could not be encoded: {why}", code=ExitCode.DATA)
+    if unencoded := FeaturesError.read_if_there(store):
+        raise UserError(f"the images of its data could not be encoded: {unencoded.error}", code=ExitCode.DATA)
     return DataPointers.read(store)
 
 

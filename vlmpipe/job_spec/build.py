@@ -16,6 +16,7 @@ from vlmpipe.trainer.config.base import Section
 from vlmpipe.trainer.distributed.cuda_builds import CPU, cuda_builds
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.preflight import bought
+from vlmpipe.trainer.records.sweep import Sweep
 from vlmpipe.trainer.storage.base import join_uri
 
 if TYPE_CHECKING:
@@ -178,8 +179,8 @@ def trials_spec(config: RunConfig, run_uri: str, module: str, arguments: Sequenc
 
 
 def sweep_job_spec(config: RunConfig, run_uri: str, number: int) -> dict[str, Any]:
-    """The spec of a sweep's job, whose trainings `<run_uri>/sweep.json` lists."""
-    arguments = ["--config", join_uri(run_uri, "sweep.json"), "--job", str(number)]
+    """The spec of a sweep's job, whose trainings the sweep in `run_uri` lists."""
+    arguments = ["--config", join_uri(run_uri, Sweep.FILE), "--job", str(number)]
     return trials_spec(config, run_uri, "vlmpipe.trainer.trials.sweep", arguments)
 
 

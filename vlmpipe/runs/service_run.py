@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from vlmpipe.records.decision import Decision
 from vlmpipe.records.plan import PlannedRun
 from vlmpipe.records.registered import Registered
+from vlmpipe.records.sweep_comparison import SweepComparison
 from vlmpipe.runs.capacity_attempts import FILE as FALLBACK
 from vlmpipe.runs.capacity_attempts import Attempt, parse_attempts
 from vlmpipe.runs.steps import DECIDING
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from vlmpipe.runs.run_state import RunState
     from vlmpipe.trainer.records.step import StepRecord
 
-RECORDS: tuple[type[Record], ...] = (PlannedRun, Evaluation, Decision, Registered)
-RESULTS = (*(kind.FILE for kind in RECORDS), "comparison.json")
+RECORDS: tuple[type[Record], ...] = (PlannedRun, Evaluation, Decision, Registered, SweepComparison)
+RESULTS = tuple(kind.FILE for kind in RECORDS)
 R = TypeVar("R", bound=Record)
 CLOCKS_APART_S = 60.0  # a record may be that much older than the job, by its machine's clock
 
@@ -38,12 +39,9 @@ class RunFiles:
     """The files of a run's folder, or in `unreadable` why they could not be read."""
 
     records: Mapping[str, StepRecord] = field(default_factory=dict)
-    contents: Mapping[str, Any] = field(default_factory=dict)
+    contents: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     options: tuple[Attempt, ...] = ()  # of cluster.capacity_fallback that were tried
     unreadable: str = ""
-
-    def content(self, name: str) -> dict[str, Any]:
-        return dict(self.contents.get(name) or {})
 
     def record(self, kind: type[R]) -> R | None:
         """Return a record of the run; None where there is none, or one that is not of this version (`refused`)."""

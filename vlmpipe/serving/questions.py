@@ -24,7 +24,7 @@ from vlmpipe.trainer.data.tokenize import FOLDER
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.records import read_lines, read_record
+from vlmpipe.trainer.storage.records import read_lines
 
 PREDICTIONS = "predictions.jsonl"
 Chat = list[dict[str, Any]]  # messages of the OpenAI API
@@ -58,7 +58,7 @@ def held_out_questions(run_uri: str, count: int) -> list[HeldOutQuestion]:
                 expected="an evaluated run, whose answers a server's can be compared with",
                 fix="let the run come to its end; runs with an evaluate_command leave no answers",
             )
-    job = JobConfig.of_record(read_record(store, "run.json"), store.uri("run.json"))
+    job = JobConfig.read(store)
     pointers = DataPointers.read(store)
     predictions = read_lines(store, PREDICTIONS)
     count = min(count, len(predictions))

@@ -83,7 +83,7 @@ def _answers(
             return Rescored(pointer, obstacle=f"its run's files are gone from {pointer.run_uri}")
         if (now := read_record(its_run, EXPORT).get("checkpoint", "")) != pointer.checkpoint:
             return Rescored(pointer, obstacle=f"its run was exported again since it was registered, from {now}")
-        own = JobConfig.of_record(read_record(its_run, "run.json"), its_run.uri("run.json"))
+        own = JobConfig.read(its_run)
         own = own.model_copy(update={"evaluate": job.evaluate})
         its_data = own.pointers().prepared_uri
         if its_data == job.pointers().prepared_uri:

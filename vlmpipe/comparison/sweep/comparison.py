@@ -3,105 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any, Literal
 
-from vlmpipe.comparison.sweep.intervals import LEVEL, Measured, Resampled, holm, pareto, resample
+from vlmpipe.comparison.sweep.intervals import LEVEL, Resampled, holm, pareto, resample
 from vlmpipe.comparison.sweep.results import SweepResults, Training, read_results
+from vlmpipe.records.sweep_comparison import Answer, ComparedVariant, Hypothesis, Measured, SweepComparison
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.evaluation.significance.bootstrap import MIN_GROUPS
+from vlmpipe.trainer.records.sweep import Claim
 from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.records import write_record
 
-FILE = "comparison.json"
 SELECTIONS = ("mean_image_tokens", "exact_match_per_token", "target_kept", "query_sensitivity")
-Answer = Literal["supported", "contradicted", "not shown", "not measured"]
-
-
-@dataclass(frozen=True)
-class ComparedVariant:
-    """A variant. `score` is None where no training of it is done; differences are None of the baseline too.
-
-    p_corrected: of a difference from the baseline, corrected for the number of variants.
-    selection: means of evaluate.json's section relevance. seconds: means of a training, and of its evaluation.
-    device_hours: of one training with its evaluation; GPUs, or processes on the CPU.
-    on_front: the costs (image_tokens, device_hours) at which no other variant is better.
-    """
-
-    name: str
-    values: dict[str, Any]
-    starts: int
-    errors: tuple[str, ...]
-    score: Measured | None = None
-    difference: Measured | None = None
-    p_corrected: float | None = None
-    verdict: str = ""
-    selection: dict[str, float] | None = None
-    train_s: float = 0.0
-    evaluate_s: float = 0.0
-    device_hours: float = 0.0
-    on_front: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """A claim and what the sweep says of it. `differences` are those from each variant of `against`."""
-
-    claim: str
-    variant: str
-    against: tuple[str, ...]
-    margin: float
-    answer: Answer
-    differences: tuple[Measured, ...]
-    p_corrected: float | None
-
-
-@dataclass(frozen=True)
-class SweepComparison:
-    """job_s: seconds of all jobs together; train_s and evaluate_s are the parts that trained and evaluated."""
-
-    metric: str
-    baseline: str
-    questions: int
-    variants: tuple[ComparedVariant, ...]
-    hypotheses: tuple[Hypothesis, ...]
-    job_s: float
-    train_s: float
-    evaluate_s: float
-    notes: tuple[str, ...]
-
-    @property
-    def best(self) -> str:
-        return max((one for one in self.variants if one.score), key=_value).name
-
-    @property
-    def failed(self) -> int:
-        """Trainings that failed."""
-        return sum(len(one.errors) for one in self.variants)
-
-    @property
-    def share_outside(self) -> float | None:
-        """Share of the jobs' time that neither trained nor evaluated; None where it was not measured, and in a sweep
-        that was continued, whose jobs have the time of their last attempt alone."""
-        share = 1 - (self.train_s + self.evaluate_s) / self.job_s if self.job_s else -1.0
-        return share if share >= 0 else None
-
-    @property
-    def sentence(self) -> str:
-        best = max((one for one in self.variants if one.score), key=_value)
-        assert best.score
-        low, high = best.score.interval
-        failed = f"; {self.failed} trainings failed" if self.failed else ""
-        text = f"best of {len(self.variants)} variants: {best.name}, {self.metric} {best.score.value:.3f}"
-        return f"{text} ({low:.3f} to {high:.3f}){failed}"
-
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "best": self.best, "failed": self.failed, "share_outside": self.share_outside}
-
-
-def _value(variant: ComparedVariant) -> float:
-    return variant.score.value if variant.score else -1.0
 
 
 def compare_sweep(run_uri: str) -> SweepComparison:
@@ -109,14 +21,14 @@ def compare_sweep(run_uri: str) -> SweepComparison:
 
     Raises DataError where no training is done, or no question was asked of all variants.
     """
-    found = compared(read_results(run_uri))
-    write_record(open_storage(run_uri), FILE, found.as_json(), indent=1)
-    return found
+    comparison = compared(read_results(run_uri))
+    comparison.write(open_storage(run_uri))
+    return comparison
 
 
 def compared(results: SweepResults) -> SweepComparison:
     """The comparison of these results. Raises as `compare_sweep`."""
-    content, done = results.content, [one for one in results.trainings if one.is_done]
+    sweep, done = results.sweep, [one for one in results.trainings if one.is_done]
     if not done:
         errors = list(dict.fromkeys(one.error for one in results.trainings))
         raise DataError(f"all {len(results.trainings)} trainings of the sweep failed: {errors[0]}")
@@ -127,7 +39,7 @@ def compared(results: SweepResults) -> SweepComparison:
             expected="variants that are evaluated on the same validation samples",
             fix="leave data.source, data.validation_fraction and evaluate.max_samples out of the sweep",
         )
-    of_variant = {one["name"]: [each for each in done if each.variant == one["name"]] for one in content["variants"]}
+    of_variant = {variant.name: [one for one in done if one.variant == variant.name] for variant in sweep.variants}
     scores = {
         name: [[one.scores[key] for key in shared] for one in trainings]
         for name, trainings in of_variant.items()
@@ -151,11 +63,11 @@ def compared(results: SweepResults) -> SweepComparison:
             "before the correction for the number of variants"
         )
     return SweepComparison(
-        metric=content["metric"],
-        baseline=content["baseline"],
+        metric=sweep.metric,
+        baseline=sweep.baseline,
         questions=len(shared),
         variants=tuple(variants),
-        hypotheses=tuple(_hypotheses(content["hypotheses"], resampled)),
+        hypotheses=tuple(_hypotheses(sweep.hypotheses, resampled)),
         job_s=results.job_s,
         train_s=sum(one.train_s for one in done),
         evaluate_s=sum(one.evaluate_s for one in done),
@@ -166,23 +78,23 @@ def compared(results: SweepResults) -> SweepComparison:
 def _variants(
     results: SweepResults, of_variant: dict[str, list[Training]], resampled: Resampled
 ) -> list[ComparedVariant]:
-    baseline, known = results.content["baseline"], resampled.means
+    baseline, known = results.sweep.baseline, resampled.means
     others = [name for name in known if name != baseline] if baseline in known else []
     p_corrected = holm({name: resampled.p_two_sided(name, baseline) for name in others})
     fronts = _fronts(of_variant, resampled)
     found = []
-    for one in results.content["variants"]:
-        name, trainings = one["name"], of_variant[one["name"]]
+    for variant in results.sweep.variants:
+        name, trainings = variant.name, of_variant[variant.name]
         errors = tuple(each.error for each in results.trainings if each.variant == name and not each.is_done)
         if not trainings:
-            found.append(ComparedVariant(name, one["values"], 0, errors, verdict="failed"))
+            found.append(ComparedVariant(name=name, values=variant.values, starts=0, errors=errors, verdict="failed"))
             continue
         difference = resampled.difference(name, baseline) if name in p_corrected else None
         starts = min(len(trainings), len(of_variant.get(baseline, ())))
         found.append(
             ComparedVariant(
                 name=name,
-                values=one["values"],
+                values=variant.values,
                 starts=len(trainings),
                 errors=errors,
                 score=resampled.score(name),
@@ -233,26 +145,24 @@ def _fronts(of_variant: dict[str, list[Training]], resampled: Resampled) -> dict
     return {"image_tokens": pareto(tokens), "device_hours": pareto(hours)}
 
 
-def _hypotheses(claims: Sequence[dict[str, Any]], resampled: Resampled) -> list[Hypothesis]:
+def _hypotheses(claims: Sequence[Claim], resampled: Resampled) -> list[Hypothesis]:
     """A claim against several variants holds where it holds against each: its p value is the largest of theirs."""
     p_values = {
-        str(number): max(resampled.p_better(one["variant"], other, one["margin"]) for other in one["against"])
-        for number, one in enumerate(claims)
-        if {one["variant"], *one["against"]} <= resampled.means.keys()
+        str(index): max(resampled.p_better(claim.variant, other, claim.margin) for other in claim.against)
+        for index, claim in enumerate(claims)
+        if {claim.variant, *claim.against} <= resampled.means.keys()
     }
     p_corrected = holm(p_values)
-    found = []
-    for number, one in enumerate(claims):
-        p = p_corrected.get(str(number))
+    hypotheses = []
+    for index, claim in enumerate(claims):
+        p = p_corrected.get(str(index))
         answer: Answer = "not measured"
         differences = tuple[Measured, ...]()
         if p is not None:
-            differences = tuple(resampled.difference(one["variant"], other) for other in one["against"])
-            is_refuted = any(each.interval[1] < -one["margin"] for each in differences)
-            has_starts = all(resampled.variants[name].starts > 1 for name in (one["variant"], *one["against"]))
+            differences = tuple(resampled.difference(claim.variant, other) for other in claim.against)
+            is_refuted = any(difference.interval[1] < -claim.margin for difference in differences)
+            has_starts = all(resampled.variants[name].starts > 1 for name in (claim.variant, *claim.against))
             shown: Answer = "supported" if p < LEVEL else "contradicted" if is_refuted else "not shown"
             answer = shown if has_starts and resampled.groups >= MIN_GROUPS else "not shown"
-        found.append(
-            Hypothesis(one["claim"], one["variant"], tuple(one["against"]), one["margin"], answer, differences, p)
-        )
-    return found
+        hypotheses.append(Hypothesis(**claim.model_dump(), answer=answer, differences=differences, p_corrected=p))
+    return hypotheses

@@ -14,24 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vlmpipe.records.sweep_comparison import Measured
 from vlmpipe.trainer.evaluation.significance.bootstrap import SEED, Float64Array, unbiased
 from vlmpipe.trainer.evaluation.significance.paired import student_cdf, student_quantile
 
 RESAMPLES = 10_000
 LEVEL = 0.05  # of a test, after correction
 POWER = 0.8  # how often a difference that "could have been seen" is shown
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A value with its 95 % interval.
-
-    could_see: of a difference, how large one must be to be shown in four of five such sweeps.
-    """
-
-    value: float
-    interval: tuple[float, float]
-    could_see: float | None = None
 
 
 @dataclass(frozen=True)
@@ -74,20 +63,20 @@ class Resampled:
     def score(self, variant: str) -> Measured:
         one = self.variants[variant]
         if self.knows_nothing:
-            return Measured(one.mean, (0.0, 1.0))
+            return Measured(value=one.mean, interval=(0.0, 1.0))
         error, freedom = self._error(one.draws, [one])
         half = student_quantile(1 - LEVEL / 2, freedom) * error
         low, high = one.mean - half, one.mean + half
-        return Measured(one.mean, (max(0.0, low), min(1.0, high)) if self.is_share else (low, high))
+        return Measured(value=one.mean, interval=(max(0.0, low), min(1.0, high)) if self.is_share else (low, high))
 
     def difference(self, variant: str, other: str) -> Measured:
         """Return the mean difference between `variant` and `other`, with its confidence interval."""
         value, error, freedom = self._compared(variant, other)
         if self.knows_nothing:
-            return Measured(value, (-1.0, 1.0))
+            return Measured(value=value, interval=(-1.0, 1.0))
         quantile = student_quantile(1 - LEVEL / 2, freedom)
         half, could_see = quantile * error, (quantile + student_quantile(POWER, freedom)) * error
-        return Measured(value, (value - half, value + half), could_see)
+        return Measured(value=value, interval=(value - half, value + half), could_see=could_see)
 
     def p_two_sided(self, variant: str, other: str) -> float:
         """How often a difference this large or larger arises without one."""

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from markupsafe import Markup
 
 from vlmpipe.comparison.page import TITLES
-from vlmpipe.comparison.sweep.comparison import ComparedVariant, SweepComparison
+from vlmpipe.records.sweep_comparison import ComparedVariant, SweepComparison
 from vlmpipe.report.pages import STYLE, page_template
 from vlmpipe.report.svg_charts import Spot, scatter_chart
 from vlmpipe.trainer import __version__
@@ -29,12 +29,12 @@ def write_page(run_uri: str, comparison: SweepComparison) -> str:
 
 def build_page(comparison: SweepComparison, run_id: str) -> str:
     """The page's HTML."""
-    measured = [one for one in comparison.variants if one.score]
+    measured = [variant for variant, _ in comparison.ranked]
     return page_template("vlmpipe.comparison.sweep.page", "page.html.j2").render(
         style=Markup(STYLE),
         comparison=comparison,
         run_id=run_id,
-        ranked=sorted(measured, key=lambda one: -(one.score.value if one.score else 0.0)),
+        ranked=measured,
         failed=[one for one in comparison.variants if one.errors],
         charts=[chart for cost, texts in COSTS.items() if (chart := _chart(cost, *texts, measured))],
         selects=any(one.selection for one in measured),

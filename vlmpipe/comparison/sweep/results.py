@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from vlmpipe.registry.recorded_answers import PREDICTIONS, known_image_groups
 from vlmpipe.report.load import number
@@ -13,10 +12,11 @@ from vlmpipe.trainer.evaluation.metrics import anls, vqa_accuracy
 from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.step import read_step
 from vlmpipe.trainer.records.summary import Summary
+from vlmpipe.trainer.records.sweep import Outcome, Sweep, SweepTraining
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
-from vlmpipe.trainer.storage.records import read_lines, read_record
-from vlmpipe.trainer.trials.files import JOB_STEP, OUTCOME, SWEEP_FILE
+from vlmpipe.trainer.storage.records import read_lines
+from vlmpipe.trainer.trials.files import JOB_STEP
 
 Key = tuple[str, int, str, str]  # id of the sample, turn, question, expected answer
 HOUR_S = 3600
@@ -54,9 +54,9 @@ class Training:
 
 @dataclass(frozen=True)
 class SweepResults:
-    """The content of sweep.json, its trainings, and the seconds that its jobs took together."""
+    """A sweep, its trainings, and the seconds that its jobs took together."""
 
-    content: dict[str, Any]
+    sweep: Sweep
     trainings: list[Training]
     job_s: float
 
@@ -64,9 +64,9 @@ class SweepResults:
 def read_results(run_uri: str) -> SweepResults:
     """Read what the sweep in that run's folder has left so far. A training that has not ended counts as failed."""
     store = open_storage(run_uri)
-    content = read_record(store, SWEEP_FILE)
-    trainings = [_training(one, content["metric"]) for one in content["trainings"]]
-    return SweepResults(content, trainings, sum(_job_s(store, number) for number in range(len(content["jobs"]))))
+    sweep = Sweep.read(store)
+    trainings = [_training(training, sweep.metric) for training in sweep.trainings]
+    return SweepResults(sweep, trainings, sum(_job_s(store, job) for job in range(len(sweep.jobs))))
 
 
 def _job_s(store: Storage, job: int) -> float:
@@ -74,13 +74,13 @@ def _job_s(store: Storage, job: int) -> float:
     return max(0.0, record.ended_s - record.started_s) if record else 0.0
 
 
-def _training(one: dict[str, Any], metric: str) -> Training:
-    store, known = open_storage(one["run_uri"]), (one["variant"], one["start"], one["run_uri"])
-    if store.stat(OUTCOME) is None:
+def _training(training: SweepTraining, metric: str) -> Training:
+    store, known = open_storage(training.run_uri), (training.variant, training.start, training.run_uri)
+    outcome = Outcome.read_if_there(store)
+    if outcome is None:
         return Training(*known, error="it has not ended")
-    outcome = read_record(store, OUTCOME)
-    if outcome["state"] != "done":
-        return Training(*known, error=outcome["error"] or "it failed")
+    if outcome.state != "done":
+        return Training(*known, error=outcome.error or "it failed")
     try:
         evaluation, lines = Evaluation.read(store), read_lines(store, PREDICTIONS)
         summary = Summary.read_if_there(store) or Summary()
@@ -91,17 +91,19 @@ def _training(one: dict[str, Any], metric: str) -> Training:
         scores={_key(line): _score(line, metric) for line in lines},
         image_groups=known_image_groups(store, lines),
         evaluation=evaluation,
-        train_s=number(outcome.get("train_s")) or 0.0,
-        evaluate_s=number(outcome.get("evaluate_s")) or 0.0,
+        train_s=outcome.train_s,
+        evaluate_s=outcome.evaluate_s,
         processes=summary.world_size or 1,
     )
 
 
-def _key(line: dict[str, Any]) -> Key:
-    return str(line["id"]), int(line["turn"]), str(line["question"]), str(line["answer"])
+def _key(line: Mapping[str, object]) -> Key:
+    return str(line["id"]), int(str(line["turn"])), str(line["question"]), str(line["answer"])
 
 
-def _score(line: dict[str, Any], metric: str) -> float:
+def _score(line: Mapping[str, object], metric: str) -> float:
     if metric in SIMILARITIES:
         return SIMILARITIES[metric](str(line["answer"]), str(line["prediction"]))
-    return float(line["correct"])
+    correct = line["correct"]
+    assert isinstance(correct, int | float)
+    return float(correct)

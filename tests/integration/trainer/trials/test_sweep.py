@@ -16,10 +16,10 @@ import pytest
 from tests.support.short_form import only_whole
 from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
 from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.records.sweep import FeaturesError, Outcome, Sweep, SweepTraining, SweepVariant
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.export_manifest import require_whole_export
 from vlmpipe.trainer.storage.records import read_record, write_record
-from vlmpipe.trainer.trials.files import FEATURES_ERROR, OUTCOME, SWEEP_FILE
 
 pytestmark = pytest.mark.timeout(300)
 STEPS = 6
@@ -37,24 +37,29 @@ def changed(**train: Any) -> dict[str, Any]:
 def write_sweep(root: Path, jobs: list[JobConfig], *, without_data: str = "") -> str:
     """Write a sweep of one job with these trainings, which share the first one's data. Returns its folder."""
     first = jobs[0].run.run_uri
-    trainings = [
-        {
-            "variant": job.run.run_id.split("/")[2],
-            "start": 0,
-            "run_uri": job.run.run_uri,
-            "data_from": job.run.run_uri if job.run.run_uri == without_data else first,
-            "features_from": job.run.run_uri if job.run.run_uri == without_data else first,
-        }
-        for job in jobs
-    ]
+
+    def training(job: JobConfig) -> SweepTraining:
+        leader = job.run.run_uri if job.run.run_uri == without_data else first
+        variant = job.run.run_id.split("/")[2]
+        return SweepTraining(variant=variant, start=0, run_uri=job.run.run_uri, data_from=leader, features_from=leader)
+
+    trainings = tuple(training(job) for job in jobs)
     store = open_storage(str(root / "runs/sweep"))
-    write_record(store, SWEEP_FILE, {"trainings": trainings, "jobs": [list(range(len(jobs)))]})
+    Sweep(
+        metric="exact_match",
+        baseline=trainings[0].variant,
+        starts=1,
+        parallelism=1,
+        variants=tuple(SweepVariant(name=one.variant) for one in trainings),
+        trainings=trainings,
+        jobs=(tuple(range(len(jobs))),),
+    ).write(store)
     write_record(store, "run.json", {"secrets": {}})
     return store.root_uri
 
 
 def start(sweep: str, processes: int = 1) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "vlmpipe.trainer.trials.sweep", "--config", f"{sweep}/{SWEEP_FILE}", "--job", "0"]
+    command = [sys.executable, "-m", "vlmpipe.trainer.trials.sweep", "--config", f"{sweep}/{Sweep.FILE}", "--job", "0"]
     return subprocess.Popen(
         [*command, "--nproc-per-node", str(processes)],
         stdout=subprocess.PIPE,
@@ -70,8 +75,8 @@ def finish(sweep: str, processes: int = 1) -> tuple[int, str]:
     return process.returncode, said
 
 
-def outcome(job: JobConfig) -> dict[str, Any]:
-    return read_record(open_storage(job.run.run_uri), OUTCOME)
+def outcome(job: JobConfig) -> Outcome:
+    return Outcome.read(open_storage(job.run.run_uri))
 
 
 def test_trainings_of_a_job_and_what_is_left_of_them(tmp_path: Path) -> None:
@@ -92,11 +97,11 @@ def test_trainings_of_a_job_and_what_is_left_of_them(tmp_path: Path) -> None:
     code, said = finish(sweep)
     assert code == 0, said
     states = {job.run.run_id.split("/")[2]: outcome(job) for job in (plain, wrong, untrained, dataless, other)}
-    assert {name: one["state"] for name, one in states.items()} == {
+    assert {name: one.state for name, one in states.items()} == {
         "plain": "done", "wrong": "failed", "untrained": "done", "dataless": "failed", "other": "done"
     }, said  # fmt: skip
-    assert states["dataless"]["error"] == "its data could not be prepared: no image could be read"
-    assert "leaves nothing to train" in states["wrong"]["error"]
+    assert states["dataless"].error == "its data could not be prepared: no image could be read"
+    assert "leaves nothing to train" in states["wrong"].error
     # One process after the other changes nothing: losses are those of a run of its own, to the bit.
     assert losses(plain) == losses(alone)
     assert losses(other) != losses(alone)
@@ -107,15 +112,15 @@ def test_trainings_of_a_job_and_what_is_left_of_them(tmp_path: Path) -> None:
     assert read_record(open_storage(untrained.run.run_uri), "evaluate.json")["questions"] > 0
     record = read_record(open_storage(sweep), "steps/train-variants-0.json")
     assert (record["state"], record["done"], record["message"]) == ("done", 5, "5 trainings, 2 failed")
-    assert {"train_s", "export_s", "evaluate_s"} <= states["plain"].keys()
+    assert {"train_s", "export_s", "evaluate_s"} <= states["plain"].as_json().keys()
 
     # Started again, it goes on with what is not done.
     with_data = add(tmp_path, "dataless", {})
     code, said = finish(sweep)
     assert code == 0, said
     assert outcome(plain) == states["plain"]
-    assert outcome(with_data)["state"] == "done"
-    assert outcome(wrong)["state"] == "failed"
+    assert outcome(with_data).state == "done"
+    assert outcome(wrong).state == "failed"
 
 
 @only_whole
@@ -124,7 +129,7 @@ def test_a_job_of_two_processes_a_training_ends_well_and_trains_anew_where_that_
     encode_features(job)
     sweep = write_sweep(tmp_path, [job])
     code, said = finish(sweep, processes=2)
-    assert code == 0 and (outcome(job)["state"], summary(job)["world_size"]) == ("done", 2), said
+    assert code == 0 and (outcome(job).state, summary(job)["world_size"]) == ("done", 2), said
     first = outcome(job)
     code, said = finish(sweep)
     assert code == 0 and "done before" in said and outcome(job) == first
@@ -135,11 +140,11 @@ def test_a_job_of_two_processes_a_training_ends_well_and_trains_anew_where_that_
     for _ in range(2):  # the second, a job that is restarted within this submission of the sweep repeats nothing
         code, said = finish(sweep)
         assert code == 0, said
-    assert "done before" in said and outcome(job)["started_s"] > first["ended_s"]
-    write_record(store, FEATURES_ERROR, {"error": "no machines"})
+    assert "done before" in said and outcome(job).started_s > first.ended_s
+    FeaturesError(error="no machines").write(store)
     write_record(store, "run.json", content | never | {"run": content["run"] | {"submission": "third"}})
     finish(sweep)
-    assert outcome(job)["error"] == "the images of its data could not be encoded: no machines"
+    assert outcome(job).error == "the images of its data could not be encoded: no machines"
 
 
 @only_whole
@@ -158,7 +163,7 @@ def test_a_job_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 75, said
-    assert not Path(stopped.run.run_uri, OUTCOME).exists()
+    assert not Path(stopped.run.run_uri, Outcome.FILE).exists()
     code, said = finish(sweep)
     assert code == 0 and "continu" in said, said
     assert losses(stopped)[-1] == losses(uninterrupted)[-1]
@@ -167,6 +172,6 @@ def test_a_job_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_a_job_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     job = add(tmp_path, "plain", {})
     sweep = write_sweep(tmp_path, [job])
-    command = [sys.executable, "-m", "vlmpipe.trainer.trials.sweep", "--config", f"{sweep}/{SWEEP_FILE}", "--job", "3"]
+    command = [sys.executable, "-m", "vlmpipe.trainer.trials.sweep", "--config", f"{sweep}/{Sweep.FILE}", "--job", "3"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 64 and "--job is 3" in done.stderr

@@ -21,31 +21,32 @@ from vlmpipe.components.runtime.sweep_steps import (
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.platforms.local.jobs import job as local_job
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.records.sweep import FeaturesError, Outcome, Sweep
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record, write_record
-from vlmpipe.trainer.trials.files import FEATURES_ERROR, OUTCOME, SWEEP_FILE, is_done, settings_sha256
+from vlmpipe.trainer.trials.files import is_done, settings_sha256
 
 DIGITS = ROOT / "configs/digits.yaml"
 
 
-def opened(root: Path, sweep: dict[str, Any], *overrides: str) -> tuple[str, dict[str, Any]]:
-    """Resolve a run of this sweep. Returns its folder and the content of sweep.json."""
+def opened(root: Path, sweep: dict[str, Any], *overrides: str) -> tuple[str, Sweep]:
+    """Resolve a run of this sweep. Returns its folder and its sweep.json."""
     settings = ["cluster.replica_count=1", f"output.root_uri={root}", f"sweep={json.dumps(sweep)}", *overrides]
     config = load_run_file(DIGITS, settings)
     run_file = json.dumps(config.to_dict())
     found = resolve(run_file, compiled_settings(config, "local", str(root)), job_name="sweep-1")
-    return found.run_uri, read_record(open_storage(found.run_uri), SWEEP_FILE)
+    return found.run_uri, Sweep.read(open_storage(found.run_uri))
 
 
 def test_every_start_has_a_run_file_of_its_own(tmp_path: Path) -> None:
     _, sweep = opened(tmp_path, {"grid": {"train.global_batch_size": [8, 16]}, "starts": 2}, "train.seed=5")
-    runs = [read_record(open_storage(one["run_uri"]), "run.json") for one in sweep["trainings"]]
+    runs = [read_record(open_storage(one.run_uri), "run.json") for one in sweep.trainings]
     assert [(run["train"]["global_batch_size"], run["train"]["seed"], run["model"]["seed"]) for run in runs] == [
         (8, 5, 0), (8, 6, 1), (16, 5, 0), (16, 6, 1)
     ]  # fmt: skip
     assert [run["run"]["run_id"] for run in runs][-1] == "sweep-1/variants/global_batch_size-16/1"
     assert all("sweep" not in run for run in runs)
-    assert sweep["baseline"] == "global_batch_size-8"
+    assert sweep.baseline == "global_batch_size-8"
 
 
 def test_data_is_prepared_once_and_features_once_for_each_tower(tmp_path: Path) -> None:
@@ -53,14 +54,14 @@ def test_data_is_prepared_once_and_features_once_for_each_tower(tmp_path: Path) 
     uri, sweep = opened(tmp_path, {"grid": grid, "starts": 2})
     of_length = {256: set[str](), 512: set[str]()}
     towers: dict[tuple[int, int], set[str]] = {}
-    for one in sweep["trainings"]:
-        length = read_record(open_storage(one["run_uri"]), "run.json")["data"]["sequence_length"]
-        of_length[length].add(one["data_from"])
-        towers.setdefault((length, one["start"]), set()).add(one["features_from"])
+    for one in sweep.trainings:
+        length = read_record(open_storage(one.run_uri), "run.json")["data"]["sequence_length"]
+        of_length[length].add(one.data_from)
+        towers.setdefault((length, one.start), set()).add(one.features_from)
     # The tower is drawn from model.seed, so that each start has features of its own.
     assert {len(found) for found in towers.values()} == {1}
     assert len(set.union(*towers.values())) == 4
-    assert preparations(uri) == list(dict.fromkeys(one["data_from"] for one in sweep["trainings"]))
+    assert preparations(uri) == list(dict.fromkeys(one.data_from for one in sweep.trainings))
     # Packed or not, the same samples are prepared: the length of sequences is no part of them unless it cuts them.
     assert len(preparations(uri)) <= 2
 
@@ -68,10 +69,10 @@ def test_data_is_prepared_once_and_features_once_for_each_tower(tmp_path: Path) 
 def test_jobs_are_dealt_evenly_and_hold_one_kind_of_machine(tmp_path: Path) -> None:
     variants = {"a": {}, "b": {"train.seed": 9}, "big": {"cluster.machine_type": "n1-standard-16"}}
     _, sweep = opened(tmp_path, {"variants": variants, "starts": 3, "trainings_per_job": 4})
-    assert sorted(number for job in sweep["jobs"] for number in job) == list(range(9))
-    assert sorted(map(len, sweep["jobs"])) == [3, 3, 3]
-    for job in sweep["jobs"]:
-        names = {sweep["trainings"][number]["variant"] for number in job}
+    assert sorted(number for job in sweep.jobs for number in job) == list(range(9))
+    assert sorted(map(len, sweep.jobs)) == [3, 3, 3]
+    for job in sweep.jobs:
+        names = {sweep.trainings[index].variant for index in job}
         assert names == {"big"} or "big" not in names
 
 
@@ -83,11 +84,11 @@ def test_a_variant_that_cannot_run_is_named_before_anything_starts(tmp_path: Pat
 
 def test_jobs_that_are_done_are_not_listed_again(tmp_path: Path) -> None:
     uri, sweep = opened(tmp_path, {"grid": {"train.seed": [1, 2]}, "starts": 1})
-    for one in sweep["trainings"]:
-        open_storage(one["run_uri"]).write("prepared.json", b"{}")
+    for one in sweep.trainings:
+        open_storage(one.run_uri).write("prepared.json", b"{}")
     assert open_jobs(uri) == [f"0 {uri}", f"1 {uri}"]
-    write_record(open_storage(sweep["trainings"][0]["run_uri"]), OUTCOME, {"state": "done"})
-    write_record(open_storage(sweep["trainings"][1]["run_uri"]), OUTCOME, {"state": "failed"})
+    Outcome(state="done").write(open_storage(sweep.trainings[0].run_uri))
+    Outcome(state="failed").write(open_storage(sweep.trainings[1].run_uri))
     assert open_jobs(uri) == [f"1 {uri}"]
 
 
@@ -136,13 +137,13 @@ def test_a_job_that_fails_is_an_answer_and_a_stop_is_none(
 
 
 def test_a_sweep_that_goes_on_with_other_settings_is_refused_unless_all_is_trained_anew(tmp_path: Path) -> None:
-    def start(rate: float, *overrides: str) -> dict[str, Any]:
+    def start(rate: float, *overrides: str) -> Sweep:
         variants = {"slow": {"train.optimizer.learning_rate": rate}, "usual": {}}
         return opened(tmp_path, {"variants": variants, "starts": 1}, *overrides)[1]
 
-    store = open_storage(start(1e-4)["trainings"][0]["run_uri"])
+    store = open_storage(start(1e-4).trainings[0].run_uri)
     settings = settings_sha256(read_record(store, "run.json"))
-    write_record(store, OUTCOME, {"state": "done", "settings": settings, "submission": "another"})
+    Outcome(state="done", settings=settings, submission="another").write(store)
     start(1e-4, "notify.webhook=https://example.com/hook")  # decides nothing
     record = read_record(store, "run.json")
     with pytest.raises(ConfigError, match="was trained with other settings of variant slow") as refused:
@@ -153,23 +154,23 @@ def test_a_sweep_that_goes_on_with_other_settings_is_refused_unless_all_is_train
 
     del record["evaluate"]["batch_questions"]  # a field that this version has added
     write_record(store, "run.json", record)
-    write_record(store, OUTCOME, {"state": "done", "settings": settings_sha256(record), "submission": "another"})
+    Outcome(state="done", settings=settings_sha256(record), submission="another").write(store)
     start(1e-4)
     start(1e-4)  # and again, after a stop
     with pytest.raises(ConfigError, match="learning_rate changed from"):
         start(1e-2)
     record["train"]["nvme_path"] = ""  # it did nothing
     write_record(store, "run.json", record)
-    write_record(store, OUTCOME, {"state": "done", "settings": settings_sha256(record), "submission": "another"})
+    Outcome(state="done", settings=settings_sha256(record), submission="another").write(store)
     start(1e-4)
     record["train"]["gone"] = 1  # and one that it has removed
     write_record(store, "run.json", record)
-    write_record(store, OUTCOME, {"state": "done", "settings": settings_sha256(record), "submission": "another"})
+    Outcome(state="done", settings=settings_sha256(record), submission="another").write(store)
     with pytest.raises(ConfigError, match=r"run.json is of another version of vlmpipe"):
         start(1e-4)
-    uri = open_storage(start(1e-2, "train.resume=never")["trainings"][0]["run_uri"])
+    uri = open_storage(start(1e-2, "train.resume=never").trainings[0].run_uri)
     assert not is_done(uri)
-    write_record(uri, OUTCOME, {"state": "done", "submission": "sweep-1"})
+    Outcome(state="done", submission="sweep-1").write(uri)
     assert is_done(uri), "a job that is restarted repeats nothing"
 
 
@@ -192,7 +193,7 @@ def test_features_that_could_not_be_encoded_are_known_to_the_trainings(
     prepare_variant_data(only)
     monkeypatch.setattr(local_job, "run_job", job)
     assert encode_features(only, "local").endswith("no machines were found")
-    store = open_storage(sweep["trainings"][1]["features_from"])
-    assert read_record(store, FEATURES_ERROR)["error"] == "no machines were found"
+    store = open_storage(sweep.trainings[1].features_from)
+    assert FeaturesError.read(store).error == "no machines were found"
     monkeypatch.setattr(local_job, "run_job", lambda *_given, **_settings: "")
-    assert encode_features(only, "local") == "cache-features: done" and store.stat(FEATURES_ERROR) is None
+    assert encode_features(only, "local") == "cache-features: done" and store.stat(FeaturesError.FILE) is None

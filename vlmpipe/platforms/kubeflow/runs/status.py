@@ -17,6 +17,7 @@ from vlmpipe.platforms.local.runs.summary import result_lines, stage_lines
 from vlmpipe.platforms.local.runs.sweep import comparison_lines
 from vlmpipe.records.decision import Decision
 from vlmpipe.records.registered import Registered
+from vlmpipe.records.sweep_comparison import SweepComparison
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.service_run import CLOCKS_APART_S, RunFiles, ServiceRun, read_files, record_of
 from vlmpipe.runs.steps import Step, step_of_record, steps_of, with_reused_stages, without_absent
@@ -64,7 +65,7 @@ class KubeflowStatus(ServiceRun):
         lines += [f"  {name:<9} {value}" for name, value in table.items() if value]
         if self.outcome == "done":
             lines += ["", *stage_lines(self.state, lambda stage: self.files_of[stage].record(Decision))]
-            comparison = self.files.content("comparison.json")
+            comparison = self.files.record(SweepComparison)
             evaluation, decision = self.files.record(Evaluation), self.files.record(Decision)
             registered = self.files.record(Registered)
             results = result_lines(evaluation, decision, registered)
@@ -77,7 +78,7 @@ class KubeflowStatus(ServiceRun):
 
     def as_json(self) -> dict[str, Any]:
         """For programs; the fields of other runs have the same names."""
-        evaluation, comparison = self.files.record(Evaluation), self.files.content("comparison.json")
+        evaluation, comparison = self.files.record(Evaluation), self.files.record(SweepComparison)
         decision, registered = self.files.record(Decision), self.files.record(Registered)
         return {
             "run_id": self.state.run_id,
@@ -93,7 +94,7 @@ class KubeflowStatus(ServiceRun):
             "evaluation": evaluation and evaluation.as_json(),
             "decision": decision and decision.as_json(),
             "registered": registered and registered.as_json(),
-            **({"comparison": comparison} if comparison else {}),
+            **({"comparison": comparison.content()} if comparison else {}),
             "unreadable": self.files.unreadable or None,
         }
 

@@ -26,6 +26,7 @@ from vlmpipe.platforms.local.runs.state import first_error, read_state, read_tai
 from vlmpipe.platforms.local.runs.sweep import comparison_lines
 from vlmpipe.records.decision import Decision
 from vlmpipe.records.registered import Registered
+from vlmpipe.records.sweep_comparison import SweepComparison
 from vlmpipe.runs.run_state import STOPPED, RunState, clock
 from vlmpipe.trainer.config.benchmarks import TITLES
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
@@ -50,7 +51,6 @@ TO_DO = {
     ExitCode.NO_PERMISSION: "correct the permissions, then run the same command: it continues this run",
 }
 SCORES = ("exact_match", "vqa_accuracy", "anls", "cider_d", "chance", "loss")  # of evaluate.json
-COMPARISON = "comparison.json"  # of a sweep
 
 
 @dataclass(frozen=True)
@@ -141,13 +141,14 @@ class RunReport:
     def as_json(self) -> dict[str, Any]:
         """For programs."""
         evaluation, decision, registered = self.evaluation, self.decision, self.registered
+        comparison = SweepComparison.read_if_there(LocalStorage(self.folder))
         return {
             **self.as_dict(),
             "steps": [asdict(step) for step in self.state.steps],
             "evaluation": evaluation and evaluation.as_json(),
             "decision": decision and decision.as_json(),
             "registered": registered and registered.as_json(),
-            **({"comparison": read_record_file(self.folder / COMPARISON) or None} if is_sweep(self.folder) else {}),
+            **({"comparison": comparison and comparison.content()} if is_sweep(self.folder) else {}),
             "faults": read_faults(self.folder, since_s=self.marker.started_s) or None,
         }
 
@@ -203,7 +204,7 @@ def success(report: RunReport) -> list[str]:
     lines += stage_lines(report.state, lambda stage: Decision.read_if_there(LocalStorage(stage_folders(folder)[stage])))
     sweeps = is_sweep(folder)
     if sweeps:
-        lines += comparison_lines(read_record_file(folder / COMPARISON))
+        lines += comparison_lines(SweepComparison.read_if_there(LocalStorage(folder)))
     else:
         lines += result_lines(evaluation, decision, registered)
     for label, path in (("model", "export"), ("report", "report.html"), ("predictions", "predictions.jsonl")):

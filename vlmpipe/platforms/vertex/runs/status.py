@@ -24,6 +24,7 @@ from vlmpipe.platforms.vertex.runs.names import Address
 from vlmpipe.records.decision import Decision
 from vlmpipe.records.plan import PlannedCost, PlannedRun
 from vlmpipe.records.registered import Registered
+from vlmpipe.records.sweep_comparison import SweepComparison
 from vlmpipe.runs.capacity_attempts import waiting_message
 from vlmpipe.runs.failure_patterns import Hit, hits
 from vlmpipe.runs.run_state import RunState
@@ -110,7 +111,7 @@ class VertexStatus(ServiceRun):
         lines += web_access_lines(self.web_access)
         if self.outcome == "done":
             lines += ["", *stage_lines(self.state, lambda stage: self.files_of[stage].record(Decision))]
-            if comparison := self.files.content("comparison.json"):
+            if comparison := self.files.record(SweepComparison):
                 lines += comparison_lines(comparison)
             else:
                 lines += result_lines(
@@ -126,7 +127,7 @@ class VertexStatus(ServiceRun):
 
     def as_json(self) -> dict[str, Any]:
         """For programs; the fields of a local run have the same names."""
-        evaluation, comparison = self.files.record(Evaluation), self.files.content("comparison.json")
+        evaluation, comparison = self.files.record(Evaluation), self.files.record(SweepComparison)
         decision, registered = self.files.record(Decision), self.files.record(Registered)
         return {
             "run_id": self.state.run_id,
@@ -145,7 +146,7 @@ class VertexStatus(ServiceRun):
             "evaluation": evaluation and evaluation.as_json(),
             "decision": decision and decision.as_json(),
             "registered": registered and registered.as_json(),
-            **({"comparison": comparison} if comparison else {}),
+            **({"comparison": comparison.content()} if comparison else {}),
             "capacity_fallback": [option.as_json() for option in self.files.options] or None,
             "web_access_uris": dict(self.web_access),
             "unreadable": self.files.unreadable or None,

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vlmpipe.comparison.sweep.comparison import SweepComparison, compared
+from vlmpipe.comparison.sweep.comparison import compared
 from vlmpipe.comparison.sweep.page import build_page
 from vlmpipe.comparison.sweep.results import Key, SweepResults, Training
 from vlmpipe.platforms.local.runs.sweep import comparison_lines
+from vlmpipe.records.sweep_comparison import SweepComparison
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.records.evaluation import Evaluation
+from vlmpipe.trainer.records.sweep import Claim, Sweep, SweepVariant
+from vlmpipe.trainer.storage import open_storage
 
 QUESTIONS: list[Key] = [(f"s{number}", 0, "digit?", "7") for number in range(50)]
 
@@ -29,23 +35,28 @@ def training(variant: str, start: int, right: int, *, tokens: float | None = Non
     )
 
 
-def results(trainings: list[Training], *, hypotheses: list[dict[str, Any]] | None = None) -> SweepResults:
+def results(trainings: list[Training], *, hypotheses: Sequence[Claim] = ()) -> SweepResults:
     names = list(dict.fromkeys(one.variant for one in trainings))
-    content = {
-        "metric": "exact_match",
-        "baseline": names[0],
-        "variants": [{"name": name, "values": {"train.seed": number}} for number, name in enumerate(names)],
-        "hypotheses": hypotheses or [],
-    }
-    return SweepResults(content, trainings, job_s=100.0)
+    variants = tuple(SweepVariant(name=name, values={"train.seed": seed}) for seed, name in enumerate(names))
+    sweep = Sweep(
+        metric="exact_match",
+        baseline=names[0],
+        starts=1,
+        parallelism=1,
+        hypotheses=tuple(hypotheses),
+        variants=variants,
+        trainings=(),
+        jobs=(),
+    )
+    return SweepResults(sweep, trainings, job_s=100.0)
 
 
 def of(found: SweepComparison, name: str) -> Any:
     return next(one for one in found.variants if one.name == name)
 
 
-def claim(variant: str, *against: str, margin: float = 0.0) -> dict[str, Any]:
-    return {"claim": f"{variant} wins", "variant": variant, "against": list(against), "margin": margin}
+def claim(variant: str, *against: str, margin: float = 0.0, text: str = "") -> Claim:
+    return Claim(claim=text or f"{variant} wins", variant=variant, against=against, margin=margin)
 
 
 def test_variants_are_compared_with_the_baseline_and_hypotheses_answered() -> None:
@@ -88,7 +99,7 @@ def test_a_failed_training_leaves_the_others() -> None:
     assert (of(found, "bad").score, of(found, "bad").verdict) == (None, "failed")
     assert found.hypotheses[0].answer == "not measured"
     assert "2 trainings failed" in found.sentence
-    page, lines = build_page(found, "sweep-1"), comparison_lines(found.as_json())
+    page, lines = build_page(found, "sweep-1"), comparison_lines(found)
     for text in ("no such channel", "out of memory"):
         assert text in page
         assert any(text in line for line in lines)
@@ -97,7 +108,7 @@ def test_a_failed_training_leaves_the_others() -> None:
 def test_a_screen_says_what_it_leaves_out_and_what_could_have_been_seen() -> None:
     trainings = [training(f"v{number:03}", start, 20 + start) for number in range(60) for start in range(2)]
     found = compared(results(trainings))
-    lines = comparison_lines(found.as_json())
+    lines = comparison_lines(found)
     assert sum("no difference shown" in line and line.startswith("  v") for line in lines) == 39  # beside the baseline
     assert "  and 20 more variants, 0.410 to 0.410: see the report" in lines
     assert any(line.startswith("note: where no difference is shown, one of 0.") for line in lines)
@@ -138,6 +149,21 @@ def test_nothing_done_and_nothing_shared_are_errors() -> None:
 
 def test_names_and_values_are_escaped_in_the_page() -> None:
     trainings = [training("base", 0, 20), training("good", 0, 40)]
-    case = results(trainings, hypotheses=[{**claim("good", "base"), "claim": "<script>x</script>"}])
+    case = results(trainings, hypotheses=[claim("good", "base", text="<script>x</script>")])
     assert "<script>x" not in build_page(compared(case), "<b>run</b>")
     assert "<b>run" not in build_page(compared(case), "<b>run</b>")
+
+
+def test_a_comparison_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """A field of a later version is left out; what follows from others is of them."""
+    trainings = [training("base", 0, 20), training("good", 0, 40), Training("bad", 0, "runs/bad/0", error="stopped")]
+    store = open_storage(str(tmp_path))
+    written = compared(results(trainings, hypotheses=[claim("good", "base")]))
+    written.write(store)
+    file = tmp_path / SweepComparison.FILE
+    content = json.loads(file.read_text())
+    assert (content["best"], content["failed"]) == ("good", 1) and content["share_outside"] == written.share_outside
+    assert SweepComparison.read(store) == written
+    del content["record_crc32c"]
+    file.write_text(json.dumps(content | {"best": "base", "of_a_later_version": 1}))
+    assert SweepComparison.read(store).content() == written.content()

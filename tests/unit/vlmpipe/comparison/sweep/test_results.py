@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from vlmpipe.comparison.sweep.comparison import compared
-from vlmpipe.comparison.sweep.results import OUTCOME, SWEEP_FILE, read_results
+from vlmpipe.comparison.sweep.results import read_results
 from vlmpipe.registry.recorded_answers import PREDICTIONS
+from vlmpipe.trainer.records.sweep import Outcome, Sweep, SweepTraining, SweepVariant
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import write_record
 
@@ -26,11 +27,17 @@ def test_a_training_whose_images_are_not_known_is_compared_by_samples(known: boo
         run, "prepared.json", {"prepared_uri": str(tmp_path / "pruned"), "features_uri": "", "features": "off"}
     )
     write_record(run, "evaluate.json", {"questions": 8})
-    write_record(run, OUTCOME, {"state": "done", "train_s": 1.0, "evaluate_s": 1.0})
-    trainings = [{"variant": "base", "start": start, "run_uri": run.root_uri} for start in range(2)]
-    variants = [{"name": "base", "values": {}}]
-    content = {"metric": "exact_match", "baseline": "base", "variants": variants, "hypotheses": [], "jobs": []}
-    write_record(sweep, SWEEP_FILE, {**content, "trainings": trainings})
+    Outcome(state="done", train_s=1.0, evaluate_s=1.0).write(run)
+    places = {"run_uri": run.root_uri, "data_from": run.root_uri, "features_from": run.root_uri}
+    Sweep(
+        metric="exact_match",
+        baseline="base",
+        starts=2,
+        parallelism=1,
+        variants=(SweepVariant(name="base"),),
+        trainings=tuple(SweepTraining(variant="base", start=start, **places) for start in range(2)),
+        jobs=((0, 1),),
+    ).write(sweep)
     results = read_results(sweep.root_uri)
     assert [one.error for one in results.trainings] == ["", ""]
     assert any("samples are drawn in their place" in note for note in compared(results).notes) is not known

@@ -13,6 +13,7 @@ from google.cloud.aiplatform_v1.types import PipelineJob
 from vlmpipe.platforms.vertex.client import Place
 from vlmpipe.platforms.vertex.runs.names import Address
 from vlmpipe.platforms.vertex.runs.status import VertexStatus, status_of
+from vlmpipe.records.sweep_comparison import SweepComparison
 from vlmpipe.trainer.records.step import StepRecord
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
@@ -137,9 +138,9 @@ def test_a_sweep_s_jobs_are_one_step_with_the_sum_of_their_trainings(tmp_path: P
 
 def test_a_sweep_that_is_over_shows_its_comparison(tmp_path: Path) -> None:
     score = {"value": 0.5, "interval": [0.4, 0.6]}
-    one = {"name": "a", "score": score, "selection": None, "verdict": "", "errors": []}
+    one = {"name": "a", "starts": 1, "score": score, "selection": None, "verdict": "", "errors": []}
     comparison = {"metric": "exact_match", "questions": 9, "baseline": "a", "variants": [one], "hypotheses": []}
-    put(tmp_path, "comparison.json", comparison)
+    put(tmp_path, SweepComparison.FILE, comparison)
     put(tmp_path, "steps/compare-variants.json", asdict(StepRecord("compare-variants", "done", started_s=BEGAN_S)))
     tasks = {f"align-{name}": "SUCCEEDED" for name in STEPS} | {
         "finetune-open-sweep": "SUCCEEDED", "finetune-compare-variants": "SUCCEEDED", "notify": "SUCCEEDED",
