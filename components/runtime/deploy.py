@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from vlmpipe.config.sections.deploy import DeployConfig
+from vlmpipe.config.run_settings import RunSettings
+from vlmpipe.config.serving_container import require_deploy
 from vlmpipe.platforms.table import platform_of
 from vlmpipe.records.registered import Registered
 from vlmpipe.serving.agreement import Agreement
 from vlmpipe.serving.questions import held_out_questions
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.records import read_record, write_record
+from vlmpipe.trainer.storage.records import write_record
 
 RECORD = "deployed.json"
 
@@ -26,8 +27,8 @@ def deploy_run(run_uri: str, where: str) -> Agreement:
     registered = Registered.read_if_there(store)
     if registered is None:
         raise ConfigError(f"no {store.uri(Registered.FILE)}", expected="a registered model", fix="register it first")
-    settings = read_record(store, "run.json")
-    deploy = DeployConfig.model_validate(settings["deploy"])
+    settings = RunSettings.read(store)
+    deploy = require_deploy(settings)
     questions = held_out_questions(run_uri, deploy.smoke_questions)
     found, served = platform_of(where).deploy(run_uri, settings, registered, questions)
     write_record(store, RECORD, {**served, "model": registered.model, **found.as_json()}, indent=1)

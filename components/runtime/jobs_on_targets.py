@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from vlmpipe.components.runtime.step_logic import why_nothing_is_encoded
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.run_settings import run_config_of
 from vlmpipe.job_spec.build import Job, job_settings, job_spec, jobs_of, step_of
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 from vlmpipe.platforms.table import PLATFORMS, platform_of
@@ -14,16 +15,8 @@ from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.progress import step_progress
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.base import Storage
-from vlmpipe.trainer.storage.records import read_record
 
 NOTHING_RAN = "{}"  # gcp_resources of a job that has nothing to do
-
-
-def config_of_run(store: Storage) -> RunConfig:
-    """The run file that a run's folder has in run.json."""
-    content = read_record(store, "run.json")
-    return RunConfig.model_validate({name: value for name, value in content.items() if name != "run"})
 
 
 def run_on_target(config: RunConfig, spec: Mapping[str, Any], step: str, target: str) -> str:
@@ -54,7 +47,7 @@ def run_job_of_run(run_uri: str, job: str, target: str) -> str:
             expected=f"a job of {', '.join(get_args(Job))}, on {', '.join(PLATFORMS)}",
         )
     store = open_storage(run_uri)
-    config = config_of_run(store)
+    config = run_config_of(store)
     if job not in jobs_of(config):
         raise ConfigError(f"job {job}, which this run does not have", expected=f"one of {', '.join(jobs_of(config))}")
     platform_of(target).check(config)

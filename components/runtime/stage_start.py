@@ -13,7 +13,6 @@ from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import join_uri
 from vlmpipe.trainer.storage.export_manifest import FOLDER, NAME
-from vlmpipe.trainer.storage.records import read_record
 
 
 def continued(config: RunConfig, this: RunPaths, before: Sequence[tuple[RunConfig, RunPaths]]) -> RunConfig:
@@ -34,7 +33,7 @@ def continued(config: RunConfig, this: RunPaths, before: Sequence[tuple[RunConfi
         )
     export = previous.uri(FOLDER)
     # With the revisions of weights in buckets that the stage before has found.
-    sources = ModelConfig.model_validate(read_record(previous, "run.json")["model"]).sources
+    sources = JobConfig.read(previous).model.sources
     is_trained = model.tokenizer.startswith("train:")
     trained = [part for part in PARTS if any(_trains(run.model, part) for run, _ in before)]
     changes = {

@@ -7,14 +7,15 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlmpipe.components.runtime.jobs_on_targets import config_of_run, run_on_target
+from vlmpipe.components.runtime.jobs_on_targets import run_on_target
 from vlmpipe.components.runtime.step_logic import point_to_features, prepare_run
-from vlmpipe.config.run_config import RunConfig, parse_run_config
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.run_settings import earlier_run_file, run_config_of
 from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.config.sections.sweep import SweepConfig, Variant, baseline_of
 from vlmpipe.job_spec.build import job_spec, sweep_job_spec
 from vlmpipe.platforms.table import platform_of
-from vlmpipe.trainer.config.job import JobConfig, RunPaths, without_gone
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, print_error
 from vlmpipe.trainer.progress import step_progress
 from vlmpipe.trainer.records.prepared import DataPointers
@@ -22,7 +23,7 @@ from vlmpipe.trainer.records.step import read_step
 from vlmpipe.trainer.records.sweep import Claim, FeaturesError, Outcome, Sweep, SweepTraining, SweepVariant
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
-from vlmpipe.trainer.storage.records import read_as_written, read_record, write_run_file
+from vlmpipe.trainer.storage.records import RUN_FILE, read_as_written, write_run_file
 from vlmpipe.trainer.trials.files import JOB_STEP, is_done, settings_sha256
 
 VARIANTS_FOLDER = "variants"  # in the run's folder
@@ -104,16 +105,13 @@ def _require_same_settings(variant: str, store: Storage, own: RunConfig, content
         return
     from vlmpipe.runs.changed_settings import changed_settings  # loads torch
 
-    earlier = read_as_written(store, "run.json") if store.stat("run.json") else {}
+    earlier = read_as_written(store, RUN_FILE) if store.stat(RUN_FILE) else {}
     named = ""
     if earlier and settings_sha256(earlier) == before:  # else a start with train.resume never has replaced it
-        placed = read_record(store, "run.json")  # the folder of runs may have been moved since
         try:
-            trained = parse_run_config(
-                without_gone({name: value for name, value in placed.items() if name != "run"}), store.root_uri
-            )
+            trained = earlier_run_file(store)
         except ConfigError:
-            named = f"{store.uri('run.json')} is of another version of vlmpipe"
+            named = f"{store.uri(RUN_FILE)} is of another version of vlmpipe"
         else:
             texts = changed_settings(trained, own).texts()
             named = "; ".join(one for one in texts if one.startswith(DECIDING) and not one.startswith("train.resume "))
@@ -192,7 +190,7 @@ def _encode(run_uri: str, prepared_uri: str, target: str) -> str:
         with step_progress(run_uri, "cache-features") as progress:
             progress.finish("reused" if pointers.features == "reuse" else "done", f"features: {pointers.features}")
         return f"cache-features: {pointers.features}"
-    config = config_of_run(store)
+    config = run_config_of(store)
     ended, error = _run(config, job_spec(config, "cache_features", run_uri), "cache-features", target, run_uri)
     if error:  # without features, each training would find that out on machines of its own
         FeaturesError(error=error).write(store)
@@ -203,7 +201,7 @@ def train_variants(job: str, target: str) -> str:
     """Run a job of trainings. Returns how it ended."""
     number, _, run_uri = job.partition(" ")
     sweep = _sweep(run_uri)
-    config = config_of_run(open_storage(sweep.trainings[sweep.jobs[int(number)][0]].run_uri))
+    config = run_config_of(open_storage(sweep.trainings[sweep.jobs[int(number)][0]].run_uri))
     spec = sweep_job_spec(config, run_uri, int(number))
     if platform_of(target).is_here:  # jobs beside each other share the cores
         share = max(1, (os.cpu_count() or 1) // min(len(sweep.jobs), sweep.parallelism))

@@ -11,16 +11,17 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from vlmpipe.components.runtime.step_logic import RESULT_OF, job_metrics
+from vlmpipe.config.run_settings import RunSettings
+from vlmpipe.config.sections.gcp import GcpConfig
 from vlmpipe.platforms.vertex.client import Place, credentials_for, endpoint, translate_errors
 from vlmpipe.records.decision import Decision
 from vlmpipe.runs.ending import Outcome
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
-from vlmpipe.trainer.storage.records import read_record
+from vlmpipe.trainer.storage.records import RUN_FILE
 
 SECTIONS = ("model", "data", "features", "train", "evaluate")
 CLUSTER = ("machine_type", "accelerator_type", "accelerator_count", "replica_count", "scheduling_strategy")
@@ -45,19 +46,19 @@ def log_run(run_uri: str, outcome: Outcome) -> str:
         return ""
     try:
         store = open_storage(run_uri)
-        if store.stat("run.json") is None:  # the run file was not accepted
+        if store.stat(RUN_FILE) is None:  # the run file was not accepted
             return ""
-        settings = read_record(store, "run.json")
-        experiment = settings["gcp"].get("experiment", "")
+        settings = RunSettings.read(store)
+        experiment = settings.gcp.experiment
         if not experiment:
             return ""
-        name = run_name(experiment, settings["run"]["run_id"])
+        name = run_name(experiment, settings.run.run_id)
         found = parameters(settings, run_uri), metrics(store, run_uri)
         from google.cloud import aiplatform  # noqa: F401 (seconds without a network, so outside the limit)
 
         state = STATES[outcome]
-        with translate_errors(Place(settings["gcp"]["project"], settings["gcp"]["location"]), what="experiment"):
-            _in_time(lambda: _log(settings, experiment, name, *found, state))
+        with translate_errors(Place(settings.gcp.project, settings.gcp.location), what="experiment"):
+            _in_time(lambda: _log(settings.gcp, experiment, name, *found, state))
         return f"logged as {name} in experiment {experiment}"
     except UserError as error:  # of the run's storage, or of an address that cannot be
         problem = error.found.splitlines()[0]
@@ -76,10 +77,11 @@ def run_name(experiment: str, run_id: str) -> str:
     return f"{name[: longest - len(digest) - 1]}-{digest}"
 
 
-def parameters(settings: Mapping[str, Any], run_uri: str) -> dict[str, float | int | str]:
+def parameters(settings: RunSettings, run_uri: str) -> dict[str, float | int | str]:
     """The run file's fields that affect training, by their dotted names."""
-    chosen = {section: settings[section] for section in SECTIONS}
-    chosen["cluster"] = {name: settings["cluster"][name] for name in CLUSTER}
+    content = settings.to_dict()
+    chosen = {section: content[section] for section in SECTIONS}
+    chosen["cluster"] = {name: content["cluster"][name] for name in CLUSTER}
     return {"run_uri": run_uri, **dict(_flat(chosen))}
 
 
@@ -128,7 +130,7 @@ def _in_time(work: Callable[[], None]) -> None:
 
 
 def _log(
-    settings: Mapping[str, Any],
+    gcp: GcpConfig,
     experiment: str,
     name: str,
     params: dict[str, float | int | str],
@@ -138,15 +140,14 @@ def _log(
     """Write the experiment's run of that name, which an earlier attempt of the same run may have made."""
     from google.cloud import aiplatform
 
-    gcp = settings["gcp"]
-    address = endpoint(gcp["location"])
+    address = endpoint(gcp.location)
     aiplatform.init(
-        project=gcp["project"],
-        location=gcp["location"],
+        project=gcp.project,
+        location=gcp.location,
         experiment=experiment,
         experiment_tensorboard=False,  # else the SDK makes a TensorBoard instance, which costs money
         credentials=credentials_for(address),
-        encryption_spec_key_name=gcp["encryption_spec_key_name"] or None,
+        encryption_spec_key_name=gcp.encryption_spec_key_name or None,
         api_endpoint=address,
         api_transport="rest",
     )

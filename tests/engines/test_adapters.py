@@ -27,7 +27,8 @@ from tests.support.engines.vllm_server import ENVIRONMENT, NEWEST, START_PROGRAM
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
 from tests.support.trainer.runs import make_run, run_ranks, train_runs
-from vlmpipe.config.sections.deploy import arguments_of, served_name
+from vlmpipe.config.run_settings import RunSettings
+from vlmpipe.config.serving_container import arguments_of
 from vlmpipe.config.vllm import load_vllm
 from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.config.job import JobConfig
@@ -128,7 +129,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGcs]
         yield server
 
 
-def settings_of(job: JobConfig) -> dict[str, Any]:
+def settings_of(job: JobConfig) -> RunSettings:
     """run.json of a run whose base and registered files are in the bucket, after copying them there."""
     settings: dict[str, Any] = json.loads((Path(job.run.run_uri) / "run.json").read_text())
     for folder, address in ((settings["model"]["pretrained"]["weights"], BASE), (f"{job.run.run_uri}/export", ADAPTER)):
@@ -136,14 +137,14 @@ def settings_of(job: JobConfig) -> dict[str, Any]:
         for path in Path(folder).iterdir():
             store.write(path.name, path.read_bytes())
     settings["model"]["pretrained"]["weights"] = BASE
-    return settings
+    return RunSettings.of_record(settings, "run.json")
 
 
 def compared(job: JobConfig, log: Path, without: str = "") -> Comparison:
     settings = settings_of(job)
     arguments = [one for one in arguments_of(settings, ADAPTER) if not without or not one.startswith(without)]
     with running_vllm(arguments, {}, log, program=START_PROGRAM) as url:
-        return compare(job, url, served_name(settings))
+        return compare(job, url, settings.model_name)
 
 
 @pytest.mark.parametrize("name", ANSWERING)

@@ -18,9 +18,9 @@ from tests.support.engines.comparison import compare
 from tests.support.engines.trained_runs import NATIVE, PUBLISHED, trained_runs
 from tests.support.engines.vllm_server import RELEASES, needs_vllm, vllm_of
 from tests.support.short_form import only_whole
-from vlmpipe.config.sections.deploy import served_name
+from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.storage.records import read_record_file
+from vlmpipe.trainer.storage import open_storage
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(7200), only_whole, needs_vllm]
 
@@ -50,12 +50,12 @@ def test_vllm_answers_as_the_evaluation(
 ) -> None:
     job = run_of(family)
     run = Path(job.run.run_uri)
-    settings = read_record_file(run / "run.json")
+    settings = RunSettings.read(open_storage(str(run)))
     with vllm_of(settings, str(run / "export"), tmp_path / "log", release=RELEASES[release]) as url:
         overridden = (family, release) in RESIZED_BY_TORCHVISION
         options = BY_PILLOW if overridden else None
-        found = compare(job, url, served_name(settings), causal_images=family in CAUSAL, options=options)
-        contract = answers_of(url.removesuffix("/v1"), served_name(settings)) if (family, release) == SHORT else {}
+        found = compare(job, url, settings.model_name, causal_images=family in CAUSAL, options=options)
+        contract = answers_of(url.removesuffix("/v1"), settings.model_name) if (family, release) == SHORT else {}
     if contract:
         FOUND.write_text(json.dumps({"server": RELEASES[release].title, "cases": contract}, indent=1) + "\n")
     found.keep(family, RELEASES[release].title)
@@ -78,9 +78,9 @@ def test_vllm_answers_as_the_evaluation(
 def test_an_export_in_bf16_answers_as_it_was_evaluated(tmp_path: Path) -> None:
     """Both compute in fp32, from the rounded weights."""
     job = trained_runs(tmp_path / "run", ["llava"], {"checkpoint.export_dtype": "bf16"})["llava"]
-    settings = read_record_file(Path(job.run.run_uri) / "run.json")
+    settings = RunSettings.read(open_storage(job.run.run_uri))
     with vllm_of(settings, f"{job.run.run_uri}/export", tmp_path / "log") as url:
-        found = compare(job, url, served_name(settings))
+        found = compare(job, url, settings.model_name)
     found.keep("llava in bf16", RELEASES[SHORT[1]].title)
     assert found.distinct_answers > found.questions / 2, "answers that could differ"
     assert found.equal_answers == found.equal_prompts == found.questions, found.others

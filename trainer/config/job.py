@@ -218,6 +218,15 @@ class JobConfig(JobSections):
         return DataPointers.read(open_storage(self.run.run_uri))
 
 
+class _NamedSecrets(BaseModel):
+    secrets: Secrets = {}
+
+
+def secrets_of(store: Storage) -> dict[str, str]:
+    """Return the secrets that the run in `store` names, by variable; its other settings are not checked."""
+    return _NamedSecrets.model_validate(read_record(store, RUN_FILE)).secrets
+
+
 def export_dtype(model: ModelConfig, train: TrainConfig, checkpoint: CheckpointConfig) -> StateType:
     """Type of the weights in an export: what checkpoint.export_dtype says, for a whole model."""
     if model.exports_adapter:  # small, and added to a base in fp32

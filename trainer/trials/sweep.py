@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from vlmpipe.trainer import launch
-from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.job import JobConfig, secrets_of
 from vlmpipe.trainer.distributed.cluster_env import read_cluster
 from vlmpipe.trainer.distributed.process import run_worker
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     cluster = read_cluster(os.environ)
     is_chief = cluster is None or cluster.node_rank == 0
     is_alone = launch.processes_on_node(options.nproc_per_node) == 1 and (cluster is None or cluster.num_nodes == 1)
-    use_secrets(read_record(store, RUN_FILE).get("secrets") or {})
+    use_secrets(secrets_of(store))
     progress = Progress(folder, f"{JOB_STEP}-{options.job}", quiet=True) if is_chief else None
     run = (
         _forked([training.run_uri for training in trainings])

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from vlmpipe.comparison.sides import Side
 from vlmpipe.config.overrides import difference_rows, differences
 
-# Of run.json, what names the run itself.
-ITS_OWN = ("run", "version", "record_crc32c")
+ITS_OWN = ("run", "version")  # fields of run.json that name the run itself
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.platforms.local.runs.summary import find_run
 from vlmpipe.platforms.short_names import full_name
 from vlmpipe.records.plan import PlannedCost, PlannedRun
@@ -24,7 +25,7 @@ from vlmpipe.trainer.records.step import read_steps
 from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage, in_bucket, join_uri
-from vlmpipe.trainer.storage.records import read_lines, read_record
+from vlmpipe.trainer.storage.records import RUN_FILE, read_lines, read_record
 
 REGISTERED = re.compile(r"([A-Za-z0-9][\w.-]*)@([a-z][a-z0-9-]*|[1-9][0-9]*)")  # MODEL@ALIAS or MODEL@VERSION
 HOUR_S = 3600
@@ -63,8 +64,8 @@ class Side:
     predictions: list[dict[str, Any]]
     evaluation: Evaluation
     usage: Usage
+    settings: Mapping[str, object]  # run.json as it was written, by any version
     image_groups: dict[str, str] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)  # run.json
     versions: dict[str, str] = field(default_factory=dict)  # of packages that training ran with
 
     def benchmark(self, name: str) -> list[dict[str, object]]:
@@ -83,10 +84,9 @@ def read_sides(names: Sequence[str], root: str) -> list[Side]:
             expected="two or more different runs: vlmpipe compare RUN RUN...",
         )
     uris = {name: _run_uri(name, root) for name in names if not REGISTERED.fullmatch(name)}
-    settings = [read_record(open_storage(uri), "run.json") for uri in uris.values()]
-    for name in names:
-        if found := REGISTERED.fullmatch(name):
-            uris[name] = _registered(found[1], found[2], settings, root)
+    if registered := [found for name in names if (found := REGISTERED.fullmatch(name))]:
+        settings = [RunSettings.read(open_storage(uri)) for uri in uris.values()]
+        uris |= {found[0]: _registered(found[1], found[2], settings, root) for found in registered}
     ids = [_run_id(uris[name]) for name in names]
     return [
         _side(run_id if REGISTERED.fullmatch(name) is None and ids.count(run_id) == 1 else name, uris[name])
@@ -114,14 +114,14 @@ def _run_uri(name: str, root: str) -> str:
     return str(found or submitted_record(name).get("run_uri") or find_run(root, name).folder)
 
 
-def _registered(model: str, which: str, settings: Sequence[dict[str, Any]], root: str) -> str:
+def _registered(model: str, which: str, settings: Sequence[RunSettings], root: str) -> str:
     """The folder of a registered version's run, by the registry of the runs beside it, or else the one under `root`."""
     registry: Registry = FolderRegistry(join_uri(root, "registry"), alias="champion" if which.isdigit() else which)
     runs_root = root
-    for one in settings:
-        alias = one["register"]["alias"] if which.isdigit() else which
-        registry, name, _ = open_registry({**one, "register": {**one["register"], "alias": alias}})
-        runs_root = one["run"]["root_uri"]
+    for run in settings:
+        register = run.register_ if which.isdigit() else run.register_.model_copy(update={"alias": which})
+        registry, name, _ = open_registry(run.model_copy(update={"register_": register}))
+        runs_root = run.run.root_uri
         if name == model:
             break
     entry: Entry | None
@@ -160,8 +160,8 @@ def _side(name: str, run_uri: str) -> Side:
         predictions,
         Evaluation.read(store),
         _usage(store),
+        read_record(store, RUN_FILE),
         known_image_groups(store, predictions),
-        read_record(store, "run.json"),
         (Summary.read_if_there(store) or Summary()).versions,
     )
 

@@ -17,6 +17,7 @@ from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.config.run_settings import RunSettings
     from vlmpipe.config.sections.schedule import ScheduleConfig
     from vlmpipe.config.validation_errors import Problem
     from vlmpipe.platforms.compiled import Compiled, Template
@@ -208,12 +209,12 @@ class Platform(ABC):
         return None
 
     def deploy(
-        self, run_uri: str, run: Mapping[str, Any], registered: Registered, questions: Sequence[HeldOutQuestion]
+        self, run_uri: str, run: RunSettings, registered: Registered, questions: Sequence[HeldOutQuestion]
     ) -> tuple[Agreement, dict[str, Any]]:
         """Serve a registered model, ask it `questions`, and keep it where it answers as it was evaluated.
 
         Args:
-            run: content of the run's run.json.
+            run: settings of the run.
             registered: the version in the registry.
 
         Returns how well the answers agree, and what the record says of the endpoint. Raises UserError (76) where they

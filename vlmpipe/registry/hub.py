@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.config.sections.output import HubConfig
 from vlmpipe.records.registered import Registered, Uploaded
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.secret_manager import HUB_TOKEN_VARIABLE, upload_token
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.export_manifest import MARKER
-from vlmpipe.trainer.storage.records import read_record
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -35,10 +35,10 @@ def upload_registered(run_uri: str) -> str:
     token or repository that it refuses, or no answer.
     """
     store = open_storage(run_uri)
-    settings = read_record(store, "run.json")
-    if not settings["register"].get("hub"):  # runs of earlier releases have no such field
+    settings = RunSettings.read(store)
+    hub = settings.register_.hub
+    if hub is None:
         return ""
-    hub = HubConfig.model_validate(settings["register"]["hub"])
     registered = Registered.read_if_there(store)
     if registered is None:
         raise ConfigError(f"no {store.uri(Registered.FILE)}", expected="a registered model", fix="register it first")
@@ -46,7 +46,7 @@ def upload_registered(run_uri: str) -> str:
     model = open_storage(registered.uri)
     # The marker names folders of this run, which have no use on the hub, and no program there reads it.
     files = {info.name: model.fetch(info.name) for info in model.list() if info.name != MARKER}
-    message = f"{registered.model} version {registered.version}, run {settings['run']['run_id']}"
+    message = f"{registered.model} version {registered.version}, run {settings.run.run_id}"
     commit, address = _upload(hub, token, files, message)
     uploaded = Uploaded(repo_id=hub.repo_id, revision=hub.revision, commit=commit)
     registered.model_copy(update={"hub": uploaded}).write(store)

@@ -6,13 +6,9 @@ The steps `decide` and `register_model` call this; nothing here needs KFP.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
-import json
-from collections.abc import Mapping
-from typing import Any
 
-from vlmpipe.config.sections.output import GateConfig
+from vlmpipe.config.run_settings import RunSettings, run_sha256
 from vlmpipe.records.decision import Champion, Decision
 from vlmpipe.records.registered import Registered
 from vlmpipe.registry.folder import Candidate, Entry, FolderRegistry, OvertakenError, Registry
@@ -20,7 +16,7 @@ from vlmpipe.registry.gate import AgainstChampion, decide
 from vlmpipe.registry.model_card import model_card
 from vlmpipe.registry.recorded_answers import recorded_answers
 from vlmpipe.trainer.checkpoint.resume_rules import as_trained
-from vlmpipe.trainer.config.job import JobConfig, run_uri_of
+from vlmpipe.trainer.config.job import run_uri_of
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.evaluation.held_out.champion_pointer import CHAMPION_FILE, ChampionPointer
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts
@@ -30,7 +26,7 @@ from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage, join_uri
 from vlmpipe.trainer.storage.export_manifest import require_whole_export
-from vlmpipe.trainer.storage.records import read_record, write_record
+from vlmpipe.trainer.storage.records import write_record
 
 MAX_RACES = 10  # with other runs, for the champion's place
 
@@ -41,23 +37,24 @@ def decide_run(run_uri: str) -> Decision:
     Raises ConfigError when the run was not evaluated.
     """
     store = open_storage(run_uri)
-    settings = _read(store, "run.json", "resolve-run")
+    settings = RunSettings.require(store)
     evaluation, summary = Evaluation.require(store), Summary.read_if_there(store) or Summary()
     registry, model, _ = open_registry(settings)
     entry = registry.champion(model)
-    gate = GateConfig.model_validate(settings["gate"])
-    decision = decide(evaluation, gate, _against(entry, settings, evaluation, summary, store) if entry else None)
+    decision = decide(
+        evaluation, settings.gate, _against(entry, settings, evaluation, summary, store) if entry else None
+    )
     decision = decision.model_copy(update={"run_sha256": run_sha256(store)})
     decision.write(store)
     return decision
 
 
 def _against(
-    entry: Entry, settings: Mapping[str, Any], evaluation: Evaluation, summary: Summary, store: Storage
+    entry: Entry, settings: RunSettings, evaluation: Evaluation, summary: Summary, store: Storage
 ) -> AgainstChampion:
     """The model in use beside this run's: its answers in this evaluation, else those that its run has recorded."""
     champion, asked = entry.as_champion(), evaluation.champion
-    if entry.run_id == settings["run"]["run_id"]:
+    if entry.run_id == settings.run.run_id:
         obstacle = "it is an earlier checkpoint of this run, whose recorded answers are replaced"
         return AgainstChampion(champion, obstacle=obstacle, is_this_run=entry.checkpoint == summary.checkpoint)
     if asked and (asked.version, asked.run_id) == (entry.version, entry.run_id):
@@ -67,7 +64,7 @@ def _against(
         where = f" (without {left_out:,} questions of its training data)" if left_out else ""
         return AgainstChampion(champion, PairedCounts.model_validate(asked.paired), where=where)
     try:
-        paired = recorded_answers(store, open_storage(run_uri_of(settings["run"]["root_uri"], entry.run_id, "")))
+        paired = recorded_answers(store, open_storage(run_uri_of(settings.run.root_uri, entry.run_id, "")))
     except UserError as error:
         if error.code == ExitCode.UNAVAILABLE:
             raise
@@ -81,18 +78,17 @@ def _against(
 def point_to_champion(run_uri: str) -> None:
     """Write `champion.json`, the model in use that the evaluation is to ask too; remove it where there is none."""
     store = open_storage(run_uri)
-    settings = _read(store, "run.json", "resolve-run")
+    settings = RunSettings.require(store)
     registry, model, _ = open_registry(settings)
     entry = registry.champion(model)
-    root_uri, run_id = settings["run"]["root_uri"], settings["run"]["run_id"]
-    bounds = GateConfig.model_validate(settings["gate"])
-    if entry is None or entry.run_id == run_id or bounds.bounds == "none" or bounds.max_regression is None:
+    run_id, gate = settings.run.run_id, settings.gate
+    if entry is None or entry.run_id == run_id or gate.bounds == "none" or gate.max_regression is None:
         store.delete(CHAMPION_FILE)
         return
     pointer = ChampionPointer(
         version=entry.version,
         run_id=entry.run_id,
-        run_uri=run_uri_of(root_uri, entry.run_id, ""),
+        run_uri=run_uri_of(settings.run.root_uri, entry.run_id, ""),
         checkpoint=entry.checkpoint,
     )
     write_record(store, CHAMPION_FILE, pointer.model_dump())
@@ -103,8 +99,8 @@ def was_accepted(run_uri: str) -> bool:
     whole.
     """
     store = open_storage(run_uri)
-    job = JobConfig.model_validate(_read(store, "run.json", "resolve-run"))
-    decision = None if job.train.resume == "never" else Decision.read_if_there(store)
+    settings = RunSettings.require(store)
+    decision = None if settings.train.resume == "never" else Decision.read_if_there(store)
     if decision is None or not decision.accepted or decision.run_sha256 != run_sha256(store):
         return False
     with contextlib.suppress(DataError):
@@ -122,11 +118,11 @@ def register_run(run_uri: str) -> Entry:
     that is rejected beside a newer champion, OvertakenError where that changes again and again.
     """
     store = open_storage(run_uri)
-    settings = _read(store, "run.json", "resolve-run")
+    settings = RunSettings.require(store)
     decision = Decision.require(store)
     if not decision.accepted:
         raise ConfigError(
-            f"run {settings['run']['run_id']} was not accepted. {decision.reason}",
+            f"run {settings.run.run_id} was not accepted. {decision.reason}",
             expected="an accepted run",
             fix="train further or change the gate's thresholds, then run the pipeline again",
         )
@@ -134,10 +130,10 @@ def register_run(run_uri: str) -> Entry:
     pointers = DataPointers.require(store)
     require_whole_export(store)
     registry, model, alias = open_registry(settings)
-    config = JobConfig.model_validate(settings)
+    config = settings.job()
     base = config.model.pretrained if config.model.exports_adapter else None
     candidate = Candidate(
-        run_id=settings["run"]["run_id"],
+        run_id=settings.run.run_id,
         export_uri=join_uri(run_uri, "export"),
         checkpoint=summary.checkpoint,
         metrics=evaluation.as_json(),
@@ -183,40 +179,13 @@ def _version(model: Entry | Champion | None) -> int | None:
     return model.version if model else None
 
 
-def open_registry(settings: dict[str, Any]) -> tuple[Registry, str, str]:
+def open_registry(settings: RunSettings) -> tuple[Registry, str, str]:
     """The registry of a run, the model's name in it and the alias that moves to an accepted version."""
-    register = settings["register"]
-    root_uri = join_uri(settings["run"]["root_uri"], "registry")
-    model, alias = register["model_name"] or settings["name"], register["alias"]
-    place = register.get("registry", "")  # runs of earlier releases have no such field
+    register = settings.register_
+    root_uri = join_uri(settings.run.root_uri, "registry")
+    model, alias, place = settings.model_name, register.alias, register.registry
     if place.startswith("vertex://"):
         from vlmpipe.registry.vertex import VertexRegistry
 
         return VertexRegistry.of(settings, root_uri), model, alias
     return FolderRegistry(place or root_uri, alias=alias), model, alias
-
-
-def run_sha256(store: Storage) -> str:
-    """Digest of a run's run.json, whichever submission has written it and wherever the folder of runs lies."""
-    content = read_record(store, "run.json")
-    content["run"].pop("submission", None)
-    root = content["run"]["root_uri"]
-    text = json.dumps(_from_root(content, root), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _from_root(value: Any, root: str) -> Any:
-    """The value with addresses under `root` as they are seen from there."""
-    if isinstance(value, dict):
-        return {name: _from_root(each, root) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_from_root(each, root) for each in value]
-    if isinstance(value, str) and (value == root or value.startswith(f"{root}/")):
-        return f"ROOT{value[len(root) :]}"
-    return value
-
-
-def _read(store: Storage, name: str, step: str) -> dict[str, Any]:
-    if store.stat(name) is None:
-        raise ConfigError(f"missing {store.uri(name)}, which the step {step} writes", fix="run that step first")
-    return read_record(store, name)

@@ -24,8 +24,9 @@ from google.api_core.future.polling import DEFAULT_POLLING
 from google.api_core.operation import from_gapic
 from google.cloud.aiplatform_v1 import types as api
 
-from vlmpipe.config.sections.deploy import container_of
+from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.config.sections.output import ServingConfig
+from vlmpipe.config.serving_container import container_of
 from vlmpipe.platforms.vertex.client import Place, model_client, operations_client, translate_errors
 from vlmpipe.platforms.vertex.retries import PASSING, list_all, send_once, send_request
 from vlmpipe.registry.folder import Candidate, Entry, Export, overtaken
@@ -69,17 +70,17 @@ class VertexRegistry:
         self._client: ModelServiceClient = model_client(place.location)
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any], root_uri: str) -> VertexRegistry:
-        """Return the registry of a run, from the content of its run.json."""
-        gcp, register = settings["gcp"], settings["register"]
+    def of(cls, settings: RunSettings, root_uri: str) -> VertexRegistry:
+        """Return the registry of a run."""
+        gcp, register = settings.gcp, settings.register_
         return cls(
-            Place(gcp["project"], gcp["location"]),
-            register["registry"].removeprefix(SCHEME),
+            Place(gcp.project, gcp.location),
+            register.registry.removeprefix(SCHEME),
             root_uri,
-            alias=register["alias"],
+            alias=register.alias,
             serving=container_of(settings),
-            labels=gcp["labels"],
-            encryption_key=gcp["encryption_spec_key_name"],
+            labels=gcp.labels,
+            encryption_key=gcp.encryption_spec_key_name,
         )
 
     def champion(self, model: str) -> Entry | None:

@@ -11,17 +11,18 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from vlmpipe.config.run_config import RunConfig, parse_run_config
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.run_settings import earlier_run_file
 from vlmpipe.config.validation_errors import MAY_HOLD_SECRETS
 from vlmpipe.trainer.checkpoint.commit import committed, read_commit
 from vlmpipe.trainer.checkpoint.manifest import DamagedError
 from vlmpipe.trainer.checkpoint.resume_rules import Change, Outcome, Rule, changes, rules_by_field, settings_of
-from vlmpipe.trainer.config.job import RunPaths, without_gone
+from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.external.states import states_of
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
-from vlmpipe.trainer.storage.records import read_as_written
+from vlmpipe.trainer.storage.records import RUN_FILE
 
 # A name is a field, or a section whose other fields have no rule of their own.
 REST: tuple[Rule, ...] = (
@@ -164,12 +165,11 @@ def require_resumable(config: RunConfig, paths: RunPaths) -> list[str]:
     Training would refuse the same, on machines that are paid for.
     """
     store = open_storage(paths.run_uri)
-    if store.stat("run.json") is None:
+    if store.stat(RUN_FILE) is None:
         return []
     # With the addresses of then: of a run that was moved, training compares those of weights with its checkpoints'.
-    earlier = {name: value for name, value in read_as_written(store, "run.json").items() if name != "run"}
     try:
-        changed = changed_settings(parse_run_config(without_gone(earlier), store.uri("run.json")), config)
+        changed = changed_settings(earlier_run_file(store, as_written=True), config)
     except ConfigError:
         changed = ChangedSettings({"": []})  # another version's: training compares what it has saved
     require_continuable(paths.run_id, changed, {"": store}, config)

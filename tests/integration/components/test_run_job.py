@@ -25,6 +25,7 @@ from vlmpipe.platforms.vertex import retries
 from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.platforms.vertex.jobs import capacity_fallback
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
+from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.errors import ExitCode
 from vlmpipe.trainer.storage import open_storage
 
@@ -42,6 +43,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
         yield running
 
 
+PLACE = RunPaths(run_id="mine", root_uri="gs://team")
+
+
 @pytest.fixture
 def config() -> RunConfig:
     return load_run_file(SPOT_FILE, ["gcp.project=test-project", "gcp.location=us-central1"])
@@ -49,7 +53,7 @@ def config() -> RunConfig:
 
 @pytest.fixture
 def run(tmp_path: Path, config: RunConfig) -> Path:
-    (tmp_path / "run.json").write_text(json.dumps(config.to_dict()))
+    (tmp_path / "run.json").write_text(json.dumps(config.to_run_json(PLACE)))
     return tmp_path
 
 
@@ -58,7 +62,7 @@ def in_bucket(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[st
     """The same run where Vertex AI can write."""
     with FakeGcs(buckets=["team"]) as gcs:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.endpoint)
-        open_storage("gs://team/runs/mine").write("run.json", json.dumps(config.to_dict()).encode())
+        open_storage("gs://team/runs/mine").write("run.json", json.dumps(config.to_run_json(PLACE)).encode())
         yield "gs://team/runs/mine"
 
 

@@ -21,9 +21,9 @@ from tests.fakes.steps import replace_steps
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
 from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.config.run_settings import run_sha256
 from vlmpipe.pipelines.local_runner import print_put_back, run_local
 from vlmpipe.platforms.local.jobs.subreaper import run_in_subreaper
-from vlmpipe.registry.release import run_sha256
 from vlmpipe.trainer.errors import ExitCode
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record

@@ -12,12 +12,13 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.paths import ROOT
-from vlmpipe.config.sections.deploy import PORT, DeployConfig, arguments_of
+from vlmpipe.config.run_fields import RunFields
+from vlmpipe.config.sections.deploy import PORT
+from vlmpipe.config.serving_container import arguments_of, require_deploy
 
 RECIPES = ROOT / "build/recipes"
 ENVIRONMENT = RECIPES / "vllm"
@@ -58,12 +59,12 @@ needs_vllm = pytest.mark.skipif(
 
 
 @contextlib.contextmanager
-def vllm_of(settings: Mapping[str, Any], folder: str, log: Path, *, release: Release = NEWEST) -> Iterator[str]:
+def vllm_of(settings: RunFields, folder: str, log: Path, *, release: Release = NEWEST) -> Iterator[str]:
     """vLLM as the `deploy` section of a run's run.json starts it, with the model's files in `folder`.
 
     Gives the address up to /v1. A deployment with accelerator_count 0 has CPUs.
     """
-    environment = DeployConfig.model_validate(settings["deploy"]).environment
+    environment = require_deploy(settings).environment
     with running_vllm(arguments_of(settings, folder), environment, log, release=release) as url:
         yield url
 

@@ -17,6 +17,7 @@ from vlmpipe.platforms.vertex import retries
 from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE, translate_errors
 from vlmpipe.platforms.vertex.jobs.capacity_fallback import CapacityFallback
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
+from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.storage import Storage, open_storage
 
 SPOT_FILE = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
@@ -32,6 +33,7 @@ RESERVATION = "projects/test-project/zones/us-central1-a/reservations/mine"
 RESERVED = (
     "cluster.reservation_affinity={reservation_affinity_type: specific_reservation, values: [" + RESERVATION + "]}"
 )
+RUN = RunPaths(run_id="mine", root_uri="gs://team")
 WAITS = [Step("QUEUED"), Step("PENDING")]
 RUNS = [Step("RUNNING"), Step("RUNNING"), Step("SUCCEEDED")]
 STOCKOUT = Step("FAILED", 8, "Resources are insufficient in region: us-central1. Please try a different region.")
@@ -60,7 +62,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.endpoint)
         folder = open_storage("gs://team/runs/mine")
         folder.write("plan.json", json.dumps({"cost": {"by_term": by_term}}).encode())
-        folder.write("run.json", json.dumps(config().to_dict()).encode())
+        folder.write("run.json", json.dumps(config().to_run_json(RUN)).encode())
         yield folder
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from pydantic import Field, model_validator
 
 from vlmpipe.config.sections.cluster import Environment
-from vlmpipe.config.sections.output import MAX_DEPLOYMENT_S, ServingConfig
+from vlmpipe.config.sections.output import MAX_DEPLOYMENT_S
 from vlmpipe.config.vllm import load_vllm
 from vlmpipe.trainer.config.base import Positive, Section
 from vlmpipe.trainer.config.model import ModelConfig
@@ -123,34 +120,6 @@ class DeployConfig(Section):
     def tensor_parallel(self) -> int:
         """GPUs that share the model; 1 where a replica has none."""
         return max(1, self.accelerator_count)
-
-
-def container_of(settings: Mapping[str, Any]) -> ServingConfig:
-    """The container of a run's model on Vertex AI, from the content of its run.json: `register.serving`, or vLLM's."""
-    if settings["register"]["serving"]:
-        return ServingConfig.model_validate(settings["register"]["serving"])
-    deploy = DeployConfig.model_validate(settings["deploy"])
-    return ServingConfig(
-        image_uri=deploy.image_uri,
-        args=tuple(arguments_of(settings)),
-        port=PORT,
-        predict_route=CHAT_ROUTE,
-        health_route="/health",
-        env=deploy.environment,
-        shared_memory_size_mb=deploy.shared_memory_size_mb,
-        deployment_timeout_s=deploy.deployment_timeout_s,
-    )
-
-
-def arguments_of(settings: Mapping[str, Any], folder: str = "{model_uri}") -> list[str]:
-    """vLLM's arguments for a run's model, from the content of its run.json."""
-    deploy, model = DeployConfig.model_validate(settings["deploy"]), ModelConfig.model_validate(settings["model"])
-    return deploy.arguments(served_name(settings), model, settings["train"]["precision"], folder)
-
-
-def served_name(settings: Mapping[str, Any]) -> str:
-    """Name of the model in requests."""
-    return str(settings["register"]["model_name"] or settings["name"])
 
 
 def _loadable_base(model: ModelConfig) -> str:

@@ -11,6 +11,7 @@ from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.config.run_settings import RunSettings
     from vlmpipe.config.sections.schedule import ScheduleConfig
     from vlmpipe.config.validation_errors import Problem
     from vlmpipe.platforms.compiled import Compiled, Template
@@ -79,17 +80,16 @@ class Kubeflow(Platform):
         return is_workflow_over(job_name, place["namespace"]) if place["namespace"] else None
 
     def deploy(
-        self, run_uri: str, run: Mapping[str, Any], registered: Registered, questions: Sequence[HeldOutQuestion]
+        self, run_uri: str, run: RunSettings, registered: Registered, questions: Sequence[HeldOutQuestion]
     ) -> tuple[Agreement, dict[str, Any]]:
-        from vlmpipe.config.sections.deploy import DeployConfig, arguments_of, served_name
-        from vlmpipe.config.sections.kubeflow import KubeflowConfig
+        from vlmpipe.config.serving_container import arguments_of, require_deploy
         from vlmpipe.platforms.kubeflow.inference_service import FOLDER, InferenceService
         from vlmpipe.serving.agreement import measure_agreement, require_agreement
 
-        deploy = DeployConfig.model_validate(run["deploy"])
-        service = InferenceService(deploy, KubeflowConfig.model_validate(run["kubeflow"]), arguments_of(run, FOLDER))
-        with service.canary(registered.uri, run["run"]["run_id"]) as url:
-            found = measure_agreement(questions, service.ask(url, served_name(run)))
+        deploy = require_deploy(run)
+        service = InferenceService(deploy, run.kubeflow, arguments_of(run, FOLDER))
+        with service.canary(registered.uri, run.run.run_id) as url:
+            found = measure_agreement(questions, service.ask(url, run.model_name))
             require_agreement(found, deploy.min_agreement)
         return found, {"inference_service": deploy.endpoint, "traffic_percent": service.promote()}
 

@@ -11,6 +11,7 @@ from vlmpipe.trainer.storage.base import join_uri
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.config.run_settings import RunSettings
     from vlmpipe.platforms.local.graph import LocalGraph
     from vlmpipe.platforms.local.run import RunHere
     from vlmpipe.platforms.local.search import LocalSearch
@@ -45,16 +46,16 @@ class Local(Platform):
         return run_job(name, spec, labels=labels)
 
     def deploy(
-        self, run_uri: str, run: Mapping[str, Any], registered: Registered, questions: Sequence[HeldOutQuestion]
+        self, run_uri: str, run: RunSettings, registered: Registered, questions: Sequence[HeldOutQuestion]
     ) -> tuple[Agreement, dict[str, Any]]:
-        from vlmpipe.config.sections.deploy import DeployConfig
+        from vlmpipe.config.serving_container import require_deploy
         from vlmpipe.serving.agreement import measure_agreement, require_agreement
         from vlmpipe.serving.openai import CHAT_PATH, ChatServer
         from vlmpipe.trainer.serving.local_server import serving
 
         with serving(run_uri) as server:
             found = measure_agreement(questions, ChatServer(f"{server.url}{CHAT_PATH}", server.model).ask)
-            require_agreement(found, DeployConfig.model_validate(run["deploy"]).min_agreement)
+            require_agreement(found, require_deploy(run).min_agreement)
         return found, {"server": "transformers serve"}
 
     def find(self, name: str, *, root: str, project: str, location: str) -> RunHere | None:

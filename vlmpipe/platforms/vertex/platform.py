@@ -10,6 +10,7 @@ from vlmpipe.platforms.base import Order, Platform
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.config.run_settings import RunSettings
     from vlmpipe.config.sections.schedule import ScheduleConfig
     from vlmpipe.config.validation_errors import Problem
     from vlmpipe.platforms.compiled import Compiled, Template
@@ -88,19 +89,19 @@ class Vertex(Platform):
         return state_of(Runs(where).get(Address(where, job_name))) in OVER
 
     def deploy(
-        self, run_uri: str, run: Mapping[str, Any], registered: Registered, questions: Sequence[HeldOutQuestion]
+        self, run_uri: str, run: RunSettings, registered: Registered, questions: Sequence[HeldOutQuestion]
     ) -> tuple[Agreement, dict[str, Any]]:
-        from vlmpipe.config.sections.deploy import DeployConfig, served_name
+        from vlmpipe.config.serving_container import require_deploy
         from vlmpipe.platforms.vertex.client import Place
         from vlmpipe.platforms.vertex.endpoint import VertexEndpoint
         from vlmpipe.serving.agreement import measure_agreement, require_agreement
 
-        deploy, gcp = DeployConfig.model_validate(run["deploy"]), run["gcp"]
-        place = Place(gcp["project"], gcp["location"], gcp["job_service_account"] or gcp["service_account"])
-        endpoint = VertexEndpoint(place, deploy, labels=gcp["labels"], encryption_key=gcp["encryption_spec_key_name"])
-        endpoint.require_public(questions, served_name(run))
-        with endpoint.canary(registered.resource, run["run"]["run_id"]) as canary:
-            found = measure_agreement(questions, endpoint.ask(canary, served_name(run)))
+        deploy, gcp = require_deploy(run), run.gcp
+        place = Place(gcp.project, gcp.location, gcp.job_service_account or gcp.service_account)
+        endpoint = VertexEndpoint(place, deploy, labels=gcp.labels, encryption_key=gcp.encryption_spec_key_name)
+        endpoint.require_public(questions, run.model_name)
+        with endpoint.canary(registered.resource, run.run.run_id) as canary:
+            found = measure_agreement(questions, endpoint.ask(canary, run.model_name))
             require_agreement(found, deploy.min_agreement)
         return found, {"endpoint": endpoint.name, "traffic_split": endpoint.promote(canary)}
 

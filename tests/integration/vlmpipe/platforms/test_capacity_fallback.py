@@ -11,6 +11,7 @@ from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.capacity_fallback import (
     RESERVATION,
     RESERVED,
+    RUN,
     RUNS,
     STOCKOUT,
     WAITS,
@@ -74,7 +75,7 @@ def test_each_rung_that_finds_none_leads_to_the_next_with_the_same_folder(server
 
 def test_a_reservation_is_an_option_and_the_others_leave_it_alone(server: FakeVertex, run: Storage) -> None:
     wanted = config(RESERVED, "cluster.capacity_fallback=[reservation, spot, standard]")
-    run.write("run.json", json.dumps(wanted.to_dict()).encode())
+    run.write("run.json", json.dumps(wanted.to_run_json(RUN)).encode())
     server.custom_jobs.scripts = [[STOCKOUT], [STOCKOUT], RUNS]
     climb(server, run, wanted)
     assert tried(run) == [("reservation", "no capacity"), ("spot", "no capacity"), ("standard", "done")]
@@ -91,7 +92,7 @@ def test_an_option_may_be_in_another_region_and_the_next_one_at_home(server: Fak
         "cluster.capacity_fallback=[spot, {scheduling_strategy: spot, location: us-east1}, standard]",
         "gcp.tensorboard=projects/test-project/locations/us-central1/tensorboards/1",
     )
-    run.write("run.json", json.dumps(wanted.to_dict()).encode())
+    run.write("run.json", json.dumps(wanted.to_run_json(RUN)).encode())
     plan = json.loads(run.read("plan.json"))
     plan["cost"]["elsewhere"] = {"spot@us-east1": {"steps": [{"job": "train", "usd_per_hour": 3600.0}]}}
     run.write("plan.json", json.dumps(plan).encode())
@@ -108,7 +109,7 @@ def test_an_option_may_be_in_another_region_and_the_next_one_at_home(server: Fak
     dollars = [one["usd"] for one in json.loads(run.read("capacity_fallback.json"))["attempts"]]
     assert dollars[1] >= 20, "at that region's price"
     server.custom_jobs.scripts = [[STOCKOUT], RUNS]
-    run.write("run.json", (json.dumps(wanted.to_dict()) + "\n").encode())  # resumed
+    run.write("run.json", (json.dumps(wanted.to_run_json(RUN)) + "\n").encode())  # resumed
     resources = json.loads(climb(server, run, wanted))["resources"][0]["resourceUri"]
     assert resources.startswith(f"https://us-east1-aiplatform.googleapis.com/v1/{elsewhere}/customJobs/")
 
@@ -117,7 +118,7 @@ def test_an_option_may_be_in_another_region_and_the_next_one_at_home(server: Fak
 def test_fields_that_googles_component_lacks_reach_the_api(server: FakeVertex, run: Storage, job: Job) -> None:
     own = ["cluster.disable_retries=true", "cluster.restart_job_on_worker_restart=false"]
     wanted = config("cluster.capacity_fallback=[]", "gcp.enable_dashboard_access=true", *own)
-    run.write("run.json", json.dumps(wanted.to_dict()).encode())
+    run.write("run.json", json.dumps(wanted.to_run_json(RUN)).encode())
     server.custom_jobs.scripts = [[*WAITS, *RUNS]]
     climb(server, run, wanted, job)
     (sent,) = server.custom_jobs.jobs.values()
@@ -128,11 +129,11 @@ def test_fields_that_googles_component_lacks_reach_the_api(server: FakeVertex, r
 
 def test_a_job_without_fallback_waits_as_long_as_vertex_lets_it(server: FakeVertex, run: Storage) -> None:
     wanted = config("cluster.capacity_fallback=[]", "cluster.disable_retries=true")
-    run.write("run.json", json.dumps(wanted.to_dict()).encode())
+    run.write("run.json", json.dumps(wanted.to_run_json(RUN)).encode())
     server.custom_jobs.scripts = [[Step("PENDING")] * 700 + RUNS]
     climb(server, run, wanted)
     server.custom_jobs.scripts = [[STOCKOUT]]
-    run.write("run.json", (json.dumps(wanted.to_dict()) + "\n").encode())
+    run.write("run.json", (json.dumps(wanted.to_run_json(RUN)) + "\n").encode())
     with pytest.raises(UserError, match="no machines were found") as caught:
         climb(server, run, wanted)
     assert caught.value.code == ExitCode.UNAVAILABLE
@@ -142,7 +143,7 @@ def test_flex_start_without_fallback_ends_when_its_wait_expires(server: FakeVert
     """Google's launcher knows FAILED, CANCELLED and PAUSED: it would ask for this job for ever."""
     flex_start = ["cluster.scheduling_strategy=flex_start", "cluster.max_wait_duration=7200s"]
     wanted = config("cluster.capacity_fallback=[]", *flex_start)
-    run.write("run.json", json.dumps(wanted.to_dict()).encode())
+    run.write("run.json", json.dumps(wanted.to_run_json(RUN)).encode())
     server.custom_jobs.scripts = [[*WAITS, Step("EXPIRED")]]
     with pytest.raises(UserError, match="flex_start: its wait expired") as caught:
         climb(server, run, wanted)

@@ -14,7 +14,7 @@ from requests.exceptions import ConnectionError as NoConnection
 from urllib3.exceptions import MaxRetryError, NameResolutionError
 
 from tests.fakes.vertex.server import FakeVertex, Fault
-from tests.support.vertex.capacity_fallback import RUNS, STOCKOUT, WAITS, climb, config, strategies, tried
+from tests.support.vertex.capacity_fallback import RUN, RUNS, STOCKOUT, WAITS, climb, config, strategies, tried
 from vlmpipe.config.sections.cluster import MAX_WATCHED_S
 from vlmpipe.platforms.vertex import retries
 from vlmpipe.platforms.vertex.jobs.capacity_fallback import CapacityFallback
@@ -228,7 +228,7 @@ def test_the_end_of_an_earlier_job_ends_no_later_one(server: FakeVertex, run: St
     record = StepRecord("train", "done", ended_s=server.custom_jobs.now - 5.0)
     write_record(run, "steps/train.json", asdict(record))
     server.custom_jobs.scripts = [[*[Step("QUEUED")] * 60, *RUNS]]
-    run.write("run.json", json.dumps(config("cluster.capacity_fallback=[]").to_dict()).encode())
+    run.write("run.json", json.dumps(config("cluster.capacity_fallback=[]").to_run_json(RUN)).encode())
     climb(server, run, config("cluster.capacity_fallback=[]"))
     (job,) = server.custom_jobs.jobs.values()
     assert job.state.name == "JOB_STATE_SUCCEEDED"

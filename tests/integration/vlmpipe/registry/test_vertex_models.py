@@ -22,6 +22,7 @@ from tests.support.reports import make_run, write_export
 from vlmpipe.components.runtime.parameters import compiled_settings
 from vlmpipe.components.runtime.resolve import resolve
 from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.config.sections.output import ServingConfig
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.pipelines.check import check_run
@@ -290,7 +291,8 @@ def test_the_run_file_chooses_the_registry_and_refuses_invalid_ones(tmp_path: Pa
         resolve(local, compiled, run_id="r")
     folder = digits(f"register.registry={tmp_path}/models")
     resolved = resolve(json.dumps(folder.to_dict()), compiled_settings(folder, "local", str(tmp_path)), run_id="r")
-    assert isinstance(release_module.open_registry(resolved.config.to_run_json(_paths(tmp_path)))[0], FolderRegistry)
+    settings = RunSettings.of_record(resolved.config.to_run_json(_paths(tmp_path)), "run.json")
+    assert isinstance(release_module.open_registry(settings)[0], FolderRegistry)
     assert resolved.config.register_.registry == f"{tmp_path}/models"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import runpy
@@ -13,15 +14,18 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.paths import ROOT
 from vlmpipe.cli.views import comparison as comparison_view
 from vlmpipe.cli.views.comparison import print_comparison
 from vlmpipe.comparison.compare import SEEDS, Comparison, compare
 from vlmpipe.comparison.page import NOT_RECORDED, build_page, usage_figures
 from vlmpipe.comparison.predictions import write_predictions
 from vlmpipe.comparison.sides import read_sides
+from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.registry.folder import Candidate, FolderRegistry
 from vlmpipe.runs.terminal import TerminalConsole
 from vlmpipe.trainer.config.benchmarks import BenchmarkConfig
+from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.data.sample import ImageRef
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.evaluation.benchmarks.question import BenchmarkQuestion
@@ -36,6 +40,11 @@ FIRST: Answers = [("a", "red", "red"), ("a", "two", "two"), ("b", "red", "blue")
 BETTER: Answers = [("a", "red", "red"), ("a", "two", "2"), ("b", "red", "red"), ("c", "two", "two")]
 
 
+@functools.cache
+def run_file() -> RunConfig:
+    return load_run_file(ROOT / "configs/digits.yaml")
+
+
 def make(root: Path, name: str, answers: Answers, images: int = 0, **records: dict[str, Any]) -> Path:
     """An evaluated run under `root`: answers in two slices, and other records in place of the usual ones.
 
@@ -48,13 +57,8 @@ def make(root: Path, name: str, answers: Answers, images: int = 0, **records: di
         lines.append(place | {"answer": answer, "prediction": said, "correct": answer == said})
     store = open_storage(str(folder))
     store.write("predictions.jsonl", seal_lines(lines))
-    settings = {
-        "name": "digits",
-        "run": {"run_id": name, "root_uri": str(root)},
-        "register": {"model_name": "", "alias": "champion", "registry": ""},
-    }
     usual = {
-        "run": settings,
+        "run": run_file().to_run_json(RunPaths(run_id=name, root_uri=str(root))),
         "evaluate": {"questions": len(lines)},
         "prepared": {"prepared_uri": str(root / "none"), "features_uri": "", "features": "off"},
     }
@@ -93,14 +97,13 @@ def test_scores_differences_and_agreement_are_those_of_the_answers(tmp_path: Pat
 def test_what_the_runs_were_set_and_made_with_otherwise_comes_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run_file(name: str, rate: float, **model: Any) -> dict[str, Any]:
-        settings = {"train": {"optimizer": {"learning_rate": rate}, "epochs": 1}, "model": model}
-        registered = {"model_name": "", "alias": "champion", "registry": ""}
-        return {"run": {"run_id": name, "root_uri": str(tmp_path)}, "register": registered, **settings}
+    def settings(name: str, rate: float, **model: Any) -> dict[str, Any]:
+        train = {"optimizer": {"learning_rate": rate}, "epochs": 1}
+        return {"run": {"run_id": name, "root_uri": str(tmp_path)}, "train": train, "model": model}
 
     versions = {"torch": "2.13.0", "peft": "0.21.2"}
-    make(tmp_path, "first", FIRST, run=run_file("first", 1e-3, lora=None), summary={"versions": versions})
-    lora = run_file("tuned", 2e-3, lora={"parts": ["[red]", "tower"]})
+    make(tmp_path, "first", FIRST, run=settings("first", 1e-3, lora=None), summary={"versions": versions})
+    lora = settings("tuned", 2e-3, lora={"parts": ["[red]", "tower"]})
     data = {"prepared_uri": str(tmp_path / "other"), "features_uri": "", "features": "off"}
     make(tmp_path, "tuned", BETTER, run=lora, summary={"versions": versions | {"torch": "2.12.0"}}, prepared=data)
     found = compared(tmp_path, "first", "tuned")
@@ -114,7 +117,7 @@ def test_what_the_runs_were_set_and_made_with_otherwise_comes_first(
     out = capsys.readouterr().out
     assert out.index("learning_rate") < out.index("exact_match") and "[red]" in out
     assert "learning_rate" in build_page(found)
-    make(tmp_path, "same", BETTER, run=run_file("same", 1e-3, lora=None), summary={"versions": versions})
+    make(tmp_path, "same", BETTER, run=settings("same", 1e-3, lora=None), summary={"versions": versions})
     same = compared(tmp_path, "first", "same")
     print_comparison(same)
     assert same.settings == () and "are equal" in capsys.readouterr().out

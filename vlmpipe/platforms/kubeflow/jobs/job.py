@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.config.sections.kubeflow import KubeflowConfig
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import REDUCTION_SERVER_POOL, STEP_LABEL, is_reducers
@@ -17,11 +18,9 @@ from vlmpipe.platforms.jobs.finished_program import FinishedProgram
 from vlmpipe.platforms.jobs.step_record import recorded_job
 from vlmpipe.platforms.kubeflow.jobs.manifest import GROUP, PLURAL, VERSION, job_name, train_job
 from vlmpipe.platforms.kubeflow.jobs.watch import Watch, stoppable
-from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.records.step import read_step
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
-from vlmpipe.trainer.storage.records import read_record
 
 SYSTEM_CPUS = 1.0  # of a machine, for Kubernetes and the system; a generous estimate
 SYSTEM_MEMORY_SHARE = 0.2
@@ -40,7 +39,8 @@ def run_on_kubeflow(display_name: str, job_spec: Mapping[str, Any], *, labels: M
     with recorded_job(store, step) as record:
         name = job_name(display_name, uri, step, _start_of(store))
         job = parse_job_spec(without_reducers(job_spec))
-        body = train_job(name, job, placement(_section(store), job_spec), labels=labels, run_uri=uri)
+        section = placement(RunSettings.require(store).kubeflow, job_spec)
+        body = train_job(name, job, section, labels=labels, run_uri=uri)
         from vlmpipe.platforms.kubeflow.jobs.client import Jobs  # the client takes a second to import
 
         jobs = Jobs()
@@ -66,12 +66,6 @@ def _start_of(store: Storage) -> str:
     """
     record = read_step(store, FIRST_STEP)
     return str(record.started_s) if record else ""
-
-
-def _section(store: Storage) -> KubeflowConfig:
-    if store.stat("run.json") is None:
-        raise ConfigError(f"no run.json in {store.uri('')}", expected="the run's folder, in which resolve-run wrote it")
-    return KubeflowConfig.model_validate(read_record(store, "run.json").get("kubeflow", {}))
 
 
 def placement(section: KubeflowConfig, job_spec: Mapping[str, Any]) -> KubeflowConfig:

@@ -40,11 +40,12 @@ from vlmpipe.platforms.local.jobs.replica import Process
 from vlmpipe.platforms.local.jobs.restart_history import RestartHistory, steps_done
 from vlmpipe.platforms.local.jobs.restart_policy import FAULTS_VARIABLE, restart_policy
 from vlmpipe.platforms.local.jobs.supervisor import STOP_GRACE_S, Supervisor
+from vlmpipe.trainer.config.job import secrets_of
 from vlmpipe.trainer.errors import ConfigError, os_errors
 from vlmpipe.trainer.secret_manager import use_secrets
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.local import LocalStorage
-from vlmpipe.trainer.storage.records import read_record
+from vlmpipe.trainer.storage.records import RUN_FILE
 
 TRAIN_STEP = "train"  # the job into which faults are injected
 
@@ -70,8 +71,8 @@ def run_job(
     with recorded_job(store, step) as record:
         record.open()
         job = parse_job_spec(job_spec)
-        if store.stat("run.json"):  # before the replicas do, so that their logs, which pass through here, hide them
-            use_secrets(read_record(store, "run.json").get("secrets") or {})
+        if store.stat(RUN_FILE):  # before the replicas do, so that their logs, which pass through here, hide them
+            use_secrets(secrets_of(store))
         log_folder = store.path(f"logs/{step}")
         with os_errors(f"creating {log_folder}"):
             log_folder.mkdir(parents=True, exist_ok=True)

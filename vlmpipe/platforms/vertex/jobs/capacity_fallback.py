@@ -23,6 +23,7 @@ from google.auth.exceptions import GoogleAuthError
 from google.cloud.aiplatform_v1 import types as api
 from requests.exceptions import RequestException
 
+from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.config.sections.cluster import MAX_WATCHED_S, RESERVATION, CapacityOption, duration_s
 from vlmpipe.job_spec.build import own_step_fields
 from vlmpipe.job_spec.parse import parse_job_spec
@@ -84,18 +85,18 @@ class CapacityFallback:
         self._settings, self._now, self._sleep = settings, now, sleep
         self._until_s = now() + MAX_WATCHED_S
         self._store = open_storage(job_spec["base_output_directory"]["output_uri_prefix"])
-        run_file = read_record(self._store, "run.json")
-        cluster = run_file["cluster"]
-        own = own_step_fields(cluster["disable_retries"], run_file["gcp"]["enable_dashboard_access"])
+        run = RunSettings.read(self._store)
+        cluster = run.cluster
+        own = own_step_fields(cluster.disable_retries, run.gcp.enable_dashboard_access)
         self._spec = {**job_spec, **own, "scheduling": {**job_spec["scheduling"], **own.get("scheduling", {})}}
         step = settings["labels"].get(STEP_LABEL, "train")
-        fallback = [CapacityOption.model_validate(one) for one in cluster["capacity_fallback"]]
+        fallback = cluster.capacity_fallback
         self._falls_back = bool(fallback) and step == "train"
         self._file = FILE if self._falls_back else f"vertex_jobs/{step}.json"
         self._program = FinishedProgram(self._store, step, clock=now)
         self._what = "training" if step == "train" else step
-        self._options = fallback if self._falls_back else [_only_option(settings)]
-        self._max_spend_usd: float | None = cluster["max_spend_usd"] if self._falls_back else None
+        self._options = fallback if self._falls_back else (_only_option(settings),)
+        self._max_spend_usd = cluster.max_spend_usd if self._falls_back else None
         # Trainings of a sweep have no plan of their own, and no options whose prices could differ.
         self._prices = _prices(PlannedRun.read(self._store), step) if self._falls_back else {}
         self._clients: dict[str, JobServiceClient] = {}  # by region

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.config.sections.deploy import DeployConfig, arguments_of, container_of
+from vlmpipe.config.run_fields import RunFields
+from vlmpipe.config.sections.deploy import DeployConfig
+from vlmpipe.config.serving_container import arguments_of, container_of
 from vlmpipe.pipelines.check import check_run
 from vlmpipe.planner.plan import plan_run
 from vlmpipe.planner.serving import unservable
@@ -31,9 +32,9 @@ def config(*overrides: str) -> RunConfig:
     return load_run_file(DIGITS, ["deploy.endpoint=digits", f"deploy.image_uri={IMAGE}", *overrides])
 
 
-def adapter(*overrides: str) -> dict[str, Any]:
+def adapter(*overrides: str) -> RunConfig:
     changes = ADAPTER | dict(one.split("=", 1) for one in overrides)
-    return load_run_file(LORA, [f"{key}={value}" for key, value in changes.items()]).to_dict()
+    return load_run_file(LORA, [f"{key}={value}" for key, value in changes.items()])
 
 
 def refused(*overrides: str) -> str:
@@ -44,7 +45,7 @@ def refused(*overrides: str) -> str:
 
 
 def test_a_whole_model_is_served_in_the_precision_of_its_evaluation() -> None:
-    container = container_of(config("deploy.args=[--max-model-len=512]").to_dict())
+    container = container_of(config("deploy.args=[--max-model-len=512]"))
     assert container.image_uri == IMAGE
     assert container.args[0] == "{model_uri}", "vllm serve takes the model as its first argument"
     assert {"--served-model-name=digits", "--dtype=float32", "--max-model-len=512"} <= {*container.args}
@@ -53,14 +54,14 @@ def test_a_whole_model_is_served_in_the_precision_of_its_evaluation() -> None:
 
 
 def test_a_served_model_finds_the_driver_and_has_memory_and_time_as_googles_deployments_of_vllm() -> None:
-    container = container_of(config().to_dict())
+    container = container_of(config())
     assert container.env == {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64:/usr/local/nvidia/lib"}
     assert (container.shared_memory_size_mb, container.deployment_timeout_s) == (16384, 7200)
 
 
 def test_the_environment_of_a_served_model_is_the_users() -> None:
     env = "deploy.env={LD_LIBRARY_PATH: /own, VLLM_LOGGING_LEVEL: DEBUG}"
-    assert container_of(config(env).to_dict()).env == {"LD_LIBRARY_PATH": "/own", "VLLM_LOGGING_LEVEL": "DEBUG"}
+    assert container_of(config(env)).env == {"LD_LIBRARY_PATH": "/own", "VLLM_LOGGING_LEVEL": "DEBUG"}
 
 
 def test_more_time_than_vertex_ai_allows_is_refused() -> None:
@@ -81,7 +82,7 @@ def test_more_shared_memory_than_the_machine_has_is_refused_by_check_and_plan() 
 def test_a_container_of_ones_own_is_taken_as_it_is() -> None:
     serving = [f"register.serving.image_uri={IMAGE}", "register.serving.args=[a]"]
     own = load_run_file(DIGITS, ["deploy.endpoint=digits", *serving])
-    assert container_of(own.to_dict()).args == ("a",)
+    assert container_of(own).args == ("a",)
     with pytest.raises(ConfigError, match=r"deploy\.image_uri"):
         config(f"register.serving.image_uri={IMAGE}")
 
@@ -108,7 +109,7 @@ def test_an_image_without_a_digest_is_refused(image: str) -> None:
 def test_settings_of_images_that_would_choose_another_library_are_refused(value: str, fits: bool) -> None:
     argument = "deploy.args=" + json.dumps([f"--mm-processor{value}"])
     if fits:
-        assert container_of(config(argument).to_dict()).args[-1].endswith(value)
+        assert container_of(config(argument)).args[-1].endswith(value)
         return
     with pytest.raises(ConfigError, match=r'deploy\.args: .* expected "use_fast": false in it'):
         config(argument)
@@ -148,10 +149,10 @@ def test_a_base_in_a_bucket_is_pinned_by_its_digest(base: str) -> None:
 
 @pytest.mark.parametrize("base", ["run:digits-1", "/models/qwen", "./qwen", "file:///models/qwen"])
 def test_an_adapter_without_a_base_that_a_server_can_load_is_refused(base: str) -> None:
-    content = adapter()
+    content = adapter().to_dict()
     content["model"]["pretrained"]["weights"] = base
     with pytest.raises(ConfigError, match="which no server can load"):
-        arguments_of(content)
+        arguments_of(RunFields.model_validate(content))
 
 
 def test_a_projector_that_is_trained_whole_is_refused_with_ways_out_that_work() -> None:
