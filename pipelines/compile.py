@@ -83,7 +83,7 @@ def yaml_of(contents: Sequence[Mapping[str, object]], description: str) -> bytes
     return (comments + dump_documents(contents)).encode()
 
 
-def _with_printable_defaults(content: Mapping[str, Any]) -> dict[str, Any]:
+def _with_printable_defaults(content: Mapping[str, Any]) -> dict[str, object]:
     """The spec for KFP's comments, into which it writes texts as they are (kubeflow/pipelines 10438)."""
     root = content["root"]
     inputs = root.get("inputDefinitions", {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmpipe.components.runtime.parameters import compiled_settings
 from vlmpipe.config.sections.sweep import variants_of
@@ -56,5 +56,5 @@ def _sizes(config: RunConfig, platform: Platform) -> Iterator[tuple[str, int, st
         yield "compare-variants", jobs * (ENDED_CHARS + 4), fix
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     return len(json.dumps(value, ensure_ascii=False).encode())

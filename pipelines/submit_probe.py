@@ -105,7 +105,7 @@ def submit_probe(
     return SubmittedProbe(tuple(jobs), tuple(machine.step for machine in machines), spending, paths.run_uri)
 
 
-def _submission(machine: ProbedMachine, spec: dict[str, Any]) -> JobSubmission:
+def _submission(machine: ProbedMachine, spec: dict[str, object]) -> JobSubmission:
     config = machine.config
     settings = job_settings(config, machine.job)
     return JobSubmission.of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import get_args
 
 from vlmpipe.components.runtime.step_logic import why_nothing_is_encoded
 from vlmpipe.config.run_config import RunConfig
@@ -19,7 +19,7 @@ from vlmpipe.trainer.storage import open_storage
 NOTHING_RAN = "{}"  # gcp_resources of a job that has nothing to do
 
 
-def run_on_target(config: RunConfig, spec: Mapping[str, Any], step: str, target: str) -> str:
+def run_on_target(config: RunConfig, spec: Mapping[str, object], step: str, target: str) -> str:
     """Run the job of a CustomJobSpec and watch it to its end. Returns its `gcp_resources`.
 
     Args:

@@ -212,7 +212,7 @@ def train_variants(job: str, target: str) -> str:
     return _run(config, spec, f"{JOB_STEP}-{number}", target, run_uri)[0]
 
 
-def _run(config: RunConfig, spec: Mapping[str, Any], step: str, target: str, run_uri: str) -> tuple[str, str]:
+def _run(config: RunConfig, spec: Mapping[str, object], step: str, target: str, run_uri: str) -> tuple[str, str]:
     """Run the job on the target. Returns how it ended, and its error: a failure is none here, but for a request to
     stop."""
     try:

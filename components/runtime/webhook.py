@@ -43,7 +43,7 @@ def send_notification(webhook: str, run_uri: str, ending: Ending) -> str:
         return f"webhook NOT notified: {type(problem).__name__}"
 
 
-def message_of(run_uri: str, ending: Ending) -> dict[str, Any]:
+def message_of(run_uri: str, ending: Ending) -> dict[str, object]:
     """The message about a run."""
     message: dict[str, Any] = {"run_id": run_uri.rpartition("/")[2], "outcome": ending.outcome, "run_uri": run_uri}
     error = (ending.error.strip().splitlines() or [""])[0][:LONGEST_ERROR_CHARS]

@@ -327,13 +327,13 @@ def value_at(spec: ParameterSpec, share: float) -> Value:
     return round(value) if spec.integer_value_spec else value
 
 
-def _stopping(tuning: TuneConfig) -> dict[str, Any]:
+def _stopping(tuning: TuneConfig) -> dict[str, object]:
     """By steps, not by time: a trial's machines may be slower than another's."""
     names = {"median": "median_automated_stopping_spec", "decay_curve": "decay_curve_stopping_spec"}
     return {names[tuning.stopping]: {"use_elapsed_duration": False}} if tuning.stopping in names else {}
 
 
-def _parameter(name: str, spec: ParameterSpec) -> dict[str, Any]:
-    kinds: Mapping[str, Any] = spec.model_dump(exclude={"scale_type"}, exclude_none=True)
+def _parameter(name: str, spec: ParameterSpec) -> dict[str, object]:
+    kinds: Mapping[str, object] = spec.model_dump(exclude={"scale_type"}, exclude_none=True)
     scale = {"scale_type": spec.scale_type} if spec.range else {}
     return {"parameter_id": name, **kinds, **scale}

@@ -68,13 +68,13 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_control_characters(cls, value: Any) -> Any:
+    def _no_control_characters(cls, value: object) -> object:
         _require_no_control_characters(value)
         return value
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_switch_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _no_switch_for_a_number(cls, value: object, info: ValidationInfo) -> object:
         """Pydantic reads true as 1. The error is at the entry, as pydantic's own errors are."""
         if places := _places_of_switches(value):
             annotation = cls.model_fields[str(info.field_name)].annotation

@@ -208,7 +208,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _whole_is_both(cls, content: Any) -> Any:
+    def _whole_is_both(cls, content: object) -> object:
         """A whole model is where all its parts come from."""
         if not isinstance(content, dict):
             return content

@@ -248,7 +248,7 @@ def require_tokens(name: str, tokenizer: Any, tokens: Iterable[str]) -> None:
         )
 
 
-def _completed(name: str, form: ImageForm, revision: str) -> Any:
+def _completed(name: str, form: ImageForm, revision: str) -> object:
     """A published tokenizer with the tokens of images, of padding and of the end of an answer."""
     tokenizer = pretrained_tokenizer(name, revision)
     needed = (form.placeholder_in(tokenizer), *control_tokens(form))

@@ -227,7 +227,7 @@ def _hosts(cluster: dict[str, Any], pool: str) -> list[str]:
     return list(hosts)
 
 
-def _index(index: Any, count: int) -> int:
+def _index(index: object, count: int) -> int:
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:
         raise ConfigError(f"task.index is {index!r}", expected=f"a whole number from 0 to {count - 1}")
     return index

@@ -31,11 +31,11 @@ class Examiner(Protocol):
         """Return what `summarise` and `maps` need of each question, as plain JSON."""
         ...
 
-    def summarise(self, records: Sequence[dict[str, Any]], exact_match: float | None) -> dict[str, Any]:
+    def summarise(self, records: Sequence[dict[str, Any]], exact_match: float | None) -> dict[str, object]:
         """Return means over questions."""
         ...
 
-    def has_map(self, record: dict[str, Any]) -> bool:
+    def has_map(self, record: dict[str, object]) -> bool:
         """Return whether the record is written to `maps_file`, as an example."""
         ...
 

@@ -78,7 +78,7 @@ def _samples(folder: Path, task: str) -> list[dict[str, Any]]:
 
 
 def _task(
-    scores: dict[str, Any], result: dict[str, Any], samples: list[dict[str, Any]], counts: dict[str, Any]
+    scores: dict[str, Any], result: dict[str, object], samples: list[dict[str, object]], counts: dict[str, object]
 ) -> TaskScores:
     intervals, first = {}, ""
     shown = {name: name.removesuffix(NO_FILTER) for name in scores}
@@ -104,14 +104,14 @@ def _task(
     return TaskScores(described, [_answer(line, first) for line in samples] if first else [])
 
 
-def _of_each(samples: Sequence[dict[str, Any]], metric: str) -> list[float]:
+def _of_each(samples: Sequence[dict[str, object]], metric: str) -> list[float]:
     """The metric of each question; empty where a question has none that is a number."""
     values = [sample.get(metric) for sample in samples]
     found = [_number(value.get("score") if isinstance(value, dict) else value) for value in values]
     return [one for one in found if one is not None] if None not in found else []
 
 
-def _answer(sample: dict[str, Any], metric: str) -> dict[str, Any]:
+def _answer(sample: dict[str, object], metric: str) -> dict[str, object]:
     """A line of the answers' file. The image is not logged by its content: each question counts as one of its own."""
     (score,) = _of_each([sample], metric)
     said = sample.get("filtered_resps")

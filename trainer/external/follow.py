@@ -57,7 +57,7 @@ class TrainingProgress:
             lines += self._new_state(path)
         for path in (path for folder in self.folders for path in paths_below(folder, EVENTS)):
             lines += self._new_scalars(path)
-        found: dict[int, dict[str, Any]] = {}
+        found: dict[int, dict[str, object]] = {}
         for line in lines:
             found.setdefault(int(line["step"]), line)
         new = [found[step] for step in sorted(found) if step not in self._logged]
@@ -74,7 +74,7 @@ class TrainingProgress:
         self._logged.add(step)
         self.first_loss = line["loss"] if self.first_loss is None else self.first_loss
 
-    def _new_lines(self, path: Path) -> list[dict[str, Any]]:
+    def _new_lines(self, path: Path) -> list[dict[str, object]]:
         """Whole lines behind the place read to last."""
         try:
             with path.open("rb") as file:
@@ -101,7 +101,7 @@ class TrainingProgress:
         history = state.get("log_history")
         return [line for entry in history or () if isinstance(entry, dict) and (line := self._line(entry))]
 
-    def _new_scalars(self, path: Path) -> list[dict[str, Any]]:
+    def _new_scalars(self, path: Path) -> list[dict[str, object]]:
         """TensorBoard has an event for each scalar; those of a step make a line."""
         if path not in self._read:
             self._read[path] = _event_loader(path)
@@ -120,7 +120,7 @@ class TrainingProgress:
         first = int(path in self._from_zero)
         return [line for entry in entries.values() if (line := self._line(entry | {"step": entry["step"] + first}))]
 
-    def _line(self, entry: dict[str, Any]) -> dict[str, Any] | None:
+    def _line(self, entry: dict[str, object]) -> dict[str, Any] | None:
         """The entry by vlmpipe's names; None for one without a loss. Notes its step and the total."""
         done, _, total = str(entry.get(STEP_OF_TOTAL, "")).partition("/")
         step = _first(entry, STEP) or (int(done) if done.isdigit() else None)

@@ -82,7 +82,7 @@ def explain(job: JobConfig) -> Explanation:
     return Explanation(state, uri, len(wanted), missing, description, others)
 
 
-def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, object]) -> dict[str, tuple[object, object]]:
     """Fields that differ, by dotted name; None for a missing one."""
     flat = [_flat(description) for description in (ours, theirs)]
     names = sorted({*flat[0], *flat[1]})
@@ -99,7 +99,7 @@ def _others(root: str, key: str, description: dict[str, object]) -> Iterator[Oth
         yield OtherStore(other, other in described, differences(description, theirs) if theirs else {})
 
 
-def _flat(description: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
+def _flat(description: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     found: dict[str, Any] = {}
     for name, value in description.items():
         found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}

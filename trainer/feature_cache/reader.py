@@ -95,7 +95,7 @@ class FeatureShards:
             fix="pin model.tower.revision, or delete that folder to encode again",
         )
 
-    def _mixed(self, sidecar: Mapping[str, Any]) -> DataError:
+    def _mixed(self, sidecar: Mapping[str, object]) -> DataError:
         return DataError(
             f"the features in {self.storage.root_uri} come from two towers: {self.names[0]} from the weights "
             f"{self.tower_sha256}, {sidecar['shard']} from {sidecar['tower_sha256']}",

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.config.train_options import Precision
@@ -29,7 +29,7 @@ SHARD = ".safetensors"
 SIDECAR = ".json"
 
 
-def describe_features(config: ModelConfig, precision: Precision) -> dict[str, Any]:
+def describe_features(config: ModelConfig, precision: Precision) -> dict[str, object]:
     """All that decides the features, as plain JSON. Stored beside them to explain cache misses.
 
     The tower encodes in bf16 for runs in bf16, and else in fp32.

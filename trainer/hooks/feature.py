@@ -70,7 +70,7 @@ class Feature:
         return initial
 
     def fill_from_data(
-        self, model: nn.Module, deferred: Weights | None, first: Callable[[int], Sequence[Any]]
+        self, model: nn.Module, deferred: Weights | None, first: Callable[[int], Sequence[object]]
     ) -> Weights | None:
         """Set weights that follow from data, in the model or in `deferred`, which it then returns.
 

@@ -239,7 +239,7 @@ def class_tokens(tower_type: str) -> int:
     return 1 if tower_type in (CLIP, DINOV2) else 0
 
 
-def stated(tower: WeightsConfig) -> dict[str, Any]:
+def stated(tower: WeightsConfig) -> dict[str, object]:
     """The model's configuration as written, without transformers' defaults; {} for an invalid file."""
     content: Any = tower.config
     if tower.weights:

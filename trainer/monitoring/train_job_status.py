@@ -79,7 +79,7 @@ class TrainJobStatus:
                 print_warning(f"the TrainJob's status may be old: {type(error).__name__}")
 
 
-def status_of(step: int, values: Mapping[str, Any], total_steps: int) -> dict[str, Any]:
+def status_of(step: int, values: Mapping[str, Any], total_steps: int) -> dict[str, object]:
     """A `TrainerStatus` of Kubeflow Trainer's API. Seconds left are by the step's time, and left out without it."""
     metrics = {"current_step": step, "total_steps": total_steps} | {
         name: value

@@ -57,7 +57,7 @@ class AdamW8bit(torch.optim.AdamW):
                 if parameter.grad is not None:
                     self._update(parameter, group)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return the state in the form of torch's AdamW, with dequantized moments in CPU memory."""
         content: dict[str, Any] = super().state_dict()
         for key, parameter in self._keyed(content):
@@ -88,7 +88,7 @@ class AdamW8bit(torch.optim.AdamW):
     def _groups_8bit(self) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if group["state_bits"] == 8]
 
-    def _keyed(self, content: dict[str, Any]) -> list[tuple[Any, nn.Parameter]]:
+    def _keyed(self, content: dict[str, Any]) -> list[tuple[object, nn.Parameter]]:
         """8-bit parameters by their keys in a state dict: numbers, or names in one of torch.distributed.checkpoint."""
         keys = [key for group in content["param_groups"] for key in group["params"]]
         own = [(group["state_bits"], parameter) for group in self.param_groups for parameter in group["params"]]

@@ -19,7 +19,7 @@ _MARK = f', "{KEY}": "'.encode()
 _SEAL_BYTES = len(_MARK) + len('01234567"}')
 
 
-def seal(record: Mapping[str, Any], *, indent: int | None = None, allow_nan: bool = True) -> bytes:
+def seal(record: Mapping[str, object], *, indent: int | None = None, allow_nan: bool = True) -> bytes:
     """A record that is not empty as JSON, its last member the CRC32C of the text before that member."""
     # Files with an indent are for people to read, in any script.
     text = json.dumps(record, indent=indent, ensure_ascii=not indent, allow_nan=allow_nan)
@@ -56,7 +56,7 @@ def seal_lines(records: Iterable[Mapping[str, object]]) -> bytes:
     return b"".join(seal(record) + b"\n" for record in records)
 
 
-def unseal_lines(data: bytes, *, required: bool = False) -> list[dict[str, Any]]:
+def unseal_lines(data: bytes, *, required: bool = False) -> list[dict[str, object]]:
     """The records of JSON lines. Raises ValueError that names the first damaged line."""
     records = []
     for number, line in enumerate(data.removesuffix(b"\n").split(b"\n") if data else (), 1):

@@ -66,7 +66,7 @@ def split_tokens(module: Any, context: ContextParallel) -> None:
     )
 
 
-def inputs_of_rank(inputs: dict[str, Any], context: ContextParallel) -> dict[str, Any]:
+def inputs_of_rank(inputs: dict[str, Any], context: ContextParallel) -> dict[str, object]:
     """A language model's inputs that differ for the tokens of one rank."""
     assert "samples" in inputs, "attention needs the bounds of samples: positions of one rank's tokens do not show them"
     hidden, positions = inputs["inputs_embeds"], inputs["position_ids"]

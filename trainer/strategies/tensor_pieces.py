@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 Block = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and sizes
 
 
-def with_pieces(state: Mapping[str, object]) -> dict[str, Any]:
+def with_pieces(state: Mapping[str, object]) -> dict[str, object]:
     """Wrap strided shards of a nested state as `TensorPieces`, which share its memory, so loading fills `state`."""
     return {name: _with_pieces(value) for name, value in state.items()}
 
@@ -98,7 +97,7 @@ class TensorPieces(Tensor):
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch declares it as a disabled function
         cls, func: object, types: object, args: object = (), kwargs: object = None
-    ) -> Any:
+    ) -> object:
         raise NotImplementedError(f"{func}: pieces are for checkpoints only")
 
     def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:

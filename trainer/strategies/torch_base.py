@@ -216,11 +216,11 @@ class TorchStrategy:
         """The averaged weights by name; empty without `train.ema_decay`."""
         return {EMA: dict(zip(self._trained, self._ema.averages, strict=True))} if self._ema else {}
 
-    def _share(self, state: dict[str, Any]) -> dict[str, Any]:
+    def _share(self, state: dict[str, Any]) -> dict[str, object]:
         """The parameters that this rank writes, with their optimizer state."""
         weights, moments = state["model"], state["optimizer"]["state"]
         written = share_of({name: weight.nbytes for name, weight in weights.items()}, self._copies, self._copy)
-        shared: dict[str, Any] = {
+        shared: dict[str, object] = {
             "model": {name: weights[name] for name in sorted(written)},
             "optimizer": {"state": {name: held for name, held in moments.items() if name in written}},
         }

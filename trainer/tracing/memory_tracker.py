@@ -74,7 +74,7 @@ class MemoryTracker(TorchDispatchMode):
         """Bytes allocated now, by category."""
         return Held(dict(self._held))
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         result = func(*args, **(kwargs or {}))
         is_cast = func is torch.ops.aten._to_copy.default and id(args[0]) in self._parameters
         category: Category = "weight copies" if is_cast else self._category

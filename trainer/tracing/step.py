@@ -7,7 +7,6 @@ So the largest model is traced in a second on any machine, and the code itself i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -114,7 +113,7 @@ def pass_through(layers: Sequence[nn.Module]) -> None:
 
 def trace_module(
     module: nn.Module,
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, object],
     compute: Compute,
     has_gradient: Callable[[nn.Parameter], bool] = lambda parameter: True,
 ) -> StepTrace:

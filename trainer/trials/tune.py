@@ -77,7 +77,7 @@ def parse_values(arguments: Sequence[str]) -> dict[str, object]:
     return values
 
 
-def open_trial(config_uri: str, values: dict[str, Any], trial: str) -> JobConfig:
+def open_trial(config_uri: str, values: dict[str, object], trial: str) -> JobConfig:
     """Write the trial's run.json and prepared.json, the same on every node. Returns the trial's job.
 
     Raises ConfigError without a trial id and for invalid values.

@@ -79,7 +79,7 @@ def _type(field: FieldInfo) -> str:
     return _cell(_name(field.annotation, field.metadata))
 
 
-def _name(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
+def _name(annotation: Any, metadata: list[object] | tuple[object, ...] = ()) -> str:
     """A type in words, with its bounds."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:

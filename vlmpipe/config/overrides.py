@@ -43,7 +43,7 @@ EXAMPLE = '{"train.epochs": 2}'
 
 def parse_overrides(texts: Sequence[object]) -> dict[str, object]:
     """`["train.epochs=2", ...]` as {dotted key: value}. Values are read as YAML; `a.b=` sets an empty text."""
-    overrides: dict[str, Any] = {}
+    overrides: dict[str, object] = {}
     problems = []
     for text in texts:
         if not isinstance(text, str):
@@ -126,7 +126,7 @@ def twice(paths: Iterable[str]) -> list[tuple[str, str]]:
     return [(outer, inner) for outer, inner in itertools.pairwise(ordered) if f"{inner}.".startswith(f"{outer}.")]
 
 
-def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, object]:
     """A copy of the run file `data` with overrides merged into it. Unknown keys are left to the schema.
 
     In a list of sections a key has the section's name: stages.align.train.epochs. Raises RunFileError for a field that
@@ -164,7 +164,7 @@ def merged(content: Mapping[str, object], changes: Mapping[str, object]) -> dict
     return result
 
 
-def _put(content: dict[str, Any], path: str, value: Any) -> str:
+def _put(content: dict[str, object], path: str, value: object) -> str:
     """Set the field, unless the value is an empty section where one is. Returns what is wrong, else an empty text."""
     *sections, last = path.split(".")
     place: Any = content
@@ -190,7 +190,7 @@ def _is_section(content: Mapping[str, object], path: str) -> bool:
     return isinstance(place, Mapping) and _OF_A_STAGE.sub("", path) not in WHOLE
 
 
-def _section(place: dict[str, Any] | list[Any], name: str) -> dict[str, Any] | list[Any] | str:
+def _section(place: dict[str, object] | list[object], name: str) -> dict[str, Any] | list[Any] | str:
     """The section of that name, also in a list of named ones; else what is wrong."""
     if isinstance(place, list):
         named = _by_name(place)
@@ -210,14 +210,14 @@ def _by_name(sections: Sequence[object]) -> dict[str, dict[str, object]]:
 Differences = dict[str, tuple[Any, Any]]  # by dotted path: the value before and the value now, None for none
 
 
-def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Differences:
+def differences(before: Mapping[str, Any], after: Mapping[str, object]) -> Differences:
     """The fields of two run files with all defaults that differ."""
     was, now = dict(_values(before)), dict(_values(after))
     paths = dict.fromkeys([*was, *now])
     return {path: (was.get(path), now.get(path)) for path in paths if was.get(path) != now.get(path)}
 
 
-def _values(content: Mapping[str, object], above: str = "") -> Iterator[tuple[str, Any]]:
+def _values(content: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
     """Dotted path and value of everything, also of single entries of WHOLE fields."""
     for name, value in content.items():
         if isinstance(value, Mapping) and value:

@@ -21,7 +21,7 @@ ADAPTER = "model.lora.pretrained"
 SETTINGS = "adapter_config.json"  # PEFT's
 
 
-def with_exports(data: Mapping[str, Any], source: str) -> dict[str, Any]:
+def with_exports(data: Mapping[str, Any], source: str) -> dict[str, object]:
     """The run file's content with the address of an export in place of each run. Raises RunFileError for unknown runs.
 
     A run is looked for in output.root_uri, and then in gcp.pipeline_root. Whether a run in a bucket is there,
@@ -44,7 +44,7 @@ def with_exports(data: Mapping[str, Any], source: str) -> dict[str, Any]:
     return content
 
 
-def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
+def _section(content: dict[str, object], name: str) -> dict[str, Any]:
     found = content.get(name)
     return found if isinstance(found, dict) else {}
 

@@ -62,7 +62,7 @@ class _Loader(_Base):
             problem = f"a value that cannot be read as {name}"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         seen: set[str] = set()
         for key_node, _ in node.value:
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != "tag:yaml.org,2002:str":

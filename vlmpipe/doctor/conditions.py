@@ -45,7 +45,7 @@ def _of_bucket(reader: GoogleApi, bucket: str) -> dict[str, object] | None:
     return _policy(reader, "GET", "storage", f"/storage/v1/b/{bucket}/iam", params=asked)
 
 
-def _policy(reader: GoogleApi, method: str, service: str, path: str, **settings: Any) -> dict[str, Any] | None:
+def _policy(reader: GoogleApi, method: str, service: str, path: str, **settings: Any) -> dict[str, object] | None:
     try:
         answer = reader.ask(method, service, path, **settings)
     except CannotSee:

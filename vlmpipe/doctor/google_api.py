@@ -175,7 +175,7 @@ def _error_of(content: dict[str, Any]) -> tuple[str, str]:
     return str(first.get("code", "")), str(first.get("message", ""))
 
 
-def _object(response: Any) -> dict[str, Any]:
+def _object(response: Any) -> dict[str, object]:
     try:
         content = response.json()
     except ValueError:

@@ -86,7 +86,7 @@ def _architectures(api: GoogleApi, host: str, name: str, manifest: dict[str, Any
     return {str(settings["architecture"])} if settings.get("architecture") else set()
 
 
-def _settings(api: GoogleApi, host: str, name: str, manifest: dict[str, Any]) -> dict[str, Any]:
+def _settings(api: GoogleApi, host: str, name: str, manifest: dict[str, Any]) -> dict[str, object]:
     """The settings of an image's amd64 form; empty where its manifest names none."""
     for one in manifest.get("manifests", ()):
         if one.get("platform", {}).get("architecture") == NEEDED and one.get("digest"):

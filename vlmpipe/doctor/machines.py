@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.doctor import remedies
@@ -79,7 +79,7 @@ def machines_of(config: RunConfig) -> dict[Wanted, list[str]]:
     return {machine: list(regions) for machine, regions in found.items()}
 
 
-def _wanted(machine_spec: dict[str, Any]) -> Wanted:
+def _wanted(machine_spec: dict[str, object]) -> Wanted:
     machine_type, gpu = str(machine_spec["machine_type"]), str(machine_spec.get("accelerator_type", ""))
     known = load_catalog().machines.get(machine_type)
     return Wanted(machine_type, "" if known and known.accelerators_fixed else gpu)

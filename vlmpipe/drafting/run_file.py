@@ -124,7 +124,7 @@ def _held_out_share(facts: Facts) -> float:
     return min(0.5, max(DEFAULT_SHARE, round(FEWEST_HELD_OUT / max(1, facts.distinct_images), 2)))
 
 
-def _questions(facts: Facts, changes: Mapping[str, Any]) -> list[str]:
+def _questions(facts: Facts, changes: Mapping[str, object]) -> list[str]:
     """Questions that a look cannot answer."""
     found = []
     width, height = facts.middle_size
@@ -199,7 +199,7 @@ def _for_this_machine(template: Path) -> str:
     return "\n".join([*lines, ""])
 
 
-def _changed(template: str, changes: Mapping[str, Any]) -> str:
+def _changed(template: str, changes: Mapping[str, object]) -> str:
     """The template with other values in its lines, which keep their comments; its own heading is left out.
 
     A field that the template has no line for follows the line before it in `changes` of the same section.

@@ -68,7 +68,9 @@ def _group(name: str, runs: Sequence[ListedRun], page: Path) -> dict[str, object
     }
 
 
-def _charts(drawn: Sequence[tuple[ListedRun, list[dict[str, Any]]]], runs: Sequence[ListedRun]) -> list[dict[str, Any]]:
+def _charts(
+    drawn: Sequence[tuple[ListedRun, list[dict[str, object]]]], runs: Sequence[ListedRun]
+) -> list[dict[str, Any]]:
     charts = []
     for metric, title in CURVES.items():
         lines = {run.run_id: thin_out(points) for run, log in drawn if (points := column(log, metric))}

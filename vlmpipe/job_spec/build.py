@@ -168,7 +168,7 @@ def job_spec(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
     }
 
 
-def trials_spec(config: RunConfig, run_uri: str, module: str, arguments: Sequence[str]) -> dict[str, Any]:
+def trials_spec(config: RunConfig, run_uri: str, module: str, arguments: Sequence[str]) -> dict[str, object]:
     """The spec of a training job whose nodes run `module`, which starts the trainer itself, with these arguments."""
     spec = job_spec(config, "train", run_uri)
     processes = ["--nproc-per-node", str(config.cluster.processes)]
@@ -285,7 +285,7 @@ def _raise_errors(violations: Mapping[str, list[Violation]]) -> None:
     raise ConfigError("\n".join([f"{len(where)} errors in the job specs", *lines]))
 
 
-def _node(config: RunConfig, job: Job, run_uri: str, *, own_machine: str = "") -> dict[str, Any]:
+def _node(config: RunConfig, job: Job, run_uri: str, *, own_machine: str = "") -> dict[str, object]:
     """A pool without its number of replicas. own_machine: its machine type, without GPUs; empty takes the job's."""
     cluster = config.cluster.of_job(job)
     machine_spec: dict[str, Any] = {"machine_type": own_machine or cluster.machine_type}
@@ -349,7 +349,7 @@ def _bought_machine(config: RunConfig, job: Job) -> bought.BoughtMachine:
     )
 
 
-def _affinity(cluster: ClusterConfig, job: Job) -> dict[str, Any]:
+def _affinity(cluster: ClusterConfig, job: Job) -> dict[str, object]:
     """ReservationAffinity of the job's nodes; with capacity fallback none for jobs beside training that are on Spot."""
     affinity: ReservationAffinityConfig | None = cluster.reservation_affinity
     if not affinity or (cluster.capacity_fallback and job != "train" and cluster.scheduling_strategy != "standard"):
@@ -358,7 +358,7 @@ def _affinity(cluster: ClusterConfig, job: Job) -> dict[str, Any]:
     return kind | ({"key": affinity.key, "values": list(affinity.values)} if affinity.values else {})
 
 
-def _set_fields(section: Section | None) -> dict[str, Any]:
+def _set_fields(section: Section | None) -> dict[str, object]:
     return section.model_dump(mode="json", exclude_defaults=True) if section else {}
 
 

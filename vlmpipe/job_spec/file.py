@@ -198,11 +198,11 @@ def _once(pairs: list[tuple[str, object]], twice: list[str]) -> dict[str, object
     return seen
 
 
-def _load_yaml(text: str, twice: list[str]) -> Any:
+def _load_yaml(text: str, twice: list[str]) -> object:
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class Loader(base):  # libyaml is optional, so the base is chosen when it runs
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        def construct_mapping(self, node: Any, deep: bool = False) -> object:
             seen = set()
             for key, _ in node.value:
                 if key.tag == "tag:yaml.org,2002:merge":

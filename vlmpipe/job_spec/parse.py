@@ -7,7 +7,6 @@ and splits a text into a list of letters, and neither knows the roles of the wor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from google.cloud.aiplatform_v1.types import custom_job as api
 
@@ -19,7 +18,7 @@ from vlmpipe.job_spec.worker_pools import POOLS
 from vlmpipe.trainer.errors import ConfigError
 
 
-def parse_job_spec(spec: Mapping[str, Any]) -> api.CustomJobSpec:
+def parse_job_spec(spec: Mapping[str, object]) -> api.CustomJobSpec:
     """`spec`, with the API's snake_case names, as the API's message.
 
     Whole floats become integers: a compiled pipeline stores 8 as 8.0.

@@ -73,7 +73,7 @@ def probed_machines(config: RunConfig) -> list[ProbedMachine]:
     ]
 
 
-def _kind(pool: Mapping[str, Any]) -> tuple[Any, ...]:
+def _kind(pool: Mapping[str, Any]) -> tuple[object, ...]:
     """Machine, disk and image of a pool."""
     machine = {name: value for name, value in pool["machine_spec"].items() if name != "reservation_affinity"}
     task = pool.get("container_spec") or pool["python_package_spec"]
@@ -81,7 +81,7 @@ def _kind(pool: Mapping[str, Any]) -> tuple[Any, ...]:
     return (*machine.items(), *pool["disk_spec"].items(), image)
 
 
-def probe_spec(machine: ProbedMachine, run_uri: str) -> dict[str, Any]:
+def probe_spec(machine: ProbedMachine, run_uri: str) -> dict[str, object]:
     """The probe's CustomJobSpec: the job's own, with one replica, its program and its time replaced."""
     spec = job_spec(machine.config, machine.job, run_uri)
     scheduling = {name: value for name, value in spec["scheduling"].items() if name not in _NOT_OF_PROBES}

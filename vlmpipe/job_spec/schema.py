@@ -103,7 +103,7 @@ def camel_case(name: str) -> str:
     return first + "".join(word.capitalize() for word in others)
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """The JSON type of a value in words."""
     if value is None:
         return "null"
@@ -154,7 +154,7 @@ class _Reader:
         tables = tables or load_fields()
         self._messages, self._enums = tables["messages"], tables["enums"]
 
-    def message(self, value: Any, message: str, path: FieldPath) -> dict[str, Any] | None:
+    def message(self, value: Any, message: str, path: FieldPath) -> dict[str, object] | None:
         is_variable = message == "EnvVar"
         form = "an object with name and value" if is_variable else f"an object with fields of {message}"
         if not isinstance(value, Mapping):
@@ -186,7 +186,7 @@ class _Reader:
         # An unreadable item keeps its position: a pool's position is its role.
         return [item if item is not None else {} if inner in self._messages else "" for item in read]
 
-    def _not_a_list(self, value: Any, inner: str, path: FieldPath) -> Any:
+    def _not_a_list(self, value: Any, inner: str, path: FieldPath) -> object:
         """Read a single object as a list of one, and an object of variables as a list of them."""
         if inner == "EnvVar":
             self._wrong("VP110", value, path, "a list of objects with name and value")
@@ -200,7 +200,7 @@ class _Reader:
         self._wrong("VP103", value, path, "a list", fix="put a dash in front, or [ ] around it")
         return None
 
-    def _single(self, value: Any, kind: str, path: FieldPath) -> Any:
+    def _single(self, value: object, kind: str, path: FieldPath) -> object:
         self._num_values += 1
         if self._num_values > MAX_VALUES:
             raise ConfigError(f"the job spec has more than {MAX_VALUES:,} values", expected="a job spec")
@@ -225,7 +225,7 @@ class _Reader:
                 self._wrong("VP103", value, path, "true or false", fix="write it without quotes")
         return None
 
-    def _enum(self, value: Any, kind: str, path: FieldPath) -> Any:
+    def _enum(self, value: object, kind: str, path: FieldPath) -> object:
         names = self._enums[kind]
         if isinstance(value, str) and value in names:
             return value
@@ -278,7 +278,7 @@ class _Reader:
         self.unknown.append(UnknownField(here, message, inner))
         return ""
 
-    def _wrong(self, code: str, value: Any, path: FieldPath, expected: str, *, fix: str = "") -> None:
+    def _wrong(self, code: str, value: object, path: FieldPath, expected: str, *, fix: str = "") -> None:
         quoted = not isinstance(value, Mapping | list | tuple) and MAY_HOLD_SECRETS.isdisjoint(path)
         self.violations.append(Violation(code, path, show(value) if quoted else kind_of(value), expected, fix))
 

@@ -344,7 +344,7 @@ def _unsupported(config: RunConfig, gpu: Device | None) -> tuple[str, ...]:
     )
 
 
-def _pool(number: int, pool: dict[str, Any]) -> dict[str, Any]:
+def _pool(number: int, pool: dict[str, Any]) -> dict[str, object]:
     machine, disk, container = pool["machine_spec"], pool.get("disk_spec", {}), pool.get("container_spec", {})
     args = container.get("args", [])
     return {
@@ -360,7 +360,7 @@ def _pool(number: int, pool: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _launchers(config: RunConfig, job: Job) -> dict[str, Any]:
+def _launchers(config: RunConfig, job: Job) -> dict[str, object]:
     """A job's launchers on this machine, in the form of a worker pool."""
     cluster = config.cluster.of_job(job)
     return {
@@ -377,12 +377,12 @@ def _launchers(config: RunConfig, job: Job) -> dict[str, Any]:
     }
 
 
-def _without_pipelines(cost: dict[str, Any] | None) -> dict[str, Any] | None:
+def _without_pipelines(cost: dict[str, Any] | None) -> dict[str, object] | None:
     """The steps are in the plan once: those of other terms differ by the price of the jobs' starts only."""
     for found in [*cost["by_term"].values(), *cost["elsewhere"].values()] if cost else ():
         del found["pipeline"]
     return cost
 
 
-def _as_dict(value: Any) -> dict[str, Any] | None:
+def _as_dict(value: Any) -> dict[str, object] | None:
     return None if value is None else dataclasses.asdict(value)

@@ -194,13 +194,13 @@ class Platform(ABC):
     # inside a step
 
     @abstractmethod
-    def run_job(self, config: RunConfig, name: str, spec: Mapping[str, Any], labels: dict[str, str]) -> str:
+    def run_job(self, config: RunConfig, name: str, spec: Mapping[str, object], labels: dict[str, str]) -> str:
         """Run the job of a CustomJobSpec and watch it to its end; returns its `gcp_resources`.
 
         Raises UserError with the job's exit code where it fails.
         """
 
-    def job_place(self, run_file: Mapping[str, Any]) -> dict[str, str]:
+    def job_place(self, run_file: Mapping[str, object]) -> dict[str, str]:
         """Where its service knows the pipeline job of this step, in fields of `Holder`: what `is_over` is given."""
         return {}
 

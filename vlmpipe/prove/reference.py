@@ -63,7 +63,7 @@ class Reference:
 
     def _encoded(self, sample: Sample) -> tuple[Any, dict[str, list[int]]]:
         """The model's inputs, and by labelling the positions of labelled tokens."""
-        messages: list[dict[str, Any]] = []
+        messages: list[dict[str, object]] = []
         spans, lengths = [], []
         images = [Image.open(sample.picture).convert("RGB")] if sample.picture else None
         for number, (question, answer) in enumerate(sample.turns):
@@ -87,6 +87,6 @@ class Reference:
         }
         return inputs, labelled
 
-    def _inputs(self, messages: list[dict[str, Any]], images: Any, *, prompt: bool = False) -> Any:
+    def _inputs(self, messages: list[dict[str, object]], images: object, *, prompt: bool = False) -> Any:
         text = self._processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
         return self._processor(text=[text], images=images, return_tensors="pt")

@@ -129,7 +129,7 @@ def _reached(files: RunFiles) -> set[str]:
     return {name for name, found in content.items() if found or not is_cut_short}
 
 
-def _config(config: dict[str, Any]) -> dict[str, list[tuple[str, Any]]]:
+def _config(config: dict[str, Any]) -> dict[str, list[tuple[str, object]]]:
     """Dotted names and values by section; single values and empty sections together come first."""
     sections = {name: flatten(content) for name, content in config.items() if isinstance(content, dict) and content}
     single = [(name, content) for name, content in config.items() if name not in sections]

@@ -37,7 +37,7 @@ def _changes(changes: dict[str, object]) -> str:
     return f"Samples against the data that was last prepared under this name ({before}): {', '.join(known) or 'none'}."
 
 
-def _sources(stats: dict[str, object]) -> list[tuple[str, list[Any]]]:
+def _sources(stats: dict[str, object]) -> list[tuple[str, list[object]]]:
     """Name of each source; its samples for training and validation, its images, its share of the tokens in percent."""
     sums = {
         name: [mapping(content).get(split, {}) for split in ("train", "eval")]
@@ -58,7 +58,7 @@ def _sources(stats: dict[str, object]) -> list[tuple[str, list[Any]]]:
     ]
 
 
-def _histograms(stats: dict[str, Any]) -> list[dict[str, Any]]:
+def _histograms(stats: dict[str, object]) -> list[dict[str, Any]]:
     """Samples by length, training first; `heights` are shares of the highest bar."""
     found = []
     for split, content in sorted(mapping(stats.get("splits")).items(), reverse=True):
@@ -114,7 +114,7 @@ def _warnings(stats: dict[str, object]) -> list[str]:
     return [f"{count(value)} {sentence}" for value, sentence in sentences if number(value)]
 
 
-def _rejects(rejects: dict[str, Any], store: Storage | None) -> list[dict[str, Any]]:
+def _rejects(rejects: dict[str, object], store: Storage | None) -> list[dict[str, object]]:
     examples, pictures = mapping(rejects.get("examples")), mapping(rejects.get("pictures"))
     return [
         {
@@ -127,7 +127,7 @@ def _rejects(rejects: dict[str, Any], store: Storage | None) -> list[dict[str, A
     ]
 
 
-def _sheet(sheet: dict[str, Any], store: Storage | None) -> list[dict[str, Any]]:
+def _sheet(sheet: dict[str, object], store: Storage | None) -> list[dict[str, object]]:
     records = map(mapping, sequence(sheet.get("samples")))
     return [
         {"record": record, "pictures": [_picture(name, store) for name in record.get("pictures") or []]}
@@ -135,7 +135,7 @@ def _sheet(sheet: dict[str, Any], store: Storage | None) -> list[dict[str, Any]]
     ]
 
 
-def _picture(name: Any, store: Storage | None) -> Picture:
+def _picture(name: object, store: Storage | None) -> Picture:
     if store is None:
         return Picture(problem="The folder of the prepared data is not known.")
     try:

@@ -42,19 +42,19 @@ class RunFiles:
     steps: list[StepRecord] = field(default_factory=list)
     metrics: list[dict[str, Any]] = field(default_factory=list)
     summary: Summary = field(default_factory=Summary)
-    profiles: list[dict[str, Any]] = field(default_factory=list)  # of each profiled rank
+    profiles: list[dict[str, object]] = field(default_factory=list)  # of each profiled rank
     evaluation: Evaluation = field(default_factory=Evaluation)
     predictions: list[dict[str, Any]] = field(default_factory=list)
     relevance_maps: list[dict[str, Any]] = field(default_factory=list)
     decision: Decision | None = None
     registered: Registered | None = None
-    diagnosis: dict[str, Any] = field(default_factory=dict)  # of a run on this machine that failed or was stopped
+    diagnosis: dict[str, object] = field(default_factory=dict)  # of a run on this machine that failed or was stopped
     prepared: DataPointers | None = None
     changes: dict[str, Any] = field(default_factory=dict)
     stats: dict[str, Any] = field(default_factory=dict)
     rejects: dict[str, Any] = field(default_factory=dict)
     rejects_uri: str = ""  # folder of their images
-    contact_sheet: dict[str, Any] = field(default_factory=dict)
+    contact_sheet: dict[str, object] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
 
@@ -176,7 +176,7 @@ def _steps(run: _Reader) -> list[StepRecord]:
     return sorted(known, key=lambda record: (rank.get(record.step.rstrip("-0123456789"), len(rank)), record.step))
 
 
-def _last_of_each_step(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _last_of_each_step(lines: Iterable[dict[str, Any]]) -> list[dict[str, object]]:
     """One line of each step: a resumed run logs some twice, and the last one counts."""
     by_step = {line["step"]: line for line in lines if "step" in line}
     return [by_step[step] for step in sorted(by_step)]
@@ -198,13 +198,13 @@ def sequence(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def column(lines: Iterable[dict[str, Any]], name: str) -> list[tuple[float, float]]:
+def column(lines: Iterable[dict[str, object]], name: str) -> list[tuple[float, float]]:
     """(step, value) of each line with a finite value."""
     pairs = ((number(line.get("step")), number(line.get(name))) for line in lines)
     return [(step, value) for step, value in pairs if step is not None and value is not None]
 
 
-def flatten(content: Any, prefix: str = "") -> list[tuple[str, Any]]:
+def flatten(content: object, prefix: str = "") -> list[tuple[str, Any]]:
     """Dotted names and plain values of a nested object, in its order; an empty object or list is a value."""
     if not isinstance(content, dict) or not content:
         return [(prefix, content)]
@@ -227,7 +227,7 @@ def percent(value: float | None) -> str:
     return "not measured" if value is None else f"{100 * value:.1f}%"
 
 
-def duration(value: Any) -> str:
+def duration(value: object) -> str:
     """Seconds as 0.4 s, 12 s, 2 min 5 s or 3 h 20 min; "" for other values."""
     seconds = number(value)
     if seconds is None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from vlmpipe.records.plan import (
     MemoryPart,
@@ -36,7 +35,7 @@ def plan_of(files: RunFiles) -> tuple[PlannedTime, PlannedCost]:
     return plan.time or PlannedTime(), plan.cost or PlannedCost()
 
 
-def plan_view(files: RunFiles) -> dict[str, Any] | None:
+def plan_view(files: RunFiles) -> dict[str, object] | None:
     """Values for the template from the run's plan.json; None without one."""
     plan = files.plan
     if plan is None:
@@ -86,7 +85,7 @@ def _facts(files: RunFiles, time: PlannedTime, cost: PlannedCost) -> Iterator[tu
     yield "Storage", f"{_dollars(cost.storage_usd_per_month)} a month"
 
 
-def _memory(memory: PlannedMemory) -> dict[str, Any] | None:
+def _memory(memory: PlannedMemory) -> dict[str, object] | None:
     """Parts of one device's memory; the bar is as long as the capacity, or as the parts where they are more."""
     parts = [part for part in memory.parts if part.bytes]
     capacity, total = memory.capacity_bytes, sum(part.bytes for part in parts)
@@ -125,7 +124,7 @@ def _segments(parts: Sequence[MemoryPart], total: float, scale: float) -> Iterat
         left += part.bytes / scale
 
 
-def _steps(files: RunFiles, by_term: dict[str, TermCost], term: str) -> Iterator[dict[str, Any]]:
+def _steps(files: RunFiles, by_term: dict[str, TermCost], term: str) -> Iterator[dict[str, object]]:
     """Each job as planned and as measured; `share` is of the dollars of all jobs, on the run's own term."""
     took: dict[str, float | None] = {
         record.step: record.ended_s - record.started_s

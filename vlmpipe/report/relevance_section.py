@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from markupsafe import Markup, escape
 
@@ -22,7 +21,7 @@ NUMBERS = {  # of evaluate.json -> title and unit
 }
 
 
-def relevance_view(files: RunFiles, images: PreparedImages | None) -> dict[str, Any] | None:
+def relevance_view(files: RunFiles, images: PreparedImages | None) -> dict[str, object] | None:
     """Numbers, and maps of some questions; None for a model that gets all tokens."""
     found = files.evaluation.relevance
     if found is None:

@@ -61,13 +61,13 @@ def choose(predictions: Sequence[dict[str, object]], most: int) -> list[dict[str
     return spread(wrong, num_wrong) + spread(right, most - num_wrong)
 
 
-def spread(lines: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+def spread(lines: Sequence[dict[str, object]], most: int) -> list[dict[str, object]]:
     """Take from each slice in turn, if possible a sample not taken yet."""
     slices: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
         slices[line.get("slice")].append(line)
-    chosen: list[dict[str, Any]] = []
-    shown: set[Any] = set()
+    chosen: list[dict[str, object]] = []
+    shown: set[object] = set()
     while len(chosen) < most and any(slices.values()):
         for waiting in slices.values():
             if waiting and len(chosen) < most:
@@ -98,7 +98,7 @@ class PreparedImages:
             return [images], 0
         return [thumbnail(image, pixels) for image in images[:most]], max(0, len(images) - most)
 
-    def picture(self, split: Split, identity: Any, place: Any) -> Picture:
+    def picture(self, split: Split, identity: object, place: Any) -> Picture:
         """Thumbnail of one image of a sample of any split."""
         images = self._read(split, identity)
         if isinstance(images, Picture):

@@ -62,7 +62,7 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def comparison(evaluation: Evaluation, predictions: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+def comparison(evaluation: Evaluation, predictions: Sequence[dict[str, object]] = ()) -> list[dict[str, object]]:
     """Return bars of exact match: the model with its 95% interval, controls, majority baseline. Empty if not evaluated.
 
     predictions: those of the evaluation, by whose images the interval is computed; without them questions count as
@@ -200,9 +200,11 @@ def timings(steps: Sequence[StepRecord]) -> tuple[list[dict[str, Any]], float]:
     return rows, whole
 
 
-def split_table(stats: dict[str, Any]) -> tuple[list[str], list[tuple[str, list[Any]]]]:
+def split_table(stats: dict[str, Any]) -> tuple[list[str], list[tuple[str, list[object]]]]:
     """Names of the splits, and a line for each number that is known of them."""
-    splits: dict[str, dict[str, Any]] = dict(sorted((stats.get("splits") or {}).items(), reverse=True))  # train first
+    splits: dict[str, dict[str, object]] = dict(
+        sorted((stats.get("splits") or {}).items(), reverse=True)
+    )  # train first
     known = (name for content in splits.values() for name, value in content.items() if number(value) is not None)
     rows = [
         (name.replace("_", " "), [content.get(name) for content in splits.values()]) for name in dict.fromkeys(known)

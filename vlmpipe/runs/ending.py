@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from vlmpipe.config.sections.stages import earlier_stages
 from vlmpipe.records.decision import Decision
@@ -127,7 +127,7 @@ def _steps(stage: str, store: Storage, job_name: str) -> list[Step]:
     return [step for name, step in found.items() if name != LAST and step.started_s >= first.started_s]
 
 
-def _content(store: Storage, name: str) -> dict[str, Any]:
+def _content(store: Storage, name: str) -> dict[str, object]:
     if store.stat(name) is None:
         return {}
     try:

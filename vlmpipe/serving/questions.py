@@ -102,7 +102,7 @@ def chat_messages(
     return [*messages, {"role": "user", "content": _content(text, left, as_text=as_text)}]
 
 
-def _content(text: str, images: Iterator[bytes], *, as_text: bool) -> list[dict[str, Any]]:
+def _content(text: str, images: Iterator[bytes], *, as_text: bool) -> list[dict[str, object]]:
     parts = _verbatim_parts(text) if as_text else content_parts(text)
     return [
         {"type": "image_url", "image_url": {"url": data_uri(next(images))}} if part is None

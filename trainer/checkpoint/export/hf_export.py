@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +48,7 @@ def export_checkpoint(
     passed_over: list[str],
     *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Write `<run>/export/` from a checkpoint in `source`, unless that export exists undamaged.
 
     A whole model, or an adapter in PEFT's format (`model.lora.export`). Exports the average of the weights if

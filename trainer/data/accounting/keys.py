@@ -146,7 +146,7 @@ class Record(dict[str, Any]):
         """The value, which does not count as read."""
         return super().get(key)
 
-    def holding(self, **more: Any) -> Record:
+    def holding(self, **more: object) -> Record:
         """The record with further values, and one account for both."""
         record = Record({**self, **more}, self.ignored)
         record.used, record.noted = self.used, self.noted

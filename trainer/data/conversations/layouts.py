@@ -75,7 +75,7 @@ def _tagged(record: Record, key: str) -> Record:
     return record.holding(**{key: _with_texts(messages, lambda words: TAG.sub(mark, words)), "images": paths})
 
 
-def _text_has(messages: Any, mark: str) -> bool:
+def _text_has(messages: object, mark: str) -> bool:
     if not isinstance(messages, list):
         return False
     values = (one.get(key) for one in messages if isinstance(one, dict) for key in ("content", "value"))
@@ -91,7 +91,7 @@ def _with_texts(messages: Any, change: Any) -> list[Any]:
     return changed
 
 
-def media_values(record: Record, kind: Kind) -> list[Any]:
+def media_values(record: Record, kind: Kind) -> list[object]:
     """Values under `kind` and under its plural, which may both be there if they agree. Raises RejectedError."""
     if kind not in record and f"{kind}s" not in record:
         return []

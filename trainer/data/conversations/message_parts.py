@@ -176,7 +176,7 @@ def from_base64(encoded: str, max_bytes: int, what: str) -> bytes:
         raise RejectedError(RejectCode.RECORD_FORM, f"{what} is not in base64: {error}") from error
 
 
-def objects(value: Any, field: str) -> list[dict[str, Any]]:
+def objects(value: Any, field: str) -> list[dict[str, object]]:
     """The value, if it is a list of objects. Raises RejectedError, which names `field`."""
     if not isinstance(value, list):
         raise RejectedError(RejectCode.RECORD_FORM, f"{field!r} is {kind_of(value)}, not a list of objects")
@@ -201,7 +201,7 @@ def text(value: Any, field: str) -> str:
     return value
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """Name the kind of a value of JSON or of a column, for people."""
     if value is None:
         return "nothing (null)"

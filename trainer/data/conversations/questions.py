@@ -87,7 +87,7 @@ def _listed(value: Any, name: str) -> dict[str, str]:
     return {letter: _option(one, name) for letter, one in value.items() if one not in (None, "")}
 
 
-def _written(words: str) -> Any:
+def _written(words: str) -> object:
     """A list as JSON writes it, or as Python prints it (MMMU); the words themselves where they are neither."""
     try:
         return parse_json(words)
@@ -99,7 +99,7 @@ def _written(words: str) -> Any:
         return words
 
 
-def _option(value: Any, name: str) -> str:
+def _option(value: object, name: str) -> str:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else text(value, name)
 
 

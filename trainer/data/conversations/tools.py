@@ -54,7 +54,7 @@ def calls_json(calls: Sequence[dict[str, object]]) -> str:
     return _json(calls) if calls else ""
 
 
-def _tool(tool: Any, place: str) -> dict[str, Any]:
+def _tool(tool: Any, place: str) -> dict[str, object]:
     function = _object(tool, place).get("function", tool)
     if not isinstance(_object(function, place).get("name"), str):
         raise _refused(f"{place} has no 'name'")

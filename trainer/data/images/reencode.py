@@ -43,7 +43,7 @@ def reencoded(image: Image.Image, original: Image.Image, data: bytes, orientatio
     return png_bytes(image), "png"
 
 
-def _jpeg_settings(image: Image.Image, original: Any, orientation: int) -> dict[str, Any]:
+def _jpeg_settings(image: Image.Image, original: Any, orientation: int) -> dict[str, object]:
     """The quality of the file for an image that was only turned, and else a high one."""
     layers = getattr(original, "layer", ())
     tables: Mapping[int, Any] = getattr(original, "quantization", {})

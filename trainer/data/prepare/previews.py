@@ -70,7 +70,7 @@ class ContactSheet:
     """Sample records for people: those whose ids have the smallest hashes, an even and order-independent choice."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[int, str, dict[str, Any], tuple[tuple[bytes, int], ...]]] = []
+        self._kept: list[tuple[int, str, dict[str, object], tuple[tuple[bytes, int], ...]]] = []
 
     def add(self, identity: str, split: Split, turns: tuple[Turn, ...], images: tuple[CheckedImage, ...]) -> None:
         if not self._wanted(identity):

@@ -61,7 +61,7 @@ class IndexWriter:
         self._table = disk_table("CREATE TABLE lines (split TEXT, id TEXT, line TEXT)")
         self._schema = SCHEMA
 
-    def add(self, **line: Any) -> None:
+    def add(self, **line: object) -> None:
         """One sample; exactly the columns of SCHEMA, of one with videos those of WITH_VIDEOS."""
         if line.get(VIDEO_COLUMNS[0]):
             self._schema = WITH_VIDEOS

@@ -88,5 +88,5 @@ class CocoSource(FileSource):
             )
 
 
-def _is_id(value: Any) -> bool:
+def _is_id(value: object) -> bool:
     return isinstance(value, str | int) and not isinstance(value, bool)

@@ -93,7 +93,7 @@ class FunctionSource(LlavaSource):
             return row_sample(self, where, record)
         return super().sample(where, record)
 
-    def _yielded(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _yielded(self) -> Iterator[tuple[int, dict[str, object]]]:
         """Numbered records. Raises DataError for a function that fails or yields anything but objects, or nothing."""
         number = 0
         try:
@@ -116,7 +116,7 @@ class FunctionSource(LlavaSource):
         if not number:
             raise DataError(f"data.source {self._uri} yields no records", expected=f"at least one, such as\n{EXAMPLE}")
 
-    def _called(self) -> Iterable[Any]:
+    def _called(self) -> Iterable[object]:
         try:
             result = self._function(**self.config.source_arguments)
         except UserError:
@@ -136,7 +136,7 @@ class FunctionSource(LlavaSource):
         )
 
 
-def load_function(uri: str) -> tuple[Callable[..., Any], Storage]:
+def load_function(uri: str) -> tuple[Callable[..., object], Storage]:
     """The function, and the storage of the folder that its file is in (an empty one for an installed module).
 
     Raises ConfigError where there is no such module, file or function, or importing the module fails.
@@ -206,7 +206,7 @@ def _has_stored(record: Record) -> bool:
     )
 
 
-def _hashed(value: Any, uri: str, number: int) -> Any:
+def _hashed(value: object, uri: str, number: int) -> object:
     """`value` with digests in place of bytes. Raises DataError for a type whose text differs between processes."""
     if isinstance(value, bytes):
         return hashlib.sha256(value).hexdigest()
@@ -223,7 +223,7 @@ def _hashed(value: Any, uri: str, number: int) -> Any:
     )
 
 
-def _place(error: BaseException, function: Callable[..., Any]) -> str:
+def _place(error: BaseException, function: Callable[..., object]) -> str:
     """The last line of the user's file that the error passed, such as " (line 12)"."""
     file = getattr(inspect.unwrap(function), "__code__", None)
     lines = []

@@ -136,7 +136,7 @@ def _problem(member: Member, before: list[Member]) -> RejectedError | None:
     return None
 
 
-def _content(parts: list[Member], path: Path) -> dict[str, Any]:
+def _content(parts: list[Member], path: Path) -> dict[str, object]:
     """The record in json; txt is its caption if json has no conversation."""
     texts = {PurePosixPath(part.name).suffix: part for part in parts}
     record: dict[str, Any] = {}

@@ -54,7 +54,7 @@ class BenchmarkFile:
             raise self.wrong(f"{name!r} of {where} is {_kind(value)}, not {KINDS[kind]}")
         return value
 
-    def texts(self, record: Any, name: str, where: str) -> tuple[str, ...]:
+    def texts(self, record: object, name: str, where: str) -> tuple[str, ...]:
         """A list of texts, not empty."""
         values = self.member(record, name, list, where)
         if not values or not all(isinstance(value, str) for value in values):
@@ -68,5 +68,5 @@ class BenchmarkFile:
             raise self.wrong(f"its {name!r} is {found!r}, not {value!r}")
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return next((name for kind, name in KINDS.items() if isinstance(value, kind)), f"a {type(value).__name__}")

@@ -17,7 +17,7 @@ from vlmpipe.trainer.evaluation.benchmarks.question import BenchmarkQuestion
 from vlmpipe.trainer.storage import open_storage
 
 
-def validation_images_like_train(stats: Mapping[str, Any]) -> dict[str, Any]:
+def validation_images_like_train(stats: Mapping[str, Any]) -> dict[str, object]:
     """The validation split's part of evaluate.json. stats: of the prepared data."""
     near = stats.get("near_duplicates", {})
     return {"images_like_train": near.get("eval_images"), "like_train_compared": near.get("compared")}

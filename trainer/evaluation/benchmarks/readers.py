@@ -152,7 +152,7 @@ def read_docvqa(config: BenchmarkConfig, image: FIND_IMAGE) -> Iterator[Benchmar
         )
 
 
-def _data(file: BenchmarkFile, name: str, *, version: str) -> Iterator[tuple[str, Any]]:
+def _data(file: BenchmarkFile, name: str, *, version: str) -> Iterator[tuple[str, object]]:
     """The list `data` of a file that says its name and version."""
     content = file.json()
     records = file.member(content, "data", list, "the file")

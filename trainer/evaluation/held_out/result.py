@@ -35,7 +35,7 @@ def paired_answers(
     questions: Sequence[Question],
     controls: Mapping[str, Sequence[Prediction]],
     slices: Mapping[str, Any],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The model's answers beside the majority baseline's and each control's. slices: of stats.json."""
     keys = [(one.id, one.turn) for one in questions]
     others = {"chance": dict(zip(keys, baseline_answers(questions, slices), strict=True))}

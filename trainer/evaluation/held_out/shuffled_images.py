@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 from PIL import Image
 
@@ -92,6 +91,6 @@ class ShuffledImages:
 
         return ShownImages(own.counts, own.sizes, names, read, are_cached=False)
 
-    def _kind(self, sample: int) -> Any:
+    def _kind(self, sample: int) -> object:
         counts = tuple(self._split.image_token_counts(sample))
         return counts, tuple(self._form.marks(self._split.image_sizes(sample)))

@@ -40,7 +40,7 @@ class ArrCocFamily(QwenVlFamily):
     def feature_description(self, config: ModelConfig) -> dict[str, object]:
         return {**super().feature_description(config), "textures": {"version": TEXTURES_VERSION, "channels": CHANNELS}}
 
-    def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
+    def build(self, config: ModelConfig, tokenizer: object) -> nn.Module:
         model = super().build(config, tokenizer)
         model.relevance = relevance_of(config, tokenizer)
         return model

@@ -66,12 +66,12 @@ class Relevance(Feature):
 
         return relevance_records(job, model, turns, images, device)
 
-    def summarise(self, records: Sequence[dict[str, Any]], exact_match: float | None) -> dict[str, Any]:
+    def summarise(self, records: Sequence[dict[str, Any]], exact_match: float | None) -> dict[str, object]:
         from vlmpipe.trainer.features.relevance.selected_tokens import summarised
 
         return summarised(records, exact_match)
 
-    def has_map(self, record: dict[str, Any]) -> bool:
+    def has_map(self, record: dict[str, object]) -> bool:
         return bool(record["relevance"])
 
 

@@ -6,7 +6,6 @@ It takes the kept tokens through the hook for precomputed encoder outputs, and t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,7 @@ class Selection:
 
 
 @torch.no_grad()
-def selected_inputs(model: nn.Module, input_ids: Tensor, projected: Tensor, grids: Tensor | None) -> dict[str, Any]:
+def selected_inputs(model: nn.Module, input_ids: Tensor, projected: Tensor, grids: Tensor | None) -> dict[str, object]:
     """The model's arguments for prompts without the tokens that they do not keep.
 
     Args:

@@ -24,7 +24,7 @@ from vlmpipe.trainer.features.relevance.module import RelevanceModule, untrained
 
 EXAMPLES = 12  # relevance maps of a rank
 # Selections beside the model's own that answers are compared with.
-CONTROLS: dict[str, dict[str, Any]] = {
+CONTROLS: dict[str, dict[str, object]] = {
     "all_tokens": {"allocation": "full", "estimator": "none", "max_tokens": None, "min_tokens": None},
     "uniform_tokens": {"allocation": "uniform", "estimator": "none", "min_tokens": None},
 }
@@ -160,7 +160,7 @@ def relevance_records(
     ]
 
 
-def summarised(records: Sequence[dict[str, Any]], exact_match: float | None) -> dict[str, Any]:
+def summarised(records: Sequence[dict[str, Any]], exact_match: float | None) -> dict[str, object]:
     """Means over questions, and some relevance maps."""
     images = sum(one["images"] for one in records)
     mean_tokens = sum(one["tokens"] for one in records) / images if images else None

@@ -6,8 +6,6 @@ holds more than one sample. The host knows that already.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -15,7 +13,7 @@ from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.attention.varlen import no_mask, sees_all_before, takes_samples
 
 
-def block_diagonal_mask(config: Any, position_ids: Tensor, samples: CuSeqlens | None) -> dict[str, Any]:
+def block_diagonal_mask(config: object, position_ids: Tensor, samples: CuSeqlens | None) -> dict[str, object]:
     """Inputs of a language model with this config that separate packed samples.
 
     position_ids: see `mask_of`. samples: their bounds, where known.

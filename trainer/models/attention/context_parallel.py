@@ -61,7 +61,7 @@ def _(parts: Tensor, _group: str) -> Tensor:
     return parts.new_empty(parts.shape)
 
 
-def _save_group(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_group(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:
     ctx.group = inputs[1]
 
 

@@ -46,7 +46,9 @@ def mix_by_sample(mixer: Any) -> None:
 
     @functools.wraps(plain)
     @torch.compiler.disable  # samples differ from batch to batch, and each would be a variant of the layer's code
-    def forward(hidden_states: Tensor, *args: Any, samples: Any = None, context: Any = None, **inputs: Any) -> Tensor:
+    def forward(
+        hidden_states: Tensor, *args: object, samples: Any = None, context: object = None, **inputs: object
+    ) -> Tensor:
         if context is not None:
             raise NotImplementedError(f"{type(mixer).__name__} cannot share a sequence between ranks")
         # Fake tensors have no bounds: a trace counts each sequence as one sample.
@@ -68,7 +70,9 @@ def mix_by_sample(mixer: Any) -> None:
     mixer.forward = forward
 
 
-def _input_first(_mixer: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _input_first(
+    _mixer: nn.Module, args: tuple[object, ...], inputs: dict[str, object]
+) -> tuple[object, dict[str, object]]:
     """Hand hidden states over by place: ZeRO-3's backward hooks, which release weights, see no inputs by name."""
     if args:
         return args, inputs

@@ -83,7 +83,7 @@ def _trial_failure(language_model: Any) -> str:
     mask, samples, calls = no_mask(1, META), CuSeqlens.of([[1, 1]], 2), list[str]()
 
     def trial(
-        _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
+        _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: object
     ) -> tuple[Tensor, None]:
         asked = unsupported(key, value, {name: one for name, one in given.items() if name != "samples"})
         if attention_mask is not mask or given.get("samples") is not samples:
@@ -108,7 +108,7 @@ def _trial_failure(language_model: Any) -> str:
     return calls[0] if len(calls) == 1 else f"one layer asks for attention {len(calls)} times"
 
 
-def unsupported(key: Tensor, value: Tensor, given: Mapping[str, Any]) -> list[str]:
+def unsupported(key: Tensor, value: Tensor, given: Mapping[str, object]) -> list[str]:
     """Features of attention that a model asks for and ours lacks. given: further arguments, by transformers' names."""
     asked = [name for name in UNSUPPORTED if given.get(name) is not None]
     asked += ["dropout"] * bool(given.get("dropout")) + ["is_causal"] * (given.get("is_causal") is False)
@@ -138,7 +138,7 @@ def attention(
     scaling: float | None = None,
     samples: CuSeqlens | None = None,
     context: ContextParallel | None = None,
-    **more: Any,
+    **more: object,
 ) -> tuple[Tensor, None]:
     """One layer's attention, as transformers calls it.
 
@@ -204,7 +204,7 @@ def _(_gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> 
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[object, ...], output: tuple[Tensor, Tensor]) -> None:
     query, key, value, bounds, device_bounds, ctx.scale = inputs
     ctx.save_for_backward(query, key, value, *output, bounds, device_bounds)
 
@@ -218,7 +218,7 @@ ATTEND = torch.ops.vlmpipe.attend.default  # what dispatch modes see
 
 
 @register_flop_formula(torch.ops.vlmpipe.attend, get_raw=True)
-def forward_flops(query: Tensor, _key: Tensor, _value: Tensor, bounds: Tensor, *_: Any, **__: Any) -> int:
+def forward_flops(query: Tensor, _key: Tensor, _value: Tensor, bounds: Tensor, *_: object, **__: object) -> int:
     """Two products of each token with its whole sample, as `vlmpipe.trainer.sizing.flops` counts."""
     if isinstance(bounds, FakeTensor):  # has no values: count each sequence as one sample
         pairs = query.shape[0] * query.shape[1] ** 2
@@ -229,7 +229,14 @@ def forward_flops(query: Tensor, _key: Tensor, _value: Tensor, bounds: Tensor, *
 
 @register_flop_formula(torch.ops.vlmpipe.attend_backward, get_raw=True)
 def backward_flops(
-    _gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, _output: Tensor, _lse: Tensor, *rest: Any, **__: Any
+    _gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _output: Tensor,
+    _lse: Tensor,
+    *rest: Any,
+    **__: object,
 ) -> int:
     """Four products; recomputed scores are not counted."""
     return 2 * forward_flops(query, key, value, *rest)

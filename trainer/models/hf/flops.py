@@ -82,7 +82,7 @@ def _growth(found: list[tuple[int, Counter[ModelPart]]], part: ModelPart) -> Gro
     return Growth(linear=max(0.0, high / many - quadratic * many), quadratic=quadratic)
 
 
-def _without_memory(config: ModelConfig) -> Any:
+def _without_memory(config: ModelConfig) -> object:
     """The whole model, whose weights are each one zero that is seen in their shape."""
     whole = copy.deepcopy(part_config(config.tower))
     whole._experts_implementation = "eager"  # others multiply by all experts' weights in memory
@@ -120,7 +120,7 @@ class _Count(TorchDispatchMode):
     def enter(self, part: ModelPart, *_: object) -> None:
         self._part = part
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         kwargs = kwargs or {}
         formula = FORMULAS.get(func._overloadpacket)
         has_values = not any(hasattr(one, NO_VALUES) for one in tree_leaves((args, kwargs)))
@@ -136,7 +136,7 @@ class _Count(TorchDispatchMode):
         return _without_values(tree_map_only(Tensor, lambda one: torch.zeros_like(one, device="cpu"), output))
 
 
-def _without_values(output: Any) -> Any:
+def _without_values(output: object) -> object:
     """The output, with its features marked: their numbers follow from ones that were not computed."""
     for one in tree_leaves(output):
         if isinstance(one, Tensor) and one.is_floating_point():

@@ -95,7 +95,7 @@ class HfVLM(nn.Module):
         position_ids: Tensor,
         label_index: Tensor,
         label_ids: Tensor,
-        images: dict[str, Any],
+        images: dict[str, object],
         image_grids: Sequence[Grid] | None = None,
         samples: CuSeqlens | None = None,
         image_tokens: int | None = None,
@@ -202,7 +202,7 @@ def _without_features(model: Any) -> Iterator[None]:
     """Have a model encode and project the images that it is given, and use none of the features."""
     features_of = model.get_image_features
 
-    def get_image_features(*args: Any, **named: Any) -> Any:
+    def get_image_features(*args: object, **named: object) -> Any:
         output = features_of(*args, **named)
         for name in PROJECTED_OUTPUTS:
             if output.get(name) is not None:
@@ -216,7 +216,7 @@ def _without_features(model: Any) -> Iterator[None]:
         del model.get_image_features
 
 
-def _none_of(features: Any) -> Any:
+def _none_of(features: Any) -> object:
     return features[:0] if isinstance(features, Tensor) else [_none_of(one) for one in features]
 
 
@@ -280,7 +280,7 @@ def _separate_samples(module: HfVLM) -> object:
     elsewhere attention gets the samples' bounds.
     """
 
-    def hook(language_model: Any, args: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    def hook(language_model: Any, args: object, inputs: dict[str, object]) -> tuple[object, dict[str, object]] | None:
         if module._packed is None:
             return None
         positions, samples = module._packed
@@ -301,7 +301,7 @@ def _both(mask: Tensor | None, seen: Tensor) -> Tensor:
     return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, torch.finfo(mask.dtype).min)
 
 
-def _round_output(_encoder: nn.Module, _inputs: Any, output: Any) -> Any:
+def _round_output(_encoder: nn.Module, _inputs: object, output: Any) -> object:
     """A frozen encoder's output as the feature cache stores it: in bf16.
 
     A copy: the library writes its projected features into the output that it gets.
@@ -312,7 +312,7 @@ def _round_output(_encoder: nn.Module, _inputs: Any, output: Any) -> Any:
     return rounded
 
 
-def _rounded(value: Any) -> Any:
+def _rounded(value: Any) -> object:
     if isinstance(value, list | tuple):
         return type(value)(_rounded(one) for one in value)
     is_float = isinstance(value, Tensor) and value.is_floating_point()

@@ -73,7 +73,7 @@ class PublishedImages:
         self.texts = functools.lru_cache(KEPT_TEXTS)(self._texts)
         self.layout = functools.lru_cache(KEPT_LAYOUTS)(self._layout)
 
-    def rule(self) -> dict[str, Any]:
+    def rule(self) -> dict[str, object]:
         """Everything that decides tensors and texts, as plain JSON."""
         content = {name: value for name, value in self.processor.to_dict().items() if name != "video_processor"}
         return dict(json.loads(json.dumps(content | {"tokens": [self.placeholder, self.image_token]}, default=str)))

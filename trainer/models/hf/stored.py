@@ -38,7 +38,7 @@ class StoredOutput:
     def take(self, output: Mapping[str, Any]) -> Tensor:
         return torch.cat([_read(output, field).flatten(0, -2) for field in self.fields], dim=-1)
 
-    def give(self, rows: Tensor) -> Any:
+    def give(self, rows: Tensor) -> object:
         content: dict[str, Any] = {name: [None] * length for name, length in self.lists.items()}
         for (name, place), part in zip(self.fields, rows.chunk(len(self.fields), dim=-1), strict=True):
             value = part.reshape(*self.axes, part.shape[-1])
@@ -60,7 +60,7 @@ class StoredEncoder(nn.Module):
         self.__dict__.update(own)  # settings that models read, such as spatial_merge_size
         self.stored, self.rows = stored, torch.empty(0)
 
-    def forward(self, *_: Any, **__: Any) -> Any:
+    def forward(self, *_: object, **__: object) -> Any:
         return self.stored.give(self.rows)
 
 
@@ -69,11 +69,11 @@ def encoder_output(model: Any, inputs: Mapping[str, Tensor]) -> Any:
     encoder = model.get_encoder(modality="image")
     dtype = next(encoder.parameters()).dtype
 
-    def cast(_: nn.Module, args: Any, named: dict[str, Any]) -> Any:
+    def cast(_: nn.Module, args: Any, named: dict[str, object]) -> object:
         args, named = (torch.utils._pytree.tree_map(_as(dtype), one) for one in (args, named))
         return args, named
 
-    def leave(_: nn.Module, __: Any, output: Any) -> None:
+    def leave(_: nn.Module, __: object, output: object) -> None:
         raise _Reached(copy.copy(output))
 
     hooks = [encoder.register_forward_pre_hook(cast, with_kwargs=True), encoder.register_forward_hook(leave)]
@@ -115,7 +115,7 @@ def find_stored_output(model: Any, images: Sequence[Tensors], blank: Tensors) ->
     return StoredOutput(stored.kind, fields, lists, axes, len(stored.take(of_blank[0])), stored.width)
 
 
-def _used_fields(model: Any, inputs: Tensors, output: Any) -> Iterator[Field]:
+def _used_fields(model: object, inputs: Tensors, output: Any) -> Iterator[Field]:
     """Yield the encoder's output fields that projected features depend on: with NaN in one, they become NaN."""
     for name, value in output.items():
         places = range(-len(value), 0) if isinstance(value, list | tuple) else [None]
@@ -127,7 +127,7 @@ def _used_fields(model: Any, inputs: Tensors, output: Any) -> Iterator[Field]:
                 yield name, place
 
 
-def _spoils(model: Any, inputs: Tensors, output: Any) -> bool:
+def _spoils(model: Any, inputs: Tensors, output: object) -> bool:
     hook = model.get_encoder(modality="image").register_forward_hook(lambda *_: output)
     try:
         features = model.base_model.get_image_features(**inputs, return_dict=True)
@@ -147,7 +147,7 @@ def _read(output: Mapping[str, Any], field: Field) -> Any:
     return output[name] if place is None else output[name][place]
 
 
-def _replaced(output: Any, field: Field, tensor: Tensor) -> Any:
+def _replaced(output: Any, field: Field, tensor: Tensor) -> object:
     name, place = field
     changed = copy.copy(output)
     if place is None:

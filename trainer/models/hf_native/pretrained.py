@@ -24,7 +24,7 @@ if not sys.stderr.isatty():
     transformers_logging.disable_progress_bar()  # in a log every redraw is a line, on Vertex AI an error
 
 
-def load_pretrained(loader: Any, part: WeightsConfig, **arguments: Any) -> Any:
+def load_pretrained(loader: Any, part: WeightsConfig, **arguments: object) -> Any:
     """`loader.from_pretrained`, models in fp32. Raises UserError (exit 69) when the files are out of reach.
 
     Raises as `local_folder` does for a folder that cannot be used. Code beside the weights is never run.
@@ -108,7 +108,7 @@ def _require_safetensors(folder: Path, weights: str) -> None:
         )
 
 
-def load_complete(kind: Any, part: WeightsConfig, **arguments: Any) -> nn.Module:
+def load_complete(kind: Any, part: WeightsConfig, **arguments: object) -> nn.Module:
     """A model of transformers, with all its weights. Raises ConfigError where some are missing: they would be drawn."""
     model, info = load_pretrained(kind, part, output_loading_info=True, **arguments)
     if missing := sorted(info["missing_keys"]):

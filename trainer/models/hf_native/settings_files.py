@@ -66,7 +66,7 @@ def serve_older_readers(folder: Path) -> None:
         )
 
 
-def _older_config(content: dict[str, Any]) -> dict[str, Any]:
+def _older_config(content: dict[str, Any]) -> dict[str, object]:
     text = content.get("text_config")
     if text and "tie_word_embeddings" in content:
         text["tie_word_embeddings"] = content["tie_word_embeddings"]  # 4.5x asks the text's configuration
@@ -81,7 +81,7 @@ def _older_config(content: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _older_rope(rope: dict[str, Any], model_type: str) -> dict[str, Any]:
+def _older_rope(rope: dict[str, Any], model_type: str) -> dict[str, object]:
     """`rope_theta` and `rope_scaling`, for which 5 has `rope_parameters`."""
     if model_type == LOCAL_ROPE:
         local = {"rope_local_base_freq": rope["sliding_attention"]["rope_theta"]}
@@ -114,5 +114,5 @@ def _change(file: Path, change: Any) -> None:
         _write(file, change(json.loads(file.read_text(encoding="utf-8"))))
 
 
-def _write(file: Path, content: dict[str, Any]) -> None:
+def _write(file: Path, content: dict[str, object]) -> None:
     file.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")

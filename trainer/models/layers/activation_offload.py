@@ -35,7 +35,7 @@ class ActivationOffload:
         self._last: Callable[[], OffloadedInput | None] = lambda: None
         self._device: torch.device | None = None
 
-    def around(self, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+    def around(self, checkpoint: Callable[..., object]) -> Callable[..., object]:
         """`checkpoint`, with its input offloaded."""
         return functools.partial(self._run, checkpoint)
 

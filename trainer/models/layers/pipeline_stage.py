@@ -33,7 +33,7 @@ Module = TypeVar("Module", bound=PackedModel)
 class Passage(nn.Module):
     """Replaces a layer or norm of another stage: returns hidden states unchanged."""
 
-    def forward(self, hidden: Tensor, **_: Any) -> Tensor:
+    def forward(self, hidden: Tensor, **_: object) -> Tensor:
         return hidden
 
 

@@ -63,7 +63,7 @@ class Reuse(TorchDispatchMode):
         super().__init__()
         self._mode = mode
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         if func in PRODUCTS:
             return self._mode.__torch_dispatch__(func, types, args, kwargs)
         return func(*args, **(kwargs or {}))
@@ -94,7 +94,7 @@ class Forward(Paused):
     def _inner(self) -> Forward:
         return self
 
-    def result_of(self, product: OpOverload, keys: Any, args: Any, kwargs: Any) -> Any:
+    def result_of(self, product: OpOverload, keys: Any, args: Any, kwargs: Any) -> object:
         with Paused():  # a product may be made of others
             result = product.redispatch(keys & BELOW, *args, **kwargs)
         self._results[product].append(each_of(result, Tensor, Saved))
@@ -108,7 +108,7 @@ class Recomputation(Forward):
         super().__enter__()
         self._calls: defaultdict[OpOverload, int] = defaultdict(int)
 
-    def result_of(self, product: OpOverload, keys: Any, args: Any, kwargs: Any) -> Any:
+    def result_of(self, product: OpOverload, keys: object, args: object, kwargs: object) -> object:
         results, call = self._results[product], self._calls[product]
         self._calls[product] += 1
         if call >= len(results) or results[call] is None:
@@ -136,7 +136,7 @@ class Saved:
         return self._result
 
 
-def each_of(result: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+def each_of(result: Any, kind: type, change: Callable[[Any], Any]) -> object:
     """Return a product's result, with `change` applied to everything of this kind."""
     if isinstance(result, tuple):
         return tuple(change(part) if isinstance(part, kind) else part for part in result)
@@ -144,7 +144,7 @@ def each_of(result: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 
 def _in_front_of(product: OpOverload) -> torch.library.Library:
-    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+    def kernel(keys: Any, *args: object, **kwargs: object) -> object:
         if active := getattr(_ACTIVE, "pass_", None):
             return active.result_of(product, keys, args, kwargs)
         return product.redispatch(keys & BELOW, *args, **kwargs)

@@ -100,7 +100,7 @@ class LlavaFamily(SquareFamily):
             return CLIPImageProcessorPil(**square)
         return SiglipImageProcessorPil(size=square["size"])
 
-    def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
+    def build(self, config: ModelConfig, tokenizer: object) -> nn.Module:
         """The whole model on the CPU in fp32: pretrained parts where weights are named, else drawn from the seed."""
         whole = self.config_for(config, tokenizer)
         if config.language_model.weights:

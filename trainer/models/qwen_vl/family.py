@@ -158,7 +158,7 @@ class QwenVlFamily(NativeFamily):
         projected: Tensor,
         grids: Tensor | None = None,
         patches_s: Sequence[float] = (),
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Tokens, and projected features for the library's own hook. It derives three-axis positions from `grids`."""
         visual = model.model.visual
         types = (input_ids == model.config.image_token_id).int()

@@ -71,7 +71,7 @@ def attention(
     *,
     scaling: float,
     cu_seq_lens_q: Pieces | Tensor,
-    **_more: Any,
+    **_more: object,
 ) -> tuple[Tensor, None]:
     """One layer's attention, as transformers calls it: (1, heads, patches, head_dim) -> (1, patches, heads, head_dim).
 

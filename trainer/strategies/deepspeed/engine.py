@@ -177,7 +177,7 @@ class Zero:
     def _flat_state(self) -> dict[str, Any]:
         """The content of a checkpoint: a tensor for each of this rank's partitions, and the loss scale."""
         partitions = self._partitions()
-        flat: dict[str, Any] = {"model": [partition.detach() for partition in partitions]}
+        flat: dict[str, object] = {"model": [partition.detach() for partition in partitions]}
         states = [self._state_of(partition) for partition in partitions]
         flat |= {name: [state[name] for state in states] for name in ("step", *MOMENTS)}
         flat |= {EMA: self._ema.averages} if self._ema else {}

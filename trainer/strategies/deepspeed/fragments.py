@@ -49,7 +49,7 @@ def updates_of(fragments: Mapping[str, Fragment], counts: Mapping[str, float]) -
     return {partition: counts[name] for partition, name in first.items()}
 
 
-def fragments_of(optimizer: Any, trained: Mapping[str, nn.Parameter]) -> dict[str, Fragment]:
+def fragments_of(optimizer: object, trained: Mapping[str, nn.Parameter]) -> dict[str, Fragment]:
     """This rank's part of each trained parameter by name, without those of which it has none.
 
     Args:

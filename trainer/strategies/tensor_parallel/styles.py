@@ -181,7 +181,7 @@ def linear_of(module: nn.Module) -> nn.Module:
 def mark_input(module: nn.Module, mark: Callable[[Tensor], Tensor]) -> nn.Module:
     """Apply `mark` to the module's hidden states: its first argument, positional or by keyword."""
 
-    def marked(_module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def marked(_module: nn.Module, args: Any, kwargs: Any) -> tuple[object, object]:
         if args:
             return (mark(args[0]), *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": mark(kwargs["hidden_states"])}

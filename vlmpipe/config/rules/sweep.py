@@ -101,7 +101,7 @@ def _changes(config: RunFields, variant: Variant, field: str, whole: Mapping[str
     return effective(without) != whole
 
 
-def effective(run: RunFields) -> dict[str, Any]:
+def effective(run: RunFields) -> dict[str, object]:
     """Settings that decide a variant's model, its answers or its time; without fields that its own settings leave
     unread.
     """

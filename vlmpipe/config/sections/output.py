@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -102,7 +102,7 @@ class GateConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _none(cls, value: Any) -> Any:
+    def _none(cls, value: object) -> object:
         return {"bounds": "none"} if value == "none" else value
 
     @field_validator("min_scores")

@@ -105,7 +105,7 @@ def run_uri(compiled: str, run_id: str, job_name: str) -> str:
     return run_uri_of(settings["root_uri"], stage_run_id(run_id or job_name, settings["stage"], settings["stages"]), "")
 
 
-def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) -> dict[str, dict[str, Any]]:
+def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) -> dict[str, dict[str, object]]:
     """The content of each stage's own run file, by the stage's name. The last one is that of the run itself.
 
     Args:
@@ -134,7 +134,7 @@ def _gate_between(stage: StageConfig) -> dict[str, Any] | str:
     return {"min_margin_over_chance": None, "min_questions": 1, **stage.gate}
 
 
-def _unrounded(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+def _unrounded(checkpoint: Mapping[str, Any]) -> dict[str, object]:
     """The section `checkpoint` of a stage whose export the next one trains on from."""
     asked = checkpoint.get("export_dtype", "auto")
     return {**checkpoint, "export_dtype": "fp32" if asked == "auto" else asked}

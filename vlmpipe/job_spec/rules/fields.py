@@ -93,7 +93,7 @@ def _unwrapped(content: object, spelling: Spelling) -> tuple[list[Violation], Ma
     return [], content, set()
 
 
-def _move(spec: dict[str, Any], field: UnknownField, spelling: Spelling) -> tuple[bool, tuple[Violation, ...]]:
+def _move(spec: dict[str, object], field: UnknownField, spelling: Spelling) -> tuple[bool, tuple[Violation, ...]]:
     """Put an unknown field's value into its target, if that is unset and of the right type.
 
     Returns whether it was moved, and the violations of the value itself.

@@ -139,7 +139,7 @@ def _changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, Any]]:
     if can_recompute_tower(config, shape):
         tower = {"train.tower_activation_checkpointing": True}
     checkpointing: dict[str, Any] = dict(tower)
-    selective: dict[str, Any] = {}
+    selective: dict[str, object] = {}
     if train.activation_checkpointing != "full":
         checkpointing |= {"train.activation_checkpointing": "full"}
     if train.activation_checkpointing == "none":

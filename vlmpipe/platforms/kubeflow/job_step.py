@@ -1,12 +1,12 @@
 """Step: a TrainJob on Kubeflow, with the inputs and the output of CustomTrainingJobOp."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 def run_kubeflow_job(
     display_name: str,
     location: str = "",
-    worker_pool_specs: list[dict[str, Any]] = [],  # noqa: B006 (kfp reads the default)
+    worker_pool_specs: list[dict[str, object]] = [],  # noqa: B006 (kfp reads the default)
     timeout: str = "604800s",
     restart_job_on_worker_restart: bool = False,
     service_account: str = "",
@@ -21,7 +21,7 @@ def run_kubeflow_job(
     project: str = "",
     strategy: str = "STANDARD",
     max_wait_duration: str = "86400s",
-    psc_interface_config: dict[str, Any] = {},  # noqa: B006
+    psc_interface_config: dict[str, object] = {},  # noqa: B006
 ) -> NamedTuple("Outputs", [("gcp_resources", str)]):  # type: ignore[valid-type]
     """Run the job of these worker pools as a TrainJob in the namespace of this step, and watch it to its end.
 

@@ -61,12 +61,12 @@ class Kubeflow(Platform):
 
         return KubeflowGraph()
 
-    def run_job(self, config: RunConfig, name: str, spec: Mapping[str, Any], labels: dict[str, str]) -> str:
+    def run_job(self, config: RunConfig, name: str, spec: Mapping[str, object], labels: dict[str, str]) -> str:
         from vlmpipe.platforms.kubeflow.jobs.job import run_on_kubeflow
 
         return run_on_kubeflow(name, spec, labels=labels)
 
-    def job_place(self, run_file: Mapping[str, Any]) -> dict[str, str]:
+    def job_place(self, run_file: Mapping[str, object]) -> dict[str, str]:
         from vlmpipe.platforms.kubeflow.jobs.client import connection
 
         try:

@@ -1,12 +1,12 @@
 """Step: a CustomJob on this machine, with the inputs and the output of CustomTrainingJobOp."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 def run_local_job(
     display_name: str,
     location: str = "",
-    worker_pool_specs: list[dict[str, Any]] = [],  # noqa: B006 (kfp reads the default)
+    worker_pool_specs: list[dict[str, object]] = [],  # noqa: B006 (kfp reads the default)
     timeout: str = "604800s",
     restart_job_on_worker_restart: bool = False,
     service_account: str = "",
@@ -21,7 +21,7 @@ def run_local_job(
     project: str = "",
     strategy: str = "STANDARD",
     max_wait_duration: str = "86400s",
-    psc_interface_config: dict[str, Any] = {},  # noqa: B006
+    psc_interface_config: dict[str, object] = {},  # noqa: B006
 ) -> NamedTuple("Outputs", [("gcp_resources", str)]):  # type: ignore[valid-type]
     """Run the job of these worker pools here, one process for each replica of pools 0 and 1.
 

@@ -40,7 +40,7 @@ class Local(Platform):
 
         return LocalGraph()
 
-    def run_job(self, config: RunConfig, name: str, spec: Mapping[str, Any], labels: dict[str, str]) -> str:
+    def run_job(self, config: RunConfig, name: str, spec: Mapping[str, object], labels: dict[str, str]) -> str:
         from vlmpipe.platforms.local.jobs.job import run_job
 
         return run_job(name, spec, labels=labels)

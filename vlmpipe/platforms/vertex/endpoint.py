@@ -245,7 +245,7 @@ class VertexEndpoint:
         except exceptions.GoogleAPICallError:  # it has ended without a model
             pass
 
-    def _finished(self, sent: Any, kind: Any, timeout_s: float) -> Any:
+    def _finished(self, sent: Any, kind: object, timeout_s: float) -> Any:
         """The answer of a long-running operation."""
         from google.protobuf.empty_pb2 import Empty
 

@@ -1,12 +1,12 @@
 """Step: a CustomJob on Vertex AI that CustomTrainingJobOp cannot run, with its inputs and its output."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 def run_vertex_job(
     display_name: str,
     location: str = "",
-    worker_pool_specs: list[dict[str, Any]] = [],  # noqa: B006 (kfp reads the default)
+    worker_pool_specs: list[dict[str, object]] = [],  # noqa: B006 (kfp reads the default)
     timeout: str = "604800s",
     restart_job_on_worker_restart: bool = False,
     service_account: str = "",
@@ -21,7 +21,7 @@ def run_vertex_job(
     project: str = "",
     strategy: str = "STANDARD",
     max_wait_duration: str = "86400s",
-    psc_interface_config: dict[str, Any] = {},  # noqa: B006
+    psc_interface_config: dict[str, object] = {},  # noqa: B006
 ) -> NamedTuple("Outputs", [("gcp_resources", str)]):  # type: ignore[valid-type]
     """Start the job, watch it and, with capacity fallback, go to the next option when no machines are found.
 

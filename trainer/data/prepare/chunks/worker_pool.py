@@ -135,7 +135,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries may print
 
-    def say(answer: dict[str, Any]) -> None:
+    def say(answer: dict[str, object]) -> None:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

@@ -103,7 +103,7 @@ class Jobs:
                 **self._place, name=name, propagation_policy="Foreground", **LIMIT
             )
 
-    def pods(self, name: str) -> list[dict[str, Any]]:
+    def pods(self, name: str) -> list[dict[str, object]]:
         """The pods of the TrainJob's nodes, as the API's JSON."""
         selector = f"jobset.sigs.k8s.io/jobset-name={name},jobset.sigs.k8s.io/replicatedjob-name={NODE}"
         with translated_errors("list the pods of"):

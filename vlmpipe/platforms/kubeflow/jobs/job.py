@@ -50,7 +50,7 @@ def run_on_kubeflow(display_name: str, job_spec: Mapping[str, Any], *, labels: M
     return json.dumps({"resources": [{"resourceType": "TrainJob", "resourceUri": path}]})
 
 
-def without_reducers(job_spec: Mapping[str, Any]) -> dict[str, Any]:
+def without_reducers(job_spec: Mapping[str, Any]) -> dict[str, object]:
     """The spec without a Reduction Server, which no cluster has. Prints that it is left out."""
     pools = list(job_spec["worker_pool_specs"])
     if len(pools) > REDUCTION_SERVER_POOL and is_reducers(pools[REDUCTION_SERVER_POOL]):

@@ -123,7 +123,7 @@ def _require_own_variables(env: Sequence[Any]) -> None:
         raise ConfigError(f"cluster.env sets {', '.join(taken)}", expected="names that the torch runtime does not set")
 
 
-def _env(of_job: Sequence[Any], placement: KubeflowConfig) -> list[dict[str, Any]]:
+def _env(of_job: Sequence[Any], placement: KubeflowConfig) -> list[dict[str, object]]:
     """Variables of the job, then those of section `kubeflow`."""
     plain = {**{one.name: one.value for one in of_job}, **placement.env}
     secrets = placement.secrets().items()

@@ -110,7 +110,7 @@ class Watch:
         nodes = f"{spec['numNodes']} node{'s' if spec['numNodes'] > 1 else ''} x {spec['numProcPerNode']}"
         say(f"TrainJob {self._name} created in namespace {self._jobs.namespace}: {nodes}")
 
-    def _find(self) -> dict[str, Any] | None:
+    def _find(self) -> dict[str, object] | None:
         with contextlib.suppress(NoSuchObject):
             return self._jobs.get(self._name)
         return None

@@ -36,7 +36,7 @@ class _Client(Client):
     pipeline without a version, and does not tell the service's version.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: object) -> None:
         super().__init__(**settings)
         self._limit_requests()
 
@@ -59,7 +59,7 @@ class _Client(Client):
         return self._pipelines_api.pipeline_service_create_pipeline(wanted)
 
 
-def _request_in_time(send: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+def _request_in_time(send: Callable[..., object], *arguments: object, **named: object) -> object:
     """Send a request of kfp's client, which passes no timeout on: it takes none but whole numbers."""
     limit_s = SOON_S if must_answer_soon() else REQUEST_TIMEOUT_S
     again = Retry(total=3, connect=0, read=0, respect_retry_after_header=False)  # follows redirects

@@ -16,7 +16,7 @@ from vlmpipe.trainer.storage.records import read_lines
 NAMES = {"preempt": "preemption", "kill": "kill", "stop": "stop of a node"}
 
 
-def read_faults(folder: Path, *, since_s: float) -> list[dict[str, Any]]:
+def read_faults(folder: Path, *, since_s: float) -> list[dict[str, object]]:
     """The lines of faults.jsonl of all stages from this attempt on; none for a run without faults."""
     stores = [LocalStorage(stage) for stage in stage_folders(folder).values()]
     lines = [line for store in stores if store.stat(FAULTS_FILE) for line in read_lines(store, FAULTS_FILE)]

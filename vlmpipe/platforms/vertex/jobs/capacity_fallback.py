@@ -323,7 +323,7 @@ def _only_option(settings: Mapping[str, Any]) -> CapacityOption:
     return CapacityOption(scheduling_strategy=strategy, wait=wait)
 
 
-def _without_reservation(pool: Mapping[str, Any]) -> dict[str, Any]:
+def _without_reservation(pool: Mapping[str, Any]) -> dict[str, object]:
     machine = {name: value for name, value in pool["machine_spec"].items() if name != "reservation_affinity"}
     return {**pool, "machine_spec": machine}
 

@@ -231,5 +231,5 @@ def _run_file(job: PipelineJob) -> dict[str, Any]:
     inputs: Any = job.pipeline_spec or {}
     for key in ("root", "inputDefinitions", "parameters", "run_file"):
         inputs = inputs.get(key) or {}
-    found: dict[str, Any] = json.loads(inputs.get("defaultValue") or "{}")
+    found: dict[str, object] = json.loads(inputs.get("defaultValue") or "{}")
     return found

@@ -85,7 +85,7 @@ def read(place: Place, jobs: dict[str, str], *, since: str = "", last: int = 0) 
     yield from reversed(newest)
 
 
-def _all(place: Place, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _all(place: Place, request: dict[str, Any]) -> Iterator[dict[str, object]]:
     page = ""
     while True:
         answer = _post(place, request | ({"pageToken": page} if page else {}))
@@ -95,7 +95,7 @@ def _all(place: Place, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
             return
 
 
-def _post(place: Place, request: dict[str, Any]) -> dict[str, Any]:
+def _post(place: Place, request: dict[str, object]) -> dict[str, Any]:
     from google.auth.transport.requests import AuthorizedSession
 
     vertex = endpoint(place.location)
