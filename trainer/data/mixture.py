@@ -30,6 +30,11 @@ class Mixture:
         self._shards = split.shard_numbers
         assert all(map(len, self._samples)), "preparation refuses a source without training samples"
 
+    @property
+    def spans(self) -> Int64Array:
+        """(sources, 2) first and last sample number of each source."""
+        return np.array([(samples[0], samples[-1]) for samples in self._samples], np.int64)
+
     def draws(self, epoch: int) -> list[int]:
         """How many samples the epoch draws from each source."""
         return draws_of(self._data, [len(samples) for samples in self._samples], epoch)

@@ -15,6 +15,7 @@ import numpy as np
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.machine_plans import FROM_SAMPLES, MachinePlans, of_machine
 from vlmpipe.trainer.data.mixture import Mixture
 from vlmpipe.trainer.data.packing import Int64Array, PackingPlan, plan_packing
 from vlmpipe.trainer.data.shards.index import SplitIndex
@@ -70,6 +71,7 @@ class PackedBatchSampler:
         in_pairs: bool = False,
         most_kept: int | None = None,
         mixture: Mixture | None = None,
+        share_from: int | None = None,
     ) -> None:
         """
         Args:
@@ -77,14 +79,17 @@ class PackedBatchSampler:
             in_pairs: a sample is two conversations about its images.
             most_kept: tokens of an image that a sequence has room for, where the model selects some; None: all.
             mixture: what each epoch draws; None: every sample once.
+            share_from: samples from which on the machine's processes share their plans; None: they never do.
         """
         if not len(split):
             raise DataError(f"the {split.name} split has no samples", expected="at least one sample to pack")
         self.data, self.global_batch_size, self.in_pairs = data, global_batch_size, in_pairs
-        self._split, self._tiles, self._seed = split, (1 + in_pairs) * split.tiles(tile_tokens), seed
+        tiles = split.tiles(tile_tokens)
+        self._split, self._tiles, self._seed = split, 2 * tiles if in_pairs else tiles, seed
         # (samples,) as they are packed
         self.tokens, self.seed = split.tokens if most_kept is None else split.tokens_with(most_kept), seed
         self._mixture = mixture
+        self._of_machine = None if share_from is None or len(split) < share_from else self._machine_plans()
         self._plans: dict[int, PackingPlan] = {}
         self._num_sequences: list[int] = []
         self._lock = threading.RLock()  # num_sequences holds it while it plans
@@ -101,6 +106,7 @@ class PackedBatchSampler:
             in_pairs=job.train.in_pairs,
             most_kept=job.model.relevance.max_tokens if job.model.relevance else None,
             mixture=Mixture(split, job.data, seed=job.train.seed) if job.data.sources else None,
+            share_from=FROM_SAMPLES,
         )
 
     def fits(self, samples: Sequence[int]) -> bool:
@@ -115,28 +121,38 @@ class PackedBatchSampler:
         """The packed sequences of one epoch."""
         with self._lock:
             if epoch not in self._plans:
-                self._plans[epoch] = plan_packing(
-                    self.tokens,
-                    self._tiles,
-                    sequence_length=self.data.sequence_length,
-                    max_images_per_sequence=self.data.max_images_per_sequence,
-                    seed=self._seed,
-                    epoch=epoch,
-                    pack=self.data.pack,
-                    shards=self._split.shard_numbers,
-                    shuffle_shards=self.data.shuffle_shards,
-                    drawn=self._mixture.drawn(epoch) if self._mixture else None,
-                )
+                self._plans[epoch] = self._of_machine.plan(epoch) if self._of_machine else self._planned(epoch)
                 for old in sorted(self._plans)[:-PLANS_KEPT]:
                     if old != epoch:
                         del self._plans[old]
             return self._plans[epoch]
 
+    def _planned(self, epoch: int) -> PackingPlan:
+        return plan_packing(
+            self.tokens,
+            self._tiles,
+            sequence_length=self.data.sequence_length,
+            max_images_per_sequence=self.data.max_images_per_sequence,
+            seed=self._seed,
+            epoch=epoch,
+            pack=self.data.pack,
+            shards=self._split.shard_numbers,
+            shuffle_shards=self.data.shuffle_shards,
+            drawn=self._mixture.drawn(epoch) if self._mixture else None,
+        )
+
+    def _machine_plans(self) -> MachinePlans:
+        lengths = [self.tokens, self._tiles, self._split.shard_numbers]
+        sources = [self._mixture.spans] if self._mixture else []
+        return of_machine([f"{self._seed} {self.data.model_dump_json()}".encode(), *lengths, *sources], self._planned)
+
     def num_sequences(self, epoch: int) -> int:
         """Sequences in an epoch; epochs differ a little, as each packs another order."""
         with self._lock:
-            while len(self._num_sequences) <= epoch:
-                self._num_sequences.append(len(self.plan(len(self._num_sequences))))
+            if not self._num_sequences:
+                self._num_sequences.append(len(self.plan(0)))
+            if len(self._num_sequences) <= epoch:
+                self._count(epoch + 1)
             return self._num_sequences[epoch]
 
     def num_steps(self, epochs: int, *, at_most: int = 0) -> int:
@@ -144,6 +160,9 @@ class PackedBatchSampler:
         steps = 0
         for epoch in range(epochs):
             steps += self._steps_of(epoch)
+            if self._of_machine and epoch == 0:
+                needed = -(-at_most // steps) if at_most else epochs  # epochs differ a little
+                self._count(min(needed, epochs))
             if 0 < at_most <= steps:
                 return at_most
         return steps
@@ -197,6 +216,13 @@ class PackedBatchSampler:
     def loss_terms(self, batch: GlobalBatch) -> int:
         """The divisor of the summed loss: label tokens of a global batch, or its pairs."""
         return len(self.members(batch)) if self.in_pairs else self.label_tokens(batch)
+
+    def _count(self, epochs: int) -> None:
+        """Count the sequences of the first `epochs` epochs, those of large data sets side by side with other ranks."""
+        with self._lock:
+            missing = range(len(self._num_sequences), epochs)
+            counts = self._of_machine.sequences(missing) if self._of_machine else map(len, map(self.plan, missing))
+            self._num_sequences += counts
 
     def _steps_of(self, epoch: int) -> int:
         return -(-self.num_sequences(epoch) // self.global_batch_size)

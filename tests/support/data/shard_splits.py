@@ -31,8 +31,10 @@ def split_of(shard_numbers: list[int], shards: list[str]) -> Any:
     )
 
 
-def sequence_of(split: Any, shuffle_shards: int, global_batch_size: int = 4) -> PackedBatchSampler:
+def sequence_of(
+    split: Any, shuffle_shards: int, global_batch_size: int = 4, share_from: int | None = None
+) -> PackedBatchSampler:
     data = DataConfig(
         source="unused.json", sequence_length=100, max_images_per_sequence=4, shuffle_shards=shuffle_shards
     )
-    return PackedBatchSampler(split, data, seed=5, global_batch_size=global_batch_size)
+    return PackedBatchSampler(split, data, seed=5, global_batch_size=global_batch_size, share_from=share_from)

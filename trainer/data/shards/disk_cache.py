@@ -85,7 +85,7 @@ class ShardCache:
         with os_errors(f"keeping {shard} in {self._folder}"):
             handle = self._open(shard)
             if handle is None:
-                with _alone(self._lock(shard)):
+                with alone(self._lock(shard)):
                     handle = self._open(shard)  # another process may have fetched it meanwhile
                     if handle is None:
                         while not self._take_room(shard, NOW):
@@ -103,7 +103,7 @@ class ShardCache:
         """
         if self._is_there(shard):
             return PrefetchResult.THERE
-        with os_errors(f"keeping {shard} in {self._folder}"), _alone(self._lock(shard), wait=False) as held:
+        with os_errors(f"keeping {shard} in {self._folder}"), alone(self._lock(shard), wait=False) as held:
             if not held:
                 return PrefetchResult.BUSY
             handle = self._open(shard)
@@ -150,7 +150,7 @@ class ShardCache:
                 if not problem:
                     handle = os.open(part, os.O_RDONLY)
                     fcntl.flock(handle, fcntl.LOCK_SH)  # before others see the name and may evict it
-                    with _alone(self._folder / ROOM_LOCK):  # or a listing may show both names, or neither
+                    with alone(self._folder / ROOM_LOCK):  # or a listing may show both names, or neither
                         part.replace(self._whole(shard))
                     self._found_whole[shard] = _identity(os.fstat(handle))
                     return handle
@@ -164,7 +164,7 @@ class ShardCache:
         part.unlink(missing_ok=True)  # left by a killed process: this one holds the shard's lock
         next_uses = {self._digest(shard): step for shard, step in self._next_uses().items()}
         kept = {self._digest(shard) for shard in keep}
-        with _alone(self._folder / ROOM_LOCK):
+        with alone(self._folder / ROOM_LOCK):
             files = list(files_in(self._folder))
             excess = sum(file.bytes for file in files) + size_bytes - self._limit_bytes
             needed = {file: next_uses.get(file.digest, NEVER) if file.whole else NEVER for file in files}
@@ -185,7 +185,7 @@ class ShardCache:
         """Delete a shard, or a killed process's part. False when it is in use."""
         lock = file.path if file.whole else self._folder / f"{file.digest}.lock"
         try:
-            with _alone(lock, wait=False, create=not file.whole) as held:
+            with alone(lock, wait=False, create=not file.whole) as held:
                 if held:
                     file.path.unlink()
                 return held
@@ -265,7 +265,7 @@ def files_in(folder: Path) -> Iterator[CachedFile]:
 
 
 @contextmanager
-def _alone(path: Path, *, wait: bool = True, create: bool = True) -> Iterator[bool]:
+def alone(path: Path, *, wait: bool = True, create: bool = True) -> Iterator[bool]:
     """Hold the exclusive lock of a file during the block. Without `wait`, yields False if the file is locked."""
     handle = open_lock(path, create=create)
     try:

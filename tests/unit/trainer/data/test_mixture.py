@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,30 @@ def test_a_run_that_resumes_anywhere_reads_on_as_one_that_never_stopped() -> Non
         assert sequence().batch_at(consumed) == batch
         assert sequence().members(batch).tolist() == whole.members(batch).tolist()
         consumed += len(batch)
+
+
+@pytest.mark.parametrize("other", [[49, 21], [20, 50]])
+def test_sources_of_other_sizes_do_not_share_a_plan(
+    other: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their samples have the same lengths, so only the sources tell them apart."""
+    monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path))
+    settings = data({"weight": 0.5}, {"weight": 0.5})
+    for sizes in ([50, 20], other):
+        made = split(sizes)
+        of_memory, shared = (
+            PackedBatchSampler(
+                made,
+                settings,
+                seed=1,
+                global_batch_size=4,
+                mixture=Mixture(made, settings, seed=1),
+                share_from=share_from,
+            )
+            for share_from in (None, 1)
+        )
+        assert shared.plan(1).digest() == of_memory.plan(1).digest()
+        assert shared.num_steps(3) == of_memory.num_steps(3)
 
 
 def test_the_guides_examples_are_valid() -> None:
