@@ -29,6 +29,9 @@ STAND_INS = {
     "tests/fakes/kubernetes/inference_services.py": (
         f"{HERE}/test_kubernetes.py::test_a_service_with_one_fault_is_refused_and_not_made"
     ),
+    "tests/fakes/kubernetes/pod_rules.py": (
+        f"{HERE}/test_kubernetes.py::test_a_job_whose_pods_would_never_be_made_is_refused"
+    ),
     "tests/fakes/kubernetes/train_job_rules.py": (
         f"{HERE}/test_kubernetes.py::test_a_job_that_the_api_refuses_is_refused"
     ),
@@ -63,7 +66,9 @@ STAND_INS = {
 # Of several stand-ins: what is refused is theirs.
 SHARED = {"vlmpipe/rehearsal/http_server.py", "vlmpipe/rehearsal/serve.py"}
 FOLDERS = ("tests/fakes", "vlmpipe/rehearsal")
-REFUSES = re.compile(r"raise (ApiError|Refused)\(|BaseHTTPRequestHandler|def (violations|denials)\(|context\.abort")
+REFUSES = re.compile(
+    r"raise (ApiError|Refused)\(|BaseHTTPRequestHandler|def (\w+_)?(violations|denials)\(|context\.abort"
+)
 
 
 def found() -> set[str]:

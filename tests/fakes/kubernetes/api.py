@@ -21,8 +21,14 @@ from urllib.parse import parse_qsl, urlsplit
 import yaml
 
 from tests.fakes.kubernetes import inference_services as kserve
-from tests.fakes.kubernetes.pods import Life, Processes
-from tests.fakes.kubernetes.train_job_rules import denials, pod_name_violation, unknown_fields, violations
+from tests.fakes.kubernetes.pods import Life, life_of
+from tests.fakes.kubernetes.train_job_rules import (
+    denials,
+    fields_named,
+    pod_violations,
+    unknown_fields,
+    violations,
+)
 
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 USER, TOKEN = "system:serviceaccount:team:pipeline-runner", "a-token"
@@ -60,7 +66,8 @@ class FakeKubernetes:
         self.installed = True  # whether there is a CRD of TrainJobs
         self.runtimes = {"torch-distributed"}
         self.secrets: dict[str, dict[str, str]] = {}
-        self.lacks: set[str] = set()  # fields of spec that an older Trainer does not have
+        self.claims: set[str] | None = None  # PersistentVolumeClaims of the namespace; None for all that are named
+        self.lacks: set[str] = set()  # fields that an older Trainer does not have, by their last names
         self.allowed = set(ALL_VERBS)
         self.jobs: dict[str, dict[str, Any]] = {}
         self.lives: dict[str, Life] = {}
@@ -204,7 +211,7 @@ class FakeKubernetes:
         _only(query, {"fieldValidation"})
         if query.get("fieldValidation", "Warn") not in ("Ignore", "Warn", "Strict"):
             raise Refused(422, f"fieldValidation: Unsupported value: {query['fieldValidation']!r}")
-        if found := [*unknown_fields(job), *(f"spec.{name}" for name in sorted(self.lacks) if name in job["spec"])]:
+        if found := [*unknown_fields(job), *fields_named(job["spec"], self.lacks, "spec")]:
             if query.get("fieldValidation") == "Strict":
                 fields = ", ".join(f'unknown field "{one}"' for one in found)
                 raise Refused(400, f"TrainJob in version {VERSION!r} cannot be handled: strict decoding: {fields}")
@@ -216,12 +223,12 @@ class FakeKubernetes:
         if found := denials(job, self.runtimes):
             text = f'admission webhook "validator.trainjob.{GROUP}" denied the request: {"; ".join(found)}'
             raise Refused(403, text)
-        if found := pod_name_violation(name, job["spec"]["trainer"]["numNodes"]):
-            raise Refused(422, found)
+        if found := pod_violations(job):
+            raise Refused(422, "; ".join(found))
         if name in self.jobs:
             raise Refused(409, f'{PLURAL}.{GROUP} "{name}" already exists', name=name)
         self.jobs[name] = job | {"metadata": job["metadata"] | {"namespace": self.namespace, "uid": f"uid-{name}"}}
-        self.lives[name] = self.runs.pop(0) if self.runs else Processes(job, self.secrets)
+        self.lives[name] = self.runs.pop(0) if self.runs else life_of(job, self.secrets, self.claims)
         return self.jobs[name]
 
     def _get(self, name: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import copy
 import re
 from typing import Any
 
-from tests.fakes.kubernetes.train_job_rules import LABEL_KEY, QUANTITY, labels_that_are_none
+from tests.fakes.kubernetes import pod_rules
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 GROUP, VERSION, PLURAL = "serving.kserve.io", "v1beta1", "inferenceservices"
@@ -20,8 +20,7 @@ PREDICTOR = {"minReplicas", "maxReplicas", "canaryTrafficPercent", "containers",
 CONTAINER = {"name", "image", "args", "env", "ports", "readinessProbe", "resources", "volumeMounts"}
 SYSTEMS = {"uid", "creationTimestamp", "managedFields", "finalizers"}  # what the system and KServe put there
 METADATA = {"name", "namespace", "annotations", "labels", "resourceVersion", "generation"} | SYSTEMS
-LONGEST_ANNOTATIONS = 256 << 10  # bytes of all names and values
-VARIABLE, PROTOCOLS, BLOCKED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*"), {"TCP", "UDP", "SCTP"}, {"PYTHONPATH"}
+PROTOCOLS, BLOCKED = {"TCP", "UDP", "SCTP"}, {"PYTHONPATH"}
 MODE, KNATIVE = "serving.kserve.io/deploymentMode", ("Knative", "Serverless")
 Json = dict[str, Any]
 
@@ -63,17 +62,9 @@ class InferenceServices:
                     found.append("containerPort: must be between 1 and 65535")
                 if port.get("protocol", "TCP") not in PROTOCOLS:
                     found.append(f"protocol: Unsupported value: {port['protocol']!r}")
-            for kind in ("requests", "limits"):
-                for name, value in container.get("resources", {}).get(kind, {}).items():
-                    if not QUANTITY.fullmatch(str(value)):
-                        found.append(f"resources.{kind}.{name}: {value!r} is no quantity")
-        for key in body["metadata"].get("annotations", {}):
-            if not LABEL_KEY.fullmatch(key):
-                found.append(f"metadata.annotations: {key!r} is no qualified name")
-        texts = [text for pair in body["metadata"].get("annotations", {}).items() for text in pair]
-        if sum(len(str(text).encode()) for text in texts) > LONGEST_ANNOTATIONS:
-            found.append(f"metadata.annotations: Too long: may not be more than {LONGEST_ANNOTATIONS} bytes")
-        return [*found, *labels_that_are_none(body["metadata"].get("labels", {}), "metadata.labels")]
+            found += pod_rules.quantities_that_are_none(container.get("resources", {}))
+        found += pod_rules.annotations_that_are_none(body["metadata"].get("annotations", {}))
+        return [*found, *pod_rules.labels_that_are_none(body["metadata"].get("labels", {}), "metadata.labels")]
 
     def denials(self, body: Json) -> list[str]:
         predictor, found = body["spec"]["predictor"], list[str]()
@@ -85,29 +76,16 @@ class InferenceServices:
             found.append("MinReplicas cannot be greater than MaxReplicas")
         if [one["name"] for one in predictor["containers"]] != ["kserve-container"]:
             found.append("a custom predictor has one container, kserve-container")
-        volumes = {one["name"] for one in predictor.get("volumes", ())}
-        if len(volumes) < len(predictor.get("volumes", ())) or not all(map(NAME.fullmatch, volumes)):
-            found.append("volumes: a name twice, or one that is no DNS label")
-        for one in predictor.get("tolerations", ()):
-            operator = one.get("operator", "Equal")
-            if operator not in ("Exists", "Equal") or (operator == "Equal" and not one.get("key")):
-                found.append(f"tolerations: {one}: Equal with a key, or Exists")
-            if operator == "Exists" and one.get("value"):
-                found.append(f"tolerations: {one}: value must be empty when operator is Exists")
+        found += pod_rules.pod_violations(predictor)
         for container in predictor["containers"]:
             probed = container.get("readinessProbe", {}).get("httpGet", {"port": 1})["port"]
             if isinstance(probed, int) and not 0 < probed < 65536:
                 found.append("readinessProbe.httpGet.port: must be between 1 and 65535")
-            if paths := [one["mountPath"] for one in container.get("volumeMounts", ()) if ":" in one["mountPath"]]:
-                found.append(f"volumeMounts: {paths[0]!r} must not contain ':'")
-            mounts = [one["name"] for one in container.get("volumeMounts", ())]
-            found += [f"volumeMounts: Not found: {name}" for name in mounts if name not in volumes]
-            names = [one["name"] for one in container.get("env", ())]
-            if len(names) != len(set(names)) or not all(isinstance(one["value"], str) for one in container["env"]):
-                found.append("env: a name twice, or a value that is no text")
-            found += [f"env: {name!r} must be a C identifier" for name in names if not VARIABLE.fullmatch(name)]
+            found += pod_rules.mount_violations(container.get("volumeMounts", []), predictor.get("volumes", []))
+            found += pod_rules.env_violations(container["env"])
+            found += pod_rules.device_violations(container.get("resources", {}))
             found += [f"setting {name} in container is not allowed for security reasons"
-                      for name in names if name in BLOCKED]  # fmt: skip
+                      for name in (one["name"] for one in container["env"]) if name in BLOCKED]  # fmt: skip
         if not all(isinstance(value, str) for value in body["metadata"].get("annotations", {}).values()):
             found.append("annotations: not texts")
         mode = body["metadata"].get("annotations", {}).get(MODE, KNATIVE[0])

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from tests.fakes.kubernetes.train_job_rules import pod_patches
 from vlmpipe.platforms.kubeflow.jobs.status import INDEX_LABEL
 
 NODE = "node"
@@ -97,6 +98,29 @@ class Course:
 
     def end(self) -> None:
         pass
+
+
+def life_of(job: Mapping[str, Any], secrets: Mapping[str, Mapping[str, str]], claims: set[str] | None) -> Life:
+    """Its nodes as processes, or pods that wait for what their namespace does not have.
+
+    Nobody refuses such a job when it is made: a kubelet finds no secret, and the scheduler no claim.
+    """
+    trainer = job["spec"]["trainer"]
+    for one in trainer.get("env", ()):
+        where = one.get("valueFrom", {}).get("secretKeyRef")
+        if where and where["key"] not in secrets.get(where["name"], {}):
+            message = f'secret "{where["name"]}" not found'
+            if where["name"] in secrets:
+                message = f"couldn't find key {where['key']} in Secret {where['name']}"
+            waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": message}}
+            return Course([Scene(pods=[pod(rank, state=waiting) for rank in range(trainer["numNodes"])])])
+    named = [volume.get("persistentVolumeClaim", {}).get("claimName") for patch in pod_patches(job["spec"])
+             for volume in patch.get("volumes", ())]  # fmt: skip
+    for claim in filter(None, named):
+        if claims is not None and claim not in claims:
+            why = f'0/3 nodes are available: persistentvolumeclaim "{claim}" not found.'
+            return Course([Scene(pods=[pod(rank, unscheduled=why) for rank in range(trainer["numNodes"])])])
+    return Processes(job, secrets)
 
 
 class Processes:

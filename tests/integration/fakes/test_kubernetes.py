@@ -65,6 +65,76 @@ def containers(job: dict[str, Any]) -> dict[str, Any]:
     return replicated(job)["template"]["spec"]["template"]["spec"]["containers"][0]
 
 
+def patched(job: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = replicated(job)["template"]["spec"]["template"]["spec"]
+    return found
+
+
+def mounts(job: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = containers(job)["volumeMounts"]
+    return found
+
+
+def secret(name: str, key: str, **more: str) -> dict[str, Any]:
+    return {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": name, "key": key}}, **more}
+
+
+def claim(name: str) -> dict[str, Any]:
+    return {"name": "data", "persistentVolumeClaim": {"claimName": name}}
+
+
+# Of the pods: the API takes the job, and no pod is ever made.
+PODS_REFUSED: dict[str, tuple[Change, str]] = {
+    "a variable that is no identifier": (lambda job: trainer(job).update(env=[{"name": "A-B"}]), "C identifier"),
+    "a value and a secret": (lambda job: trainer(job).update(env=[secret("s", "k", value="x")]), "not empty"),
+    "a secret's name in capitals": (lambda job: trainer(job).update(env=[secret("S", "k")]), "name and key"),
+    "a secret's key with a slash": (lambda job: trainer(job).update(env=[secret("s", "a/b")]), "name and key"),
+    "a secret's key of dots": (lambda job: trainer(job).update(env=[secret("s", "..")]), "name and key"),
+    "other GPUs requested than at most": (
+        lambda job: trainer(job)["resourcesPerNode"]["requests"].update({"nvidia.com/gpu": "2"}), "must be equal"
+    ),
+    "half a GPU": (
+        lambda job: trainer(job).update(resourcesPerNode={"limits": {"nvidia.com/gpu": "500m"}}), "an integer"
+    ),
+    "two mounts at a path": (
+        lambda job: (patched(job)["volumes"].append(claim("a")),
+                     mounts(job).append({"name": "data", "mountPath": "/dev/shm"})), "must be unique"
+    ),
+    "a mount of no volume": (lambda job: mounts(job).append({"name": "x", "mountPath": "/x"}), "Not found: x"),
+    "a mount with a colon": (lambda job: mounts(job)[0].update(mountPath="/a:b"), "must not contain"),
+    "a claim in capitals": (lambda job: patched(job)["volumes"].append(claim("Data")), "no DNS subdomain"),
+    "a claim with two dots": (lambda job: patched(job)["volumes"].append(claim("a..b")), "no DNS subdomain"),
+    "a volume's name with a dot": (lambda job: patched(job)["volumes"][0].update(name="a.b"), "no DNS label"),
+    "a medium that is none": (lambda job: patched(job)["volumes"][0]["emptyDir"].update(medium="SSD"), "medium"),
+    "an effect that is none": (
+        lambda job: patched(job)["tolerations"].append({"key": "a", "operator": "Exists", "effect": "No"}), "effect"
+    ),
+    "a taint's key that is none": (
+        lambda job: patched(job)["tolerations"].append({"key": "a b", "operator": "Exists"}), "qualified name"
+    ),
+    "a node's label that is none": (lambda job: patched(job).update(nodeSelector={"a": "b c"}), "a=b c"),
+    "an account in capitals": (lambda job: patched(job).update(serviceAccountName="Trainer"), "no DNS subdomain"),
+    "less than no time to save": (
+        lambda job: patched(job).update(terminationGracePeriodSeconds=-1), "greater than or equal to 0"
+    ),
+    "a pod's label that is none": (
+        lambda job: replicated(job)["template"]["spec"]["template"]["metadata"].update(labels={"-a": "b"}), "-a=b"
+    ),
+    "a pod's name": (
+        lambda job: replicated(job)["template"]["spec"]["template"]["metadata"].update(name="x"), "only labels"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PODS_REFUSED)
+def test_a_job_whose_pods_would_never_be_made_is_refused(server: FakeKubernetes, call: Caller, name: str) -> None:
+    change, said = PODS_REFUSED[name]
+    job = copy.deepcopy(made(pools(1, 1, gpus=1)))
+    change(job)
+    found, words = call("POST", f"{PATH}?fieldValidation=Strict", job)
+    assert (found, said in words, server.jobs) == (422, True, {}), words
+
+
 @pytest.mark.parametrize(
     ("change", "code", "said"),
     [
@@ -82,6 +152,16 @@ def containers(job: dict[str, Any]) -> dict[str, Any]:
         (lambda job: job["metadata"].update(name="Digits"), 422, "RFC 1035"),
         (lambda job: job["metadata"].update(name="a" * 60), 422, "too long"),
         (lambda job: job["metadata"].update(labels={"a": "b c"}), 422, "Invalid value: a=b c"),
+        (lambda job: job["metadata"].update(annotations={"run uri": "x"}), 422, "no qualified name"),
+        (lambda job: job["metadata"].update(annotations={"a": "b" * (256 << 10)}), 422, "Too long"),
+        (lambda job: trainer(job).update(args=["x"] * 129), 422, "at most 128 items"),
+        (lambda job: trainer(job).update(args=["x" * 65_537]), 422, "at most 65536 characters"),
+        (lambda job: trainer(job).update(env=[{"name": f"A{n}"} for n in range(129)]), 422, "too many entries"),
+        (lambda job: job["spec"].update(managedBy="ours"), 422, "managedBy"),
+        (lambda job: job["spec"]["runtimePatches"][0].update(manager="a/" + "b" * 252), 422, "too long"),
+        (lambda job: patched(job).update(tolerations=[{"key": "a", "operator": "Exists"}] * 129), 422, "at most 128"),
+        (lambda job: patched(job)["volumes"].append(patched(job)["volumes"][0]), 422, "each name once"),
+        (lambda job: mounts(job).append({"name": "dshm", "mountPath": "/x"}), 422, "each name once"),
         (lambda job: job["spec"]["runtimeRef"].update(name="jax"), 403, "must be created before"),
         (lambda job: job["spec"]["runtimePatches"][0].update(manager="vlmpipe"), 403, "domain-prefixed"),
         (lambda job: trainer(job).update(env=[{"name": "PET_NNODES"}]), 403, "reserved envs"),

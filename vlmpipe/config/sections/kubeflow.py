@@ -5,15 +5,21 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from vlmpipe.trainer.config.base import Section
 from vlmpipe.trainer.storage.base import in_bucket
 
-Name = Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$")]
-LabelKey = Annotated[str, Field(pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")]
+SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"  # RFC 1123, as names of objects are
+Name = Annotated[str, Field(pattern=rf"^({SUBDOMAIN})?$", max_length=253)]
+QueueName = Annotated[str, Field(pattern=rf"^({SUBDOMAIN})?$", max_length=63)]  # it is the value of a label
+Namespace = Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$", max_length=63)]
+LabelKey = Annotated[
+    str, Field(pattern=rf"^({SUBDOMAIN}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?$", max_length=253)
+]
+SHARED_MEMORY = "/dev/shm"  # a volume of every job's pod
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
-SecretKey = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9._-]{1,253}$")]
+SecretKey = Annotated[str, Field(pattern=rf"^{SUBDOMAIN}/\.?[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=253)]
 LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")]
 
 
@@ -40,7 +46,7 @@ class KubeflowConfig(Section):
     endpoint: str = Field(
         "", description="Address of Kubeflow Pipelines, for vlmpipe submit; empty takes KF_PIPELINES_ENDPOINT."
     )
-    namespace: Name = Field(
+    namespace: Namespace = Field(
         "", description="Namespace of the runs on a Kubeflow for several users; empty for one user."
     )
     experiment: str = Field("vlmpipe", min_length=1, description="Experiment that the runs belong to.")
@@ -50,7 +56,7 @@ class KubeflowConfig(Section):
     service_account: Name = Field(
         "", description="Kubernetes service account of the jobs' pods; empty takes the runtime's."
     )
-    queue: Name = Field("", description="Kueue's LocalQueue in which the jobs wait for quota; empty for none.")
+    queue: QueueName = Field("", description="Kueue's LocalQueue in which the jobs wait for quota; empty for none.")
     node_selector: dict[LabelKey, LabelValue] = Field(
         default_factory=dict,
         description="Labels of the nodes to run on, for example {cloud.google.com/gke-accelerator: nvidia-l4}.",
@@ -77,6 +83,13 @@ class KubeflowConfig(Section):
     memory_gib: float = Field(
         0.0, ge=0, description="GiB of memory that a node's pod requests; 0 takes 4/5 of cluster.machine_type's."
     )
+
+    @model_validator(mode="after")
+    def _mounts(self) -> KubeflowConfig:
+        folders = [PurePosixPath(SHARED_MEMORY), *(PurePosixPath(one.mount_path) for one in self.volumes)]
+        if taken := sorted({str(folder) for folder in folders if folders.count(folder) > 1}):
+            raise ValueError(f"volumes mount {', '.join(taken)} twice, or in the place of the pods' shared memory")
+        return self
 
     @property
     def env(self) -> dict[str, str]:

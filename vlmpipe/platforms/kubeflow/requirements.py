@@ -26,6 +26,7 @@ KSERVES_OWN = {
     "PYTHONPATH": "KServe refuses it from 0.18 on; expected a path inside the image, set by the image",
     "STORAGE_URI": "names the model's files for KServe; expected another name",
 }
+MAX_VARIABLES = 100
 REACHED = "gs://bucket/folder, s3://bucket/folder or a folder on one of kubeflow.volumes"
 # Fields of Vertex AI without effect on Kubeflow, and what applies there instead.
 NOT_ON_KUBEFLOW = {
@@ -66,6 +67,12 @@ def require_kubeflow(config: RunConfig) -> None:
         problems.append(Problem("register.registry", text))
     for name in sorted(set(config.kubeflow.secret_env) & {*config.cluster.env, *config.kubeflow.env}):
         problems.append(Problem(f"kubeflow.secret_env.{name}", "is set by another field as well; expected one of them"))
+    variables = {*config.cluster.env, *config.kubeflow.env, *config.kubeflow.secret_env}
+    if len(variables) > MAX_VARIABLES:
+        text = (
+            f"found {len(variables)} variables with those of cluster.env, expected at most {MAX_VARIABLES}: a TrainJob "
+        )
+        problems.append(Problem("kubeflow.secret_env", f"{text}takes 128, and jobs have their own"))
     taken = sorted(KSERVES_OWN.keys() & config.deploy.env.keys()) if config.deploy else []
     problems += [Problem(f"deploy.env.{name}", KSERVES_OWN[name]) for name in taken]
     problems += [*serving_image(config, forms.PULLABLE_IMAGE), *hub_token(config)]

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from tests.fakes.kubernetes.api import FakeKubernetes
-from tests.fakes.kubernetes.pods import Course, Scene, pod
+from tests.fakes.kubernetes.pods import Course, Scene, life_of, pod
 from tests.support.pipelines.kubeflow_steps import inputs, run_folder, start_step, step_record
+from tests.support.pipelines.train_jobs import STORED, made, pools
 from vlmpipe.platforms.jobs import finished_program
 from vlmpipe.platforms.kubeflow.job_step import run_kubeflow_job
 from vlmpipe.platforms.kubeflow.jobs import watch as train_job_watch
+from vlmpipe.platforms.kubeflow.jobs.status import nodes_of
 from vlmpipe.trainer.errors import ExitCode
 
 pytestmark = pytest.mark.timeout(120)
@@ -195,14 +197,43 @@ def test_a_job_deleted_from_outside_is_stopped_and_resumable(cluster: FakeKubern
 def test_without_kubeflow_trainer_the_step_reports_it(cluster: FakeKubernetes, fails: Fails) -> None:
     cluster.installed = False
     code, words = fails()
-    assert code == ExitCode.NOT_FOUND and "expected: Kubeflow Trainer 2.2 or newer" in words
+    assert code == ExitCode.NOT_FOUND and "expected: Kubeflow Trainer 2.3 or newer" in words
 
 
 def test_an_older_trainer_that_would_drop_fields_is_recognised(cluster: FakeKubernetes, fails: Fails) -> None:
-    cluster.lacks = {"runtimePatches"}
+    cluster.lacks = {"terminationGracePeriodSeconds"}  # as 2.2, whose types of pods have all other fields
     code, words = fails()
     assert (code, cluster.jobs) == (ExitCode.CONFIG, {})
-    assert "runtimePatches" in words and "to do:    have Kubeflow Trainer updated" in words
+    assert "terminationGracePeriodSeconds" in words and "expected: Kubeflow Trainer 2.3 or newer" in words
+    assert "to do:    have Kubeflow Trainer updated" in words
+
+
+@pytest.mark.parametrize(
+    ("there", "why"),
+    [({}, 'secret "tracker" not found'), ({"tracker": {"other": "x"}}, "couldn't find key token in Secret tracker")],
+)
+def test_a_secret_that_is_not_there_ends_the_step_and_is_named(
+    cluster: FakeKubernetes,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    there: dict[str, dict[str, str]],
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The API takes such a job: it is its pods that cannot start."""
+    monkeypatch.setattr(train_job_watch, "STUCK_S", 0.05)
+    run, cluster.secrets = run_folder(tmp_path / "of section", {"secret_env": {"TOKEN": "tracker/token"}}), there
+    with pytest.raises(SystemExit) as stopped:
+        run_kubeflow_job(**inputs(run))
+    words = capsys.readouterr().err
+    assert stopped.value.code == ExitCode.UNAVAILABLE and f"CreateContainerConfigError: {why}" in words
+    assert "correct kubeflow.secret_env, or make that secret in namespace team" in words
+
+
+def test_pods_whose_claim_is_not_there_say_why_they_wait() -> None:
+    job = made(pools(1), STORED)
+    (node,) = nodes_of(life_of(job, {"minio": {"accesskey": "a", "secretkey": "b"}}, claims=set()).pods())
+    assert 'persistentvolumeclaim "team-data" not found' in node.waits and not node.stuck
 
 
 WORKFLOW = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "digits-x7k2p", "uid": "u-1"}

@@ -46,7 +46,7 @@ class Kind:
 
 
 TRAIN_JOB = Kind(
-    "TrainJob", f"{GROUP}/{VERSION}", "Kubeflow Trainer", "2.2 or newer", "kubeflow", "vlmpipe docs run-on-kubeflow"
+    "TrainJob", f"{GROUP}/{VERSION}", "Kubeflow Trainer", "2.3 or newer", "kubeflow", "vlmpipe docs run-on-kubeflow"
 )
 
 WORKFLOW = Kind(

@@ -1,7 +1,8 @@
 """TrainJob manifests from CustomJob specs: plain data in, plain data out.
 
-The form is trainer.kubeflow.org/v1alpha1 of Kubeflow Trainer 2.2 and 2.3 (github.com/kubeflow/trainer,
-pkg/apis/trainer/v1alpha1/trainjob_types.go): pods are changed by `runtimePatches`, which 2.0 and 2.1 do not have.
+The form is trainer.kubeflow.org/v1alpha1 of Kubeflow Trainer 2.3 (github.com/kubeflow/trainer,
+pkg/apis/trainer/v1alpha1/trainjob_types.go): pods are changed by `runtimePatches`, which 2.0 and 2.1 do not have, and
+2.2 has without `terminationGracePeriodSeconds`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from google.cloud.aiplatform_v1.types import custom_job as api
 
-from vlmpipe.config.sections.kubeflow import KubeflowConfig
+from vlmpipe.config.sections.kubeflow import SHARED_MEMORY, KubeflowConfig
 from vlmpipe.job_spec.worker_pools import CHIEF_POOL, REDUCTION_SERVER_POOL
 from vlmpipe.platforms.local.jobs.environment import NODE_POOLS, processes_of, stop_grace_s
 from vlmpipe.trainer.errors import ConfigError
@@ -152,7 +153,7 @@ def _patch(gpus: int, placement: KubeflowConfig, labels: Mapping[str, str], *, g
         effect = {"effect": one.effect} if one.effect else {}
         tolerations.append({"key": one.key, **operator, **effect})
     volumes: list[dict[str, object]] = [{"name": "dshm", "emptyDir": {"medium": "Memory"}}]
-    mounts = [{"name": "dshm", "mountPath": "/dev/shm"}]
+    mounts = [{"name": "dshm", "mountPath": SHARED_MEMORY}]
     for number, volume in enumerate(placement.volumes):
         volumes.append({"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": volume.claim}})
         mounts.append({"name": f"volume-{number}", "mountPath": volume.mount_path})

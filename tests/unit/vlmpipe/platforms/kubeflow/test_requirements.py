@@ -51,6 +51,12 @@ def test_every_step_on_kubeflow_gets_its_secrets_and_volumes(tmp_path: Path) -> 
     assert components.load_component_from_file(str(path)).platform_spec.platforms
 
 
+def test_more_variables_than_a_train_job_takes_are_refused() -> None:
+    given = ", ".join(f"A{number}: s/k" for number in range(101))
+    with pytest.raises(ConfigError, match=r"kubeflow\.secret_env.*found 101 variables .*at most 100"):
+        require_kubeflow(load_run_file(DIGITS, [*ON_A_VOLUME, f"kubeflow.secret_env={{{given}}}"]))
+
+
 @pytest.mark.parametrize("name", ["PYTHONPATH", "STORAGE_URI"])
 def test_variables_that_kserve_does_not_leave_to_the_container_are_refused(name: str) -> None:
     image = f"us-docker.pkg.dev/p/r/vllm@sha256:{'1' * 64}"
