@@ -272,7 +272,10 @@ class _Steps:
     def add_job(self, job: Job, *, pools: Any, run_uri: Any) -> PipelineTask:
         """A step that runs a CustomJob with these worker pools."""
         inputs = {**job_settings(self._config, job), "worker_pool_specs": pools, "base_output_directory": run_uri}
-        return self._add(self._target.job_step(self._config, job), step_of(job), inputs)
+        component = self._target.job_step(self._config, job)
+        if "target" in (component.component_spec.inputs or ()):
+            inputs["target"] = self._target.target
+        return self._add(component, step_of(job), inputs)
 
     def _add(self, component: BaseComponent, name: str, inputs: dict[str, Any]) -> PipelineTask:
         # A task is named after its component, which would give custom-training-job-3 on one target and run-job-3 on

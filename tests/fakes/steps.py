@@ -170,4 +170,4 @@ def replace_steps(monkeypatch: pytest.MonkeyPatch, *, kept: str = "") -> None:
     for step in (*preparing, sync_checkpoint, decide, register_model, notify):
         if step.__name__ != kept:
             monkeypatch.setattr(f"vlmpipe.pipelines.training.{step.__name__}", step)
-    monkeypatch.setattr("vlmpipe.platforms.local.graph.run_local_job", run_job)
+    monkeypatch.setattr("vlmpipe.platforms.local.graph.run_custom_job", run_job)

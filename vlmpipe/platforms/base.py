@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vlmpipe.config.validation_errors import Problem
     from vlmpipe.platforms.compiled import Compiled, Template
     from vlmpipe.platforms.graph import Graph
+    from vlmpipe.platforms.job_inputs import JobInputs
     from vlmpipe.platforms.schedules import RunSchedule, Schedules
     from vlmpipe.records.decision import Decision
     from vlmpipe.records.registered import Registered
@@ -199,6 +200,10 @@ class Platform(ABC):
 
         Raises UserError with the job's exit code where it fails.
         """
+
+    def run_step(self, inputs: JobInputs) -> str:
+        """Run the job of a job step of its graph, as `run_job`."""
+        self._refuse("runs no jobs of steps", "a graph with job steps of its own")
 
     def job_place(self, run_file: Mapping[str, object]) -> dict[str, str]:
         """Where its service knows the pipeline job of this step, in fields of `Holder`: what `is_over` is given."""

@@ -42,6 +42,7 @@ def component_of(function: Callable[..., object], image: str) -> BaseComponent:
 class Graph:
     """The graph of a platform in the cloud; each platform replaces what differs there."""
 
+    target: ClassVar[str]  # the platform's name for --target
     requests: ClassVar[dict[str, str]] = {}  # cpu_request and memory_request of steps with limits, if less than these
     documents: ClassVar[int] = 1  # that the service reads of a pipeline's file; the second has Kubernetes settings
 
@@ -60,7 +61,7 @@ class Graph:
         return component_of(function, self.base_image(config))
 
     def job_step(self, config: RunConfig, job: Job) -> BaseComponent:
-        """The component that runs a CustomJob: the inputs of CustomTrainingJobOp, the output `gcp_resources`."""
+        """The component that runs a CustomJob: inputs and output of CustomTrainingJobOp, and `target` for ours."""
         raise NotImplementedError
 
     def mail_step(self, config: RunConfig) -> BaseComponent | None:

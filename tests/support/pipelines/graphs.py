@@ -27,7 +27,10 @@ def steps(spec: Spec) -> dict[str, Spec]:
 
 
 def shape(spec: Spec) -> dict[str, Any]:
-    """What must not depend on the target: each task's place, dependencies, and where its inputs come from."""
+    """What must not depend on the target: each task's place, dependencies, and where its inputs come from.
+
+    Without the platform's name, which our own job steps take and Google's component does not.
+    """
 
     def source(given: Spec) -> Any:
         return "constant" if "runtimeValue" in given else given
@@ -37,14 +40,20 @@ def shape(spec: Spec) -> dict[str, Any]:
             kind: sorted(
                 f"{name}: {content.get('parameterType') or content['artifactType']['schemaTitle']}"
                 for name, content in group.items()
+                if not ("worker_pool_specs" in group and name == "target")
             )
             for kind, group in definitions.items()
         }
 
+    def inputs(task: Spec) -> dict[str, Any]:
+        given = task.get("inputs", {}).get("parameters", {})
+        without = {"target"} if "worker_pool_specs" in given else set()
+        return {name: source(value) for name, value in given.items() if name not in without}
+
     return {
         path: {
             "after": task.get("dependentTasks", []),
-            "inputs": {name: source(given) for name, given in task.get("inputs", {}).get("parameters", {}).items()},
+            "inputs": inputs(task),
             "condition": task.get("triggerPolicy"),
             "input names": names(component.get("inputDefinitions", {})),
             "output names": names(component.get("outputDefinitions", {})),

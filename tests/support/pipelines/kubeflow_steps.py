@@ -51,8 +51,8 @@ def step_record(run: Path) -> dict[str, Any]:
 
 def start_step(given: dict[str, Any]) -> subprocess.Popen[str]:
     """The step in a process of its own, as KFP runs it."""
-    load = "import json, sys; from vlmpipe.platforms.kubeflow.job_step import run_kubeflow_job"
-    body = f"{load}; run_kubeflow_job(**json.loads(sys.argv[1]))"
+    load = "import json, sys; from vlmpipe.platforms.job_step import run_custom_job"
+    body = f"{load}; run_custom_job('kubeflow', **json.loads(sys.argv[1]))"
     return subprocess.Popen(
         [sys.executable, "-c", body, json.dumps(given)],
         stdout=subprocess.PIPE,

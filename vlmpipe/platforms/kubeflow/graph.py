@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from kfp import dsl
 
 from vlmpipe.platforms.graph import Graph, component_of
-from vlmpipe.platforms.kubeflow.job_step import run_kubeflow_job
+from vlmpipe.platforms.job_step import run_custom_job
 
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
@@ -24,6 +24,7 @@ SCRATCH = "/scratch"  # of a step with a disk of its own
 class KubeflowGraph(Graph):
     """A job step runs the CustomJob's spec as a TrainJob of Kubeflow Trainer."""
 
+    target = "kubeflow"
     documents: ClassVar = 2
     requests: ClassVar = {"cpu_request": "1", "memory_request": "4G"}  # not every cluster has a machine of 64 GB
 
@@ -40,7 +41,7 @@ class KubeflowGraph(Graph):
         return str(dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER)
 
     def job_step(self, config: RunConfig, job: Job) -> BaseComponent:
-        return component_of(run_kubeflow_job, config.gcp.pipeline_image)
+        return component_of(run_custom_job, config.gcp.pipeline_image)
 
 
 def give_scratch(task: PipelineTask, disk_gb: int) -> None:

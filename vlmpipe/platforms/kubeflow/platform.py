@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vlmpipe.config.sections.schedule import ScheduleConfig
     from vlmpipe.config.validation_errors import Problem
     from vlmpipe.platforms.compiled import Compiled, Template
+    from vlmpipe.platforms.job_inputs import JobInputs
     from vlmpipe.platforms.kubeflow.graph import KubeflowGraph
     from vlmpipe.platforms.kubeflow.run import RunOnKubeflow
     from vlmpipe.platforms.kubeflow.schedules import KubeflowSchedule, KubeflowSchedules
@@ -65,6 +66,11 @@ class Kubeflow(Platform):
         from vlmpipe.platforms.kubeflow.jobs.job import run_on_kubeflow
 
         return run_on_kubeflow(name, spec, labels=labels)
+
+    def run_step(self, inputs: JobInputs) -> str:
+        from vlmpipe.platforms.kubeflow.jobs.job import run_on_kubeflow
+
+        return run_on_kubeflow(inputs.display_name, inputs.spec(), labels=inputs.labels)
 
     def job_place(self, run_file: Mapping[str, object]) -> dict[str, str]:
         from vlmpipe.platforms.kubeflow.jobs.client import connection

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vlmpipe.platforms.graph import Graph, component_of
-from vlmpipe.platforms.local.job_step import run_local_job
+from vlmpipe.platforms.job_step import run_custom_job
 
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 class LocalGraph(Graph):
     """A job step runs the CustomJob's spec as local processes; pipelines/local_runner.py runs the graph."""
 
+    target = "local"
+
     def base_image(self, config: RunConfig) -> str:
         return "python"  # kfp.local runs steps in this very interpreter and only asks for a name like this
 
     def job_step(self, config: RunConfig, job: Job) -> BaseComponent:
-        return component_of(run_local_job, "python")
+        return component_of(run_custom_job, "python")
 
     def configure_task(
         self, config: RunConfig, task: PipelineTask, step: str, stage: str = "", disk_gb: int | None = None

@@ -12,6 +12,7 @@ from vlmpipe.trainer.storage.base import join_uri
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
     from vlmpipe.config.run_settings import RunSettings
+    from vlmpipe.platforms.job_inputs import JobInputs
     from vlmpipe.platforms.local.graph import LocalGraph
     from vlmpipe.platforms.local.run import RunHere
     from vlmpipe.platforms.local.search import LocalSearch
@@ -44,6 +45,11 @@ class Local(Platform):
         from vlmpipe.platforms.local.jobs.job import run_job
 
         return run_job(name, spec, labels=labels)
+
+    def run_step(self, inputs: JobInputs) -> str:
+        from vlmpipe.platforms.local.jobs.job import run_job
+
+        return run_job(inputs.display_name, inputs.spec(), labels=inputs.labels, project=inputs.project)
 
     def deploy(
         self, run_uri: str, run: RunSettings, registered: Registered, questions: Sequence[HeldOutQuestion]

@@ -9,7 +9,7 @@ from vlmpipe.catalog.steps import load_steps
 from vlmpipe.job_spec.build import job_settings, needs_own_step
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 from vlmpipe.platforms.graph import Graph, component_of
-from vlmpipe.platforms.vertex.job_step import run_vertex_job
+from vlmpipe.platforms.job_step import run_custom_job
 
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 class VertexGraph(Graph):
     """A job step is Google's CustomTrainingJobOp; our own for what it cannot do."""
+
+    target = "vertex"
 
     def own_step(
         self, config: RunConfig, function: Callable[..., object], step: str, disk_gb: int | None
@@ -54,7 +56,7 @@ class VertexGraph(Graph):
 
     def job_step(self, config: RunConfig, job: Job) -> BaseComponent:
         if needs_own_step(config, job):
-            return component_of(run_vertex_job, config.gcp.pipeline_image)
+            return component_of(run_custom_job, config.gcp.pipeline_image)
         from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 
         return CustomTrainingJobOp

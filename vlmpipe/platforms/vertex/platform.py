@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vlmpipe.config.sections.schedule import ScheduleConfig
     from vlmpipe.config.validation_errors import Problem
     from vlmpipe.platforms.compiled import Compiled, Template
+    from vlmpipe.platforms.job_inputs import JobInputs
     from vlmpipe.platforms.vertex.graph import VertexGraph
     from vlmpipe.platforms.vertex.run import RunOnVertex
     from vlmpipe.platforms.vertex.schedules import VertexSchedule, VertexSchedules
@@ -73,6 +74,24 @@ class Vertex(Platform):
             "max_wait_duration": scheduling.pop("max_wait_duration", "86400s"),
         }
         return run_with_fallback(settings, {**spec, "scheduling": scheduling})
+
+    def run_step(self, inputs: JobInputs) -> str:
+        from vlmpipe.job_spec.worker_pools import STEP_LABEL
+        from vlmpipe.platforms.step_context import stop_as_error
+        from vlmpipe.platforms.vertex.jobs.capacity_fallback import run_with_fallback
+
+        settings = {
+            "display_name": inputs.display_name,
+            "project": inputs.project,
+            "location": inputs.location,
+            "labels": inputs.labels,
+            "encryption_spec_key_name": inputs.encryption_spec_key_name,
+            "strategy": inputs.strategy,
+            "max_wait_duration": inputs.max_wait_duration,
+        }
+        scheduling = {"timeout": inputs.timeout, "restart_job_on_worker_restart": inputs.restart_job_on_worker_restart}
+        with stop_as_error(inputs.labels.get(STEP_LABEL, "train")):
+            return run_with_fallback(settings, {**inputs.spec(), "scheduling": scheduling})
 
     def job_place(self, run_file: Mapping[str, Any]) -> dict[str, str]:
         gcp = run_file.get("gcp") or {}

@@ -14,7 +14,6 @@ from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.job_spec.build import check_jobs
 from vlmpipe.pipelines.compile import compile_pipeline
 from vlmpipe.planner.sweep import plan_config
-from vlmpipe.platforms.vertex.job_step import run_vertex_job
 from vlmpipe.trainer.errors import ConfigError
 
 
@@ -69,10 +68,10 @@ def test_the_graph_is_the_same_on_both_targets_and_the_step_is_ours(tmp_path: Pa
               if "executorLabel" in component}  # fmt: skip
     container = specs["vertex"]["deploymentSpec"]["executors"][labels["train"]]["container"]
     assert container["image"] == wanted.gcp.pipeline_image
-    assert "run_vertex_job" in str(container)
-    assert "run_vertex_job" not in str(specs["local"])
+    assert "run_custom_job" in str(container)
+    given = [steps(specs[target])["train"]["inputs"]["parameters"]["target"] for target in specs]
+    assert [value["runtimeValue"]["constant"] for value in given] == ["vertex", "local"]
     assert "strategy" in steps(specs["vertex"])["evaluate"]["inputs"]["parameters"]
-    assert run_vertex_job.__name__ == "run_vertex_job"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,7 @@ def test_jobs_with_such_fields_are_steps_of_ours(tmp_path: Path, field: str) -> 
     spec = yaml.safe_load(compile_pipeline(wanted, "vertex", tmp_path / "p.yaml").path.read_text())
     executors = [str(one["container"]) for one in spec["deploymentSpec"]["executors"].values()]
     assert not any("google_cloud_pipeline_components.container" in one for one in executors)
-    assert any("run_vertex_job" in one for one in executors)
+    assert any("run_custom_job" in one for one in executors)
 
 
 REFUSALS = {

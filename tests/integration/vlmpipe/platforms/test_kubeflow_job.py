@@ -14,8 +14,8 @@ from tests.fakes.kubernetes.api import FakeKubernetes
 from tests.fakes.kubernetes.pods import Course, Scene, life_of, pod
 from tests.support.pipelines.kubeflow_steps import inputs, run_folder, start_step, step_record
 from tests.support.pipelines.train_jobs import STORED, made, pools
+from vlmpipe.platforms.job_step import run_custom_job
 from vlmpipe.platforms.jobs import finished_program
-from vlmpipe.platforms.kubeflow.job_step import run_kubeflow_job
 from vlmpipe.platforms.kubeflow.jobs import watch as train_job_watch
 from vlmpipe.platforms.kubeflow.jobs.status import nodes_of
 from vlmpipe.trainer.errors import ExitCode
@@ -55,7 +55,7 @@ def fails(run: Path, capsys: pytest.CaptureFixture[str]) -> Fails:
 
     def failing() -> tuple[int, str]:
         with pytest.raises(SystemExit) as stopped:
-            run_kubeflow_job(**inputs(run))
+            run_custom_job("kubeflow", **inputs(run))
         return int(str(stopped.value.code)), capsys.readouterr().err
 
     return failing
@@ -68,7 +68,7 @@ def test_a_job_is_created_watched_and_named_in_the_output(
     trains = Scene(pods=[pod(rank, state=RUNNING) for rank in (0, 1)], logs={"pod-0": ["step 1"], "pod-1": ["step 1"]})
     done = Scene(COMPLETE.conditions, trains.pods, {"pod-0": ["step 1", "step 2"], "pod-1": ["step 1"]})
     cluster.runs = [Course([Scene([("Suspended", "Suspended", "TrainJob is suspended")]), waits, waits, trains, done])]
-    (resources,) = run_kubeflow_job(**inputs(run, nodes=2))
+    (resources,) = run_custom_job("kubeflow", **inputs(run, nodes=2))
     (name,) = cluster.jobs
     uri = f"apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs/{name}"
     assert json.loads(resources) == {"resources": [{"resourceType": "TrainJob", "resourceUri": uri}]}
@@ -89,7 +89,7 @@ def test_the_run_files_section_and_the_machine_type_reach_the_job(cluster: FakeK
     section = {"runtime": "ours", "service_account": "trainer", "queue": "q", "node_selector": {"pool": "gpu"}}
     run = run_folder(tmp_path / "of section", section)
     cluster.runtimes, cluster.runs = {"ours"}, [Course([COMPLETE])]
-    run_kubeflow_job(**inputs(run))
+    run_custom_job("kubeflow", **inputs(run))
     (job,) = cluster.jobs.values()
     assert job["spec"]["runtimeRef"]["name"] == "ours"
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"
@@ -101,7 +101,7 @@ def test_a_reduction_server_is_left_out_with_a_notice(
     cluster: FakeKubernetes, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.runs = [Course([COMPLETE])]
-    run_kubeflow_job(**inputs(run, nodes=2, reducers=3))
+    run_custom_job("kubeflow", **inputs(run, nodes=2, reducers=3))
     (job,) = cluster.jobs.values()
     assert job["spec"]["trainer"]["numNodes"] == 2 and "Reduction Server" in capsys.readouterr().out
 
@@ -140,7 +140,7 @@ def test_a_lasting_cause_ends_the_job_before_kubernetes_starts_the_node_again(
 def test_a_node_that_is_restarted_and_then_completes_is_no_failure(cluster: FakeKubernetes, run: Path) -> None:
     again = pod(0, state=RUNNING, last={"terminated": {"exitCode": 137}}, restarts=1)
     cluster.runs = [Course([Scene(pods=[again], logs={"pod-0": []}), COMPLETE])]
-    run_kubeflow_job(**inputs(run))
+    run_custom_job("kubeflow", **inputs(run))
     assert step_record(run)["state"] == "done"
 
 
@@ -157,9 +157,9 @@ def test_an_image_that_cannot_be_pulled_ends_the_job_after_a_while(
 
 def test_a_step_that_is_tried_again_watches_the_job_that_is_there(cluster: FakeKubernetes, run: Path) -> None:
     cluster.runs = [Course([COMPLETE])]
-    run_kubeflow_job(**inputs(run))
+    run_custom_job("kubeflow", **inputs(run))
     before = json.loads((run / "steps/train.json").read_text())
-    run_kubeflow_job(**inputs(run))
+    run_custom_job("kubeflow", **inputs(run))
     assert len([one for one in cluster.requests if one.startswith("POST")]) == 1
     assert json.loads((run / "steps/train.json").read_text()) == before, "what the job left is not touched"
 
@@ -167,23 +167,23 @@ def test_a_step_that_is_tried_again_watches_the_job_that_is_there(cluster: FakeK
 def test_a_failed_job_is_deleted_and_created_again(cluster: FakeKubernetes, run: Path, fails: Fails) -> None:
     cluster.runs, cluster.deletions_take = [Course([Scene([FAILED], [ended(1)])]), Course([COMPLETE])], 3
     assert fails()[0] == 1
-    run_kubeflow_job(**inputs(run))
+    run_custom_job("kubeflow", **inputs(run))
     sent = [one.split()[0] for one in cluster.requests if "/trainjobs" in one and not one.startswith("GET")]
     assert sent == ["POST", "DELETE", "POST"]
 
 
 def test_a_restarted_run_gets_a_job_of_its_own(cluster: FakeKubernetes, run: Path) -> None:
     cluster.runs = [Course([COMPLETE]), Course([COMPLETE])]
-    run_kubeflow_job(**inputs(run))
+    run_custom_job("kubeflow", **inputs(run))
     (run / "steps/resolve-run.json").write_text('{"started_s": 99.0}')
-    run_kubeflow_job(**inputs(run))
+    run_custom_job("kubeflow", **inputs(run))
     assert len(cluster.jobs) == 2
 
 
 def test_an_answer_that_is_lost_creates_no_second_job(cluster: FakeKubernetes, run: Path) -> None:
     cluster.runs = [Course([COMPLETE])]
     cluster.faults = [("GET", 503), ("POST", 503), ("POST", 0)]  # the last is done and not answered
-    run_kubeflow_job(**inputs(run))
+    run_custom_job("kubeflow", **inputs(run))
     assert len(cluster.jobs) == 1
     assert [one.split()[0] for one in cluster.requests].count("POST") == 3, "and the third one met the second's job"
 
@@ -224,7 +224,7 @@ def test_a_secret_that_is_not_there_ends_the_step_and_is_named(
     monkeypatch.setattr(train_job_watch, "STUCK_S", 0.05)
     run, cluster.secrets = run_folder(tmp_path / "of section", {"secret_env": {"TOKEN": "tracker/token"}}), there
     with pytest.raises(SystemExit) as stopped:
-        run_kubeflow_job(**inputs(run))
+        run_custom_job("kubeflow", **inputs(run))
     words = capsys.readouterr().err
     assert stopped.value.code == ExitCode.UNAVAILABLE and f"CreateContainerConfigError: {why}" in words
     assert "correct kubeflow.secret_env, or make that secret in namespace team" in words
@@ -246,7 +246,7 @@ def test_the_job_is_owned_by_the_workflow_of_its_step(
     monkeypatch.setenv("KFP_POD_NAME", "step")
     cluster.step_pods = {"step": WORKFLOW | {"controller": True, "blockOwnerDeletion": True}} if kept else {}
     cluster.runs = [Course([COMPLETE])]
-    run_kubeflow_job(**inputs(run))
+    run_custom_job("kubeflow", **inputs(run))
     (job,) = cluster.jobs.values()
     assert job["metadata"].get("ownerReferences") == owners
 
@@ -268,7 +268,7 @@ def test_a_log_that_may_not_be_read_does_not_end_the_job(
 ) -> None:
     cluster.allowed -= {"get pods/log"}
     cluster.runs = [Course([Scene(pods=[pod(0, state=RUNNING)], logs={"pod-0": ["x"]}), COMPLETE])]
-    run_kubeflow_job(**inputs(run))
+    run_custom_job("kubeflow", **inputs(run))
     assert capsys.readouterr().out.count("the log is not shown: not allowed to read the log of") == 1
 
 
@@ -306,6 +306,6 @@ def test_a_job_whose_program_has_ended_is_deleted_and_its_step_is_done(
     monkeypatch.setattr(finished_program, "LINGERS_S", 0.05)
     monkeypatch.setattr(finished_program.FinishedProgram, "_recorded_end", lambda _: 5.0)
     cluster.runs = [Course([Scene(pods=[pod(0, state=RUNNING)], logs={"pod-0": ["train: done"]})])]
-    run_kubeflow_job(**inputs(run))
+    run_custom_job("kubeflow", **inputs(run))
     assert cluster.jobs == {} and step_record(run)["state"] == "done"
     assert "train has recorded its end, and its job has not ended for 0.05 s" in capsys.readouterr().out

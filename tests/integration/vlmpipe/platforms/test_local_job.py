@@ -245,8 +245,8 @@ def test_a_chosen_port_is_the_chiefs(tmp_path: Path, alive: int) -> None:
 
 def start_step(tmp_path: Path, *pools: dict[str, Any]) -> subprocess.Popen[str]:
     """The step as its own process, up to the moment when the chief says that it is ready."""
-    body = "import json, sys; from vlmpipe.platforms.local import job_step as job\n"
-    body += "job.run_local_job(**json.loads(sys.argv[1]))"
+    body = "import json, sys; from vlmpipe.platforms import job_step as job\n"
+    body += "job.run_custom_job('local', **json.loads(sys.argv[1]))"
     inputs = {
         "display_name": "t",
         "worker_pool_specs": pools,

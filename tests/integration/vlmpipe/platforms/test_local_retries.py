@@ -171,8 +171,8 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 print("ready", flush=True)
 signal.pause()
 """
-    body = "import json, sys; from vlmpipe.platforms.local import job_step as job\n"
-    body += "job.run_local_job(**json.loads(sys.argv[1]))"
+    body = "import json, sys; from vlmpipe.platforms import job_step as job\n"
+    body += "job.run_custom_job('local', **json.loads(sys.argv[1]))"
     inputs = {
         "display_name": "t",
         "worker_pool_specs": [starting(tmp_path, script)],

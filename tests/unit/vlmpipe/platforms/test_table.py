@@ -23,14 +23,16 @@ from pathlib import Path
 
 from vlmpipe.platforms.base import LogLine, Platform
 from vlmpipe.platforms.graph import Graph, component_of
-from vlmpipe.platforms.local.job_step import run_local_job
+from vlmpipe.platforms.job_step import run_custom_job
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.steps import Step
 
 
 class ToyGraph(Graph):
+    target = "toy"
+
     def job_step(self, config, job):
-        return component_of(run_local_job, config.gcp.pipeline_image)
+        return component_of(run_custom_job, config.gcp.pipeline_image)
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,9 @@ def test_a_folder_and_a_line_make_a_platform_that_the_commands_know(
     sent = call("submit", CONFIG, "name=toys", "--target", "toy", "--detach", "--json")
     assert sent.code == 0 and sent.json == {"sent": True, "pipeline": str(folder / "pipeline.yaml")}, sent
     pipeline = (folder / "pipeline.yaml").read_text()
-    assert "def run_local_job(" in pipeline and "gcp_launcher" not in pipeline  # by the toy's graph, not by another's
+    assert (
+        "def run_custom_job(" in pipeline and "constant: toy" in pipeline and "gcp_launcher" not in pipeline
+    )  # by the toy's graph, not by another's
     assert call("status", "toys-1", "--json").json == {"run": "toys-1", "outcome": "running"}
     assert "toy run toys-1: running" in call("status", "toys-1").out
     assert "toy run toys-1: running" in call("status", "toys-1", "--watch", "--plain").out
