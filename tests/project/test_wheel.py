@@ -103,6 +103,21 @@ def test_a_user_s_trainer_and_our_api_work_in_one_process(installed: Path, tmp_p
     assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
 
 
+def test_cells_of_a_notebook_s_kernel_import_theirs_and_ours(installed: Path, tmp_path: Path) -> None:
+    """As a kernel starts: its folder is first on the path as "", and each cell is run when the one before has ended."""
+    shadowing_packages(tmp_path)
+    cells = [
+        "import sys; assert sys.path[0] == '' and not sys.flags.safe_path",
+        "import trainer.task, pipelines.task, components.task",
+        "import vlmpipe, vlmpipe.trainer.errors, vlmpipe.pipelines.compile, vlmpipe.components.notify",
+        "names = [one.task.NAME for one in (trainer, pipelines, components)]",
+        "assert names == [f\"the user's own {name}\" for name in ('trainer', 'pipelines', 'components')], names",
+        f"print(len(vlmpipe.load({str(ROOT / 'configs/digits.yaml')!r}).to_dict()), 'sections')",
+    ]
+    answer = python_with(installed, tmp_path, "-q", "-i", typed="\n".join(cells) + "\n")
+    assert "sections" in answer.stdout and "Error" not in answer.stderr, answer.stdout[-3000:] + answer.stderr[-3000:]
+
+
 def test_the_wheel_holds_one_package(installed: Path) -> None:
     folders = {path.name for path in installed.iterdir() if path.suffix != ".dist-info"}
     assert folders - {"bin"} == {"vlmpipe"}

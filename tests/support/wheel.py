@@ -55,11 +55,15 @@ def run_installed(
     return python_with(installed, folder, "-c", before + START, *arguments, **environment)
 
 
-def python_with(installed: Path, folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def python_with(
+    installed: Path, folder: Path, *arguments: str, typed: str | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder with the wheel. typed: lines for an interpreter that reads them one after another."""
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
         env={**os.environ, **environment, "PYTHONPATH": str(installed)},
+        input=typed,
         capture_output=True,
         text=True,
     )
