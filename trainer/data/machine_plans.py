@@ -21,7 +21,7 @@ from vlmpipe.trainer.data import mixture, packing
 from vlmpipe.trainer.data.malloc_trim import trim_memory
 from vlmpipe.trainer.data.packing import Int64Array, PackingPlan
 from vlmpipe.trainer.data.shards.disk_cache import alone
-from vlmpipe.trainer.errors import print_warning
+from vlmpipe.trainer.errors import UserError, print_warning
 from vlmpipe.trainer.storage.base import cache_folder
 from vlmpipe.trainer.storage.regular_files import open_regular
 
@@ -32,6 +32,11 @@ KEPT = {"plan": 4, "count": 1024}
 LOCKS = 64  # lock files; epochs that share one wait for each other, and nothing else changes
 WORD = np.dtype("<i8")
 DIGEST_BYTES = hashlib.sha256().digest_size
+
+IN_MEMORY = (
+    "each process plans its epochs by itself, in 16 bytes a sample of its memory; set VLMPIPE_CACHE_DIR to a disk with "
+    "room and locks"
+)
 
 Make = Callable[[int], PackingPlan]
 
@@ -116,10 +121,7 @@ class MachinePlans:
 
     def _without_files(self, epoch: int, error: OSError) -> PackingPlan:
         self._in_memory = True
-        print_warning(
-            f"{self._folder} cannot keep packing plans: {error.strerror}: each process plans by itself, in "
-            "seconds an epoch and 8 bytes a sample of its memory; set VLMPIPE_CACHE_DIR to a disk with room and locks"
-        )
+        print_warning(f"{self._folder} cannot keep packing plans: {error.strerror}: {IN_MEMORY}")
         return self._make(epoch)
 
     def _path(self, epoch: int, kind: str) -> Path:
@@ -130,9 +132,13 @@ class MachinePlans:
         return self._folder / f"{(int(self._key[:8], 16) + epoch) % LOCKS}.lock"
 
 
-def of_machine(decides: Iterable[bytes | NDArray[np.generic]], make: Make) -> MachinePlans:
-    """Plans in this machine's cache folder."""
-    return MachinePlans(cache_folder() / CACHE_FOLDER, decides, make)
+def of_machine(decides: Iterable[bytes | NDArray[np.generic]], make: Make) -> MachinePlans | None:
+    """Plans in this machine's cache folder; None, and a warning, where no file can be kept there."""
+    try:
+        return MachinePlans(cache_folder() / CACHE_FOLDER, decides, make)
+    except UserError as error:  # as a read-only temporary folder: local data is read without a cache
+        print_warning(f"{error.found}: {IN_MEMORY}")
+        return None
 
 
 def _mapped(path: Path) -> Int64Array | None:

@@ -141,7 +141,7 @@ class PackedBatchSampler:
             drawn=self._mixture.drawn(epoch) if self._mixture else None,
         )
 
-    def _machine_plans(self) -> MachinePlans:
+    def _machine_plans(self) -> MachinePlans | None:
         lengths = [self.tokens, self._tiles, self._split.shard_numbers]
         sources = [self._mixture.spans] if self._mixture else []
         return of_machine([f"{self._seed} {self.data.model_dump_json()}".encode(), *lengths, *sources], self._planned)

@@ -160,3 +160,16 @@ def test_an_order_with_shared_plans_is_the_order_without(
         assert shared.batch(step) == alone.batch(step)
         assert (shared.members(shared.batch(step)) == alone.members(alone.batch(step))).all()
     assert list((tmp_path / machine_plans.CACHE_FOLDER).glob("*.plan"))
+
+
+def test_without_a_cache_folder_of_its_own_a_process_plans_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cache").mkdir(mode=0o777)
+    (tmp_path / "cache").chmod(0o777)
+    monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
+    split = split_of([0] * 9, ["0.tar"])
+    shared = sequence_of(split, 2, share_from=1)
+    assert shared.plan(0).digest() == sequence_of(split, 2).plan(0).digest()
+    said = capsys.readouterr().err
+    assert said.count("warning") == 1 and "written by every user" in said and not list((tmp_path / "cache").iterdir())
