@@ -16,6 +16,7 @@ from vlmpipe.cli import answers, init
 from vlmpipe.cli import compile as compile_commands
 from vlmpipe.cli import data as data_commands
 from vlmpipe.cli import gate as gate_command
+from vlmpipe.cli import importing as import_command
 from vlmpipe.cli import prove as prove_command
 from vlmpipe.cli import schedule as schedule_commands
 from vlmpipe.cli import start as start_commands
@@ -59,6 +60,7 @@ app.add_typer(folder.app, name="runs")
 app.command()(init.init)
 app.command()(init.docs)
 app.command(name="compile")(compile_commands.compile_)
+app.command(name="import")(import_command.import_)
 for command in (
     compile_commands.publish,
     *start_commands.ALL,

@@ -7,6 +7,11 @@ import typer
 # Arguments of each command, as typed behind its name.
 EXAMPLES = {
     "init": ("", "llava --output my-run.yaml", "--data photos --output photos.yaml"),
+    "import": (
+        "ds_config.json --output my-run.yaml",
+        "custom_job.yaml --job-spec --output corrected.yaml",
+        "--command 'torchrun --nproc_per_node=8 train.py --data gs://my-bucket/data'",
+    ),
     "check": ("configs/digits.yaml", "configs/llava-local.yaml data.source=my.json", "--job-spec job.yaml"),
     "doctor": ("configs/digits.yaml", "my-run.yaml gcp.location=europe-west4 --json"),
     "plan": (

@@ -84,11 +84,11 @@ def init(
     text = (TEMPLATES / name).read_text(encoding="utf-8")
     # An editor finds the schema in the clone only.
     text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("# yaml-language-server"))
-    _create(path, text)
+    create(path, text)
     print_lines([f"{path} written", f"  next: {following.format(path=path)}"])
 
 
-def _create(path: Path, text: str) -> None:
+def create(path: Path, text: str) -> None:
     with os_errors(f"writing {path}"):
         try:
             with path.open("x", encoding="utf-8") as file:
@@ -104,7 +104,7 @@ def _init_from_data(data: Path, path: Path) -> None:
         from vlmpipe.drafting.run_file import draft_run_file, facts_lines
 
         draft = draft_run_file(data, path)
-    _create(path, draft.text)
+    create(path, draft.text)
     from rich.text import Text
 
     from vlmpipe.cli.views.tables import grid, standard_output

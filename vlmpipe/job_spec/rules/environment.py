@@ -37,11 +37,11 @@ def _secrets(_job: Job, pool: Pool) -> Iterator[Violation]:
             yield Violation("VP702", path, f"{name} with {form} of {len(value)} characters", "no secrets", FIX)
     for path, words in pool.word_lists():
         for index, (previous, word) in enumerate(zip(["", *words], words, strict=False)):
-            if found := _secret_in(word, previous):
+            if found := secret_in_word(word, previous):
                 yield Violation("VP703", (*path, index), found, "no secrets", FIX)
 
 
-def _secret_in(word: str, previous: str) -> str:
+def secret_in_word(word: str, previous: str) -> str:
     """Secret in a word of a command; empty for none."""
     option = _OPTION.fullmatch(previous)
     for name, value in _ASSIGNMENT.findall(word):

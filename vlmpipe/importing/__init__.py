@@ -1,0 +1,1 @@
+"""Files of guides and of other training programs, translated into run files and corrected job specs."""

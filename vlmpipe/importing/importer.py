@@ -1,0 +1,158 @@
+"""`vlmpipe import`: a file of a guide, or a command, as a run file or as a corrected job spec."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from vlmpipe.importing.cluster import assume_cluster
+from vlmpipe.importing.findings import Finding, Ledger, Outcome
+from vlmpipe.importing.job_specs.translate import corrected_spec, translate_job_spec
+from vlmpipe.importing.launch_command import words_of_text
+from vlmpipe.importing.program import command_content, translate_command
+from vlmpipe.importing.settings.deepspeed import translate_deepspeed
+from vlmpipe.importing.settings.model_words import run_name, translate_model
+from vlmpipe.importing.settings.sharding import translate_sharding
+from vlmpipe.importing.settings.training import translate_training
+from vlmpipe.importing.settings.words import Tool, translate_words
+from vlmpipe.importing.sources import Kind, Source
+from vlmpipe.importing.translation import Translation
+from vlmpipe.importing.yaml_text import comment_lines
+from vlmpipe.trainer.errors import ConfigError
+
+TOOLS: dict[Kind, Tool] = {
+    Kind.TRL: "trl",
+    Kind.LLAMA_FACTORY: "llama_factory",
+    Kind.AXOLOTL: "axolotl",
+    Kind.ACCELERATE: "accelerate",
+    Kind.TRANSFORMERS: "transformers",
+}
+EXAMPLE_DIGEST = "0" * 63
+EXAMPLE_FIELDS = {
+    "output.root_uri": "gs://example-bucket/vlmpipe",
+    "plan.samples": 100_000,
+    "plan.sample_tokens": 800,
+    "cluster.image_uri": f"us-central1-docker.pkg.dev/example-project/vlmpipe/trainer@sha256:{EXAMPLE_DIGEST}1",
+    "gcp.project": "example-project",
+    "gcp.location": "us-central1",
+    "gcp.service_account": "vlmpipe@example-project.iam.gserviceaccount.com",
+    "gcp.pipeline_root": "gs://example-bucket/vlmpipe",
+    "gcp.pipeline_image": f"us-central1-docker.pkg.dev/example-project/vlmpipe/pipeline@sha256:{EXAMPLE_DIGEST}2",
+}
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The text of a run file or job spec, and what became of each value of `source`."""
+
+    source: str
+    kind: Kind
+    result: str  # "run file" or "job spec"
+    text: str
+    findings: tuple[Finding, ...]
+
+    def counts(self) -> dict[str, int]:
+        """Number of values by outcome; every outcome is named."""
+        found = Counter(finding.outcome for finding in self.findings)
+        return {outcome.value: found[outcome] for outcome in Outcome}
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "kind": self.kind.value,
+            "result": self.result,
+            "counts": self.counts(),
+            "findings": [finding.as_dict() for finding in self.findings],
+            "text": self.text,
+        }
+
+
+def import_run_file(source: Source) -> Imported:
+    """The run file of a source. Raises ConfigError where there can be none."""
+    translation = _translate(source)
+    _examples(translation, source)
+    translation.settle(source.name)
+    for leaf in translation.ledger.unanswered():
+        translation.refuse(leaf, "nothing here takes it")
+    findings = translation.ledger.findings()
+    text = translation.text(_heading(source, findings, "vlmpipe import"), _not_taken(source, findings))
+    return Imported(source.name, source.kind, "run file", text, tuple(findings))
+
+
+def import_job_spec(source: Source) -> Imported:
+    """The corrected job spec of a source. Raises ConfigError for sources that are no job specs."""
+    if source.kind not in (Kind.JOB_SPEC, Kind.PYTHON):
+        fix = "vlmpipe import without --job-spec writes a run file"
+        raise ConfigError(f"{source.name} is {source.kind.value}", expected="a job spec", fix=fix)
+    ledger = Ledger(source.content)
+    _note_not_literal(ledger, source)
+    lines = corrected_spec(source.content, ledger)
+    findings = ledger.findings()
+    heading = [line for text in _heading(source, findings, "vlmpipe import --job-spec") for line in
+               comment_lines(text, hanging="  ")]  # fmt: skip
+    closing = [line for text in _not_taken(source, findings) for line in comment_lines(text, hanging="  ")]
+    text = "\n".join([*heading, *lines, *closing, ""])
+    return Imported(source.name, source.kind, "job spec", text, tuple(findings))
+
+
+def _note_not_literal(ledger: Ledger, source: Source) -> None:
+    for path, text in source.not_literal.items():
+        ledger.add((path,), text)
+        ledger.note((path,), Outcome.REFUSED, "", "no plain value: the listing is read, never run")
+
+
+def _translate(source: Source) -> Translation:
+    if source.kind is Kind.COMMAND:
+        launch, content = command_content(words_of_text(source.content))
+        translation = Translation(content)
+        translate_command(translation, launch)
+        return translation
+    translation = Translation(source.content)
+    if source.kind is Kind.DEEPSPEED:
+        concepts = translate_deepspeed(translation)
+        translate_model(concepts)
+        return translation
+    if source.kind in (Kind.JOB_SPEC, Kind.PYTHON):
+        _note_not_literal(translation.ledger, source)
+        translate_job_spec(translation, source.content)
+        return translation
+    tool = TOOLS[source.kind]
+    concepts = translate_words(translation, tool)
+    machines, processes = concepts.count("machines"), concepts.count("processes")
+    if given := concepts.take("processes"):
+        translation.drop(given.path, "the GPUs of all machines, which cluster names")
+    if given := concepts.take("machines"):
+        translation.drop(given.path, "the machines, which cluster names")
+    assume_cluster(translation, gpus=processes, nodes=machines)
+    translate_sharding(concepts)
+    translate_training(concepts)
+    translate_model(concepts)
+    return translation
+
+
+def _examples(translation: Translation, source: Source) -> None:
+    """What every run file has, where the source does not say it."""
+    translation.assume("name", run_name(source.name.rpartition(".")[0] or source.name), "")
+    for field, value in EXAMPLE_FIELDS.items():
+        translation.assume(field, value, "")
+
+
+def _heading(source: Source, findings: list[Finding], command: str) -> Iterator[str]:
+    counts = Counter(finding.outcome for finding in findings)
+    said = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome if counts[outcome])
+    yield f"Made by {command} from {source.name}, {source.kind.value}. Its values: {said or 'none'}."
+    yield "Names of example-project and example-bucket are examples: put in your own."
+
+
+def _not_taken(source: Source, findings: list[Finding]) -> Iterator[str]:
+    for outcome, title in (
+        (Outcome.REFUSED, "cannot be expressed here"),
+        (Outcome.DROPPED, "is not needed here"),
+    ):
+        chosen = [finding for finding in findings if finding.outcome is outcome]
+        if chosen:
+            yield f"What {source.name} has and {title}:"
+        for finding in chosen:
+            yield f"- {finding.path}: {finding.value}: {finding.reason}"

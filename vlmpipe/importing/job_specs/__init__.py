@@ -1,0 +1,1 @@
+"""Job specs: their corrections, and what a run file takes from them."""

@@ -1,0 +1,123 @@
+"""A job spec in the making: the API's fields, and where each value of the imported file went."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from vlmpipe.importing.findings import Ledger, Outcome, Path, path_text
+from vlmpipe.job_spec.file import SpecFile
+from vlmpipe.job_spec.rules.fields import LenientReading, read_leniently
+from vlmpipe.job_spec.schema import Reading, read_message, snake_case
+from vlmpipe.job_spec.worker_pools import POOLS
+
+
+class SpecDraft:
+    """A CustomJobSpec in snake_case, with comments by path. Values stand in `at`, by their path in the file."""
+
+    def __init__(self, file: SpecFile, ledger: Ledger) -> None:
+        self.ledger, self.file = ledger, file
+        self.reading: Reading = read_message(file.content, spelling=file.spelling)
+        self.lenient: LenientReading = read_leniently(file.content, file.spelling)
+        self.spec: dict[str, Any] = copy.deepcopy(dict(self.lenient.spec))
+        self.comments: dict[Path, str] = {}
+        self.at: dict[Path, Path] = {leaf: self._api_path(leaf) for leaf in ledger.below(self.root)}
+        for leaf, path in self.at.items():
+            ledger.note(leaf, Outcome.EXPRESSED, path_text(path))
+
+    @property
+    def root(self) -> Path:
+        """Path of the spec inside the file."""
+        return (self.file.root,) if self.file.root else ()
+
+    @property
+    def pools(self) -> list[dict[str, Any]]:
+        pools: list[dict[str, Any]] = self.spec.setdefault(POOLS, [])
+        return pools
+
+    def _api_path(self, leaf: Path) -> Path:
+        """The path in the API's names; from an unknown field on as written."""
+        path: Path = (POOLS,) if self.file.form == "pools" else ()
+        for part in leaf[len(self.root) :]:
+            name = snake_case(part) if isinstance(part, str) else part
+            known = isinstance(part, int) or self.reading.names.get((*path, name)) == part
+            path = (*path, name if known else part)
+        return path
+
+    def leaves_at(self, path: Path) -> list[Path]:
+        """Values of the file that stand at a path or below it; else those of the nearest value around it."""
+        found = [leaf for leaf, place in self.at.items() if place[: len(path)] == path]
+        return found or [leaf for leaf, place in self.at.items() if place and path[: len(place)] == place]
+
+    def get(self, path: Path) -> Any:
+        """The value at a path; None for none."""
+        value: Any = self.spec
+        for part in path:
+            if isinstance(value, Mapping):
+                value = value.get(str(part))
+            elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+                value = value[part]
+            else:
+                return None
+        return value
+
+    def put(self, path: Path, value: Any, reason: str, *, leaves: Iterable[Path] | None = None) -> None:
+        """Set a value. `leaves` are values of the file that it comes from; by default those at the path."""
+        *parents, last = path
+        place: Any = self.spec
+        for number, part in enumerate(parents):
+            if isinstance(place, dict):
+                place = place.setdefault(str(part), [] if isinstance(path[number + 1], int) else {})
+            else:
+                place = place[part]
+        place[last] = value
+        for leaf in self.leaves_at(path) if leaves is None else leaves:
+            self.at[leaf] = path
+            self.ledger.note(leaf, Outcome.CHANGED, path_text(path), reason)
+        self.comment(path, reason)
+
+    def comment(self, path: Path, reason: str) -> None:
+        """Add to the comment before a value."""
+        if reason and reason not in self.comments.get(path, ""):
+            self.comments[path] = "; ".join(filter(None, (self.comments.get(path), reason)))
+
+    def remove(self, path: Path, outcome: Outcome, reason: str) -> bool:
+        """Take a value out. Returns whether there was one."""
+        *parents, last = path
+        place = self.get(tuple(parents))
+        leaves = self.leaves_at(path)
+        if isinstance(place, dict) and last in place:
+            del place[last]
+        elif isinstance(place, list) and isinstance(last, int) and last < len(place):
+            del place[last]
+            self._renumber(tuple(parents), {old: old - 1 for old in range(last + 1, len(place) + 1)}, gone=last)
+        else:
+            return False
+        for leaf in leaves:
+            self.ledger.note(leaf, outcome, "", reason)
+            self.at.pop(leaf, None)
+        if not leaves:
+            self.comment(tuple(parents), reason)
+        return True
+
+    def arrange_pools(self, order: list[tuple[int | None, dict[str, Any]]]) -> None:
+        """Put the pools in another order. Each is given with its old index, or None for a new one."""
+        moves = {old: new for new, (old, _) in enumerate(order) if old is not None}
+        self._renumber((POOLS,), moves)
+        self.spec[POOLS] = [pool for _, pool in order]
+
+    def _renumber(self, parents: Path, moves: Mapping[int, int], gone: int | None = None) -> None:
+        depth = len(parents)
+
+        def moved(path: Path) -> Path:
+            index = path[depth] if path[:depth] == parents and len(path) > depth else None
+            if not isinstance(index, int):
+                return path
+            return (*parents, moves.get(index, index), *path[depth + 1 :])
+
+        inside = (*parents, gone)
+        self.comments = {
+            moved(path): text for path, text in self.comments.items() if gone is None or path[: depth + 1] != inside
+        }
+        self.at = {leaf: path if path[: depth + 1] == inside else moved(path) for leaf, path in self.at.items()}

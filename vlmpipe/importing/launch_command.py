@@ -1,0 +1,179 @@
+"""Commands taken apart: variables, what starts the processes with its options, and the program with its arguments."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vlmpipe.trainer.errors import ConfigError
+
+LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "horovodrun", "mpirun", "mpiexec")
+SELF_STARTING = ("llamafactory-cli", "swift", "axolotl", "automodel")
+SHELLS = ("sh", "bash", "dash", "zsh", "ash")
+_SEPARATOR = re.compile(r"[;&|\n]+")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+# Options of launchers without a value.
+FLAGS = ("--standalone", "--no_python", "--no-python", "--multi_gpu", "--use_deepspeed", "--use_fsdp", "--same_network",
+         "--no_local_rank", "--verbose", "--module", "-m", "--force_multi", "--enable_elastic_training",
+         "--allow-run-as-root",
+         "--cpu", "--run_path", "--quiet", "--debug")  # fmt: skip
+
+
+@dataclass
+class Launch:
+    """A command in parts."""
+
+    launcher: str = ""
+    options: list[tuple[str, str]] = field(default_factory=list)  # name with _ for -, value
+    program: list[str] = field(default_factory=list)
+    variables: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)  # commands before and after it
+    is_module: bool = False
+
+
+def words_of_text(text: str) -> list[str]:
+    """The words of a shell's commands, with separators such as && and line ends, without comments.
+
+    Raises ConfigError for a quote that does not end.
+    """
+    joined = re.sub(r"(?m)^[ \t]*#.*$", "", re.sub(r"\\[ \t\r]*\n", " ", text))
+    lexer = shlex.shlex(joined, posix=True, punctuation_chars=";&|\n")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    words: list[str] = []
+    in_comment = False
+    try:
+        for word in lexer:
+            in_comment = "\n" not in word and (in_comment or word.startswith("#"))
+            words += [] if in_comment else [word]
+    except ValueError as error:
+        raise ConfigError(
+            f"the command cannot be read: {error}", expected="a shell's words, with closed quotes"
+        ) from None
+    return words
+
+
+def parse_command(words: Sequence[str]) -> Launch:
+    """Take a command apart: variables, the launcher with its options, the program with its arguments."""
+    launch = Launch()
+    rest = _one_command(_without_shell(list(words)), launch)
+    while rest and _ASSIGNMENT.fullmatch(rest[0]):
+        launch.variables.append(rest.pop(0))
+    if rest[:1] == ["env"]:
+        rest.pop(0)
+    head = rest[0].rpartition("/")[2] if rest else ""
+    is_python = re.fullmatch(r"python[\d.]*", head) is not None
+    if is_python and rest[1:2] == ["-m"] and len(rest) > 2 and re.fullmatch(
+        r"torch\.distributed\.(run|launch)|accelerate\.commands\.launch|deepspeed\.launcher\.runner", rest[2]
+    ):  # fmt: skip
+        launch.launcher = {"a": "accelerate", "d": "deepspeed"}.get(rest[2][0], "torchrun")
+        rest = rest[3:]
+    elif head in LAUNCHERS:
+        launch.launcher = head
+        rest = rest[1:]
+        if head == "accelerate" and rest[:1] == ["launch"]:
+            rest = rest[1:]
+    if launch.launcher:
+        rest = _take_options(rest, launch)
+    launch.program = rest
+    return launch
+
+
+def _without_shell(words: list[str]) -> list[str]:
+    """The command that a shell is given with -c."""
+    shell = words[0].rpartition("/")[2] if words else ""
+    for index, word in enumerate(words[1:4], 1):
+        if shell in SHELLS and re.fullmatch(r"-[a-z]*c", word) and index + 1 < len(words):
+            return words_of_text(words[index + 1])
+    return words
+
+
+def _one_command(words: list[str], launch: Launch) -> list[str]:
+    """Of several commands in a row, the one that trains; the others are kept apart."""
+    commands: list[list[str]] = [[]]
+    for word in words:
+        if _SEPARATOR.fullmatch(word):
+            commands.append([])
+        else:
+            commands[-1].append(word)
+    commands = [command for command in commands if command]
+    if not commands:
+        return []
+
+    def trains(command: list[str]) -> bool:
+        heads = [word.rpartition("/")[2] for word in command if not _ASSIGNMENT.fullmatch(word)][:1]
+        return bool(heads) and (heads[0] in (*LAUNCHERS, *SELF_STARTING, "trl") or heads[0].startswith("python"))
+
+    chosen = next((command for command in commands if trains(command)), commands[-1])
+    for command in commands:
+        if command[0] == "export":
+            launch.variables += [word for word in command[1:] if _ASSIGNMENT.fullmatch(word)]
+        elif command is not chosen and command[0] != "set":
+            launch.others.append(" ".join(command))
+    return chosen
+
+
+def _take_options(words: list[str], launch: Launch) -> list[str]:
+    """Options of the launcher, up to the program."""
+    rest = list(words)
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
+        name, sign, value = word.partition("=")
+        bare = name.lstrip("-").replace("-", "_")
+        if name in ("-m", "--module"):
+            launch.is_module = True
+        if not sign and name not in FLAGS and rest:
+            value = rest.pop(0)
+        launch.options.append((bare, value))
+    return rest
+
+
+def is_words_of(launch: Launch) -> str:
+    """The tool whose settings the program's arguments are: trl, llama_factory; empty for a program of one's own."""
+    head = launch.program[0].rpartition("/")[2] if launch.program else ""
+    if re.fullmatch(r"python[\d.]*", head) and len(launch.program) > 1:
+        head = launch.program[1].rpartition("/")[2]
+    if head == "trl" or re.fullmatch(r"(sft|dpo)(_vlm\w*)?\.py", head):
+        return "trl"
+    if head == "llamafactory-cli":
+        return "llama_factory"
+    return ""
+
+
+def arguments_of(words: Sequence[str]) -> dict[str, Any]:
+    """Options with their values: --a 1, --a=1 and --flag; words without an option have their position as name."""
+    found: dict[str, Any] = {}
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if not re.match(r"--?[A-Za-z]", word):
+            found[f"word {index}"] = word
+            continue
+        name, sign, value = word.lstrip("-").partition("=")
+        values: list[str] = [value] if sign else []
+        while not sign and index < len(words) and not re.match(r"--?[A-Za-z]", words[index]):
+            values.append(words[index])
+            index += 1
+        key = name
+        while key in found:
+            key += "'"
+        found[key] = True if not values else _plain(values[0]) if len(values) == 1 else values
+    return found
+
+
+def _plain(text: str) -> Any:
+    """A word as a number or a switch, if it is one."""
+    lowered = text.lower()
+    if lowered in ("true", "false"):
+        return lowered == "true"
+    if lowered in ("none", "null"):
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

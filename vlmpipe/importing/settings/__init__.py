@@ -1,0 +1,1 @@
+"""Settings of other training programs, as fields of a run file."""

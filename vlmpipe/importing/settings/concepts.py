@@ -1,0 +1,103 @@
+"""Settings that other programs spread over several keys, gathered by concept: batch, schedule, precision, adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vlmpipe.importing.findings import Path, path_text
+from vlmpipe.importing.translation import Translation
+
+OFF = (None, False, 0, "", "none", "no", "null", "false", "off", "never")
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value of the imported file."""
+
+    path: Path
+    value: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.path[-1]) if self.path else ""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.value}"
+
+
+@dataclass
+class Concepts:
+    """Given values by concept. `defaults` are those of the program that the file is for, `program` its name."""
+
+    translation: Translation
+    program: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    given: dict[str, Given] = field(default_factory=dict)
+
+    def add(self, concept: str, path: Path, value: Any) -> None:
+        """Note a value; a second one of the same concept is refused."""
+        if first := self.given.get(concept):
+            self.translation.refuse(path, f"{path_text(first.path)} says it too, and was taken")
+            return
+        self.given[concept] = Given(path, value)
+
+    def take(self, concept: str) -> Given | None:
+        """The given value, if there is one that is set. It is noted as dropped until a field takes it."""
+        found = self.given.get(concept)
+        if found is None or found.value is None:
+            return None
+        return found
+
+    def number(self, concept: str) -> float | None:
+        """A given number; None where it is not given. What is no number is refused."""
+        found = self.take(concept)
+        if found is None:
+            return None
+        value = number(found.value)
+        if value is None:
+            reason = "transformers' Trainer fills in auto" if found.value == "auto" else "it is no number"
+            self.translation.drop(found.path, reason) if found.value == "auto" else self.translation.refuse(
+                found.path, reason
+            )
+        return value
+
+    def count(self, concept: str) -> int | None:
+        """A given whole number of at least 1."""
+        value = self.number(concept)
+        if value is None:
+            return None
+        if value < 1 or value != int(value):
+            self.translation.refuse(self.given[concept].path, "it is no whole number of at least 1")
+            return None
+        return int(value)
+
+    def is_on(self, concept: str) -> bool:
+        """Return whether a switch is given and on."""
+        found = self.take(concept)
+        return found is not None and is_on(found.value)
+
+    def default(self, concept: str) -> Any:
+        """The program's default; None where it has none of interest."""
+        return self.defaults.get(concept)
+
+    def by_default(self, what: str) -> str:
+        return f"{what}: the default of {self.program}"
+
+
+def is_on(value: Any) -> bool:
+    """Return whether a value switches something on, also as text."""
+    value = value.strip().lower() if isinstance(value, str) else value
+    return value not in OFF and value != []
+
+
+def number(value: Any) -> float | None:
+    """A number, also one that is written as text; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    try:
+        found = float(value) if isinstance(value, int | float | str) else None
+    except (ValueError, OverflowError):
+        return None
+    return found if found is not None and abs(found) < 1e15 else None

@@ -1,0 +1,321 @@
+"""Model, adapters, frozen parts, data and lengths in other programs' words, as fields of a run file."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from vlmpipe.importing.findings import Outcome
+from vlmpipe.importing.settings.concepts import Concepts, Given, is_on, number
+from vlmpipe.importing.settings.models import EXAMPLE_MODEL, family_of, is_model_name, model_fields
+
+EXAMPLE_SOURCE = "gs://example-bucket/conversations/train.json"
+EXAMPLE_LENGTH = 4096
+PARTS = {"freeze_tower": "tower", "freeze_projector": "projector", "freeze_language_model": "language_model"}
+STAGES = {
+    "sft": "sft",
+    "dpo": "dpo",
+    "pt": "",
+    "rm": "",
+    "ppo": "",
+    "kto": "",
+    "grpo": "",
+    "orpo": "",
+    "simpo": "simpo",
+}
+_TARGET = re.compile(r"[A-Za-z_][\w.]*")
+
+
+def translate_model(concepts: Concepts) -> None:
+    """Turn the concepts of model and data into fields."""
+    _model(concepts)
+    _adapters(concepts)
+    _frozen_parts(concepts)
+    _length(concepts)
+    _data(concepts)
+    _objective(concepts)
+    _tracking(concepts)
+
+
+def _model(concepts: Concepts) -> None:
+    translation, given = concepts.translation, concepts.take("model")
+    pixels = [concepts.count(name) for name in ("max_pixels", "min_pixels")]
+    name = str(given.value) if given else ""
+    family = family_of(name) if is_model_name(name) else ""
+    if given and family:
+        fields = model_fields(name, max_pixels=pixels[0])
+        weights = "model.tower.weights" if family == "llava" else "model.pretrained.weights"
+        for field, value in fields.items():
+            translation.assume(field, value, "")
+        translation.express(given.path, weights, name)
+    else:
+        why = f"an example: {name or 'the file'} names no vision-language model that is known here"
+        for field, value in model_fields(EXAMPLE_MODEL, max_pixels=pixels[0]).items():
+            translation.assume(field, value, why if field == "model.pretrained.weights" else "")
+        if given:
+            reason = (
+                "no vision-language model under this name is known: model.family hf takes any image-text model of "
+                "transformers; a text model is not trained here but by train.trainer"
+            )
+            translation.refuse(given.path, reason)
+    takes_pixels = translation.settings["model.family"].value in ("qwen2_5_vl", "qwen3_vl")
+    for concept, field, value in zip(("max_pixels", "min_pixels"), ("model.max_pixels", "model.min_pixels"), pixels,
+                                     strict=True):  # fmt: skip
+        each = concepts.take(concept)
+        if each and value and takes_pixels:
+            translation.express(each.path, field, value)
+        elif each and value:
+            translation.refuse(each.path, "pixels bound the images of Qwen-VL models; see model.image_processor")
+    if side := concepts.take("image_side"):
+        translation.refuse(side.path, "images keep their shape; model.max_pixels or image_size bounds them")
+    if (revision := concepts.take("revision")) and str(revision.value) == "main":
+        translation.drop(revision.path, "the newest commit, as an empty revision; pin one")
+    elif revision:
+        translation.express(revision.path, "model.pretrained.revision", str(revision.value))
+    if dtype := concepts.take("weights_dtype"):
+        translation.drop(dtype.path, "train.precision decides the number type of weights")
+
+
+def _uses_adapters(concepts: Concepts) -> bool:
+    """Return whether adapters are trained: said by a method, a switch, or their rank alone."""
+    translation = concepts.translation
+    method = concepts.take("method")
+    default = str(concepts.default("method") or "")
+    if method:
+        name = str(method.value).lower()
+        known = {"lora": True, "qlora": True, "full": False, "none": False}
+        if name in known:
+            field = "model.lora" if known[name] else ""
+            translation.drop(method.path, "the weights themselves are trained") if not known[name] else None
+            if known[name]:
+                translation.ledger.note(method.path, Outcome.CHANGED, field, "the section model.lora is set")
+            if name == "qlora":
+                translation.assume("model.lora.quantize_base", "nf4", "qlora there")
+            return known[name]
+        translation.refuse(method.path, "adapters are LoRA, with rslora, DoRA or a 4-bit base")
+        return False
+    if switch := concepts.take("use_lora"):
+        translation.ledger.note(switch.path, Outcome.CHANGED, "model.lora" if is_on(switch.value) else "",
+                                "whether there are adapters")  # fmt: skip
+        return is_on(switch.value)
+    return default == "lora" or bool(concepts.take("lora_rank") and "lora_rank" not in concepts.defaults)
+
+
+def _adapters(concepts: Concepts) -> None:
+    translation = concepts.translation
+    names = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "lora_all", "use_rslora", "use_dora",
+             "quantize", "quantize_type", "quantize_method")  # fmt: skip
+    if not _uses_adapters(concepts):
+        for name in names:
+            if given := concepts.take(name):
+                translation.drop(given.path, "no adapters are trained there")
+        return
+    rank = concepts.count("lora_rank")
+    if rank and (given := concepts.take("lora_rank")):
+        translation.express(given.path, "model.lora.rank", rank)
+    rank = rank or int(concepts.default("lora_rank") or 8)
+    translation.assume("model.lora.rank", rank, concepts.by_default(str(rank)))
+    alpha, given = concepts.number("lora_alpha"), concepts.take("lora_alpha")
+    if alpha and given:
+        translation.express(given.path, "model.lora.alpha", alpha)
+    else:
+        alpha = concepts.default("lora_alpha") or 2 * rank
+        translation.assume("model.lora.alpha", alpha, concepts.by_default(f"{alpha:g}"))
+    dropout, given = concepts.number("lora_dropout"), concepts.take("lora_dropout")
+    if dropout is not None and given:
+        translation.express(given.path, "model.lora.dropout", dropout)
+    elif default := concepts.default("lora_dropout"):
+        translation.assume("model.lora.dropout", default, concepts.by_default(str(default)))
+    for name in ("use_rslora", "use_dora"):
+        if given := concepts.take(name):
+            translation.express(given.path, f"model.lora.{name}", is_on(given.value))
+    _targets(concepts)
+    _quantized(concepts)
+
+
+def _targets(concepts: Concepts) -> None:
+    translation = concepts.translation
+    if every := concepts.take("lora_all"):
+        translation.drop(every.path, "no targets are all linear layers" if is_on(every.value) else "off")
+    given = concepts.take("lora_targets")
+    if given is None:
+        return
+    words = given.value if isinstance(given.value, list) else re.split(r"[,\s]+", str(given.value).strip())
+    if words in (["all"], ["all-linear"]):
+        translation.change([given.path], "model.lora.targets", [], "all linear layers of the parts in model.lora.parts")
+    elif words and all(isinstance(word, str) and _TARGET.fullmatch(word) for word in words):
+        translation.express(given.path, "model.lora.targets", list(words))
+    else:
+        reason = "a pattern; model.lora.targets takes names such as q_proj, and parts name the parts of the model"
+        translation.refuse(given.path, f"{reason}: all linear layers of the language model get adapters")
+
+
+def _quantized(concepts: Concepts) -> None:
+    translation = concepts.translation
+    given, kind = concepts.take("quantize"), concepts.take("quantize_type")
+    if method := concepts.take("quantize_method"):
+        translation.drop(method.path, "the base is stored as nf4 by this package")
+    if given and str(given.value).lower() in ("4", "true"):
+        translation.change([given.path], "model.lora.quantize_base", "nf4", "4 bits a weight")
+        if "train.strategy" not in translation.settings:
+            translation.assume("train.strategy", "fsdp", "a quantized base works with ddp, fsdp and hsdp")
+    elif given and is_on(given.value):
+        translation.refuse(given.path, "model.lora.quantize_base is nf4, 4 bits a weight")
+    elif given:
+        translation.drop(given.path, "off, as here")
+    if kind:
+        is_nf4 = str(kind.value).lower() == "nf4"
+        translation.drop(kind.path, "nf4, as here") if is_nf4 else translation.refuse(kind.path, "it is nf4 here")
+
+
+def _frozen_parts(concepts: Concepts) -> None:
+    translation = concepts.translation
+    given = {part: concepts.take(name) for name, part in PARTS.items()}
+    only = concepts.take("train_projector_only")
+    if only and is_on(only.value):
+        translation.change([only.path], "model.freeze", ["tower", "language_model"], "the projector alone is trained")
+        for each in filter(None, given.values()):
+            translation.drop(each.path, f"{only.name} decides it")
+        return
+    if only:
+        translation.drop(only.path, "off")
+    is_llama_factory = concepts.default("method") == "lora"
+    frozen = {"tower": not concepts.default("trains_tower"), "projector": is_llama_factory, "language_model": False}
+    frozen |= {part: is_on(each.value) for part, each in given.items() if each}
+    has_adapters = any(field.startswith("model.lora.") for field in translation.settings)
+    if has_adapters:  # adapters are in the language model alone; other parts would be trained whole
+        frozen |= {"tower": True, "projector": True}
+    parts = [
+        part for part, is_frozen in frozen.items() if is_frozen and not (has_adapters and part == "language_model")
+    ]
+    paths = [each.path for each in given.values() if each]
+    reason = "adapters alone are trained, in the language model" if has_adapters else ""
+    if paths:
+        translation.change(paths, "model.freeze", parts, reason or "the frozen parts in one list")
+    elif has_adapters or concepts.defaults.get("micro_batch"):
+        translation.assume("model.freeze", parts, reason or concepts.by_default("which parts are frozen"))
+    if "tower" not in parts:
+        translation.assume("features.cache", "off", "the tower is trained, so its output changes")
+
+
+def _length(concepts: Concepts) -> None:
+    translation = concepts.translation
+    length, given = concepts.count("length"), concepts.take("length")
+    if length and given:
+        translation.express(given.path, "data.sequence_length", length)
+    elif default := concepts.default("length"):
+        translation.assume("data.sequence_length", default, concepts.by_default(str(default)))
+    else:
+        translation.assume("data.sequence_length", EXAMPLE_LENGTH, "not in the file: an example")
+    for name in ("truncation", "excess"):
+        if each := concepts.take(name):
+            policy = {"keep_start": "truncate", "truncate": "truncate", "drop": "reject"}.get(str(each.value))
+            if policy:
+                translation.change([each.path], "data.overlong_policy", policy, f"{each.value} there")
+            else:
+                translation.refuse(each.path, "data.overlong_policy is reject, truncate or split")
+    if concepts.default("length"):
+        translation.assume("data.overlong_policy", "truncate", concepts.by_default("longer samples are cut"))
+
+
+def _data(concepts: Concepts) -> None:
+    translation = concepts.translation
+    given = concepts.take("data")
+    if given and isinstance(given.value, str) and given.value:
+        place = re.sub(r"^/gcs/", "gs://", given.value)
+        if place == given.value:
+            translation.express(given.path, "data.source", place)
+        else:
+            translation.change([given.path], "data.source", place, "the bucket itself: jobs need no mounted folder")
+    for name in ("dataset", "datasets"):
+        if each := concepts.take(name):
+            fetch = "vlmpipe data fetch NAME brings a data set of the hub; data.source then names its files"
+            for leaf in translation.ledger.below(each.path):
+                translation.refuse(leaf, fetch)
+    translation.assume("data.source", EXAMPLE_SOURCE, "not in the file: an example; put in your own")
+    if samples := concepts.take("max_samples"):
+        count = concepts.count("max_samples")
+        if count:
+            translation.express(samples.path, "data.max_samples", count)
+    if share := concepts.take("validation"):
+        value = number(share.value)
+        if value is not None and 0 < value < 1:
+            translation.express(share.path, "data.validation_fraction", value)
+        elif value is not None and value >= 1:
+            translation.refuse(share.path, "data.validation_fraction is a share of the data, not a number of samples")
+        else:
+            reason = "a run is evaluated on a validation split: 0.01 of the data"
+            translation.change([share.path], "data.validation_fraction", 0.01, reason)
+
+
+def _objective(concepts: Concepts) -> None:
+    translation, given = concepts.translation, concepts.take("stage")
+    if given:
+        objective = STAGES.get(str(given.value).lower(), "")
+        if objective:
+            translation.express(given.path, "train.objective", objective)
+        else:
+            translation.refuse(given.path, "the objectives are sft, dpo and simpo")
+    objective = translation.settings["train.objective"].value if "train.objective" in translation.settings else "sft"
+    if loss := concepts.take("loss"):
+        names = {"sigmoid": "dpo", "simpo": "simpo", "nll": "sft"}
+        expected = names.get(str(loss.value).lower())
+        if expected == "simpo" and objective == "dpo":
+            translation.change([loss.path], "train.objective", "simpo", "the loss simpo there")
+            objective = "simpo"
+        elif expected == objective:
+            translation.drop(loss.path, f"the loss of {objective}")
+        else:
+            translation.refuse(loss.path, f"the loss is that of train.objective {objective}")
+    for concept, field in (("beta", f"train.{objective}_beta"), ("simpo_gamma", "train.simpo_gamma")):
+        value, each = concepts.number(concept), concepts.take(concept)
+        if value is None or each is None:
+            continue
+        if objective == "sft" or (concept == "simpo_gamma" and objective != "simpo"):
+            translation.drop(each.path, f"it belongs to another objective than {objective}")
+        else:
+            translation.express(each.path, field, value)
+
+
+def _tracking(concepts: Concepts) -> None:
+    translation, given = concepts.translation, concepts.take("trackers")
+    if given:
+        reason = (
+            "metrics.jsonl and TensorBoard files are always written; train.wandb.project and train.mlflow name others"
+        )
+        translation.drop(given.path, reason)
+    if name := concepts.take("name"):
+        _take_name(concepts, name)
+    for concept in ("compile", "compile_backend"):
+        if each := concepts.take(concept):
+            if concept == "compile":
+                translation.change(
+                    [each.path], "train.compile", "on" if is_on(each.value) else "off", f"{each.value} there"
+                )
+            elif str(each.value).lower() in ("inductor", "aot_eager"):
+                translation.express(each.path, "train.compile_backend", str(each.value).lower())
+            else:
+                translation.drop(each.path, "train.compile auto decides it") if not is_on(each.value) else (
+                    translation.refuse(each.path, "train.compile_backend is inductor or aot_eager")
+                )
+    if output := concepts.take("output"):
+        place = str(output.value)
+        if place.startswith(("gs://", "s3://")):
+            reason = "runs get folders of their own below it"
+            translation.change([output.path], "output.root_uri", place.rstrip("/"), reason)
+        else:
+            translation.drop(output.path, "each run has a folder of its own below output.root_uri")
+
+
+def _take_name(concepts: Concepts, given: Given) -> None:
+    name: Any = run_name(str(given.value))
+    if name == given.value:
+        concepts.translation.express(given.path, "name", name)
+    else:
+        concepts.translation.change([given.path], "name", name, "lower case, digits and dashes")
+
+
+def run_name(text: str) -> str:
+    """A name of the form that run files need."""
+    words = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:50].strip("-")
+    return words if len(words) > 3 and words[0].isalpha() else f"run-{words}".strip("-") if words else "imported"

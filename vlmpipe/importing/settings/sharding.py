@@ -1,0 +1,218 @@
+"""Strategies of distributed training in other programs' words, as `train.strategy` and its neighbours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vlmpipe.importing.findings import path_text
+from vlmpipe.importing.settings.concepts import Concepts, Given, is_on
+from vlmpipe.importing.translation import Setting, Translation
+
+# FSDP's words, also as the numbers 1 to 5 of accelerate -> strategy.
+FSDP = {
+    "full_shard": "fsdp", "1": "fsdp", "shard_grad_op": "zero2", "2": "zero2", "no_shard": "ddp", "3": "ddp",
+    "hybrid_shard": "hsdp", "4": "hsdp", "hybrid_shard_zero2": "hsdp", "_hybrid_shard_zero2": "hsdp", "5": "hsdp",
+}  # fmt: skip
+FSDP_OPTIONS = {
+    "auto_wrap": "layers are FSDP's units",
+    "transformer_layer_cls_to_wrap": "layers are FSDP's units",
+    "auto_wrap_policy": "layers are FSDP's units",
+    "min_num_params": "layers are FSDP's units, which suit every size",
+    "fsdp_min_num_params": "layers are FSDP's units, which suit every size",
+    "backward_prefetch": "train.prefetch_layers is the number of layers ahead",
+    "forward_prefetch": "train.prefetch_layers is the number of layers ahead",
+    "use_orig_params": "FSDP2 always has the original parameters",
+    "sync_module_states": "weights are read shard by shard",
+    "cpu_ram_efficient_loading": "weights are read shard by shard",
+    "limit_all_gathers": "FSDP2 needs no limit",
+    "state_dict_type": "every rank saves its shard; the export is a whole model",
+    "final_state_dict_type": "every rank saves its shard; the export is a whole model",
+    "fsdp_version": "it is always FSDP2",
+    "version": "it is always FSDP2",
+    "cpu_offload_pin_memory": "offloaded state is always in pinned memory",
+    "mixed_precision_policy": "train.precision decides the number types",
+    "xla": "TPUs are not supported",
+}
+STAGES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
+
+
+def translate_sharding(concepts: Concepts) -> None:
+    """Turn the concepts of sharding, offloading and model parallelism into fields."""
+    _deepspeed_file(concepts)
+    _zero(concepts)
+    _fsdp(concepts)
+    _distributed_type(concepts)
+    _degrees(concepts)
+
+
+def _set_strategy(translation: Translation, given: Given, strategy: str, reason: str) -> None:
+    """The first word that says a strategy decides it."""
+    if "train.strategy" in translation.settings:
+        translation.drop(given.path, f"train.strategy is {translation.settings['train.strategy'].value} already")
+    else:
+        translation.change([given.path], "train.strategy", strategy, reason)
+
+
+def _deepspeed_file(concepts: Concepts) -> None:
+    given = concepts.take("deepspeed")
+    if given is None:
+        return
+    translation, name = concepts.translation, str(given.value).lower()
+    stage = next((n for n in (3, 2, 1) if any(word in name for word in (f"zero{n}", f"zero_{n}", f"z{n}", f"stage{n}",
+                                                                       f"zero-{n}", f"stage_{n}"))), None)  # fmt: skip
+    if not is_on(given.value):
+        translation.drop(given.path, "off")
+    elif stage:
+        reason = f"by the name of {given.value}; vlmpipe import of that file takes the rest of it over"
+        _set_strategy(translation, given, STAGES[stage], reason)
+        if "offload" in name:
+            translation.assume("train.offload", "optimizer", f"by the name of {given.value}")
+    else:
+        reason = (
+            f"settings of DeepSpeed are in {given.value}: vlmpipe import of that file says its stage; zero2 is a guess"
+        )
+        _set_strategy(translation, given, "zero2", reason)
+
+
+def _zero(concepts: Concepts) -> None:
+    translation = concepts.translation
+    given = concepts.take("zero_stage")
+    if given is not None:
+        stage = int(given.value) if str(given.value) in ("0", "1", "2", "3") else None
+        if stage is None:
+            translation.refuse(given.path, "a stage is 0, 1, 2 or 3")
+        else:
+            _set_strategy(translation, given, STAGES[stage], f"ZeRO stage {stage}" if stage else "no sharding")
+    optimizer, weights = concepts.take("offload_optimizer"), concepts.take("offload_weights")
+    devices = {name: str(each.value).lower() for name, each in (("o", optimizer), ("w", weights)) if each}
+    moved = [name for name, device in devices.items() if device in ("cpu", "nvme", "true")]
+    value = "optimizer+weights" if "w" in moved else "optimizer"
+    for name, each in (("o", optimizer), ("w", weights)):
+        if each is None:
+            continue
+        if name not in moved:
+            translation.drop(each.path, "nothing is offloaded, as here")
+        elif devices[name] == "nvme":
+            reason = "state is kept in host memory: no state lies on a disk"
+            translation.change([each.path], "train.offload", value, reason)
+        elif value == "optimizer+weights" and len(moved) < 2:
+            translation.change([each.path], "train.offload", value, "weights are offloaded together with their state")
+        else:
+            translation.change([each.path], "train.offload", value, f"{path_text(each.path)} {each.value}")
+
+
+def _fsdp(concepts: Concepts) -> None:
+    translation = concepts.translation
+    sharding = concepts.take("sharding")
+    if sharding:
+        _fsdp_word(translation, sharding)
+    if given := concepts.take("fsdp"):
+        words = given.value if isinstance(given.value, list) else str(given.value).split()
+        strategy = next((FSDP[str(word).lower()] for word in words if str(word).lower() in FSDP), "")
+        if not is_on(given.value):
+            translation.drop(given.path, "off")
+        else:
+            _set_strategy(translation, given, strategy or "fsdp", f"{given.value} there")
+            if "offload" in [str(word).lower() for word in words]:
+                translation.assume("train.offload", "optimizer+weights", "offload there")
+    if options := concepts.take("fsdp_options"):
+        for leaf in translation.ledger.below(options.path):
+            _fsdp_option(translation, Given(leaf, translation.value(leaf)))
+    if offload := concepts.take("fsdp_offload"):
+        _fsdp_offload(translation, offload)
+    if reshard := concepts.take("reshard"):
+        _reshard(translation, reshard)
+    if replicate := concepts.take("replicate"):
+        if str(replicate.value) == "1":
+            translation.drop(replicate.path, "one copy of the weights, as fsdp has")
+        else:
+            _set_strategy(translation, replicate, "hsdp", "shards within a node, copies between nodes")
+
+
+def _fsdp_word(translation: Translation, given: Given) -> None:
+    strategy = FSDP.get(str(given.value).lower())
+    if strategy is None:
+        translation.refuse(given.path, "FSDP shards as fsdp, or within nodes as hsdp")
+        return
+    reasons = {
+        "zero2": "optimizer state and gradients are sharded, weights are not",
+        "hsdp": "shards within a node, copies between nodes",
+        "fsdp": "weights, gradients and optimizer state are sharded",
+        "ddp": "nothing is sharded",
+    }
+    _set_strategy(translation, given, strategy, f"{given.value} there: {reasons[strategy]}")
+
+
+def _fsdp_option(translation: Translation, given: Given) -> None:
+    name = given.name.removeprefix("fsdp_")
+    if name == "sharding_strategy":
+        _fsdp_word(translation, given)
+    elif name in ("offload_params", "cpu_offload"):
+        _fsdp_offload(translation, given)
+    elif name == "activation_checkpointing":
+        value = "full" if is_on(given.value) else "none"
+        translation.change([given.path], "train.activation_checkpointing", value, f"{given.value} there")
+    elif name == "reshard_after_forward":
+        _reshard(translation, given)
+    elif name in FSDP_OPTIONS or given.name in FSDP_OPTIONS:
+        translation.drop(given.path, FSDP_OPTIONS.get(name) or FSDP_OPTIONS[given.name])
+
+
+def _fsdp_offload(translation: Translation, given: Given) -> None:
+    if is_on(given.value):
+        translation.change([given.path], "train.offload", "optimizer+weights", "weights and state in host memory")
+    else:
+        translation.drop(given.path, "nothing is offloaded, as here")
+
+
+def _reshard(translation: Translation, given: Given) -> None:
+    if str(given.value).lower() in FSDP:  # of FSDP1's words in FSDP2's key
+        _fsdp_word(translation, given)
+    elif is_on(given.value):
+        translation.drop(given.path, "train.reshard_after_forward auto frees the weights of layers")
+    else:
+        translation.change([given.path], "train.reshard_after_forward", "never", "gathered weights are kept there")
+
+
+def _distributed_type(concepts: Concepts) -> None:
+    translation, given = concepts.translation, concepts.take("distributed")
+    if given is None:
+        return
+    name = str(given.value).upper()
+    if name == "DEEPSPEED":
+        _set_strategy(translation, given, "zero2", "DeepSpeed without a stage: its default there is 2")
+    elif name == "FSDP":
+        _set_strategy(translation, given, "fsdp", "FSDP there")
+    elif name in ("MULTI_GPU", "NO", "MULTI_CPU"):
+        _set_strategy(translation, given, "ddp", f"{given.value} there")
+    else:
+        translation.refuse(given.path, "the strategies are those of train.strategy")
+
+
+def _degrees(concepts: Concepts) -> None:
+    translation = concepts.translation
+    found: dict[str, int] = {}
+    for name in ("tensor_parallel", "pipeline_parallel", "context_parallel"):
+        degree, given = concepts.count(name), concepts.take(name)
+        if degree is None or given is None:
+            continue
+        if degree == 1:
+            translation.drop(given.path, "1 splits nothing")
+        else:
+            found[name] = degree
+            translation.express(given.path, f"train.{name}", degree)
+    strategy, chosen = _model_parallel(found), translation.settings.get("train.strategy")
+    if strategy and chosen and chosen.value != "fsdp":
+        for name in found.keys() - {"context_parallel"}:
+            translation.settings.pop(f"train.{name}")
+            translation.ledger.refuse_field(
+                f"train.{name}", f"strategy {chosen.value} splits no layers; tp, pp and tp+pp+dp do"
+            )
+    elif strategy:
+        translation.settings["train.strategy"] = Setting(strategy, "what the degrees of parallelism say", is_given=True)
+
+
+def _model_parallel(degrees: dict[str, Any]) -> str:
+    if "pipeline_parallel" in degrees:
+        return "tp+pp+dp" if "tensor_parallel" in degrees else "pp"
+    return "tp" if "tensor_parallel" in degrees else ""
