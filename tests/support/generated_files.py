@@ -18,9 +18,9 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from tests.support.access_pages import PAGE as ACCESS_PAGE
 from tests.support.access_pages import access_page, guides
-from tests.support.paths import ROOT
 from tests.support.guide_page import PAGE as GUIDE_PAGE
 from tests.support.guide_page import guide_page
+from tests.support.paths import ROOT
 from tests.support.resume_page import PAGE as RESUME_PAGE
 from tests.support.resume_page import resume_page
 from tests.support.unproved_page import PAGE as UNPROVED_PAGE

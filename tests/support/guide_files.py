@@ -478,7 +478,8 @@ COMMANDS = {
     "accelerate": "accelerate launch --num_processes 8 --mixed_precision bf16 sft_vlm.py --model_name_or_path "
     "Qwen/Qwen2.5-VL-7B-Instruct --use_peft --lora_r 16 --per_device_train_batch_size 2 --bf16",
     "horovodrun": "horovodrun -np 4 -H localhost:4 python train.py --epochs 3",
-    "llama-factory": "llamafactory-cli train --stage sft --model_name_or_path Qwen/Qwen2.5-VL-7B-Instruct --finetuning_type lora "
+    "llama-factory": "llamafactory-cli train --stage sft --model_name_or_path Qwen/Qwen2.5-VL-7B-Instruct "
+    "--finetuning_type lora "
     "--lora_rank 8 --cutoff_len 2048 --per_device_train_batch_size 1 --gradient_accumulation_steps 8 --fp16 True",
     "script": "#!/bin/bash\nset -e\nexport WANDB_API_KEY=" + WANDB_KEY + "\npip install -r requirements.txt\n"
     "python -m torch.distributed.run \\\n  --nproc_per_node 4 \\\n  -m trainer.task --epochs 3\n",

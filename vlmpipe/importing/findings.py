@@ -1,4 +1,4 @@
-"""What became of each value of an imported file. `Ledger.unanswered` finds those without an answer: none is lost."""
+"""Outcomes of the values of an imported file, each with a reason. `Ledger.unanswered` lists values without one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_VALUES, MAX_DEPTH = 5_000, 40  # the largest listing of a guide has some 100
 
 
 class Outcome(StrEnum):
-    """What became of a value."""
+    """Outcome of a value."""
 
     EXPRESSED = "expressed"  # with the same meaning and value
     CHANGED = "changed"  # by another value, form or default

@@ -133,7 +133,7 @@ def _translate(source: Source) -> Translation:
 
 
 def _examples(translation: Translation, source: Source) -> None:
-    """What every run file has, where the source does not say it."""
+    """Set fields that every run file has to examples, unless the source says them."""
     translation.assume("name", run_name(source.name.rpartition(".")[0] or source.name), "")
     for field, value in EXAMPLE_FIELDS.items():
         translation.assume(field, value, "")

@@ -91,7 +91,7 @@ def _without_shell(words: list[str]) -> list[str]:
 
 
 def _one_command(words: list[str], launch: Launch) -> list[str]:
-    """Of several commands in a row, the one that trains; the others are kept apart."""
+    """Choose the command that trains out of several in a row; the others are noted in `launch`."""
     commands: list[list[str]] = [[]]
     for word in words:
         if _SEPARATOR.fullmatch(word):

@@ -1,4 +1,4 @@
-"""What is imported: its content, and of which kind it is, by that content alone."""
+"""Sources of an import: reading them, and finding their kind by the content alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "horovodrun", "mpirun", "py
 
 
 class Kind(StrEnum):
-    """Kind of what is imported."""
+    """Kind of a source."""
 
     JOB_SPEC = "a job spec"
     PYTHON = "a Python listing of a job spec"
@@ -45,7 +45,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Source:
-    """What is imported. `name` is the file's or the option's; `content` is nested values, or a command's text."""
+    """Source of an import. `name` is the file's or the option's; `content` is nested values, or a command's text."""
 
     name: str
     kind: Kind
