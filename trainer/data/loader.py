@@ -114,7 +114,7 @@ class PackedLoader:
             if self._form.selects:
                 position_ids[0, start:stop] = np.arange(stop - start)
                 is_question[start:stop] = self._is_question(input_ids[start:stop], labels[start:stop])
-                slots += [min(count, self._form.most_kept or count) for count in token_counts]
+                slots += [min(count, self._form.max_kept or count) for count in token_counts]
             lengths.append(stop - start)
             start = stop
             label_tokens += encoded.label_tokens
@@ -152,9 +152,9 @@ class PackedLoader:
     def _room_for(self, encoded: Encoded, token_counts: Sequence[int]) -> NDArray[np.bool_]:
         """(tokens,) false for tokens of images beyond the maximum that is kept."""
         fits = np.ones(len(encoded.input_ids), np.bool_)
-        if self._form.most_kept is not None and token_counts:
+        if self._form.max_kept is not None and token_counts:
             nth = np.concatenate([np.arange(count) for count in token_counts])
-            fits[np.array(encoded.input_ids) == self._chat.image_token_id] = nth < self._form.most_kept
+            fits[np.array(encoded.input_ids) == self._chat.image_token_id] = nth < self._form.max_kept
         return fits
 
     def _is_question(self, input_ids: Int64Array, labels: Int64Array) -> NDArray[np.bool_]:

@@ -69,7 +69,7 @@ class PackedBatchSampler:
         global_batch_size: int,
         tile_tokens: int = 0,
         in_pairs: bool = False,
-        most_kept: int | None = None,
+        max_kept: int | None = None,
         mixture: Mixture | None = None,
         share_from: int | None = None,
     ) -> None:
@@ -77,7 +77,7 @@ class PackedBatchSampler:
         Args:
             tile_tokens: tokens of a tile, for images cut into tiles; `max_images_per_sequence` then counts tiles.
             in_pairs: a sample is two conversations about its images.
-            most_kept: tokens of an image that a sequence has room for, where the model selects some; None: all.
+            max_kept: tokens of an image that a sequence has room for, where the model selects some; None: all.
             mixture: what each epoch draws; None: every sample once.
             share_from: samples from which on the machine's processes share their plans; None: they never do.
         """
@@ -87,7 +87,7 @@ class PackedBatchSampler:
         tiles = split.tiles(tile_tokens)
         self._split, self._tiles, self._seed = split, 2 * tiles if in_pairs else tiles, seed
         # (samples,) as they are packed
-        self.tokens, self.seed = split.tokens if most_kept is None else split.tokens_with(most_kept), seed
+        self.tokens, self.seed = split.tokens if max_kept is None else split.tokens_with(max_kept), seed
         self._mixture = mixture
         self._of_machine = None if share_from is None or len(split) < share_from else self._machine_plans()
         self._plans: dict[int, PackingPlan] = {}
@@ -104,7 +104,7 @@ class PackedBatchSampler:
             global_batch_size=job.train.global_batch_size,
             tile_tokens=tile_tokens,
             in_pairs=job.train.in_pairs,
-            most_kept=job.model.relevance.max_tokens if job.model.relevance else None,
+            max_kept=job.model.relevance.max_tokens if job.model.relevance else None,
             mixture=Mixture(split, job.data, seed=job.train.seed) if job.data.sources else None,
             share_from=FROM_SAMPLES,
         )
@@ -155,16 +155,16 @@ class PackedBatchSampler:
                 self._count(epoch + 1)
             return self._num_sequences[epoch]
 
-    def num_steps(self, epochs: int, *, at_most: int = 0) -> int:
-        """Optimizer steps in the first `epochs` epochs, at most `at_most` (0: all); no epoch after that is planned."""
+    def num_steps(self, epochs: int, *, max_steps: int = 0) -> int:
+        """Optimizer steps in the first `epochs` epochs, at most `max_steps` (0: all); no later epoch is planned."""
         steps = 0
         for epoch in range(epochs):
             steps += self._steps_of(epoch)
             if self._of_machine and epoch == 0:
-                needed = -(-at_most // steps) if at_most else epochs  # epochs differ a little
+                needed = -(-max_steps // steps) if max_steps else epochs  # epochs differ a little
                 self._count(min(needed, epochs))
-            if 0 < at_most <= steps:
-                return at_most
+            if 0 < max_steps <= steps:
+                return max_steps
         return steps
 
     def batch_at(self, sequences_consumed: int) -> GlobalBatch:

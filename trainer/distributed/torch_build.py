@@ -58,23 +58,23 @@ def main() -> int:
     return ExitCode.OK
 
 
-def require(found: TorchBuild, build: str, least_driver: str, min_compute_capability: str) -> None:
+def require(found: TorchBuild, build: str, min_driver: str, min_compute_capability: str) -> None:
     """Raise UserError (69) unless torch is that build, with these needs."""
-    if (found.name, found.min_driver, found.min_compute_capability) != (build, least_driver, min_compute_capability):
+    if (found.name, found.min_driver, found.min_compute_capability) != (build, min_driver, min_compute_capability):
         raise UserError(
             f"torch {torch.__version__} is {_text(found.name, found.min_driver, found.min_compute_capability)}",
-            expected=_text(build, least_driver, min_compute_capability),
+            expected=_text(build, min_driver, min_compute_capability),
             fix=f"install torch from an index that has its build {build}, with the versions of "
             f"container/torch_builds/{build}.txt; a build is described in trainer/distributed/cuda_builds.yaml",
             code=ExitCode.UNAVAILABLE,
         )
 
 
-def _text(build: str, least_driver: str, min_compute_capability: str) -> str:
+def _text(build: str, min_driver: str, min_compute_capability: str) -> str:
     if build == CPU:
         return "the build for CPUs"
     return (
-        f"the build {build}, for drivers from {least_driver or '?'} on and compute capabilities from "
+        f"the build {build}, for drivers from {min_driver or '?'} on and compute capabilities from "
         f"{min_compute_capability or '?'} on"
     )
 

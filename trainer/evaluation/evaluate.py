@@ -251,7 +251,7 @@ def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) ->
         global_batch_size=LOSS_ROWS_PER_RANK * worker.world_size,
         tile_tokens=subject.model.chat.form.tile_tokens,
         in_pairs=in_pairs,
-        most_kept=subject.model.chat.form.most_kept,
+        max_kept=subject.model.chat.form.max_kept,
     )
     model, features = subject.model, subject.model.features
     cached = features is not None

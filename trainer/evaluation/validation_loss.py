@@ -126,7 +126,7 @@ def validation_of(
         seed=0,
         global_batch_size=step_sequences,
         tile_tokens=chat.form.tile_tokens,
-        most_kept=chat.form.most_kept,
+        max_kept=chat.form.max_kept,
     )
     plan = sequence.plan(0)
     count = min(len(plan), settings.validated_sequences)

@@ -41,7 +41,7 @@ def image_preparer(config: ModelConfig) -> PrepareImages:
 
 def images_within(config: ModelConfig, tiles: int) -> int:
     """How many images have at most `tiles` tiles; at least 1."""
-    return max(1, tiles // image_form_of(config).most_tiles)
+    return max(1, tiles // image_form_of(config).max_tiles)
 
 
 def published_inputs(

@@ -60,7 +60,7 @@ class ImageForm:
     tiles: ImageTiles | None = None  # None: images are not cut into tiles
     token: str = IMAGE_TOKEN  # image token of the family's published tokenizers
     published: PublishedImages | None = None  # the model's own processor says what stands for an image
-    most_kept: int | None = None  # tokens of an image that training packs, where the model selects some; None: all
+    max_kept: int | None = None  # tokens of an image that training packs, where the model selects some; None: all
     selects: bool = False  # the model selects tokens of images for each question
     videos: VideoForm | None = None  # None: the model takes frames of videos as images
     # Coordinates of boxes in texts: pixels of the resized image, or thousandths of its sides; "": not known.
@@ -76,7 +76,7 @@ class ImageForm:
         return self.tiles.tokens if self.tiles else 0
 
     @property
-    def most_tiles(self) -> int:
+    def max_tiles(self) -> int:
         return self.tiles.most if self.tiles else 1
 
     @property
@@ -147,13 +147,13 @@ def image_form_of(config: ModelConfig) -> ImageForm:
         vision = pretrained_config(config).vision_config.to_dict()
     patch, merge = int(vision["patch_size"]), int(vision["spatial_merge_size"])
     assert config.max_pixels is not None, "checked by ModelConfig"
-    least_pixels = min(MIN_TOKENS * (patch * merge) ** 2, config.max_pixels)
-    grids = ImageGrids(patch, merge, config.min_pixels or least_pixels, config.max_pixels)
+    min_pixels = min(MIN_TOKENS * (patch * merge) ** 2, config.max_pixels)
+    grids = ImageGrids(patch, merge, config.min_pixels or min_pixels, config.max_pixels)
     selects = config.relevance is not None
-    most_kept = config.relevance.max_tokens if config.relevance else None
-    if most_kept is not None and most_kept > grids.most_tokens:
+    max_kept = config.relevance.max_tokens if config.relevance else None
+    if max_kept is not None and max_kept > grids.max_tokens:
         raise ConfigError(
-            f"model.relevance.max_tokens {most_kept} is more than the {grids.most_tokens} tokens of the largest image",
+            f"model.relevance.max_tokens {max_kept} is more than the {grids.max_tokens} tokens of the largest image",
             expected="fewer tokens than an image has, which model.max_pixels bounds",
             fix="lower max_tokens, or set model.relevance.allocation to full",
         )
@@ -166,7 +166,7 @@ def image_form_of(config: ModelConfig) -> ImageForm:
         mark,
         grids,
         token=config.image_token,
-        most_kept=most_kept,
+        max_kept=max_kept,
         selects=selects,
         videos=videos,
         boxes="resized" if config.family == "qwen2_5_vl" else "thousandths",

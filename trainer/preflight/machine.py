@@ -233,8 +233,8 @@ def _is(device: str, name: str) -> bool:
 
 
 def _too_small(bought: BoughtMachine, gpus: FoundGpus) -> Finding | None:
-    least_bytes = MEMORY_SHARE * bought.gpu_memory_gib * GIB
-    small = [gpu for gpu in gpus.gpus if gpu.name and gpu.memory_bytes < least_bytes]
+    min_bytes = MEMORY_SHARE * bought.gpu_memory_gib * GIB
+    small = [gpu for gpu in gpus.gpus if gpu.name and gpu.memory_bytes < min_bytes]
     if not small:
         return None
     return Finding(

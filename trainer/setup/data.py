@@ -39,7 +39,7 @@ def open_data(job: JobConfig) -> TrainingData:
     index, form = Index.load(pointers.prepared_uri), image_form_of(job.model)
     train = index.split("train")
     sampler = PackedBatchSampler.of_training(train, job, tile_tokens=form.tile_tokens)
-    total_steps = sampler.num_steps(job.train.epochs, at_most=job.train.max_steps)
+    total_steps = sampler.num_steps(job.train.epochs, max_steps=job.train.max_steps)
     if problem := warmup_problem(job.train, total_steps):
         raise ConfigError(f"train.{problem.partition(': ')[0]}", fix=problem.partition(": ")[2])
     return TrainingData(

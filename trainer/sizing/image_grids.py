@@ -53,7 +53,7 @@ class ImageGrids:
     max_pixels: int
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         return max(1, self.max_pixels // (self.patch * self.merge) ** 2)
 
     def of(self, width: int, height: int) -> tuple[int, int]:

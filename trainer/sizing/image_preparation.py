@@ -32,7 +32,7 @@ def preparation_s(family: str, shape: ModelShape) -> float:
         return PATCHES_S * megapixels / FRAMES_PER_PATCH  # a still image fills all frames of its patches
     if family in PUBLISHED_FAMILIES:
         return LIBRARY_S * megapixels
-    return TILES_S * megapixels if shape.most_tiles > 1 else SQUARE_S
+    return TILES_S * megapixels if shape.max_tiles > 1 else SQUARE_S
 
 
 def rank_preparation_s(family: str, shape: ModelShape, *, cores: int, ranks: int) -> float:

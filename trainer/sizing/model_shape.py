@@ -114,7 +114,7 @@ class ModelShape:
     windows: Windows | None = None
     projector_layers: int = 2
     chosen: TrainableSubset | None = None  # None: each part is trained as a whole or not at all
-    most_tiles: int = 1  # of one image
+    max_tiles: int = 1  # of one image
     shards_tower: bool = True  # tensor parallelism splits its layers too
     stored_numbers: int | None = None  # of one image in the feature cache; None: image tokens x feature width
     shards_frozen: bool = False  # train.shard_frozen_weights

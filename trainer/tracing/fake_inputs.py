@@ -38,7 +38,7 @@ def image_grids(config: ModelConfig, shape: SequenceShape) -> list[TokenGrid]:
     assert grids is not None
     left, found = shape.rows * shape.tokens - shape.label_tokens, []
     for images in range(shape.images, 0, -1):
-        tokens = min(grids.most_tokens, -(-left // images))
+        tokens = min(grids.max_tokens, -(-left // images))
         if tokens < 1:
             break
         found.append(near_square(tokens))
@@ -98,7 +98,7 @@ def _projected_images(config: ModelConfig, shape: SequenceShape, *, cached: bool
     images = image_form_of(config).published
     assert images is not None
     patches, in_patch = images.patches
-    image_tokens = min(shape.images * images.most_tokens, shape.rows * shape.tokens - shape.label_tokens)
+    image_tokens = min(shape.images * images.max_tokens, shape.rows * shape.tokens - shape.label_tokens)
     given = {PROJECTED: torch.zeros(image_tokens, images.hidden)}
     if cached:
         stored = HfFamily().stored_numbers(config)

@@ -45,7 +45,7 @@ def _buckets(table: Table) -> dict[str, Any]:
             accesses[access.account, access.home].append(access)
     grants = {}
     for (account, bucket), of_bucket in sorted(accesses.items()):
-        for use in table.least_roles("bucket", {access.use for access in of_bucket}):
+        for use in table.smallest_roles("bucket", {access.use for access in of_bucket}):
             covered = [access for access in of_bucket if _covers(table, use, access.use)]
             grants[f"{account}-{bucket}-{use}"] = {
                 "account": account,

@@ -57,7 +57,7 @@ class Need:
         table = load_table()
         of_kind = table.uses[self.kind]
         wanted = {use for use in self.uses if missing & set(of_kind[use].permissions)}
-        return tuple(of_kind[use].role for use in table.least_roles(self.kind, wanted))
+        return tuple(of_kind[use].role for use in table.smallest_roles(self.kind, wanted))
 
 
 def named(config: RunConfig) -> list[Named]:

@@ -149,7 +149,7 @@ class Table(_Row):
                             for name in row.names:
                                 yield Access(step, self.steps[step], name, kind, use, row.home, row.why)
 
-    def least_roles(self, kind: Kind, uses: set[UseName]) -> list[UseName]:
+    def smallest_roles(self, kind: Kind, uses: set[UseName]) -> list[UseName]:
         """The uses whose roles have the permissions of all `uses`: those that another one does not cover."""
         of_kind = self.uses[kind]
         permissions = {use: set(of_kind[use].permissions) for use in uses}

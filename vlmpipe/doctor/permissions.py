@@ -141,7 +141,7 @@ def _unless_conditional(asker: Asker, bucket: str, text: str, fix: str) -> Row:
 
 def _question(need: Need) -> str:
     """Describe what the account does, the resource, and the fields that name it."""
-    uses = load_table().least_roles(need.kind, set(need.uses))
+    uses = load_table().smallest_roles(need.kind, set(need.uses))
     fields = ", ".join(need.fields[:MAX_FIELDS])
     more = f" and {len(need.fields) - MAX_FIELDS} more" if len(need.fields) > MAX_FIELDS else ""
     resource = f"gs://{need.resource}" if need.kind == "bucket" else need.resource

@@ -58,7 +58,7 @@ def _published_limit(model: ModelConfig, sequence_length: int) -> str:
         return ""
     images = image_form_of(model).published
     assert images is not None
-    least, most = sum(images.texts((SMALL,))[0].runs), images.most_tokens
+    least, most = sum(images.texts((SMALL,))[0].runs), images.max_tokens
     text = f"{least} to {most} per image by its size, data.sequence_length is {sequence_length}"
     if least >= sequence_length:
         raise ConfigError(f"{text}: no image fits into a packed sequence")
@@ -76,11 +76,11 @@ def _grid_limit(model: ModelConfig, sequence_length: int) -> str:
     assert grids is not None and model.max_pixels is not None
     side = grids.patch * grids.merge
     text = (
-        f"at most {grids.most_tokens} per image (model.max_pixels, {side} x {side} pixels a token), "
+        f"at most {grids.max_tokens} per image (model.max_pixels, {side} x {side} pixels a token), "
         f"data.sequence_length is {sequence_length}"
     )
     if model.max_pixels < side**2:
         raise ConfigError(f"model.max_pixels is less than a token's {side**2}")
-    if grids.most_tokens >= sequence_length:
+    if grids.max_tokens >= sequence_length:
         raise ConfigError(f"{text}: the largest image fits into no packed sequence")
     return text

@@ -63,7 +63,7 @@ def _prepared_here(config: RunConfig, job: JobConfig, paths: RunPaths) -> tuple[
         image_tokens=conversations * epoch.image_tokens,
         label_tokens=epoch.label_tokens,
         sequences=epoch.sequences,
-        steps=sampler.num_steps(job.train.epochs, at_most=job.train.max_steps),
+        steps=sampler.num_steps(job.train.epochs, max_steps=job.train.max_steps),
         fills=() if job.data.sources else fill_by_length(config, split, tile_tokens),
     )
     return workload, f"Prepared data, {passes}." if passes else ""

@@ -120,8 +120,8 @@ class Workload:
                 image_tokens = max(1, min(image_tokens, int(sample_tokens / plan.sample_images)))
             samples_per_sequence = ASSUMED_FILL * data.sequence_length / sample_tokens if data.pack else 1.0
             if plan.sample_images:
-                most_tiles = max(1.0, sample_tokens / plan.sample_images // image_tokens)
-                sample_tiles *= min(shape.most_tiles, most_tiles)
+                max_tiles = max(1.0, sample_tokens / plan.sample_images // image_tokens)
+                sample_tiles *= min(shape.max_tiles, max_tiles)
                 samples_per_sequence = min(samples_per_sequence, data.max_images_per_sequence / sample_tiles)
             images_per_sequence = samples_per_sequence * sample_tiles
             fill = samples_per_sequence * sample_tokens / data.sequence_length
@@ -131,11 +131,11 @@ class Workload:
                 f"section), a packed sequence as {fill:.0%} filled"
                 + (f": {samples:,} samples in {sequences:,} sequences." if sequences else ".")
             )
-        if shape.most_tiles > 1:
+        if shape.max_tiles > 1:
             each = (
                 f" and an image {sample_tiles / (plan.sample_images or 1):,.3g} of them" if plan.sample_tokens else ""
             )
-            origin += f" Images are cut into at most {shape.most_tiles} tiles; a tile is taken as an image here{each}."
+            origin += f" Images are cut into at most {shape.max_tiles} tiles; a tile is taken as an image here{each}."
         if shape.images_differ:
             origin += f" An image is taken as {image_tokens:,} tokens, the most that it can have."
         steps = train.epochs * math.ceil(sequences / train.global_batch_size) if sequences else train.max_steps or None

@@ -86,17 +86,17 @@ class RelevanceConfig(Section):
         return self.estimator == "rloo"
 
     @property
-    def least_tokens(self) -> int:
+    def lower_bound(self) -> int:
         if self.allocation == "mass":
             return self.min_tokens or 1
-        return self.min_tokens or self.most_tokens
+        return self.min_tokens or self.upper_bound
 
     @property
-    def most_tokens(self) -> int:
+    def upper_bound(self) -> int:
         assert self.max_tokens is not None, "checked below; full has no bound"
         return self.max_tokens
 
-    def at_most(self, tokens: int) -> int:
+    def kept_of(self, tokens: int) -> int:
         """Upper bound of the tokens that an image of `tokens` tokens keeps."""
         return tokens if self.max_tokens is None else min(tokens, self.max_tokens)
 
@@ -123,7 +123,7 @@ class RelevanceConfig(Section):
             return self
         if self.max_tokens is None:
             raise ValueError(f"allocation {self.allocation} needs max_tokens: the most tokens of an image")
-        if self.least_tokens > self.max_tokens:
+        if self.lower_bound > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
         if self.learns and self.balancer == "fixed" and LEARNING_SCORER not in self.scorers:
             raise ValueError(

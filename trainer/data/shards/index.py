@@ -140,11 +140,11 @@ class SplitIndex:
         owners = pc.list_parent_indices(patches).to_numpy()
         return self.image_count + np.bincount(owners, more, len(self)).astype(np.int64)
 
-    def tokens_with(self, most_kept: int) -> Int64Array:
-        """(samples,) tokens of each sample with at most `most_kept` tokens of each image."""
+    def tokens_with(self, max_kept: int) -> Int64Array:
+        """(samples,) tokens of each sample with at most `max_kept` tokens of each image."""
         counts = pc.list_flatten(self._columns["image_token_counts"]).to_numpy().astype(np.int64)
         owners = np.repeat(np.arange(len(self)), self.image_count)
-        left_out = np.bincount(owners, np.maximum(counts - most_kept, 0), len(self)).astype(np.int64)
+        left_out = np.bincount(owners, np.maximum(counts - max_kept, 0), len(self)).astype(np.int64)
         return self.tokens - left_out
 
     def image_sha256(self, number: int) -> list[str]:

@@ -72,7 +72,7 @@ def selections_at(index: Tensor, grid: tuple[int, int]) -> list[Kept]:
 
 def budget(config: RelevanceConfig, compress: Tensor | float, tokens: int) -> int:
     """How many of an image's tokens are kept, between min_tokens and max_tokens by the tension `compress`."""
-    least, most = config.least_tokens, config.most_tokens
+    least, most = config.lower_bound, config.upper_bound
     wanted = most if least == most else round(most - (most - least) * float(compress))
     return min(tokens, wanted)
 
@@ -90,7 +90,7 @@ def allocate(config: RelevanceConfig, relevance: Tensor, balance: Balance, grid:
     if config.allocation == "mass":
         shares, order = torch.softmax(relevance / balance.temperature(config).detach(), 0).sort(descending=True)
         needed = int((shares.cumsum(0) < config.mass).sum()) + 1
-        return tokens_at(order[: min(tokens, max(config.least_tokens, min(needed, config.most_tokens)))], grid)
+        return tokens_at(order[: min(tokens, max(config.lower_bound, min(needed, config.upper_bound)))], grid)
     count = budget(config, balance.compress, tokens)
     if config.allocation == "uniform":
         return tokens_at(((torch.arange(count, device=device) * 2 + 1) * tokens) // (2 * count), grid)

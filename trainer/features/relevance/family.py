@@ -69,7 +69,7 @@ class ArrCocFamily(QwenVlFamily):
         with torch.device("meta"):
             count = count_parameters(RelevanceModule(config.relevance, width, ())) if config.relevance.learns else 0
         parameters = {**shape.parameters, "adapters": shape.parameters["adapters"] + count}
-        kept = config.relevance.at_most(shape.image_tokens)
+        kept = config.relevance.kept_of(shape.image_tokens)
         selections = config.relevance.samples if config.relevance.learns else 1
         return dataclasses.replace(shape, parameters=parameters, image_tokens=kept, selections=selections)
 

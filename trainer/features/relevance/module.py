@@ -88,8 +88,8 @@ class RelevanceModule(nn.Module):
         gumbel = -torch.log(-torch.log(uniform.clamp(1e-9, 1 - 1e-7)))
         noise = torch.randn(config.samples, generator=generator).to(log_softmax.device) * BUDGET_NOISE
         noisy = log_softmax.detach() + gumbel
-        if config.least_tokens == config.most_tokens or config.allocation == "mass":
-            order = top(noisy, config.at_most(len(log_softmax)))
+        if config.lower_bound == config.upper_bound or config.allocation == "mass":
+            order = top(noisy, config.kept_of(len(log_softmax)))
             return Draws(selections_at(order, grid), log_softmax[order].sum(1))
         logit = torch.logit(balance.compress, 1e-6)
         kept, log_probs = [], []

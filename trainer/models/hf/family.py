@@ -181,7 +181,7 @@ class HfFamily(NativeFamily):
         for name, parameter in model.named_parameters():
             counts[part_of(name)] += parameter.numel()
         patches, in_patch = images.patches
-        is_fixed = images.most_tokens == sum(images.texts((BLANK,))[0].runs)
+        is_fixed = images.max_tokens == sum(images.texts((BLANK,))[0].runs)
         return model_shape(
             config,
             model,
@@ -190,7 +190,7 @@ class HfFamily(NativeFamily):
             tower_parameters=counts["tower"],
             projector_parameters=counts["projector"],
             tower_tokens=patches,
-            image_tokens=images.most_tokens,
+            image_tokens=images.max_tokens,
             feature_width=-(-counts["projector"] // int(text.hidden_size)),  # as of one product
             projector_layers=1,
             patch_pixels=in_patch,
@@ -209,7 +209,7 @@ class HfFamily(NativeFamily):
         if not found.stored:
             return None
         if found.merges_inside:
-            return images.most_tokens * images.hidden * len(found.stored.fields)
+            return images.max_tokens * images.hidden * len(found.stored.fields)
         return round(found.stored.blank_rows * images.patches[0] / images.patches_of(BLANK)[0]) * found.stored.width
 
 

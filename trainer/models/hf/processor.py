@@ -84,7 +84,7 @@ class PublishedImages:
         return max(LARGE, key=lambda size: sum(self.texts((size,))[0].runs))
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         return sum(self.texts((self.largest,))[0].runs)
 
     @functools.cached_property

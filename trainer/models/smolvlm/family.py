@@ -104,7 +104,7 @@ class SmolVlmFamily(SquareFamily, NativeFamily):
             features=(patches, width),
             tower_tokens=patches,
             image_tokens=patches // scale**2,
-            most_tiles=image_form_of(config).most_tiles,
+            max_tiles=image_form_of(config).max_tiles,
             feature_width=width * scale**2,
             patch_pixels=int(vision.num_channels) * int(vision.patch_size) ** 2,
             projector_layers=1,

@@ -95,7 +95,7 @@ class Cost:
     never_ends: bool = False  # interruptions take more than is computed between them
     interrupted_every_s: float = math.inf  # mean time between interruptions on the run file's term
 
-    def doubts(self, most_lost: float) -> list[str]:
+    def doubts(self, max_lost: float) -> list[str]:
         """Why to look again before this is spent, a phrase each."""
         found, chosen, standard = [], self.by_term[self.term], self.by_term["standard"]
         if self.is_lower_bound:
@@ -104,7 +104,7 @@ class Cost:
             found.append(f"spot costs more than standard: ${self.usd:,.0f}, and ${standard.usd:,.0f} on standard")
         if chosen.lost and chosen.train_hours:
             lost = chosen.lost.total_hours / chosen.train_hours
-            if lost > most_lost:
+            if lost > max_lost:
                 parts = {
                     "saving checkpoints": chosen.lost.saves_hours,
                     "interruptions": chosen.lost.rework_hours + chosen.lost.restarts_hours,

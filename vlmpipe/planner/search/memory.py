@@ -34,7 +34,7 @@ class SearchMemory:
     _traces: dict[tuple[Computing, str, bool], tuple[Activations, Activations]] = field(default_factory=dict)
     _least: dict[tuple[Layout, str], int] = field(default_factory=dict)
 
-    def least_bytes(self, config: RunConfig) -> int:
+    def min_bytes(self, config: RunConfig) -> int:
         """Lower bound of all candidates with this layout: without activations, and with one micro-batch a step."""
         layout = layout_of(config)
         key = (layout, config.train.offload)

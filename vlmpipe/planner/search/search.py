@@ -259,7 +259,7 @@ def _candidates(search: _Search, goal: Goal) -> Iterator[_Candidate]:
             if search.extra and change.get("train.shard_frozen_weights") is False:
                 continue  # a way of the search without
             config = _with(base, in_place | change)
-            if memory.least_bytes(config) <= place.gpu.memory_gib * GIB:
+            if memory.min_bytes(config) <= place.gpu.memory_gib * GIB:
                 way = _priced(search, goal, place, in_place | change, config)
                 if way:
                     yield way

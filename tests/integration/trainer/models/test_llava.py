@@ -85,10 +85,10 @@ def answers(
     prompts: list[list[int]],
     projected: Any,
     *,
-    most_tokens: int,
+    max_tokens: int,
 ) -> list[str]:
     inputs = functools.partial(family.generation_inputs, model, projected=projected)
-    made = generate_answers(model, Chat(tokenizer), prompts, inputs, torch.device("cpu"), max_new_tokens=most_tokens)
+    made = generate_answers(model, Chat(tokenizer), prompts, inputs, torch.device("cpu"), max_new_tokens=max_tokens)
     return [one.text for one in made]
 
 
@@ -288,7 +288,7 @@ def test_an_export_gives_the_same_answers_in_plain_transformers(
         expected = model(input_ids=torch.tensor([ours]), pixel_values=pixels).logits
         assert torch.equal(logits, expected)
         projected = family.project(model, features)
-        answer = answers(family, model, tokenizer, [ours], projected, most_tokens=5)
+        answer = answers(family, model, tokenizer, [ours], projected, max_tokens=5)
         generated = loaded.generate(**inputs, max_new_tokens=5, do_sample=False)
     stock = tokenizer.decode(generated[0, len(ours) :], skip_special_tokens=True).strip()
     assert answer == [stock]
@@ -303,8 +303,8 @@ def test_answers_do_not_depend_on_the_batch(tokenizer: PreTrainedTokenizerFast) 
     prompts = [Chat(tokenizer).prompt(Turn(question, ""), [16]) for question in questions]
     pixels = PixelPreparer(config)([picture(seed) for seed in range(3)])
     features = family.project(model, family.encode(config, family.tower(model), pixels)).detach()
-    together = answers(family, model, tokenizer, prompts, features, most_tokens=6)
+    together = answers(family, model, tokenizer, prompts, features, max_tokens=6)
     alone = [
-        answers(family, model, tokenizer, [ids], features[n : n + 1], most_tokens=6)[0] for n, ids in enumerate(prompts)
+        answers(family, model, tokenizer, [ids], features[n : n + 1], max_tokens=6)[0] for n, ids in enumerate(prompts)
     ]
     assert together == alone

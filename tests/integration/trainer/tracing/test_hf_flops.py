@@ -40,8 +40,8 @@ def test_a_step_computes_what_is_counted_before_it(model_type: str, freeze: tupl
     inputs = inputs_of(config, shape, len(images.processor.tokenizer), cached=False, sequence_samples=1)
     inputs["input_ids"].zero_()
     for number in range(number_of_images):  # with a text token before each: some models tell images apart by that
-        start = number * (images.most_tokens + 1) + 1
-        inputs["input_ids"][0, start : start + images.most_tokens] = images.image_token_id
+        start = number * (images.max_tokens + 1) + 1
+        inputs["input_ids"][0, start : start + images.max_tokens] = images.image_token_id
     inputs["images"] = images.tensors([Image.new("RGB", images.largest)] * number_of_images)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         module(**inputs).backward()

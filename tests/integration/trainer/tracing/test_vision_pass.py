@@ -40,8 +40,8 @@ def test_a_traced_step_holds_what_a_real_one_does(model_type: str, freeze: tuple
     inputs = inputs_of(config, shape, tokens, cached=False)
     inputs["input_ids"].zero_()
     for number in range(shape.images):  # with a text token before each: some models tell images apart by that
-        start = number * (images.most_tokens + 1) + 1
-        inputs["input_ids"][0, start : start + images.most_tokens] = images.image_token_id
+        start = number * (images.max_tokens + 1) + 1
+        inputs["input_ids"][0, start : start + images.max_tokens] = images.image_token_id
     shown = images.tensors([Image.new("RGB", images.largest)] * shape.images)
     real = trace_module(module, inputs | {"images": shown}, "fp32")
     for moment in ("forward", "turn", "backward"):

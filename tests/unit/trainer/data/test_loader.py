@@ -94,16 +94,16 @@ def test_each_sample_is_read_once_an_epoch(data: Fixture) -> None:
         assert seen == Counter(data.split.ids)
 
 
-@pytest.mark.parametrize("at_most", [1, 2, 3, 1000])
+@pytest.mark.parametrize("max_steps", [1, 2, 3, 1000])
 def test_epochs_behind_the_last_step_are_not_planned(
-    data: Fixture, at_most: int, monkeypatch: pytest.MonkeyPatch
+    data: Fixture, max_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     epochs, planned = 3, list[int]()
     steps = data.sequence().num_steps(epochs)
     limited, plan = data.sequence(), PackedBatchSampler.plan
     monkeypatch.setattr(PackedBatchSampler, "plan", lambda self, epoch: planned.append(epoch) or plan(self, epoch))
-    assert limited.num_steps(epochs, at_most=at_most) == min(steps, at_most)
-    assert planned[-1] == limited.batch(min(steps, at_most) - 1).epoch
+    assert limited.num_steps(epochs, max_steps=max_steps) == min(steps, max_steps)
+    assert planned[-1] == limited.batch(min(steps, max_steps) - 1).epoch
 
 
 def test_epochs_have_unlike_orders(data: Fixture) -> None:

@@ -148,15 +148,15 @@ def test_without_room_or_locks_plans_stay_in_memory_and_it_is_said_once(
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
-@pytest.mark.parametrize("at_most", [0, 1, 7, 1000])
+@pytest.mark.parametrize("max_steps", [0, 1, 7, 1000])
 def test_an_order_with_shared_plans_is_the_order_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int, at_most: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int, max_steps: int
 ) -> None:
     split = split_of([number // 9 for number in range(100)], [f"{number}.tar" for number in range(12)])
     monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path))
     alone, shared = sequence_of(split, 2), sequence_of(split, 2, share_from=1)
-    assert shared.num_steps(epochs, at_most=at_most) == alone.num_steps(epochs, at_most=at_most) > 0
-    for step in range(alone.num_steps(epochs, at_most=at_most)):
+    assert shared.num_steps(epochs, max_steps=max_steps) == alone.num_steps(epochs, max_steps=max_steps) > 0
+    for step in range(alone.num_steps(epochs, max_steps=max_steps)):
         assert shared.batch(step) == alone.batch(step)
         assert (shared.members(shared.batch(step)) == alone.members(alone.batch(step))).all()
     assert list((tmp_path / machine_plans.CACHE_FOLDER).glob("*.plan"))

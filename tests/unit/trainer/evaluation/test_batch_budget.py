@@ -15,14 +15,14 @@ sizes = st.lists(st.tuples(st.integers(1, 500), st.integers(0, 9)), max_size=40)
 
 @given(sizes, st.integers(1, 2000), st.integers(1, 20))
 def test_batches_hold_every_question_once_within_the_bounds(
-    questions: list[tuple[int, int]], most_tokens: int, max_images: int
+    questions: list[tuple[int, int]], max_tokens: int, max_images: int
 ) -> None:
     tokens, images = [one for one, _ in questions], [one for _, one in questions]
-    batches = BatchBudget(most_tokens, max_images).batches(tokens, images)
+    batches = BatchBudget(max_tokens, max_images).batches(tokens, images)
     assert [n for one in batches for n in range(len(tokens))[one]] == list(range(len(tokens)))
     for one in batches:
         count = one.stop - one.start
-        assert count == 1 or (max(tokens[one]) * count <= most_tokens and sum(images[one]) <= max_images)
+        assert count == 1 or (max(tokens[one]) * count <= max_tokens and sum(images[one]) <= max_images)
 
 
 @given(sizes, st.integers(500, 2000))

@@ -240,7 +240,7 @@ def test_rows_that_are_traced_and_weighed_have_the_tiles_of_rows_that_are_read(
 
 def test_a_plan_without_data_takes_each_image_for_as_many_tiles_as_its_sample_has_room_for() -> None:
     shape = family_of(config_of()).shape(config_of())
-    assert (shape.image_tokens, shape.most_tiles) == (4, 10)
+    assert (shape.image_tokens, shape.max_tiles) == (4, 10)
     long, short = (
         Workload.assumed(small(plan={"samples": 100, "sample_tokens": tokens, "sample_images": 2}), shape)
         for tokens in (200, 24)

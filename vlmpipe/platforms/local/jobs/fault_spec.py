@@ -141,11 +141,11 @@ def _whole(at_least: int) -> Callable[[str, str, str], _Value]:
     return read
 
 
-def _seconds(at_most: float) -> Callable[[str, str, str], _Value]:
+def _seconds(max_s: float) -> Callable[[str, str, str], _Value]:
     def read(text: str, name: str, value: str) -> _Value:
         match = _SECONDS.match(value)
-        if match is None or float(match[1]) > at_most:
-            raise ConfigError(f"--inject-fault {text!r}: {name} is {value!r}", expected=f"seconds, 0s to {at_most:g}s")
+        if match is None or float(match[1]) > max_s:
+            raise ConfigError(f"--inject-fault {text!r}: {name} is {value!r}", expected=f"seconds, 0s to {max_s:g}s")
         return float(match[1])
 
     return read
