@@ -52,7 +52,7 @@ def _check_offline(config: RunConfig) -> list[Finding]:
     return [
         *findings,
         *look_at_schedule(config),
-        *(Finding("settings", "warning", str(one)) for one in warnings(config)),
+        *(Finding("settings", "warning", str(warning)) for warning in warnings(config)),
     ]
 
 
@@ -63,7 +63,7 @@ def _check_variants(config: RunConfig, of_run: Sequence[Finding]) -> Iterator[Fi
     known = {(one.subject.rpartition(": ")[2], one.text) for one in of_run}
     for variant in variants:
         run = config.training_of(variant)
-        settings = [str(one) for one in warnings(run) if one.field != "gate"]
+        settings = [str(warning) for warning in warnings(run) if warning.field != "gate"]
         checked = _check_training(run, has_data=samples_of(run) != samples_of(config))
         found = [*checked, *(Finding("settings", "warning", text) for text in settings)]
         for one in found:
@@ -186,7 +186,7 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
         if plan.trainer:
             text = f"{shape.total_parameters:,}; {plan.trainer} decides which are trained"
         yield Finding("parameters", "ok", text)
-        yield from (Finding("settings", "warning", str(one)) for one in rates_without_effect(config, shape))
+        yield from (Finding("settings", "warning", str(rate)) for rate in rates_without_effect(config, shape))
     else:
         yield Finding("parameters", "unchecked", plan.notes[-1])
     if plan.compiling:

@@ -118,7 +118,7 @@ def execute(run: LocalRun, view: View, command: Sequence[str] | None = None) -> 
         view.note(first if process.num_requests == 1 else "Stopping at once.")
 
     # Under nohup the run continues without a terminal.
-    numbers = [one for one in STOP_SIGNALS if signal.getsignal(one) is not signal.SIG_IGN]
+    numbers = [signal_number for signal_number in STOP_SIGNALS if signal.getsignal(signal_number) is not signal.SIG_IGN]
     with handling(numbers, stop):
         process = PipelineProcess(command or pipeline_command(run), run)
         try:

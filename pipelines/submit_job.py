@@ -164,7 +164,7 @@ def submit_spec(
     place = _place(file, project, location)
     found = file.check(load_catalog(), place.location)
     if errors := [one for one in found if one.severity == "error"]:
-        lines = [f"  {one.text()}" for one in errors]
+        lines = [f"  {error.text()}" for error in errors]
         raise ConfigError(
             "\n".join([f"{path} has {len(errors)} errors", *lines]), fix=f"vlmpipe check --job-spec {path}"
         )

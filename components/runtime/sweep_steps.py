@@ -114,7 +114,9 @@ def _require_same_settings(variant: str, store: Storage, own: RunConfig, content
             named = f"{store.uri(RUN_FILE)} is of another version of vlmpipe"
         else:
             texts = changed_settings(trained, own).texts()
-            named = "; ".join(one for one in texts if one.startswith(DECIDING) and not one.startswith("train.resume "))
+            named = "; ".join(
+                text for text in texts if text.startswith(DECIDING) and not text.startswith("train.resume ")
+            )
             if not named:  # the new run.json has another digest, by which the next start will look
                 outcome.model_copy(update={"settings": settings_sha256(content)}).write(store)
                 return

@@ -33,10 +33,10 @@ def of_stages(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     first = next(iter(found.values()))
     shared = {one for one in first if all(one in findings for findings in found.values())}
     own = [
-        replace(one, subject=f"{stage}: {one.subject}")
+        replace(finding, subject=f"{stage}: {finding.subject}")
         for stage, findings in found.items()
-        for one in findings
-        if one not in shared
+        for finding in findings
+        if finding not in shared
     ]
     return [*(one for one in first if one in shared), *own]
 

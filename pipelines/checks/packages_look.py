@@ -104,8 +104,8 @@ def require_here(config: RunConfig) -> None:
 
 def extras_of_image(config: RunConfig) -> dict[str, str]:
     """The extras that the trainer's image must have been built with, and the fields that need them."""
-    found: dict[str, str] = {}
+    extras: dict[str, str] = {}
     for need in needs_of(config):
         if need.extra not in IN_IMAGE:
-            found.setdefault(need.extra, need.field)
-    return found
+            extras.setdefault(need.extra, need.field)
+    return extras

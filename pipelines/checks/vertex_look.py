@@ -31,7 +31,11 @@ def look_at_jobs(config: RunConfig) -> Iterator[Finding]:
     reported: set[str] = set()
     for job in jobs_of(config):
         subject = f"job {step_of(job)}"
-        found = [one for one in job_violations(config, job, paths.run_uri) if _concerns(config, one)]
+        found = [
+            job_violation
+            for job_violation in job_violations(config, job, paths.run_uri)
+            if _concerns(config, job_violation)
+        ]
         new = [one for one in found if one.text() not in reported]
         reported |= {one.text() for one in new}
         for one in new:

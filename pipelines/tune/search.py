@@ -82,7 +82,9 @@ def require_tuning(config: RunConfig) -> TuneConfig:
             "sequences, once",
             fix="set train.validate_every_steps",
         )
-    if config.model.lora is None and (names := [one for one in config.tune.parameters if one in OF_ADAPTERS]):
+    if config.model.lora is None and (
+        names := [parameter for parameter in config.tune.parameters if parameter in OF_ADAPTERS]
+    ):
         raise ConfigError(
             f"tune.parameters has {', '.join(names)}, and the run file has no model.lora",
             expected="adapters, whose size is searched",
@@ -289,7 +291,7 @@ def num_points(tuning: TuneConfig) -> int:
     """Number of trials: a small grid has fewer points than `max_trial_count`."""
     if tuning.algorithm != "GRID_SEARCH":
         return tuning.max_trial_count
-    return min(tuning.max_trial_count, math.prod(len(one.points) for one in tuning.parameters.values()))
+    return min(tuning.max_trial_count, math.prod(len(parameter.points) for parameter in tuning.parameters.values()))
 
 
 def points(tuning: TuneConfig) -> Iterator[dict[str, Value]]:
@@ -301,7 +303,7 @@ def points(tuning: TuneConfig) -> Iterator[dict[str, Value]]:
             fix="add tune.algorithm=RANDOM_SEARCH, or --target vertex",
         )
     if tuning.algorithm == "GRID_SEARCH":
-        names, choices = list(tuning.parameters), [one.points for one in tuning.parameters.values()]
+        names, choices = list(tuning.parameters), [parameter.points for parameter in tuning.parameters.values()]
         grid = (dict(zip(names, point, strict=True)) for point in itertools.product(*choices))
         return itertools.islice(grid, tuning.max_trial_count)
     chance = random.Random(tuning.seed)

@@ -204,5 +204,5 @@ def step_of(name: str) -> int:
 
 def order_of(name: str) -> tuple[int, int, str]:
     """Sort key of checkpoints: start, step, name. As text, start 10000 would come before 9999."""
-    found = _NAME.fullmatch(name)
-    return (int(found["attempt"]), int(found["step"]), name) if found else (-1, -1, name)
+    match = _NAME.fullmatch(name)
+    return (int(match["attempt"]), int(match["step"]), name) if match else (-1, -1, name)

@@ -116,8 +116,8 @@ def _takes(annotation: object, *kinds: type) -> bool:
 
 
 def _require_no_control_characters(value: object) -> None:
-    if isinstance(value, str) and (found := _CONTROL.search(value)):
-        raise ValueError(f"has the control character U+{ord(found[0]):04X}")
+    if isinstance(value, str) and (match := _CONTROL.search(value)):
+        raise ValueError(f"has the control character U+{ord(match[0]):04X}")
     if isinstance(value, list | tuple | dict):
         for one in value.values() if isinstance(value, dict) else value:
             _require_no_control_characters(one)

@@ -223,8 +223,8 @@ class ExternalTrainerConfig(Section):
 
 def python_of_image(image_uri: str) -> tuple[int, int] | None:
     """Python of an image that is named by it, as Google's are: (3, 10) for pytorch-gpu.2-4.py310; else None."""
-    found = re.search(r"[.-]py(3)(\d{1,2})(?=[.:@-]|$)", image_uri)
-    return (int(found[1]), int(found[2])) if found else None
+    match = re.search(r"[.-]py(3)(\d{1,2})(?=[.:@-]|$)", image_uri)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def fill_in(words: tuple[str, ...], values: dict[str, str]) -> list[str]:

@@ -45,9 +45,9 @@ class Part:
 
 def part_of(path: str) -> Part | None:
     """The part that a path names, of a file that may have such parts; None for other paths."""
-    if not (found := FRAGMENT.fullmatch(path)):
+    if not (match := FRAGMENT.fullmatch(path)):
         return None
-    file, page, time_s, frame, frames = found.groups()
+    file, page, time_s, frame, frames = match.groups()
     suffix, fragment = PurePosixPath(file).suffix.lower(), path.removeprefix(f"{file}#")
     if page and (suffix == PDF or suffix in TIFFS):
         return Part(file, fragment, page=int(page))

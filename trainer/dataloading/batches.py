@@ -72,7 +72,7 @@ def _tensors(value: object) -> Iterator[Tensor]:
     elif isinstance(value, dict):
         yield from (tensor for one in value.values() for tensor in _tensors(one))
     elif dataclasses.is_dataclass(value):
-        yield from (tensor for one in vars(value).values() for tensor in _tensors(one))
+        yield from (tensor for var in vars(value).values() for tensor in _tensors(var))
 
 
 def _pinned(value: Any) -> Any:

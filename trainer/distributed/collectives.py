@@ -180,7 +180,7 @@ def _seconds(work: Callable[[], object], worker: ProcessContext) -> list[float]:
 def _table(speeds: list[Speed]) -> list[str]:
     head = f"communication: {'among':<22} {'ranks':>5} {'collective':<14} {'MiB':>8} {'ms':>10} {'bus GB/s':>9}"
     return [head] + [
-        f"communication: {one.among:<22} {one.ranks:>5} {one.collective:<14} "
-        f"{one.bytes / MIB:>8.4g} {1000 * one.seconds:>10.3f} {one.bus_gb_per_s:>9.2f}"
-        for one in speeds
+        f"communication: {speed.among:<22} {speed.ranks:>5} {speed.collective:<14} "
+        f"{speed.bytes / MIB:>8.4g} {1000 * speed.seconds:>10.3f} {speed.bus_gb_per_s:>9.2f}"
+        for speed in speeds
     ]

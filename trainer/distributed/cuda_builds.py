@@ -75,12 +75,12 @@ def driver_runs(driver: str, cuda_version: str) -> bool | None:
 @functools.cache
 def cuda_builds() -> Mapping[str, CudaBuild]:
     """The known builds by name."""
-    found = {}
+    builds = {}
     for name, build in _facts()["builds"].items():
         driver = min_driver(build["cuda"])
         assert driver, f"cuda_builds.yaml has no driver for CUDA {build['cuda']}"
-        found[name] = CudaBuild(name, build["cuda"], tuple(build["architectures"]), driver)
-    return found
+        builds[name] = CudaBuild(name, build["cuda"], tuple(build["architectures"]), driver)
+    return builds
 
 
 def main() -> int:

@@ -54,7 +54,9 @@ def cider_d(pictures: Sequence[Captioned]) -> list[float]:
     Document frequencies come from the references of `pictures`, so scores of different sets are not comparable, and all
     are 0 for a single image.
     """
-    return cider_d_of_tokens([([tokens(text) for text in one.references], tokens(one.caption)) for one in pictures])
+    return cider_d_of_tokens(
+        [([tokens(text) for text in picture.references], tokens(picture.caption)) for picture in pictures]
+    )
 
 
 def cider_d_of_tokens(pictures: Sequence[tuple[Sequence[list[str]], list[str]]]) -> list[float]:

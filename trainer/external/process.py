@@ -130,7 +130,7 @@ class TrainerProcess:
         self.stopping = False  # no Event: a second signal inside its set() would wait for the first
         self._timer: threading.Timer | None = None
         adopt_orphans()
-        self._others = frozenset(one.pid for one in below(os.getpid()))
+        self._others = frozenset(process.pid for process in below(os.getpid()))
         asked: list[int] = []  # signals before it started
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: asked.append(number))

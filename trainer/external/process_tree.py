@@ -40,7 +40,7 @@ def below(root: int, *, without: Collection[int] = ()) -> list[Running]:
     while parents:
         children = [one for one in everything if one.parent in parents and one.pid not in without]
         found += children
-        parents = [one.pid for one in children]
+        parents = [child.pid for child in children]
     return found
 
 
@@ -51,11 +51,11 @@ def to_ask(parent: int, processes: Iterable[Running]) -> list[int]:
     Below one that it ends, such as a command that starts torchrun and waits, no process would hear of it.
     """
     asked, silent = [], {parent}
-    for one in processes:  # parents first
-        if one.parent in silent:
-            asked.append(one.pid)
-            if not one.handles_stop:
-                silent.add(one.pid)
+    for process in processes:  # parents first
+        if process.parent in silent:
+            asked.append(process.pid)
+            if not process.handles_stop:
+                silent.add(process.pid)
     return asked
 
 
@@ -74,6 +74,6 @@ def _everything() -> list[Running]:
 
 def kill_all(processes: Iterable[Running]) -> None:
     """SIGKILL to each that is still there."""
-    for one in processes:
+    for process in processes:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(one.pid, signal.SIGKILL)
+            os.kill(process.pid, signal.SIGKILL)

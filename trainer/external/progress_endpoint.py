@@ -76,7 +76,9 @@ class ProgressEndpoint:
         metrics = status.get("metrics", []) if isinstance(status, dict) else None
         if not isinstance(metrics, list):
             return 400
-        values = {str(one.get("name")): _number(one.get("value")) for one in metrics if isinstance(one, dict)}
+        values = {
+            str(metric.get("name")): _number(metric.get("value")) for metric in metrics if isinstance(metric, dict)
+        }
         step, total, loss = (values.get(name) for name in ("current_step", "total_steps", "loss"))
         last = self.posted
         self.posted = Posted(

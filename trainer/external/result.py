@@ -109,7 +109,7 @@ class _Tensor:
 
 def _tensors(folder: Path) -> dict[str, _Tensor]:
     """The tensors of a folder's safetensors files by name, in the order of the files; nothing where it has none."""
-    found = {}
+    tensors = {}
     for file in sorted(folder.glob(f"*{WEIGHTS}")):
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
@@ -117,8 +117,8 @@ def _tensors(folder: Path) -> dict[str, _Tensor]:
         for name, entry in header.items():
             if name != "__metadata__":
                 start, end = entry["data_offsets"]
-                found[name] = _Tensor(file, (entry["dtype"], tuple(entry["shape"])), 8 + length + start, end - start)
-    return found
+                tensors[name] = _Tensor(file, (entry["dtype"], tuple(entry["shape"])), 8 + length + start, end - start)
+    return tensors
 
 
 def _folder_of(output: Path, marker: str, trainer: ExternalTrainerConfig) -> Path:

@@ -97,7 +97,7 @@ def open_telemetry(device: torch.device) -> GpuTelemetry | None:
 
 def metrics_of(readings: Sequence[GpuReading]) -> dict[str, float]:
     """The gauges of all ranks, by rank, as metrics of a line. Empty where no rank has a gauge."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for name, gauge, combine in (
         ("gpu_utilization", "utilization", _mean),
         ("gpu_utilization_min", "utilization", min),
@@ -109,8 +109,8 @@ def metrics_of(readings: Sequence[GpuReading]) -> dict[str, float]:
     ):
         values = [value for value in map(operator.attrgetter(gauge), readings) if not math.isnan(value)]
         if values:
-            found[name] = combine(values)
-    return found
+            metrics[name] = combine(values)
+    return metrics
 
 
 class GpuFaultWatch:

@@ -121,14 +121,18 @@ def summary_of(made: profile) -> dict[str, object]:
     joined = {name: joined_spans(spans, gap_s=gaps_s.get(name, 0.0)) for name, spans in lines.items() if spans}
     used = "self_device_time_total" if on_gpu else "self_cpu_time_total"
     known = [
-        {"name": one.key, "calls": one.count, "seconds": getattr(one, used) * US}
-        for one in averages
-        if not (one.is_user_annotation or _is_sent(one.key))
+        {"name": average.key, "calls": average.count, "seconds": getattr(average, used) * US}
+        for average in averages
+        if not (average.is_user_annotation or _is_sent(average.key))
     ]
     collectives = [
-        {"name": one.key, "calls": one.count, "seconds": (one.device_time_total if on_gpu else one.cpu_time_total) * US}
-        for one in averages
-        if _is_sent(one.key)
+        {
+            "name": average.key,
+            "calls": average.count,
+            "seconds": (average.device_time_total if on_gpu else average.cpu_time_total) * US,
+        }
+        for average in averages
+        if _is_sent(average.key)
     ]
     return {
         "seconds": whole_s,

@@ -94,16 +94,16 @@ def read_usage(store: Storage, *, since: int = 0) -> list[StartUsage]:
 
 def total_of(starts: Sequence[StartUsage]) -> RunUsage:
     """Sums over at least one start."""
-    made = sum(one.last_step - one.first_step for one in starts)
-    reached = starts[-1].last_step - min(one.first_step for one in starts)
+    made = sum(start.last_step - start.first_step for start in starts)
+    reached = starts[-1].last_step - min(start.first_step for start in starts)
     return RunUsage(
         starts=len(starts),
         steps_made=made,
         steps_repeated=made - reached,
-        tokens=sum(one.tokens for one in starts),
-        label_tokens=sum(one.label_tokens for one in starts),
-        seconds=sum(one.seen_s - one.began_s for one in starts),
-        checkpoint_stall_s=sum(one.checkpoint_stall_s for one in starts),
+        tokens=sum(start.tokens for start in starts),
+        label_tokens=sum(start.label_tokens for start in starts),
+        seconds=sum(start.seen_s - start.began_s for start in starts),
+        checkpoint_stall_s=sum(start.checkpoint_stall_s for start in starts),
     )
 
 

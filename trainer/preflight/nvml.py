@@ -47,7 +47,7 @@ def _device(nvml: Any, index: int) -> tuple[str, int, tuple[int, int]]:
 
 def _of_kernel() -> str:
     try:
-        found = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", DRIVER_FILE.read_text(encoding="utf-8", errors="replace"))
+        match = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", DRIVER_FILE.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return ""
-    return found[1] if found else ""
+    return match[1] if match else ""

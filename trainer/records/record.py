@@ -120,7 +120,7 @@ RUN_AGAIN = "use the vlmpipe that made the run, or run its run file again"
 
 def of_another_version(uri: str, error: ValidationError, fix: str = RUN_AGAIN) -> ConfigError:
     """Return the error for a record at `uri` whose fields are not those of this version."""
-    fields = [".".join(map(str, one["loc"])) for one in error.errors()]
+    fields = [".".join(map(str, problem["loc"])) for problem in error.errors()]
     more = f" and {len(fields) - SHOWN_FIELDS} more" if len(fields) > SHOWN_FIELDS else ""
     return ConfigError(
         f"{uri} is not of this version of vlmpipe, by {', '.join(fields[:SHOWN_FIELDS])}{more}",

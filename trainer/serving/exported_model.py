@@ -45,7 +45,7 @@ def roomy_devices(model: nn.Module, devices: Sequence[torch.device]) -> Sequence
     """The first devices, as many as the model needs (`devices_needed`). Raises ConfigError if all are too few."""
     if devices[0].type != "cuda":
         return devices[:1]
-    weights = sum(one.numel() * one.element_size() for one in model.parameters())
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     memory = torch.cuda.get_device_properties(devices[0]).total_memory
     if weights > MAX_WEIGHTS_SHARE * memory * len(devices):
         raise ConfigError(

@@ -76,4 +76,4 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 
 
 def _bytes(module: nn.Module) -> int:
-    return sum(one.numel() * one.element_size() for one in {id(each): each for each in _tensors(module)}.values())
+    return sum(one.numel() * one.element_size() for one in {id(tensor): tensor for tensor in _tensors(module)}.values())

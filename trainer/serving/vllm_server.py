@@ -95,8 +95,8 @@ def _link(source: Path, folder: Path, wanted: Callable[[str], bool]) -> None:
 
 def _fetched(argument: str) -> str:
     """The argument with a folder on this machine in place of an address in a bucket."""
-    found = _ADDRESS.fullmatch(argument)
-    return argument if found is None else f"{found[1]}{_folder(found[2])}"
+    match = _ADDRESS.fullmatch(argument)
+    return argument if match is None else f"{match[1]}{_folder(match[2])}"
 
 
 def _folder(name: str, revision: str = "") -> Path:

@@ -114,7 +114,9 @@ def flops_per_sequence(
     adapters = language.layers * sequence_length * 2 * sum(shape.adapters.values())
     reached = 1 - shape.first_reached_layer(cached=cached) / language.layers if reaches_language else 0
     again = reached if activation_checkpointing == "full" else 0
-    last_products, last_of_adapters = (language.layers * sequence_length * each for each in _last_products(shape))
+    last_products, last_of_adapters = (
+        language.layers * sequence_length * last_product for last_product in _last_products(shape)
+    )
     # If nothing is trained before the first layer, its query, key and value need no gradient of their input, unless a
     # vector of that layer is trained: it may be the norm before them.
     only_matrices = shape.chosen is None or not shape.chosen.language.has_vectors_first

@@ -91,8 +91,8 @@ def _measured(
         with torch.autocast("cpu", torch.bfloat16, enabled=compute == "autocast"):
             features = module.features(inputs)
         forward, between = tracker.take_peak(next_category="backward"), tracker.held
-        total = torch.stack([one.sum() for one in features]).sum()
-        sizes = sum(one.nbytes for one in features)
+        total = torch.stack([feature.sum() for feature in features]).sum()
+        sizes = sum(feature.nbytes for feature in features)
         if total.requires_grad:
             total.backward()
         del features, total

@@ -50,7 +50,7 @@ class Need:
     def permissions(self) -> tuple[str, ...]:
         """The permissions that the account needs on the resource."""
         of_kind = load_table().uses[self.kind]
-        return tuple(dict.fromkeys(one for use in self.uses for one in of_kind[use].permissions))
+        return tuple(dict.fromkeys(permission for use in self.uses for permission in of_kind[use].permissions))
 
     def roles(self, missing: set[str]) -> tuple[str, ...]:
         """The least roles that give the `missing` permissions."""

@@ -153,7 +153,11 @@ class Table(_Row):
         """The uses whose roles have the permissions of all `uses`: those that another one does not cover."""
         of_kind = self.uses[kind]
         permissions = {use: set(of_kind[use].permissions) for use in uses}
-        return [use for use in USES if use in uses and not any(permissions[use] < one for one in permissions.values())]
+        return [
+            use
+            for use in USES
+            if use in uses and not any(permissions[use] < permission for permission in permissions.values())
+        ]
 
 
 @functools.cache

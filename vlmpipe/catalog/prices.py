@@ -112,12 +112,12 @@ def load_prices(user_file: str = "", today: date | None = None) -> Prices:
     Raises ConfigError that names every wrong entry of the user's file.
     """
     files = [_built_in(), *([read_prices(expanded(user_file))] if user_file else [])]
-    fees = [one.price(fee, fee.share) for one in files if (fee := one.vertex_fee)]
+    fees = [file.price(fee, fee.share) for file in files if (fee := file.vertex_fee)]
     return Prices(
         today or datetime.now(UTC).date(),
-        {key: price for one in files for key, price in one.hourly()},
-        {key: price for one in files for key, price in one.monthly_disks()},
-        {key: price for one in files for key, price in one.monthly_stores()},
+        {key: price for file in files for key, price in file.hourly()},
+        {key: price for file in files for key, price in file.monthly_disks()},
+        {key: price for file in files for key, price in file.monthly_stores()},
         fees[-1],
     )
 

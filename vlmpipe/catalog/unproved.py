@@ -60,12 +60,12 @@ def load_assumptions() -> tuple[Assumption, ...]:
 
 def assumption_of(assumption_id: str) -> Assumption:
     """The assumption of that id. Raises KeyError, because ids stand in code."""
-    return {one.id: one for one in load_assumptions()}[assumption_id]
+    return {assumption.id: assumption for assumption in load_assumptions()}[assumption_id]
 
 
 def refuted_by(pattern_id: str) -> list[Assumption]:
     """The assumptions that this failure pattern contradicts."""
-    return [one for one in load_assumptions() if pattern_id in one.refuted_by]
+    return [assumption for assumption in load_assumptions() if pattern_id in assumption.refuted_by]
 
 
 def read_sightings(root: Storage) -> dict[str, Sighting]:
@@ -74,7 +74,7 @@ def read_sightings(root: Storage) -> dict[str, Sighting]:
     Args:
         root: the folder of all runs (output.root_uri).
     """
-    known = {one.id for one in load_assumptions()}
+    known = {assumption.id for assumption in load_assumptions()}
     names = [info.name for info in root.list(FOLDER)]
     found = [Sighting(**read_record(root, name)) for name in names if name.rpartition("/")[2][: -len(".json")] in known]
     return {one.id: one for one in found}

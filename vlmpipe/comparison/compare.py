@@ -115,13 +115,13 @@ class Comparison:
             "scores": [_row_json(row) for row in self.scores],
             "benchmarks": [_row_json(row) for row in self.benchmarks],
             "agreement": [asdict(one) for one in self.agreement],
-            "disagreements": [asdict(one) for one in self.disagreements],
+            "disagreements": [asdict(disagreement) for disagreement in self.disagreements],
             "notes": self.notes,
         }
 
 
 def _row_json(row: ScoreRow) -> dict[str, object]:
-    return {**asdict(row), "runs": [{**asdict(one), "verdict": one.verdict or None} for one in row.runs]}
+    return {**asdict(row), "runs": [{**asdict(run), "verdict": run.verdict or None} for run in row.runs]}
 
 
 def compare(sides: Sequence[Side]) -> Comparison:
@@ -135,7 +135,7 @@ def compare(sides: Sequence[Side]) -> Comparison:
             expected="runs that were evaluated on the same data, or on data that has grown",
             fix="compare runs of the same data.source, data.validation_fraction and evaluate.max_samples",
         )
-    lines = [[each[key] for key in shared] for each in answers]
+    lines = [[answer[key] for key in shared] for answer in answers]
     slices = [str(line["slice"]) for line in lines[0]]
     names = tuple(side.name for side in sides)
     tallies = [_scores(key[3], [of_run[number] for of_run in lines]) for number, key in enumerate(shared)]
@@ -146,7 +146,7 @@ def compare(sides: Sequence[Side]) -> Comparison:
         notes.append(f"which questions of {names[0]} share images is not known: samples are drawn in their place")
     elif rows[0].images < len(shared):
         notes.append(f"the {len(shared):,} questions are about {rows[0].images:,} images, which are what chance draws")
-    if left := max(len(each) for each in answers) - len(shared):
+    if left := max(len(answer) for answer in answers) - len(shared):
         notes.insert(0, f"{left:,} questions that not all runs were asked are left out")
     notes.append(SEEDS)
     right = [tuple(bool(of_run[number]["correct"]) for of_run in lines) for number in range(len(shared))]
@@ -185,10 +185,10 @@ def _scores(answer: str, lines: Sequence[dict[str, Any]]) -> list[float]:
     from vlmpipe.trainer.evaluation.metrics import anls, vqa_accuracy
 
     metrics: tuple[Callable[[str, str], float], ...] = (vqa_accuracy, anls)
-    found = []
+    scores = []
     for line in lines:
-        found += [float(line["correct"]), *(metric(answer, str(line["prediction"])) for metric in metrics)]
-    return found
+        scores += [float(line["correct"]), *(metric(answer, str(line["prediction"])) for metric in metrics)]
+    return scores
 
 
 def _rows(

@@ -29,7 +29,7 @@ def build_page(comparison: Comparison) -> str:
         titles=TITLES,
         whole=[row for row in comparison.scores if not row.slice],
         slices=[row for row in comparison.scores if row.slice and row.metric == "exact_match"],
-        cards=sample_cards(images, spread([asdict(one) for one in comparison.disagreements], SHOWN)),
+        cards=sample_cards(images, spread([asdict(disagreement) for disagreement in comparison.disagreements], SHOWN)),
         usage=[
             {"name": side.name, "run_id": side.run_id, "figures": usage_figures(side.usage)}
             for side in comparison.sides

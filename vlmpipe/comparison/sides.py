@@ -96,8 +96,8 @@ def read_sides(names: Sequence[str], root: str) -> list[Side]:
 
 def run_uri_named(name: str, root: str) -> str:
     """The folder of one run, by a name as `read_sides` takes them."""
-    if found := REGISTERED.fullmatch(name):
-        return _registered(found[1], found[2], [], root)
+    if match := REGISTERED.fullmatch(name):
+        return _registered(match[1], match[2], [], root)
     return _run_uri(name, root)
 
 
@@ -126,7 +126,7 @@ def _registered(model: str, which: str, settings: Sequence[RunSettings], root: s
             break
     entry: Entry | None
     if which.isdigit():
-        entry = next((each for each in registry.versions(model) if each.version == int(which)), None)
+        entry = next((version for version in registry.versions(model) if version.version == int(which)), None)
     else:
         entry = registry.champion(model)
     if entry is None:

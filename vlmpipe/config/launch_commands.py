@@ -61,8 +61,8 @@ def runs_shell(words: Sequence[str]) -> bool:
 
 def variable_in(word: str) -> str:
     """The first $VARIABLE of a word; empty for none."""
-    found = _VARIABLE.search(word)
-    return found[0] if found else ""
+    match = _VARIABLE.search(word)
+    return match[0] if match else ""
 
 
 def process_doubts(parts: Sequence[str], *, nodes: int, per_node: int, unit: str = "GPUs") -> Iterator[Doubt]:
@@ -108,7 +108,7 @@ def program_of(parts: Sequence[str]) -> str:
     """`python train.py`, where the command starts so; a shell before it does not count."""
     for number, word in enumerate(parts):
         if re.fullmatch(r"(.*/)?python[0-9.]*", word):
-            rest = [each for each in parts[number + 1 :] if each == "-m" or not each.startswith("-")]
+            rest = [part for part in parts[number + 1 :] if part == "-m" or not part.startswith("-")]
             return " ".join([word.rpartition("/")[2], *rest[: 2 if rest[:1] == ["-m"] else 1]])
     return ""
 

@@ -80,7 +80,10 @@ def _sweep_problems(config: RunConfig, sweep: SweepConfig) -> Iterator[Problem]:
         try:
             runs[variant.name] = config.variant(variant)
         except RunFileError as error:
-            problems += [Problem(f"sweep.variants.{variant.name}", f"{one.field} {one.text}") for one in error.problems]
+            problems += [
+                Problem(f"sweep.variants.{variant.name}", f"{problem.field} {problem.text}")
+                for problem in error.problems
+            ]
     yield from problems or sweep_problems(config, sweep, runs)
 
 

@@ -81,7 +81,7 @@ def _architectures(api: GoogleApi, host: str, name: str, manifest: dict[str, Any
     """The architectures for which the image has Linux files."""
     if "manifests" in manifest:
         platforms = [one.get("platform", {}) for one in manifest["manifests"]]
-        return {str(one.get("architecture")) for one in platforms if one.get("os") == "linux"}
+        return {str(platform.get("architecture")) for platform in platforms if platform.get("os") == "linux"}
     settings = _settings(api, host, name, manifest)
     return {str(settings["architecture"])} if settings.get("architecture") else set()
 

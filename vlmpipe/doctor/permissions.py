@@ -118,7 +118,7 @@ def _row(config: RunConfig, asker: Asker, need: Need, answer: Answer) -> Row:
     lacking = set(need.permissions) - set(answer.content.get("permissions", ()))
     if not lacking:
         return ok(asker.account, question)
-    text = f"{question}: may not {', '.join(one for one in need.permissions if one in lacking)}"
+    text = f"{question}: may not {', '.join(permission for permission in need.permissions if permission in lacking)}"
     if need.kind == "secret":
         text += ", or there is no such secret (Secret Manager gives the same answer)"
     fix = "\n".join(_grant(need, asker.member, role) for role in need.roles(lacking))
@@ -171,7 +171,7 @@ def _project_row(config: RunConfig, asker: Asker, api: GoogleApi) -> Row:
     project = config.gcp.project
     given = {"": True, "tensorboard": bool(config.gcp.tensorboard)}
     roles = [row for row in load_table().project if row.account == asker.account and given.get(row.when, False)]
-    permissions = tuple(dict.fromkeys(one for row in roles for one in row.permissions))
+    permissions = tuple(dict.fromkeys(permission for row in roles for permission in row.permissions))
     answer = api.granted("cloudresourcemanager", f"/v1/projects/{project}", permissions)
     question = f"roles on project {project}"
     if answer.status == 404:
@@ -183,10 +183,10 @@ def _project_row(config: RunConfig, asker: Asker, api: GoogleApi) -> Row:
     if not lacking:
         row = ok(asker.account, question)
         return _answered(asker, answer, row.showing(UPLOADS, True) if UPLOAD in permissions else row)
-    names = ", ".join(one for row in lacking for one in row.permissions if one not in has)
+    names = ", ".join(permission for row in lacking for permission in row.permissions if permission not in has)
     fixes = [remedies.grant_on_project(project, asker.member, row.role) for row in lacking]
     row = _unless_conditional(asker, "", f"{question}: may not {names}", "\n".join(fixes))
-    of_role = {one for row in roles if UPLOAD in row.permissions for one in row.permissions}
+    of_role = {permission for row in roles if UPLOAD in row.permissions for permission in row.permissions}
     if UPLOAD in of_role - has and has & of_role:  # it has the role, by its other permissions
         row = row.showing(UPLOADS, False)
     return _answered(asker, answer, row)

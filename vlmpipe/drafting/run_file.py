@@ -126,10 +126,10 @@ def _held_out_share(facts: Facts) -> float:
 
 def _questions(facts: Facts, changes: Mapping[str, object]) -> list[str]:
     """Questions that a look cannot answer."""
-    found = []
+    questions = []
     width, height = facts.middle_size
     if max(width, height) > 128:
-        found.append(
+        questions.append(
             f"The images are about {width} x {height} pixels; this small model sees 64 x 64. Is that enough to answer? "
             "A pretrained one sees more: vlmpipe init qwen-vl."
         )
@@ -137,28 +137,28 @@ def _questions(facts: Facts, changes: Mapping[str, object]) -> list[str]:
         share = _held_out_share(facts)
         held_out = share * sum(facts.questions.values())
         if share > DEFAULT_SHARE:
-            found.append(
+            questions.append(
                 f"Only {facts.distinct_images} different images, which are never on both sides: {share:.0%} are held "
                 "out. Are there more?"
             )
         if held_out < FEW_HELD_OUT and not facts.is_part:
-            found.append(
+            questions.append(
                 f"About {held_out:.0f} questions are in the validation split: too few to tell models apart. Are there "
                 "more data?"
             )
-        found.append("Do records belong together (a patient, a document)? Then name their field in data.split_by.")
+        questions.append("Do records belong together (a patient, a document)? Then name their field in data.split_by.")
     if facts.answer_tokens > MAX_ANSWER_TOKENS:
-        found.append(
+        questions.append(
             f"The longest answer has {facts.answer_tokens} tokens, and answers are cut at {MAX_ANSWER_TOKENS}."
         )
     if facts.coverage.unread:
         names = ", ".join(sorted(one.name for one in facts.coverage.unread)[:8])
-        found.append(f"Nothing reads {names}. Is something of it needed? Name it in data.columns.")
+        questions.append(f"Nothing reads {names}. Is something of it needed? Name it in data.columns.")
     if facts.bad:
-        found.append(f"{len(facts.bad):,} samples are bad, such as {facts.bad[0].sentence()}")
+        questions.append(f"{len(facts.bad):,} samples are bad, such as {facts.bad[0].sentence()}")
     if facts.coverage.without_images:
-        found.append(f"{facts.coverage.without_images:,} samples have no image. Is that meant?")
-    return found
+        questions.append(f"{facts.coverage.without_images:,} samples have no image. Is that meant?")
+    return questions
 
 
 def facts_lines(draft: Draft) -> list[tuple[str, str]]:

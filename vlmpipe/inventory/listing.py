@@ -194,15 +194,15 @@ class _Files:
 
         Not their paths: the output folder may have been moved since.
         """
-        uris = [uri for one in self._records(DataPointers) for uri in (one.prepared_uri, one.features_uri)]
+        uris = [uri for record in self._records(DataPointers) for uri in (record.prepared_uri, record.features_uri)]
         return {uri.rstrip("/").rpartition("/")[2] for uri in uris if uri}
 
     def registered(self) -> set[str]:
-        return {f"{one.model}@{one.version}" for one in self._records(Registered)}
+        return {f"{record.model}@{record.version}" for record in self._records(Registered)}
 
     def aliases(self) -> set[tuple[str, str]]:
         """Models that versions were made of, with the alias that was to name them."""
-        return {(one.model, one.alias or "champion") for one in self._records(Registered)}
+        return {(record.model, record.alias or "champion") for record in self._records(Registered)}
 
     def names(self, *settings: str) -> set[str]:
         """Ids of the runs that these files of settings name."""

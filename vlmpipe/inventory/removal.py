@@ -57,7 +57,7 @@ class Removal:
 
     @property
     def size_bytes(self) -> int:
-        of_runs, of_shared = sum(run.size_bytes for run in self.runs), sum(one.size_bytes for one in self.shared)
+        of_runs, of_shared = sum(run.size_bytes for run in self.runs), sum(data.size_bytes for data in self.shared)
         return of_runs + of_shared + sum(map(size_of, self.leftovers))
 
     @property
@@ -67,7 +67,7 @@ class Removal:
     def as_json(self) -> dict[str, Any]:
         return {
             "runs": [{"run_id": run.run_id, "size_bytes": run.size_bytes} for run in self.runs],
-            "shared": [{"uri": str(one.folder), "size_bytes": one.size_bytes} for one in self.shared],
+            "shared": [{"uri": str(data.folder), "size_bytes": data.size_bytes} for data in self.shared],
             "leftovers": list(map(str, self.leftovers)),
             "kept": [vars(one) for one in self.kept],
             "notes": self.notes,
@@ -94,7 +94,7 @@ class Removal:
         for one in self.shared:
             if one.folder in unused:
                 _delete(_set_aside(one.folder))
-        stayed = tuple(one for one in self.shared if one.folder not in unused)
+        stayed = tuple(data for data in self.shared if data.folder not in unused)
         for one in stayed:
             say(f"{one.kind}/{one.folder.name} stays: a run that began in the meantime may use it")
         return stayed
@@ -176,7 +176,7 @@ def _reason(inventory: Inventory, run: ListedRun, leaving: set[str], *, unfinish
 def _unused(inventory: Inventory, leaving: Sequence[ListedRun]) -> tuple[list[SharedData], list[str]]:
     """Shared data that no remaining run points at, and why it stays nevertheless."""
     gone = {run.run_id for run in leaving}
-    unused = [one for one in inventory.shared if set(one.used_by) <= gone and not one.folder.is_symlink()]
+    unused = [data for data in inventory.shared if set(data.used_by) <= gone and not data.folder.is_symlink()]
     unclear = [run.run_id for run in inventory.runs if run.outcome == "running" or run.problem]
     if unused and unclear:
         what = f"prepared data and features stay: what {unclear[0]} uses is not known yet"

@@ -36,4 +36,4 @@ def prove_chat_template(model: ModelConfig, data: DataConfig) -> Proof | None:
 def is_here(model: ModelConfig, tokenizer: str) -> bool:
     """Return whether the model's files, and the tokenizer's if one is named, are in folders of this machine."""
     weights = (model.pretrained or model.language_model).weights
-    return all(not one or expanded(one).is_dir() for one in (tokenizer, weights))
+    return all(not address or expanded(address).is_dir() for address in (tokenizer, weights))

@@ -57,8 +57,8 @@ def length_advice(fills: Sequence[LengthFill], config: RunConfig) -> str:
     """The fills, and what to set where another length computes clearly fewer tokens; "" where lengths are not known."""
     if not fills:
         return ""
-    text = "Fill by data.sequence_length: " + ", ".join(f"{one.sequence_length:,} {one.fill:.1%}" for one in fills)
-    own = next(one.fill for one in fills if one.sequence_length == config.data.sequence_length)
+    text = "Fill by data.sequence_length: " + ", ".join(f"{fill.sequence_length:,} {fill.fill:.1%}" for fill in fills)
+    own = next(fill.fill for fill in fills if fill.sequence_length == config.data.sequence_length)
     best = max(fills, key=lambda one: (round(one.fill, 3), -one.sequence_length))
     if best.fill < (1 + WORTH_A_CHANGE) * own:
         return text + "."

@@ -174,7 +174,7 @@ def _tensor_parallel(deploy: DeployConfig, model: Architecture) -> Iterator[str]
     possible = [
         count
         for count in range(1, gpus)
-        if not any(each % count for each in heads.values()) and fits_kv_heads(language.kv_heads, count)
+        if not any(head % count for head in heads.values()) and fits_kv_heads(language.kv_heads, count)
     ]
     if not fits_kv_heads(language.kv_heads, gpus):
         heads["key-value heads of the language model"] = language.kv_heads

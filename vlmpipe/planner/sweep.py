@@ -54,7 +54,7 @@ class SweepPlan:
     @property
     def state(self) -> State:
         """The state of the worst variant or shared stage."""
-        states = [one.plan.state for one in self.variants.values() if one.plan]
+        states = [variant.plan.state for variant in self.variants.values() if variant.plan]
         return max([self.shared.state, *states], key=STATES.index)
 
     @property
@@ -108,9 +108,9 @@ class SweepPlan:
     @property
     def usd_range(self) -> tuple[float, float] | None:
         """If all trainings take the low or the high share of their planned time."""
-        plans = [one.plan for one in self.variants.values() if one.plan]
+        plans = [variant.plan for variant in self.variants.values() if variant.plan]
         ends = [_around(plan) for plan in [*list(self.stages.values())[:-1], *plans * self.starts]]
-        known, usd = [one for one in ends if one is not None], self.usd
+        known, usd = [end for end in ends if end is not None], self.usd
         if usd is None or len(known) < len(ends):
             return None
         return usd + sum(low for low, _ in known), usd + sum(high for _, high in known)
@@ -152,7 +152,7 @@ class SweepPlan:
         return None if steps is None else _sum([value(step) for step in steps])
 
     def _each(self, value: Callable[[VariantPlan], float | None]) -> list[float | None]:
-        return [value(one) for one in self.variants.values()] * self.starts
+        return [value(variant) for variant in self.variants.values()] * self.starts
 
 
 def plan_config(config: RunConfig, *, here: LocalMachine | None = None) -> Plan | StagesPlan | SweepPlan:
@@ -192,7 +192,7 @@ def plan_sweep(config: RunConfig, *, here: LocalMachine | None = None) -> SweepP
 def _jobs(config: RunConfig) -> int:
     """Trainings of equal machines share jobs, see `vlmpipe.components.runtime.sweep_steps.write_sweep`."""
     assert config.sweep
-    clusters = Counter(config.variant(one).cluster.model_dump_json() for one in variants_of(config.sweep))
+    clusters = Counter(config.variant(variant).cluster.model_dump_json() for variant in variants_of(config.sweep))
     return sum(-(-config.sweep.starts * count // config.sweep.trainings_per_job) for count in clusters.values())
 
 

@@ -48,5 +48,5 @@ class Template:
 
 def described(path: Path, spec: pipeline_spec_pb2.PipelineSpec) -> Compiled:
     """The description of the pipeline `spec` in the file `path`."""
-    jobs = sum("worker_pool_specs" in one.input_definitions.parameters for one in spec.components.values())
+    jobs = sum("worker_pool_specs" in component.input_definitions.parameters for component in spec.components.values())
     return Compiled(path, spec.pipeline_info.name, len(spec.deployment_spec["executors"]), jobs)

@@ -85,7 +85,7 @@ class SearchStatus:
 
     @property
     def best(self) -> Trial | None:
-        return next((one for one in self.trials if one.metric is not None), None)
+        return next((trial for trial in self.trials if trial.metric is not None), None)
 
     @property
     def exit_code(self) -> int | None:
@@ -98,7 +98,7 @@ class SearchStatus:
 
     def lines(self) -> list[str]:
         """For people."""
-        ended = sum(one.state in ("done", "failed") for one in self.trials)
+        ended = sum(trial.state in ("done", "failed") for trial in self.trials)
         lines = [f"search {self.search_id}: {self.outcome}, {ended} of {self.num_trials} trials ended"]
         lines += [f"  error     {self.error}"] if self.error else []
         lines += table_lines(self.trials, self.metric) if self.trials else []
@@ -114,5 +114,5 @@ class SearchStatus:
         return {
             **{name: getattr(self, name) for name in fields},
             **{name: getattr(self, name) or None for name in more},
-            "trials": [vars(one) for one in self.trials],
+            "trials": [vars(trial) for trial in self.trials],
         }

@@ -28,12 +28,12 @@ class SampleLoss:
 
 def token_mean(losses: Sequence[SampleLoss]) -> float:
     """Mean over all labelled tokens."""
-    return sum(one.total for one in losses) / sum(one.tokens for one in losses)
+    return sum(loss.total for loss in losses) / sum(loss.tokens for loss in losses)
 
 
 def sample_mean(losses: Sequence[SampleLoss]) -> float:
     """Mean of the samples' means."""
-    return sum(one.total / one.tokens for one in losses) / len(losses)
+    return sum(loss.total / loss.tokens for loss in losses) / len(losses)
 
 
 def is_close(found: Mapping[int, float], expected: Mapping[int, float]) -> bool:

@@ -55,7 +55,7 @@ class Proven:
 
     @property
     def broken(self) -> list[Verdict]:
-        return [one for one in self.verdicts if one.state in ("does not hold", "not run")]
+        return [verdict for verdict in self.verdicts if verdict.state in ("does not hold", "not run")]
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -64,7 +64,7 @@ class Proven:
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
             "command": self.command,
             "versions": self.versions,
-            "laws": [one.as_json() for one in self.verdicts],
+            "laws": [verdict.as_json() for verdict in self.verdicts],
         }
 
 
@@ -133,7 +133,7 @@ def _earlier(folder: Path, asked: Mapping[str, object]) -> dict[str, Verdict]:
         return {}
     try:
         unfinished = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))
-        before, laws = unfinished["asked"], [Verdict(**one) for one in unfinished["laws"]]
+        before, laws = unfinished["asked"], [Verdict(**law) for law in unfinished["laws"]]
     except (FileNotFoundError, ValueError, TypeError, KeyError):  # no file that a proof has written
         what = "not empty"
     else:
@@ -142,12 +142,12 @@ def _earlier(folder: Path, asked: Mapping[str, object]) -> dict[str, Verdict]:
         raise ConfigError(f"{folder} is {what}", expected="a new folder", fix="delete it or name another one")
     for name in ("model", "samples", "outputs"):
         shutil.rmtree(folder / name, ignore_errors=True)
-    return {one.law: one for one in laws if one.state == "holds"}
+    return {law.law: law for law in laws if law.state == "holds"}
 
 
 def _write_unfinished(folder: Path, asked: Mapping[str, object], verdicts: Mapping[str, Verdict]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"asked": asked, "laws": [one.as_json() for one in verdicts.values()]}
+    content = {"asked": asked, "laws": [verdict.as_json() for verdict in verdicts.values()]}
     LocalStorage(folder).write(UNFINISHED, json.dumps(content, indent=1).encode())
 
 

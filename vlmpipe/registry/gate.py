@@ -173,12 +173,12 @@ def _slice_check(name: str, floor: float, slices: Mapping[str, Scores]) -> Check
 
 
 def _margins(gate: GateConfig) -> list[tuple[Baseline, float]]:
-    found: list[tuple[Baseline, float]] = []
+    margins: list[tuple[Baseline, float]] = []
     if gate.min_margin_over_chance is not None:
-        found.append(("chance", gate.min_margin_over_chance))
+        margins.append(("chance", gate.min_margin_over_chance))
     if gate.min_margin_over_shuffled_image is not None:
-        found.append(("shuffled_image", gate.min_margin_over_shuffled_image))
-    return found
+        margins.append(("shuffled_image", gate.min_margin_over_shuffled_image))
+    return margins
 
 
 def _margin(key: Baseline, evaluation: Evaluation, gate: GateConfig, threshold: float) -> Check:

@@ -217,7 +217,11 @@ def _rows(evaluation: Evaluation) -> Iterator[tuple[str, ...]]:
     controls = evaluation.controls.values()
 
     def row(name: str, measured: Scores, baselines: Iterable[Scores | Control | None]) -> tuple[str, ...]:
-        values = [measured.exact_match, measured.chance, *(one.exact_match if one else None for one in baselines)]
+        values = [
+            measured.exact_match,
+            measured.chance,
+            *(baseline.exact_match if baseline else None for baseline in baselines),
+        ]
         return name, _count(measured.questions), *(_share(value) for value in values)
 
     yield row("**all**", evaluation, controls)

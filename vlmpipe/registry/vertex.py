@@ -217,7 +217,7 @@ class VertexRegistry:
         container = api.ModelContainerSpec(
             image_uri=serving.image_uri,
             command=list(serving.command),
-            args=[one.replace("{model_uri}", uri) for one in serving.args],
+            args=[argument.replace("{model_uri}", uri) for argument in serving.args],
             env=[api.EnvVar(name=name, value=value) for name, value in serving.env.items()],
             ports=[api.Port(container_port=serving.port)],
             predict_route=serving.predict_route,

@@ -60,7 +60,7 @@ def _sources(stats: dict[str, object]) -> list[tuple[str, list[object]]]:
 
 def _histograms(stats: dict[str, object]) -> list[dict[str, Any]]:
     """Samples by length, training first; `heights` are shares of the highest bar."""
-    found = []
+    histograms = []
     for split, content in sorted(mapping(stats.get("splits")).items(), reverse=True):
         histogram = mapping(mapping(content).get("sample_tokens_histogram"))
         bars = [number(value) or 0.0 for value in sequence(histogram.get("samples"))]
@@ -73,17 +73,17 @@ def _histograms(stats: dict[str, object]) -> list[dict[str, Any]]:
             f"95 of 100 at most {count(percentiles.get('95'))}, the longest has {count(percentiles.get('100'))}."
         )
         heights, ends = [bar / max(bars) for bar in bars], (count(round(edges[0])), count(round(edges[-1])))
-        found.append({"split": split, "heights": heights, "low": ends[0], "high": ends[1], "label": label})
-    return found
+        histograms.append({"split": split, "heights": heights, "low": ends[0], "high": ends[1], "label": label})
+    return histograms
 
 
 def _coverage(stats: dict[str, object]) -> list[str]:
     """Images, samples without one, and keys of the records that nothing read; nothing for older statistics."""
-    splits = [mapping(one) for one in mapping(stats.get("splits")).values()]
-    if not any(number(one.get("images")) is not None for one in splits):
+    splits = [mapping(split) for split in mapping(stats.get("splits")).values()]
+    if not any(number(split.get("images")) is not None for split in splits):
         return []
-    images = sum(int(number(one.get("images")) or 0) for one in splits)
-    without = sum(int(number(next(iter(sequence(one.get("images_per_sample"))), 0)) or 0) for one in splits)
+    images = sum(int(number(split.get("images")) or 0) for split in splits)
+    without = sum(int(number(next(iter(sequence(split.get("images_per_sample"))), 0)) or 0) for split in splits)
     lines = [images_sentence(images, without)]
     coverage = mapping(stats.get("coverage"))
     sources = mapping(coverage.get("sources"))

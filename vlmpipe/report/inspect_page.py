@@ -76,19 +76,21 @@ def build_page(name: str, cards: Sequence[Card], overview: Overview | None) -> s
 
 def _rows(overview: Overview) -> list[dict[str, Any]]:
     """Return counts, shares and charts of each source."""
-    tokens = sum(one.tokens for one in overview.sources) or 1
-    drawn = sum(one.epoch_tokens for one in overview.sources) or 1
+    tokens = sum(source.tokens for source in overview.sources) or 1
+    drawn = sum(source.epoch_tokens for source in overview.sources) or 1
     return [
         {
-            "name": one.name,
-            "samples": one.samples,
-            "tokens": one.tokens,
-            "share": one.tokens / tokens,
-            "epoch_share": one.epoch_tokens / drawn,
-            "lengths": _lengths(one),
-            "images": _bars(one.images, [*map(str, range(len(one.images) - 1)), f"{len(one.images) - 1} or more"]),
+            "name": source.name,
+            "samples": source.samples,
+            "tokens": source.tokens,
+            "share": source.tokens / tokens,
+            "epoch_share": source.epoch_tokens / drawn,
+            "lengths": _lengths(source),
+            "images": _bars(
+                source.images, [*map(str, range(len(source.images) - 1)), f"{len(source.images) - 1} or more"]
+            ),
         }
-        for one in overview.sources
+        for source in overview.sources
     ]
 
 

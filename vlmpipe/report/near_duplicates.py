@@ -12,10 +12,10 @@ from vlmpipe.trainer.storage import open_storage
 
 def recorded_pairs(files: RunFiles) -> list[tuple[str, dict[str, object]]]:
     """The set that each pair is of, "" for the validation split, and the pair as it is recorded."""
-    found = [("", mapping(one)) for one in sequence(mapping(files.stats.get("near_duplicates")).get("pairs"))]
+    pairs = [("", mapping(pair)) for pair in sequence(mapping(files.stats.get("near_duplicates")).get("pairs"))]
     for name, benchmark in files.evaluation.benchmarks.items():
-        found += [(name, one.model_dump(mode="json")) for one in benchmark.pairs_like_train]
-    return found
+        pairs += [(name, one.model_dump(mode="json")) for one in benchmark.pairs_like_train]
+    return pairs
 
 
 def near_duplicate_view(files: RunFiles, images: PreparedImages | None) -> list[dict[str, object]]:

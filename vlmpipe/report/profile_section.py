@@ -12,7 +12,7 @@ SHOWN_OPERATIONS = 12
 
 def profile_view(profiles: list[dict[str, object]]) -> list[dict[str, object]]:
     """Values for the template, one of each rank (`train.profile`), without those that hold no times."""
-    return [_rank_view(one) for one in profiles if (number(one.get("seconds")) or 0.0) > 0]
+    return [_rank_view(profile) for profile in profiles if (number(profile.get("seconds")) or 0.0) > 0]
 
 
 def _rank_view(profile: dict[str, object]) -> dict[str, object]:
@@ -34,11 +34,11 @@ def _rank_view(profile: dict[str, object]) -> dict[str, object]:
 
 
 def _lines(profile: dict[str, object]) -> dict[str, list[tuple[float, float]]]:
-    found = {}
+    lines = {}
     for name, spans in mapping(profile.get("spans")).items():
         ends = [[number(value) for value in sequence(span)] for span in sequence(spans)]
-        found[name] = [(one[0], one[1]) for one in ends if len(one) == 2 and None not in one]
-    return found  # type: ignore[return-value]
+        lines[name] = [(end[0], end[1]) for end in ends if len(end) == 2 and None not in end]
+    return lines  # type: ignore[return-value]
 
 
 def _rows(rows: object, seconds: float) -> list[dict[str, Any]]:

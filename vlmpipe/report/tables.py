@@ -72,9 +72,9 @@ def comparison(evaluation: Evaluation, predictions: Sequence[dict[str, object]] 
     share, questions = number(evaluation.exact_match), evaluation.questions
     if share is not None:
         low, high, basis = None, None, ""
-        if questions and all(one.get("image_group") for one in predictions) and predictions:
-            groups = [str(one["image_group"]) for one in predictions]
-            right = [bool(one.get("correct")) for one in predictions]
+        if questions and all(prediction.get("image_group") for prediction in predictions) and predictions:
+            groups = [str(prediction["image_group"]) for prediction in predictions]
+            right = [bool(prediction.get("correct")) for prediction in predictions]
             (low, high), basis = share_interval(groups, right), f", by {len(set(groups)):,} images"
         elif questions and 0 <= share <= 1:
             (low, high), basis = wilson(share, questions, questions), ", taking questions as independent"
@@ -229,7 +229,7 @@ def reused(files: RunFiles) -> list[str]:
 
 def changed_settings(files: RunFiles) -> list[tuple[str, str, str]]:
     """Field, compiled value and the run's value where they differ."""
-    record = next((one for one in files.steps if one.step == "resolve-run"), StepRecord("resolve-run"))
+    record = next((step for step in files.steps if step.step == "resolve-run"), StepRecord("resolve-run"))
     rows = sequence(record.detail.get("changed_settings"))
     return [(str(row[0]), str(row[1]), str(row[2])) for row in rows if isinstance(row, list) and len(row) == 3]
 

@@ -39,12 +39,12 @@ def parse_attempts(content: Mapping[str, Any], of_run: str) -> tuple[Attempt, ..
     """
     if content.get("of_run") != of_run:
         return ()
-    return tuple(Attempt(**one) for one in content["attempts"])
+    return tuple(Attempt(**attempt) for attempt in content["attempts"])
 
 
 def waiting_message(options: Sequence[Attempt]) -> str:
     """Message of the training step until its first machine writes a record; "" without capacity fallback."""
     if not options or options[-1].outcome:
         return ""
-    tried = [f"{one.strategy}: {one.outcome}" for one in options[:-1]]
+    tried = [f"{option.strategy}: {option.outcome}" for option in options[:-1]]
     return "; ".join([*tried, f"{options[-1].strategy}: machines are being found or started"])

@@ -138,7 +138,7 @@ def _of_jobs(records: Mapping[str, StepRecord]) -> StepRecord | None:
     jobs = [record for step, record in records.items() if step.startswith(f"{JOB_STEP}-")]
     if not jobs:
         return None
-    done, total = sum(one.done for one in jobs), sum(one.total for one in jobs)
+    done, total = sum(job.done for job in jobs), sum(job.total for job in jobs)
     return replace(jobs[-1], step=JOB_STEP, done=done, total=total, message="", detail={})
 
 

@@ -48,7 +48,7 @@ class Agreement:
 
     def sentence(self) -> str:
         agreed = self.asked - len(self.disagreements)
-        shown = "; ".join(_shown(one) for one in self.disagreements[:SHOWN])
+        shown = "; ".join(_shown(disagreement) for disagreement in self.disagreements[:SHOWN])
         notes = [
             f"{count} {what}"
             for count, what in (
@@ -70,7 +70,7 @@ class Agreement:
             "cut_in_a_character": self.cut,
             "with_white_space": self.spaced,
             "finish_not_compared": self.unfinished,
-            "disagreements": [asdict(one) for one in self.disagreements],
+            "disagreements": [asdict(disagreement) for disagreement in self.disagreements],
         }
 
 

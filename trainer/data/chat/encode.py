@@ -140,7 +140,11 @@ class Chat:
         fixed |= {str(token) for token in self.tokenizer.convert_ids_to_tokens(self.vision_token_ids)}
         for token in allowed:
             if token not in self.control_tokens or token in fixed or TURN_TOKEN.search(token):
-                known = [one for one in self.control_tokens if one not in fixed and not TURN_TOKEN.search(one)]
+                known = [
+                    control_token
+                    for control_token in self.control_tokens
+                    if control_token not in fixed and not TURN_TOKEN.search(control_token)
+                ]
                 raise ConfigError(
                     f"data.allowed_tokens has {token!r}, which "
                     + (
@@ -279,16 +283,16 @@ class Chat:
 
     def _pieces(self, layout: Layout, texts: Sequence[str], marks: Iterator[str]) -> Iterator[tuple[str, int]]:
         """Each text, and the number of the answer that it is a label of."""
-        for one in layout.segments:
-            text = one.strip(texts[one.slot]) if one.slot >= 0 else one.literal
+        for segment in layout.segments:
+            text = segment.strip(texts[segment.slot]) if segment.slot >= 0 else segment.literal
             if self.placeholder not in text:
-                yield text, one.answer
+                yield text, segment.answer
                 continue
             first, *behind = text.split(self.placeholder)
-            yield first, one.answer
+            yield first, segment.answer
             for other in behind:
                 yield next(marks), NO_ANSWER
-                yield other, one.answer
+                yield other, segment.answer
 
     def _with_images(self, ids: list[int], labels: list[int], runs: Sequence[int]) -> Encoded:
         """Repeat the k-th token of an image or a video to `runs[k]` in all."""

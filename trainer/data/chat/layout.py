@@ -58,7 +58,9 @@ class Layout:
     def rendered(self, texts: Sequence[str]) -> str:
         """The conversation as the template renders it."""
         return "".join(
-            one.strip(texts[one.slot]) if one.slot >= 0 else one.literal for one in self.segments if not one.is_added
+            segment.strip(texts[segment.slot]) if segment.slot >= 0 else segment.literal
+            for segment in self.segments
+            if not segment.is_added
         )
 
 
@@ -248,15 +250,15 @@ class _Reading:
     def _end_of_calls(self, piece: str, start: int, answer: int) -> int:
         """Where the end token behind an answer's calls of tools ends."""
         ends = "|".join(map(re.escape, self._template.end_tokens))
-        if found := re.compile(ends).search(piece, start):
-            return found.end()
+        if match := re.compile(ends).search(piece, start):
+            return match.end()
         raise refused(f"writes no end token behind the calls of answer {answer + 1} (of {ends})")
 
     def _end(self, piece: str, name: str) -> tuple[int, int] | None:
         """Range of the end token in what follows an answer's last text; None where it is to be added."""
         ends, image = "|".join(map(re.escape, self._template.end_tokens)), re.escape(self._template.placeholder)
-        if found := re.match(rf"((?:\s|{image}|<[^<>]+>{image}<[^<>]+>)*?)({ends})", piece):
-            return (found.start(2) if found[1].strip() else 0), found.end(2)
+        if match := re.match(rf"((?:\s|{image}|<[^<>]+>{image}<[^<>]+>)*?)({ends})", piece):
+            return (match.start(2) if match[1].strip() else 0), match.end(2)
         if self._template.added_end:
             return None
         known = ", ".join(self._template.end_tokens)

@@ -86,9 +86,13 @@ def content_parts(text: str) -> tuple[Part, ...]:
 def shape_of(messages: Iterable[Message]) -> Shape:
     return tuple(
         MessageShape(
-            one.role, bool(one.thinking), tuple(part is not None for part in one.content), one.calls, one.tools
+            message.role,
+            bool(message.thinking),
+            tuple(part is not None for part in message.content),
+            message.calls,
+            message.tools,
         )
-        for one in messages
+        for message in messages
     )
 
 

@@ -78,7 +78,7 @@ def _tagged(record: Record, key: str) -> Record:
 def _text_has(messages: object, mark: str) -> bool:
     if not isinstance(messages, list):
         return False
-    values = (one.get(key) for one in messages if isinstance(one, dict) for key in ("content", "value"))
+    values = (message.get(key) for message in messages if isinstance(message, dict) for key in ("content", "value"))
     return any(isinstance(value, str) and mark in value for value in values)
 
 

@@ -110,8 +110,8 @@ def _has_all(question: str, options: dict[str, str]) -> bool:
     at = 0
     for letter, option in options.items():
         marked = rf"(?<!\w)[{letter}{letter.lower()}]\s?[.:)\]、．：）]\s*{re.escape(option.strip())}(?!\w)"
-        found = re.compile(marked).search(question, at)
-        if found is None:
+        match = re.compile(marked).search(question, at)
+        if match is None:
             return False
-        at = found.end()
+        at = match.end()
     return True

@@ -361,7 +361,7 @@ def _pairs(record: Record, key: str, question: str, answer: str) -> list[Turn]:
         results = turn.get(RESULTS) or []
         if not isinstance(results, list):
             raise RejectedError(RejectCode.RECORD_FORM, f"{place}.{RESULTS} is {kind_of(results)}, not a list")
-        said = tuple(text(one, f"{place}.{RESULTS}") for one in results)
+        said = tuple(text(result, f"{place}.{RESULTS}") for result in results)
         system, thinking, rejected, tools, calls = (more.get(name, "") for name in TURN_TEXTS)
         require_prepared(tools, calls, place)
         if said and (asked.strip() or not (turns and turns[-1].calls)):

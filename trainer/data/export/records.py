@@ -125,8 +125,8 @@ def _marked(sample: StoredSample) -> list[Record]:
     """Messages of a role and a text, with a mark in place of each image and no line end beside it."""
     return _flagged(
         [
-            replace(one, content=("".join(IMAGE_TOKEN if part is None else part for part in one.content),))
-            for one in messages_of(sample.turns)
+            replace(message, content=("".join(IMAGE_TOKEN if part is None else part for part in message.content),))
+            for message in messages_of(sample.turns)
         ]
     )
 

@@ -140,8 +140,8 @@ class FetchedImages:
                 "CREATE TABLE failed (key TEXT PRIMARY KEY, reason TEXT) WITHOUT ROWID"
             )
             for info in self._storage.list() if self._storage else ():
-                if found := NAME.fullmatch(info.name):
-                    values = (found[1], int(found[2]), int(found[3]))
+                if match := NAME.fullmatch(info.name):
+                    values = (match[1], int(match[2]), int(match[3]))
                     self._table.execute("INSERT OR IGNORE INTO images VALUES (?, ?, ?)", values)
                 elif info.name.startswith(f"{FAILED}/"):
                     self._table.execute("INSERT OR IGNORE INTO failed VALUES (?, '')", (info.name[len(FAILED) + 1 :],))

@@ -47,12 +47,12 @@ def _jpeg_settings(image: Image.Image, original: Any, orientation: int) -> dict[
     """The quality of the file for an image that was only turned, and else a high one."""
     layers = getattr(original, "layer", ())
     tables: Mapping[int, Any] = getattr(original, "quantization", {})
-    if orientation == 1 or image.mode != original.mode or not layers or not all(one[3] in tables for one in layers):
+    if orientation == 1 or image.mode != original.mode or not layers or not all(layer[3] in tables for layer in layers):
         return {"quality": JPEG_QUALITY, "subsampling": FULL}
     sampling = JpegImagePlugin.get_sampling(original)
     if orientation in SIDEWAYS and sampling == HALF_WIDTH:
         sampling = FULL  # halves of the height, which cannot be written
-    of_layers = [_turned(list(tables[one[3]]), orientation) for one in layers]
+    of_layers = [_turned(list(tables[layer[3]]), orientation) for layer in layers]
     while len(of_layers) > 1 and of_layers[-1] == of_layers[-2]:  # the last table is of all further layers
         of_layers.pop()
     return {"qtables": of_layers, "subsampling": sampling if sampling in (FULL, HALF_WIDTH, QUARTER) else FULL}

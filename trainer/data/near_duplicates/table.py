@@ -92,11 +92,11 @@ def like_train(table: Path, searched: Mapping[str, bytes], max_comparisons: int 
 
 def validation_images(table: Path) -> dict[str, tuple[str, int, bytes]]:
     """Sample, place and signature of each distinct validation image by its content hash; b"" for none."""
-    found: dict[str, tuple[str, int, bytes]] = {}
+    images: dict[str, tuple[str, int, bytes]] = {}
     for lines in _batches(table):
         for line in lines.filter(pc.equal(lines.column("split"), "eval")).to_pylist():
-            found.setdefault(line["sha256"], (line["id"], line["image"], line["signature"] or b""))
-    return found
+            images.setdefault(line["sha256"], (line["id"], line["image"], line["signature"] or b""))
+    return images
 
 
 def _batches(table: Path) -> Iterator[pa.RecordBatch]:

@@ -45,7 +45,9 @@ class BigQuerySource(RowSource):
     def fingerprint(self) -> str:
         """Covers the table's content, and every file of an image folder."""
         table = self._table
-        described = stable_digest(self._name, str(table.modified), table.num_rows, [repr(one) for one in self._columns])
+        described = stable_digest(
+            self._name, str(table.modified), table.num_rows, [repr(column) for column in self._columns]
+        )
         named = ""
         if self.config.image_folder or self.config.fetch:
             samples = (sample for sample in self if isinstance(sample, Sample))
@@ -97,8 +99,8 @@ class BigQuerySource(RowSource):
     def _chosen(self) -> list[Any]:
         schema = self._table.schema
         mapped = self.config.columns
-        chosen = [one for one in schema if one.name not in mapped.ignored]
-        require_conversation([one.name for one in schema], mapped, f"{BIGQUERY}{self._name}")
+        chosen = [column for column in schema if column.name not in mapped.ignored]
+        require_conversation([column.name for column in schema], mapped, f"{BIGQUERY}{self._name}")
         images = (*IMAGE_COLUMNS, *mapped.image)
         naming = [one.name for one in chosen if one.name in images and one.field_type == "STRING"]
         if naming and not self.config.image_folder and not self.config.fetch:

@@ -67,7 +67,7 @@ class LlavaSource(FileSource):
         images = tuple(map(self.image_files.named, files["image"]))
         videos = [self._shown(path) for path in files["video"]]
         frames = zip(files["video"], map(len, videos), strict=True)
-        times_s = [self.image_files.frame_times_s(*one) for one in frames] if self.config.video_times else []
+        times_s = [self.image_files.frame_times_s(*frame) for frame in frames] if self.config.video_times else []
         made = self.build(record, images, where, identity, videos=len(videos))
         turns, images = with_media(made.turns, images, videos, times_s)
         return replace(made, turns=turns, images=images)

@@ -70,7 +70,7 @@ def _named(files: Files, state: str, arrows: Sequence[str]) -> set[str]:
     if not isinstance(listed, list):
         return set(arrows)
     folder = PurePosixPath(state).parent
-    names = {str(folder / str(one.get("filename"))) for one in listed if isinstance(one, dict)}
+    names = {str(folder / str(listing.get("filename"))) for listing in listed if isinstance(listing, dict)}
     if missing := sorted(names - set(arrows)):
         raise DataError(
             f"{path} names {missing[0]}, which is missing",

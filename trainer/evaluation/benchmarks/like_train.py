@@ -34,7 +34,7 @@ def images_like_train(
     if NAME not in {file.name for file in prepared.list()}:
         return {"images_like_train": None, "like_train_compared": None}
     result = like_train(prepared.fetch(NAME), signatures)
-    images, run = {one.image.name: one.image for one in questions}, open_storage(job.run.run_uri)
+    images, run = {question.image.name: question.image for question in questions}, open_storage(job.run.run_uri)
     pairs = []
     for number, (name, (identity, image, distance)) in enumerate(result.closest()):
         picture = f"{ANSWERS_FOLDER}/{benchmark}-like-train-{number}.png"

@@ -73,7 +73,7 @@ def chosen(questions: Sequence[BenchmarkQuestion], most: int) -> list[BenchmarkQ
 
 
 def _require_images(config: BenchmarkConfig, questions: Sequence[BenchmarkQuestion]) -> None:
-    names = {one.image.name: one.image for one in questions}
+    names = {question.image.name: question.image for question in questions}
     missing = [name for name, image in names.items() if image.size_bytes and not image.size_bytes()]
     if missing:
         raise DataError(
@@ -113,7 +113,7 @@ def read_vqav2(config: BenchmarkConfig, image: FIND_IMAGE) -> Iterator[Benchmark
             raise answered.wrong(f"it has no annotation of question {number}")
         place, annotation = annotations[number]
         people = answered.member(annotation, "answers", list, place)
-        answers = tuple(answered.member(one, "answer", str, f"an answer of {place}") for one in people)
+        answers = tuple(answered.member(person, "answer", str, f"an answer of {place}") for person in people)
         if len(answers) != PEOPLE:
             raise answered.wrong(f"{place} has {len(answers)} answers, not {PEOPLE}")
         yield BenchmarkQuestion(

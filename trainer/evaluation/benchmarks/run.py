@@ -86,12 +86,12 @@ def write_scores(
         for asked, prediction, value in zip(questions, predictions, scored.each, strict=True)
     ]
     open_storage(job.run.run_uri).write(f"{ANSWERS_FOLDER}/{config.name}.jsonl", seal_lines(lines))
-    asked = repr([(one.id, one.text, one.answers) for one in questions])
+    asked = repr([(question.id, question.text, question.answers) for question in questions])
     return {
         "format": config.format,
-        "questions": len({one.group or one.id for one in questions}),
+        "questions": len({question.group or question.id for question in questions}),
         "asked": len(questions),
-        "images": len({one.image.name for one in questions}),
+        "images": len({question.image.name for question in questions}),
         "scores": scored.scores(),
         "intervals": scored.intervals(),
         "slices": scored.slices(),

@@ -71,11 +71,11 @@ def by_text(questions: list[Question]) -> list[Question]:
 
     One accuracy over several questions hides that one of them always gets the same answer.
     """
-    texts = [counted_question(one.question) for one in questions]
+    texts = [counted_question(question.question) for question in questions]
     kinds = set(texts)
     is_few = 1 < len(kinds) <= MAX_TEXTS and len(questions) >= FEWEST_OF_EACH * len(kinds)
     is_short = all(0 < len(text) <= LONGEST_TEXT for text in kinds)
-    if not (is_few and is_short and all(one.slice == DEFAULT_SLICE for one in questions)):
+    if not (is_few and is_short and all(question.slice == DEFAULT_SLICE for question in questions)):
         return questions
     return [replace(one, slice=text) for one, text in zip(questions, texts, strict=True)]
 
@@ -126,13 +126,13 @@ def with_images(
     held_out: HeldOut, questions: Sequence[Question], shuffled: ShuffledImages | None = None
 ) -> list[tuple[Question, Asked]]:
     """Each question with its images, or with other samples'; without those that have no others to be shown."""
-    found = []
+    images = []
     for question in questions:
         own = held_out.images(question.sample, question.images)
         shown = shuffled.instead_of(question.sample, own) if shuffled else own
         if shown is not None:
-            found.append((question, asked_with(question, own, shown)))
-    return found
+            images.append((question, asked_with(question, own, shown)))
+    return images
 
 
 def asked_with(question: Question, own: ShownImages, shown: ShownImages) -> Asked:

@@ -15,7 +15,7 @@ Right = Mapping[tuple[str, int], bool]  # by id and turn of a question
 
 
 def right_of(predictions: Sequence[Prediction]) -> Right:
-    return {(one.id, one.turn): one.correct for one in predictions}
+    return {(prediction.id, prediction.turn): prediction.correct for prediction in predictions}
 
 
 class Pairs:
@@ -37,7 +37,7 @@ def paired_answers(
     slices: Mapping[str, Any],
 ) -> dict[str, object]:
     """The model's answers beside the majority baseline's and each control's. slices: of stats.json."""
-    keys = [(one.id, one.turn) for one in questions]
+    keys = [(question.id, question.turn) for question in questions]
     others = {"chance": dict(zip(keys, baseline_answers(questions, slices), strict=True))}
     others |= {control: dict(right_of(predictions)) for control, predictions in controls.items()}
     return {name: pairs.beside(right).model_dump() for name, right in others.items()}
@@ -68,12 +68,12 @@ def cut_answers(
     predictions: Sequence[Prediction], questions: Sequence[Question], chat: Chat, max_new_tokens: int
 ) -> dict[str, Any]:
     """Answers that ended at the limit of tokens, and expected answers that are longer than it allows."""
-    expected = {one.answer for one in questions}
+    expected = {question.answer for question in questions}
     longer = {one for one in expected if _generated_tokens(chat, one) > max_new_tokens}
     return {
         "max_new_tokens": max_new_tokens,
-        "cut_answers": sum(one.finish_reason == "length" for one in predictions),
-        "longer_expected_answers": sum(one.answer in longer for one in questions),
+        "cut_answers": sum(prediction.finish_reason == "length" for prediction in predictions),
+        "longer_expected_answers": sum(question.answer in longer for question in questions),
     }
 
 

@@ -69,7 +69,7 @@ class AnswerFile:
         self.output, self.partial = output, output.with_name(f"{output.name}.partial")
         self.not_taken_over = ""
         # Before an image is read, so that any later change is one.
-        self._stamps = [one.stamp or _stamp(one.image) for one in questions]
+        self._stamps = [question.stamp or _stamp(question.image) for question in questions]
         with os_errors(f"writing {self.partial}"):
             output.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._locked()

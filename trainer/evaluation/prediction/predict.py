@@ -81,10 +81,10 @@ class Predictor:
 
     def _answer_at_once(self, questions: Sequence[ToAnswer]) -> list[Answer]:
         rows, asked = [], []
-        for one in questions:
-            row = Answer(str(one.image), one.question)
+        for question in questions:
+            row = Answer(str(question.image), question.question)
             try:
-                asked.append((row, _asked(self.job, self.model.chat, one)))
+                asked.append((row, _asked(self.job, self.model.chat, question)))
             except DataError as error:
                 row.error = error.found
             rows.append(row)

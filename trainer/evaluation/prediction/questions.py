@@ -47,7 +47,7 @@ def read_questions(source: str | Path, question: str, data: DataConfig | None = 
     if data and (not _is_question(rows[0]) if rows else not (table or images)):
         return _of_source(str(source), question, data)
     if table:
-        found = [_row(table, number, row, question) for number, row in enumerate(rows, start=1)]
+        questions = [_row(table, number, row, question) for number, row in enumerate(rows, start=1)]
     elif images and not question:
         what = "a folder of images" if place.is_dir() else "an image"
         raise ConfigError(f"{place} is {what}", expected="what to ask: --question TEXT")
@@ -55,10 +55,10 @@ def read_questions(source: str | Path, question: str, data: DataConfig | None = 
         expected = f"an image, a folder, or {', '.join(sorted(TABLES))}"
         raise ConfigError(f"{place} is no image and no table that can be read", expected=expected)
     else:
-        found = [ToAnswer(path, question) for path in images]
-    if not found:
+        questions = [ToAnswer(path, question) for path in images]
+    if not questions:
         raise DataError(f"{place} holds nothing to ask about", expected="images, or a table with rows")
-    return found
+    return questions
 
 
 def _is_question(row: object) -> bool:
@@ -81,7 +81,7 @@ def _of_source(source: str, question: str, data: DataConfig) -> list[ToAnswer]:
         if isinstance(sample, Reject):
             found.append(ToAnswer(Path(sample.where), question, problem=sample.message, stamp=stamp))
             continue
-        held_bytes += sum(one.size_bytes() for one in sample.images if one.size_bytes and not one.is_file)
+        held_bytes += sum(image.size_bytes() for image in sample.images if image.size_bytes and not image.is_file)
         if held_bytes > MAX_HELD_BYTES:
             raise ConfigError(
                 f"{source} holds more than {MAX_HELD_BYTES >> 30} GiB of images in its tables",

@@ -46,10 +46,14 @@ def compute_in_float8(blocks: Layers, recipe: Float8, device: torch.device) -> i
 
     config = Float8LinearConfig.from_recipe_name(recipe)
     config = dataclasses.replace(config, emulate=device.type == "cpu")
-    towers = [layer for layer in blocks.tower_layers if any(one.requires_grad for one in layer.parameters())]
+    towers = [
+        layer for layer in blocks.tower_layers if any(parameter.requires_grad for parameter in layer.parameters())
+    ]
     for layer in itertools.chain(blocks.language_layers, towers):
         convert_to_float8_training(layer, config=config, module_filter_fn=_multiplies_in_float8)
-    count = sum(type(one).__name__ == "Float8Linear" for layer in blocks.language_layers for one in layer.modules())
+    count = sum(
+        type(module).__name__ == "Float8Linear" for layer in blocks.language_layers for module in layer.modules()
+    )
     if not count:
         raise ConfigError(
             f"train.float8 {recipe}: no linear layer of the language model has sides that are multiples of {SIDES}",

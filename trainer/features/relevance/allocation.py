@@ -44,7 +44,7 @@ class Kept:
     def matrix(self) -> Tensor:
         """(cells, tokens) row-stochastic: one-hot for a token, the mean for a larger cell."""
         rows, columns = (torch.arange(count, device=self.cells.device) for count in self.grid)
-        first_row, first_column, height, width = (one[:, None] for one in self.cells.unbind(1))
+        first_row, first_column, height, width = (cell[:, None] for cell in self.cells.unbind(1))
         in_row = (rows >= first_row) & (rows < first_row + height)
         in_column = (columns >= first_column) & (columns < first_column + width)
         inside = (in_row[:, :, None] & in_column[:, None, :]).flatten(1).float()

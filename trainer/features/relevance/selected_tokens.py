@@ -162,16 +162,16 @@ def relevance_records(
 
 def summarised(records: Sequence[dict[str, Any]], exact_match: float | None) -> dict[str, object]:
     """Means over questions, and some relevance maps."""
-    images = sum(one["images"] for one in records)
-    mean_tokens = sum(one["tokens"] for one in records) / images if images else None
-    balances = [one["balance"] for one in records if one["balance"]]  # a question without an image has none
+    images = sum(record["images"] for record in records)
+    mean_tokens = sum(record["tokens"] for record in records) / images if images else None
+    balances = [record["balance"] for record in records if record["balance"]]  # a question without an image has none
     return {
         "mean_image_tokens": mean_tokens,
-        "all_image_tokens": sum(one["all_tokens"] for one in records) / images if images else None,
+        "all_image_tokens": sum(record["all_tokens"] for record in records) / images if images else None,
         "exact_match_per_token": exact_match / mean_tokens if exact_match is not None and mean_tokens else None,
-        "query_sensitivity": _mean(one["sensitivity"] for one in records),
-        "target_kept": _mean(one["target_kept"] for one in records),
-        "target_kept_untrained": _mean(one["target_kept_untrained"] for one in records),
+        "query_sensitivity": _mean(record["sensitivity"] for record in records),
+        "target_kept": _mean(record["target_kept"] for record in records),
+        "target_kept_untrained": _mean(record["target_kept_untrained"] for record in records),
         "balance": [_mean(values) for values in zip(*balances, strict=True)],
     }
 

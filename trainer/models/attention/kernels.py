@@ -117,7 +117,7 @@ def flash_takes(query: Tensor) -> bool:
 
 def _flash_forward(query: Tensor, key: Tensor, value: Tensor, args: VarlenArgs) -> tuple[Tensor, Tensor]:
     """All samples in one launch."""
-    flat = [each.flatten(0, 1).contiguous() for each in (query, key, value)]  # results have their inputs' strides
+    flat = [tensor.flatten(0, 1).contiguous() for tensor in (query, key, value)]  # results have their inputs' strides
     found = aten._flash_attention_forward(*flat, *_flash_bounds(args), 0.0, True, False, scale=args.scale)
     return found[0].view(query.shape), found[1]
 
@@ -125,7 +125,7 @@ def _flash_forward(query: Tensor, key: Tensor, value: Tensor, args: VarlenArgs) 
 def _flash_backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, args: VarlenArgs
 ) -> tuple[Tensor, Tensor, Tensor]:
-    flat = [each.flatten(0, 1).contiguous() for each in (gradient, query, key, value, output)]
+    flat = [tensor.flatten(0, 1).contiguous() for tensor in (gradient, query, key, value, output)]
     no_dropout, unused = torch.zeros(2, dtype=torch.uint64, device=query.device), query.new_empty(0)
     found = aten._flash_attention_backward(
         *flat, lse, *_flash_bounds(args), 0.0, True, no_dropout, unused, scale=args.scale
@@ -150,11 +150,11 @@ def _sample_by_sample(forward: Callable[..., Tensors], backward: Callable[..., T
         heads = query.shape[2]
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         lse = torch.empty(heads, query.shape[:2].numel(), dtype=exact(query.dtype), device=query.device)
-        inputs = [_heads_first(each) for each in (query, key, value)]
+        inputs = [_heads_first(tensor) for tensor in (query, key, value)]
         groups, padding = groups_of(args.bounds, query)
         clear(padding, _heads_first(output), lse)
         for group in groups:
-            own, *seen = (group.read(each) for each in inputs)
+            own, *seen = (group.read(input_) for input_ in inputs)
             found = forward(own, *(_repeated(each, heads) for each in seen), scale=args.scale)
             group.write(found[0], _heads_first(output))
             group.write(found[1], lse)
@@ -165,14 +165,14 @@ def _sample_by_sample(forward: Callable[..., Tensors], backward: Callable[..., T
     ) -> tuple[Tensor, Tensor, Tensor]:
         heads, kv_heads = query.shape[2], key.shape[2]
         d_query, d_key, d_value = (
-            torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in (query, key, value)
+            torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in (query, key, value)
         )
-        totals = [_heads_first(each) for each in (d_query, d_key, d_value)]
+        totals = [_heads_first(tensor) for tensor in (d_query, d_key, d_value)]
         groups, padding = groups_of(args.bounds, query)
         clear(padding, *totals)
-        d_outputs, *inputs = (_heads_first(each) for each in (gradient, query, key, value, output))
+        d_outputs, *inputs = (_heads_first(tensor) for tensor in (gradient, query, key, value, output))
         for group in groups:
-            own, *seen, computed = (group.read(each) for each in inputs)
+            own, *seen, computed = (group.read(input_) for input_ in inputs)
             seen = [_repeated(each, heads) for each in seen]
             d_output = group.read(d_outputs, repeat=False)
             found = backward(d_output, own, *seen, computed, group.read(lse), scale=args.scale)
@@ -216,7 +216,7 @@ def _scores(query: Tensor, key: Tensor, start: int, scale: float) -> Tensor:
 
 def _block_forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensors:
     outputs, logs = [], []
-    query, key, value = (each.to(exact(query.dtype)) for each in (query, key, value))
+    query, key, value = (tensor.to(exact(query.dtype)) for tensor in (query, key, value))
     size = _block_tokens(query)
     for start in range(0, query.shape[2], size):
         scores = _scores(query[:, :, start : start + size], key, start, scale)
@@ -230,7 +230,7 @@ def _block_backward(
 ) -> Tensors:
     """Dao et al. 2022 (arXiv 2205.14135), algorithm 4, with all keys of a block of queries at a time."""
     inputs = (gradient, query, key, value, output)
-    gradient, query, key, value, output = (each.to(exact(query.dtype)) for each in inputs)
+    gradient, query, key, value, output = (input_.to(exact(query.dtype)) for input_ in inputs)
     d_query, d_key, d_value = [], torch.zeros_like(key), torch.zeros_like(value)
     weighted = (gradient * output).sum(-1, keepdim=True)
     size = _block_tokens(query)

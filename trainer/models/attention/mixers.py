@@ -24,14 +24,14 @@ BY_SAMPLE = "vlmpipe_mixes_by_sample"  # an attribute of mixers that compute sam
 def mixers_of(language_model: Any) -> list[nn.Module] | None:
     """The mixers of a transformers language model in the order of its layers; None if one of them is unknown."""
     kinds = getattr(language_model.config, "layer_types", None) or []
-    found = []
+    mixers = []
     for layer, kind in zip(language_model.layers, kinds, strict=False):
         if kind in MIXERS:
             mixer = getattr(layer, MIXERS[kind], None)
             if not isinstance(mixer, nn.Module):
                 return None
-            found.append(mixer)
-    return found
+            mixers.append(mixer)
+    return mixers
 
 
 def mix_by_sample(mixer: Any) -> None:

@@ -73,8 +73,8 @@ def groups_of_like_lengths(bounds: Tensor, device: torch.device) -> Sequence[Lon
 def clear(padding: Spans, *heads: Tensor) -> None:
     """Put zeros into padding of tensors (heads, all tokens, ...)."""
     for start, tokens in padding:
-        for each in heads:
-            each.narrow(1, start, tokens).zero_()
+        for head in heads:
+            head.narrow(1, start, tokens).zero_()
 
 
 @functools.lru_cache(maxsize=32)  # all layers ask for the same

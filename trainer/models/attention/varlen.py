@@ -154,9 +154,9 @@ def attention(
         raise NotImplementedError(f"{type(module).__name__} asks of attention by sample: {', '.join(asked)}")
     kind = query.device.type
     if torch.is_autocast_enabled(kind):  # as for torch's own attention
-        query, key, value = (each.to(torch.get_autocast_dtype(kind)) for each in (query, key, value))
+        query, key, value = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    heads_last = [each.transpose(1, 2) for each in (query, key, value)]
+    heads_last = [tensor.transpose(1, 2) for tensor in (query, key, value)]
     if context:
         heads_last = context.by_heads(*heads_last)
     output, _ = attend(*heads_last, samples.bounds, samples.device_bounds, scale)

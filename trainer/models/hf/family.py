@@ -222,8 +222,8 @@ def stored_model(weights: str, revision: str) -> PretrainedModel:
         model = kind(whole)
     modules = {module: name for name, module in model.named_modules()}
     changes = get_model_conversion_mapping(model)
-    renamings = [one for one in changes if isinstance(one, WeightRenaming)]
-    converters = [one for one in changes if not isinstance(one, WeightRenaming)]
+    renamings = [change for change in changes if isinstance(change, WeightRenaming)]
+    converters = [change for change in changes if not isinstance(change, WeightRenaming)]
     known = model.state_dict()
 
     def renamed(stored: str) -> str:

@@ -123,7 +123,7 @@ class _Count(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         kwargs = kwargs or {}
         formula = FORMULAS.get(func._overloadpacket)
-        has_values = not any(hasattr(one, NO_VALUES) for one in tree_leaves((args, kwargs)))
+        has_values = not any(hasattr(leaf, NO_VALUES) for leaf in tree_leaves((args, kwargs)))
         if formula is None and (has_values or not _may_be_left_out(func, args)):
             output = func(*args, **kwargs)
             return output if has_values else _without_values(output)
@@ -131,16 +131,16 @@ class _Count(TorchDispatchMode):
         output = func(*on_meta[0], **on_meta[1])
         if formula:
             self.flops[self._part] += formula(*args, **kwargs, out_val=output)
-        elif any(isinstance(one, Tensor) and not one.is_floating_point() for one in tree_leaves(output)):
+        elif any(isinstance(leaf, Tensor) and not leaf.is_floating_point() for leaf in tree_leaves(output)):
             return func(*args, **kwargs)  # a comparison
         return _without_values(tree_map_only(Tensor, lambda one: torch.zeros_like(one, device="cpu"), output))
 
 
 def _without_values(output: object) -> object:
     """The output, with its features marked: their numbers follow from ones that were not computed."""
-    for one in tree_leaves(output):
-        if isinstance(one, Tensor) and one.is_floating_point():
-            setattr(one, NO_VALUES, True)
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            setattr(leaf, NO_VALUES, True)
     return output
 
 

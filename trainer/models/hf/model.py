@@ -217,7 +217,7 @@ def _without_features(model: Any) -> Iterator[None]:
 
 
 def _none_of(features: Any) -> object:
-    return features[:0] if isinstance(features, Tensor) else [_none_of(one) for one in features]
+    return features[:0] if isinstance(features, Tensor) else [_none_of(feature) for feature in features]
 
 
 def encoder_of(model: Any) -> Any:

@@ -112,7 +112,7 @@ class PublishedImages:
 
     def types(self, input_ids: Tensor) -> Tensors:
         """Type of each token, for models that ask: 1 of an image, 0 of a text."""
-        name = next((one for one in TYPES if one in self.inputs), None)
+        name = next((kind for kind in TYPES if kind in self.inputs), None)
         if name is None:
             return {}
         is_image = torch.zeros_like(input_ids)

@@ -70,7 +70,7 @@ def encoder_output(model: Any, inputs: Mapping[str, Tensor]) -> Any:
     dtype = next(encoder.parameters()).dtype
 
     def cast(_: nn.Module, args: Any, named: dict[str, object]) -> object:
-        args, named = (torch.utils._pytree.tree_map(_as(dtype), one) for one in (args, named))
+        args, named = (torch.utils._pytree.tree_map(_as(dtype), arguments) for arguments in (args, named))
         return args, named
 
     def leave(_: nn.Module, __: object, output: object) -> None:
@@ -93,7 +93,7 @@ def find_stored_output(model: Any, images: Sequence[Tensors], blank: Tensors) ->
     images: inputs of some images, one by one. blank: inputs of a blank image.
     """
     alone, together, of_blank = (
-        [encoder_output(model, one) for one in inputs] for inputs in (images, [join(images)], [blank])
+        [encoder_output(model, input_) for input_ in inputs] for inputs in (images, [join(images)], [blank])
     )
     fields = tuple(_used_fields(model, images[0], alone[0]))
     parts = [[_read(output, field) for field in fields] for output in (*alone, *together, *of_blank)]
@@ -139,7 +139,7 @@ def _spoils(model: Any, inputs: Tensors, output: object) -> bool:
 def tensors_in(features: Any) -> list[Tensor]:
     if isinstance(features, Tensor):
         return [features]
-    return [] if features is None else [tensor for one in features for tensor in tensors_in(one)]
+    return [] if features is None else [tensor for feature in features for tensor in tensors_in(feature)]
 
 
 def _read(output: Mapping[str, Any], field: Field) -> Any:

@@ -83,7 +83,7 @@ def attention(
         pieces = Pieces.of(pieces.tolist(), query.device)
     kind = query.device.type
     if torch.is_autocast_enabled(kind):  # as for torch's own attention
-        query, key, value = (each.to(torch.get_autocast_dtype(kind)) for each in (query, key, value))
+        query, key, value = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (query, key, value))
     if kind == "cuda" and not isinstance(query, FakeTensor) and flash_takes(query) and _is_right(*_kind_of(query)):
         return at_once(query, key, value, pieces, scaling), None
     return by_runs(query, key, value, pieces, scaling), None
@@ -95,7 +95,9 @@ def at_once(query: Tensor, key: Tensor, value: Tensor, pieces: Pieces, scaling: 
     from torch.nn.attention.varlen import varlen_attn
 
     assert abs(scaling * query.shape[-1] ** 0.5 - 1) < 1e-6, scaling
-    query, key, value = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))  # (patches, heads, ...)
+    query, key, value = (
+        tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value)
+    )  # (patches, heads, ...)
     found = varlen_attn(query, key, value, pieces.bounds, pieces.bounds, pieces.longest, pieces.longest)
     assert isinstance(found, Tensor)
     return found[None]
@@ -106,8 +108,8 @@ def by_runs(query: Tensor, key: Tensor, value: Tensor, pieces: Pieces, scaling: 
     outputs = []
     for start, tokens, count in pieces.runs:
         own = [
-            each[0].narrow(1, start, tokens * count).unflatten(1, (count, tokens)).transpose(0, 1)
-            for each in (query, key, value)
+            tensor[0].narrow(1, start, tokens * count).unflatten(1, (count, tokens)).transpose(0, 1)
+            for tensor in (query, key, value)
         ]
         found = F.scaled_dot_product_attention(own[0], own[1], own[2], scale=scaling)  # (count, heads, tokens, ...)
         outputs.append(found.transpose(1, 2).flatten(0, 1))

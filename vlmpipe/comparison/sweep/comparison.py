@@ -28,27 +28,29 @@ def compare_sweep(run_uri: str) -> SweepComparison:
 
 def compared(results: SweepResults) -> SweepComparison:
     """The comparison of these results. Raises as `compare_sweep`."""
-    sweep, done = results.sweep, [one for one in results.trainings if one.is_done]
+    sweep, done = results.sweep, [training for training in results.trainings if training.is_done]
     if not done:
-        errors = list(dict.fromkeys(one.error for one in results.trainings))
+        errors = list(dict.fromkeys(training.error for training in results.trainings))
         raise DataError(f"all {len(results.trainings)} trainings of the sweep failed: {errors[0]}")
-    shared = sorted(set(done[0].scores).intersection(*(one.scores for one in done[1:])))
+    shared = sorted(set(done[0].scores).intersection(*(training.scores for training in done[1:])))
     if not shared:
         raise DataError(
             "the variants share no question",
             expected="variants that are evaluated on the same validation samples",
             fix="leave data.source, data.validation_fraction and evaluate.max_samples out of the sweep",
         )
-    of_variant = {variant.name: [one for one in done if one.variant == variant.name] for variant in sweep.variants}
+    of_variant = {
+        variant.name: [training for training in done if training.variant == variant.name] for variant in sweep.variants
+    }
     scores = {
-        name: [[one.scores[key] for key in shared] for one in trainings]
+        name: [[training.scores[key] for key in shared] for training in trainings]
         for name, trainings in of_variant.items()
         if trainings
     }
     resampled = resample(scores, [done[0].image_groups.get(key[0], key[0]) for key in shared])
     variants = _variants(results, of_variant, resampled)
     notes = []
-    if left := max(len(one.scores) for one in done) - len(shared):
+    if left := max(len(training.scores) for training in done) - len(shared):
         notes.append(f"{left:,} questions that not all variants were asked are left out")
     if not done[0].image_groups:
         notes.append("which questions share images is not known: samples are drawn in their place")
@@ -69,8 +71,8 @@ def compared(results: SweepResults) -> SweepComparison:
         variants=tuple(variants),
         hypotheses=tuple(_hypotheses(sweep.hypotheses, resampled)),
         job_s=results.job_s,
-        train_s=sum(one.train_s for one in done),
-        evaluate_s=sum(one.evaluate_s for one in done),
+        train_s=sum(training.train_s for training in done),
+        evaluate_s=sum(training.evaluate_s for training in done),
         notes=tuple(notes),
     )
 
@@ -82,16 +84,20 @@ def _variants(
     others = [name for name in known if name != baseline] if baseline in known else []
     p_corrected = holm({name: resampled.p_two_sided(name, baseline) for name in others})
     fronts = _fronts(of_variant, resampled)
-    found = []
+    variants = []
     for variant in results.sweep.variants:
         name, trainings = variant.name, of_variant[variant.name]
-        errors = tuple(each.error for each in results.trainings if each.variant == name and not each.is_done)
+        errors = tuple(
+            training.error for training in results.trainings if training.variant == name and not training.is_done
+        )
         if not trainings:
-            found.append(ComparedVariant(name=name, values=variant.values, starts=0, errors=errors, verdict="failed"))
+            variants.append(
+                ComparedVariant(name=name, values=variant.values, starts=0, errors=errors, verdict="failed")
+            )
             continue
         difference = resampled.difference(name, baseline) if name in p_corrected else None
         starts = min(len(trainings), len(of_variant.get(baseline, ())))
-        found.append(
+        variants.append(
             ComparedVariant(
                 name=name,
                 values=variant.values,
@@ -102,13 +108,13 @@ def _variants(
                 p_corrected=p_corrected.get(name),
                 verdict=_verdict(difference, p_corrected.get(name), starts, resampled.groups),
                 selection=_selection(trainings),
-                train_s=fmean(each.train_s for each in trainings),
-                evaluate_s=fmean(each.evaluate_s for each in trainings),
-                device_hours=fmean(each.device_hours for each in trainings),
+                train_s=fmean(training.train_s for training in trainings),
+                evaluate_s=fmean(training.evaluate_s for training in trainings),
+                device_hours=fmean(training.device_hours for training in trainings),
                 on_front=tuple(cost for cost, names in fronts.items() if name in names),
             )
         )
-    return found
+    return variants
 
 
 def _verdict(difference: Measured | None, p_corrected: float | None, starts: int, images: int) -> str:
@@ -125,7 +131,7 @@ def _verdict(difference: Measured | None, p_corrected: float | None, starts: int
 
 
 def _selection(trainings: Sequence[Training]) -> dict[str, float] | None:
-    found = {name: [one.selection(name) for one in trainings] for name in SELECTIONS}
+    found = {name: [training.selection(name) for training in trainings] for name in SELECTIONS}
     means = {
         name: fmean(one for one in values if one is not None)
         for name, values in found.items()

@@ -96,8 +96,8 @@ class Resampled:
     def _error(self, draws: Float64Array, variants: Sequence[VariantScores]) -> tuple[float, int]:
         """Standard error, and Satterthwaite's degrees of freedom, rounded down."""
         of_questions = float(draws.var()) * unbiased(self.groups) ** 2 if self.groups > 1 else 0.0
-        variance = of_questions + sum(one.starts_variance for one in variants)
-        spent = sum(one.starts_error**2 / (one.starts - 1) for one in variants if one.starts > 1)
+        variance = of_questions + sum(variant.starts_variance for variant in variants)
+        spent = sum(variant.starts_error**2 / (variant.starts - 1) for variant in variants if variant.starts > 1)
         spent += of_questions**2 / max(1, self.groups - 1)
         return math.sqrt(variance), max(1, min(10_000, int(variance**2 / spent))) if spent else 10_000
 

@@ -47,9 +47,9 @@ def build_page(comparison: SweepComparison, run_id: str) -> str:
 def _chart(cost: str, title: str, unit: str, variants: list[ComparedVariant]) -> dict[str, object] | None:
     """The front of one kind of cost; None where fewer than two variants have that cost."""
     spots = [
-        Spot(one.name, x, one.score.value, *one.score.interval, is_on_front=cost in one.on_front)
-        for one in variants
-        if one.score and (x := _cost(one, cost)) is not None
+        Spot(variant.name, x, variant.score.value, *variant.score.interval, is_on_front=cost in variant.on_front)
+        for variant in variants
+        if variant.score and (x := _cost(variant, cost)) is not None
     ]
     if len(spots) < 2:
         return None

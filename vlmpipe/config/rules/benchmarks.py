@@ -40,7 +40,7 @@ def benchmark_problems(config: RunFields) -> Iterator[Problem]:
 
 def _lmms_eval_problems(config: RunFields, tasks: Sequence[str]) -> Iterator[Problem]:
     path, trainer = "evaluate.lmms_eval", config.train.trainer
-    if twice := [one.name for one in config.evaluate.benchmarks if one.name in tasks]:
+    if twice := [benchmark.name for benchmark in config.evaluate.benchmarks if benchmark.name in tasks]:
         yield Problem(
             f"{path}.tasks", f"found {twice[0]}, which evaluate.benchmarks has too; expected other names there"
         )

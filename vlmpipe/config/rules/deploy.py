@@ -45,7 +45,11 @@ def deploy_problems(config: RunFields) -> Iterator[Problem]:
     if config.model.relevance:
         text = "found with model.relevance, which vLLM and transformers serve ignore: they give the model all tokens of"
         yield Problem("deploy", f"{text} an image; expected no deploy: vlmpipe predict and evaluate select tokens")
-    own = [one for one in deploy.args if option_of(one).startswith(PROCESSOR) and not resizes_by_pillow(one)]
+    own = [
+        argument
+        for argument in deploy.args
+        if option_of(argument).startswith(PROCESSOR) and not resizes_by_pillow(argument)
+    ]
     if own:
         text = (
             f"found {own[0]}, which takes the place of the deployment's own: images would be resized otherwise than in"

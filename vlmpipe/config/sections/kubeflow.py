@@ -86,7 +86,7 @@ class KubeflowConfig(Section):
 
     @model_validator(mode="after")
     def _mounts(self) -> KubeflowConfig:
-        folders = [PurePosixPath(SHARED_MEMORY), *(PurePosixPath(one.mount_path) for one in self.volumes)]
+        folders = [PurePosixPath(SHARED_MEMORY), *(PurePosixPath(volume.mount_path) for volume in self.volumes)]
         if taken := sorted({str(folder) for folder in folders if folders.count(folder) > 1}):
             raise ValueError(f"volumes mount {', '.join(taken)} twice, or in the place of the pods' shared memory")
         return self
@@ -116,4 +116,4 @@ class KubeflowConfig(Section):
         folder = PurePosixPath(path)
         if ".." in folder.parts:
             return None
-        return next((one for one in self.volumes if folder.is_relative_to(one.mount_path)), None)
+        return next((volume for volume in self.volumes if folder.is_relative_to(volume.mount_path)), None)

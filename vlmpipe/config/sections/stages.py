@@ -113,18 +113,18 @@ def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) ->
 
     Raises ProblemsError for a value of a stage that has no place in the run file.
     """
-    found = {}
+    contents = {}
     for stage in stages:
         try:
             own = merged(content, stage.changes())
         except ProblemsError as error:
-            problems = [Problem(path_in(stage.name, one.field), one.text) for one in error.problems]
+            problems = [Problem(path_in(stage.name, problem.field), problem.text) for problem in error.problems]
             raise ProblemsError(problems) from None
         if stage is not stages[-1]:  # its model is not registered, so it has no champion and no common bounds
             own |= {"name": f"{content['name']}-{stage.name}", "gate": _gate_between(stage), "register": {}}
             own["checkpoint"] = _unrounded(own.get("checkpoint", {}))
-        found[stage.name] = {**own, "schedule": None}
-    return found
+        contents[stage.name] = {**own, "schedule": None}
+    return contents
 
 
 def _gate_between(stage: StageConfig) -> dict[str, Any] | str:
@@ -213,10 +213,10 @@ def problems_of_stages(found: Mapping[str, Sequence[Problem]]) -> list[Problem]:
     """Problems by stage as those of the run file: what all stages share is the run file's own."""
     shared = set.intersection(*map(set, found.values()))
     own = [
-        Problem(path_in(stage, one.field), one.text)
+        Problem(path_in(stage, problem.field), problem.text)
         for stage, problems in found.items()
-        for one in problems
-        if one not in shared
+        for problem in problems
+        if problem not in shared
     ]
     return [*(one for one in next(iter(found.values())) if one in shared), *own]
 

@@ -78,13 +78,13 @@ def variants_of(sweep: SweepConfig) -> list[Variant]:
     named = [Variant(name, dict(values)) for name, values in sweep.variants.items()] or [Variant("", {})]
     fields = list(sweep.grid)
     numbers = [range(len(sweep.grid[field])) for field in fields]
-    found = []
+    variants = []
     for one, places in itertools.product(named, itertools.product(*numbers)):
         point = {field: sweep.grid[field][place] for field, place in zip(fields, places, strict=True)}
         parts = [one.name] if one.name else []
         parts += [_point_name(sweep, field, place) for field, place in zip(fields, places, strict=True)]
-        found.append(Variant("--".join(parts), {**one.values, **point}))
-    return found
+        variants.append(Variant("--".join(parts), {**one.values, **point}))
+    return variants
 
 
 def hidden_by_sweep(content: Mapping[str, object], fields: Iterable[str]) -> list[str]:

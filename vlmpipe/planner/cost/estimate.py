@@ -118,9 +118,11 @@ def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices
     config, shape = case.config, case.shape
     by_term = {term: term_cost(case, time, cache, prices, term, stage) for term in TERMS}
     elsewhere = {
-        one.name: term_cost(_in_region(case, one.location), time, cache, prices, one.scheduling_strategy, stage)
-        for one in config.cluster.capacity_fallback
-        if one.location
+        option.name: term_cost(
+            _in_region(case, option.location), time, cache, prices, option.scheduling_strategy, stage
+        )
+        for option in config.cluster.capacity_fallback
+        if option.location
     }
     # With capacity fallback any option may be the one that runs: the user confirms the dearest.
     chosen = max(
@@ -141,7 +143,9 @@ def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices
         by_term=by_term,
         term=chosen.term,
         capacity_fallback=tuple(
-            dict.fromkeys(one.scheduling_strategy for one in config.cluster.capacity_fallback if not one.location)
+            dict.fromkeys(
+                option.scheduling_strategy for option in config.cluster.capacity_fallback if not option.location
+            )
         ),
         elsewhere=elsewhere,
         option_numbers=_option_numbers(config.cluster),

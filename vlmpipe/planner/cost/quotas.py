@@ -31,7 +31,11 @@ def quotas(config: RunConfig) -> dict[str, int]:
     uri = join_uri(config.bucket_root_uri, "runs", config.name)
     runs = config.stage_runs().values()
     for run, job in ((one, job) for one in runs for job in jobs_of(one)):
-        here = (one for one in capacity_options(run, job) if one.gcp.location == config.gcp.location)
+        here = (
+            capacity_option
+            for capacity_option in capacity_options(run, job)
+            if capacity_option.gcp.location == config.gcp.location
+        )
         for option in here:
             spec = job_spec(option, job, uri)
             one: Counter[str] = Counter()

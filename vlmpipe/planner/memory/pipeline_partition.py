@@ -110,18 +110,20 @@ def _parameters(
 ) -> dict[Part, int]:
     """By part of the model; the final norm is the head's."""
     language = shape.language
-    found: dict[Part, int] = dict.fromkeys(PARTS, 0)
-    found["language_layers"] = in_layers
-    found["adapters"] = mine("adapters") * len(stage.layers) // language.layers
+    parameters: dict[Part, int] = dict.fromkeys(PARTS, 0)
+    parameters["language_layers"] = in_layers
+    parameters["adapters"] = mine("adapters") * len(stage.layers) // language.layers
     if stage.is_first:
-        found["embedding"], found["projector"] = mine("embedding"), mine("projector")
-        found["tower"] = 0 if cached else mine("tower")
-        found |= {part: mine(part) for part in ("tower_adapters", "projector_adapters")}
+        parameters["embedding"], parameters["projector"] = mine("embedding"), mine("projector")
+        parameters["tower"] = 0 if cached else mine("tower")
+        parameters |= {part: mine(part) for part in ("tower_adapters", "projector_adapters")}
     if stage.is_last:
         in_all_layers = language.layer_parameters * language.layers
         if counts is not shape.parameters and shape.chosen:
             in_all_layers = sum(shape.chosen.language.parameters)
         final_norm = max(0, counts["language_layers"] - in_all_layers)
         # A tied matrix lies at both ends.
-        found["head"] = final_norm + (mine("embedding") if shape.tied_head and not stage.is_first else mine("head"))
-    return found
+        parameters["head"] = final_norm + (
+            mine("embedding") if shape.tied_head and not stage.is_first else mine("head")
+        )
+    return parameters

@@ -206,15 +206,15 @@ class _Rank:
     def _of_weights(self, passes: Counter[tuple[Pass, int]], done: Counter[tuple[Pass, int]]) -> Counter[str]:
         """Gathered weights and gradients of the stages after these passes. Torch's interleaved schedule gathers all of
         the first three stages that a rank will use, so none of fewer is gathered twice."""
-        found = Counter[str]()
+        weights = Counter[str]()
         for number, groups in enumerate(self.groups):
             backward = ("backward", number)
             if done[backward] == passes[backward]:  # type: ignore[index]
-                found[SHARDS] += groups.sharded_bytes
+                weights[SHARDS] += groups.sharded_bytes
             else:
-                found[GATHERED] += groups.gathered_bytes
-                found[WHOLE] += groups.whole_gradient_bytes * bool(done[backward])  # type: ignore[index]
-        return found
+                weights[GATHERED] += groups.gathered_bytes
+                weights[WHOLE] += groups.whole_gradient_bytes * bool(done[backward])  # type: ignore[index]
+        return weights
 
 
 def _times(sizes: Counter[str], count: int) -> Counter[str]:

@@ -16,9 +16,9 @@ ADAM_MOMENTS = 2  # fp32 each
 
 def lasting_parts(weights: Sequence[StageWeights], shards: int, train: TrainConfig) -> list[MemoryPart]:
     """State of a rank with these stages, each sharded over `shards` replicas."""
-    trained = sum(split(each.trainable, shards) for each in weights)
-    frozen = sum(each.frozen - (each.sliced - each.trainable) for each in weights)
-    frozen += sum(split(each.sliced - each.trainable, shards) for each in weights)
+    trained = sum(split(weight.trainable, shards) for weight in weights)
+    frozen = sum(weight.frozen - (weight.sliced - weight.trainable) for weight in weights)
+    frozen += sum(split(weight.sliced - weight.trainable, shards) for weight in weights)
     size, kind = (BF16_BYTES, "bf16") if train.has_bf16_weights else (FP32_BYTES, "fp32")
     return [
         MemoryPart("weights", FP32_BYTES * trained, "fp32, trained, sharded"),

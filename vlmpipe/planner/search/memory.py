@@ -71,7 +71,7 @@ class SearchMemory:
                 StageWeights.of(self.model.shape, stage, cached=self.cached, tensor_parallel=ranks)
                 for stage in by_rank(stages, layout)
             ]
-            return max(_on_device(lasting_parts([each], shards, config.train), layout) for each in weights)
+            return max(_on_device(lasting_parts([weight], shards, config.train), layout) for weight in weights)
         return self._of_ranks(config, layout, NOTHING, passes=1)
 
     def _of_ranks(self, config: RunConfig, layout: Layout, held: Activations, passes: int) -> int:

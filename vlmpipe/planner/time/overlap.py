@@ -94,7 +94,7 @@ def exposed_communication(transfers: Sequence[Transfer], machine: Machine, gpu: 
 
 def slowed_seconds(transfers: Sequence[Transfer], exposed: Sequence[Exposed], machine: Machine, gpu: Gpu) -> float:
     """Seconds that hidden communication adds to computing."""
-    shown = {each.name: each.s for each in exposed}
+    shown = {phase.name: phase.s for phase in exposed}
     times = by_name(transfers, machine, gpu)
     return SLOWED_BY_HIDDEN * sum(
         link_seconds(transfer.bytes_per_rank, gpu) * (1 - shown.get(transfer.name, 0.0) / times[transfer.name])

@@ -132,9 +132,13 @@ class InferenceService:
             predictor = status.get("components", {}).get("predictor", {})
             newest = predictor.get("latestCreatedRevision")
             is_seen = status.get("observedGeneration") == found.get("metadata", {}).get("generation")
-            conditions = {one["type"]: one for one in status.get("conditions", ())}
+            conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
             if is_seen and newest and predictor.get("latestReadyRevision") == newest:
-                tagged = [one for one in predictor.get("traffic", ()) if one.get("latestRevision") and one.get("url")]
+                tagged = [
+                    target
+                    for target in predictor.get("traffic", ())
+                    if target.get("latestRevision") and target.get("url")
+                ]
                 url = tagged[0]["url"] if tagged else None if alone else status.get("url")
                 if url:
                     return str(url)

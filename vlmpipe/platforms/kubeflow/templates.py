@@ -68,11 +68,11 @@ def _pipeline(api: KubeflowApi, name: str) -> str:
 
 
 def _versions(api: KubeflowApi, pipeline: str) -> list[kfp_server_api.V2beta1PipelineVersion]:
-    found: list[kfp_server_api.V2beta1PipelineVersion] = []
+    versions: list[kfp_server_api.V2beta1PipelineVersion] = []
     token = ""
     while True:
         answer = api.client.list_pipeline_versions(pipeline, page_token=token, page_size=PAGE_SIZE)
-        found += answer.pipeline_versions or []
+        versions += answer.pipeline_versions or []
         token = answer.next_page_token or ""
         if not token:
-            return found
+            return versions

@@ -34,8 +34,8 @@ class LocalSearch:
     def status(self) -> SearchStatus:
         search, table = read_record_file(self.folder / SEARCH_FILE), self.folder / TABLE
         lines = json.loads(table.read_text(encoding="utf-8")) if table.is_file() else []
-        trials = ranked((Trial(**one) for one in lines), search["goal"])
-        failed, max_failed = sum(one.metric is None for one in trials), search["max_failed_trial_count"]
+        trials = ranked((Trial(**line) for line in lines), search["goal"])
+        failed, max_failed = sum(trial.metric is None for trial in trials), search["max_failed_trial_count"]
         whole = len(trials) >= search["num_trials"] or 0 < max_failed <= failed
         outcome = "running" if is_running(self.folder) else "done" if whole else "stopped"
         return SearchStatus(

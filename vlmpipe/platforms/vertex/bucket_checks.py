@@ -133,7 +133,7 @@ def lies_in(region: str, bucket: storage.Bucket) -> bool:
         begins = MULTI_REGIONS.get(location, "")
         return region.startswith(begins) and not (location == "eu" and region in OUTSIDE_EU)
     if bucket.location_type == "dual-region":
-        chosen = [one.lower() for one in bucket.data_locations or ()]
+        chosen = [data_location.lower() for data_location in bucket.data_locations or ()]
         return region in (chosen or DUAL_REGIONS.get(location, (region,)))
     if bucket.location_type == "zone":
         return location.startswith(region)

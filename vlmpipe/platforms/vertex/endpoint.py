@@ -81,7 +81,9 @@ class VertexEndpoint:
             )
         is_shared = current is not None and not current.dedicated_endpoint_enabled
         kind, max_bytes = ("shared", SHARED_MAX_BYTES) if is_shared else ("dedicated", DEDICATED_MAX_BYTES)
-        sizes = {one.id: len(request_body(name, one.messages, one.max_new_tokens)) for one in questions}
+        sizes = {
+            question.id: len(request_body(name, question.messages, question.max_new_tokens)) for question in questions
+        }
         too_large = [identity for identity, size in sizes.items() if size > max_bytes]
         if not too_large:
             return
@@ -266,7 +268,7 @@ def _with_scheme(address: str) -> str:
 
 
 def _titled(current: api.Endpoint, title: str) -> list[str]:
-    return [one.id for one in current.deployed_models if one.display_name == title]
+    return [deployed_model.id for deployed_model in current.deployed_models if deployed_model.display_name == title]
 
 
 def _scaled(split: Mapping[str, int], total: int) -> dict[str, int]:

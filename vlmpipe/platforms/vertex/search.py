@@ -88,7 +88,7 @@ def status_of_job(job: api.HyperparameterTuningJob, name: str, place: Place) -> 
         metric=wanted.metric_id,
         goal=wanted.goal.name,
         num_trials=job.max_trial_count,
-        trials=tuple(ranked((_trial(one, wanted.metric_id) for one in job.trials), wanted.goal.name)),
+        trials=tuple(ranked((_trial(trial, wanted.metric_id) for trial in job.trials), wanted.goal.name)),
         error=job.error.message,
         resource_name=job.name,
         console_url=place.console_url(number, in_pipelines=False),
@@ -98,7 +98,7 @@ def status_of_job(job: api.HyperparameterTuningJob, name: str, place: Place) -> 
 def _trial(trial: api.Trial, metric: str) -> Trial:
     found = {one.metric_id: one.value for one in trial.final_measurement.metrics}
     state = TRIAL_STATES.get(trial.state.name, "running")
-    values = {one.parameter_id: one.value for one in trial.parameters}
+    values = {parameter.parameter_id: parameter.value for parameter in trial.parameters}
     end_s = trial.end_time.timestamp() if trial.end_time else time.time()
     elapsed_s = max(0.0, end_s - trial.start_time.timestamp()) if trial.start_time else 0.0
     return Trial(int(trial.id), values, found.get(metric), trial.infeasible_reason, state, elapsed_s)

@@ -67,9 +67,15 @@ def check_account_and_network(account: str, network: str) -> None:
 
 def check_private_connect(config: api.PscInterfaceConfig) -> None:
     """Each DNS peering has a domain that ends with a dot, a project and a network."""
-    for one in config.dns_peering_configs:
-        if not (one.domain.endswith(".") and one.target_project and one.target_network):
-            raise ApiError(400, f"dns_peering_configs: a domain ending with a dot, project and network: {one!r}")
+    for dns_peering_config in config.dns_peering_configs:
+        if not (
+            dns_peering_config.domain.endswith(".")
+            and dns_peering_config.target_project
+            and dns_peering_config.target_network
+        ):
+            raise ApiError(
+                400, f"dns_peering_configs: a domain ending with a dot, project and network: {dns_peering_config!r}"
+            )
 
 
 def check_variables(variables: Iterable[api.EnvVar], where: str) -> None:

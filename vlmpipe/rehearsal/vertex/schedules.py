@@ -72,7 +72,7 @@ class Schedules:
         match = FILTER.fullmatch(wanted)
         if wanted and not match:
             raise ApiError(501, f"a filter that this fake does not know: {wanted}")
-        found = [one for one in self.schedules.values() if not match or one.display_name == match[1]]
+        found = [schedule for schedule in self.schedules.values() if not match or schedule.display_name == match[1]]
         return call.page(found, PAGE)
 
     def _update(self, call: Call) -> Json:

@@ -104,7 +104,7 @@ class ScriptedRuns:
         if not match:
             raise ApiError(501, f"a filter that this fake does not know: {request.get('filter')}")
         jobs, since = re.findall("[0-9]+", match[1]), match[2] or ""
-        found = [one for one in self.entries if one["resource"]["labels"]["job_id"] in jobs]
+        found = [entry for entry in self.entries if entry["resource"]["labels"]["job_id"] in jobs]
         found = [one for one in found if one["timestamp"] >= since]
         if request.get("orderBy") == ORDERS[1]:
             found.reverse()
@@ -174,7 +174,7 @@ def _is_open(task: PipelineTaskDetail) -> bool:
 def tasks_of(job: PipelineJob) -> set[str]:
     """The names of all tasks in the job's pipeline, groups such as conditions too."""
     spec = json_format.MessageToDict(PipelineJob.pb(job))["pipelineSpec"]
-    dags = [spec["root"]["dag"], *(one["dag"] for one in spec["components"].values() if "dag" in one)]
+    dags = [spec["root"]["dag"], *(component["dag"] for component in spec["components"].values() if "dag" in component)]
     return {name for dag in dags for name in dag["tasks"]}
 
 

@@ -104,7 +104,7 @@ class DigitsSource(Source):
         if turn.answer in ("yes", "no"):
             return _yes_no(turn.answer == "no")
         answers = range(19 if turn.slice == "sum" else 10)
-        return stable_shuffle((str(one) for one in answers if str(one) != turn.answer), name)[0]
+        return stable_shuffle((str(answer) for answer in answers if str(answer) != turn.answer), name)[0]
 
     def _png(self, name: str, scans: list[int]) -> bytes:
         canvas = np.zeros((2 * CELL_SIDE, 2 * CELL_SIDE), np.uint8)

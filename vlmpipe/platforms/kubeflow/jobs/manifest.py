@@ -148,10 +148,10 @@ def _resources(gpus: int, placement: KubeflowConfig) -> dict[str, object]:
 def _patch(gpus: int, placement: KubeflowConfig, labels: Mapping[str, str], *, grace_s: int) -> dict[str, object]:
     """Pod settings beyond the runtime's. NCCL and data loaders use /dev/shm, of which a pod has 64 MiB."""
     tolerations = [{"key": GPU, "operator": "Exists"}] if gpus else []
-    for one in placement.tolerations:
-        operator = {"operator": "Equal", "value": one.value} if one.value else {"operator": "Exists"}
-        effect = {"effect": one.effect} if one.effect else {}
-        tolerations.append({"key": one.key, **operator, **effect})
+    for toleration in placement.tolerations:
+        operator = {"operator": "Equal", "value": toleration.value} if toleration.value else {"operator": "Exists"}
+        effect = {"effect": toleration.effect} if toleration.effect else {}
+        tolerations.append({"key": toleration.key, **operator, **effect})
     volumes: list[dict[str, object]] = [{"name": "dshm", "emptyDir": {"medium": "Memory"}}]
     mounts = [{"name": "dshm", "mountPath": SHARED_MEMORY}]
     for number, volume in enumerate(placement.volumes):

@@ -81,7 +81,11 @@ class Node:
 
 def job_state(job: Json) -> JobState:
     """The state of a TrainJob by its conditions; one that is being deleted is "deleting" whatever they are."""
-    conditions = {one["type"]: one for one in job.get("status", {}).get("conditions", ()) if one["status"] == "True"}
+    conditions = {
+        condition["type"]: condition
+        for condition in job.get("status", {}).get("conditions", ())
+        if condition["status"] == "True"
+    }
     phases: tuple[tuple[str, Phase], ...] = (("Failed", "failed"), ("Complete", "complete"), ("Suspended", "suspended"))
     if job["metadata"].get("deletionTimestamp"):
         return JobState("deleting")
@@ -105,7 +109,14 @@ def cause(ended: Iterable[Ended]) -> Ended | None:
 def _node(pod: Json) -> Node:
     name, status = pod["metadata"]["name"], pod.get("status", {})
     rank = int(pod["metadata"].get("labels", {}).get(INDEX_LABEL, 0))
-    container: Json = next((one for one in status.get("containerStatuses", ()) if one["name"] == NODE), {})
+    container: Json = next(
+        (
+            container_status
+            for container_status in status.get("containerStatuses", ())
+            if container_status["name"] == NODE
+        ),
+        {},
+    )
     state = container.get("state", {})
     ends = [one["terminated"] for one in (container.get("lastState", {}), state) if one.get("terminated")]
     waiting = state.get("waiting", {})
@@ -116,7 +127,7 @@ def _node(pod: Json) -> Node:
         restarts=int(container.get("restartCount", 0)),
         waits=_why_not_running(status, waiting),
         stuck=waiting.get("reason") in STUCK,
-        ended=tuple(Ended(name, int(one["exitCode"]), one.get("reason", "")) for one in ends),
+        ended=tuple(Ended(name, int(end["exitCode"]), end.get("reason", "")) for end in ends),
     )
 
 
@@ -124,9 +135,9 @@ def _why_not_running(status: Json, waiting: Json) -> str:
     """Why the container does not run: its own reason, else that of the pod, which is not scheduled or was evicted."""
     if waiting and waiting.get("reason") not in ("ContainerCreating", "PodInitializing"):
         return _reason_and_message(waiting)
-    for one in status.get("conditions", ()):
-        if one["type"] == "PodScheduled" and one["status"] == "False":
-            return _reason_and_message(one)
+    for condition in status.get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return _reason_and_message(condition)
     return _reason_and_message(status) if status.get("phase") == "Failed" and status.get("reason") else ""
 
 

@@ -65,7 +65,7 @@ class PodLogs:
                 _preload_content=False,
                 **LIMIT,
             )
-        return [one["metadata"]["name"] for one in json.loads(answer.data)["items"]]
+        return [item["metadata"]["name"] for item in json.loads(answer.data)["items"]]
 
     def _of_pod(self, pod: str, step: str) -> Iterator[Line]:
         since = self._last.get(pod, "")

@@ -110,7 +110,7 @@ def random_events(*, seed: int, every_steps: int, count: int, nodes: int, ranks_
 def _fields(text: str, kind: str, rest: str) -> dict[str, _Value]:
     """The event's fields by the names of Event's, checked: none unknown, none twice, none missing."""
     known, required = _KINDS[kind]
-    found: dict[str, _Value] = {}
+    fields: dict[str, _Value] = {}
     for pair in rest.split(",") if rest else []:
         name, equals, value = (part.strip() for part in pair.partition("="))
         if not equals or name not in known:
@@ -119,15 +119,15 @@ def _fields(text: str, kind: str, rest: str) -> dict[str, _Value]:
                 expected=f"{', '.join(f'{field}=...' for field in known)}, for example {EXAMPLES[kind]}",
             )
         target, read = known[name]
-        if target in found:
+        if target in fields:
             raise ConfigError(f"--inject-fault {text!r}: {name} is given twice", expected=EXAMPLES[kind])
-        found[target] = read(text, name, value)
+        fields[target] = read(text, name, value)
     for alternatives in required:
-        given = [name for name in alternatives if known[name][0] in found]
+        given = [name for name in alternatives if known[name][0] in fields]
         if len(given) != 1:
             problem = f"{' and '.join(given)} are given" if given else f"{' or '.join(alternatives)} is missing"
             raise ConfigError(f"--inject-fault {text!r}: {problem}", expected=EXAMPLES[kind])
-    return found
+    return fields
 
 
 def _whole(at_least: int) -> Callable[[str, str, str], _Value]:

@@ -93,7 +93,7 @@ def run_job(
         log_path = str(log_folder / f"{verdict.replica}.log")
         record.detail.update(replica=verdict.replica, log=log_path)
         if history.restarts:
-            record.detail["restarts"] = [one.text() for one in history.restarts]
+            record.detail["restarts"] = [restart.text() for restart in history.restarts]
         if verdict.code:
             restarts = len(history.restarts)
             raise failure(verdict.code, verdict.replica, verdict.reason, log=log_path, restarts=restarts)

@@ -128,13 +128,13 @@ def _kill_children(pid: int) -> None:
 
 
 def _children() -> list[int]:
-    found = []
+    children = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             fields = stat.read_bytes().rpartition(b")")[2].split()  # the name before it may hold any bytes
             if int(fields[1]) == os.getpid():
-                found.append(int(stat.parent.name))
-    return found
+                children.append(int(stat.parent.name))
+    return children
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ def stage_folders(folder: Path) -> dict[str, Path]:
     """The folders of a run's stages by their names, in order; without stages its own, under an empty name."""
     names: list[str] = []
     with contextlib.suppress(UserError):
-        names = [str(one["name"]) for one in read_record_file(folder / RUN_FILE_COPY).get("stages") or ()]
+        names = [str(stage["name"]) for stage in read_record_file(folder / RUN_FILE_COPY).get("stages") or ()]
     if not names:  # also of a downloaded folder, which has no copy of the run file: the last one's name is not known
         names = [*earlier_stages(str(folder)), ""]
     return {name: folder / STAGES_FOLDER / name for name in names[:-1]} | {names[-1]: folder}

@@ -290,10 +290,10 @@ class CapacityFallback:
         if self._store.stat(self._file) is None:
             return []
         options = parse_attempts(read_record(self._store, self._file), self._of_run)
-        return [one for one in options if one.cancelled_for != "stop"]
+        return [option for option in options if option.cancelled_for != "stop"]
 
     def _write(self) -> None:
-        content = {"of_run": self._of_run, "attempts": [asdict(one) for one in self.attempts]}
+        content = {"of_run": self._of_run, "attempts": [asdict(attempt) for attempt in self.attempts]}
         write_record(self._store, self._file, content, indent=1)
 
     def _spent_usd(self, attempt: Attempt, job: api.CustomJob) -> float | None:

@@ -43,7 +43,7 @@ def sightings_of(job: PipelineJob, run_uri: str, pattern: Pattern | None = None)
     if job.schedule_name:
         found["vertex-scheduled-run-ids"] = (bool(RUN_ID.fullmatch(run)), f"{job.schedule_name} started {run}")
     if pattern:
-        found |= {one.id: (False, f"the run failed: {pattern.cause}") for one in refuted_by(pattern.id)}
+        found |= {assumption.id: (False, f"the run failed: {pattern.cause}") for assumption in refuted_by(pattern.id)}
     return [Sighting(name, holds, said, "diagnose", run) for name, (holds, said) in found.items()]
 
 
@@ -65,12 +65,12 @@ def recorded_notes(run_uri: str, sightings: list[Sighting]) -> list[str]:
 
 def _states(job: PipelineJob) -> Mapping[str, str]:
     """State by task, without a stage's name before it; of several tasks of a name one that has begun."""
-    found: dict[str, str] = {}
+    states: dict[str, str] = {}
     steps = {step for of_one in BEGUN.values() for step in of_one}
     suffix = re.compile(rf"(?:.+-)?({'|'.join(sorted(steps))})")
     for task in job.job_detail.task_details:
         match = suffix.fullmatch(task.task_name)
         name = match[1] if match else task.task_name
-        if found.get(name) not in RAN:
-            found[name] = str(task.state.name)
-    return found
+        if states.get(name) not in RAN:
+            states[name] = str(task.state.name)
+    return states
