@@ -26,6 +26,8 @@ from vlmpipe.trainer.config.train_options import (
 )
 
 MAX_COMPARED_SEQUENCES = 8  # of the validation after the last step, where a run takes no other
+# Fields of which a run file gives one: a changed value of the one takes the other's place.
+ONE_OF_TWO = {"warmup_steps": "warmup_fraction", "warmup_fraction": "warmup_steps"}
 MAX_EPOCHS = 100_000  # more is a slip of the finger
 
 

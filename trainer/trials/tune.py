@@ -18,6 +18,7 @@ from typing import Any
 
 from vlmpipe.trainer import launch
 from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.train_fields import ONE_OF_TWO
 from vlmpipe.trainer.distributed.cluster_env import read_cluster
 from vlmpipe.trainer.errors import ConfigError, run_main
 from vlmpipe.trainer.monitoring.hypertune import TRIAL_VARIABLE, VALIDATION_LOSS, WATCHED_VARIABLE
@@ -96,6 +97,9 @@ def open_trial(config_uri: str, values: dict[str, object], trial: str) -> JobCon
                 f"there is no field {name} in {search.uri('run.json')}", expected="a field of train or model.lora"
             )
         inner[last] = value
+        other = ONE_OF_TWO.get(last, "") if parents == ["train"] else ""
+        if other and f"train.{other}" not in values:
+            inner[other] = None
     content["run"]["run_id"] = f"{content['run']['run_id']}/trial-{trial}"
     job = JobConfig.model_validate(content)
     folder = open_storage(job.run.run_uri)

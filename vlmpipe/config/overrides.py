@@ -25,6 +25,7 @@ from vlmpipe.config.validation_errors import (
     show,
 )
 from vlmpipe.config.yaml_loader import parse_yaml
+from vlmpipe.trainer.config.train_fields import ONE_OF_TWO
 
 # Where weights come from: other ones have another revision, or a configuration instead.
 SOURCES = ("model.pretrained", "model.tower", "model.projector", "model.language_model")
@@ -155,13 +156,28 @@ def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
 def merged(content: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, Any]:
     """A copy of `content` with the fields of `changes`, in sections or under dotted keys, in their places.
 
+    A field that takes another one's place, such as train.warmup_steps, sets that one to null.
+
     Raises ProblemsError that names each field that has no place.
     """
     result = copy.deepcopy(dict(content))
-    problems = [Problem(path, text) for path, value in leaves(changes) if (text := _put(result, path, value))]
+    given = list(leaves(changes))
+    problems = [
+        Problem(path, text) for path, value in given + _replaced(dict(given)) if (text := _put(result, path, value))
+    ]
     if problems:
         raise ProblemsError(problems)
     return result
+
+
+def _replaced(given: Mapping[str, object]) -> list[tuple[str, None]]:
+    """Fields whose place a given one takes, to be set to null; not those that are given too, which is an error."""
+    others = [
+        f"{section}.{ONE_OF_TWO[name]}"
+        for section, _, name in (path.rpartition(".") for path, value in given.items() if value is not None)
+        if name in ONE_OF_TWO and section.rpartition(".")[2] == "train"
+    ]
+    return [(other, None) for other in others if other not in given]
 
 
 def _put(content: dict[str, object], path: str, value: object) -> str:

@@ -227,6 +227,8 @@ def test_trials_never_share_a_folder_and_one_that_starts_again_keeps_its_own(sea
             open_trial(uri, {}, trial)
     with pytest.raises(ConfigError, match=r"there is no field train.rate"):
         open_trial(uri, {"train.rate": 1}, "3")
+    warming = open_trial(uri, {"train.warmup_steps": 4}, "4").train
+    assert (warming.warmup_fraction, warming.warmup_steps) == (None, 4)
     assert parse_values(["--a.b=1e-3", "--c=2.0", "--d=fp32"]) == {"a.b": 1e-3, "c": 2.0, "d": "fp32"}
     with pytest.raises(ConfigError, match="--name=value"):
         parse_values(["--a", "1"])

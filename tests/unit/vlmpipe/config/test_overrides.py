@@ -287,3 +287,28 @@ def test_a_malformed_override_is_refused(texts: list[str]) -> None:
 def test_an_override_through_a_plain_value_is_refused() -> None:
     with pytest.raises(RunFileError, match=r"train\.epochs\.x: epochs is a single value"):
         apply_overrides({"train": {"epochs": 1}}, {"train.epochs.x": 1})
+
+
+@pytest.mark.parametrize("content", [load_run_file(DIGITS).to_dict(), load_run_file(DIGITS).given()])
+def test_a_warmup_in_steps_takes_the_place_of_the_fraction_and_the_other_way_round(content: dict[str, Any]) -> None:
+    def warmup(*changes: dict[str, Any]) -> tuple[float | None, int | None]:
+        changed = content
+        for change in changes:
+            changed = apply_overrides(changed, change)
+        train = parse_run_config(changed, "a test").train
+        return train.warmup_fraction, train.warmup_steps
+
+    assert warmup() == (0.03, None)
+    assert warmup({"train.warmup_steps": 9}) == (None, 9)
+    assert warmup({"train": {"warmup_steps": 9}}) == (None, 9)
+    assert warmup({"train.warmup_steps": 9}, {"train.warmup_fraction": 0.1}) == (0.1, None)
+    assert warmup({"train.warmup_steps": None}) == (0.03, None)
+    with pytest.raises(RunFileError, match="both say how long the learning rate rises"):
+        warmup({"train.warmup_steps": 9, "train.warmup_fraction": 0.1})
+
+
+def test_a_stage_may_have_a_warmup_of_its_own_kind() -> None:
+    stages = load_run_file(ROOT / "configs/llava-7b-stages.yaml", ["stages.align.train.warmup_steps=50"]).stage_runs()
+    align, *others = (run.train for run in stages.values())
+    assert (align.warmup_fraction, align.warmup_steps) == (None, 50)
+    assert [(train.warmup_fraction, train.warmup_steps) for train in others] == [(0.03, None)] * len(others)
