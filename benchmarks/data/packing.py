@@ -39,7 +39,8 @@ def packing(bench: Bench) -> None:
 
 def lengths_of(load: Workload) -> Lengths:
     split, data = load.split(), load.online.data
-    return Lengths(split.tokens, split.image_count, data.sequence_length, data.max_images_per_sequence)
+    tokens, images = split.tokens.astype(np.int64), split.image_count.astype(np.int64)
+    return Lengths(tokens, images, data.sequence_length, data.max_images_per_sequence)
 
 
 def synthetic_lengths(samples: int) -> Lengths:

@@ -1,4 +1,4 @@
-"""Parts `preparation` and `scale`: CPU time of preparing a sample, two processes or one, and a million records."""
+"""Parts `preparation` and `preparation-scale`: CPU time of a sample, two processes or one, and a million records."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def prepared(job: JobConfig, root: Path) -> Measured:
     return measured
 
 
-def scale(bench: Bench) -> None:
+def preparation_scale(bench: Bench) -> None:
     """A million records beside a fiftieth of them: does time grow in line, and does memory stay?
 
     Each size in one process of its own (data.workers=1), since the peak of a process's memory never comes down.

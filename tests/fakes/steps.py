@@ -16,14 +16,14 @@ def prepare_data(run_uri: str, metrics: Output[Metrics]) -> NamedTuple(
 ):  # type: ignore[valid-type]
     import os
 
-    from vlmpipe.trainer.data.shards.prepared_files import DONE, Manifest
+    from vlmpipe.trainer.data.shards.prepared_files import DONE, FORMAT, Manifest
     from vlmpipe.trainer.storage import open_storage
     from vlmpipe.trainer.storage.records import write_record
 
     with open(os.environ["TEST_TRACE"], "a", encoding="utf-8") as trace:
         trace.write("prepare-data\n")
     store = open_storage(run_uri)
-    store.write(f"prepared/{DONE}", Manifest(format=1, fingerprint="", counts={"images": 3}, files={}).to_bytes())
+    store.write(f"prepared/{DONE}", Manifest(format=FORMAT, fingerprint="", counts={"images": 3}, files={}).to_bytes())
     prepared = store.uri("prepared")
     write_record(store, "prepared.json", {"prepared_uri": prepared, "features_uri": prepared, "features": "off"})
     return (prepared, os.environ["TEST_FEATURES"])

@@ -24,7 +24,7 @@ from vlmpipe.records.decision import Champion
 from vlmpipe.registry.gate import AgainstChampion, decide
 from vlmpipe.trainer.data.prepare.statistics import sample_digest
 from vlmpipe.trainer.data.sample import Turn
-from vlmpipe.trainer.data.shards.index import IndexWriter
+from vlmpipe.trainer.data.shards.index_lines import IndexLines
 from vlmpipe.trainer.data.shards.tar import ShardWriter, key_of, sample_json
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts
 from vlmpipe.trainer.records.evaluation import Evaluation
@@ -113,7 +113,7 @@ def _write_prepared(prepared: Path, samples: list[dict[str, Any]], pictures: lis
     prepared.mkdir(parents=True)
     (prepared / "tokenizer").mkdir()
     (prepared / "tokenizer/chat.json").write_text('{"as_text": true}')
-    shards, index = ShardWriter(prepared, "eval", shard_samples=70), IndexWriter()
+    shards, index = ShardWriter(prepared, "eval", shard_samples=70), IndexLines()
     for sample, picture in zip(samples, pictures, strict=True):
         key, turns = key_of(sample["id"]), [Turn(**turn) for turn in sample["turns"]]
         place = shards.add(key, sample_json(sample["id"], turns), [("png", picture)])
@@ -134,7 +134,7 @@ def _write_prepared(prepared: Path, samples: list[dict[str, Any]], pictures: lis
             content=sample_digest(tuple(turns), [hashlib.sha256(picture).hexdigest()]),
         )
     shards.close()
-    index.write(prepared)
+    index.write_index(prepared)
     splits = {
         name: {
             "samples": samples,

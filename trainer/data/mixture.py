@@ -56,13 +56,13 @@ class Mixture:
 
     def _pass(self, number: int, of_source: int) -> Int64Array:
         samples = self._samples[number]
-        _, shards = np.unique(self._shards[samples], return_inverse=True)
+        _, shards = np.unique(self._shards[samples.start : samples.stop], return_inverse=True)
         # All sources together mix as many shards at a time as a single one would.
         at_a_time = max(1, self._data.shuffle_shards // len(self._names))
         order, _ = shuffled_by_shards(
             len(samples), self._seed, of_source, shards, at_a_time, stream=f"{self._names[number]}/"
         )
-        return samples[order]
+        return samples.start + order
 
 
 def draws_of(data: DataConfig, sizes: Sequence[int], epoch: int) -> list[int]:
@@ -122,7 +122,7 @@ def alternating(draws: Sequence[int]) -> Int64Array:
     return np.argsort(np.concatenate(places), kind="stable").astype(np.int64)
 
 
-def _samples_of(split: SplitIndex, name: str) -> Int64Array:
+def _samples_of(split: SplitIndex, name: str) -> range:
     """Numbers of a source's samples. Ids, which are in order, begin with the source's name and a slash."""
     after = chr(ord("/") + 1)
-    return np.arange(bisect_left(split.ids, f"{name}/"), bisect_left(split.ids, f"{name}{after}"))
+    return range(bisect_left(split.ids, f"{name}/"), bisect_left(split.ids, f"{name}{after}"))

@@ -58,7 +58,7 @@ def plan_packing(
     epoch: int,
     pack: bool = True,
     window: int = WINDOW,
-    shards: Int64Array | None = None,
+    shards: Integers | None = None,
     shuffle_shards: int = SHUFFLE_SHARDS,
     drawn: Int64Array | None = None,
 ) -> PackingPlan:
@@ -104,7 +104,7 @@ def plan_packing(
 
 
 def shuffled_by_shards(
-    samples: int, seed: int, epoch: int, shards: Int64Array | None, shuffle_shards: int, stream: str = ""
+    samples: int, seed: int, epoch: int, shards: Integers | None, shuffle_shards: int, stream: str = ""
 ) -> tuple[Int64Array, Int64Array]:
     """(samples,) sample numbers in an epoch's order, and (samples,) the group of shards of each place, ascending.
 
@@ -118,7 +118,7 @@ def shuffled_by_shards(
     return order, groups[order]
 
 
-def _groups(shards: Int64Array, shuffle_shards: int, seed: int, epoch: int, stream: str) -> Int64Array:
+def _groups(shards: Integers, shuffle_shards: int, seed: int, epoch: int, stream: str) -> Int64Array:
     """(samples,) group of each sample: shards in shuffled order, in groups of nearly equal size."""
     num_shards = int(shards.max(initial=-1)) + 1
     num_groups = -(-num_shards // shuffle_shards)

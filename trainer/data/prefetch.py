@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vlmpipe.trainer.data.packing import Int64Array
+from vlmpipe.trainer.data.packing import Int64Array, Integers
 from vlmpipe.trainer.data.sampler import PackedBatchSampler
 from vlmpipe.trainer.data.shards.disk_cache import NEVER, PrefetchResult, ShardCache
 from vlmpipe.trainer.errors import UserError
@@ -25,10 +25,10 @@ class Needs:
     """Sample n needs the shards `numbers[offsets[n]:offsets[n + 1]]`."""
 
     offsets: Int64Array  # (samples + 1,)
-    numbers: Int64Array  # (needs,)
+    numbers: Integers  # (needs,)
 
     @classmethod
-    def one_each(cls, numbers: Int64Array) -> Needs:
+    def one_each(cls, numbers: Integers) -> Needs:
         """Return the needs of samples that lie in one shard each. numbers: (samples,) shard of each sample."""
         return cls(np.arange(len(numbers) + 1), numbers)
 

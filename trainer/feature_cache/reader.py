@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from vlmpipe.trainer.data.packing import Int64Array
 from vlmpipe.trainer.data.prefetch import Needs
 from vlmpipe.trainer.data.shards.disk_cache import open_shards
-from vlmpipe.trainer.data.shards.image_index import HASHES, ImageTable
+from vlmpipe.trainer.data.shards.image_index import HASHES, ImageTable, digits_of, hashes_of
 from vlmpipe.trainer.data.shards.index import SplitIndex
 from vlmpipe.trainer.data.shards.verified_files import ShardFiles, Sidecar
 from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
@@ -59,7 +59,7 @@ class FeatureShards:
                 raise self._mixed(sidecar)
             self.names.append(sidecar["shard"])
             self.tower_sha256 = sidecar["tower_sha256"]
-            held = np.array(sidecar["images"], HASHES)
+            held = hashes_of(sidecar["images"])
             self._sidecars[sidecar["shard"]] = Sidecar(sidecar["shard"], len(held), sidecar["bytes"], sidecar["crc32c"])
             images.append(held)
         self.starts: Int64Array = np.cumsum([len(held) for held in images])  # (shards + 1,) in `images`
@@ -82,8 +82,8 @@ class FeatureShards:
 
     def missing(self, wanted: Iterable[str]) -> list[str]:
         """The images (sha256) without features, in the order of `wanted`."""
-        images = np.array(list(wanted), HASHES)
-        return [image.decode() for image in images[self.images.find(images) < 0].tolist()]
+        images = hashes_of(wanted)
+        return [digits_of(image) for image in images[self.images.find(images) < 0]]
 
     def require_tower(self, tower_sha256: str) -> None:
         """Raise ConfigError where a tower of other weights has made the features that are there."""
@@ -208,7 +208,7 @@ class FeatureReader:
             size_bytes = int.from_bytes(os.pread(handle, HEADER_BYTES, 0), "little")
             header = json.loads(os.pread(handle, size_bytes, HEADER_BYTES))
         start, end = self.shards.starts[number : number + 2]
-        tensors = [header[image.decode()] for image in self.shards.images.images[start:end].tolist()]
+        tensors = [header[digits_of(image)] for image in self.shards.images.images[start:end]]
         kinds = {(tensor["dtype"], *tensor["shape"][1:]) for tensor in tensors}
         kind = next(iter(kinds))
         if len(kinds) != 1 or kind[0] != "BF16" or len(kind) != 2:

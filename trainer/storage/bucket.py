@@ -23,6 +23,7 @@ from vlmpipe.trainer.storage.base import (
     crc32c_of,
     crc32c_of_file,
 )
+from vlmpipe.trainer.storage.file_sums import FileSum
 from vlmpipe.trainer.storage.regular_files import FileTooLargeError, open_lock, open_regular
 from vlmpipe.trainer.storage.transfer import DELETING, in_parallel
 
@@ -163,4 +164,4 @@ def no_such_object(uri: str) -> UserError:
 
 
 def _has(file: Path, info: ObjectInfo) -> bool:
-    return file.stat().st_size == info.size_bytes and crc32c_of_file(file) == info.crc32c
+    return file.stat().st_size == info.size_bytes and FileSum.once_a_machine(file).crc32c == info.crc32c

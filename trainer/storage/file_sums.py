@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
-from vlmpipe.trainer.storage.base import ObjectInfo, Storage, crc32c_of_file
+from vlmpipe.trainer.errors import os_errors
+from vlmpipe.trainer.storage.base import ObjectInfo, Storage, cache_folder, crc32c_of_file
+from vlmpipe.trainer.storage.records import seal, unseal
+from vlmpipe.trainer.storage.regular_files import open_lock
 from vlmpipe.trainer.storage.transfer import in_parallel
 
+REMEMBERED_BYTES = 1 << 26  # smaller files are read again by each process: that takes a hundredth of a second
+SUMS_FOLDER = ".sums"  # in the cache folder
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 UPLOADS = 8  # in parallel: small files mostly wait, in a bucket for the answer, in a folder for the disk
 
 
@@ -22,6 +33,28 @@ class FileSum:
     @classmethod
     def of(cls, path: Path) -> FileSum:
         return cls(path.stat().st_size, crc32c_of_file(path))
+
+    @classmethod
+    def once_a_machine(cls, path: Path) -> FileSum:
+        """Return the sum of a file; a large one is read by one process of a machine for the others.
+
+        The sum is remembered until the file is replaced or written to, or the machine starts again.
+        """
+        status = path.stat()
+        if status.st_size < REMEMBERED_BYTES:
+            return cls.of(path)
+        identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, _boot_id())
+        folder = cache_folder() / SUMS_FOLDER
+        place = folder / f"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}.json"
+        with os_errors(f"writing {place}"):
+            folder.mkdir(exist_ok=True)
+            with os.fdopen(open_lock(place.with_suffix(".lock")), "w", encoding="utf-8") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # one process reads the file, the others wait
+                with suppress(FileNotFoundError, ValueError):
+                    return cls(**unseal(place.read_bytes(), required=True))
+                found = cls.of(path)
+                place.write_bytes(seal(asdict(found)))
+                return found
 
     def matches(self, store: Storage, info: ObjectInfo | None) -> bool:
         """Return whether the object is there and whole. A bucket keeps the checksum; in a folder the file is read."""
@@ -61,3 +94,11 @@ def upload_folder(store: Storage, folder: Path) -> dict[str, FileSum]:
         return name, sums
 
     return dict(in_parallel(upload, files_below(folder).items(), threads=UPLOADS))
+
+
+@cache
+def _boot_id() -> str:
+    """Another one after each start of the machine, where its system has one."""
+    with suppress(OSError):
+        return BOOT_ID.read_text(encoding="ascii")
+    return ""

@@ -141,6 +141,23 @@ def export(
 
 
 @app.command()
+def convert(
+    uri: Annotated[str, typer.Argument(metavar="URI", help="A folder of prepared data, local or in a bucket.")],
+    as_json: AsJson = False,
+) -> None:
+    """Make prepared data of the format before data of today's format, in place and without reading an image."""
+    with doing(f"converting {uri}"):
+        from vlmpipe.trainer.data.prepare.convert import convert as convert_data
+
+        made = convert_data(uri)
+    if as_json:
+        print_json(vars(made))
+        return
+    how = f"converted, {made.samples:,} samples" if made.samples else "of today's format already"
+    print_lines([f"{uri}: {how}, index of {made.index_bytes / 1e6:,.1f} MB"])
+
+
+@app.command()
 def fetch(
     name: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The data set's id on the Hugging Face hub.")],
     output: Annotated[

@@ -42,6 +42,7 @@ def _prepared_here(config: RunConfig, job: JobConfig, paths: RunPaths) -> tuple[
     from vlmpipe.trainer.data.prepare.pipeline import DONE, STATS, fingerprint, mixture_note
     from vlmpipe.trainer.data.sampler import PackedBatchSampler
     from vlmpipe.trainer.data.shards.index import Index
+    from vlmpipe.trainer.data.shards.prepared_files import OtherFormatError
 
     try:
         uri = join_uri(paths.prepared_root, fingerprint(job))
@@ -49,6 +50,8 @@ def _prepared_here(config: RunConfig, job: JobConfig, paths: RunPaths) -> tuple[
             return None
         split, tile_tokens = Index.load(uri).split("train"), image_form_of(job.model).tile_tokens
         stats = json.loads(open_storage(uri).read(STATS))
+    except OtherFormatError:  # which the run would refuse too
+        raise
     except UserError:  # a source that is not there, or damage, after which the next run prepares the data again
         return None
     passes = mixture_note(stats, job.data)

@@ -46,10 +46,9 @@ def image_groups(run: Storage, predictions: Sequence[Mapping[str, object]]) -> d
     groups = {str(one["id"]): str(one["image_group"]) for one in predictions if one.get("image_group")}
     if missing := {str(one["id"]) for one in predictions} - groups.keys():
         split = Index.load(DataPointers.read(run).prepared_uri).split("eval")
-        known = {
-            identity: image_group(identity, split.image_sha256(sample)) for sample, identity in enumerate(split.ids)
-        }
-        groups |= {identity: known.get(identity, identity) for identity in missing}
+        for identity in missing:
+            sample = split.number(identity)
+            groups[identity] = identity if sample is None else image_group(identity, split.image_sha256(sample))
     return groups
 
 

@@ -88,7 +88,6 @@ class PreparedImages:
             self._problem = f"The index cannot be read: {error.found}."
             return
         self._reader = ShardReader.open(open_prepared(prepared_uri))
-        self._numbers: dict[Split, dict[str, int]] = {}
 
     def pictures(self, identity: Any, most: int, pixels: int) -> tuple[list[Picture], int]:
         """Thumbnails of the first `most` images of a validation sample, or one with the reason why there are none; and
@@ -111,9 +110,7 @@ class PreparedImages:
         if self._problem:
             return Picture(problem=self._problem)
         samples = self._index.split(split)
-        if split not in self._numbers:
-            self._numbers[split] = {known: number for number, known in enumerate(samples.ids)}
-        number = self._numbers[split].get(str(identity))
+        number = samples.number(str(identity))
         if number is None:
             return Picture(problem="This sample is not in the prepared data any more.")
         try:

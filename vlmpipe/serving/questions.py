@@ -21,7 +21,7 @@ from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.data.tokenize import FOLDER
-from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.errors import ConfigError, DataError
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_lines
@@ -72,10 +72,16 @@ def held_out_questions(run_uri: str, count: int) -> list[HeldOutQuestion]:
             expected="validation questions about images, which requests can hold",
             fix="compare answers of a run with data.video: frames",
         )
-    numbers = {identity: number for number, identity in enumerate(split.ids)}
     asked = []
     for line in chosen:
-        place = split.sample_location(numbers[line["id"]])
+        number = split.number(line["id"])
+        if number is None:
+            raise DataError(
+                f"{pointers.prepared_uri} has no sample {line['id']}, which the run was evaluated on",
+                expected="the prepared data of the run's evaluation",
+                fix="evaluate the run again",
+            )
+        place = split.sample_location(number)
         turns, images = shards.turns(place), shards.images(place)
         earlier = turns[: line["turn"]] if job.evaluate.earlier_turns == "reference" else ()
         if earlier:

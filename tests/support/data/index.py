@@ -1,41 +1,56 @@
-"""An index of prepared data whose samples have no bytes: for what reads ids and images only."""
+"""Indexes of prepared data: rows of one, and one whose samples have no bytes, for what reads ids and images only."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.support.data.prepared import seal
 from vlmpipe.trainer.data.sample import Split
-from vlmpipe.trainer.data.shards.index import IndexWriter
+from vlmpipe.trainer.data.shards.index_file import NAME, read_columns, schema_of
+from vlmpipe.trainer.data.shards.index_lines import IndexLines
+
+
+def index_rows(uri: str | Path) -> list[dict[str, Any]]:
+    """The rows of a folder's index, in order; without columns of videos."""
+    names = schema_of(with_videos=False).names
+    return [row for _, rows in read_columns(Path(uri, NAME), names) for row in rows.to_pylist()]
+
+
+def lines_of(samples: Mapping[str, Sequence[str]], split: Split) -> Iterator[dict[str, Any]]:
+    """Lines of samples without bytes. samples: names of the images of each, whose hashes are the lines', by its id."""
+    for identity, images in samples.items():
+        ones = [1] * len(images)
+        yield {
+            "id": identity,
+            "key": identity,
+            "split": split,
+            "shard": "shard",
+            "json_offset": 0,
+            "json_bytes": 1,
+            "image_offsets": ones,
+            "image_bytes": ones,
+            "image_sha256": [hashlib.sha256(image.encode()).hexdigest() for image in images],
+            "image_widths": ones,
+            "image_heights": ones,
+            "image_token_counts": ones,
+            "image_tokens": len(images),
+            "tokens": 2,
+            "label_tokens": 1,
+            "turns": 1,
+            "slices": ["all"],
+            "content": hashlib.sha256(identity.encode()).hexdigest()[:32],
+        }
 
 
 def write_index(folder: Path, samples: Mapping[str, Sequence[str]], split: Split = "eval") -> Path:
-    """Write prepared data of one split. samples: content hashes of the images of each sample, by its id."""
+    """Write prepared data of one split: `lines_of` these samples."""
     folder.mkdir()
-    index = IndexWriter()
-    for identity, images in samples.items():
-        ones = [1] * len(images)
-        index.add(
-            id=identity,
-            key=identity,
-            split=split,
-            shard="shard",
-            json_offset=0,
-            json_bytes=1,
-            image_offsets=ones,
-            image_bytes=ones,
-            image_sha256=list(images),
-            image_widths=ones,
-            image_heights=ones,
-            image_token_counts=ones,
-            image_tokens=len(images),
-            tokens=2,
-            label_tokens=1,
-            turns=1,
-            slices=["all"],
-            content="",
-        )
-    index.write(folder)
+    index = IndexLines()
+    for line in lines_of(samples, split):
+        index.add(**line)
+    index.write_index(folder)
     seal(folder)
     return folder

@@ -14,7 +14,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.near_duplicates.table import NAME as SIGNATURES
 from vlmpipe.trainer.data.prepare.chunks.merge import STATS
 from vlmpipe.trainer.data.prepare.pipeline import Prepared, prepare
-from vlmpipe.trainer.data.shards.prepared_files import DONE, Manifest
+from vlmpipe.trainer.data.shards.prepared_files import DONE, FORMAT, Manifest
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.storage.file_sums import FileSum
 
@@ -119,7 +119,7 @@ def seal(folder: Path) -> None:
     """Complete a folder that a test wrote, or has changed, as prepare_data would."""
     files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     files.pop(DONE, None)
-    manifest = Manifest(1, folder.name, {}, {name: FileSum.of(path) for name, path in files.items()})
+    manifest = Manifest(FORMAT, folder.name, {}, {name: FileSum.of(path) for name, path in files.items()})
     (folder / DONE).write_bytes(manifest.to_bytes())
 
 

@@ -8,12 +8,10 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.sample import SPLITS
-from vlmpipe.trainer.data.shards.index import NAME
-from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.data.shards.index_file import NAME, read_columns
+from vlmpipe.trainer.data.shards.prepared_files import DONE, open_prepared
 from vlmpipe.trainer.data.shards.tar import key_of
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import join_uri
@@ -43,13 +41,13 @@ class Changes:
 def changes_since_last(config: JobConfig, fingerprint: str) -> Changes | None:
     """Compare with the set last prepared under this name and root, and record this one as the last.
 
-    None when there is no earlier set, or it was deleted.
+    None when there is no earlier set, or it was deleted. Raises OtherFormatError where it is of an earlier format.
     """
     notes, name = open_storage(config.run.chunks_root), f"{LATEST}/{key_of(config.name)}.json"
     before = read_record(notes, name)["fingerprint"] if notes.stat(name) else ""
     if before != fingerprint:
         write_record(notes, name, {"fingerprint": fingerprint})
-    if not before or open_storage(join_uri(config.run.prepared_root, before)).stat(NAME) is None:
+    if not before or open_storage(join_uri(config.run.prepared_root, before)).stat(DONE) is None:
         return None
     return compare(config.run.prepared_root, before, fingerprint)
 
@@ -73,6 +71,8 @@ def compare(prepared_root: str, before: str, now: str) -> Changes:
 def _lines(prepared_root: str, fingerprint: str, split: str) -> Iterator[dict[str, Any]]:
     """A split's samples, sorted by id; `set` is the fingerprint."""
     path = open_prepared(join_uri(prepared_root, fingerprint)).fetch(NAME)
-    with pq.ParquetFile(path, pre_buffer=False) as file:
-        for batch in file.iter_batches(BATCH_LINES, columns=["id", "split", "content"]):
-            yield from (line | {"set": fingerprint} for line in batch.to_pylist() if line["split"] == split)
+    for of_split, lines in read_columns(path, ["id", "content"]):
+        if of_split == split:
+            for batch in range(0, len(lines), BATCH_LINES):
+                of_lines = {"split": split, "set": fingerprint}
+                yield from (line | of_lines for line in lines.slice(batch, BATCH_LINES).to_pylist())

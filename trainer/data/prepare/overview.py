@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.mixture import draws_of
-from vlmpipe.trainer.data.shards.index import NAME
+from vlmpipe.trainer.data.shards.index_file import NAME, read_columns
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.sqlite_table import disk_table
 
-COLUMNS = ["id", "split", "tokens", "content", "image_sha256"]
+COLUMNS = ["id", "tokens", "content", "images"]
 MAX_IMAGES = 16  # samples with more share the last place
 CONTENT, IMAGE = 0, 1  # kinds of digests
 
@@ -63,11 +62,10 @@ def overview(prepared_uri: str, data: DataConfig) -> Overview:
     storage = open_prepared(prepared_uri)
     sources = [SourceOverview(one.name, np.zeros(data.sequence_length + 1, np.int64)) for one in data.all_sources]
     met = _Met()
-    with pq.ParquetFile(storage.fetch(NAME), pre_buffer=False) as index:
-        for lines in index.iter_batches(columns=COLUMNS):
-            for number, of_source in enumerate(_by_source(lines, data)):
-                _count(sources[number], of_source)
-                met.add(number, of_source)
+    for split, lines in read_columns(storage.fetch(NAME), COLUMNS):
+        for number, of_source in enumerate(_by_source(lines, data)):
+            _count(sources[number], of_source, is_train=split == "train")
+            met.add(number, of_source)
     sizes = [one.train_samples for one in sources]
     draws = draws_of(data, sizes, 0) if data.sources else sizes
     for one, drawn in zip(sources, draws, strict=True):
@@ -82,14 +80,14 @@ def _by_source(lines: pa.RecordBatch, data: DataConfig) -> Iterator[pa.RecordBat
         yield lines.filter(pc.starts_with(lines.column("id"), f"{source.name}/"))
 
 
-def _count(source: SourceOverview, lines: pa.RecordBatch) -> None:
+def _count(source: SourceOverview, lines: pa.RecordBatch, *, is_train: bool) -> None:
     tokens = lines.column("tokens").to_numpy().astype(np.int64)
-    images = pc.list_value_length(lines.column("image_sha256")).to_numpy(zero_copy_only=False).astype(np.int64)
+    images = pc.list_value_length(lines.column("images")).to_numpy(zero_copy_only=False).astype(np.int64)
     source.lengths += np.bincount(tokens, minlength=len(source.lengths))
     source.images += np.bincount(images.clip(max=MAX_IMAGES), minlength=len(source.images))
-    is_train = pc.equal(lines.column("split"), "train").to_numpy(zero_copy_only=False)
-    source.train_samples += int(is_train.sum())
-    source.train_tokens += int(tokens[is_train].sum())
+    if is_train:
+        source.train_samples += len(tokens)
+        source.train_tokens += int(tokens.sum())
 
 
 class _Met:
@@ -100,10 +98,10 @@ class _Met:
         self._table = disk_table(f"CREATE TABLE met ({columns}) WITHOUT ROWID")
 
     def add(self, source: int, lines: pa.RecordBatch) -> None:
-        digests = [(CONTENT, lines.column("content")), (IMAGE, lines.column("image_sha256").flatten())]
+        digests = [(CONTENT, lines.column("content")), (IMAGE, lines.column("images").flatten().field("sha256"))]
         self._table.executemany(
             "INSERT INTO met VALUES (?, ?, ?, 1) ON CONFLICT DO UPDATE SET times = times + 1",
-            ((kind, bytes.fromhex(one)[:16], source) for kind, column in digests for one in column.to_pylist()),
+            ((kind, one[:16], source) for kind, column in digests for one in column.to_pylist()),
         )
 
     def shared(self, names: list[str]) -> Iterator[Shared]:

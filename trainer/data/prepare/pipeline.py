@@ -42,7 +42,7 @@ from vlmpipe.trainer.data.prepare.scratch import scratch
 from vlmpipe.trainer.data.prepare.validate_sample import SampleValidator
 from vlmpipe.trainer.data.rejects import KEPT, REJECTS, SUMMARY
 from vlmpipe.trainer.data.sample import Sample, Turn
-from vlmpipe.trainer.data.shards.prepared_files import DONE, Manifest
+from vlmpipe.trainer.data.shards.prepared_files import DONE, FORMAT, Manifest, OtherFormatError
 from vlmpipe.trainer.data.sources import Source, open_source
 from vlmpipe.trainer.data.tokenize import FOLDER as TOKENIZER
 from vlmpipe.trainer.data.tokenize import LARGEST_TOKENIZER_BYTES, training_texts
@@ -58,7 +58,7 @@ from vlmpipe.trainer.storage.model_folders import local_folder
 from vlmpipe.trainer.storage.regular_files import read_regular
 from vlmpipe.trainer.storage.transfer import in_parallel
 
-FORMAT_VERSION = 13  # raise it when the same input gives other bytes
+SAMPLES_VERSION = 13  # raise it when the same input gives other samples; of their files, `prepared_files.FORMAT`
 TOKENIZER_SAMPLES = 200_000  # a tokenizer is trained on the first ones: its trainer holds every distinct word
 # Settings that do not change the prepared bytes, and the source, whose own fingerprint covers its content.
 NOT_IN_FINGERPRINT = {
@@ -148,7 +148,12 @@ def prepare(config: JobConfig, progress: Progress) -> Prepared:
             counts, chunks = built.counts, built.chunks
             _publish(config, identity, folder / "set", built)
     notes = _notes(json.loads(storage.read(STATS)), config.data) + (f"; {fetched}" if fetched else "")
-    return Prepared(uri, identity, reused, counts, notes, chunks, changes_since_last(config, identity))
+    changes = None
+    try:
+        changes = changes_since_last(config, identity)
+    except OtherFormatError as error:
+        notes += f"; no comparison with the data before: {error.found} ({error.fix})"
+    return Prepared(uri, identity, reused, counts, notes, chunks, changes)
 
 
 def _notes(stats: dict[str, Any], data: DataConfig) -> str:
@@ -196,7 +201,7 @@ def prepare_share(config: JobConfig, task: int, tasks: int, progress: Progress) 
         identity = _fingerprint(config, source)
         if not find_plan(config, identity, folder):
             return 0
-        planned = ChunkedPreparation(config, source, folder, FORMAT_VERSION)
+        planned = ChunkedPreparation(config, source, folder, SAMPLES_VERSION)
         try:
             return planned.make(planned.chunks[task::tasks], progress)
         except UserError as error:
@@ -230,7 +235,7 @@ def _fingerprint(config: JobConfig, source: Source) -> str:
     files = sorted(filter(_decides_tokens, tokenizer.iterdir())) if tokenizer else []
     own_format = config.data.chat_format(config.model) == OWN_FORMAT  # which ends with the tokenizer's own token
     settings = {
-        "format": FORMAT_VERSION,
+        "format": SAMPLES_VERSION,
         "source": source.fingerprint(),
         "data": config.data.model_dump(exclude=NOT_IN_FINGERPRINT | (LATER_FIELDS - changed_fields(config.data))),
         "tokenizer": config.model.tokenizer,
@@ -268,7 +273,10 @@ def changed_fields(data: DataConfig) -> set[str]:
 
 
 def _done_counts(storage: Storage) -> dict[str, int] | None:
-    """Counts of existing undamaged prepared data. Removes DONE of damaged data, which is then prepared again."""
+    """Counts of existing undamaged prepared data. Removes DONE of damaged data, which is then prepared again.
+
+    Raises OtherFormatError for data of another format, which is not touched.
+    """
     if storage.stat(DONE) is None:
         return None
     with suppress(DataError):
@@ -313,7 +321,7 @@ def _planned(
         if records <= SMALLEST * config.data.chunk_samples and len(config.data.sources) <= 1:  # never cut
             return next(read_plan(folder))
         store_plan(config, identity, folder)
-    return ChunkedPreparation(config, source, folder, FORMAT_VERSION)
+    return ChunkedPreparation(config, source, folder, SAMPLES_VERSION)
 
 
 def _build_at_once(config: JobConfig, source: Source, place: Path, planned: Chunk, progress: Progress) -> _Built:
@@ -380,7 +388,7 @@ def _publish(config: JobConfig, identity: str, folder: Path, built: _Built) -> N
     for info in storage.list():
         if info.name not in files and info.name != DONE:
             storage.delete(info.name)
-    manifest = Manifest(FORMAT_VERSION, identity, built.counts, files)
+    manifest = Manifest(FORMAT, identity, built.counts, files)
     # Another run may have prepared the same data meanwhile: equal input gives equal bytes.
     with suppress(AlreadyExistsError):
         storage.create(DONE, manifest.to_bytes())

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vlmpipe.trainer.config.data import DataConfig
@@ -18,10 +17,10 @@ from vlmpipe.trainer.data.near_duplicates.table import like_train, validation_im
 from vlmpipe.trainer.data.packing import plan_packing
 from vlmpipe.trainer.data.prepare.deduplicate import AnswerCounts, ContentIndex
 from vlmpipe.trainer.data.sample import SPLITS, Split, Turn
-from vlmpipe.trainer.data.shards.index import NAME
+from vlmpipe.trainer.data.shards.index_file import NAME, read_columns
 from vlmpipe.trainer.data.sqlite_table import short_digest
 
-COLUMNS = ["split", "tokens", "label_tokens", "turns", "image_widths", "image_tokens"]
+COLUMNS = ["tokens", "label_tokens", "turns", "images", "image_tokens"]
 PERCENTILES = (5, 50, 95, 100)
 HISTOGRAM_BINS = 24
 PACKED_AT_ONCE = 1 << 16  # samples
@@ -56,14 +55,10 @@ def describe(folder: Path, counts: Counts, config: DataConfig, tile_tokens: int 
     """
     splits = {name: _SplitNumbers(config, tile_tokens) for name in SPLITS}
     sources = {source.name: {name: _zeros() for name in SPLITS} for source in config.sources}
-    with pq.ParquetFile(folder / NAME, pre_buffer=False) as index:
-        for lines in index.iter_batches(columns=[*COLUMNS, *(["id"] if sources else [])]):
-            for name, numbers in splits.items():
-                numbers.add(lines.filter(pc.equal(lines.column("split"), name)))
-            for source, of_splits in sources.items():
-                of_source = lines.filter(pc.starts_with(lines.column("id"), f"{source}/"))
-                for name, sums in of_splits.items():
-                    _add_sums(sums, of_source.filter(pc.equal(of_source.column("split"), name)))
+    for split, lines in read_columns(folder / NAME, [*COLUMNS, *(["id"] if sources else [])]):
+        splits[split].add(lines)
+        for source, of_splits in sources.items():
+            _add_sums(of_splits[split], lines.filter(pc.starts_with(lines.column("id"), f"{source}/")))
     return {
         "splits": {name: numbers.describe(counts.images.distinct(name)) for name, numbers in splits.items()},
         **({"sources": sources} if sources else {}),
@@ -102,7 +97,7 @@ def _zeros() -> dict[str, int]:
 def _add_sums(sums: dict[str, int], lines: pa.RecordBatch) -> None:
     """Add lines of the index to the numbers of a source in a split."""
     sums["samples"] += len(lines)
-    sums["images"] += int(pc.sum(pc.list_value_length(lines.column("image_widths"))).as_py() or 0)
+    sums["images"] += int(pc.sum(pc.list_value_length(lines.column("images"))).as_py() or 0)
     for name in ("tokens", "label_tokens"):
         sums[name] += int(pc.sum(lines.column(name)).as_py() or 0)
 
@@ -120,7 +115,7 @@ class _SplitNumbers:
     def add(self, lines: pa.RecordBatch) -> None:
         """Add lines of the index."""
         tokens = lines.column("tokens").to_numpy().astype(np.int64)
-        images = pc.list_value_length(lines.column("image_widths")).to_numpy().astype(np.int64)
+        images = pc.list_value_length(lines.column("images")).to_numpy().astype(np.int64)
         self._lengths += np.bincount(tokens, minlength=len(self._lengths))
         self._images += np.bincount(images, minlength=len(self._images))
         self._turns += int(lines.column("turns").to_numpy().sum())

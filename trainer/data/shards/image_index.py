@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from vlmpipe.trainer.data.packing import Int64Array
 
-HASHES = "S64"  # hexadecimal digits of SHA-256
+HASH_BYTES = 32
+HASHES = f"S{HASH_BYTES}"  # bytes of SHA-256. An item of such an array lacks zeros at its end: see `digits_of`
 
 
 class ImageTable:
-    """Finds content hashes in a list."""
+    """Finds content hashes in a list. Hashes are hexadecimal digits, or arrays of their bytes (`hashes_of`)."""
 
     def __init__(self, images: Iterable[str] | NDArray[np.bytes_]) -> None:
         """`images`: (images,) hashes; the first of equal ones is found."""
@@ -65,11 +66,24 @@ class UniqueImages(Mapping[str, ImageLocation]):
         return ImageLocation(self._shards[shard], offset, size_bytes, bool(is_video))
 
     def __iter__(self) -> Iterator[str]:
-        return (image.decode() for image in self._table.images)
+        return (digits_of(image) for image in self._table.images)
 
     def __len__(self) -> int:
         return len(self._table)
 
 
+def hashes_of(images: Iterable[str]) -> NDArray[np.bytes_]:
+    """(images,) bytes of hexadecimal digits. Raises ValueError for other texts."""
+    found = [bytes.fromhex(image) for image in images]
+    if any(len(one) != HASH_BYTES for one in found):
+        raise ValueError(f"a hash of an image has not {2 * HASH_BYTES} digits")
+    return np.frombuffer(b"".join(found), HASHES) if found else np.empty(0, HASHES)
+
+
+def digits_of(image: bytes) -> str:
+    """Hexadecimal digits of an item of an array of hashes."""
+    return image.ljust(HASH_BYTES, b"\0").hex()
+
+
 def _hashes(images: Iterable[str] | NDArray[np.bytes_]) -> NDArray[np.bytes_]:
-    return images if isinstance(images, np.ndarray) else np.array(list(images), HASHES)
+    return images if isinstance(images, np.ndarray) else hashes_of(images)

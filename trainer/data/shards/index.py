@@ -1,102 +1,104 @@
-"""The index of prepared data: one line per sample, with its lengths and the location of its bytes."""
+"""The index of prepared data: one line per sample, with its lengths and the location of its bytes.
+
+Its file is mapped: all processes of a machine share its columns, and take memory for what they read only. Places in it
+are checked before they are used, so that a damaged file ends in an error and never in a crash.
+"""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
+from itertools import pairwise
+from typing import overload
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vlmpipe.trainer.data.packing import Int64Array
 from vlmpipe.trainer.data.sample import SPLITS, Split
 from vlmpipe.trainer.data.shards.image_index import HASHES, UniqueImages
+from vlmpipe.trainer.data.shards.index_file import NAME, SHA256_BYTES, VIDEO_FIELDS, open_index, unusable
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.shards.tar import Members
-from vlmpipe.trainer.data.sqlite_table import disk_table
+from vlmpipe.trainer.data.shards.verified_files import damaged_file
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.sizing.image_grids import VideoSize
 from vlmpipe.trainer.storage.base import Storage
 
-NAME = "index.parquet"
-SCHEMA = pa.schema(
-    [
-        ("id", pa.string()),
-        ("key", pa.string()),
-        ("split", pa.string()),
-        ("shard", pa.string()),
-        ("json_offset", pa.int64()),
-        ("json_bytes", pa.int64()),
-        ("image_offsets", pa.list_(pa.int64())),
-        ("image_bytes", pa.list_(pa.int64())),
-        ("image_sha256", pa.list_(pa.string())),
-        ("image_widths", pa.list_(pa.int32())),
-        ("image_heights", pa.list_(pa.int32())),
-        ("image_token_counts", pa.list_(pa.int32())),  # of each image
-        ("image_tokens", pa.int32()),  # sum over the images
-        ("tokens", pa.int32()),  # of the whole sample, image tokens included
-        ("label_tokens", pa.int32()),
-        ("turns", pa.int32()),
-        ("slices", pa.list_(pa.string())),  # of each turn
-        ("content", pa.string()),  # equal for samples with the same images and texts
-    ]
-)
-
-# Of each image: patches in time, 0 of what is no video, and seconds from one to the next. Null for a sample without a
-# video. An index without any lacks the columns, so that it is what it was before there were any.
-VIDEO_COLUMNS = ("video_patches", "video_patch_s")
-WITH_VIDEOS = pa.schema([*SCHEMA, (VIDEO_COLUMNS[0], pa.list_(pa.int32())), (VIDEO_COLUMNS[1], pa.list_(pa.float64()))])
-
-ROW_GROUP_LINES = 8192
+Int32Array = NDArray[np.int32]
+BLOCK = 1 << 16  # samples at a time, where all are read
+PATCHES, PATCH_S = VIDEO_FIELDS
 
 
-class IndexWriter:
-    """Collects lines and writes them sorted by split and id. They wait on disk, where SQLite sorts them."""
+class Texts(Sequence[str]):
+    """A column of texts in order, each read when it is asked for."""
 
-    def __init__(self) -> None:
-        self._table = disk_table("CREATE TABLE lines (split TEXT, id TEXT, line TEXT)")
-        self._schema = SCHEMA
+    def __init__(self, column: pa.LargeStringArray) -> None:
+        assert not column.offset, "a whole column"
+        _, offsets, text = column.buffers()
+        self._offsets = np.frombuffer(offsets, np.int64, len(column) + 1) if len(column) else np.zeros(1, np.int64)
+        self._text = memoryview(text or b"")
 
-    def add(self, **line: object) -> None:
-        """One sample; exactly the columns of SCHEMA, of one with videos those of WITH_VIDEOS."""
-        if line.get(VIDEO_COLUMNS[0]):
-            self._schema = WITH_VIDEOS
-        assert line.keys() == set(SCHEMA.names) or line.keys() == set(WITH_VIDEOS.names)
-        self._table.execute("INSERT INTO lines VALUES (?, ?, ?)", (line["split"], line["id"], json.dumps(line)))
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
 
-    def add_table(self, lines: pa.Table) -> None:
-        """Many samples."""
-        for batch in lines.to_batches(ROW_GROUP_LINES):
-            for line in batch.to_pylist():
-                if not line.get(VIDEO_COLUMNS[0]):
-                    line = {name: line[name] for name in SCHEMA.names}
-                self.add(**line)
+    @overload
+    def __getitem__(self, number: int) -> str: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[str]: ...
+    def __getitem__(self, number: int | slice) -> str | list[str]:
+        if isinstance(number, slice):
+            return [self[one] for one in range(len(self))[number]]
+        place = range(len(self))[number]
+        return next(self._from(place, place + 1))
 
-    def write(self, folder: Path) -> None:
-        """Write the index."""
-        lines = self._table.execute("SELECT line FROM lines ORDER BY split, id")
-        with pq.ParquetWriter(folder / NAME, self._schema) as index:
-            while group := lines.fetchmany(ROW_GROUP_LINES):
-                index.write_table(pa.Table.from_pylist([json.loads(line) for (line,) in group], self._schema))
+    def __iter__(self) -> Iterator[str]:
+        for first in range(0, len(self), BLOCK):
+            yield from self._from(first, min(first + BLOCK, len(self)))
+
+    def index(self, text: str, start: int = 0, stop: int | None = None) -> int:
+        """Place of a text in a column that is in order. Raises ValueError if it is not there."""
+        place = bisect_left(self, text, start, stop)
+        if place < (len(self) if stop is None else min(stop, len(self))) and self[place] == text:
+            return place
+        raise ValueError(f"{text!r} is not in the column")
+
+    def __contains__(self, text: object) -> bool:
+        with suppress(ValueError):
+            return isinstance(text, str) and self.index(text) >= 0
+        return False
+
+    def _from(self, first: int, behind: int) -> Iterator[str]:
+        for start, stop in pairwise(self._offsets[first : behind + 1].tolist()):
+            if not 0 <= start <= stop <= len(self._text):
+                raise _damaged(f"a text from byte {start:,} to {stop:,} of {len(self._text):,}")
+            try:
+                yield str(self._text[start:stop], "utf-8")
+            except UnicodeDecodeError as error:
+                raise _damaged(str(error)) from error
 
 
 class SplitIndex:
-    """The samples of one split, ordered by id. Sample numbers are positions in it."""
+    """The samples of one split, ordered by id. Sample numbers are positions in it. Arrays are not to be written to."""
 
-    def __init__(self, name: Split, table: pa.Table) -> None:
+    def __init__(self, name: Split, columns: pa.RecordBatch) -> None:
+        """`columns`: of `open_index`."""
         self.name = name
-        self._columns = {column: table.column(column).combine_chunks() for column in table.schema.names}
-        self.ids: list[str] = self._columns["id"].to_pylist()
-        self.tokens = self._numpy("tokens")  # (samples,)
-        self.label_tokens = self._numpy("label_tokens")  # (samples,)
-        self.image_tokens = self._numpy("image_tokens")  # (samples,) of all images of a sample
-        self.turns = self._numpy("turns")  # (samples,)
-        self.shards, self.shard_numbers = _numbered(self._columns["shard"])  # names in order; (samples,) places in them
-        self.image_count = pc.list_value_length(self._columns["image_sha256"]).to_numpy().astype(np.int64)  # (samples,)
+        images, self._shard_column = columns.column("images"), columns.column("shard")
+        values = {field.name: images.values.field(number) for number, field in enumerate(images.type.value_type)}
+        self._sha256 = _hashes(values.pop("sha256"))  # (images,), as all columns of images
+        self._of_images = {field: column.to_numpy() for field, column in values.items()}
+        self._first_image = images.offsets.to_numpy()  # (samples + 1,)
+        self.ids, self._keys = Texts(columns.column("id")), Texts(columns.column("key"))
+        self.tokens: Int32Array = columns.column("tokens").to_numpy()  # (samples,)
+        self.label_tokens: Int32Array = columns.column("label_tokens").to_numpy()  # (samples,)
+        self.image_tokens: Int32Array = columns.column("image_tokens").to_numpy()  # (samples,) of all images of each
+        self.turns: Int32Array = columns.column("turns").to_numpy()  # (samples,)
+        self._json_offset: Int64Array = columns.column("json_offset").to_numpy()
+        self._json_bytes: Int32Array = columns.column("json_bytes").to_numpy()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -104,132 +106,152 @@ class SplitIndex:
     @property
     def has_videos(self) -> bool:
         """Return whether the data set has any that the model takes as such."""
-        return VIDEO_COLUMNS[0] in self._columns
+        return PATCHES in self._of_images
+
+    def number(self, identity: str) -> int | None:
+        """Number of the sample with this id; None if there is none."""
+        with suppress(ValueError):
+            return self.ids.index(identity)
+        return None
+
+    @cached_property
+    def shards(self) -> list[str]:
+        """The names of the split's shards, in order."""
+        names, numbers = self._shard_column.dictionary, self._shard_column.indices.to_numpy()
+        first, last = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, -1)
+        if not 0 <= first <= last + 1 <= len(names):
+            raise _damaged(f"shards {first} to {last} of {len(names)}")
+        try:
+            names.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise _damaged(str(error)) from error
+        found: list[str] = names[first : last + 1].to_pylist()
+        return found
+
+    @cached_property
+    def shard_numbers(self) -> Int32Array:
+        """(samples,) position of each sample's shard in `shards`."""
+        numbers: Int32Array = self._shard_column.indices.to_numpy()
+        first = int(numbers.min()) if len(numbers) else 0
+        return numbers - np.int32(first) if first else numbers
+
+    @cached_property
+    def image_count(self) -> Int32Array:
+        """(samples,) images of each sample."""
+        first = self._first_image
+        if not (first[0] == 0 and first[-1] == len(self._sha256) and (first[1:] >= first[:-1]).all()):
+            raise _damaged(f"places of images that do not ascend from 0 to {len(self._sha256):,}")
+        counts = np.empty(len(self), np.int32)
+        return np.subtract(first[1:], first[:-1], out=counts, casting="same_kind")
 
     def sample_location(self, number: int) -> Members:
         """Location of the sample's bytes."""
-        are_videos = [isinstance(size, VideoSize) for size in self.image_sizes(number)] if self.has_videos else []
+        of_sample = self._images_of(number)
         return Members(
-            shard=self._value("shard", number),
-            json_offset=self._value("json_offset", number),
-            json_bytes=self._value("json_bytes", number),
-            image_offsets=self._value("image_offsets", number),
-            image_bytes=self._value("image_bytes", number),
-            are_videos=are_videos,
+            shard=self.shards[self.shard_numbers[number]],
+            json_offset=int(self._json_offset[number]),
+            json_bytes=int(self._json_bytes[number]),
+            image_offsets=self._of_images["offset"][of_sample].tolist(),
+            image_bytes=self._of_images["bytes"][of_sample].tolist(),
+            are_videos=(self._of_images[PATCHES][of_sample] > 0).tolist() if self.has_videos else [],
         )
 
     def key(self, number: int) -> str:
         """The sample's name in its shard."""
-        return str(self._value("key", number))
+        return self._keys[number]
 
     def stored_order(self) -> Int64Array:
         """(samples,) sample numbers in the order of their bytes."""
-        return np.lexsort((self._numpy("json_offset"), self.shard_numbers)).astype(np.int64)
+        return np.lexsort((self._json_offset, self.shard_numbers)).astype(np.int64)
 
-    def tiles(self, tile_tokens: int) -> NDArray[np.int64]:
+    def tiles(self, tile_tokens: int) -> Int32Array:
         """(samples,) tiles of each sample's images, of `tile_tokens` tokens each; 0: images are not cut.
 
         Each patch in time of a video counts as an image.
         """
         if tile_tokens:
-            return self.image_tokens // tile_tokens
+            return self.image_tokens // np.int32(tile_tokens)
         if not self.has_videos:
             return self.image_count
-        patches = self._columns[VIDEO_COLUMNS[0]]
-        more = np.maximum(pc.list_flatten(patches).to_numpy() - 1, 0)
-        owners = pc.list_parent_indices(patches).to_numpy()
-        return self.image_count + np.bincount(owners, more, len(self)).astype(np.int64)
+        return self._summed(lambda images: np.maximum(self._of_images[PATCHES][images], 1))
 
-    def tokens_with(self, max_kept: int) -> Int64Array:
+    def tokens_with(self, max_kept: int) -> Int32Array:
         """(samples,) tokens of each sample with at most `max_kept` tokens of each image."""
-        counts = pc.list_flatten(self._columns["image_token_counts"]).to_numpy().astype(np.int64)
-        owners = np.repeat(np.arange(len(self)), self.image_count)
-        left_out = np.bincount(owners, np.maximum(counts - max_kept, 0), len(self)).astype(np.int64)
-        return self.tokens - left_out
+        left_out = self._summed(lambda images: np.maximum(self._of_images["tokens"][images] - max_kept, 0))
+        return np.subtract(self.tokens, left_out, out=left_out)
 
     def image_sha256(self, number: int) -> list[str]:
         """Content hash of each of the sample's images, in order of their marks."""
-        return list(self._value("image_sha256", number))
+        hashes = self._sha256[self._images_of(number)].tobytes()
+        return [hashes[start : start + SHA256_BYTES].hex() for start in range(0, len(hashes), SHA256_BYTES)]
 
     def image_token_counts(self, number: int) -> list[int]:
         """Tokens of each of the sample's images."""
-        return list(self._value("image_token_counts", number))
+        counts: list[int] = self._of_images["tokens"][self._images_of(number)].tolist()
+        return counts
 
     def image_sizes(self, number: int) -> list[tuple[int, int]]:
         """(width, height) in pixels of each of the sample's images; of videos a VideoSize."""
-        sizes = list(zip(self._value("image_widths", number), self._value("image_heights", number), strict=True))
-        if not self.has_videos or self._value(VIDEO_COLUMNS[0], number) is None:
+        of_sample = self._images_of(number)
+        width, height = (self._of_images[name][of_sample].tolist() for name in ("width", "height"))
+        sizes = list(zip(width, height, strict=True))
+        if not self.has_videos:
             return sizes
-        lengths = zip(*(self._value(name, number) for name in VIDEO_COLUMNS), strict=True)
+        patches, patch_s = (self._of_images[name][of_sample].tolist() for name in (PATCHES, PATCH_S))
         return [
-            VideoSize(*size, patches, patch_s) if patches else size
-            for size, (patches, patch_s) in zip(sizes, lengths, strict=True)
+            VideoSize(*size, count, seconds) if count else size
+            for size, count, seconds in zip(sizes, patches, patch_s, strict=True)
         ]
-
-    def slices(self, number: int) -> list[str]:
-        """Slice of each of the sample's turns."""
-        return list(self._value("slices", number))
 
     def images(self) -> NDArray[np.bytes_]:
         """(images,) content hashes of all samples' images, `image_count` of each sample."""
-        return np.array(pc.list_flatten(self._columns["image_sha256"]).to_pylist(), HASHES)
+        return self._sha256
 
     def image_places(self) -> Int64Array:
         """(images, 4) number of the shard, offset, bytes, and whether it is a video, of each of `images`."""
-        spans = [pc.list_flatten(self._columns[name]).to_numpy() for name in ("image_offsets", "image_bytes")]
         shards = np.repeat(self.shard_numbers, self.image_count)
-        return np.stack([shards, *spans, self._are_videos()], axis=1).astype(np.int64)
+        videos = self._of_images[PATCHES] > 0 if self.has_videos else np.zeros(len(shards), np.bool_)
+        return np.stack([shards, self._of_images["offset"], self._of_images["bytes"], videos], axis=1).astype(np.int64)
 
-    def _are_videos(self) -> NDArray[np.bool_]:
-        """(images,) of all samples. The column is null for a sample without a video."""
-        found = np.zeros(int(self.image_count.sum()), np.bool_)
-        if self.has_videos:
-            patches = self._columns[VIDEO_COLUMNS[0]]
-            owners = pc.list_parent_indices(patches).to_numpy()
-            firsts = np.cumsum(self.image_count) - self.image_count
-            within = np.arange(len(owners)) - np.searchsorted(owners, owners)
-            found[firsts[owners] + within] = pc.list_flatten(patches).to_numpy() > 0
-        return found
+    def _images_of(self, number: int) -> slice:
+        """The sample's images in the columns of images."""
+        start, stop = self._first_image[number], self._first_image[number + 1]
+        if not 0 <= start <= stop <= len(self._sha256):
+            raise _damaged(f"images {start:,} to {stop:,} of {len(self._sha256):,}")
+        return slice(start, stop)
 
-    def _value(self, column: str, number: int) -> Any:
-        return self._columns[column][number].as_py()
-
-    def _numpy(self, column: str) -> NDArray[np.int64]:
-        return np.asarray(self._columns[column].to_numpy(), np.int64)
-
-
-def _numbered(names: pa.Array) -> tuple[list[str], NDArray[np.int64]]:
-    """The sorted distinct names, and each name's position among them."""
-    encoded = names.dictionary_encode()
-    distinct, place = np.unique(np.array(encoded.dictionary.to_pylist(), np.str_), return_inverse=True)
-    return distinct.tolist(), place[encoded.indices.to_numpy().astype(np.int64)]
+    def _summed(self, values: Callable[[slice], NDArray[np.int32]]) -> Int32Array:
+        """(samples,) sums over each sample's images. `values`: of a range of images."""
+        sums = np.empty(len(self), np.int32)
+        for first in range(0, len(self), BLOCK):
+            counts = self.image_count[first : first + BLOCK]
+            images = slice(self._first_image[first], self._first_image[first + len(counts)])
+            owners = np.repeat(np.arange(len(counts)), counts)
+            sums[first : first + BLOCK] = np.bincount(owners, values(images), len(counts))
+        return sums
 
 
 class Index:
     """All splits of one prepared data set."""
 
-    def __init__(self, uri: str, table: pa.Table) -> None:
-        self.uri = uri
-        self._splits = {name: SplitIndex(name, table.filter(pc.equal(table.column("split"), name))) for name in SPLITS}
+    def __init__(self, uri: str, splits: dict[Split, SplitIndex]) -> None:
+        self.uri, self._splits = uri, splits
 
     @classmethod
     def load(cls, prepared_uri: str, storage: Storage | None = None) -> Index:
-        """Read the index at `prepared_uri`. Raises DataError when it is damaged or of another version."""
+        """Map the index at `prepared_uri`. Raises DataError when it is damaged or of another version."""
         path = (storage or open_prepared(prepared_uri)).fetch(NAME)
         try:
-            table = pq.read_table(path)
-        except pa.ArrowInvalid as error:
-            raise _unusable(path, str(error)) from error
-        if table.schema not in (SCHEMA, WITH_VIDEOS):
-            raise _unusable(path, f"columns {table.schema.names}")
-        return cls(prepared_uri, table)
+            return cls(prepared_uri, {name: SplitIndex(name, columns) for name, columns in open_index(path).items()})
+        except (pa.ArrowException, ValueError) as error:
+            raise unusable(path, str(error)) from error
 
     def split(self, name: Split) -> SplitIndex:
         return self._splits[name]
 
     def unique_images(self) -> UniqueImages:
         """A location of every distinct image of all splits."""
-        splits, places = list(self._splits.values()), []
+        splits, places = [self._splits[name] for name in SPLITS], []
         shards: list[str] = []
         for split in splits:
             places.append(split.image_places() + np.array([len(shards), 0, 0, 0]))
@@ -237,9 +259,11 @@ class Index:
         return UniqueImages(np.concatenate([split.images() for split in splits]), shards, np.concatenate(places))
 
 
-def _unusable(path: Path, found: str) -> DataError:
-    return DataError(
-        f"{path} is not an index of this version of the trainer: {found}",
-        expected="the columns " + ", ".join(SCHEMA.names),
-        fix="delete the DONE file beside it and run again: the data is then prepared again",
-    )
+def _hashes(column: pa.FixedSizeBinaryArray) -> NDArray[np.bytes_]:
+    if not len(column):
+        return np.empty(0, HASHES)
+    return np.frombuffer(column.buffers()[1], HASHES, len(column))
+
+
+def _damaged(found: str) -> DataError:
+    return damaged_file(NAME, found)

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import cast
 
 from vlmpipe.trainer.data.shards.verified_files import FOLDER, damaged_file
+from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import ObjectInfo, Storage, crc32c_of
 from vlmpipe.trainer.storage.file_sums import FileSum
 from vlmpipe.trainer.storage.records import seal, unseal
 
+FORMAT = 14  # of the files; raise it when the same samples are stored in other files
+CONVERTIBLE = 13  # the index was a Parquet file, which every process read whole
 DONE = "DONE"  # the manifest, written last; a folder without it is not prepared data
 
 
@@ -28,13 +31,29 @@ class Manifest:
         return seal(asdict(self), indent=1)
 
     @classmethod
-    def read(cls, storage: Storage) -> Manifest:
-        """Raises DataError for one that is damaged, UserError where there is none."""
+    def read(cls, storage: Storage, *, file_format: int = FORMAT) -> Manifest:
+        """Raises DataError for one that is damaged, OtherFormatError for one of another format, UserError where there
+        is none.
+        """
         try:
             values = unseal(storage.read(DONE), required=True)
         except ValueError as error:
             raise damaged_file(storage.uri(DONE), str(error)) from error
+        if values["format"] != file_format:
+            raise OtherFormatError(storage.root_uri, values["format"])
         return cls(**values | {"files": {name: FileSum(**sums) for name, sums in values["files"].items()}})
+
+
+class OtherFormatError(UserError):
+    """Prepared data is whole and in another format (exit 65)."""
+
+    def __init__(self, uri: str, found: int) -> None:
+        fix = f"vlmpipe data convert {uri} makes it of this format in seconds, without reading an image"
+        if found != CONVERTIBLE:
+            fix = "use the version of vlmpipe that wrote it; or delete its DONE file to prepare it again"
+        super().__init__(
+            f"the prepared data in {uri} is of format {found}", expected=f"format {FORMAT}", fix=fix, code=ExitCode.DATA
+        )
 
 
 class PreparedFiles:
@@ -64,7 +83,7 @@ class PreparedFiles:
         """Raises DataError as `read` does."""
         path = self._storage.fetch(name)
         if not (name.startswith(f"{FOLDER}/") and name.endswith(".tar")):
-            self._compare(name, FileSum.of(path))
+            self._compare(name, FileSum.once_a_machine(path))
         return path
 
     def _compare(self, name: str, found: FileSum) -> None:
@@ -78,5 +97,5 @@ class PreparedFiles:
 
 
 def open_prepared(uri: str) -> Storage:
-    """The store of prepared data, to read from. Raises UserError where there is none, DataError for a damaged one."""
+    """The store of prepared data, to read from. Raises as `Manifest.read`."""
     return cast(Storage, PreparedFiles(open_storage(uri)))

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.shards.image_index import ImageTable
 from vlmpipe.trainer.data.shards.index import Index, SplitIndex
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.distributed.process import ProcessContext
@@ -110,8 +111,14 @@ def not_trained_on(trained: SplitIndex, held_out: SplitIndex, questions: Sequenc
 
     trained: the champion's training split; held_out: the split that the questions are of.
     """
-    ids, images = set(trained.ids), {one.decode() for one in trained.images().tolist()}
-    return [one for one in questions if one.id not in ids and images.isdisjoint(held_out.image_sha256(one.sample))]
+    images = sorted({image for one in questions for image in held_out.image_sha256(one.sample)})
+    places = ImageTable(images).find(trained.images())
+    known = {images[place] for place in set(places[places >= 0].tolist())}
+    return [
+        one
+        for one in questions
+        if trained.number(one.id) is None and known.isdisjoint(held_out.image_sha256(one.sample))
+    ]
 
 
 def _asked(job: JobConfig, held_out: HeldOut, question: Question) -> Asked:

@@ -108,15 +108,14 @@ class ReferenceLogProbs:
             in_pairs=True,
         )
         loader = PackedLoader(split, sampler, self._chat, self._reader, images=self._replica.takes_images)
-        numbers = {identity: number for number, identity in enumerate(split.ids)}
         steps, found = sampler.num_steps(1) if len(split) else 0, dict[int, list[float]]()
         for step in range(steps):
             if np.isnan(known[sampler.members(sampler.batch(step))]).any():
                 rows = loader.sequences_for_step(step, self._replica.index, self._replica.count)
                 log_probs = self._strategy.forward_loss(collate(rows, self._image_source))
-                ids = [numbers[identity] for row in rows for identity in row.sample_ids]
-                if ids:  # in the last step a rank may have padding alone, of which the pass gives a loss of 0
-                    found |= dict(zip(ids, log_probs.view(-1, 2).tolist(), strict=True))
+                numbers = [split.ids.index(identity) for row in rows for identity in row.sample_ids]
+                if numbers:  # in the last step a rank may have padding alone, of which the pass gives a loss of 0
+                    found |= dict(zip(numbers, log_probs.view(-1, 2).tolist(), strict=True))
             if (step + 1) % max(1, steps // PARTS) == 0 or step + 1 == steps:
                 yield step + 1 == steps, found
                 found = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.plan import plan_run
 from vlmpipe.planner.prepared_workload import planned_workload
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
-from vlmpipe.trainer.data.prepare.pipeline import prepare
+from vlmpipe.trainer.data.prepare.pipeline import find_prepared, prepare
+from vlmpipe.trainer.data.shards.prepared_files import DONE, Manifest, OtherFormatError
 from vlmpipe.trainer.errors import ConfigError, DataError
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.setup.data import open_data
+from vlmpipe.trainer.storage import open_storage
 
 SOURCES = [
     {"name": "digits", "uri": "builtin:digits", "max_samples": 40, "weight": 0.5},
@@ -39,10 +42,15 @@ def test_passes_of_each_source_are_noted_and_bounded(tmp_path: Path) -> None:
     counts = prepare(job, Progress(job.run.run_uri, "prepare-data", quiet=True)).counts
     workload, note = planned_workload(config, model, paths)
     assert note.startswith("Prepared data, passes an epoch: digits 1, few ") and workload.samples
+    uri = find_prepared(job)
     passes = float(note.rstrip(".").rpartition(" ")[2])
     assert passes == pytest.approx(workload.samples / 2 / (counts["train"] - workload.samples / 2), abs=0.1)
     with pytest.raises(DataError, match="an epoch reads few"):
         planned_workload(run_file(max_source_passes=passes / 2), model, paths)
+    manifest = Manifest.read(open_storage(uri))
+    Path(uri, DONE).write_bytes(replace(manifest, format=13).to_bytes())
+    with pytest.raises(OtherFormatError, match=f"vlmpipe data convert {uri}"):  # as the run would be
+        planned_workload(config, model, paths)
 
 
 def test_a_warmup_of_more_steps_than_the_data_give_is_refused_by_the_plan_and_by_training(tmp_path: Path) -> None:

@@ -328,7 +328,7 @@ def test_a_run_that_is_under_way_is_not_finished(run: Path) -> None:
     assert "The step evaluate has begun." in page.text
 
 
-@pytest.mark.parametrize("broken", ["index.parquet", "shards/eval-000000.tar", "shards/eval-000000.json"])
+@pytest.mark.parametrize("broken", ["index.arrow", "shards/eval-000000.tar", "shards/eval-000000.json"])
 def test_pictures_that_cannot_be_read_are_replaced_by_a_reason(tmp_path: Path, broken: str) -> None:
     run = make_run(tmp_path)
     path = tmp_path / "prepared" / "f3a9c1d2" / broken

@@ -30,7 +30,7 @@ from vlmpipe.trainer.data.prepare.statistics import sample_digest
 from vlmpipe.trainer.data.prepare.validate_sample import Accepted, Entry, SampleValidator, image_bytes
 from vlmpipe.trainer.data.rejects import REJECTS, Ledger, Reject, RejectCode
 from vlmpipe.trainer.data.sample import SPLITS, Sample
-from vlmpipe.trainer.data.shards.index import VIDEO_COLUMNS, IndexWriter
+from vlmpipe.trainer.data.shards.index_lines import VIDEO_COLUMNS, IndexLines
 from vlmpipe.trainer.data.shards.tar import ShardWriter, key_of, sample_json
 from vlmpipe.trainer.data.sources.base import Source, records_from
 from vlmpipe.trainer.storage.transfer import in_parallel
@@ -110,7 +110,7 @@ def build_chunk(
         report: called after each record.
     """
     writers = {split: ShardWriter(folder, split, config.shard_samples) for split in SPLITS}
-    index, answers, sheet, signatures = IndexWriter(), AnswerCounts(), ContactSheet(), SignatureWriter()
+    index, answers, sheet, signatures = IndexLines(), AnswerCounts(), ContactSheet(), SignatureWriter()
     met, dropped, read = set(repeats), 0, hashlib.sha256()
     with (folder / REJECTS).open("w", encoding="utf-8") as lines:
         ledger = Ledger(config.max_reject_fraction, lines)
@@ -144,7 +144,7 @@ def build_chunk(
             report(position + 1, ledger.rejected)
     for writer in writers.values():
         writer.close()
-    index.write(folder)
+    index.write_lines(folder)
     sheet.write(folder)
     signatures.write(folder)
     rows = [dict(zip(ANSWERS_SCHEMA.names, row, strict=True)) for row in answers.rows()]
@@ -168,7 +168,7 @@ def _distinct(record: Accepted, config: DataConfig, met: set[str]) -> list[tuple
     return found
 
 
-def _store(sample: Accepted, content: str, writer: ShardWriter, index: IndexWriter) -> None:
+def _store(sample: Accepted, content: str, writer: ShardWriter, index: IndexLines) -> None:
     key = key_of(sample.id)
     members = writer.add(
         key, sample_json(sample.id, sample.turns), [(image.extension, image.data) for image in sample.images]

@@ -26,8 +26,7 @@ from vlmpipe.trainer.data.prepare.statistics import Counts, describe, near_dupli
 from vlmpipe.trainer.data.rejects import IN_THE_RUN, REJECTS, Ledger, Reject, RejectCode
 from vlmpipe.trainer.data.rejects import SUMMARY as REJECTS_SUMMARY
 from vlmpipe.trainer.data.sample import SPLITS, ImageRef, Split
-from vlmpipe.trainer.data.shards import index
-from vlmpipe.trainer.data.shards.index import IndexWriter
+from vlmpipe.trainer.data.shards.index_lines import LINES, IndexLines
 from vlmpipe.trainer.data.shards.tar import FOLDER as SHARDS_FOLDER
 from vlmpipe.trainer.data.shards.tar import Sidecar, shard_name, sidecar_name, write_sidecar
 from vlmpipe.trainer.errors import DataError
@@ -75,7 +74,7 @@ def merge(
 
     Raises DataError when too many samples were rejected or a split is empty.
     """
-    lines, counts, sheet = IndexWriter(), Counts(), ContactSheet()
+    lines, counts, sheet = IndexLines(), Counts(), ContactSheet()
     shards: list[Shard] = []
     first: Counter[Split] = Counter()  # number of each split's first shard in the next chunk
     (folder / SHARDS_FOLDER).mkdir()
@@ -105,7 +104,7 @@ def merge(
     whole = ledger.summary() | {"pictures": pictures}
     write_json(folder / REJECTS_SUMMARY, whole)
     ledger.check(listed)
-    lines.write(folder)
+    lines.write_index(folder)
     sheet.write(folder)
     stats = describe(folder, counts, config, tile_tokens)
     split_samples = {split: int(stats["splits"][split]["samples"]) for split in SPLITS}
@@ -146,8 +145,8 @@ def _shard_names(shards: dict[Split, int], first: Counter[Split]) -> dict[str, s
     }
 
 
-def _add_samples(part: Part, new_names: dict[str, str], lines: IndexWriter, counts: Counts) -> None:
-    table = pq.read_table(part.files.fetch(index.NAME))
+def _add_samples(part: Part, new_names: dict[str, str], lines: IndexLines, counts: Counts) -> None:
+    table = pq.read_table(part.files.fetch(LINES))
     names = [new_names[name] for name in table.column("shard").to_pylist()]
     place = table.schema.get_field_index("shard")
     lines.add_table(table.set_column(place, "shard", pa.array(names, pa.string())))

@@ -20,7 +20,7 @@ from vlmpipe.trainer.data.prepare.chunks.store import ChunkStore
 from vlmpipe.trainer.data.prepare.chunks.worker_pool import cores, make_in_processes, threads_for
 from vlmpipe.trainer.data.prepare.deduplicate import ContentIndex
 from vlmpipe.trainer.data.sample import stable_digest
-from vlmpipe.trainer.data.shards.index import NAME
+from vlmpipe.trainer.data.shards.index_lines import LINES
 from vlmpipe.trainer.data.sources import Source
 from vlmpipe.trainer.data.sources.base import counted
 from vlmpipe.trainer.models.image_tokens import image_form_of, image_rule
@@ -92,7 +92,7 @@ class ChunkedPreparation:
 
     def _met(self, chunk: Chunk, seen: ContentIndex) -> set[str]:
         """The chunk's contents that are in `seen`, to which all of them are added."""
-        path = self._store.files(chunk.fingerprint(self._settings)).fetch(NAME)
+        path = self._store.files(chunk.fingerprint(self._settings)).fetch(LINES)
         columns = (column.to_pylist() for column in pq.read_table(path, columns=["content", "split"]).columns)
         met = set()
         for content, split in zip(*columns, strict=True):

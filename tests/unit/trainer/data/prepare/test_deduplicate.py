@@ -16,14 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.data.formats import captioned, write_source
+from tests.support.data.index import index_rows, lines_of
 from tests.support.data.prepared import conversation, job_config, llava_folder, png, record, run_prepare, write_json
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.prepare import deduplicate
 from vlmpipe.trainer.data.prepare.deduplicate import LONGEST_COUNTED_ANSWER, AnswerCounts, ContentIndex, SeenIds
 from vlmpipe.trainer.data.rejects import RejectCode
 from vlmpipe.trainer.data.sample import SPLITS, Split, Turn
-from vlmpipe.trainer.data.shards import index as index_module
-from vlmpipe.trainer.data.shards.index import NAME, SCHEMA, IndexWriter
+from vlmpipe.trainer.data.shards import index_lines
+from vlmpipe.trainer.data.shards.index_lines import LINES, SCHEMA, IndexLines
 
 splits = st.sampled_from(SPLITS)
 
@@ -96,15 +97,19 @@ def test_index_is_sorted_and_whole(
 ) -> None:
     lines = [(data.draw(splits), identity) for identity in ids]
     folder = tmp_path_factory.mktemp("index")
-    with mock.patch.object(index_module, "ROW_GROUP_LINES", 3):
-        writer = IndexWriter()
+    with mock.patch.object(index_lines, "GROUP_LINES", 3):
+        writer = IndexLines()
         for split, identity in lines:
-            writer.add(**{name: [] if "list" in str(SCHEMA.field(name).type) else 0 for name in SCHEMA.names}
-                       | {"id": identity, "key": "k", "split": split, "shard": "s", "content": "c"})  # fmt: skip
-        writer.write(folder)
-    table = pq.read_table(folder / NAME)
+            writer.add(**next(lines_of({identity: ["x"] * (len(identity) % 3)}, split)))
+        writer.write_lines(folder)
+        writer.write_index(folder)
+    table = pq.read_table(folder / LINES)
     assert table.schema == SCHEMA
     assert list(zip(*table.select(["split", "id"]).to_pydict().values(), strict=True)) == sorted(lines)
+    rows = index_rows(folder)
+    assert [(row["split"], row["id"], len(row["images"])) for row in rows] == [
+        (split, identity, len(identity) % 3) for split, identity in sorted(lines)
+    ]
 
 
 # ---- duplicates and leakage, from end to end
@@ -156,5 +161,5 @@ def test_repeated_records_without_ids_follow_the_run_file(tmp_path: Path, duplic
     settings = {"source": str(source), "image_folder": str(images), "duplicates": duplicates}
     prepared = run_prepare(job_config(tmp_path / "root", max_reject_fraction=0.0, **settings))
     assert (prepared.counts["accepted"], prepared.counts["rejected"]) == (accepted, 20 - accepted)
-    ids = pq.read_table(Path(prepared.uri, "index.parquet")).column("id").to_pylist()
+    ids = [row["id"] for row in index_rows(prepared.uri)]
     assert len(set(ids)) == accepted

@@ -11,13 +11,12 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.support.data.index import index_rows, lines_of
 from tests.support.data.prepared import (
     conversation,
     encode,
@@ -35,6 +34,7 @@ from vlmpipe.trainer.data.packing import plan_packing
 from vlmpipe.trainer.data.prepare.statistics import Counts, describe
 from vlmpipe.trainer.data.sample import SPLITS
 from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.data.shards.index_lines import IndexLines
 from vlmpipe.trainer.data.shards.tar import ShardReader, key_of
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.storage import open_storage
@@ -49,7 +49,7 @@ def test_a_llava_file_comes_back_as_it_was(tmp_path: Path) -> None:
     seen = set()
     for name in SPLITS:
         split = index.split(name)
-        assert split.ids == sorted(split.ids)
+        assert list(split.ids) == sorted(split.ids)
         for number, identity in enumerate(split.ids):
             place = split.sample_location(number)
             turns = [text for turn in reader.turns(place) for text in (turn.question, turn.answer)]
@@ -103,14 +103,15 @@ def test_webdataset_reads_the_shards(tmp_path: Path) -> None:
 
 def test_the_index_describes_each_sample(tmp_path: Path) -> None:
     _, prepared = prepare_llava(tmp_path, count=20)
-    rows = pq.read_table(Path(prepared.uri, "index.parquet")).to_pylist()
+    rows = index_rows(prepared.uri)
     for row in rows:
-        assert (row["image_widths"], row["image_heights"], row["turns"]) == ([24], [24], 2)
-        assert (row["image_tokens"], row["image_token_counts"]) == (16, [16])  # 32 pixels in patches of 8
+        (image,) = row["images"]
+        assert (image["width"], image["height"], row["turns"]) == (24, 24, 2)
+        assert (row["image_tokens"], image["tokens"]) == (16, 16)  # 32 pixels in patches of 8
         assert row["slices"] == ["all", "all"]
         with tarfile.open(Path(prepared.uri, row["shard"])) as tar:
             member = tar.getmember(row["key"] + ".0.png")
-            assert (member.offset_data, member.size) == (row["image_offsets"][0], row["image_bytes"][0])
+            assert (member.offset_data, member.size) == (image["offset"], image["bytes"])
             assert tar.getmember(row["key"] + ".json").offset_data == row["json_offset"]
 
 
@@ -143,17 +144,14 @@ def test_lengths_are_described_from_pieces_as_from_the_whole(
     lines: list[tuple[str, int, int]], at_once: int, group: int
 ) -> None:
     data = job_config(Path("unused"), source="unused", sequence_length=64, max_images_per_sequence=4).data
-    lines.sort(key=lambda line: line[0])
-    columns = {
-        "split": [split for split, _, _ in lines],
-        "tokens": pa.array([tokens for _, tokens, _ in lines], pa.int32()),
-        "label_tokens": pa.array([tokens // 2 for _, tokens, _ in lines], pa.int32()),
-        "turns": pa.array([1 + images for _, _, images in lines], pa.int32()),
-        "image_widths": pa.array([[8] * images for _, _, images in lines], pa.list_(pa.int32())),
-    }
+    index = IndexLines()
+    for number, (split, tokens, images) in enumerate(lines):
+        (line,) = lines_of({f"{number:02}": ["x"] * images}, split)
+        index.add(**line | {"tokens": tokens, "label_tokens": tokens // 2, "turns": 1 + images})
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr("vlmpipe.trainer.data.prepare.statistics.PACKED_AT_ONCE", at_once)
-        pq.write_table(pa.table(columns), Path(folder, "index.parquet"), row_group_size=group)
+        patch.setattr("vlmpipe.trainer.data.shards.index_file.ROWS_READ", group)
+        index.write_index(Path(folder))
         described = describe(Path(folder), Counts(), data)["splits"]
     for name in SPLITS:
         tokens = np.array([tokens for split, tokens, _ in lines if split == name], np.int64)

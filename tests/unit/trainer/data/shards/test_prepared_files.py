@@ -21,7 +21,7 @@ from vlmpipe.trainer.errors import DataError, ExitCode, UserError
 
 EXAMPLES_VARIABLE = "VLMPIPE_FUZZ_EXAMPLES"
 FLIPS = int(os.environ.get(EXAMPLES_VARIABLE, 300 if WHOLE else 50)) // 50  # of each file
-ONE_OF_EACH_KIND = {DONE, "index.parquet", "stats.json", "tokenizer/tokenizer.json"}
+ONE_OF_EACH_KIND = {DONE, "index.arrow", "stats.json", "tokenizer/tokenizer.json"}
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from tests.support.data.chunks import CHUNK, fixed_tokenizer
+from tests.support.data.index import index_rows
 from tests.support.data.prepared import conversation, job_config, llava_folder, record, run_prepare
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare.pipeline import ChunkCounts
@@ -54,7 +54,7 @@ def test_a_new_source_prepares_itself_alone(tmp_path: Path, sources: dict[str, d
 def test_samples_carry_their_sources_name(tmp_path: Path, sources: dict[str, dict[str, Any]]) -> None:
     prepared = run_prepare(config_of(tmp_path, sources["pictures"] | {"max_samples": 12}, *list(sources.values())[1:]))
     storage = open_storage(prepared.uri)
-    index = pq.read_table(storage.fetch("index.parquet")).to_pylist()
+    index = index_rows(prepared.uri)
     assert {line["id"].partition("/")[0]: line["slices"][0] for line in index} == {
         "pictures": "pictures", "again": "again", "text": "text/sums",
     }  # fmt: skip
@@ -65,8 +65,8 @@ def test_samples_carry_their_sources_name(tmp_path: Path, sources: dict[str, dic
     assert stats["text"]["train"]["images"] == 0 < stats["text"]["train"]["tokens"]
     sides: dict[str, set[str]] = {}
     for line in index:
-        for image in line["image_sha256"]:
-            sides.setdefault(image, set()).add(line["split"])
+        for image in line["images"]:
+            sides.setdefault(image["sha256"], set()).add(line["split"])
     assert all(len(splits) == 1 for splits in sides.values()), "a picture of two sources is in one split"
 
 

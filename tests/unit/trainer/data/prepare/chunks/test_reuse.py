@@ -28,7 +28,7 @@ def test_leftovers_without_done_are_cleaned_and_rebuilt(tmp_path: Path) -> None:
     whole = prepared_files(prepared.uri)
     Path(prepared.uri, "DONE").unlink()
     Path(prepared.uri, "shards", "train-000099.tar").write_bytes(b"left over")
-    Path(prepared.uri, "index.parquet").write_bytes(b"half")
+    Path(prepared.uri, "index.arrow").write_bytes(b"half")
     again = run_prepare(config)
     assert not again.reused
     assert prepared_files(again.uri) == whole

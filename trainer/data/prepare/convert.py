@@ -1,0 +1,76 @@
+"""Converts prepared data of the format before: writes a new index and leaves all other files unchanged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlmpipe.trainer.data.prepare.scratch import scratch
+from vlmpipe.trainer.data.sample import SPLITS, Split
+from vlmpipe.trainer.data.shards.index_file import NAME, IndexFileWriter
+from vlmpipe.trainer.data.shards.index_lines import GROUP_LINES, LINES, SCHEMA, WITH_VIDEOS
+from vlmpipe.trainer.data.shards.prepared_files import CONVERTIBLE, DONE, FORMAT, Manifest, OtherFormatError
+from vlmpipe.trainer.data.shards.verified_files import damaged_file
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.file_sums import FileSum
+
+
+@dataclass(frozen=True)
+class Converted:
+    """Prepared data that is of today's format now. samples: 0 where it was before."""
+
+    uri: str
+    samples: int
+    index_bytes: int
+
+
+def convert(uri: str) -> Converted:
+    """Make prepared data of format 13 data of format 14, in place: its address stays, and so all that refers to it.
+
+    Stopped anywhere, it leaves data of either format, and the next call does the rest: the new index is added beside
+    the old one, DONE is replaced in one step, and then the old index is deleted. Raises DataError for data that is
+    damaged, OtherFormatError for other formats, UserError where there is none.
+    """
+    storage = open_storage(uri)
+    try:
+        manifest = Manifest.read(storage)
+    except OtherFormatError:
+        manifest = Manifest.read(storage, file_format=CONVERTIBLE)
+    samples = 0
+    if manifest.format == CONVERTIBLE:
+        with scratch() as folder:
+            old = storage.fetch(LINES)
+            if FileSum.of(old) != manifest.files.get(LINES):
+                raise damaged_file(storage.uri(LINES), f"its size or checksum (CRC32C) differs from that in {DONE}")
+            samples = _write_index(old, folder)
+            found = FileSum.of(folder / NAME)
+            storage.upload(folder / NAME, NAME, crc32c=found.crc32c)
+        files = {name: sums for name, sums in manifest.files.items() if name != LINES} | {NAME: found}
+        manifest = replace(manifest, format=FORMAT, files=files)
+        storage.write(DONE, manifest.to_bytes())
+    if storage.stat(LINES) is not None:
+        storage.delete(LINES)
+    return Converted(uri, samples, manifest.files[NAME].bytes)
+
+
+def _write_index(old: Path, folder: Path) -> int:
+    """Write the index from a Parquet file, whose lines are in order. Returns the number of samples."""
+    with pq.ParquetFile(old, pre_buffer=False) as file:
+        if file.schema_arrow not in (SCHEMA, WITH_VIDEOS):
+            raise damaged_file(str(old), f"it has the columns {file.schema_arrow.names}")
+        with IndexFileWriter(folder, _shards(file), with_videos=file.schema_arrow == WITH_VIDEOS) as index:
+            for lines in file.iter_batches(GROUP_LINES):
+                index.add(pa.Table.from_batches([lines]))
+        return int(file.metadata.num_rows)
+
+
+def _shards(file: pq.ParquetFile) -> dict[Split, list[str]]:
+    found: dict[Split, set[str]] = {split: set() for split in SPLITS}
+    for lines in file.iter_batches(columns=["split", "shard"]):
+        pairs = pa.Table.from_batches([lines]).group_by(["split", "shard"]).aggregate([])
+        for pair in pairs.to_pylist():
+            found[pair["split"]].add(pair["shard"])
+    return {split: sorted(names) for split, names in found.items()}

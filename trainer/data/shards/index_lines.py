@@ -1,0 +1,89 @@
+"""Lines of the index while data is prepared: a Parquet file in each chunk, merged and sorted into the set's index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlmpipe.trainer.data.sample import SPLITS, Split
+from vlmpipe.trainer.data.shards.index_file import IndexFileWriter
+from vlmpipe.trainer.data.sqlite_table import disk_table
+
+LINES = "index.parquet"  # of a chunk; up to format 13 also of prepared data
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("key", pa.string()),
+        ("split", pa.string()),
+        ("shard", pa.string()),
+        ("json_offset", pa.int64()),
+        ("json_bytes", pa.int64()),
+        ("image_offsets", pa.list_(pa.int64())),
+        ("image_bytes", pa.list_(pa.int64())),
+        ("image_sha256", pa.list_(pa.string())),
+        ("image_widths", pa.list_(pa.int32())),
+        ("image_heights", pa.list_(pa.int32())),
+        ("image_token_counts", pa.list_(pa.int32())),  # of each image
+        ("image_tokens", pa.int32()),  # sum over the images
+        ("tokens", pa.int32()),  # of the whole sample, image tokens included
+        ("label_tokens", pa.int32()),
+        ("turns", pa.int32()),
+        ("slices", pa.list_(pa.string())),  # of each turn
+        ("content", pa.string()),  # equal for samples with the same images and texts
+    ]
+)
+
+# Of each image: patches in time, 0 of what is no video, and seconds from one to the next. Null for a sample without a
+# video. Lines without any lack the columns, so that they are what they were before there were any.
+VIDEO_COLUMNS = ("video_patches", "video_patch_s")
+WITH_VIDEOS = pa.schema([*SCHEMA, (VIDEO_COLUMNS[0], pa.list_(pa.int32())), (VIDEO_COLUMNS[1], pa.list_(pa.float64()))])
+
+GROUP_LINES = 8192  # in memory at a time
+
+
+class IndexLines:
+    """Collects lines and sorts them by split and id. They wait on disk, where SQLite sorts them."""
+
+    def __init__(self) -> None:
+        self._table = disk_table("CREATE TABLE lines (split TEXT, id TEXT, line TEXT)")
+        self._schema = SCHEMA
+        self._shards: dict[Split, set[str]] = {split: set() for split in SPLITS}
+
+    def add(self, *, split: Split, shard: str, **rest: object) -> None:
+        """One sample; exactly the columns of SCHEMA, of one with videos those of WITH_VIDEOS."""
+        if rest.get(VIDEO_COLUMNS[0]):
+            self._schema = WITH_VIDEOS
+        line = {"split": split, "shard": shard, **rest}
+        assert line.keys() == set(SCHEMA.names) or line.keys() == set(WITH_VIDEOS.names)
+        self._shards[split].add(shard)
+        self._table.execute("INSERT INTO lines VALUES (?, ?, ?)", (split, rest["id"], json.dumps(line)))
+
+    def add_table(self, lines: pa.Table) -> None:
+        """Many samples."""
+        for batch in lines.to_batches(GROUP_LINES):
+            for line in batch.to_pylist():
+                if not line.get(VIDEO_COLUMNS[0]):
+                    line = {name: line[name] for name in SCHEMA.names}
+                self.add(**line)
+
+    def write_lines(self, folder: Path) -> None:
+        """Write a chunk's Parquet file."""
+        with pq.ParquetWriter(folder / LINES, self._schema) as file:
+            for group in self._sorted():
+                file.write_table(group)
+
+    def write_index(self, folder: Path) -> None:
+        """Write the index of prepared data."""
+        shards = {split: sorted(names) for split, names in self._shards.items()}
+        with IndexFileWriter(folder, shards, with_videos=self._schema == WITH_VIDEOS) as index:
+            for group in self._sorted():
+                index.add(group)
+
+    def _sorted(self) -> Iterator[pa.Table]:
+        lines = self._table.execute("SELECT line FROM lines ORDER BY split, id")
+        while group := lines.fetchmany(GROUP_LINES):
+            yield pa.Table.from_pylist([json.loads(line) for (line,) in group], self._schema)
