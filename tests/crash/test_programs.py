@@ -15,7 +15,8 @@ from tests.support.crash.world import ended
 from tests.support.trainer.checkpoints import newest_good
 from vlmpipe.trainer.checkpoint.commit import Listing, committed
 from vlmpipe.trainer.checkpoint.fault_points import POINTS
-from vlmpipe.trainer.external.states import fetch_state, newest_result, results_of, state_folder, states_of
+from vlmpipe.trainer.external.checkpoints.resuming import fetch_state, state_folder
+from vlmpipe.trainer.external.checkpoints.states import newest_result, results_of, states_of
 
 OF_A_COPY = [point for point in POINTS if point not in ("snapshot taken", "files written")]
 OF_A_RESULT = OF_A_COPY[: OF_A_COPY.index("after LATEST") + 1]  # the one result is never an old one

@@ -38,6 +38,7 @@ from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, print_warni
 from vlmpipe.trainer.records.commit import CommitRecord, parse_commit
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import AlreadyExistsError, CorruptObjectError, Storage, crc32c_of
+from vlmpipe.trainer.storage.file_sums import files_below
 from vlmpipe.trainer.storage.transfer import in_parallel
 
 FOLDER = "checkpoints"
@@ -61,19 +62,24 @@ def checkpoint_name(attempt: int, step: int, nonce: str) -> str:
 
 def upload_node_files(store: Storage, name: str, node: int, staging: Path, *, key: bytes = b"") -> None:
     """Upload the files of this node's ranks, then their manifest, signed if there is a key."""
+    upload_files(store, name, node, files_below(staging), key=key)
 
-    def upload(file: Path) -> tuple[str, FileSums]:
-        relative = file.relative_to(staging).as_posix()
-        sums = sums_of_file(file, with_sha256=bool(key))
+
+def upload_files(store: Storage, name: str, node: int, files: Mapping[str, Path], *, key: bytes = b"") -> None:
+    """Upload these files by their names in the checkpoint, then the node's manifest, signed if there is a key."""
+
+    def upload(file: tuple[str, Path]) -> tuple[str, FileSums]:
+        relative, path = file
+        sums = sums_of_file(path, with_sha256=bool(key))
         # The store refuses a file that does not have this checksum on arrival.
-        store.upload(file, f"{FOLDER}/{name}/{relative}", crc32c=sums.crc32c)
+        store.upload(path, f"{FOLDER}/{name}/{relative}", crc32c=sums.crc32c)
         crash_point("first file uploaded")
         return relative, sums
 
-    files = dict(in_parallel(upload, sorted(path for path in staging.rglob("*") if path.is_file())))
+    sums = dict(in_parallel(upload, sorted(files.items())))
     crash_point("files uploaded")
     manifest = f"{name}/{manifest_of(node)}"
-    store.write(f"{FOLDER}/{manifest}", manifest_bytes(files, manifest, key=key))
+    store.write(f"{FOLDER}/{manifest}", manifest_bytes(sums, manifest, key=key))
     crash_point("manifest written")
 
 

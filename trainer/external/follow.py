@@ -19,6 +19,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from vlmpipe.trainer.external.platform_folders import SlowFolders
+
 STATE = "trainer_state.json"
 LOGS = ("trainer_log.jsonl", "logging.jsonl", "training.jsonl")
 EVENTS = "*tfevents*"
@@ -44,18 +46,31 @@ class TrainingProgress:
     first_loss: float | None = None
     not_finite: int = 0  # step of the last logged loss, if that is no number
     interval: int = 1  # steps between two logged ones: the last logged one may be so far from the end
+    # Outlast a start, and hold files of those before it, which are not read.
+    lasting: Sequence[Path] = ()
     _read: dict[Path, Any] = field(default_factory=dict)
     _logged: set[int] = field(default_factory=set)
     _from_zero: set[Path] = field(default_factory=set)  # TensorBoard files that count steps from 0
 
-    def read(self) -> list[dict[str, Any]]:
-        """Lines that came since the last call, each of a new step, by vlmpipe's names and in order."""
+    def __post_init__(self) -> None:
+        self._before = {path for folder in self.lasting for path in paths_below(folder)}
+        self._slow = SlowFolders(self.lasting)
+
+    def read(self, *, last: bool = False) -> list[dict[str, Any]]:
+        """Lines that came since the last call, each of a new step, by vlmpipe's names and in order.
+
+        last: the program has ended, and all folders are read, however short ago they were.
+        """
         lines: list[dict[str, Any]] = []
-        for path in [self.metrics, *(path for folder in self.folders for path in paths_below(folder, *LOGS))]:
+        without = frozenset() if last else self._slow.not_due()
+        lasting = [folder for number, folder in enumerate(self.lasting) if number not in without]
+        paths = [path for folder in (*self.folders, *lasting) for path in paths_below(folder, *LOGS, STATE, EVENTS)]
+        paths = [path for path in paths if path not in self._before]
+        for path in (self.metrics, *(path for path in paths if path.name in LOGS)):
             lines += self._new_lines(path)
-        for path in (path for folder in self.folders for path in paths_below(folder, STATE)):
+        for path in (path for path in paths if path.name == STATE):
             lines += self._new_state(path)
-        for path in (path for folder in self.folders for path in paths_below(folder, EVENTS)):
+        for path in (path for path in paths if fnmatch(path.name, EVENTS)):
             lines += self._new_scalars(path)
         found: dict[int, dict[str, object]] = {}
         for line in lines:

@@ -24,14 +24,17 @@ from vlmpipe.trainer.distributed.cluster_env import Roles, read_cluster, read_ro
 from vlmpipe.trainer.distributed.rendezvous import meet, rendezvous_timeout_s
 from vlmpipe.trainer.errors import ExitCode, run_main
 from vlmpipe.trainer.external.base_model import base_model, model_section_sha256
+from vlmpipe.trainer.external.checkpoints.gathering import NodeParts
+from vlmpipe.trainer.external.checkpoints.resuming import fetch_state, state_folder
+from vlmpipe.trainer.external.checkpoints.states import SavedStates, states_of
 from vlmpipe.trainer.external.follow import TrainingProgress
 from vlmpipe.trainer.external.outcome import judge, steps_wanted
+from vlmpipe.trainer.external.platform_folders import CHECKPOINTS, LOGS, ModelFolder, watched_folder
 from vlmpipe.trainer.external.process import Node, TrainerProcess, command_line, environment
 from vlmpipe.trainer.external.program import program_digest
 from vlmpipe.trainer.external.progress_endpoint import ProgressEndpoint, platform_has_one
 from vlmpipe.trainer.external.report import TrainerReport, is_done
 from vlmpipe.trainer.external.result import model_type_of, require_change, require_result
-from vlmpipe.trainer.external.states import NodeParts, SavedStates, fetch_state, state_folder, states_of
 from vlmpipe.trainer.external.versions import versions_in
 from vlmpipe.trainer.launch import one_node, processes_on_node
 from vlmpipe.trainer.preflight.machine import require_machine
@@ -96,7 +99,10 @@ class Session:
         self._folders = {name: self._scratch / name for name in FOLDERS}
         for name in ("output", "checkpoints", "resume"):
             self._folders[name].mkdir()
-        self._saved_in = [self._folders["checkpoints"], self._folders["output"]]
+        own = [self._folders["checkpoints"], self._folders["output"]]
+        self._saved_in = [*own, *watched_folder(os.environ, CHECKPOINTS)]
+        self._logs = watched_folder(os.environ, LOGS)
+        self._model = ModelFolder.of(os.environ) if node.is_chief else None
         self._attempt: int | None = None  # None on a replica that does not train
         self._states: SavedStates | None = None
         wanted = node.is_chief and not platform_has_one(os.environ)
@@ -117,7 +123,7 @@ class Session:
             step=0,
             sequences_consumed=0,
             world_size=self._node.world_size,
-            num_nodes=1,  # the chief's disk holds the checkpoints
+            num_nodes=self._node.cluster.num_nodes if self._node.meets else 1,  # that hold files of checkpoints
             strategy=trainer.name,
             checkpoint_format="trainer",
             plan_sha256=pointers.prepared_uri.rstrip("/").rpartition("/")[2],
@@ -140,13 +146,23 @@ class Session:
             assert self._states
             start, versions = self._states.start, record.versions
             report = TrainerReport(self._job, self._node, start, first_step=first_step, versions=versions)
-            progress = TrainingProgress(self._saved_in, self._scratch / METRICS_FILE, first_step)
-            with self._start(folders) as process:
-                return self._follow(process, base, progress, report)
+            own, lasting = self._saved_in[:2], [*self._saved_in[2:], *self._logs]
+            progress = TrainingProgress(own, self._scratch / METRICS_FILE, first_step, lasting=lasting)
+            try:
+                with self._start(folders) as process:
+                    return self._follow(process, base, progress, report)
+            finally:
+                self._states.close()
         with self._start(folders) as process:
-            parts = NodeParts(self._job.run.run_uri, self._attempt, self._node.cluster.node_rank, self._saved_in)
+            parts = NodeParts(
+                states_of(self._job.run.run_uri),
+                self._attempt,
+                self._node.cluster.node_rank,
+                self._saved_in,
+                key=signing_key(self._job.checkpoint),
+            )
             while (code := process.wait(POLL_S)) is None:
-                parts.note()
+                parts.answer()
             process.clean_up()
             parts.close()
             nothing = TrainingProgress([], self._scratch / "none")
@@ -159,11 +175,13 @@ class Session:
         store, mine = open_storage(self._job.run.run_uri), None
         if self._node.is_chief:
             self._states = SavedStates(self._job, record, self._saved_in)
-            mine, passed_over = self._states.resume(self._folders["resume"])
+            mine, kept_in, passed_over = self._states.resume(self._folders["resume"])
             for reason in passed_over:
                 print(f"train: a newer checkpoint is damaged and passed over: {reason}", flush=True)
             self._attempt = self._states.attempt
-            write_record(store, CHOICE, {"attempt": self._attempt, "checkpoint": mine.name if mine else ""})
+            name = mine.name if mine else ""
+            content = {"attempt": self._attempt, "checkpoint": name, "store": kept_in.root_uri}
+            write_record(store, CHOICE, content)
         if not self._node.meets:
             return mine
         meet(self._node.cluster, timeout_s=rendezvous_timeout_s())
@@ -173,7 +191,7 @@ class Session:
         self._attempt = choice["attempt"]
         if not (name := choice["checkpoint"]):
             return None
-        states = states_of(self._job.run.run_uri)
+        states = open_storage(choice["store"])
         chosen, _ = inspect(states, name, Listing.read(states), key=signing_key(self._job.checkpoint))
         fetch_state(states, chosen, self._folders["resume"])
         return chosen
@@ -206,7 +224,7 @@ class Session:
         print(f"launcher: train.trainer {trainer.name} ended with exit code {code}", flush=True)
         if process.clean_up():
             print(f"launcher: processes that train.trainer {trainer.name} left behind were killed", flush=True)
-        report.log(progress)
+        report.log(progress, last=True)
         states.save_last(lambda: process.stopping)
         report.note(states.take_warnings())
         wanted = steps_wanted(trainer, self._job.train.max_steps, progress)
@@ -215,6 +233,8 @@ class Session:
                 states.ended("preempted")
                 report.stopped(progress, states.newest_step)
                 return ExitCode.PREEMPTED
+            if self._model:
+                self._model.take(self._folders["output"])
             folder = require_result(trainer, self._folders["output"], model_type_of(base))
             require_change(trainer, folder, Path(base))
             name = states.save_result(folder, progress.step, trainer.result)

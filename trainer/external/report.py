@@ -13,10 +13,10 @@ from vlmpipe.trainer.checkpoint.attempts import Attempts, begun_by, read_attempt
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import UserError, print_warning
 from vlmpipe.trainer.external.base_model import model_section_sha256
+from vlmpipe.trainer.external.checkpoints.states import newest_result, results_of
 from vlmpipe.trainer.external.follow import TrainingProgress
 from vlmpipe.trainer.external.process import Node
 from vlmpipe.trainer.external.progress_endpoint import Posted
-from vlmpipe.trainer.external.states import newest_result, results_of
 from vlmpipe.trainer.monitoring.metrics_writer import MetricsLog
 from vlmpipe.trainer.monitoring.usage import UsageLog
 from vlmpipe.trainer.progress import Progress
@@ -73,10 +73,13 @@ class TrainerReport:
         made = f"all {steps} steps were made before" if steps else "it was made before; no step was reported"
         Progress(job.run.run_uri, STEP).finish("reused", made)
 
-    def log(self, progress: TrainingProgress, posted: Posted | None = None) -> None:
-        """Log what the program has written since the last call; show what it has posted where that is further."""
+    def log(self, progress: TrainingProgress, posted: Posted | None = None, *, last: bool = False) -> None:
+        """Log what the program has written since the last call; show what it has posted where that is further.
+
+        last: it has ended.
+        """
         now = time.perf_counter()
-        lines = [line for line in progress.read() if line["step"] > self._last_step]
+        lines = [line for line in progress.read(last=last) if line["step"] > self._last_step]
         for line in lines:
             step_s = (now - self._last_s) / (lines[-1]["step"] - self._last_step)  # they came together
             values = {name: value for name, value in line.items() if name != "step"}

@@ -14,8 +14,8 @@ from vlmpipe.trainer.checkpoint.verified_files import fetch_folder
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ConfigError, DataError
 from vlmpipe.trainer.external.base_model import base_model
+from vlmpipe.trainer.external.checkpoints.states import MODEL_SUFFIXES, newest_result
 from vlmpipe.trainer.external.result import ADAPTER_CONFIG
-from vlmpipe.trainer.external.states import MODEL_SUFFIXES, newest_result
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.export_manifest import FOLDER, NAME, require_whole_export, write_description
 from vlmpipe.trainer.storage.file_sums import FileSum, files_below

@@ -79,7 +79,7 @@ class MetricsLog:
             self._file.begin(self._content())
 
     def _content(self) -> bytes:
-        return b"\n".join(self._lines) + b"\n"
+        return b"".join(line + b"\n" for line in self._lines)
 
     def _earlier_lines(self, resumed_from_step: int) -> list[bytes]:
         lines = read_metrics(self._store) if resumed_from_step else []

@@ -318,11 +318,7 @@ class TrainingMonitor:
             return {}
         lags = lag.seconds > self._job.checkpoint.mirror_lag_warning_s
         if lags and not self._mirror_lags:  # warn once, until the mirror has caught up
-            why = f", for the last copy failed: {lag.error}" if lag.error else ""
-            self._warn(
-                f"the mirror lags: it has nothing of the last {lag.steps} steps, and a checkpoint has waited "
-                f"{lag.seconds:,.0f} s to be copied{why}"
-            )
+            self._warn(lag.warning())
         self._mirror_lags = lags
         return {"mirror_lag_steps": lag.steps, "mirror_lag_s": lag.seconds}
 

@@ -19,7 +19,7 @@ from vlmpipe.trainer.checkpoint.manifest import DamagedError
 from vlmpipe.trainer.checkpoint.resume_rules import Change, Outcome, Rule, changes, rules_by_field, settings_of
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.external.states import states_of
+from vlmpipe.trainer.external.checkpoints.states import states_of
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.records import RUN_FILE

@@ -19,7 +19,7 @@ from tests.support.trainer.external_runs import external_run
 from vlmpipe.trainer.checkpoint.commit import checkpoint_name, upload_node_files
 from vlmpipe.trainer.checkpoint.fault_points import VARIABLE
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.external.states import SavedStates, states_of
+from vlmpipe.trainer.external.checkpoints.states import SavedStates, states_of
 
 
 def job_in(root: Path) -> JobConfig:

@@ -24,6 +24,10 @@ if sys.argv[1] == "self":
     raise SystemExit(child.wait())
 mode, steps = sys.argv[1], int(sys.argv[2])
 folder = {name: Path(os.environ[f"VLMPIPE_{name}"]) for name in ("OUTPUT", "CHECKPOINTS", "METRICS")}
+if mode == "as-on-vertex":  # a program that knows nothing of vlmpipe
+    folder |= {"OUTPUT": Path(os.environ["AIP_MODEL_DIR"]), "CHECKPOINTS": Path(os.environ["AIP_CHECKPOINT_DIR"])}
+    for path in (folder["CHECKPOINTS"], folder["OUTPUT"]):
+        path.mkdir(parents=True, exist_ok=True)
 stop = []
 
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
-from vlmpipe.trainer.external.states import newest_result
+from vlmpipe.trainer.external.checkpoints.states import newest_result
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_lines, read_record, write_record
 

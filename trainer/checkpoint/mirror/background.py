@@ -32,6 +32,14 @@ class MirrorLag:
     seconds: float  # age of the oldest checkpoint that is newer than that copy; 0.0 when there is none
     error: str = ""  # why the last try failed, "" when it did not
 
+    def warning(self) -> str:
+        """Return the sentence for a lag that is too long."""
+        why = f", for the last copy failed: {self.error}" if self.error else ""
+        return (
+            f"the mirror lags: it has nothing of the last {self.steps} steps, and a checkpoint has waited "
+            f"{self.seconds:,.0f} s to be copied{why}"
+        )
+
 
 class BackgroundMirror:
     """Copies each checkpoint that training commits; only the newest of those that wait.

@@ -35,10 +35,10 @@ from vlmpipe.trainer.storage.transfer import THREADS, in_parallel
 Result = TypeVar("Result")
 
 
-def mirror_of(job: JobConfig) -> Storage | None:
-    """The run's folder in `checkpoint.mirror_uri`; None without a mirror."""
+def mirror_of(job: JobConfig, *below: str) -> Storage | None:
+    """The run's folder in `checkpoint.mirror_uri`, or one `below` it; None without a mirror."""
     root = job.checkpoint.mirror_uri
-    return open_storage(join_uri(root, "runs", job.run.run_id)) if root else None
+    return open_storage(join_uri(root, "runs", job.run.run_id, *below)) if root else None
 
 
 def mirror_checkpoint(source: Storage, target: Storage, checkpoint: Checkpoint, *, threads: int = THREADS) -> str:

@@ -50,10 +50,6 @@ def external_trainer_problems(config: RunFields) -> Iterator[Problem]:
         yield Problem("model.lora", f"{text} hf-adapter")
     if config.tune:
         yield Problem("tune", "found with train.trainer, whose program reports no trials to Vertex AI; expected null")
-    if config.checkpoint.mirror_uri:
-        yield Problem(
-            "checkpoint.mirror_uri", "found with train.trainer, whose checkpoints have one copy; expected none"
-        )
     if cluster.reduction_server and not trainer.uses_allreduce:
         text = f"found with train.trainer.launch {trainer.launch}, which sums no gradients by NCCL's all-reduce, so "
         yield Problem("cluster.reduction_server", f"{text}reducers would idle; expected null")

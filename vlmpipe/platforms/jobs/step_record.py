@@ -13,7 +13,7 @@ from typing import Any
 from vlmpipe.trainer.checkpoint.attempts import order_of
 from vlmpipe.trainer.checkpoint.commit import committed
 from vlmpipe.trainer.errors import ExitCode, UserError
-from vlmpipe.trainer.external.states import states_of
+from vlmpipe.trainer.external.checkpoints.states import states_of
 from vlmpipe.trainer.records.step import StepRecord, read_step
 from vlmpipe.trainer.storage.base import Storage
 

@@ -35,6 +35,24 @@ def test_a_result_is_committed_with_its_metrics_and_no_pickle(tmp_path: Path) ->
     assert (code, run.record("steps/train.json")["state"]) == (0, "reused"), text
 
 
+def test_a_program_that_knows_only_vertex_ais_folders_is_copied_and_its_model_is_the_result(
+    tmp_path: Path,
+) -> None:
+    """A model and a checkpoint of a run before are there already, and count for nothing."""
+    run = external_run(tmp_path, "as-on-vertex")
+    places = {"AIP_MODEL_DIR": f"{run.uri}/model/", "AIP_CHECKPOINT_DIR": f"{run.uri}/checkpoints/"}
+    old = Path(run.uri, "checkpoints/checkpoint-99")
+    old.mkdir(parents=True)
+    (old / "trainer_state.json").write_text('{"global_step": 99}')
+    Path(run.uri, "model").mkdir()
+    Path(run.uri, "model/old.safetensors").write_text("old")
+    code, text = run.launch(**places)
+    assert code == 0, text
+    assert run.result().keys() == {"config.json", "model.safetensors"}
+    committed = {path.parent.name.split("-")[1] for path in Path(run.uri, "trainer").rglob("COMMIT")}
+    assert committed and committed <= {"00000005", "00000010"}
+
+
 WRONG_ENDS = {
     "nothing": (ExitCode.BAD_RESULT, "ended well and wrote nothing"),
     "half": (ExitCode.BAD_RESULT, "model.safetensors is cut off or damaged"),

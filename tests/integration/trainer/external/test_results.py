@@ -17,9 +17,9 @@ from vlmpipe.components.runtime.step_logic import sync_model
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.external.base_model import write_base_model
+from vlmpipe.trainer.external.checkpoints.states import SavedStates
 from vlmpipe.trainer.external.evaluate import evaluate
 from vlmpipe.trainer.external.result import require_result
-from vlmpipe.trainer.external.states import SavedStates
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record
 

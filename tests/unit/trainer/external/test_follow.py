@@ -113,3 +113,14 @@ def test_folders_that_are_deleted_meanwhile_are_passed_over(tmp_path: Path) -> N
     finally:
         over.set()
         program.join()
+
+
+def test_of_folders_that_outlast_a_start_only_new_files_are_read(tmp_path: Path) -> None:
+    """A fresh start would else take the last one's steps for its own."""
+    lasting = tmp_path / "checkpoints"
+    for step in (99, 3):
+        found = TrainingProgress([], tmp_path / "metrics.jsonl", lasting=[lasting])
+        assert found.read() == []
+        (folder := lasting / f"checkpoint-{step}").mkdir(parents=True)
+        (folder / "trainer_state.json").write_text(json.dumps({**STATE, "global_step": step}))
+        assert found.read(last=True) and found.step == step

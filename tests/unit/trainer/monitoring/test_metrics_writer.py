@@ -124,3 +124,8 @@ def test_lines_are_whole_and_in_order_whatever_writes_fail(refused: set[int], li
         assert [line["step"] for line in read_lines(store, FILE)] == list(range(1, lines + 1))
         in_a_row = [number for number in refused if number <= lines and number - 1 not in refused]
         assert len(warnings) == len(in_a_row)
+
+
+def test_a_start_that_logged_nothing_leaves_a_file_that_the_next_start_reads(tmp_path: Path) -> None:
+    MetricsLog(str(tmp_path), resumed_from_step=0).close()
+    assert MetricsLog(str(tmp_path), resumed_from_step=5).lines() == []

@@ -23,7 +23,6 @@ GPUS = {"cluster__accelerator_type": "NVIDIA_L4", "cluster__accelerator_count": 
     [
         ({}, {"features__cache": "on"}, "features.cache"),
         ({}, {"model__lora": {}, "model__freeze": ["tower"]}, "model.lora"),
-        ({}, {"checkpoint__mirror_uri": "/mirror"}, "checkpoint.mirror_uri"),
         ({"launch": "horovod"}, {"cluster__replica_count": 2}, "train.trainer.launch"),
         (
             {"launch": "tensorflow"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,13 +27,14 @@ from vlmpipe.trainer.checkpoint.attempts import (
 )
 from vlmpipe.trainer.checkpoint.commit import committed
 from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
+from vlmpipe.trainer.checkpoint.mirror.background import BackgroundMirror
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ExitCode, UserError
-from vlmpipe.trainer.external import states as module
+from vlmpipe.trainer.external.checkpoints import states as module
+from vlmpipe.trainer.external.checkpoints.states import SavedStates, results_of, states_of
 from vlmpipe.trainer.external.report import is_done, settings_sha256
-from vlmpipe.trainer.external.states import NodeParts, SavedStates, results_of, states_of
 from vlmpipe.trainer.storage.local import LocalStorage
-from vlmpipe.trainer.storage.records import read_record, write_record
+from vlmpipe.trainer.storage.records import write_record
 
 
 class Store(LocalStorage):
@@ -139,11 +141,11 @@ def test_a_start_reads_each_byte_of_the_checkpoint_once_and_passes_over_a_damage
     _, newest = committed(store)
     resumed_in, given = tmp_path / "resume", tmp_path / "given"
     store.read_bytes = 0
-    found, passed_over = saved_states(run.job, folder).resume(given)
+    found, _, passed_over = saved_states(run.job, folder).resume(given)
     assert found and found.name == newest and not passed_over and store.read_bytes == bytes_in[10]
     assert (given / "checkpoint-10/number").read_text() == "10"
     store.write(f"checkpoints/{newest}/model.safetensors", bytes(1000))
-    found, passed_over = saved_states(run.job, folder).resume(resumed_in)
+    found, _, passed_over = saved_states(run.job, folder).resume(resumed_in)
     assert found and found.record.step == 5 and "model.safetensors differs from" in passed_over[0]
     assert [path.name for path in resumed_in.iterdir()] == ["checkpoint-5"]
 
@@ -187,19 +189,6 @@ def test_the_last_checkpoint_is_waited_for_unless_the_machine_goes(
     checkpoint(folder, 5)
     states.save_last(lambda: stopping)
     assert len(committed(store)) == (not stopping)
-
-
-def test_names_of_another_nodes_files_are_noted_once_the_store_is_back(
-    run: ExternalRun, store: Store, folder: Path
-) -> None:
-    parts = NodeParts(run.uri, 1, 1, [folder])
-    store.is_away = True
-    checkpoint(folder, 5)
-    parts.note()
-    parts._file._thread.join()  # type: ignore[union-attr]
-    store.is_away = False
-    parts.close()
-    assert set(read_record(store, "parts/0001/node-1.json")["names"]) == {"5"}
 
 
 @given(st.permutations([0, 0, 1, 1, 2, 2]), st.integers(0, 4))
@@ -253,3 +242,40 @@ def test_a_finished_program_is_not_trained_again_by_a_restart_and_is_by_the_next
     summary = {"steps": 12, "result": name, "settings_sha256": settings_sha256(job)}
     write_record(LocalStorage(run.uri), "summary.json", summary)
     assert is_done(job) and not is_done(job_of("two"))
+
+
+def test_a_copy_in_the_mirror_is_resumed_once_the_first_store_is_lost(
+    run: ExternalRun, folder: Path, tmp_path: Path
+) -> None:
+    settings = run.job.checkpoint.model_copy(update={"mirror_uri": str(tmp_path / "mirror")})
+    job = run.job.model_copy(update={"checkpoint": settings})
+    states = saved_states(job, folder)
+    states.resume(tmp_path / "nothing")
+    checkpoint(folder, 5)
+    looked_at_twice(states)
+    mirror = LocalStorage(tmp_path / "mirror/runs/run/trainer")
+    end_s = time.monotonic() + 20
+    while not committed(mirror):
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    shutil.rmtree(states_of(run.uri).root_uri)
+    later = saved_states(job, folder)
+    found, store, _ = later.resume(tmp_path / "given")
+    assert found and found.record.step == 5 and store.root_uri == mirror.root_uri
+    assert later.attempt == states.attempt + 1, "it outranks what the mirror holds"
+    assert (tmp_path / "given/checkpoint-5/number").read_text() == "5"
+
+
+def test_a_mirror_that_lags_is_said_once(
+    run: ExternalRun, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lagging = {"mirror_uri": str(tmp_path / "mirror"), "mirror_lag_warning_s": 1e-9}
+    job = run.job.model_copy(update={"checkpoint": run.job.checkpoint.model_copy(update=lagging)})
+    monkeypatch.setattr(BackgroundMirror, "_copy", lambda *_: "the bucket is away")
+    states = saved_states(job, folder)
+    states.resume(tmp_path / "nothing")
+    checkpoint(folder, 5)
+    looked_at_twice(states)
+    looked_at_twice(states)
+    (warning,) = states.take_warnings()
+    assert "the mirror lags" in warning
