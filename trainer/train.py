@@ -14,6 +14,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.collectives import check_ranks, measure_communication
 from vlmpipe.trainer.distributed.process import StopRequest, run_worker, start_worker
 from vlmpipe.trainer.loop import train
+from vlmpipe.trainer.models.image_threads import use_threads
 
 # Without it cuBLAS takes a workspace by its stream, and torch refuses its products in deterministic runs:
 # https://docs.nvidia.com/cuda/cublas/#results-reproducibility
@@ -27,6 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     stop = StopRequest()
     job = JobConfig.load(options.config)
+    use_threads(job.data.loader_threads)
     if job.train.deterministic:
         os.environ.setdefault(CUBLAS_VARIABLE, CUBLAS_DETERMINISTIC)  # before the device is used
         torch.use_deterministic_algorithms(True)

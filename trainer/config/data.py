@@ -175,6 +175,12 @@ class DataConfig(Section):
     workers: int = Field(
         0, ge=0, description="Processes that prepare chunks at the same time; 0 is one per processor core."
     )
+    loader_threads: Positive | Literal["auto"] = Field(
+        "auto",
+        description="Threads of each rank that decode and prepare images ahead of training. auto begins with the "
+        "machine's cores divided by its ranks, at most 8, and doubles them up to that share while training waits for "
+        "data more than 5 % of the time.",
+    )
     tasks: Positive = Field(
         1, description="Pipeline tasks, each on a machine of its own, that share the chunks between them."
     )

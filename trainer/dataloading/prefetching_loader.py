@@ -1,9 +1,14 @@
-"""Makes a rank's micro-batches in a background thread, some ahead of training."""
+"""Makes a rank's micro-batches in background threads, some ahead of training.
+
+One thread reads samples, in order. Several decode and prepare the images of as many micro-batches as give each of them
+an image; the queue keeps the order.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import islice
 
@@ -11,9 +16,13 @@ import torch
 
 from vlmpipe.trainer.data.loader import PackedLoader, PackedSequence
 from vlmpipe.trainer.dataloading.batches import ImageSource, MicroBatches, PackedBatch, collate
-from vlmpipe.trainer.dataloading.micro_batch_queue import AHEAD_BYTES, MicroBatchQueue
+from vlmpipe.trainer.dataloading.micro_batch_queue import AHEAD_BYTES, MicroBatchQueue, Place
 from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
-from vlmpipe.trainer.threads import start_thread
+from vlmpipe.trainer.models.image_threads import max_threads, more_threads, num_threads
+from vlmpipe.trainer.threads import start_thread, thread_pool
+
+WAIT_WINDOW_S = 20.0  # over which waits for data are compared with the time
+MAX_WAIT_SHARE = 0.05  # above which more threads prepare images
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ class PrefetchingLoader:
         self._steps = range(first_step, end_step)
         self._replica, self._sources = replica, {name: number for number, name in enumerate(sources)}
         self._queue: MicroBatchQueue[StepBatches | MicroBatch | BaseException | None] = MicroBatchQueue(ahead_bytes)
+        self._window_began_s, self._waited_before_s = 0.0, 0.0
         self._thread = start_thread(self._produce, name="batches")
 
     def __iter__(self) -> Iterator[StepBatches]:
@@ -82,11 +92,32 @@ class PrefetchingLoader:
         while (item := self._get()) is not None:
             assert isinstance(item, StepBatches), "the micro-batches of the step before were not all taken"
             yield item
+            self._judge_waits(item.step)
 
     def close(self) -> None:
-        """Stop the producer, which completes its current micro-batch."""
+        """Stop the producer, which completes its current micro-batches."""
         self._queue.close()
         self._thread.join()
+
+    def _judge_waits(self, step: int) -> None:
+        """Take more threads where training has waited for data (data.loader_threads: auto). The first step, for which
+        nothing was made ahead, does not count."""
+        now_s = time.perf_counter()
+        if not self._window_began_s:
+            self._window_began_s, self._waited_before_s = now_s, self.waited_s
+            return
+        if (seconds := now_s - self._window_began_s) < WAIT_WINDOW_S:
+            return
+        share = (self.waited_s - self._waited_before_s) / seconds
+        self._window_began_s, self._waited_before_s = now_s, self.waited_s
+        if share <= MAX_WAIT_SHARE or not (threads := more_threads()):
+            return
+        if self._replica.index == 0 and self._replica.part == 0:
+            print(
+                f"train: {share:.0%} of the last {seconds:.0f} s were waits for data: {threads} threads of each rank "
+                f"that waits prepare images from step {step + 2} on (data.loader_threads)",
+                flush=True,
+            )
 
     def _get(self) -> StepBatches | MicroBatch | None:
         started_s = time.perf_counter()
@@ -105,12 +136,13 @@ class PrefetchingLoader:
 
     def _produce(self) -> None:
         try:
-            if all(self._put_step(step) for step in self._steps):
-                self._queue.put(None)
+            with thread_pool(max_threads(), name="micro-batches") as pool:
+                if all(self._put_step(step, pool) for step in self._steps):
+                    self._queue.put(None)
         except BaseException as error:  # raised in the loop
             self._queue.put(error)
 
-    def _put_step(self, step: int) -> bool:
+    def _put_step(self, step: int, pool: Executor) -> bool:
         """Make a step's micro-batches. False once the queue is closed."""
         replica, batch = self._replica, self._loader.sampler.batch(step)
         sequences = len(batch.sequences_of(replica.index, replica.count))
@@ -126,19 +158,36 @@ class PrefetchingLoader:
         if not self._queue.put(data, begins_step=True):
             return False
         rows = self._loader.read_step(step, replica.index, replica.count)
-        return all(self._put(list(islice(rows, self._micro_rows))) for _ in range(len(batches)))
+        return all(self._put(list(islice(rows, self._micro_rows)), pool) for _ in range(len(batches)))
 
-    def _put(self, rows: Sequence[PackedSequence]) -> bool:
-        part, parts = self._replica.part, self._replica.parts
-        batch = collate(rows, self._image_source, part=part, parts=parts, sources=self._sources)
-        made = MicroBatch(
-            batch.pinned() if self._pins else batch,
-            useful_tokens=sum(row.tokens for row in rows),
-            slot_tokens=sum(len(row.input_ids) for row in rows),
-            images=sum(row.tiles for row in rows),
-            sample_ids=tuple(sample for row in rows for sample in row.sample_ids),
-        )
-        return self._queue.put(made, held_bytes=batch.held_bytes(pinned=self._pins))
+    def _put(self, rows: Sequence[PackedSequence], pool: Executor) -> bool:
+        """Make a micro-batch, in another thread where there are several."""
+        images, threads = max(1, sum(len(row.image_sha256) for row in rows)), num_threads()
+        place = self._queue.reserve(images, threads)
+        if place is None:
+            return False
+        if threads == 1:
+            self._make(rows, place)
+        else:
+            pool.submit(self._make, rows, place)
+        return True
+
+    def _make(
+        self, rows: Sequence[PackedSequence], place: Place[StepBatches | MicroBatch | BaseException | None]
+    ) -> None:
+        try:
+            part, parts = self._replica.part, self._replica.parts
+            batch = collate(rows, self._image_source, part=part, parts=parts, sources=self._sources)
+            made = MicroBatch(
+                batch.pinned() if self._pins else batch,
+                useful_tokens=sum(row.tokens for row in rows),
+                slot_tokens=sum(len(row.input_ids) for row in rows),
+                images=sum(row.tiles for row in rows),
+                sample_ids=tuple(sample for row in rows for sample in row.sample_ids),
+            )
+            self._queue.fill(place, made, held_bytes=batch.held_bytes(pinned=self._pins))
+        except BaseException as error:  # raised in the loop, at its place
+            self._queue.fill(place, error)
 
 
 class _Taken:

@@ -51,6 +51,7 @@ from vlmpipe.trainer.evaluation.metrics import Prediction, Question, cut_sentenc
 from vlmpipe.trainer.evaluation.validation_loss import as_in_training
 from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.models.image_processor import image_preparer
+from vlmpipe.trainer.models.image_threads import use_threads
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.models.loss.pairs import answer_tokens
@@ -297,7 +298,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="vlmpipe.trainer.evaluation.evaluate", description=__doc__)
     parser.add_argument("--config", required=True, help="URI of the run's run.json")
     options = parser.parse_args(arguments)
-    evaluate(JobConfig.load(options.config), start_worker(PATIENCE, shares_gpus=True))
+    job = JobConfig.load(options.config)
+    use_threads(job.data.loader_threads)
+    evaluate(job, start_worker(PATIENCE, shares_gpus=True))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from vlmpipe.trainer.feature_cache.store import (
 )
 from vlmpipe.trainer.models.image_inputs import Images
 from vlmpipe.trainer.models.image_processor import image_preparer, images_within
+from vlmpipe.trainer.models.image_threads import use_threads
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.layers.bf16 import cast_to_bf16, use_tf32
 from vlmpipe.trainer.models.registry import family_of
@@ -220,7 +221,9 @@ def main() -> None:
     parser.add_argument("--config", required=True, help="URI of the run's run.json")
     options = parser.parse_args()
     torch.set_grad_enabled(False)
-    build(JobConfig.load(options.config), start_worker(PATIENCE))
+    job = JobConfig.load(options.config)
+    use_threads(job.data.loader_threads)
+    build(job, start_worker(PATIENCE))
 
 
 if __name__ == "__main__":

@@ -18,8 +18,10 @@ from vlmpipe.trainer.distributed.agreement import on_first
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.distributed.reduction_server import Reducers, connected_nodes, net_plugins, state_of
 from vlmpipe.trainer.errors import print_warning
+from vlmpipe.trainer.models.image_threads import num_threads
 from vlmpipe.trainer.monitoring.gpu_telemetry import NOTHING, GpuFaultWatch, metrics_of, open_telemetry
 from vlmpipe.trainer.monitoring.hypertune import VALIDATION_LOSS
+from vlmpipe.trainer.monitoring.idle_watch import IdleWatch
 from vlmpipe.trainer.monitoring.metrics_writer import MetricsLog
 from vlmpipe.trainer.monitoring.rank_metrics import RankMetrics, StragglerWatch, gather_rank_metrics, straggler
 from vlmpipe.trainer.monitoring.run_facts import RunFacts
@@ -90,6 +92,7 @@ class TrainingMonitor:
         self._rank_metrics = RankMetrics.at_start(worker.world_size)  # at the last line
         self._telemetry = open_telemetry(worker.device)
         self._gpu_faults, self._straggler_watch = GpuFaultWatch(), StragglerWatch()
+        self._idle_watch = IdleWatch(job, cached=facts.features == "cached", compiles=facts.compiling.on)
         self._reducers = Reducers.of_job(os.environ)
         self._reduction: dict[str, str | int] = {}  # state in the last line
         self._first_loss: float | None = None
@@ -233,6 +236,13 @@ class TrainingMonitor:
         now = time.perf_counter()
         window, seconds = self._window, now - self._window_started
         tokens_per_s = window["tokens"] / seconds
+        # Of the slowest rank, for which all others wait.
+        data_wait_s = max(map(operator.sub, ranks.data_wait_s, self._rank_metrics.data_wait_s))
+        gpus = self._gpu_metrics(ranks)
+        if totals.step > self._first_step + 1:  # nothing was made ahead of the first step
+            stall_share, utilization = self._window_stall_s / seconds, gpus.get("gpu_utilization")
+            for text in self._idle_watch.note(data_wait_s / seconds, stall_share, utilization):
+                self._warn(text)
         self._log.write(
             totals.step,
             {
@@ -251,10 +261,10 @@ class TrainingMonitor:
                 "rows": window["steps"] * self._job.train.global_batch_size,
                 "fill": window["tokens"] / max(1, window["slots"]),
                 "step_s": seconds / window["steps"],
-                # Of the slowest rank, for which all others wait.
-                "data_wait_s": max(map(operator.sub, ranks.data_wait_s, self._rank_metrics.data_wait_s)),
+                "data_wait_s": data_wait_s,
+                "loader_threads": num_threads(),
                 **self._straggler_metrics(ranks),
-                **self._gpu_metrics(ranks),
+                **gpus,
                 **self._reducer_metrics(ranks),
                 "checkpoint_stall_s": self._window_stall_s,
                 **self._mirror_metrics(mirror_lag),

@@ -6,11 +6,13 @@ benchmarks/results/2026-11-28-cpu-image-preparation.md).
 
 from __future__ import annotations
 
+from typing import Literal
+
 from vlmpipe.trainer.config.model import GRID_FAMILIES, PUBLISHED_FAMILIES
 from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
-MAX_THREADS = 8  # of a rank: what keeps a GPU busy, and few that wait for Python's lock
+MAX_THREADS = 8  # of a rank at its start: what keeps most GPUs busy, and few that wait for Python's lock
 FREE_BLOCKS = 2  # pieces of memory, each of a micro-batch's images, that wait for the next ones
 CHANNELS = 3
 SQUARE_S = 0.006  # a photo of half a megapixel, assumed, shrunk to a square: 3.5 ms of a quarter, 9.5 ms of a whole one
@@ -21,8 +23,13 @@ THREAD_SHARE = 0.6  # of the rate alone that a thread has beside others: a vCPU 
 
 
 def threads_of(cores: int, ranks: int) -> int:
-    """Return the threads of each of `ranks` ranks that share a machine's cores."""
-    return max(1, min(MAX_THREADS, cores // ranks))
+    """Return the threads that each of `ranks` ranks that share a machine's cores begins with (data.loader_threads)."""
+    return min(MAX_THREADS, most_threads_of(cores, ranks))
+
+
+def most_threads_of(cores: int, ranks: int) -> int:
+    """Return a rank's share of the cores, up to which it takes more threads while training waits for images."""
+    return max(1, cores // ranks)
 
 
 def preparation_s(family: str, shape: ModelShape) -> float:
@@ -35,8 +42,15 @@ def preparation_s(family: str, shape: ModelShape) -> float:
     return TILES_S * megapixels if shape.max_tiles > 1 else SQUARE_S
 
 
-def rank_preparation_s(family: str, shape: ModelShape, *, cores: int, ranks: int) -> float:
-    """Wall time of one image in a rank's threads, while the other ranks of the machine prepare theirs."""
+def rank_preparation_s(
+    family: str, shape: ModelShape, setting: int | Literal["auto"], *, cores: int, ranks: int
+) -> float:
+    """Wall time of one image in a rank's threads, while the other ranks of the machine prepare theirs.
+
+    setting: data.loader_threads. More threads than cores give no more.
+    """
+    most = most_threads_of(cores, ranks)
+    threads = most if setting == "auto" else min(setting, most)
     # What its threads gain with the library's processors was not measured on a machine with cores to give.
-    threads = 1 if family in PUBLISHED_FAMILIES else threads_of(cores, ranks)
+    threads = 1 if family in PUBLISHED_FAMILIES else threads
     return preparation_s(family, shape) / (1 if threads == 1 else threads * THREAD_SHARE)

@@ -42,7 +42,7 @@ WORDS = {
     "scheduler": "train.lr_schedule, with train.warmup_steps or train.warmup_fraction",
     "fp16": "train.precision: fp16; bf16 on A100 and newer GPUs",
     "bf16": "train.precision: bf16",
-    "num_workers": "leave it out: images are prepared by as many threads as a rank has cores; data.workers is of data "
+    "num_workers": "data.loader_threads, the threads of a rank that prepare images; data.workers is of data "
     "preparation",
     "find_unused_parameters": "leave it out: which parameters are trained is known (model.freeze, model.lora)",
     "bucket_cap_mb": "leave it out: DDP's buckets are torch's default; of ZeRO it is "

@@ -80,9 +80,9 @@ def placed(parts: Sequence[MemoryPart], layout: Layout, offload: str, *, on_gpu:
 
 
 def micro_batches(config: RunConfig, shape: ModelShape, layout: Layout, *, cached: bool) -> MemoryPart:
-    """Peak memory of a rank's batch thread (`vlmpipe.trainer.dataloading.micro_batch_queue`): micro-batches
-    that wait, one that waits to be put there, one that is being made, and the one in training; and memory that is kept
-    for the images of the next ones (`vlmpipe.trainer.models.pixels`)."""
+    """Peak memory of a rank's loader (`vlmpipe.trainer.dataloading.micro_batch_queue`): micro-batches that wait or are
+    being made, two beyond that until their size is known, and the one in training; and memory that is kept for the
+    images of the next ones (`vlmpipe.trainer.models.pixels`)."""
     train = config.train
     one = train.micro_batch_size * sequence_bytes(config, shape, cached=cached)
     free = 0 if cached else FREE_BLOCKS * one

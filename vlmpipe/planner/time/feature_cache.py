@@ -19,7 +19,7 @@ from vlmpipe.planner.time.computing import compute_seconds, moved_bytes, reached
 from vlmpipe.planner.time.saving import SAVE_BYTES_PER_S
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.sizing.flops import tower_flops_per_image
-from vlmpipe.trainer.sizing.image_preparation import rank_preparation_s
+from vlmpipe.trainer.sizing.image_preparation import rank_preparation_s, threads_of
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 if TYPE_CHECKING:
@@ -140,7 +140,10 @@ def _per_image(
     encoding = config.cluster.of_job("cache_features")
     prepare_s = 0.0  # of a machine that the catalogue does not have, cores are not known
     if known := load_catalog().machines.get(encoding.machine_type):
-        prepare_s = rank_preparation_s(config.model.family, shape, cores=known.vcpus, ranks=encoding.processes)
+        cores, ranks = known.vcpus, encoding.processes
+        setting = config.data.loader_threads
+        threads = threads_of(cores, ranks) if setting == "auto" else setting  # nothing waits there that adds more
+        prepare_s = rank_preparation_s(config.model.family, shape, threads, cores=cores, ranks=ranks)
     encode_s = max(tower_flops_per_image(shape, config.model.feature_layer) / rates.beside, write_s, prepare_s)
     return online_s / cached_s, ((online_s - cached_s) * gpus / load.images_per_sequence, encode_s)
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from vlmpipe.trainer.models import image_threads
-from vlmpipe.trainer.models.image_threads import for_each, num_threads
+from vlmpipe.trainer.models.image_threads import for_each, max_threads, more_threads, num_threads, use_threads
 from vlmpipe.trainer.sizing.image_preparation import MAX_THREADS
 
 
@@ -56,3 +56,22 @@ def test_a_forked_process_has_a_pool_of_its_own() -> None:
     if not pid:
         os._exit(0 if for_each(str, [3, 4]) == ["3", "4"] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(("cores", "numbers"), [(26, [8, 16, 26, 26]), (4, [4, 4])])
+def test_auto_doubles_up_to_the_ranks_cores_and_a_setting_stays(
+    cores: int, numbers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_threads, "num_threads", num_threads)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    found = []
+    for _ in numbers:
+        found.append(num_threads())
+        assert max_threads() == cores
+        assert more_threads() == (num_threads() if num_threads() != found[-1] else 0)
+    use_threads(3)
+    assert (num_threads(), max_threads(), more_threads()) == (3, 3, 0)
+    assert for_each(str, [3, 4, 5]) == ["3", "4", "5"]
+    use_threads("auto")
+    assert found == numbers and num_threads() == numbers[0]

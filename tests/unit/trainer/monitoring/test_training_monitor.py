@@ -92,6 +92,17 @@ def test_a_straggler_is_named_with_its_node_and_cpus_have_no_gauges(
     assert not any(name.startswith("gpu") for line in lines for name in line)
 
 
+def test_waits_for_data_after_the_first_step_are_said_while_training_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = [[1000.0 * step] * 4 for step in range(1, 6)]  # far more than a line takes here
+    ranks = [replace(told([NOTHING] * 4), data_wait_s=each) for each in waits]
+    lines, notes = monitored(tmp_path, ranks, monkeypatch)
+    (note,) = notes
+    assert "of the time training waits for data" in note and "data.shard_cache_gib" in note
+    assert all(line["loader_threads"] >= 1 for line in lines)
+
+
 def test_a_sources_loss_is_the_mean_of_all_its_label_tokens_since_the_last_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

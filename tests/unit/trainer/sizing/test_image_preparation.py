@@ -14,6 +14,7 @@ from vlmpipe.trainer.sizing.image_preparation import (
     SQUARE_S,
     THREAD_SHARE,
     TILES_S,
+    most_threads_of,
     preparation_s,
     rank_preparation_s,
     threads_of,
@@ -39,17 +40,21 @@ def test_tiles_take_time_by_their_pixels_and_squares_by_the_photo() -> None:
     assert preparation_s("llava", shape_of()) == SQUARE_S
 
 
-@pytest.mark.parametrize(("cores", "ranks", "threads"), [(2, 1, 2), (2, 4, 1), (208, 8, MAX_THREADS), (12, 4, 3)])
-def test_ranks_share_cores(cores: int, ranks: int, threads: int) -> None:
-    assert threads_of(cores, ranks) == threads
+@pytest.mark.parametrize(
+    ("cores", "ranks", "threads", "most"), [(2, 1, 2, 2), (2, 4, 1, 1), (208, 8, MAX_THREADS, 26), (12, 4, 3, 3)]
+)
+def test_ranks_share_cores(cores: int, ranks: int, threads: int, most: int) -> None:
+    assert (threads_of(cores, ranks), most_threads_of(cores, ranks)) == (threads, most)
     one = preparation_s("llava", shape_of())
-    expected = one if threads == 1 else one / (threads * THREAD_SHARE)
-    assert rank_preparation_s("llava", shape_of(), cores=cores, ranks=ranks) == pytest.approx(expected)
+    for setting, used in (("auto", most), (1, 1), (2, min(2, most)), (999, most)):
+        expected = one if used == 1 else one / (used * THREAD_SHARE)
+        found = rank_preparation_s("llava", shape_of(), setting, cores=cores, ranks=ranks)  # type: ignore[arg-type]
+        assert found == pytest.approx(expected), setting
 
 
 def test_threads_of_family_hf_are_not_counted_on() -> None:
     shape = shape_of()
-    assert rank_preparation_s("hf", shape, cores=208, ranks=8) == preparation_s("hf", shape)
+    assert rank_preparation_s("hf", shape, "auto", cores=208, ranks=8) == preparation_s("hf", shape)
 
 
 def test_the_planners_page_has_these_figures() -> None:

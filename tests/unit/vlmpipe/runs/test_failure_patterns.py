@@ -98,6 +98,8 @@ TRIALS: dict[str, Trial] = {
         before=("cluster.capacity_fallback=[spot, standard]", "cluster.max_spend_usd=100"),
     ),
     "mirror-lags": Trial(("train.keep_checkpoints=9",)),
+    "waits-for-data": Trial(("data.loader_threads=4",)),
+    "idle-gpus": Trial(("train.compile=on", "train.micro_batch_size=2")),
 }  # fmt: skip
 # Fields that a remedy names to read, or of a program that this run file does not have.
 NAMED_ONLY = {

@@ -1,0 +1,86 @@
+"""Part `loading`: a rank's loader by its threads (data.loader_threads), with one and eight images in a micro-batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from benchmarks.data.preparing import MODELS, SIDES, photographs
+from benchmarks.support.suite import Bench
+from tests.support.trainer.flop_cases import model_config
+from tests.support.trainer.packed_rows import row
+from vlmpipe.trainer.data.chat.encode import IGNORED
+from vlmpipe.trainer.data.loader import PackedSequence
+from vlmpipe.trainer.data.sampler import GlobalBatch
+from vlmpipe.trainer.dataloading.batches import online_images
+from vlmpipe.trainer.dataloading.prefetching_loader import PrefetchingLoader
+from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
+from vlmpipe.trainer.models.image_processor import image_preparer
+from vlmpipe.trainer.models.image_threads import use_threads
+
+STEPS = 16
+
+
+class Photos:
+    """Stands in for PackedLoader and its sampler: steps of one sequence with these images."""
+
+    def __init__(self, images: list[bytes]) -> None:
+        self.images, self.sampler = images, self
+
+    def batch(self, step: int) -> GlobalBatch:
+        return GlobalBatch(epoch=0, start=step, stop=step + 1, sequences_consumed=step)
+
+    def label_tokens(self, _batch: GlobalBatch) -> int:
+        return 1
+
+    def loss_terms(self, _batch: GlobalBatch) -> int:
+        return 1
+
+    def read_step(self, _step: int, _rank: int, _world_size: int) -> Iterator[PackedSequence]:
+        made = row([IGNORED, 1] + [IGNORED] * 6, images=len(self.images))
+        yield dataclasses.replace(made, images=tuple(self.images))
+
+
+def loading(bench: Bench) -> None:
+    """Images a CPU second, which threads must not lower, and a second of wall time, which they should raise."""
+    side = SIDES[0] if bench.quick else SIDES[1]
+    counts = (1, 8)
+    bench.expect(len(counts))
+    for count in counts:
+        data = f"{count} of {side} x {side} JPEG in a micro-batch"
+        images = photographs(side, count)
+        works = {f"{threads}": loaded(images, threads) for threads in (1, 2, 4)}
+        times = bench.take_timed_turns(data, works)
+        for threads in ("2", "4"):
+            many, one = (f"{threads} threads", times[threads]), ("one thread", times["1"])
+            bench.report.compare_rates(f"images loaded by {threads} threads", data, "images", many, one)
+
+
+def loaded(images: list[bytes], threads: int) -> Callable[[], int]:
+    """Loading some steps, as training takes them: the pixel values of Qwen's patches."""
+    source = online_images(image_preparer(model_config(**MODELS["qwen2_5_vl"])))
+    replica = DataParallelRank(index=0, count=1, leads=True, takes_images=True)
+    steps = max(2, STEPS // len(images))
+
+    def work() -> int:
+        use_threads(threads)
+        loader: Any = Photos(images)
+        stream = PrefetchingLoader(
+            loader,
+            source,
+            micro_batch_size=1,
+            first_step=0,
+            end_step=steps,
+            replica=replica,
+            device=torch.device("cpu"),
+        )
+        for data in stream:
+            for _ in data.batches:
+                pass
+        stream.close()
+        return steps * len(images)
+
+    return work
