@@ -26,7 +26,7 @@ def watched_folder(variables: Mapping[str, str], name: str) -> list[Path]:
 
 
 class SlowFolders:
-    """Those of some folders that are in a mounted bucket, and not looked into every second."""
+    """Folders in a mounted bucket, among others, which are not looked into every second."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._slow = frozenset(i for i, folder in enumerate(folders) if folder.is_relative_to(BUCKETS_MOUNT))
@@ -50,7 +50,7 @@ class ModelFolder:
 
     @classmethod
     def of(cls, variables: Mapping[str, str]) -> ModelFolder | None:
-        """None without the variable."""
+        """Return the folder that the variable names; None without it."""
         if not variables.get(MODEL):
             return None
         store = open_storage(variables[MODEL])

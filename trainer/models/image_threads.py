@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 @dataclass
 class _Chosen:
-    """What `use_threads` was given, and what `more_threads` made of it."""
+    """Threads that `use_threads` or `more_threads` has chosen."""
 
     threads: int | None = None  # None begins with the default
     may_grow: bool = True

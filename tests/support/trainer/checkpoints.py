@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from typing import Any
 
 from vlmpipe.trainer.checkpoint.commit import Checkpoint
@@ -10,6 +12,16 @@ from vlmpipe.trainer.records.commit import CommitRecord
 from vlmpipe.trainer.storage.base import Storage
 
 NODES = 2
+
+
+def _archive() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("data", bytes(1000))
+    return file.getvalue()
+
+
+ARCHIVE = _archive()  # in the form of files of torch.save
 
 
 def record(attempt: int = 1, step: int = 1, **changes: Any) -> CommitRecord:

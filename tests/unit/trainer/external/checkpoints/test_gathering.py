@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import MEMORY
-from tests.support.trainer.checkpoints import record
+from tests.support.trainer.checkpoints import ARCHIVE, record
 from tests.support.trainer.external_runs import ExternalRun, external_run
-from tests.unit.trainer.external.checkpoints.test_forms import ARCHIVE
 from vlmpipe.trainer.checkpoint.attempts import step_of
 from vlmpipe.trainer.checkpoint.commit import committed
 from vlmpipe.trainer.errors import ConfigError
