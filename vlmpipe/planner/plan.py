@@ -21,7 +21,7 @@ from vlmpipe.planner.cost.estimate import Cost
 from vlmpipe.planner.jobs.memory import JobMemory, memory_beside_training
 from vlmpipe.planner.jobs.nodes import Nodes, nodes_of, on_this_machine, too_few_gpus
 from vlmpipe.planner.memory.estimate import estimate_memory
-from vlmpipe.planner.memory.rank import GIB, NEAR, Memory
+from vlmpipe.planner.memory.rank import GIB, LITTLE_SPARE, NEAR, Memory
 from vlmpipe.planner.memory.zero_config import unpriced
 from vlmpipe.planner.model_architecture import Architecture, architecture
 from vlmpipe.planner.parallel_layout import layout_of
@@ -43,7 +43,6 @@ from vlmpipe.trainer.config.model import PARTS
 from vlmpipe.trainer.errors import ExitCode, UserError
 
 ROLES = ("chief", "workers", "Reduction Server", "evaluators")
-LITTLE_SPARE = 0.05  # of the device; the estimate's own error is of this size
 LEAST_MFU = 0.05  # below it most of what is paid for waits: published runs reach 0.2 to 0.6
 MOST_LOST = 0.10  # of the time of training, to interruptions and checkpoints
 State = Literal["green", "amber", "red"]
@@ -142,6 +141,7 @@ class Plan:
             )
         elif 0 <= self.memory.spare_bytes < LITTLE_SPARE * self.memory.capacity_bytes:
             found.append(f"only {self.memory.spare_bytes / GIB:,.1f} GiB of memory to spare")
+        found += [doubt for job in self.beside_training for doubt in job.doubts()]
         if self.memory.returns_memory:
             found.append(
                 f"torch's allocator keeps {self.memory.idle_bytes / GIB:,.1f} GiB that is not in use at the peak, "

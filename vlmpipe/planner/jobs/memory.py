@@ -20,7 +20,7 @@ from vlmpipe.config.sections.cluster import JobMachineConfig
 from vlmpipe.planner.jobs.nodes import Nodes, nodes_of
 from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart
 from vlmpipe.planner.memory.host import GIB, PROCESS_BYTES, HostMemory
-from vlmpipe.planner.memory.rank import CONTEXT_BYTES, WORKSPACE_BYTES
+from vlmpipe.planner.memory.rank import CONTEXT_BYTES, LITTLE_SPARE, NEAR, WORKSPACE_BYTES
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.config.model import PUBLISHED_FAMILIES
 from vlmpipe.trainer.evaluation.questions_at_once import questions_at_once
@@ -55,9 +55,30 @@ class JobMemory:
             self.host is None or self.host.fits
         )
 
+    @property
+    def spare_share(self) -> float:
+        """Spare memory as a share of the fullest device's; all of it where that is not known."""
+        return 1 - self.total_bytes / self.capacity_bytes if self.capacity_bytes else 1.0
+
+    @property
+    def is_roomy(self) -> bool:
+        """Return whether it fits with more to spare than the estimate may be wrong."""
+        return self.fits and self.spare_share >= LITTLE_SPARE
+
+    def doubts(self) -> Iterator[str]:
+        """Why a job that may run should be looked at."""
+        job, share = f"job {self.job.replace('_', '-')}", self.spare_share
+        if -NEAR <= share < 0:
+            yield (
+                f"{job} takes {-share:.1%} more memory than there is, within the error of the estimate, {NEAR:.0%}; "
+                f"{self.remedy}"
+            )
+        elif 0 <= share < LITTLE_SPARE:
+            yield f"{job} has only {share * self.capacity_bytes / GIB:,.1f} GiB of memory to spare"
+
     def errors(self) -> Iterator[str]:
         """Why the job cannot run."""
-        if self.capacity_bytes and self.total_bytes > self.capacity_bytes:
+        if self.spare_share < -NEAR:
             largest = max(self.parts, key=lambda part: part.bytes)
             copies = f"each of the {self.devices} GPUs of a copy" if self.devices > 1 else "each GPU"
             yield (
@@ -218,7 +239,20 @@ def _encoding(config: RunConfig, nodes: Nodes, shape: ModelShape) -> JobMemory |
 
 
 def _remedy(config: RunConfig, nodes: Nodes, shape: ModelShape, load: Workload, job: Asking) -> str:
-    """The nearest setting with which the job fits: fewer questions at once, or fewer ranks that share the GPUs."""
+    """The nearest setting with which the job fits with memory to spare, or else at all."""
+    fitting = [(changes, found) for changes, found in _settings(config, nodes, shape, load, job) if found.fits]
+    named = [changes for changes, found in fitting if found.is_roomy] or [changes for changes, _ in fitting]
+    if named:
+        return f"it fits with {shlex.join(named[0])}"
+    if nodes.cluster.machine_type == THIS_MACHINE:
+        return "this machine has too little memory for this model"
+    return "set cluster.evaluate_machine to a machine with larger or more GPUs"
+
+
+def _settings(
+    config: RunConfig, nodes: Nodes, shape: ModelShape, load: Workload, job: Asking
+) -> Iterator[tuple[list[str], JobMemory]]:
+    """Overrides with fewer questions at once, or fewer ranks that share the GPUs, nearest first, and their memory."""
     evaluate, cluster = config.evaluate, nodes.cluster
     is_here = cluster.machine_type == THIS_MACHINE
     batches = [evaluate.batch_questions >> halvings for halvings in range(1, evaluate.batch_questions.bit_length())]
@@ -228,7 +262,7 @@ def _remedy(config: RunConfig, nodes: Nodes, shape: ModelShape, load: Workload, 
             other = config.model_copy(update={"evaluate": evaluate.model_copy(update={"batch_questions": questions})})
             on = cluster.model_copy(update={"processes_per_replica": ranks})
             found = _asked_on(other, replace(nodes, cluster=on), shape, load, job)
-            if found is None or not found.fits:
+            if found is None:
                 continue
             changes = [f"evaluate.batch_questions={questions}"] if questions != evaluate.batch_questions else []
             if ranks != cluster.processes:
@@ -237,7 +271,4 @@ def _remedy(config: RunConfig, nodes: Nodes, shape: ModelShape, load: Workload, 
                 given = machine.model_dump(exclude_defaults=True)
                 text = ", ".join(f"{name}: {value}" for name, value in given.items())
                 changes.append(f"cluster.evaluate_machine={{{text}}}")
-            return f"it fits with {shlex.join(changes)}"
-    if is_here:
-        return "this machine has too little memory for this model"
-    return "set cluster.evaluate_machine to a machine with larger or more GPUs"
+            yield changes, found

@@ -42,6 +42,7 @@ WORKSPACE_BYTES = 64 << 20
 # By how much a plan may exceed the device and still be tried: on an H200 17 of 19 plans were within 2 % of the peak
 # (benchmarks/results/2026-11-26-h200.md).
 NEAR = 0.02
+LITTLE_SPARE = 0.05  # of the device; the estimate's own error is of this size
 NCCL_BYTES = 1 << 30  # channel buffers of the communicators of one rank, where there are several ranks
 FRAGMENTATION = 0.04  # of transient memory within a step
 BESIDE_TORCH = ("CUDA context", "NCCL", "fragmentation")  # the last is a margin, for holes that no model foresees

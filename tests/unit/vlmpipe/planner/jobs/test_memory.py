@@ -13,6 +13,7 @@ from tests.support.paths import ROOT
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.job_spec.build import jobs_of
 from vlmpipe.planner.jobs.memory import JobMemory, memory_beside_training
+from vlmpipe.planner.memory.components import MemoryPart
 from vlmpipe.planner.plan import plan_basis
 from vlmpipe.planner.workload import is_cached
 
@@ -52,6 +53,7 @@ def test_every_job_of_a_shipped_run_file_has_memory_and_fits(path: Path) -> None
         made = {"cache_features"} if is_cached(config) else set()
         assert found.keys() >= asked | made | (set(jobs_of(config)) - {"train", "evaluate", "cache_features"})
         assert [text for one in found.values() for text in one.errors()] == []
+        assert [text for one in found.values() for text in one.doubts()] == []
         assert all(one.total_bytes or one.host for one in found.values())
 
 
@@ -79,6 +81,30 @@ def test_a_7b_trained_in_bf16_is_evaluated_on_an_l4_and_one_trained_in_fp32_is_n
     assert errors(SMALL, L4, "evaluate.batch_questions=8") == []
     (error,) = errors(SMALL, L4, "evaluate.batch_questions=8", "train.precision=fp32")
     assert "26.3 GiB, fp32" in error and "larger or more GPUs" in error
+
+
+def test_a_job_near_the_limit_is_looked_at_as_training_is() -> None:
+    """Within 2 % above, the estimate's own error, it may run; below 5 % of spare memory it may not."""
+    capacity = 80 * GIB
+
+    def job(share: float) -> JobMemory:
+        part = MemoryPart("weights", round(share * capacity), "bf16")
+        return JobMemory("evaluate", "H100", 1, capacity, (part,), None, remedy="ask fewer questions at once")
+
+    said = {share: ([*job(share).doubts()], bool([*job(share).errors()])) for share in (0.94, 0.96, 1.01, 1.03)}
+    assert said[0.94] == ([], False)
+    assert said[0.96] == (["job evaluate has only 3.2 GiB of memory to spare"], False)
+    near = "job evaluate takes 1.0% more memory than there is, within the error of the estimate, 2%"
+    assert said[1.01] == ([f"{near}; ask fewer questions at once"], False)
+    assert said[1.03] == ([], True)
+
+
+def test_a_setting_that_is_named_has_room() -> None:
+    """Of fewer ranks those are named with which more is spare than the estimate may be wrong."""
+    overrides = ["cluster.evaluate_machine.processes_per_replica=4"]
+    assert [*planned(load_run_file(BIG, overrides))["evaluate"].doubts()]
+    (error,) = errors(BIG, "cluster.evaluate_machine=null")
+    assert [*planned(load_run_file(BIG, shlex.split(error.partition("it fits with ")[2])))["evaluate"].doubts()] == []
 
 
 def test_host_memory_counts_the_copies_of_all_ranks() -> None:
