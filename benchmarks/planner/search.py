@@ -11,7 +11,8 @@ from benchmarks.support.suite import Bench
 from vlmpipe.config.overrides import apply_overrides
 from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config
 from vlmpipe.planner.plan import plan_basis
-from vlmpipe.planner.search.search import Goal, suggest
+from vlmpipe.planner.search.search import suggest
+from vlmpipe.planner.search.ways import Goal
 
 BUDGET_S = 5.0
 NODES = (8, 64, 512)

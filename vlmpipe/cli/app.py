@@ -200,26 +200,37 @@ def plan(
             show_default=False,
         ),
     ] = "",
+    strategies: Annotated[
+        bool,
+        typer.Option("--strategies", help="Compare strategies on 1, 2, 4 and 8 of the run file's machines instead."),
+    ] = False,
     target: Annotated[str, any_target("Where the run is to go. The plan of a local run has no prices.")] = DEFAULT,
     verbose: Annotated[bool, typer.Option("--verbose", help="List what the figures assume.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say whether a run fits, how long it takes, what it costs. Starts nothing; exit 64 on red."""
     settings = load(config, overrides)
-    if suggest and (settings.stages or settings.sweep):
-        raise ConfigError(
-            "--suggest with a run file of several trainings, which may want different machines",
-            expected="a run file of one training",
-            fix="write one stage or variant as a run file of its own; without --suggest all of them are planned",
-        )
-    if suggest:
+    if suggest and strategies:
+        raise ConfigError("--suggest and --strategies", expected="one of them")
+    if suggest or strategies:
+        option = "--suggest" if suggest else "--strategies"
+        if settings.stages or settings.sweep:
+            raise ConfigError(
+                f"{option} with a run file of several trainings, which may want different machines",
+                expected="a run file of one training",
+                fix=f"write one stage or variant as a run file of its own; without {option} all of them are planned",
+            )
         if platform_of(target).is_here:
             raise ConfigError(
-                f"--suggest with --target {target}",
+                f"{option} with --target {target}",
                 expected="a target whose machines can be chosen",
                 fix="leave one out",
             )
-        _suggest(settings, str(config), overrides or [], suggest, as_json)
+        given = overrides or []
+        if suggest:
+            _suggest(settings, str(config), given, suggest, as_json)
+        else:
+            _compare_strategies(settings, str(config), given, as_json)
         return
     from vlmpipe.cli.views.plan import print_plan_tables
 
@@ -235,7 +246,8 @@ def plan(
 def _suggest(settings: RunConfig, config: str, overrides: list[str], goal: str, as_json: bool) -> None:
     from vlmpipe.cli.views.suggestions import print_suggestions
     from vlmpipe.planner.plan import plan_basis
-    from vlmpipe.planner.search.search import Goal, suggest
+    from vlmpipe.planner.search.search import suggest
+    from vlmpipe.planner.search.ways import Goal
     from vlmpipe.planner.sequence_fill import length_advice
     from vlmpipe.trainer.storage.outage import answering_soon
 
@@ -259,6 +271,20 @@ def _suggest(settings: RunConfig, config: str, overrides: list[str], goal: str, 
         print_suggestions(found, wanted, settings, config, overrides)
         if advice := length_advice(load.fills, settings):
             print_lines([advice])
+
+
+def _compare_strategies(settings: RunConfig, config: str, overrides: list[str], as_json: bool) -> None:
+    from vlmpipe.cli.views.strategies import print_strategies
+    from vlmpipe.planner.plan import plan_basis
+    from vlmpipe.planner.search.strategies import compare_strategies
+    from vlmpipe.trainer.storage.outage import answering_soon
+
+    with doing(f"comparing strategies for {config}"), answering_soon():
+        found = compare_strategies(settings, *plan_basis(settings))
+    if as_json:
+        print_json(dataclasses.asdict(found))
+    else:
+        print_strategies(found, settings, config, overrides)
 
 
 @app.command()

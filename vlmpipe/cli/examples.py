@@ -18,6 +18,7 @@ EXAMPLES = {
         "configs/llava-7b.yaml",
         "configs/llava-13b-fsdp.yaml train.micro_batch_size=2 --json",
         "configs/llava-7b.yaml --suggest under:400",
+        "configs/llava-7b-hsdp.yaml --strategies",
     ),
     "gate": ("configs/digits.yaml", "configs/llava-7b.yaml gate.max_regression=0.01 --questions 5000 --json"),
     "run": (

@@ -14,7 +14,8 @@ from vlmpipe.cli.views.tables import standard_output
 from vlmpipe.config.overrides import override_texts
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.search.choice import ERROR, WORTH
-from vlmpipe.planner.search.search import Goal, Suggestion, Suggestions
+from vlmpipe.planner.search.search import Suggestions
+from vlmpipe.planner.search.ways import Goal, Suggestion
 from vlmpipe.planner.spending.approval import dollars
 
 TITLES = {

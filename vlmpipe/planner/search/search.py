@@ -1,93 +1,37 @@
 """`vlmpipe plan --suggest`: compares machines, nodes and strategies for the same training.
 
 Packed sequences, steps and the global batch do not change, so the model learns the same. Candidates are those that the
-trainer can run and the planner's checks accept.
-
-Time and price of a candidate take a millisecond, its memory takes traces. So candidates are sorted by the goal first,
-and memory is estimated from the best on until enough of them fit. A forecast's error is larger than most differences:
+trainer can run and the planner's checks accept. A forecast's error is larger than most differences:
 `vlmpipe.planner.search.choice` decides between ways that it cannot tell apart.
 """
 
 from __future__ import annotations
 
-import heapq
-import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.catalog.prices import Prices
-from vlmpipe.config.overrides import apply_overrides
-from vlmpipe.config.run_config import RunConfig, parse_run_config
-from vlmpipe.job_spec.build import job_violations, jobs_of
-from vlmpipe.planner.cost import estimate as cost
-from vlmpipe.planner.cost.estimate import TermCost
-from vlmpipe.planner.jobs.memory import memory_beside_training
-from vlmpipe.planner.memory.activations import can_recompute_tower
+from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.memory.rank import GIB
 from vlmpipe.planner.model_architecture import Architecture
-from vlmpipe.planner.parallel_layout import layout_of, more_context_parallel
-from vlmpipe.planner.scenario import Scenario
-from vlmpipe.planner.search.choice import Choice, ordered, worth_its_nodes
+from vlmpipe.planner.search.choice import ordered, worth_its_nodes
 from vlmpipe.planner.search.memory import SearchMemory
-from vlmpipe.planner.search.space import Cluster, Degrees, candidates, clusters, left_out
-from vlmpipe.planner.time import feature_cache
-from vlmpipe.planner.time.feature_cache import CacheAdvice
-from vlmpipe.planner.time.step_time import Time, estimate_time
+from vlmpipe.planner.search.space import Cluster, clusters, left_out
+from vlmpipe.planner.search.ways import (
+    Candidate,
+    Fit,
+    Goal,
+    Search,
+    Suggestion,
+    chosen,
+    described,
+    priced,
+    search_of,
+    ways_on,
+)
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.sizing.model_shape import ModelShape
-
-CHECKPOINTING_WORDS = {"none": "", "selective": "selective checkpointing", "full": "checkpointing"}
-_GOAL = re.compile(r"^(?P<kind>cheapest|fastest|under|by)(:(?P<bound>[0-9]+(\.[0-9]+)?))?$")
-
-
-@dataclass(frozen=True)
-class Goal:
-    """cheapest; fastest; under a number of dollars, the fastest; by a number of hours, the cheapest."""
-
-    kind: str
-    bound: float | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> Goal:
-        """Raises ConfigError for anything but cheapest, fastest, under:USD and by:HOURS."""
-        found = _GOAL.match(text)
-        if not found or (found["kind"] in ("under", "by")) != bool(found["bound"]):
-            raise ConfigError(f"--suggest is {text!r}", expected="cheapest, fastest, under:USD or by:HOURS")
-        return cls(found["kind"], float(found["bound"]) if found["bound"] else None)
-
-    def value(self, hours: float, usd: float) -> float:
-        """Quantity to minimize."""
-        return hours if self.kind in ("fastest", "under") else usd
-
-    def allows(self, one: _Candidate) -> bool:
-        """Return whether a candidate is within the bound."""
-        if self.bound is None:
-            return True
-        return (one.usd if self.kind == "under" else one.hours) <= self.bound
-
-
-@dataclass(frozen=True)
-class Suggestion:
-    """One way to run the training. `change` are fields of the run file."""
-
-    change: dict[str, Any]
-    machines: str
-    strategy: str
-    memory_gib: float
-    capacity_gib: float
-    step_s: float
-    mfu: float
-    hours: float  # of the training job, with what is expected to be lost
-    usd: float  # of the whole run
-    hours_range: tuple[float, float] | None = None
-    usd_range: tuple[float, float] | None = None
-    start_min: float = 0.0  # until the training job's machines train
-    is_lower_bound: bool = False  # a part of it has no price
-    fits: bool = True  # only today's settings are shown where they do not
 
 
 @dataclass(frozen=True)
@@ -103,69 +47,6 @@ class Suggestions:
     without_today: str = ""
 
 
-@dataclass(frozen=True)
-class _Search:
-    config: RunConfig
-    model: Architecture
-    load: Workload
-    cache: CacheAdvice
-    prices: Prices
-    memory: SearchMemory
-    extra: dict[str, object] = field(default_factory=dict)  # fields of the run file that all its candidates change
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """A possible suggestion. Its memory is not known yet, and `config` is not validated: there are thousands."""
-
-    cluster: Cluster
-    change: dict[str, Any]
-    config: RunConfig
-    time: Time
-    price: TermCost
-    hours: float
-    usd: float
-    value: float  # hours or dollars, by the goal
-    search: _Search  # with its model, whose frozen weights may be sharded
-
-    @property
-    def strategy(self) -> str:
-        return self.config.train.strategy
-
-    @property
-    def nodes(self) -> int:
-        return self.cluster.nodes
-
-    @property
-    def machine(self) -> tuple[object, ...]:
-        """One row each."""
-        return self.cluster.machine.machine_type, self.cluster.gpu.accelerator_type, self.cluster.gpus_per_node
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """A candidate that fits."""
-
-    way: _Candidate
-    shown: Suggestion
-
-    @property
-    def strategy(self) -> str:
-        return self.way.strategy
-
-    @property
-    def nodes(self) -> int:
-        return self.way.nodes
-
-    @property
-    def hours(self) -> float:
-        return self.way.hours
-
-    @property
-    def value(self) -> float:
-        return self.way.value
-
-
 def suggest(
     config: RunConfig, model: Architecture, load: Workload, prices: Prices, goal: Goal, *, most: int = 5
 ) -> Suggestions:
@@ -173,25 +54,17 @@ def suggest(
 
     Raises ConfigError if the number of steps is not known, or if nothing meets the goal.
     """
-    if load.steps is None:
-        raise ConfigError(
-            "the number of steps is not known, so hours and dollars are not either",
-            expected="prepared data, train.max_steps, or plan.samples with plan.sample_tokens",
-            fix="add for example plan.samples=100000 plan.sample_tokens=800",
-        )
-    gpu = load_catalog().gpus.get(config.cluster.accelerator_type)
-    cache = feature_cache.advise(config, load.sized(model.shape), layout_of(config), load, gpu, prices)
-    features = config.features.model_copy(update={"cache": cache.state})
-    base = config.model_copy(update={"features": features})
-    searches = [_Search(base, model, load, cache, prices, SearchMemory(model, load, cached=cache.state == "on"))]
+    searches = [search_of(config, model, load, prices)]
+    base = searches[0].config
     if other := _with_sharded_frozen_weights(searches[0]):
         searches.append(other)
-    by_machine: dict[tuple[object, ...], list[_Candidate]] = {}
+    by_machine: dict[tuple[object, ...], list[Candidate]] = {}
+    places = list(clusters(base, load_catalog(), prices))
     for search in searches:
-        for way in _candidates(search, goal):
+        for way in ways_on(search, goal, places):
             if goal.allows(way):
                 by_machine.setdefault(way.machine, []).append(way)
-    rows: list[_Fit] = []
+    rows: list[Fit] = []
     for ways in sorted(by_machine.values(), key=lambda ways: min(way.value for way in ways)):
         if len(rows) >= most and min(way.value for way in ways) > sorted(row.value for row in rows)[most - 1]:
             break
@@ -210,7 +83,7 @@ def suggest(
     return Suggestions(shown, tuple(left_out(base, load_catalog(), prices)), today, without_today)
 
 
-def _today(search: _Search, goal: Goal) -> tuple[Suggestion | None, str]:
+def _today(search: Search, goal: Goal) -> tuple[Suggestion | None, str]:
     """The run file as it is, also where it does not fit or is not within the goal; or why it cannot be estimated."""
     config, catalog = search.config, load_catalog()
     cluster = config.cluster
@@ -218,15 +91,15 @@ def _today(search: _Search, goal: Goal) -> tuple[Suggestion | None, str]:
     if machine is None or gpu is None:
         return None, f"{cluster.machine_type} {'is not in the catalogue' if machine is None else 'has no GPU'}"
     place = Cluster(machine, gpu, cluster.accelerator_count, cluster.replica_count)
-    way = _priced(search, goal, place, {}, config)
+    way = priced(search, goal, place, {}, config)
     if way is None:
         where = f"{cluster.scheduling_strategy} capacity in {config.gcp.location}"
         return None, f"no price or no time is known of {cluster.machine_type} on {where}"
     memory = estimate_memory(config, search.model, machine, gpu, load=search.load, nearest=False)
-    return _shown(way, config, memory.total_bytes / GIB, fits=memory.fits), ""
+    return described(way, config, memory.total_bytes / GIB, fits=memory.fits), ""
 
 
-def _with_sharded_frozen_weights(search: _Search) -> _Search | None:
+def _with_sharded_frozen_weights(search: Search) -> Search | None:
     """Return the search with train.shard_frozen_weights, or None if it is set already or few weights are frozen."""
     shape, train = search.model.shape, search.config.train
     if train.shard_frozen_weights or 2 * shape.trainable_parameters > shape.total_parameters:
@@ -237,147 +110,11 @@ def _with_sharded_frozen_weights(search: _Search) -> _Search | None:
     return replace(search, config=config, model=model, memory=memory, extra={"train.shard_frozen_weights": True})
 
 
-def _row(ways: list[_Candidate], goal: Goal) -> _Fit | None:
+def _row(ways: list[Candidate], goal: Goal) -> Fit | None:
     """The way that is shown of those on one machine."""
 
-    def on(nodes: int) -> _Fit | None:
-        return _chosen([way for way in ways if way.nodes == nodes], goal)
+    def on(nodes: int) -> Fit | None:
+        return chosen([way for way in ways if way.nodes == nodes], goal)
 
-    row = _chosen(ways, goal)
+    row = chosen(ways, goal)
     return worth_its_nodes(row, on) if row and goal.kind in ("fastest", "under") else row
-
-
-def _candidates(search: _Search, goal: Goal) -> Iterator[_Candidate]:
-    """Candidates that may fit, with their time and price."""
-    base, memory = search.config, search.memory
-    places = list(clusters(base, load_catalog(), search.prices))
-    sequence = base.train.sequence_parallel
-    degrees = Degrees.of(search.model, places, cached=memory.cached, sequence=sequence)
-    for place in places:
-        in_place = place.change(base) | search.extra
-        for change in candidates(base, place, degrees):
-            if search.extra and change.get("train.shard_frozen_weights") is False:
-                continue  # a way of the search without
-            config = _with(base, in_place | change)
-            if memory.min_bytes(config) <= place.gpu.memory_gib * GIB:
-                way = _priced(search, goal, place, in_place | change, config)
-                if way:
-                    yield way
-
-
-def _with(config: RunConfig, change: dict[str, object]) -> RunConfig:
-    """The changed run file, not validated, for speed. `_suggestion` validates those that are shown."""
-    sections: dict[str, dict[str, object]] = {}
-    for key, value in change.items():
-        section, _, name = key.partition(".")
-        sections.setdefault(section, {})[name] = value
-    updated = {name: getattr(config, name).model_copy(update=fields) for name, fields in sections.items()}
-    return config.model_copy(update=updated)
-
-
-def _priced(
-    search: _Search, goal: Goal, place: Cluster, change: dict[str, object], config: RunConfig
-) -> _Candidate | None:
-    layout, shape, cache = layout_of(config), search.load.sized(search.model.shape), search.cache
-    case = Scenario(config, shape, layout, search.load, place.machine, place.gpu, cached=cache.state == "on")
-    time = estimate_time(case)
-    price = cost.term_cost(case, time, cache, search.prices, config.cluster.scheduling_strategy)
-    if time.step_s is None or time.mfu is None or price.train_hours is None or price.usd is None:
-        return None
-    value = goal.value(price.train_hours, price.usd)
-    return _Candidate(place, change, config, time, price, price.train_hours, price.usd, value, search)
-
-
-def _chosen(ways: Iterable[_Candidate], goal: Goal) -> _Fit | None:
-    """Return the best candidate that fits, including variants with less memory and more time; None if none fits."""
-    queue = [(way.value, number, way) for number, way in enumerate(ways)]
-    heapq.heapify(queue)
-    choice = Choice[_Fit]()
-    while queue:
-        _, number, way = heapq.heappop(queue)
-        search = way.search
-        if not choice.wants(way):
-            continue
-        try:
-            fits = search.memory.bytes(way.config) <= int(way.cluster.gpu.memory_gib * GIB)
-            one = _suggestion(search, way) if fits else None
-        except ConfigError:  # the trainer would refuse it
-            continue
-        if one:
-            choice.take(_Fit(way, one))
-        elif change := less_memory(way.config, search.model.shape):
-            again = _priced(search, goal, way.cluster, way.change | change, _with(way.config, change))
-            if again and goal.allows(again):
-                heapq.heappush(queue, (again.value, number, again))
-    return choice.way
-
-
-def less_memory(config: RunConfig, shape: ModelShape) -> dict[str, Any]:
-    """The next change that takes less memory and more time: more activation checkpointing, of a trained tower too, then
-    ranks of a node that share a sequence. Empty after the last."""
-    train = config.train
-    if train.activation_checkpointing == "none":
-        return {"train.activation_checkpointing": "selective"}
-    if train.activation_checkpointing != "full":
-        return {"train.activation_checkpointing": "full"}
-    if can_recompute_tower(config, shape):
-        return {"train.tower_activation_checkpointing": True}
-    if train.micro_batch_size > 1:  # candidates with fewer sequences share none
-        return {}
-    return next(iter(more_context_parallel(config, shape.language.heads)), {})
-
-
-def _suggestion(search: _Search, way: _Candidate) -> Suggestion | None:
-    """The candidate with its memory traced as in its own plan; None if it does not fit or one of its jobs cannot run.
-
-    Raises ConfigError if the changed run file is not valid.
-    """
-    config = parse_run_config(apply_overrides(search.config.to_dict(), way.change), "a suggestion")
-    if any(
-        found.severity == "error" for job in jobs_of(config) for found in job_violations(config, job, "gs://bucket/run")
-    ):
-        return None
-    place = way.cluster
-    memory = estimate_memory(config, search.model, place.machine, place.gpu, load=search.load, nearest=False)
-    cached = search.memory.cached
-    others = memory_beside_training(config, search.load.sized(search.model.shape), search.load, encodes=cached)
-    if not (memory.fits and all(job.fits for job in others)):
-        return None
-    return _shown(way, config, memory.total_bytes / GIB)
-
-
-def _shown(way: _Candidate, config: RunConfig, memory_gib: float, *, fits: bool = True) -> Suggestion:
-    place, interval = way.cluster, way.time.interval
-    gpus = place.gpus_per_node
-    return Suggestion(
-        change=way.change,
-        machines=f"{place.nodes} x {place.machine.machine_type} ({gpus} GPU{'s' * (gpus > 1)})",
-        strategy=_in_words(config),
-        memory_gib=memory_gib,
-        capacity_gib=place.gpu.memory_gib,
-        step_s=way.time.step_s or 0.0,
-        mfu=way.time.mfu or 0.0,
-        hours=way.hours,
-        usd=way.usd,
-        hours_range=(interval.low * way.hours, interval.high * way.hours) if interval else None,
-        usd_range=cost.usd_range(way.price, way.time),
-        start_min=sum(step.start_s for step in way.price.pipeline.steps if step.name == "train") / 60,
-        is_lower_bound=way.price.is_lower_bound,
-        fits=fits,
-    )
-
-
-def _in_words(config: RunConfig) -> str:
-    train = config.train
-    words = [
-        train.strategy,
-        "frozen weights sharded" if train.shard_frozen_weights else "",
-        f"{train.tensor_parallel} ranks a layer" if train.tensor_parallel > 1 else "",
-        "shared tokens" if train.sequence_parallel else "",
-        f"{train.context_parallel} ranks a sequence" if train.context_parallel > 1 else "",
-        f"{train.pipeline_parallel} stages" if train.pipeline_parallel > 1 else "",
-        f"{train.micro_batch_size} sequence{'' if train.micro_batch_size == 1 else 's'}",
-        CHECKPOINTING_WORDS[train.activation_checkpointing],
-        "tower recomputed" if train.tower_activation_checkpointing else "",
-    ]
-    return ", ".join(filter(None, words))

@@ -21,10 +21,11 @@ from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config
 from vlmpipe.planner.model_architecture import Architecture, architecture
 from vlmpipe.planner.parallel_layout import more_context_parallel
 from vlmpipe.planner.plan import plan_basis
-from vlmpipe.planner.search import search
+from vlmpipe.planner.search import ways
 from vlmpipe.planner.search.memory import SearchMemory
-from vlmpipe.planner.search.search import Goal, Suggestion, Suggestions, less_memory
+from vlmpipe.planner.search.search import Suggestions
 from vlmpipe.planner.search.space import Cluster, Degrees, candidates, clusters, node_counts
+from vlmpipe.planner.search.ways import Goal, Suggestion, less_memory
 from vlmpipe.planner.time.feature_cache import CacheAdvice
 from vlmpipe.trainer.config.model import GRID_FAMILIES
 
@@ -216,14 +217,14 @@ def test_a_way_on_whose_machine_another_job_does_not_fit_is_left_out(
     fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plan of that way would be red."""
-    monkeypatch.setattr(search, "memory_beside_training", lambda *_given, **_named: [SimpleNamespace(fits=fits)])
+    monkeypatch.setattr(ways, "memory_beside_training", lambda *_given, **_named: [SimpleNamespace(fits=fits)])
     config = load_run_file(ROOT / "configs/llava-7b.yaml")
     model, load, prices = plan_basis(config)
     cache = CacheAdvice("off", None, None, 0)
-    searched = search._Search(config, model, load, cache, prices, SearchMemory(model, load, cached=False))
+    searched = ways.Search(config, model, load, cache, prices, SearchMemory(model, load, cached=False))
     place = Cluster(MACHINE, GPU, 8, 1)
-    way = search._priced(searched, Goal("cheapest"), place, {}, config)
-    assert way and bool(search._suggestion(searched, way)) is fits
+    way = ways.priced(searched, Goal("cheapest"), place, {}, config)
+    assert way and bool(ways.suggestion(searched, way)) is fits
 
 
 @pytest.mark.parametrize(("nodes", "most"), [(1, 16), (16, 16), (64, 64), (512, 512), (2000, 512)])

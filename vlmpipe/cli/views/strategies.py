@@ -1,0 +1,75 @@
+"""Table of strategies for `vlmpipe plan --strategies`, on a terminal and in Markdown."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from vlmpipe.cli.views.tables import standard_output
+from vlmpipe.config.overrides import override_texts
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.search.choice import ERROR
+from vlmpipe.planner.search.strategies import COMPARED, Cell, Comparison
+from vlmpipe.planner.spending.approval import dollars
+
+READING = (
+    "Hours of training, each strategy with the settings that are fastest among those that fit; dollars are those of the "
+    "fastest. GiB: does not fit, and needs at least that. –: not possible, such as fewer sequences than ranks. Hours "
+    f"that differ by less than {ERROR:.0%} may be equal."
+)
+
+
+def print_strategies(found: Comparison, config: RunConfig, path: str, overrides: Sequence[str] = ()) -> None:
+    """A row for each number of nodes, and the command that plans with the fastest of the run file's own, or the last."""
+    title = (
+        f"{config.name} on {found.gpus_per_node} x {found.gpu} ({found.gpu_memory_gib:.0f} GiB) a node, "
+        f"{found.nic_gbps:g} Gbit/s between nodes, {found.global_batch_size} sequences a step"
+    )
+    table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
+    table.padding, table.pad_edge = (0, 1, 0, 0), False
+    for name in ("nodes", *COMPARED, "fastest"):
+        table.add_column(name, justify="right", no_wrap=True)
+    rows = sorted({cell.nodes for cell in found.cells})
+    for nodes in rows:
+        table.add_row(str(nodes), *(_styled(found, nodes, name) for name in COMPARED), _cost(found, nodes))
+    screen = standard_output()
+    screen.print(table)
+    nodes = config.cluster.replica_count if config.cluster.replica_count in rows else rows[-1]
+    if (best := found.fastest(nodes)) and best.way:
+        kept = [text for text in overrides if text.partition("=")[0] not in best.way.change]
+        words = shlex.join(["vlmpipe", "plan", path, *kept, *override_texts(best.way.change)])
+        screen.print(Text(f"The fastest on {nodes}: "), Text(words), soft_wrap=True)
+    screen.print(Text(READING, style="dim"))
+
+
+def markdown_rows(found: Comparison, size: str) -> Iterator[str]:
+    """Rows of a table in Markdown, the fastest in bold."""
+    for nodes in sorted({cell.nodes for cell in found.cells}):
+        best = found.fastest(nodes)
+        cells = (
+            f"**{_text(cell)}**" if cell and cell is best else _text(cell)
+            for cell in (found.row(nodes).get(name) for name in COMPARED)
+        )
+        where = f"{nodes} x {found.machine} | {found.nic_gbps:g}"
+        yield f"| {size} | {where} | {' | '.join(cells)} | {_cost(found, nodes)} |"
+
+
+def _styled(found: Comparison, nodes: int, name: str) -> Text:
+    cell = found.row(nodes).get(name)
+    bold = cell is not None and cell is found.fastest(nodes)
+    return Text(_text(cell), style="bold" if bold else "red" if cell and cell.least_gib else "")
+
+
+def _text(cell: Cell | None) -> str:
+    if cell and cell.way:
+        return f"{cell.way.hours:.1f}" if cell.way.hours < 100 else f"{cell.way.hours:.0f}"
+    return f"{cell.least_gib:.0f} GiB" if cell and cell.least_gib else "–"
+
+
+def _cost(found: Comparison, nodes: int) -> str:
+    best = found.fastest(nodes)
+    return dollars(best.way.usd) if best and best.way else "–"
