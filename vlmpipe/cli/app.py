@@ -212,8 +212,7 @@ def plan(
     settings = load(config, overrides)
     if suggest and strategies:
         raise ConfigError("--suggest and --strategies", expected="one of them")
-    if suggest or strategies:
-        option = "--suggest" if suggest else "--strategies"
+    if option := "--suggest" if suggest else "--strategies" if strategies else "":
         if settings.stages or settings.sweep:
             raise ConfigError(
                 f"{option} with a run file of several trainings, which may want different machines",
@@ -221,16 +220,9 @@ def plan(
                 fix=f"write one stage or variant as a run file of its own; without {option} all of them are planned",
             )
         if platform_of(target).is_here:
-            raise ConfigError(
-                f"{option} with --target {target}",
-                expected="a target whose machines can be chosen",
-                fix="leave one out",
-            )
-        given = overrides or []
-        if suggest:
-            _suggest(settings, str(config), given, suggest, as_json)
-        else:
-            _compare_strategies(settings, str(config), given, as_json)
+            expected = "a target whose machines can be chosen"
+            raise ConfigError(f"{option} with --target {target}", expected=expected, fix="leave one out")
+        _compare(settings, str(config), overrides or [], suggest, as_json)
         return
     from vlmpipe.cli.views.plan import print_plan_tables
 
@@ -243,48 +235,32 @@ def plan(
     raise typer.Exit(ExitCode.CONFIG if found.state == "red" else ExitCode.OK)
 
 
-def _suggest(settings: RunConfig, config: str, overrides: list[str], goal: str, as_json: bool) -> None:
+def _compare(settings: RunConfig, config: str, overrides: list[str], goal: str, as_json: bool) -> None:
+    """Machines and strategies for the goal; without one, strategies on the run file's machines."""
+    from vlmpipe.cli.views.strategies import print_strategies
     from vlmpipe.cli.views.suggestions import print_suggestions
     from vlmpipe.planner.plan import plan_basis
     from vlmpipe.planner.search.search import suggest
+    from vlmpipe.planner.search.strategies import compare_strategies
     from vlmpipe.planner.search.ways import Goal
     from vlmpipe.planner.sequence_fill import length_advice
     from vlmpipe.trainer.storage.outage import answering_soon
 
-    wanted = Goal.parse(goal)
-    with doing(f"comparing machines and strategies for {config}"), answering_soon():
+    wanted = Goal.parse(goal) if goal else None
+    with doing(f"comparing {'machines and ' * bool(goal)}strategies for {config}"), answering_soon():
         model, load, prices = plan_basis(settings)
-        found = suggest(settings, model, load, prices, wanted)
-    if as_json:
-        fills, ways = [vars(one) for one in load.fills], [vars(one) for one in found.ways]
-        today = vars(found.today) if found.today else None
-        print_json(
-            {
-                "goal": goal,
-                "today": today,
-                "suggestions": ways,
-                "left_out": [*found.left_out, *filter(None, [found.without_today])],
-                "sequence_lengths": fills,
-            }
-        )
+        if wanted is None:
+            strategies = compare_strategies(settings, model, load, prices)
+        else:
+            found = suggest(settings, model, load, prices, wanted)
+    if wanted is None:
+        print_json(strategies.as_dict()) if as_json else print_strategies(strategies, settings, config, overrides)
+    elif as_json:
+        print_json({"goal": goal, **found.as_dict(), "sequence_lengths": [vars(one) for one in load.fills]})
     else:
         print_suggestions(found, wanted, settings, config, overrides)
         if advice := length_advice(load.fills, settings):
             print_lines([advice])
-
-
-def _compare_strategies(settings: RunConfig, config: str, overrides: list[str], as_json: bool) -> None:
-    from vlmpipe.cli.views.strategies import print_strategies
-    from vlmpipe.planner.plan import plan_basis
-    from vlmpipe.planner.search.strategies import compare_strategies
-    from vlmpipe.trainer.storage.outage import answering_soon
-
-    with doing(f"comparing strategies for {config}"), answering_soon():
-        found = compare_strategies(settings, *plan_basis(settings))
-    if as_json:
-        print_json(dataclasses.asdict(found))
-    else:
-        print_strategies(found, settings, config, overrides)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Iterator, Sequence
 
@@ -16,15 +17,16 @@ from vlmpipe.planner.search.choice import ERROR
 from vlmpipe.planner.search.strategies import COMPARED, Cell, Comparison
 from vlmpipe.planner.spending.approval import dollars
 
+NOT_POSSIBLE = "–"
 READING = (
-    "Hours of training, each strategy with the settings that are fastest among those that fit; dollars are those of the "
-    "fastest. GiB: does not fit, and needs at least that. –: not possible, such as fewer sequences than ranks. Hours "
-    f"that differ by less than {ERROR:.0%} may be equal."
+    "Hours of training, each strategy with the settings that are fastest among those that fit; dollars are those of "
+    "the fastest. GiB: does not fit, and a GPU needs at least that. host: the machine's own memory is too small. "
+    f"–: not possible, such as fewer sequences than ranks. Hours that differ by less than {ERROR:.0%} may be equal."
 )
 
 
 def print_strategies(found: Comparison, config: RunConfig, path: str, overrides: Sequence[str] = ()) -> None:
-    """A row for each number of nodes, and the command that plans with the fastest of the run file's own, or the last."""
+    """A row for each number of nodes, and the command that plans the fastest on as many as the run file has."""
     title = (
         f"{config.name} on {found.gpus_per_node} x {found.gpu} ({found.gpu_memory_gib:.0f} GiB) a node, "
         f"{found.nic_gbps:g} Gbit/s between nodes, {found.global_batch_size} sequences a step"
@@ -40,8 +42,9 @@ def print_strategies(found: Comparison, config: RunConfig, path: str, overrides:
     screen.print(table)
     nodes = config.cluster.replica_count if config.cluster.replica_count in rows else rows[-1]
     if (best := found.fastest(nodes)) and best.way:
-        kept = [text for text in overrides if text.partition("=")[0] not in best.way.change]
-        words = shlex.join(["vlmpipe", "plan", path, *kept, *override_texts(best.way.change)])
+        change = {name: value for name, value in best.way.change.items() if _field(config, name) != value}
+        kept = [text for text in overrides if text.partition("=")[0] not in change]
+        words = shlex.join(["vlmpipe", "plan", path, *kept, *override_texts(change)])
         screen.print(Text(f"The fastest on {nodes}: "), Text(words), soft_wrap=True)
     screen.print(Text(READING, style="dim"))
 
@@ -58,16 +61,24 @@ def markdown_rows(found: Comparison, size: str) -> Iterator[str]:
         yield f"| {size} | {where} | {' | '.join(cells)} | {_cost(found, nodes)} |"
 
 
+def _field(config: RunConfig, name: str) -> object:
+    return functools.reduce(getattr, name.split("."), config)
+
+
 def _styled(found: Comparison, nodes: int, name: str) -> Text:
     cell = found.row(nodes).get(name)
     bold = cell is not None and cell is found.fastest(nodes)
-    return Text(_text(cell), style="bold" if bold else "red" if cell and cell.least_gib else "")
+    return Text(
+        _text(cell), style="bold" if bold else "red" if cell and (cell.least_gib or cell.lacks_host_memory) else ""
+    )
 
 
 def _text(cell: Cell | None) -> str:
     if cell and cell.way:
         return f"{cell.way.hours:.1f}" if cell.way.hours < 100 else f"{cell.way.hours:.0f}"
-    return f"{cell.least_gib:.0f} GiB" if cell and cell.least_gib else "–"
+    if cell and cell.lacks_host_memory:
+        return "host"
+    return f"{cell.least_gib:.0f} GiB" if cell and cell.least_gib else NOT_POSSIBLE
 
 
 def _cost(found: Comparison, nodes: int) -> str:

@@ -8,6 +8,7 @@ trainer can run and the planner's checks accept. A forecast's error is larger th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.catalog.prices import Prices
@@ -45,6 +46,14 @@ class Suggestions:
     left_out: tuple[str, ...]
     today: Suggestion | None = None
     without_today: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `plan --suggest --json`."""
+        return {
+            "today": vars(self.today) if self.today else None,
+            "suggestions": [vars(one) for one in self.ways],
+            "left_out": [*self.left_out, *filter(None, [self.without_today])],
+        }
 
 
 def suggest(

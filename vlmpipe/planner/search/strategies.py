@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from vlmpipe.catalog.machines import load_catalog
@@ -39,12 +39,13 @@ COMPARED = ("ddp", "zero2", "fsdp", "hsdp", "tp", "pp", "tp+pp+dp")
 
 @dataclass(frozen=True)
 class Cell:
-    """A strategy on a number of nodes. Without both it is not possible there, such as hsdp on one node."""
+    """A strategy on a number of nodes. With none of the three it is not possible there, such as hsdp on one node."""
 
     strategy: str
     nodes: int
     way: Suggestion | None = None  # the fastest that fits
     least_gib: float | None = None  # that a GPU needs at least, where nothing fits
+    lacks_host_memory: bool = False  # GPUs have room, and the machine's own memory has not
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,10 @@ class Comparison:
     nic_gbps: float
     global_batch_size: int
     cells: tuple[Cell, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `plan --strategies --json`."""
+        return asdict(self)
 
     def row(self, nodes: int) -> dict[str, Cell]:
         return {cell.strategy: cell for cell in self.cells if cell.nodes == nodes}
@@ -137,4 +142,9 @@ def _too_large(search: Search, place: Cluster, strategy: str, tried: list[tuple[
             needs.append(search.memory.bytes(config))
         except ConfigError:  # the trainer would refuse it
             continue
-    return Cell(strategy, place.nodes, least_gib=min(needs) / GIB if needs else None)
+    least = min(needs, default=None)
+    if least is None:
+        return Cell(strategy, place.nodes)
+    if least <= place.gpu.memory_gib * GIB:
+        return Cell(strategy, place.nodes, lacks_host_memory=True)
+    return Cell(strategy, place.nodes, least_gib=least / GIB)

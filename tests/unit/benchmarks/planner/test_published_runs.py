@@ -155,7 +155,7 @@ def test_llama_3_is_planned_with_its_interruptions_and_its_effective_time() -> N
     assert run.measured["effective_time_above"] < 1 / (1 + 3600 * lost.total_hours / days_s) < 0.97
 
 
-# What popular guides say: the table in docs/reference/forecasts.md
+# What popular guides say: the table in docs/how-to/choose-a-strategy.md
 
 
 def step_s(strategy: str, *, nodes: int = 1, nic_gbps: float = 100, **run: Any) -> float:
