@@ -25,49 +25,49 @@ READING = (
 )
 
 
-def print_strategies(found: Comparison, config: RunConfig, path: str, overrides: Sequence[str] = ()) -> None:
+def print_strategies(comparison: Comparison, config: RunConfig, path: str, overrides: Sequence[str] = ()) -> None:
     """A row for each number of nodes, and the command that plans the fastest on as many as the run file has."""
     title = (
-        f"{config.name} on {found.gpus_per_node} x {found.gpu} ({found.gpu_memory_gib:.0f} GiB) a node, "
-        f"{found.nic_gbps:g} Gbit/s between nodes, {found.global_batch_size} sequences a step"
+        f"{config.name} on {comparison.gpus_per_node} x {comparison.gpu} ({comparison.gpu_memory_gib:.0f} GiB) a node, "
+        f"{comparison.nic_gbps:g} Gbit/s between nodes, {comparison.global_batch_size} sequences a step"
     )
     table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
     table.padding, table.pad_edge = (0, 1, 0, 0), False
     for name in ("nodes", *COMPARED, "fastest"):
         table.add_column(name, justify="right", no_wrap=True)
-    rows = sorted({cell.nodes for cell in found.cells})
+    rows = sorted({cell.nodes for cell in comparison.cells})
     for nodes in rows:
-        table.add_row(str(nodes), *(_styled(found, nodes, name) for name in COMPARED), _cost(found, nodes))
+        table.add_row(str(nodes), *(_styled(comparison, nodes, name) for name in COMPARED), _cost(comparison, nodes))
     screen = standard_output()
     screen.print(table)
     nodes = config.cluster.replica_count if config.cluster.replica_count in rows else rows[-1]
-    if (best := found.fastest(nodes)) and best.way:
+    if (best := comparison.fastest(nodes)) and best.way:
         change = {name: value for name, value in best.way.change.items() if _field(config, name) != value}
-        kept = [text for text in overrides if text.partition("=")[0] not in change]
-        words = shlex.join(["vlmpipe", "plan", path, *kept, *override_texts(change)])
+        unchanged = [text for text in overrides if text.partition("=")[0] not in change]
+        words = shlex.join(["vlmpipe", "plan", path, *unchanged, *override_texts(change)])
         screen.print(Text(f"The fastest on {nodes}: "), Text(words), soft_wrap=True)
     screen.print(Text(READING, style="dim"))
 
 
-def markdown_rows(found: Comparison, size: str) -> Iterator[str]:
+def markdown_rows(comparison: Comparison, size: str) -> Iterator[str]:
     """Rows of a table in Markdown, the fastest in bold."""
-    for nodes in sorted({cell.nodes for cell in found.cells}):
-        best = found.fastest(nodes)
+    for nodes in sorted({cell.nodes for cell in comparison.cells}):
+        best = comparison.fastest(nodes)
         cells = (
             f"**{_text(cell)}**" if cell and cell is best else _text(cell)
-            for cell in (found.row(nodes).get(name) for name in COMPARED)
+            for cell in (comparison.row(nodes).get(name) for name in COMPARED)
         )
-        where = f"{nodes} x {found.machine} | {found.nic_gbps:g}"
-        yield f"| {size} | {where} | {' | '.join(cells)} | {_cost(found, nodes)} |"
+        where = f"{nodes} x {comparison.machine} | {comparison.nic_gbps:g}"
+        yield f"| {size} | {where} | {' | '.join(cells)} | {_cost(comparison, nodes)} |"
 
 
 def _field(config: RunConfig, name: str) -> object:
     return functools.reduce(getattr, name.split("."), config)
 
 
-def _styled(found: Comparison, nodes: int, name: str) -> Text:
-    cell = found.row(nodes).get(name)
-    bold = cell is not None and cell is found.fastest(nodes)
+def _styled(comparison: Comparison, nodes: int, name: str) -> Text:
+    cell = comparison.row(nodes).get(name)
+    bold = cell is not None and cell is comparison.fastest(nodes)
     return Text(
         _text(cell), style="bold" if bold else "red" if cell and (cell.least_gib or cell.lacks_host_memory) else ""
     )
@@ -81,6 +81,6 @@ def _text(cell: Cell | None) -> str:
     return f"{cell.least_gib:.0f} GiB" if cell and cell.least_gib else NOT_POSSIBLE
 
 
-def _cost(found: Comparison, nodes: int) -> str:
-    best = found.fastest(nodes)
+def _cost(comparison: Comparison, nodes: int) -> str:
+    best = comparison.fastest(nodes)
     return dollars(best.way.usd) if best and best.way else "–"

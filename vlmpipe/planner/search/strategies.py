@@ -124,8 +124,8 @@ def _cells(search: Search, place: Cluster, degrees: Degrees) -> list[Cell]:
                 expected="a machine with a price",
                 fix="change cluster.scheduling_strategy or gcp.location, or give plan.prices_file",
             )
-        found = chosen(ways, goal, of_training)
-        cells.append(Cell(strategy, place.nodes, found.shown) if found else _too_large(search, place, strategy, tried))
+        fit = chosen(ways, goal, of_training)
+        cells.append(Cell(strategy, place.nodes, fit.shown) if fit else _too_large(search, place, strategy, tried))
     return cells
 
 

@@ -255,11 +255,11 @@ def suggestion(search: Search, way: Candidate) -> Suggestion | None:
         found.severity == "error" for job in jobs_of(config) for found in job_violations(config, job, "gs://bucket/run")
     ):
         return None
-    found = of_training(search, way)
+    way_of_training = of_training(search, way)
     others = memory_beside_training(
         config, search.load.sized(search.model.shape), search.load, encodes=search.memory.cached
     )
-    return found if found and all(job.fits for job in others) else None
+    return way_of_training if way_of_training and all(job.fits for job in others) else None
 
 
 def of_training(search: Search, way: Candidate) -> Suggestion | None:
