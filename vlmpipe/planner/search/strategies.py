@@ -142,9 +142,9 @@ def _too_large(search: Search, place: Cluster, strategy: str, tried: list[tuple[
             needs.append(search.memory.bytes(config))
         except ConfigError:  # the trainer would refuse it
             continue
-    least = min(needs, default=None)
-    if least is None:
+    if not needs:
         return Cell(strategy, place.nodes)
+    least = min(needs)
     if least <= place.gpu.memory_gib * GIB:
         return Cell(strategy, place.nodes, lacks_host_memory=True)
     return Cell(strategy, place.nodes, least_gib=least / GIB)
