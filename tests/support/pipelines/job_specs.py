@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from vlmpipe.job_spec.schema import camel_case
@@ -79,6 +80,18 @@ PACKAGE = {
     "package_uris": ["gs://example-bucket/trainer.tar.gz"],
     "python_module": "trainer.task",
 }
+
+
+@dataclass(frozen=True)
+class Case:
+    """Changes to `base` that break the rule `code` and no other, and changes close by that break none."""
+
+    code: str
+    broken: Mapping[str, Any]
+    neighbour: Mapping[str, Any]
+    base: Spec = field(default_factory=lambda: ONE)
+    region: str = ""
+
 
 P0, P1, P2 = (f"worker_pool_specs.{index}" for index in range(3))
 MACHINE, CONTAINER, DISK = f"{P0}.machine_spec", f"{P0}.container_spec", f"{P0}.disk_spec"

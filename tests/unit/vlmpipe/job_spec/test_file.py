@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
-from tests.support.pipelines.job_spec_cases import CASES, Case
-from tests.support.pipelines.job_specs import CLUSTER, IMAGE, ONE, REDUCED, a100, changed, in_camel_case, leaves
+from tests.support.pipelines.job_spec_cases import CASES
+from tests.support.pipelines.job_specs import CLUSTER, IMAGE, ONE, REDUCED, Case, a100, changed, in_camel_case, leaves
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.cli import app as cli
 from vlmpipe.config.yaml_loader import LARGEST_FILE_BYTES

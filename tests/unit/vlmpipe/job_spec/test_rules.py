@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support import short_form
 from tests.support.generated_files import RULES_PAGE, fields_json, job_spec_rules_page
 from tests.support.paths import ROOT
-from tests.support.pipelines.job_spec_cases import CASES, WHOLE, Case
+from tests.support.pipelines.job_spec_cases import CASES, WHOLE
 from tests.support.pipelines.job_specs import (
     CLUSTER,
     CPU,
@@ -23,6 +23,7 @@ from tests.support.pipelines.job_specs import (
     REDUCED,
     TORCH_BUILDS,
     TPU,
+    Case,
     Spec,
     changed,
     job,
