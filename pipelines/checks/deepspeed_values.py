@@ -51,10 +51,10 @@ def with_values(error: RunFileError, file: Path, overrides: Sequence[str]) -> Ru
         "deepspeed": without_problems(train["deepspeed"]),
     }
     try:
-        found = _judged(TrainConfig.model_validate(judged)) if judged["deepspeed"] else []
+        refused = _judged(TrainConfig.model_validate(judged)) if judged["deepspeed"] else []
     except _NotJudgedError:
         return error
-    return RunFileError(error.source, [*error.problems, *(Problem(FIELD, text) for text in found)])
+    return RunFileError(error.source, [*error.problems, *(Problem(FIELD, text) for text in refused)])
 
 
 class _NotJudgedError(Exception):

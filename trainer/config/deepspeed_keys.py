@@ -123,17 +123,17 @@ def problems(deepspeed: Mapping[str, object], strategy: str) -> list[str]:
 
     What is left is judged by DeepSpeed's own classes (`vlmpipe.trainer.strategies.deepspeed.values`).
     """
-    found = [text for name, value in _flat(deepspeed).items() for text in _of_key(name, value)]
+    texts = [text for name, value in _flat(deepspeed).items() for text in _of_key(name, value)]
     if deepspeed and not strategy.startswith("zero"):
-        found.insert(0, f"does not apply to strategy {strategy}: take it out, or use zero1 to zero3")
-    return found
+        texts.insert(0, f"does not apply to strategy {strategy}: take it out, or use zero1 to zero3")
+    return texts
 
 
 def without_problems(deepspeed: Mapping[str, object]) -> dict[str, object]:
     """The keys of `train.deepspeed` without problems of their own, to be judged further."""
     good = {name for name, value in _flat(deepspeed).items() if not list(_of_key(name, value))}
     return {
-        name: {inner: one for inner, one in value.items() if f"{name}.{inner}" in good}
+        name: {inner: item for inner, item in value.items() if f"{name}.{inner}" in good}
         if name == "zero_optimization" and isinstance(value, dict)
         else value
         for name, value in deepspeed.items()

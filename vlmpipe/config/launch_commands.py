@@ -68,30 +68,30 @@ def variable_in(word: str) -> str:
 def process_doubts(parts: Sequence[str], *, nodes: int, per_node: int, unit: str = "GPUs") -> Iterator[Doubt]:
     """Fewer or more processes than `per_node` on each of `nodes`, where a launcher is told a number."""
     if is_torchrun(parts):
-        given = _value(parts, _PROCESSES)
-        if given in ("gpu", "auto", str(per_node)) or (given and not given.isdigit()) or (not given and per_node == 1):
+        count = _value(parts, _PROCESSES)
+        if count in ("gpu", "auto", str(per_node)) or (count and not count.isdigit()) or (not count and per_node == 1):
             return
-        default = "" if given else ": torchrun starts one process"
-        found = f"{given or 'no'} --nproc_per_node on {per_node} {unit}{default}"
-        yield Doubt(found, PER_GPU, f"--nproc_per_node={per_node}")
+        default = "" if count else ": torchrun starts one process"
+        text = f"{count or 'no'} --nproc_per_node on {per_node} {unit}{default}"
+        yield Doubt(text, PER_GPU, f"--nproc_per_node={per_node}")
     for program, option, of_all_nodes in _COUNTS:
         place = next((number for number, part in enumerate(parts) if program.search(part)), None)
         if place is None:
             continue
-        own = list(itertools.takewhile(lambda part: not _PROGRAM.search(part), parts[place + 1 :]))
-        given, expected = _value(own, option), per_node * (nodes if of_all_nodes else 1)
-        if given.isdigit() and int(given) != expected:
-            name = _name(own, option)
-            found = f"{parts[place].rpartition('/')[2]} {name} {given} on {nodes} x {per_node} {unit}"
-            yield Doubt(found, PER_GPU, f"{name} {expected}, or leave it out")
+        options = list(itertools.takewhile(lambda part: not _PROGRAM.search(part), parts[place + 1 :]))
+        count, expected = _value(options, option), per_node * (nodes if of_all_nodes else 1)
+        if count.isdigit() and int(count) != expected:
+            name = _name(options, option)
+            text = f"{parts[place].rpartition('/')[2]} {name} {count} on {nodes} x {per_node} {unit}"
+            yield Doubt(text, PER_GPU, f"{name} {expected}, or leave it out")
 
 
 def node_doubts(parts: Sequence[str], *, nodes: int) -> Iterator[Doubt]:
     """Numbers for a launcher that are the same on all nodes, or not those of the job."""
-    given = _value(parts, _NODES)
-    if given.isdigit() and int(given) != nodes:
+    count = _value(parts, _NODES)
+    if count.isdigit() and int(count) != nodes:
         name = _name(parts, _NODES)
-        yield Doubt(f"{name} {given}", f"{nodes}, the replicas of pools 0 and 1", f"{name}={nodes}")
+        yield Doubt(f"{name} {count}", f"{nodes}, the replicas of pools 0 and 1", f"{name}={nodes}")
     rank = _value(parts, _RANK)
     if rank.isdigit() and nodes > 1:
         expected = "a rank of each node's own: these words are the same in all replicas of a pool"

@@ -161,23 +161,23 @@ def merged(content: Mapping[str, object], changes: Mapping[str, object]) -> dict
     Raises ProblemsError that names each field that has no place.
     """
     result = copy.deepcopy(dict(content))
-    given = list(leaves(changes))
+    fields = list(leaves(changes))
     problems = [
-        Problem(path, text) for path, value in given + _replaced(dict(given)) if (text := _put(result, path, value))
+        Problem(path, text) for path, value in fields + _replaced(dict(fields)) if (text := _put(result, path, value))
     ]
     if problems:
         raise ProblemsError(problems)
     return result
 
 
-def _replaced(given: Mapping[str, object]) -> list[tuple[str, None]]:
+def _replaced(fields: Mapping[str, object]) -> list[tuple[str, None]]:
     """Fields whose place a given one takes, to be set to null; not those that are given too, which is an error."""
     others = [
         f"{section}.{ONE_OF_TWO[name]}"
-        for section, _, name in (path.rpartition(".") for path, value in given.items() if value is not None)
+        for section, _, name in (path.rpartition(".") for path, value in fields.items() if value is not None)
         if name in ONE_OF_TWO and section.rpartition(".")[2] == "train"
     ]
-    return [(other, None) for other in others if other not in given]
+    return [(other, None) for other in others if other not in fields]
 
 
 def _put(content: dict[str, object], path: str, value: object) -> str:

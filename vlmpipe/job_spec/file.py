@@ -86,7 +86,8 @@ class SpecFile:
             study = list(study_violations(self.study, self.fields(), self.spelling))
             named = [violation.named(self._path_of_study) for violation in study]
             places = {violation.path for violation in named if violation.code == "VP804"}
-            found = [one for one in found if one.code != "VP709" or one.path not in places] + named
+            doubled = [violation for violation in found if violation.code == "VP709" and violation.path in places]
+            return [self._in_its_spelling(violation) for violation in (*found, *named) if violation not in doubled]
         return [self._in_its_spelling(violation) for violation in found]
 
     def _path_of_study(self, path: FieldPath) -> str:

@@ -44,13 +44,13 @@ def study_violations(job: Mapping[str, Any], trial: Mapping[str, Any], spelling:
 def _metrics(study: Mapping[str, Any]) -> Iterator[Violation]:
     metrics = study.get("metrics", [])
     if len(metrics) != 1:
-        found, expected = f"{len(metrics)} metrics", "one metric that trials report, and its goal"
-        yield Violation("VP801", ("study_spec", "metrics"), found, expected)
+        expected = "one metric that trials report, and its goal"
+        yield Violation("VP801", ("study_spec", "metrics"), f"{len(metrics)} metrics", expected)
     for index, metric in enumerate(metrics):
         path: FieldPath = ("study_spec", "metrics", index)
         if not re.fullmatch(r"\S+", metric.get("metric_id", "")):
-            found = metric.get("metric_id") or "nothing"
-            yield Violation("VP801", (*path, "metric_id"), found, "the name under which trials report it, in one word")
+            name = metric.get("metric_id") or "nothing"
+            yield Violation("VP801", (*path, "metric_id"), name, "the name under which trials report it, in one word")
         if metric.get("goal") not in GOALS:
             yield Violation("VP801", (*path, "goal"), metric.get("goal", "nothing"), " or ".join(GOALS))
 
@@ -67,17 +67,17 @@ def _parameters(study: Mapping[str, Any], names: list[str]) -> Iterator[Violatio
         elif name in names and len(path) == 3:  # under conditions that exclude each other one name may come twice
             yield Violation("VP802", (*path, "parameter_id"), f"{name} twice", "each parameter once")
         names.append(name)
-        given = [kind for kind in VALUES if kind in parameter]
-        if len(given) != 1:
-            yield Violation("VP802", path, " and ".join(given) or "no values", f"exactly one of {', '.join(VALUES)}")
+        kinds = [kind for kind in VALUES if kind in parameter]
+        if len(kinds) != 1:
+            yield Violation("VP802", path, " and ".join(kinds) or "no values", f"exactly one of {', '.join(VALUES)}")
             continue
-        if "default_value" in parameter[given[0]]:
-            where = (*path, given[0], "default_value")
+        if "default_value" in parameter[kinds[0]]:
+            where = (*path, kinds[0], "default_value")
             yield Violation("VP802", where, "a default", "none: it is for studies of Vizier", "leave it out")
-        if given[0] == VALUES[0] and study.get("algorithm") == "GRID_SEARCH":
+        if kinds[0] == VALUES[0] and study.get("algorithm") == "GRID_SEARCH":
             fix = "name the values in a discrete_value_spec, or take another algorithm"
-            yield Violation("VP802", (*path, given[0]), "a range of real numbers", "points for GRID_SEARCH", fix)
-        yield from _values(parameter, given[0], path)
+            yield Violation("VP802", (*path, kinds[0]), "a range of real numbers", "points for GRID_SEARCH", fix)
+        yield from _values(parameter, kinds[0], path)
 
 
 def _all_parameters(parameters: list[Any], path: FieldPath) -> Iterator[tuple[FieldPath, Mapping[str, Any]]]:
@@ -130,7 +130,7 @@ def _told(pool: Pool, names: list[str]) -> Iterator[Violation]:
     """Words that stand for a parameter, or take the place of one."""
     how = "leave it out: Vertex AI appends --{0}=VALUE to the arguments of each trial"
     for path, word in pool.words():
-        braces = [one or other for one, other in _BRACES.findall(word)]
+        braces = [braced or dollar for braced, dollar in _BRACES.findall(word)]
         if name := next((name for name in braces if name in names), ""):
             fix = how.format(name)
             yield Violation("VP804", ("trial_job_spec", *path), word, "no placeholder: nothing replaces it", fix)
@@ -140,6 +140,6 @@ def _told(pool: Pool, names: list[str]) -> Iterator[Violation]:
     task: Mapping[str, Any] = pool.get("container_spec") or {}
     words = [*(task.get("command") or ()), *(task.get("args") or ())]
     if names and runs_shell(words) and "$@" not in " ".join(words):
-        found = "a shell's text, behind which the parameters do not reach the program"
+        text = "a shell's text, behind which the parameters do not reach the program"
         fix = 'write PROGRAM "$@" in the text, and one more word behind it, such as sh'
-        yield Violation("VP806", ("trial_job_spec", *pool.at("container_spec")), found, '"$@" in the text', fix)
+        yield Violation("VP806", ("trial_job_spec", *pool.at("container_spec")), text, '"$@" in the text', fix)

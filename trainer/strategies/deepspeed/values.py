@@ -25,7 +25,9 @@ class Recorded(dict[str, Any]):
     """A section that remembers which of its keys were read."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
-        super().__init__({name: Recorded(one) if isinstance(one, Mapping) else one for name, one in content.items()})
+        super().__init__(
+            {name: Recorded(item) if isinstance(item, Mapping) else item for name, item in content.items()}
+        )
         self.asked: set[str] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -63,18 +65,18 @@ class Recorded(dict[str, Any]):
 def value_problems(train: TrainConfig) -> list[str]:
     """List the values of train.deepspeed that DeepSpeed refuses, and the keys of sections that it would ignore."""
     settings = engine_settings(train, stage=int(train.strategy[-1]), micro_steps=1, sizes=ANY)
-    found: list[str] = []
+    problems: list[str] = []
     for name, value in train.deepspeed.items():
         refused = [f"{name}: {problem}" for problem in _refused(laid_over(settings, {name: value}))]
-        found += refused or _ignored(name, value)
-    return found or list(_refused(laid_over(settings, train.deepspeed)))
+        problems += refused or _ignored(name, value)
+    return problems or list(_refused(laid_over(settings, train.deepspeed)))
 
 
 def require_values(settings: Mapping[str, object]) -> None:
     """Raise ConfigError where DeepSpeed refuses a configuration, with all that it says."""
-    if found := list(_refused(settings)):
+    if refused := list(_refused(settings)):
         raise ConfigError(
-            f"DeepSpeed refuses train.deepspeed: {'; '.join(found)}",
+            f"DeepSpeed refuses train.deepspeed: {'; '.join(refused)}",
             expected="values of https://www.deepspeed.ai/docs/config-json/",
             fix="correct them, or take them out: the run file's other fields decide what is needed",
         )

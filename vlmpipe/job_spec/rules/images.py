@@ -110,32 +110,32 @@ def _package_python(pool: Pool) -> Iterator[Violation]:
     python = python_of_image(image)
     if python is None:
         return
-    path, found = pool.at("python_package_spec", "executor_image_uri"), f"Python {python[0]}.{python[1]} ({image})"
+    path, version = pool.at("python_package_spec", "executor_image_uri"), f"Python {python[0]}.{python[1]} ({image})"
     names = [uri.rpartition("/")[2] for uri in package.get("package_uris") or ()]
     if python < OLDEST_PYTHON and any(
         name.startswith(("vlmpipe-", "vlmpipe.")) for name in (*names, package.get("python_module") or "")
     ):
         oldest = ".".join(map(str, OLDEST_PYTHON))
-        yield Violation("VP607", path, found, f"Python {oldest} or later, which vlmpipe needs", NEWER_PYTHON)
+        yield Violation("VP607", path, version, f"Python {oldest} or later, which vlmpipe needs", NEWER_PYTHON)
     for name in names:
         wheel = _WHEEL_PYTHON.search(name)
         tagged = (3, int(wheel[1])) if wheel else python
         if tagged > python or (wheel and wheel[2] != "abi3" and tagged != python):
             expected = f"Python {tagged[0]}.{tagged[1]}, for which {name} is built"
-            yield Violation("VP607", path, found, expected, "build the wheel for the image's Python, or use an sdist")
+            yield Violation("VP607", path, version, expected, "build the wheel for the image's Python, or use an sdist")
 
 
 def _google_name(pool: Pool) -> Iterator[Violation]:
     """Google's prebuilt images that have no such name, or are not offered any more."""
     for task, name in (("container_spec", "image_uri"), ("python_package_spec", "executor_image_uri")):
         image = pool.get(task, name) or ""
-        found, path = _PREBUILT.search(image), pool.at(task, name)
-        if found is None:
+        match, path = _PREBUILT.search(image), pool.at(task, name)
+        if match is None:
             continue
-        framework, version = found["framework"], (int(found["major"]), int(found["minor"]))
+        framework, version = match["framework"], (int(match["major"]), int(match["minor"]))
         if ended := ENDED.get((framework, version)):
             expected = f"a version that is offered: this one was until {ended}"
             yield Violation("VP608", path, image, expected, "take a newer one, or push an image of your own")
         elif version >= NAMED_BY_PYTHON[framework] and not python_of_image(image):
             expected = "a name with the Python's version, such as .py310: there is no other"
-            yield Violation("VP608", path, image, expected, f"write {found[0].rpartition('/')[2]}.py310")
+            yield Violation("VP608", path, image, expected, f"write {match[0].rpartition('/')[2]}.py310")
