@@ -49,6 +49,7 @@ class FakeHub:
     store: str = ""
     status: int = 0  # answer everything with this HTTP status
     limit: Headers = field(default_factory=dict)  # headers of these answers
+    only: str = ""  # end of the paths that are answered so; "" for all
     no_tokens: set[str] = field(default_factory=set)  # tokens that were deleted
     renamed: dict[str, str] = field(default_factory=dict)
     is_hub: bool = True  # otherwise something between answers for it, without the hub's headers
@@ -61,9 +62,9 @@ class FakeHub:
 
     def answer(self, path: str, token: str) -> tuple[int, Headers, bytes]:
         """Status, headers and content, as huggingface.co answers."""
-        if self.status:
-            return self.status, self.limit, b""
         address = path.partition("?")[0]
+        if self.status and address.endswith(self.only):
+            return self.status, self.limit, b""
         asked = FILE.fullmatch(address) or LISTING.fullmatch(address)
         if asked is None:
             return 400, {}, b""

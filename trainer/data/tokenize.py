@@ -18,11 +18,11 @@ from operator import le
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.config.model import IMAGE_TOKEN, WeightsConfig
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
-from vlmpipe.trainer.models.hub_errors import readable_hub_errors
 from vlmpipe.trainer.models.image_tokens import SQUARES, ImageForm
+from vlmpipe.trainer.models.published import settings_folder
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.model_folders import local_folder
 
@@ -161,14 +161,11 @@ def pretrained_tokenizer(name: str, revision: str = "") -> Any:
     from transformers import AutoTokenizer
 
     folder = local_folder(name, revision, weights=False)
-    at_revision = {"revision": revision} if revision and not folder else {}
     if folder:
         _require_vocabulary(name, folder)
     try:
-        with readable_hub_errors(name, revision, "tokenizer.json"):
-            tokenizer = AutoTokenizer.from_pretrained(
-                folder or name, use_fast=True, trust_remote_code=False, **at_revision
-            )
+        folder = folder or settings_folder(WeightsConfig(weights=name, revision=revision))
+        tokenizer = AutoTokenizer.from_pretrained(folder, use_fast=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(
             f"model.tokenizer {name!r} cannot be loaded: {str(error).splitlines()[0]}",

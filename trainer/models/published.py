@@ -13,6 +13,7 @@ from vlmpipe.trainer.storage.export_manifest import MARKER
 from vlmpipe.trainer.storage.model_folders import CONFIG, bucket_address, local_folder, revision_of
 from vlmpipe.trainer.storage.regular_files import read_regular
 
+SETTINGS = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 MAX_JSON_BYTES = 16 << 20
 
 
@@ -43,6 +44,20 @@ def model_file(part: WeightsConfig, name: str, *, weights: bool = True) -> Path 
         except EntryNotFoundError:
             pass
     return None
+
+
+def settings_folder(part: WeightsConfig) -> Path:
+    """The folder with all settings and tokenizer files of a hub model at one commit, downloaded first if needed.
+
+    For loaders of transformers: given a name, they take a failure of the hub as the absence of a file.
+    """
+    from huggingface_hub import snapshot_download
+
+    with readable_hub_errors(part.weights, part.revision, CONFIG):
+        revision = part.revision or None
+        return Path(
+            snapshot_download(part.weights, revision=revision, allow_patterns=SETTINGS, ignore_patterns=["*/*"])
+        )
 
 
 def files_identity(part: WeightsConfig, name: str = CONFIG) -> str:

@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.models.hub_errors import readable_hub_errors
+from vlmpipe.trainer.models.published import settings_folder
 from vlmpipe.trainer.models.safetensors_header import require_whole_folder
 from vlmpipe.trainer.storage.model_folders import CONFIG, bucket_address, local_folder, revision_of
 
@@ -40,6 +41,9 @@ def load_pretrained(loader: Any, part: WeightsConfig, **arguments: object) -> An
             _require_safetensors(folder, part.weights)
     try:
         with readable_hub_errors(part.weights, part.revision, CONFIG):
+            if folder is None and loader in (AutoImageProcessor, AutoTokenizer):
+                folder = settings_folder(part)
+                arguments.pop("revision", None)
             return loader.from_pretrained(folder or part.weights, trust_remote_code=False, **arguments)
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(

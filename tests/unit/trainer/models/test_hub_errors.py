@@ -19,7 +19,7 @@ from tests.fakes.hub import COMMIT, FakeHub, Repository, running_hub
 from tests.fakes.receiver import Receiver
 from tests.support.short_form import only_whole
 from vlmpipe.trainer.config.model import WeightsConfig
-from vlmpipe.trainer.data.tokenize import make_tokenizer
+from vlmpipe.trainer.data.tokenize import make_tokenizer, pretrained_tokenizer
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.models.hf_native.pretrained import load_pretrained
 from vlmpipe.trainer.models.hf_native.weight_files import read_in_passing, weight_files
@@ -201,6 +201,26 @@ def test_each_fault_has_one_sentence_however_files_are_read(
             assert (int(error.code), found in error.found, fix in error.fix) == (code, True, True), error
             fault_of_reader[reader] = error.found
     assert fault_of_reader.keys() == failing
+
+
+def test_a_tokenizer_is_read_with_all_of_its_files_or_not_at_all(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a name, transformers makes one with another end token, or without its template."""
+    published = make_tokenizer("train:300", [])
+    published.chat_template = "{{ messages }}"
+    published.save_pretrained(tmp_path / "published")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "published").iterdir()} | {"config.json": CONTENT}
+    hub.repositories["org/model"] = Repository((*files,), contents=files)
+    hub.status = 403
+    for name in files:
+        hub.only = name
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / f"without {name}"))
+        with pytest.raises(UserError, match="HTTP 403"):
+            pretrained_tokenizer("org/model")
+    hub.status = 0
+    found = pretrained_tokenizer("org/model")
+    assert (found.eos_token, found.chat_template) == (published.eos_token, published.chat_template)
 
 
 def test_a_file_that_is_not_there_is_none_and_asked_for_once(hub: FakeHub) -> None:

@@ -147,18 +147,19 @@ def test_a_tokenizer_has_the_revision_of_weights_from_the_same_address() -> None
         revision_of(tokenizer="train:300", tokenizer_revision="def")
 
 
-def test_tokenizer_and_template_are_read_at_the_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizer_and_template_are_read_at_the_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[tuple[str, str | None]] = []
+    with_template(PLAIN).save_pretrained(tmp_path)
 
-    def from_pretrained(name: str, **options: Any) -> Any:
-        asked.append((name, options.get("revision")))
-        return with_template(PLAIN)
+    def snapshot_download(name: str, **options: Any) -> str:
+        asked.append((name, options["revision"]))
+        return str(tmp_path)
 
     def hf_hub_download(name: str, file: str, **options: Any) -> str:
         asked.append((f"{name}/{file}", options["revision"]))
         raise EntryNotFoundError
 
-    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", from_pretrained)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", hf_hub_download)
     source = WeightsConfig(weights="org/model", revision="abc", config={})
     native_template(source, pretrained_tokenizer(source.weights, source.revision))
