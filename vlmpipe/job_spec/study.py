@@ -119,8 +119,11 @@ def _values(parameter: Mapping[str, Any], kind: str, path: FieldPath) -> Iterato
 def _counts(job: Mapping[str, Any]) -> Iterator[Violation]:
     trials, parallel = job.get("max_trial_count", 0), job.get("parallel_trial_count", 0)
     for name, count in (("max_trial_count", trials), ("parallel_trial_count", parallel)):
-        if count < 1:
-            yield Violation("VP803", (name,), str(job.get(name, "nothing")), "1 or more")
+        if name not in job:
+            fix = f"give it here, or to gcloud as --{name.replace('_', '-')}, which takes 1 where nothing is given"
+            yield Violation("VP807", (name,), "nothing", "a number of trials, which the API requires", fix)
+        elif count < 1:
+            yield Violation("VP803", (name,), str(count), "1 or more")
     if 0 < trials < parallel:
         expected = f"at most max_trial_count, {trials}"
         yield Violation("VP803", ("parallel_trial_count",), str(parallel), expected)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes.vertex.tuning_jobs import TuningJobs
-from tests.support.pipelines.job_specs import CONTAINER, ONE, changed, in_camel_case, started
+from tests.support.pipelines.job_specs import ABSENT, CONTAINER, ONE, changed, in_camel_case, started
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.job_spec.file import spec_of
 from vlmpipe.job_spec.rules import RULES, Violation
@@ -75,6 +75,7 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("VP802", searched(RATE, algorithm="GRID_SEARCH"), f"{PARAMETERS}.0.double_value_spec"),
     ("VP803", tuning(max_trial_count=0), "max_trial_count"),
     ("VP803", tuning(parallel_trial_count=6), "parallel_trial_count"),
+    ("VP807", tuning(max_trial_count=ABSENT), "max_trial_count"),
     ("VP804", trial({f"{CONTAINER}.args": ["--lr={{lr}}"]}), f"trial_job_spec.{CONTAINER}.args.0"),
     ("VP804", trial({f"{CONTAINER}.args": ["--rate", "${lr}"]}), f"trial_job_spec.{CONTAINER}.args.1"),
     ("VP805", trial({f"{CONTAINER}.args": ["--rank=8"]}), f"trial_job_spec.{CONTAINER}.args.0"),
@@ -123,7 +124,7 @@ def test_parameters_under_conditions_are_looked_at() -> None:
 
 
 def test_a_missing_study_is_named_once_for_each_part() -> None:
-    assert [one.code for one in check({"trial_job_spec": ONE})] == ["VP801", "VP802", "VP803", "VP803"]
+    assert [one.code for one in check({"trial_job_spec": ONE})] == ["VP801", "VP802", "VP807", "VP807"]
 
 
 LOW, HIGH = st.sampled_from([-1, 0, 0.5, 1]), st.sampled_from([0, 0.5, 1, 2])
