@@ -28,11 +28,11 @@ import contextlib
 import copy
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from kfp import dsl
 from kfp.dsl import ExitHandler, PipelineTask
 from kfp.dsl.base_component import BaseComponent
+from kfp.dsl.pipeline_channel import PipelineChannel
 
 from vlmpipe.components.decide import decide
 from vlmpipe.components.deploy_model import deploy_model
@@ -193,7 +193,7 @@ class _Steps:
         self._config, self._target, self._stage, self._disks = config, target, stage, disks
         self._mail = target.mail_step(config)
 
-    def add(self, function: Callable[..., Any], *, name: str = "", **inputs: Any) -> PipelineTask:
+    def add(self, function: Callable[..., object], *, name: str = "", **inputs: object) -> PipelineTask:
         """A step that runs `function` on the pipeline image."""
         step = name or function.__name__.replace("_", "-")
         component = self._target.own_step(self._config, function, step, self._disks.get(step))
@@ -203,7 +203,7 @@ class _Steps:
         """The name of a step or group of this stage."""
         return f"{self._stage}-{name}" if self._stage else name
 
-    def train(self, resolved: dict[str, Any]) -> Any:
+    def train(self, resolved: Mapping[str, PipelineChannel]) -> PipelineChannel:
         """The steps from the prepared data to the evaluation. Returns what the last job hands on, for decide."""
         run_uri = resolved["run_uri"]
         prepared = self.prepare(run_uri)
@@ -224,7 +224,7 @@ class _Steps:
         benchmarking = self.add_job("benchmark", pools=resolved["benchmark_pools"], run_uri=exported)
         return benchmarking.after(evaluation).outputs["gcp_resources"]  # it adds to what the evaluation writes
 
-    def sweep(self, sweep: SweepConfig, run_uri: Any, target: str) -> None:
+    def sweep(self, sweep: SweepConfig, run_uri: PipelineChannel, target: str) -> None:
         """The steps from the variants' data to their comparison. One item of a loop goes to each input of its steps:
         see `vlmpipe.components.runtime.step_logic.shares_of`."""
         opened = self.add(open_sweep, run_uri=run_uri)
@@ -236,11 +236,11 @@ class _Steps:
             trained = self.add_sweep_job("train-variants", job, target)
         self.add(compare_variants, run_uri=run_uri, jobs=dsl.Collected(trained.output))
 
-    def add_sweep_job(self, step: str, job: Any, target: str) -> PipelineTask:
+    def add_sweep_job(self, step: str, job: PipelineChannel, target: str) -> PipelineTask:
         """A step that runs one job of a sweep."""
         return self.add(run_sweep_job, name=step, job=job, step=step, target=target)
 
-    def train_once(self, resolved: dict[str, Any]) -> Any:
+    def train_once(self, resolved: Mapping[str, PipelineChannel]) -> PipelineChannel:
         """Train the stage unless an earlier attempt of the run was accepted: no machine starts for a finished stage."""
         run_uri = resolved["run_uri"]
         with dsl.If(resolved["stage_state"] == "open", name=self.named("open")):
@@ -260,7 +260,7 @@ class _Steps:
         mail = self._add(self._mail, "mail", {"recipients": list(self._config.notify.email)})
         mail.after(steps_of_run).ignore_upstream_failure()
 
-    def prepare(self, run_uri: Any) -> PipelineTask:
+    def prepare(self, run_uri: PipelineChannel) -> PipelineTask:
         """prepare-data; with several data.tasks, after as many tasks that prepare the chunks."""
         if self._config.data.tasks == 1:
             return self.add(prepare_data, run_uri=run_uri)
@@ -269,7 +269,7 @@ class _Steps:
             shares = self.add(prepare_chunks, share=share)
         return self.add(prepare_data, run_uri=run_uri).after(shares)
 
-    def add_job(self, job: Job, *, pools: Any, run_uri: Any) -> PipelineTask:
+    def add_job(self, job: Job, *, pools: PipelineChannel, run_uri: PipelineChannel) -> PipelineTask:
         """A step that runs a CustomJob with these worker pools."""
         inputs = {**job_settings(self._config, job), "worker_pool_specs": pools, "base_output_directory": run_uri}
         component = self._target.job_step(self._config, job)
@@ -277,7 +277,7 @@ class _Steps:
             inputs["target"] = self._target.target
         return self._add(component, step_of(job), inputs)
 
-    def _add(self, component: BaseComponent, name: str, inputs: dict[str, Any]) -> PipelineTask:
+    def _add(self, component: BaseComponent, name: str, inputs: dict[str, object]) -> PipelineTask:
         # A task is named after its component, which would give custom-training-job-3 on one target and run-job-3 on
         # another: with a copy under the step's own name, graphs, logs and the console show "train" everywhere.
         named = copy.copy(component)

@@ -23,7 +23,7 @@ ROOMS = ("trainer/records", "vlmpipe/records")
 BYTES = Path("trainer/storage/records.py")
 PARSERS = {
     "read_record", "read_record_file", "read_as_written", "read_lines", "unseal", "unseal_lines", "write_record",
-    "seal", "loads", "dumps", "object", "optional", "content", "_content",
+    "seal", "loads", "dumps", "optional", "content", "_content",
 }  # fmt: skip
 # Parameters, returned values and fields whose annotation says Any. A number here may only fall, and follows within
 # SLACK what is left.
@@ -165,7 +165,7 @@ def test_a_runs_settings_are_read_by_their_types() -> None:
 
     readers = {
         str(path)
-        for path, node in _nodes("read_record", "read_as_written", ".object(")
+        for path, node in _nodes("read_record", "read_as_written", ".content(")
         if isinstance(node, ast.Call)
         and getattr(node.func, "id", getattr(node.func, "attr", "")) in PARSERS - {"write_record", "seal"}
         and any(names_the_file(argument) for argument in node.args)

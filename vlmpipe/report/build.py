@@ -14,7 +14,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
@@ -129,18 +128,18 @@ def _reached(files: RunFiles) -> set[str]:
     return {name for name, found in content.items() if found or not is_cut_short}
 
 
-def _config(config: dict[str, Any]) -> dict[str, list[tuple[str, object]]]:
+def _config(config: dict[str, object]) -> dict[str, list[tuple[str, object]]]:
     """Dotted names and values by section; single values and empty sections together come first."""
     sections = {name: flatten(content) for name, content in config.items() if isinstance(content, dict) and content}
     single = [(name, content) for name, content in config.items() if name not in sections]
     return {"general": single, **sections} if single else sections
 
 
-def _charts(files: RunFiles) -> list[dict[str, Any]]:
+def _charts(files: RunFiles) -> list[dict[str, object]]:
     """Charts over optimizer steps of the metrics that were logged."""
     resumed, held_out = files.summary.resumed_from_step, number(files.evaluation.loss)
     evaluated = None if held_out is None else (held_out, f"evaluation loss {held_out:.3g}")
-    charts = []
+    charts = list[dict[str, object]]()
     for name, (title, unit, from_zero) in _charted(files.metrics).items():
         points = column(files.metrics, name)
         if not points:

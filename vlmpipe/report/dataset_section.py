@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from vlmpipe.report.load import RunFiles, count, mapping, number, sequence
 from vlmpipe.report.samples import Picture, thumbnail
 from vlmpipe.trainer.data.accounting.coverage import images_sentence, not_read
@@ -58,16 +56,16 @@ def _sources(stats: dict[str, object]) -> list[tuple[str, list[object]]]:
     ]
 
 
-def _histograms(stats: dict[str, object]) -> list[dict[str, Any]]:
+def _histograms(stats: dict[str, object]) -> list[dict[str, object]]:
     """Samples by length, training first; `heights` are shares of the highest bar."""
-    histograms = []
+    histograms = list[dict[str, object]]()
     for split, content in sorted(mapping(stats.get("splits")).items(), reverse=True):
         histogram = mapping(mapping(content).get("sample_tokens_histogram"))
         bars = [number(value) or 0.0 for value in sequence(histogram.get("samples"))]
         edges = [number(value) or 0.0 for value in sequence(histogram.get("edges"))]
         if not any(bars) or len(edges) != len(bars) + 1:
             continue
-        percentiles = mapping(content.get("sample_tokens_percentiles"))
+        percentiles = mapping(mapping(content).get("sample_tokens_percentiles"))
         label = (
             f"Half of the samples in {split} have at most {count(percentiles.get('50'))} tokens, "
             f"95 of 100 at most {count(percentiles.get('95'))}, the longest has {count(percentiles.get('100'))}."
@@ -120,8 +118,8 @@ def _rejects(rejects: dict[str, object], store: Storage | None) -> list[dict[str
         {
             "code": code,
             "samples": samples,
-            "example": (examples.get(code) or [""])[0],
-            "pictures": [_picture(name, store) for name in pictures.get(code) or [] if name],
+            "example": next(iter(sequence(examples.get(code))), ""),
+            "pictures": [_picture(str(name), store) for name in sequence(pictures.get(code)) if name],
         }
         for code, samples in mapping(rejects.get("by_code")).items()
     ]
@@ -130,7 +128,7 @@ def _rejects(rejects: dict[str, object], store: Storage | None) -> list[dict[str
 def _sheet(sheet: dict[str, object], store: Storage | None) -> list[dict[str, object]]:
     records = map(mapping, sequence(sheet.get("samples")))
     return [
-        {"record": record, "pictures": [_picture(name, store) for name in record.get("pictures") or []]}
+        {"record": record, "pictures": [_picture(str(name), store) for name in sequence(record.get("pictures"))]}
         for record in records
     ]
 

@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from markupsafe import Markup
@@ -74,7 +74,7 @@ def build_page(name: str, cards: Sequence[Card], overview: Overview | None) -> s
     )
 
 
-def _rows(overview: Overview) -> list[dict[str, Any]]:
+def _rows(overview: Overview) -> list[dict[str, object]]:
     """Return counts, shares and charts of each source."""
     tokens = sum(source.tokens for source in overview.sources) or 1
     drawn = sum(source.epoch_tokens for source in overview.sources) or 1

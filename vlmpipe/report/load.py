@@ -37,22 +37,22 @@ class RunFiles:
 
     run_uri: str
     run_id: str
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, object] = field(default_factory=dict)
     plan: PlannedRun | None = None
     steps: list[StepRecord] = field(default_factory=list)
-    metrics: list[dict[str, Any]] = field(default_factory=list)
+    metrics: list[dict[str, object]] = field(default_factory=list)
     summary: Summary = field(default_factory=Summary)
     profiles: list[dict[str, object]] = field(default_factory=list)  # of each profiled rank
     evaluation: Evaluation = field(default_factory=Evaluation)
-    predictions: list[dict[str, Any]] = field(default_factory=list)
+    predictions: list[dict[str, object]] = field(default_factory=list)
     relevance_maps: list[dict[str, Any]] = field(default_factory=list)
     decision: Decision | None = None
     registered: Registered | None = None
     diagnosis: dict[str, object] = field(default_factory=dict)  # of a run on this machine that failed or was stopped
     prepared: DataPointers | None = None
-    changes: dict[str, Any] = field(default_factory=dict)
-    stats: dict[str, Any] = field(default_factory=dict)
-    rejects: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, object] = field(default_factory=dict)
+    stats: dict[str, object] = field(default_factory=dict)
+    rejects: dict[str, object] = field(default_factory=dict)
     rejects_uri: str = ""  # folder of their images
     contact_sheet: dict[str, object] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class _Reader:
     def __init__(self, store: Storage, missing: dict[str, str]) -> None:
         self.store, self.missing = store, missing
 
-    def object(self, name: str, writer: str) -> dict[str, Any]:
+    def content(self, name: str, writer: str) -> dict[str, object]:
         data = self._bytes(name, writer)
         if data is None:
             return {}
@@ -77,14 +77,14 @@ class _Reader:
 
     def record(self, kind: type[R]) -> R | None:
         """Read a record that every run has in the end; None where it is missing or cannot be read."""
-        content = self.object(kind.FILE, kind.STEP)
+        content = self.content(kind.FILE, kind.STEP)
         try:
             return kind.of(content, kind.FILE) if content else None
         except UserError as error:
             self.missing[kind.FILE] = f"{error.found}."
             return None
 
-    def lines(self, name: str, writer: str) -> list[dict[str, Any]]:
+    def lines(self, name: str, writer: str) -> list[dict[str, object]]:
         """All whole lines. Damaged ones are counted, not fatal."""
         data = self._bytes(name, writer)
         if data is None:
@@ -99,9 +99,9 @@ class _Reader:
             self.missing[name] = f"{bad} of {bad + len(lines)} lines of {name} cannot be read and are left out."
         return lines
 
-    def optional(self, name: str, writer: str) -> dict[str, Any]:
+    def optional(self, name: str, writer: str) -> dict[str, object]:
         """Read the object of a file that not every run has; without a note if it is absent."""
-        return self.object(name, writer) if self.store.stat(name) else {}
+        return self.content(name, writer) if self.store.stat(name) else {}
 
     def _bytes(self, name: str, writer: str) -> bytes | None:
         if self.store.stat(name) is None:
@@ -124,16 +124,18 @@ def read_run(run_uri: str) -> RunFiles:
     if not run.store.list():
         raise UserError(f"no run in {run_uri}", expected="the folder of a run, with run.json", code=ExitCode.CONFIG)
     files = RunFiles(run_uri=run_uri, run_id=run_uri.rstrip("/").rpartition("/")[2], missing=missing)
-    files.config = run.object("run.json", "resolve-run")
+    files.config = run.content("run.json", "resolve-run")
     files.plan = run.record(PlannedRun) if run.store.stat(PlannedRun.FILE) else None
     files.steps = _steps(run)
     files.metrics = _last_of_each_step(run.lines(METRICS_FILE, "train"))
     files.summary = run.record(Summary) or Summary()
-    files.profiles = [run.object(name, "train") for name in sorted(_profiles(run))]
+    files.profiles = [run.content(name, "train") for name in sorted(_profiles(run))]
     files.evaluation = run.record(Evaluation) or Evaluation()
     files.predictions = run.lines("predictions.jsonl", "evaluate")
-    if files.config.get("model", {}).get("relevance"):
-        files.relevance_maps = run.object("relevance_maps.json", "evaluate").get("maps", [])
+    if mapping(files.config.get("model")).get("relevance"):
+        files.relevance_maps = [
+            mapping(drawn) for drawn in sequence(run.content("relevance_maps.json", "evaluate").get("maps"))
+        ]
     files.decision = run.record(Decision)
     files.prepared = run.record(DataPointers)
     files.changes = run.optional(CHANGES_FILE, "prepare-data")
@@ -148,9 +150,9 @@ def read_run(run_uri: str) -> RunFiles:
         except UserError as error:
             missing["prepared data"] = f"The prepared data cannot be read: {error.found}."
             return files
-        files.stats = prepared.object("stats.json", "prepare-data")
-        files.rejects = prepared.object("rejects_summary.json", "prepare-data")
-        files.contact_sheet = prepared.object("contact_sheet.json", "prepare-data")
+        files.stats = prepared.content("stats.json", "prepare-data")
+        files.rejects = prepared.content("rejects_summary.json", "prepare-data")
+        files.contact_sheet = prepared.content("contact_sheet.json", "prepare-data")
     return files
 
 
@@ -167,7 +169,7 @@ def _profiles(run: _Reader) -> list[str]:
 def _steps(run: _Reader) -> list[StepRecord]:
     """Step records of the last attempt, which began with resolve-run, in the graph's order; unknown steps come last."""
     names = [info.name for info in run.store.list(FOLDER) if info.name.endswith(".json")]
-    contents = {name: run.object(name, "that it is named after") for name in names}
+    contents = {name: run.content(name, "that it is named after") for name in names}
     known = [record for name, one in contents.items() if (record := parse_step(step_of_file(name), one))]
     rank = {name: index for index, name in enumerate(STEP_ORDER)}
     first_s = next((record.started_s for record in known if record.step == "resolve-run"), 0.0)
@@ -176,24 +178,25 @@ def _steps(run: _Reader) -> list[StepRecord]:
     return sorted(known, key=lambda record: (rank.get(record.step.rstrip("-0123456789"), len(rank)), record.step))
 
 
-def _last_of_each_step(lines: Iterable[dict[str, Any]]) -> list[dict[str, object]]:
+def _last_of_each_step(lines: Iterable[dict[str, object]]) -> list[dict[str, object]]:
     """One line of each step: a resumed run logs some twice, and the last one counts."""
-    by_step = {line["step"]: line for line in lines if "step" in line}
+    by_step = {step: line for line in lines if (step := number(line.get("step"))) is not None}
     return [by_step[step] for step in sorted(by_step)]
 
 
-def number(value: Any) -> float | None:
+def number(value: object) -> float | None:
     """`value` as a finite number, or None."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
 
 
-def mapping(value: object) -> dict[str, Any]:
+def mapping(value: object) -> dict[str, object]:
     """`value` where it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
-def sequence(value: object) -> list[Any]:
+def sequence(value: object) -> list[object]:
     """`value` where it is a list, else an empty one."""
     return value if isinstance(value, list) else []
 
@@ -204,17 +207,17 @@ def column(lines: Iterable[dict[str, object]], name: str) -> list[tuple[float, f
     return [(step, value) for step, value in pairs if step is not None and value is not None]
 
 
-def flatten(content: object, prefix: str = "") -> list[tuple[str, Any]]:
+def flatten(content: object, prefix: str = "") -> list[tuple[str, object]]:
     """Dotted names and plain values of a nested object, in its order; an empty object or list is a value."""
     if not isinstance(content, dict) or not content:
         return [(prefix, content)]
-    rows: list[tuple[str, Any]] = []
+    rows: list[tuple[str, object]] = []
     for name, value in content.items():
         rows += flatten(value, f"{prefix}.{name}" if prefix else str(name))
     return rows
 
 
-def count(value: Any) -> str:
+def count(value: object) -> str:
     """A whole number with thousands separated, any other number with four digits; "" for other values."""
     plain = number(value)
     if plain is None:

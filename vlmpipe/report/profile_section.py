@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from vlmpipe.report.load import duration, mapping, number, percent, sequence
 from vlmpipe.report.svg_charts import timeline
 
@@ -41,6 +39,6 @@ def _lines(profile: dict[str, object]) -> dict[str, list[tuple[float, float]]]:
     return lines  # type: ignore[return-value]
 
 
-def _rows(rows: object, seconds: float) -> list[dict[str, Any]]:
+def _rows(rows: object, seconds: float) -> list[dict[str, object]]:
     found = [mapping(row) for row in sequence(rows)]
     return [{**row, "share": (number(row.get("seconds")) or 0.0) / seconds} for row in found]

@@ -44,7 +44,7 @@ class Picture:
 class PredictionBrowser:
     """Data of the list of predictions: FIELDS and the index of an image in each line."""
 
-    lines: list[list[Any]]
+    lines: list[list[object]]
     pictures: list[tuple[str, int, int]]  # data URI, width, height
     left_out: int
     shortened: bool
@@ -63,7 +63,7 @@ def choose(predictions: Sequence[dict[str, object]], most: int) -> list[dict[str
 
 def spread(lines: Sequence[dict[str, object]], most: int) -> list[dict[str, object]]:
     """Take from each slice in turn, if possible a sample not taken yet."""
-    slices: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    slices: dict[Any, list[dict[str, object]]] = defaultdict(list)
     for line in lines:
         slices[line.get("slice")].append(line)
     chosen: list[dict[str, object]] = []
@@ -89,7 +89,7 @@ class PreparedImages:
             return
         self._reader = ShardReader.open(open_prepared(prepared_uri))
 
-    def pictures(self, identity: Any, most: int, pixels: int) -> tuple[list[Picture], int]:
+    def pictures(self, identity: object, most: int, pixels: int) -> tuple[list[Picture], int]:
         """Thumbnails of the first `most` images of a validation sample, or one with the reason why there are none; and
         the number left out."""
         images = self._read("eval", identity)
@@ -105,7 +105,7 @@ class PreparedImages:
         known = isinstance(place, int) and 0 <= place < len(images)
         return thumbnail(images[place]) if known else Picture(problem="The sample has no such image any more.")
 
-    def _read(self, split: Split, identity: Any) -> Sequence[bytes] | Picture:
+    def _read(self, split: Split, identity: object) -> Sequence[bytes] | Picture:
         """The images of a sample, or a placeholder with the reason why they cannot be read."""
         if self._problem:
             return Picture(problem=self._problem)
@@ -132,7 +132,7 @@ def prediction_browser(images: PreparedImages, predictions: Sequence[dict[str, o
     """Lines for the page's own list, wrong answers first, as many as TEXT_BYTES hold."""
     pictures: list[tuple[str, int, int]] = []
     places: dict[str, int | None] = {}
-    lines: list[list[Any]] = []
+    lines: list[list[object]] = []
     spare_bytes, picture_bytes, shortened = TEXT_BYTES, PICTURE_BYTES, False
     for line in sorted(predictions, key=lambda line: bool(line.get("correct"))):
         texts = [str(line.get(field, "")) for field in FIELDS[1:]]

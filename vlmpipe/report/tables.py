@@ -5,9 +5,8 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
-from vlmpipe.report.load import RunFiles, column, count, duration, number, percent, sequence
+from vlmpipe.report.load import RunFiles, column, count, duration, mapping, number, percent, sequence
 from vlmpipe.trainer.config.benchmarks import TITLES
 from vlmpipe.trainer.evaluation.confusion_matrix import Confusion, confusion_of
 from vlmpipe.trainer.evaluation.metrics import normalise
@@ -111,7 +110,7 @@ def _count(value: int | None) -> str:
     return "an unknown number" if value is None else f"{value:,}"
 
 
-def slice_rows(evaluation: Evaluation) -> tuple[list[str], list[dict[str, Any]]]:
+def slice_rows(evaluation: Evaluation) -> tuple[list[str], list[dict[str, object]]]:
     """Names of the control columns, and a line for each slice, the weakest first. None is not measured."""
     controls = evaluation.controls
     rows = [
@@ -125,7 +124,7 @@ def slice_rows(evaluation: Evaluation) -> tuple[list[str], list[dict[str, Any]]]
         for name, measured in evaluation.slices.items()
     ]
     rows.sort(key=lambda row: (row["share"] is None, row["share"], row["name"]))
-    return [CONTROL_NAMES.get(name, name) for name in controls], rows
+    return [CONTROL_NAMES.get(name, name) for name in controls], [{**row} for row in rows]
 
 
 def _control_share(control: Control, name: str) -> float | None:
@@ -133,9 +132,9 @@ def _control_share(control: Control, name: str) -> float | None:
     return number(measured.exact_match) if measured else None
 
 
-def benchmark_rows(evaluation: Evaluation) -> list[dict[str, Any]]:
+def benchmark_rows(evaluation: Evaluation) -> list[dict[str, object]]:
     """A line for each score of each benchmark, with its 95 % interval."""
-    rows = []
+    rows = list[dict[str, object]]()
     for name, found in evaluation.benchmarks.items():
         for metric, value in found.scores.items():
             low, high = found.intervals.get(metric) or (None, None)
@@ -174,7 +173,7 @@ def confusions(
     return tables, left_out
 
 
-def timings(steps: Sequence[StepRecord]) -> tuple[list[dict[str, Any]], float]:
+def timings(steps: Sequence[StepRecord]) -> tuple[list[dict[str, object]], float]:
     """Each step on the run's time line (`start` and `width` are shares of it), and the length of the line in seconds.
 
     The step that writes this very report is left out: it has not ended.
@@ -185,7 +184,7 @@ def timings(steps: Sequence[StepRecord]) -> tuple[list[dict[str, Any]], float]:
     spans = [(record.started_s, record.ended_s or record.started_s) for record in steps]
     first = min(start for start, _ in spans)
     whole = max(max(end for _, end in spans) - first, 1e-9)
-    rows = [
+    rows: list[dict[str, object]] = [
         {
             "step": record.step,
             "state": record.state,
@@ -200,11 +199,10 @@ def timings(steps: Sequence[StepRecord]) -> tuple[list[dict[str, Any]], float]:
     return rows, whole
 
 
-def split_table(stats: dict[str, Any]) -> tuple[list[str], list[tuple[str, list[object]]]]:
+def split_table(stats: dict[str, object]) -> tuple[list[str], list[tuple[str, list[object]]]]:
     """Names of the splits, and a line for each number that is known of them."""
-    splits: dict[str, dict[str, object]] = dict(
-        sorted((stats.get("splits") or {}).items(), reverse=True)
-    )  # train first
+    by_name = sorted(mapping(stats.get("splits")).items(), reverse=True)  # train first
+    splits = {name: mapping(content) for name, content in by_name}
     known = (name for content in splits.values() for name, value in content.items() if number(value) is not None)
     rows = [
         (name.replace("_", " "), [content.get(name) for content in splits.values()]) for name in dict.fromkeys(known)

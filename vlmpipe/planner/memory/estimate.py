@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 from vlmpipe.catalog.machines import Device, Machine
 from vlmpipe.catalog.this_machine import NAME as THIS_MACHINE
@@ -133,38 +132,41 @@ def _nearest(
             yield Setting(change, memory.total_bytes, True)
 
 
-def _changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, Any]]:
+def _changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, object]]:
     train, nodes = config.train, config.cluster.replica_count
-    tower: dict[str, Any] = {}
+    tower: dict[str, object] = {}
     if can_recompute_tower(config, shape):
         tower = {"train.tower_activation_checkpointing": True}
-    checkpointing: dict[str, Any] = dict(tower)
+    checkpointing: dict[str, object] = dict(tower)
     selective: dict[str, object] = {}
     if train.activation_checkpointing != "full":
         checkpointing |= {"train.activation_checkpointing": "full"}
     if train.activation_checkpointing == "none":
         selective = {"train.activation_checkpointing": "selective"}
-    in_host: dict[str, Any] = {}
+    in_host: dict[str, object] = {}
     if not train.activation_offloading:
         in_host = checkpointing | {"train.activation_offloading": True}
-    smaller: dict[str, Any] = {"train.micro_batch_size": 1} if train.micro_batch_size > 1 else {}
-    partly: dict[str, Any] = {"train.strategy": "zero2"} if train.strategy == "ddp" else {}
-    sharded: dict[str, Any] = {"train.strategy": "fsdp"} if train.strategy not in ("fsdp", "zero3") else {}
+    smaller: dict[str, object] = {"train.micro_batch_size": 1} if train.micro_batch_size > 1 else {}
+    partly: dict[str, object] = {"train.strategy": "zero2"} if train.strategy == "ddp" else {}
+    sharded: dict[str, object] = {"train.strategy": "fsdp"} if train.strategy not in ("fsdp", "zero3") else {}
     if train.precision == "bf16-autocast" and sharded:
         sharded |= {"train.precision": "bf16"}
     frozen_too = {"train.strategy": "zero3"}  # which shards frozen weights as well
-    offload = {"train.offload": "optimizer" if train.strategy.startswith("zero") else "optimizer+weights"}
+    offload: dict[str, object] = {
+        "train.offload": "optimizer" if train.strategy.startswith("zero") else "optimizer+weights"
+    }
     if train.strategy in ("zero1", "zero2") and train.precision == "bf16":
         offload |= frozen_too  # these would sum offloaded gradients in bf16
     if train.model_ranks > 1:
         sharded |= {"train.tensor_parallel": 1, "train.pipeline_parallel": 1, "train.virtual_stages": 1}
-    frozen_sharded: dict[str, Any] = {}
+    frozen_sharded: dict[str, object] = {}
     if shape.trainable_parameters < shape.total_parameters and not train.shard_frozen_weights:
         frozen_sharded = {"train.shard_frozen_weights": True}
         if train.strategy not in SHARDING_FROZEN:
             frozen_sharded |= sharded
-    without_copy: dict[str, Any] = {"train.zero_hpz": False} if train.zero_hpz else {}
-    gathered: dict[str, Any] = {"train.reshard_after_forward": "auto"} if train.reshard_after_forward == "never" else {}
+    without_copy: dict[str, object] = {"train.zero_hpz": False} if train.zero_hpz else {}
+    is_gathered = train.reshard_after_forward == "never"
+    gathered: dict[str, object] = {"train.reshard_after_forward": "auto"} if is_gathered else {}
     if train.prefetch_layers > 1:
         gathered |= {"train.prefetch_layers": 1}
     fullest = checkpointing | smaller | sharded
@@ -176,10 +178,13 @@ def _changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, Any]]:
     ]
     pairs.append(in_host)
     shared = [checkpointing | smaller | degree for degree in more_context_parallel(config, shape.language.heads)]
-    seen: list[dict[str, Any]] = []
+    seen: list[dict[str, object]] = []
     smallest = checkpointing | smaller | frozen_too
-    offloaded = [offload, fullest | {"train.offload": "optimizer+weights"}] if train.offload == "none" else []
-    for change in [*singles, *pairs, fullest, fullest | frozen_sharded, smallest, *shared, *offloaded, *more_nodes]:
+    offloaded = list[dict[str, object]]()
+    if train.offload == "none":
+        offloaded = [offload, fullest | {"train.offload": "optimizer+weights"}]
+    more: list[dict[str, object]] = [fullest, fullest | frozen_sharded, smallest, *shared, *offloaded, *more_nodes]
+    for change in (*singles, *pairs, *more):
         if change and change not in seen:
             seen.append(change)
             yield change

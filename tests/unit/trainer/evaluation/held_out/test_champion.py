@@ -63,7 +63,7 @@ def test_what_is_left_out_is_not_asked_and_counted(
     def answered(_job: Any, _asking: Any, batch: Any, _device: Any) -> list[Prediction]:
         return [Prediction(one.id, one.turn, "all", "Which?", "this", "this", True, "stop") for one, _ in batch]
 
-    monkeypatch.setattr(rescoring, "JobConfig", SimpleNamespace(of_record=lambda *_: own))
+    monkeypatch.setattr(rescoring, "JobConfig", SimpleNamespace(read=lambda *_: own))
     for name in ("load_export", "image_form_of", "open_prepared", "_asked"):
         monkeypatch.setattr(rescoring, name, lambda *_: (None, None))
     budgets = list[BatchBudget]()
