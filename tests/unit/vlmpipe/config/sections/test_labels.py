@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.fakes.kubernetes.train_job_rules import LABEL_KEY as KUBERNETES_KEY
-from tests.fakes.kubernetes.train_job_rules import LABEL_VALUE as KUBERNETES_VALUE
+from tests.fakes.kubernetes.pod_rules import LABEL_KEY as KUBERNETES_KEY
+from tests.fakes.kubernetes.pod_rules import LABEL_VALUE as KUBERNETES_VALUE
 from vlmpipe.config.sections.gcp import GcpConfig
 from vlmpipe.config.sections.labels import ADDED, MAX_LABELS, require_labels
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
