@@ -49,7 +49,7 @@ SUITE = Suite(
             "a million records beside 20,000: time and memory",
             default=False,
         ),
-        Part("scale", "data.scale", 400, "opening the index of 0.1, 1 and 10 million samples", default=False),
+        Part("scale", "scale.index_memory", 400, "opening the index of 0.1, 1 and 10 million samples", default=False),
         Part("mixture-scale", "data.mixture", 1200, "the same with ten sources of texts", default=False),
     ],
     rounds=9,

@@ -52,9 +52,9 @@ class FileSum:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # one process reads the file, the others wait
                 with suppress(FileNotFoundError, ValueError):
                     return cls(**unseal(place.read_bytes(), required=True))
-                found = cls.of(path)
-                place.write_bytes(seal(asdict(found)))
-                return found
+                file_sum = cls.of(path)
+                place.write_bytes(seal(asdict(file_sum)))
+                return file_sum
 
     def matches(self, store: Storage, info: ObjectInfo | None) -> bool:
         """Return whether the object is there and whole. A bucket keeps the checksum; in a folder the file is read."""

@@ -46,9 +46,9 @@ def convert(uri: str) -> Converted:
             if FileSum.of(old) != manifest.files.get(LINES):
                 raise damaged_file(storage.uri(LINES), f"its size or checksum (CRC32C) differs from that in {DONE}")
             samples = _write_index(old, folder)
-            found = FileSum.of(folder / NAME)
-            storage.upload(folder / NAME, NAME, crc32c=found.crc32c)
-        files = {name: sums for name, sums in manifest.files.items() if name != LINES} | {NAME: found}
+            index = FileSum.of(folder / NAME)
+            storage.upload(folder / NAME, NAME, crc32c=index.crc32c)
+        files = {name: sums for name, sums in manifest.files.items() if name != LINES} | {NAME: index}
         manifest = replace(manifest, format=FORMAT, files=files)
         storage.write(DONE, manifest.to_bytes())
     if storage.stat(LINES) is not None:
@@ -68,9 +68,9 @@ def _write_index(old: Path, folder: Path) -> int:
 
 
 def _shards(file: pq.ParquetFile) -> dict[Split, list[str]]:
-    found: dict[Split, set[str]] = {split: set() for split in SPLITS}
+    shards: dict[Split, set[str]] = {split: set() for split in SPLITS}
     for lines in file.iter_batches(columns=["split", "shard"]):
         pairs = pa.Table.from_batches([lines]).group_by(["split", "shard"]).aggregate([])
         for pair in pairs.to_pylist():
-            found[pair["split"]].add(pair["shard"])
-    return {split: sorted(names) for split, names in found.items()}
+            shards[pair["split"]].add(pair["shard"])
+    return {split: sorted(names) for split, names in shards.items()}

@@ -41,9 +41,9 @@ class GrowingArray:
             start, stop = self._append_offsets(piece.offsets.to_numpy())
             self._children[0].append(piece.values[start:stop])
         elif pa.types.is_large_string(self._kind):
-            _, offsets, text = piece.buffers()
-            own = np.frombuffer(offsets, np.int64)[piece.offset : piece.offset + len(piece) + 1]
-            start, stop = self._append_offsets(own)
+            _, buffer, text = piece.buffers()
+            offsets = np.frombuffer(buffer, np.int64)[piece.offset : piece.offset + len(piece) + 1]
+            start, stop = self._append_offsets(offsets)
             if stop > start:
                 self._files[1].write(memoryview(text)[start:stop])
         elif len(piece):

@@ -74,10 +74,10 @@ class UniqueImages(Mapping[str, ImageLocation]):
 
 def hashes_of(images: Iterable[str]) -> NDArray[np.bytes_]:
     """(images,) bytes of hexadecimal digits. Raises ValueError for other texts."""
-    found = [bytes.fromhex(image) for image in images]
-    if any(len(one) != HASH_BYTES for one in found):
+    hashes = [bytes.fromhex(image) for image in images]
+    if any(len(digest) != HASH_BYTES for digest in hashes):
         raise ValueError(f"a hash of an image has not {2 * HASH_BYTES} digits")
-    return np.frombuffer(b"".join(found), HASHES) if found else np.empty(0, HASHES)
+    return np.frombuffer(b"".join(hashes), HASHES) if hashes else np.empty(0, HASHES)
 
 
 def digits_of(image: bytes) -> str:

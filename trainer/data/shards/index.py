@@ -51,7 +51,7 @@ class Texts(Sequence[str]):
     def __getitem__(self, number: slice) -> list[str]: ...
     def __getitem__(self, number: int | slice) -> str | list[str]:
         if isinstance(number, slice):
-            return [self[one] for one in range(len(self))[number]]
+            return [self[place] for place in range(len(self))[number]]
         place = range(len(self))[number]
         return next(self._from(place, place + 1))
 
@@ -125,8 +125,8 @@ class SplitIndex:
             names.validate(full=True)
         except pa.ArrowInvalid as error:
             raise _damaged(str(error)) from error
-        found: list[str] = names[first : last + 1].to_pylist()
-        return found
+        of_split: list[str] = names[first : last + 1].to_pylist()
+        return of_split
 
     @cached_property
     def shard_numbers(self) -> Int32Array:
@@ -265,5 +265,5 @@ def _hashes(column: pa.FixedSizeBinaryArray) -> NDArray[np.bytes_]:
     return np.frombuffer(column.buffers()[1], HASHES, len(column))
 
 
-def _damaged(found: str) -> DataError:
-    return damaged_file(NAME, found)
+def _damaged(how: str) -> DataError:
+    return damaged_file(NAME, how)

@@ -192,15 +192,15 @@ def _stored(kind: pa.DataType) -> pa.DataType:
 
 def _from_hex(digits: pa.Array, width: int) -> pa.Array:
     """Bytes of hexadecimal digits."""
-    _, offsets, text = digits.buffers()
+    _, buffer, text = digits.buffers()
     made = b""
     if len(digits):
-        own = np.frombuffer(offsets, np.int32)[digits.offset : digits.offset + len(digits) + 1]
+        offsets = np.frombuffer(buffer, np.int32)[digits.offset : digits.offset + len(digits) + 1]
         try:
-            made = bytes.fromhex(str(memoryview(text or b"")[own[0] : own[-1]], "ascii"))
+            made = bytes.fromhex(str(memoryview(text or b"")[offsets[0] : offsets[-1]], "ascii"))
         except ValueError as error:
             raise DataError(f"the index has a hash that is not hexadecimal: {error}") from error
-        if (np.diff(own) != 2 * width).any() or len(made) != width * len(digits):
+        if (np.diff(offsets) != 2 * width).any() or len(made) != width * len(digits):
             raise DataError(f"the index has a hash that has not {2 * width} hexadecimal digits")
     return pa.Array.from_buffers(pa.binary(width), len(digits), [None, pa.py_buffer(made)], null_count=0)
 

@@ -55,8 +55,8 @@ def old(config: JobConfig) -> Path:
     folder.mkdir(parents=True)
     with tarfile.open(STORED) as tar:
         tar.extractall(folder, filter="data")
-    (found,) = folder.iterdir()
-    return found.rename(folder / fingerprint(config))
+    (stored,) = folder.iterdir()
+    return stored.rename(folder / fingerprint(config))
 
 
 def plan_digest(uri: str, config: JobConfig) -> str:
@@ -88,14 +88,13 @@ def test_it_is_refused_and_the_command_in_the_error_converts_it(config: JobConfi
 def as_row(line: dict[str, Any]) -> dict[str, Any]:
     """A row of the index, of a line of the format before."""
     columns = {"offset": "image_offsets", "bytes": "image_bytes", "width": "image_widths", "height": "image_heights"}
-    images = [
-        dict(zip(columns, values, strict=True)) for values in zip(*(line[one] for one in columns.values()), strict=True)
-    ]
+    values = zip(*(line[column] for column in columns.values()), strict=True)
+    images = [dict(zip(columns, of_image, strict=True)) for of_image in values]
     for image, sha256, tokens in zip(images, line["image_sha256"], line["image_token_counts"], strict=True):
         image |= {"sha256": bytes.fromhex(sha256), "tokens": tokens}
-    kept = ("id", "key", "split", "shard", "json_offset", "json_bytes", "image_tokens", "tokens", "label_tokens")
+    names = ("id", "key", "split", "shard", "json_offset", "json_bytes", "image_tokens", "tokens", "label_tokens")
     content = {"images": images, "content": bytes.fromhex(line["content"])}
-    return {name: line[name] for name in (*kept, "turns", "slices")} | content
+    return {name: line[name] for name in (*names, "turns", "slices")} | content
 
 
 def test_what_is_converted_equals_what_is_prepared_now(config: JobConfig, old: Path, tmp_path: Path) -> None:
@@ -150,7 +149,9 @@ def test_a_bucket_is_converted_in_place(old: Path, monkeypatch: pytest.MonkeyPat
         server.requests.clear()
         made = convert(remote.root_uri)
         assert made.samples == COUNT
-        assert not [one for one in server.requests if ".tar" in one or ".png" in one], "no image is read"
+        assert not [request for request in server.requests if ".tar" in request or ".png" in request], (
+            "no image is read"
+        )
         names = {info.name for info in remote.list()}
         assert NAME in names and LINES not in names
         assert Manifest.read(remote).files[NAME].bytes == made.index_bytes
@@ -174,11 +175,11 @@ def test_earlier_formats_are_not_converted(old: Path) -> None:
 
 
 def test_data_of_the_format_before_is_not_compared_and_said_so(config: JobConfig, old: Path, tmp_path: Path) -> None:
-    kept = shutil.copytree(old, tmp_path / "kept")
+    copy = shutil.copytree(old, tmp_path / "kept")
     convert(str(old))
     run_prepare(config)  # records it as the last of this name
     shutil.rmtree(old)
-    kept.rename(old)
+    copy.rename(old)
     source = Path(str(config.data.source))
     write_json(
         source,

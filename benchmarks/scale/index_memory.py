@@ -51,26 +51,26 @@ def scale(bench: Bench) -> None:
         bench.at(f"{samples:,} samples: converting", (number + 0.5) / len(sizes))
         made = bench.call(f"{__name__}:converted", arguments)
         first = bench.call(f"{__name__}:opened", arguments | {"plans": False})
-        found = opened[samples] = bench.call(f"{__name__}:opened", arguments | {"plans": samples <= MAX_PLANNED})
-        bench.report.require(found["samples"] == samples, "every sample is in the index")
+        rank = opened[samples] = bench.call(f"{__name__}:opened", arguments | {"plans": samples <= MAX_PLANNED})
+        bench.report.require(rank["samples"] == samples, "every sample is in the index")
         for claim, unit, value in (
             ("bytes that every step needs", "bytes a sample", made["step_bytes"]),
             ("bytes of the file", "bytes a sample", made["file_bytes"]),
             ("converted from format 13", "s", made["seconds"]),
             ("peak memory of the conversion, mapped pages included", "MiB", made["peak_mib"]),
             ("opened by the machine's first process, which reads the checksum", "s", first["open_s"]),
-            ("opened by the others", "s", found["open_s"]),
-            ("the sampler's arrays", "s", found["arrays_s"]),
-            ("private memory of opening and the sampler's arrays", "MiB", found["private_mib"]),
-            (f"a sample looked up, of {LOOKED_UP:,} at random", "us", found["lookup_us"]),
+            ("opened by the others", "s", rank["open_s"]),
+            ("the sampler's arrays", "s", rank["arrays_s"]),
+            ("private memory of opening and the sampler's arrays", "MiB", rank["private_mib"]),
+            (f"a sample looked up, of {LOOKED_UP:,} at random", "us", rank["lookup_us"]),
         ):
             bench.report.figure(claim, data, unit, Side("mapped", [value]))
         for claim, unit, name in (("opened", "s", "open_s"), ("private memory", "MiB", "private_mib")):
             if whole:
                 bench.report.figure(f"{claim}, read whole as in format 13", data, unit, Side("whole", [whole[name]]))
-        if "plan_s" in found:
-            bench.report.figure("an epoch's packing plan, by each rank", data, "s", Side("plan", [found["plan_s"]]))
-            bench.report.figure("its private memory", data, "MiB", Side("plan", [found["plan_mib"]]))
+        if "plan_s" in rank:
+            bench.report.figure("an epoch's packing plan, by each rank", data, "s", Side("plan", [rank["plan_s"]]))
+            bench.report.figure("its private memory", data, "MiB", Side("plan", [rank["plan_mib"]]))
         shutil.rmtree(folder)
     for few, many in itertools.pairwise(sizes):
         grown = (opened[many]["private_mib"] - opened[few]["private_mib"]) * MIB / (many - few)
@@ -126,7 +126,7 @@ def opened(folder: str, samples: int, plans: bool) -> dict[str, float]:
     began = time.perf_counter()
     for number in numbers:
         split.sample_location(number), split.image_sizes(number), split.ids[number], split.image_sha256(number)
-    found = {
+    figures = {
         "samples": len(split),
         "open_s": open_s,
         "arrays_s": arrays_s,
@@ -136,8 +136,8 @@ def opened(folder: str, samples: int, plans: bool) -> dict[str, float]:
     if plans:
         before, began = _private_mib(), time.perf_counter()
         sampler.plan(0)
-        found |= {"plan_s": time.perf_counter() - began, "plan_mib": _private_mib() - before}
-    return found
+        figures |= {"plan_s": time.perf_counter() - began, "plan_mib": _private_mib() - before}
+    return figures
 
 
 def read_whole(folder: str, samples: int) -> dict[str, float]:
@@ -165,10 +165,10 @@ def _lines(samples: int) -> Iterator[pa.Table]:
         offsets = np.array([number % SHARD_SAMPLES for number in numbers]) * 50_000
         image_tokens = random.choice([144, 256, 576], count).astype(np.int32)
         text = np.clip(random.lognormal(np.log(120), 0.8, count), 10, 1000).astype(np.int32)
-        each = pa.array(np.arange(count + 1, dtype=np.int32))
+        starts = pa.array(np.arange(count + 1, dtype=np.int32))
 
-        def lists(values: Any, kind: pa.DataType, each: pa.Array = each) -> pa.Array:
-            return pa.ListArray.from_arrays(each, pa.array(values, kind))
+        def lists(values: Any, kind: pa.DataType, starts: pa.Array = starts) -> pa.Array:
+            return pa.ListArray.from_arrays(starts, pa.array(values, kind))
 
         columns = [
             ids,

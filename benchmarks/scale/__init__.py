@@ -1,0 +1,1 @@
+"""Parts of `benchmarks.bench_data` on what grows with the number of samples."""
