@@ -164,10 +164,15 @@ class Session:
             while (code := process.wait(POLL_S)) is None:
                 parts.answer()
             process.clean_up()
-            parts.close()
+            parts.close(failed=self._has_failed(process, code))
             nothing = TrainingProgress([], self._scratch / "none")
             done = judge(self._trainer, code, nothing, 0, stopped=process.stopping)
             return ExitCode.OK if done else ExitCode.PREEMPTED
+
+    @staticmethod
+    def _has_failed(process: TrainerProcess, code: int) -> bool:
+        """Return whether the program's end is that of the job, so that no node waits long for another."""
+        return not process.stopping and code not in (ExitCode.OK, ExitCode.PREEMPTED)
 
     def _choose(self, record: CommitRecord) -> Checkpoint | None:
         """The checkpoint to resume from, which is on this node's disk then; the chief's choice on all nodes, which have
@@ -225,7 +230,7 @@ class Session:
         if process.clean_up():
             print(f"launcher: processes that train.trainer {trainer.name} left behind were killed", flush=True)
         report.log(progress, last=True)
-        states.save_last(lambda: process.stopping)
+        states.save_last(lambda: process.stopping, failed=self._has_failed(process, code))
         report.note(states.take_warnings())
         wanted = steps_wanted(trainer, self._job.train.max_steps, progress)
         with report.failing():

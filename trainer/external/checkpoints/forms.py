@@ -141,6 +141,16 @@ def problem(names: Collection[str], files: Mapping[str, Path], world_size: int) 
     return ""
 
 
+def size_below(folder: Path) -> int:
+    """Bytes of all files in and below the folder, by which it is noticed that they are still written."""
+    total = 0
+    for top, _, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(top, name)).st_size
+    return total
+
+
 def cut_off(files: Mapping[str, Path]) -> str:
     """The first of these files that has not been written to its end, and how that shows; empty for none."""
     return next((f"{name} is {cut}" for name, path in files.items() if (cut := _is_cut_off(path))), "")

@@ -22,7 +22,8 @@ from vlmpipe.trainer.storage.records import read_record, write_record
 
 REQUEST = "SAVE.json"
 LIMIT_S, STOPPING_LIMIT_S = 300.0, 30.0  # for the other nodes' files, from the request
-CLOSED_LIMIT_S = 330.0  # for the chief's last word, from the end of a node's program
+# For the chief's last word, from the end of a node's program. One that failed ends the job, which must not wait long.
+CLOSED_LIMIT_S, FAILED_LIMIT_S = 330.0, 10.0
 POLL_S = 0.5
 
 
@@ -106,9 +107,9 @@ class NodeParts:
             self._say(f"this node's files of a checkpoint are not copied: {error}")
         return True
 
-    def close(self, limit_s: float = CLOSED_LIMIT_S) -> None:
-        """After the program's end: answer until the chief asks no more, for `limit_s` at most."""
-        end_s = time.monotonic() + limit_s
+    def close(self, *, failed: bool = False) -> None:
+        """After the program's end: answer until the chief asks no more, or a time limit."""
+        end_s = time.monotonic() + (FAILED_LIMIT_S if failed else CLOSED_LIMIT_S)
         while self.answer():
             if time.monotonic() >= end_s:
                 return self._say("the first node has not said that it needs no more files")

@@ -57,6 +57,7 @@ from vlmpipe.trainer.external.checkpoints.forms import (
     found_in,
     problem,
     processes_of,
+    size_below,
     stamps,
 )
 from vlmpipe.trainer.external.checkpoints.gathering import POLL_S as GATHERING_POLL_S
@@ -169,14 +170,14 @@ class SavedStates:
         if not self._failures.is_waiting:
             self._save_newest(ended=False)
 
-    def save_last(self, stopping: Callable[[], bool]) -> None:
+    def save_last(self, stopping: Callable[[], bool], *, failed: bool = False) -> None:
         """Copy the newest checkpoint of a program that has ended; again, as often as it fails, until a stop request.
 
-        The other nodes' files are waited for, after a stop request for a shorter time.
+        The other nodes' files are waited for, for a shorter time after a stop request and if the program has `failed`.
         """
         while not self._save_newest(ended=True):
             if self._gathering:
-                self._gathering.hurry(stopping())
+                self._gathering.hurry(failed or stopping())
                 time.sleep(GATHERING_POLL_S)
                 continue
             while self._failures.is_waiting and not stopping():
@@ -203,11 +204,11 @@ class SavedStates:
             if isinstance(found, Found):
                 if found.step > self.newest_step and (why := self._why_not(found, ended=ended)) is not None:
                     if why:
-                        self._unfinished.note(found.what, found.step, why)
+                        self._unfinished.note(found.what, found.step, why, self._seen.get(found.place))
                     else:
                         whole.append(found)
             else:
-                self._unfinished.note(found[0].name, 0, found[1])
+                self._unfinished.note(found[0].name, 0, found[1], size_below(found[0]))
         self._unfinished.tell(self.newest_step, ended=ended)
         return max(whole, key=lambda found: found.step, default=None)
 

@@ -1,4 +1,4 @@
-"""Warnings about what looks like a checkpoint and stays unfinished, which a program that hangs or dies leaves."""
+"""Warnings about what looks like a checkpoint, is not finished and changes no more: its program hangs or has died."""
 
 from __future__ import annotations
 
@@ -11,27 +11,36 @@ _STEP = re.compile(r"(\d+)$")
 
 
 class Unfinished:
-    """Unfinished checkpoints by name. `warn` is told of each once, after `WARN_S` or at the program's end."""
+    """Unfinished checkpoints by name. `warn` is told of each once, `WARN_S` after its last change or at the program's
+    end. A large one is written for minutes."""
 
     def __init__(self, warn: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._warn, self._clock = warn, clock
-        self._since: dict[str, float] = {}
-        self._why: dict[str, tuple[int, str]] = {}
+        self._since: dict[str, tuple[float, object]] = {}
+        self._why: dict[str, tuple[int, str, object]] = {}
         self._told: set[str] = set()
 
-    def note(self, name: str, step: int, why: str) -> None:
-        """Note why a checkpoint is not finished in this look; without its step, that is the number in its name."""
+    def note(self, name: str, step: int, why: str, content: object = None) -> None:
+        """Note why a checkpoint is not finished in this look.
+
+        Args:
+            step: 0 takes the number in its name.
+            content: what changes while it is written.
+        """
         match = _STEP.search(name)
-        self._why[name] = (step or (int(match[1]) if match else 0), why)
+        self._why[name] = (step or (int(match[1]) if match else 0), why, content)
 
     def tell(self, newest_step: int, *, ended: bool) -> None:
         """End a look. Older checkpoints than `newest_step`, of which a copy is committed, are not worth a word."""
         now = self._clock()
-        self._since = {name: self._since.get(name, now) for name in self._why}
-        for name, (step, why) in self._why.items():
+        before, self._since = self._since, {}
+        for name, (_, _, content) in self._why.items():
+            is_same = name in before and before[name][1] == content
+            self._since[name] = before[name] if is_same else (now, content)
+        for name, (step, why, _) in self._why.items():
             if step and step <= newest_step:
                 continue
-            if name not in self._told and (ended or now - self._since[name] >= WARN_S):
+            if name not in self._told and (ended or now - self._since[name][0] >= WARN_S):
                 self._told.add(name)
                 self._warn(
                     f"{name} is not committed: {why}. Every process must take part in saving: DeepSpeed's "

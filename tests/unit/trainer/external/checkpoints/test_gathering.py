@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import MEMORY
+from tests.support.short_form import WHOLE
 from tests.support.trainer.checkpoints import ARCHIVE, record
 from tests.support.trainer.external_runs import ExternalRun, external_run
 from vlmpipe.trainer.checkpoint.attempts import step_of
@@ -197,14 +198,38 @@ def test_a_start_with_another_number_of_processes_is_told_at_once(job: Job, tmp_
 
 def test_nodes_end_once_the_first_needs_nothing_more(job: Job) -> None:
     job.chief.close()
-    job.other.close(limit_s=60)
+    job.other.close()
     assert not job.other.answer()
     assert not NodeParts(job.store, None, 3, []).answer(), "a parameter server is asked for nothing"
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_node_whose_program_failed_does_not_wait_long_for_the_first(
+    failed: bool, job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its end is what ends the job, while the other nodes may hang in a collective."""
+    now = [0.0]
+    monkeypatch.setattr(gathering.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(gathering.time, "sleep", lambda _: now.__setitem__(0, now[0] + 5.0))
+    job.other.close(failed=failed)
+    assert now[0] == (gathering.FAILED_LIMIT_S if failed else gathering.CLOSED_LIMIT_S)
+    assert "has not said that it needs no more files" in capsys.readouterr().err
+
+
+def test_the_first_node_hurries_where_its_program_failed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(gathering.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(gathering.time, "sleep", lambda _: now.__setitem__(0, now[0] + 5.0))
+    job.write(0, 5)
+    job.name(5)
+    job.chief.save_last(lambda: False, failed=True)
+    assert now[0] == gathering.STOPPING_LIMIT_S and job.committed_steps() == []
 
 
 EVENTS = ("half 0", "rest 0", "half 1", "rest 1", "latest", *["look"] * 6, *["answer"] * 4)
 
 
+@settings(max_examples=200 if WHOLE else 25)
 @given(st.permutations(EVENTS))
 def test_in_any_order_of_events_no_torn_checkpoint_is_committed(events: list[str]) -> None:
     """Processes write in two pieces, `latest` comes at any time, and launchers look in between."""

@@ -35,3 +35,17 @@ def test_one_that_is_finished_in_time_or_older_than_the_newest_copy_is_not_said(
     unfinished.note("global_step30", 0, "begun just now")
     unfinished.tell(20, ended=False)
     assert said == []
+
+
+def test_a_large_one_that_is_still_written_is_not_said() -> None:
+    said, now = list[str](), 0.0
+    unfinished = Unfinished(said.append, clock=lambda: now)
+    for size in range(5):
+        unfinished.note("checkpoint-20", 0, "it has no trainer_state.json", size)
+        unfinished.tell(0, ended=False)
+        now += 0.9 * WARN_S
+    assert said == []
+    unfinished.note("checkpoint-20", 0, "it has no trainer_state.json", 4)
+    now += WARN_S
+    unfinished.tell(0, ended=False)
+    assert len(said) == 1
