@@ -301,7 +301,8 @@ class SavedStates:
     def save_result(self, folder: Path, step: int, kind: str) -> str:
         """Keep the finished model, also where the store is away for a while. Returns its name."""
         name = checkpoint_name(self.attempt, step, uuid.uuid4().hex[:8])
-        record = dataclasses.replace(self._record, step=step, checkpoint_format=kind)
+        # The result is the chief's alone.
+        record = dataclasses.replace(self._record, step=step, checkpoint_format=kind, num_nodes=1)
         with _result_files(folder, kind) as kept:
 
             def save() -> None:

@@ -31,7 +31,7 @@ from vlmpipe.trainer.checkpoint.mirror.background import BackgroundMirror
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.external.checkpoints import states as module
-from vlmpipe.trainer.external.checkpoints.states import SavedStates, results_of, states_of
+from vlmpipe.trainer.external.checkpoints.states import SavedStates, newest_result, results_of, states_of
 from vlmpipe.trainer.external.report import is_done, settings_sha256
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
@@ -279,3 +279,11 @@ def test_a_mirror_that_lags_is_said_once(
     looked_at_twice(states)
     (warning,) = states.take_warnings()
     assert "the mirror lags" in warning
+
+
+def test_the_result_of_several_nodes_is_that_of_the_first(run: ExternalRun, tmp_path: Path) -> None:
+    (result := tmp_path / "output").mkdir()
+    (result / "config.json").write_text("{}")
+    name = SavedStates(run.job, record(num_nodes=2), []).save_result(result, 12, "hf-model")
+    _, found, _ = newest_result(run.job)
+    assert found and found.name == name
