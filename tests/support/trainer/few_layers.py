@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import (
     LlavaConfig,
     LlavaForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
 )
+
+IMAGE_TOKEN, START_TOKEN = 3, 4
 
 TEXT = {
     "hidden_size": 32,
@@ -33,6 +39,7 @@ MODELS: dict[str, Callable[[], Any]] = {
                 "image_size": 16,
                 "patch_size": 8,
             },
+            image_token_id=IMAGE_TOKEN,
         )
     ),
     "qwen2_5_vl": lambda: Qwen2_5_VLForConditionalGeneration(
@@ -45,6 +52,40 @@ MODELS: dict[str, Callable[[], Any]] = {
                 "out_hidden_size": 32,
                 "intermediate_size": 16,
             },
+            image_token_id=IMAGE_TOKEN,
+            vision_start_token_id=START_TOKEN,
+        )
+    ),
+    "qwen3_vl": lambda: Qwen3VLForConditionalGeneration(
+        Qwen3VLConfig(
+            text_config={**TEXT, "head_dim": 8, "rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]}},
+            vision_config={
+                "depth": 2,
+                "hidden_size": 16,
+                "num_heads": 2,
+                "out_hidden_size": 32,
+                "intermediate_size": 16,
+                "deepstack_visual_indexes": [0, 1],
+                "num_position_embeddings": 16,
+            },
+            image_token_id=IMAGE_TOKEN,
+            vision_start_token_id=START_TOKEN,
         )
     ),
 }
+
+
+def two_questions(kind: str, model: Any) -> dict[str, Tensor]:
+    """Arguments of `generate`: two prompts of random tokens, each about a random image."""
+    text, vision = torch.randint(5, 60, (2, 7)), model.config.vision_config
+    if kind == "llava":  # by default it leaves the first patch out, which is no class token here
+        ids = torch.cat([torch.full((2, 3), IMAGE_TOKEN), text], dim=1)
+        return {"input_ids": ids, "pixel_values": torch.randn(2, 3, 16, 16)}
+    patch = 3 * vision.temporal_patch_size * vision.patch_size**2
+    ids = torch.cat([torch.full((2, 1), START_TOKEN), torch.full((2, 4), IMAGE_TOKEN), text], dim=1)
+    return {
+        "input_ids": ids,
+        "pixel_values": torch.randn(2 * 16, patch),
+        "image_grid_thw": torch.tensor([[1, 4, 4]] * 2),  # four patches are merged into one
+        "mm_token_type_ids": (ids == IMAGE_TOKEN).int(),
+    }

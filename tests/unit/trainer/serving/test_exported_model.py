@@ -25,7 +25,7 @@ from vlmpipe.trainer.models.qwen_vl.family import QwenVlFamily
 from vlmpipe.trainer.serving import exported_model
 from vlmpipe.trainer.serving.exported_model import roomy_devices
 
-FAMILIES = {"llava": LlavaFamily(), "qwen2_5_vl": QwenVlFamily()}
+FAMILIES = {"llava": LlavaFamily(), "qwen2_5_vl": QwenVlFamily(), "qwen3_vl": QwenVlFamily()}
 MODEL = nn.Linear(1024, 1024, bias=False)  # 4 MiB
 
 
