@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.sections.cluster import ClusterConfig
-from vlmpipe.importing.translation import Translation
+from vlmpipe.importing.translation import Setting, Translation
 from vlmpipe.trainer.distributed.cuda_builds import cuda_builds
 
 EXAMPLE_GPU, EXAMPLE_GPUS = "NVIDIA_A100_80GB", 8
@@ -19,6 +19,11 @@ def ranks(translation: Translation) -> int:
     for name in ("tensor_parallel", "pipeline_parallel", "context_parallel"):
         degrees *= _number(translation, f"train.{name}", 1)
     return max(1, nodes * processes // degrees)
+
+
+def gpus(translation: Translation) -> int:
+    """GPUs of all nodes."""
+    return _number(translation, "cluster.replica_count", 1) * _number(translation, "cluster.accelerator_count", 1)
 
 
 def processes_of_node(translation: Translation) -> int:
@@ -76,6 +81,22 @@ def assume_torch_build(translation: Translation) -> None:
     if able:
         why = f"the default build has no code for {gpu.accelerator_type}: make build TORCH_BUILD={able[-1].name}"
         translation.assume("cluster.torch_build", able[-1].name, why)
+
+
+def assume_strategy(translation: Translation, why: str) -> None:
+    """A strategy that fits most models, where nothing says one: hsdp where reducers sum gradients, else fsdp."""
+    has_reducers = "cluster.reduction_server.replica_count" in translation.settings
+    translation.assume("train.strategy", "hsdp" if has_reducers else "fsdp", why)
+
+
+def mend_batch(translation: Translation) -> None:
+    """Raise the global batch to the next multiple of the micro-batch on all data-parallel ranks."""
+    of = _number(translation, "train.micro_batch_size", 1) * ranks(translation)
+    setting = translation.settings["train.global_batch_size"]
+    if isinstance(setting.value, int) and setting.value % of:
+        whole = -(-setting.value // of) * of
+        reason = "; ".join(filter(None, (setting.reason, f"{whole} is the next multiple of {of}")))
+        translation.settings["train.global_batch_size"] = Setting(whole, reason, setting.is_given)
 
 
 def assume_no_torch_build(translation: Translation) -> None:

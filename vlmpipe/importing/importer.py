@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from vlmpipe.importing.cluster import assume_cluster
+from vlmpipe.importing.cluster import assume_cluster, mend_batch
 from vlmpipe.importing.findings import Finding, Ledger, Outcome
 from vlmpipe.importing.job_specs.translate import corrected_spec, translate_job_spec
 from vlmpipe.importing.launch_command import words_of_text
@@ -30,10 +30,10 @@ TOOLS: dict[Kind, Tool] = {
     Kind.TRANSFORMERS: "transformers",
 }
 EXAMPLE_DIGEST = "0" * 63
+EXAMPLE_SAMPLE_TOKENS = 1600
 EXAMPLE_FIELDS = {
     "output.root_uri": "gs://example-bucket/vlmpipe",
     "plan.samples": 100_000,
-    "plan.sample_tokens": 800,
     "cluster.image_uri": f"us-central1-docker.pkg.dev/example-project/vlmpipe/trainer@sha256:{EXAMPLE_DIGEST}1",
     "gcp.project": "example-project",
     "gcp.location": "us-central1",
@@ -73,7 +73,7 @@ def import_run_file(source: Source) -> Imported:
     """The run file of a source. Raises ConfigError where there can be none."""
     translation = _translate(source)
     _examples(translation, source)
-    translation.settle(source.name)
+    translation.settle(source.name, mend_batch)
     for leaf in translation.ledger.unanswered():
         translation.refuse(leaf, "nothing here takes it")
     findings = translation.ledger.findings()
@@ -135,6 +135,11 @@ def _translate(source: Source) -> Translation:
 def _examples(translation: Translation, source: Source) -> None:
     """Set fields that every run file has to examples, unless the source says them."""
     translation.assume("name", run_name(source.name.rpartition(".")[0] or source.name), "")
+    length = translation.settings["data.sequence_length"].value
+    tokens = (
+        min(EXAMPLE_SAMPLE_TOKENS, 3 * int(length) // 4) if isinstance(length, int | float) else EXAMPLE_SAMPLE_TOKENS
+    )
+    translation.assume("plan.sample_tokens", max(1, tokens), "an example: put in what your data has")
     for field, value in EXAMPLE_FIELDS.items():
         translation.assume(field, value, "")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ class Launch:
     program: list[str] = field(default_factory=list)
     variables: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)  # commands before and after it
+    shell: dict[str, str] = field(default_factory=dict)  # values of the shell's own variables
     is_module: bool = False
 
 
@@ -90,6 +91,11 @@ def _without_shell(words: list[str]) -> list[str]:
     return words
 
 
+def _filled_in(word: str, variables: Mapping[str, str]) -> str:
+    """A word with the variables that the text itself sets."""
+    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: variables.get(found[1] or found[2], found[0]), word)
+
+
 def _one_command(words: list[str], launch: Launch) -> list[str]:
     """Choose the command that trains out of several in a row; the others are noted in `launch`."""
     commands: list[list[str]] = [[]]
@@ -99,6 +105,11 @@ def _one_command(words: list[str], launch: Launch) -> list[str]:
         else:
             commands[-1].append(word)
     commands = [command for command in commands if command]
+    for command in commands:
+        if all(_ASSIGNMENT.fullmatch(word) for word in command):
+            launch.shell |= dict(word.partition("=")[::2] for word in command)
+    commands = [[_filled_in(word, launch.shell) for word in command] for command in commands
+                if not all(_ASSIGNMENT.fullmatch(word) for word in command)]  # fmt: skip
     if not commands:
         return []
 

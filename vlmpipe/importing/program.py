@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from vlmpipe.importing.cluster import assume_cluster, assume_torch_build, processes_of_node, ranks
+from vlmpipe.importing.cluster import assume_cluster, assume_strategy, assume_torch_build, processes_of_node, ranks
 from vlmpipe.importing.findings import Outcome, Path, is_secret
 from vlmpipe.importing.launch_command import SELF_STARTING, Launch, arguments_of, is_words_of, parse_command
 from vlmpipe.importing.settings.concepts import Concepts
@@ -59,16 +59,24 @@ OUTPUT_OPTIONS = ("output_dir", "output-dir", "output", "save_dir", "save-dir", 
 CHECKPOINT_OPTIONS = ("checkpoint_dir", "checkpoint-dir", "ckpt_dir", "checkpoints")
 
 
+EVALUATE_MACHINE = {
+    "machine_type": "a2-highgpu-1g",
+    "accelerator_type": "NVIDIA_TESLA_A100",
+    "accelerator_count": 1,
+    "boot_disk_size_gb": 200,
+}
 SECRET = "a secret is not copied: name it in Secret Manager, in the run file's section secrets; the program reads it"
 _BRACES = re.compile(r"\{([A-Za-z_]+)\}")
 
 
 def command_content(words: Sequence[str]) -> tuple[Launch, dict[str, Any]]:
     """A command in parts, as nested values with a name each: variables, options of the launcher, arguments."""
-    launch = parse_command(words)
+    launch = parse_command([word for word in words if word])
     content: dict[str, Any] = {}
     if launch.variables:
         content["variables"] = dict(each.partition("=")[::2] for each in launch.variables)
+    if launch.shell:
+        content["shell variables"] = dict(launch.shell)
     if launch.launcher:
         options: dict[str, str] = {}
         for name, value in launch.options:
@@ -128,6 +136,8 @@ def translate_command(translation: Translation, launch: Launch, under: Path = ()
             translation.refuse(leaf, "a word with control characters is not copied")
         else:
             translation.refuse(leaf, "words in braces are filled in by a run file, from names that it knows")
+    for leaf in translation.ledger.below((*under, "shell variables")):
+        translation.drop(leaf, "its value is in the words that use it")
     for leaf in translation.ledger.below((*under, "other commands")):
         translation.refuse(leaf, "a job runs one command; what is installed belongs into the image")
     nodes = _launcher(translation, launch, under)
@@ -142,6 +152,7 @@ def translate_command(translation: Translation, launch: Launch, under: Path = ()
         _own_program(translation, launch, program)
     else:
         assume_torch_build(translation)
+        assume_strategy(translation, "an example: it fits most models")
         concepts = Concepts(translation)
         translate_training(concepts)
         translate_model(concepts)
@@ -159,6 +170,8 @@ def _known_arguments(translation: Translation, tool: str, under: Path) -> None:
         if word.startswith("word ") and str(translation.value(leaf)).endswith((".yaml", ".yml", ".json")):
             translation.refuse(leaf, "the settings are in that file: vlmpipe import takes it")
     translate_sharding(concepts)
+    if not tool:
+        assume_strategy(translation, "an example: no argument says a strategy, and this one fits most models")
     translate_training(concepts)
     translate_model(concepts)
 
@@ -290,6 +303,9 @@ def program_defaults(translation: Translation) -> None:
     decided = "the program decides it by its own arguments; the run file needs a value"
     translation.assume("train.global_batch_size", ranks(translation), decided)
     translation.assume("train.optimizer.learning_rate", EXAMPLE_RATE, decided)
+    why = "vlmpipe evaluates the model on one GPU; null takes the machine of training"
+    for field, value in EVALUATE_MACHINE.items():
+        translation.assume(f"cluster.evaluate_machine.{field}", value, why if field == "machine_type" else "")
     translate_model(Concepts(translation))
 
 

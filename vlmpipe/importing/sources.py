@@ -136,6 +136,8 @@ def _is_command(text: str) -> bool:
         if not words or words[0] in ("set", "cd", "export", "source", "pip", "module", "echo", "mkdir", "conda"):
             continue
         program = next((word for word in words if "=" not in word), "")
+        if not program:
+            continue
         return program.rpartition("/")[2].rstrip("\\") in _LAUNCHERS and not program.endswith(":")
     return False
 

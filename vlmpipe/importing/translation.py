@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,15 +83,21 @@ class Translation:
             place[last] = setting.value
         return content
 
-    def settle(self, source: str) -> None:
+    def settle(self, source: str, mend_batch: Callable[[Translation], None]) -> None:
         """Refuse values that a run file does not take, each with the words of `check`.
 
+        mend_batch: gives the global batch a size that the ranks divide, after a degree of parallelism was refused.
         Raises RunFileError where what is left cannot be a run file.
         """
         for _ in range(MAX_CONFLICTS):
             problems = self._problems(source)
             if not problems:
                 return
+            if any(problem.field == "train.global_batch_size" for problem in problems):
+                before = self.settings["train.global_batch_size"]
+                mend_batch(self)
+                if self.settings["train.global_batch_size"] != before:
+                    continue
             if not self._resolve(problems, source):
                 raise RunFileError(source, problems)
         raise RunFileError(source, self._problems(source))

@@ -109,6 +109,8 @@ def _form(draft: SpecDraft, violation: Violation) -> None:
                     draft.ledger.note(leaf, Outcome.CHANGED, path_text(path), f"spelled {violation.expected}")
         return
     written = draft.ledger.values[leaves[0]] if len(leaves) == 1 else None
+    if isinstance(written, list) and isinstance(path[-1], int) and path[-1] < len(written):
+        written = written[path[-1]]  # a word of a command
     mended = _mended(violation.code, written, path)
     if mended is not None:
         draft.put(path, mended, f"{written} there; expected {violation.expected}")

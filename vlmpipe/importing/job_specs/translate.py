@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlmpipe.catalog.machines import load_catalog
-from vlmpipe.importing.cluster import assume_no_torch_build
+from vlmpipe.importing.cluster import assume_no_torch_build, assume_strategy
 from vlmpipe.importing.findings import Ledger, Outcome, Path, path_text
 from vlmpipe.importing.job_specs.draft import SpecDraft
 from vlmpipe.importing.job_specs.repairs import repair
@@ -272,7 +272,7 @@ def _program(answers: _Answers) -> None:
         return
     if not words or not leaves:
         why = "the file has no command: vlmpipe's trainer; train.trainer.command runs a program of your own"
-        translation.assume("train.strategy", "ddp", why)
+        assume_strategy(translation, f"{why}; an example that fits most models")
         translate_command(translation, Launch())
         return
     first, *others = leaves

@@ -44,6 +44,9 @@ DIRECT = {
     "optimizer.params.weight_decay": "train.optimizer.weight_decay",
     "optimizer.params.eps": "train.optimizer.eps",
 }
+# Names of ZeRO's settings that DeepSpeed takes beside those with stage3_.
+SHORT_NAMES = ("prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold",
+               "max_live_parameters", "max_reuse_distance", "module_granularity_threshold")  # fmt: skip
 DROPPED = {
     "fp16.loss_scale": "bf16 needs no loss scaling; with fp16 the scale is dynamic",
     "fp16.initial_scale_power": "bf16 needs no loss scaling; with fp16 the scale is dynamic",
@@ -64,6 +67,7 @@ DROPPED = {
     "zero_optimization.offload_optimizer.nvme_path": "no state lies on a disk",
     "zero_optimization.offload_param.nvme_path": "no state lies on a disk",
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": "the export is a whole model",
+    "zero_optimization.gather_16bit_weights_on_model_save": "the export is a whole model",
     "zero_optimization.stage3_gather_fp16_weights_on_model_save": "the export is a whole model",
     "zero_allow_untested_optimizer": "the optimizer is AdamW",
 }
@@ -72,6 +76,7 @@ DROPPED_SECTIONS = {
     "checkpoint": "checkpoints here are not DeepSpeed's own: every rank saves its shard, for any number of ranks",
     "zero_optimization.offload_optimizer": "it tunes copies that train.offload decides",
     "zero_optimization.offload_param": "it tunes copies that train.offload decides",
+    "monitor_config": "metrics.jsonl has the curves",
     "activation_checkpointing": "train.activation_checkpointing recomputes layers, without DeepSpeed's partitions",
 }
 REFUSED_SECTIONS = {
@@ -128,6 +133,9 @@ def _answer(concepts: Concepts, leaf: Path, name: str) -> None:
         translation.refuse(leaf, REFUSED_SECTIONS[refused])
     elif section:
         translation.drop(leaf, DROPPED_SECTIONS[section])
+    elif name.rpartition(".")[2] in SHORT_NAMES and name.startswith("zero_optimization."):
+        target = f"train.deepspeed.zero_optimization.stage3_{name.rpartition('.')[2]}"
+        translation.change([leaf], target, value, f"{name.rpartition('.')[2]} there")
     elif name in PASSED_ON and name != "zero_optimization":
         translation.express(leaf, f"train.deepspeed.{name}", value)
     elif of := next(

@@ -5,12 +5,20 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from vlmpipe.importing.cluster import gpus
 from vlmpipe.importing.findings import Outcome
 from vlmpipe.importing.settings.concepts import Concepts, Given, is_on, number
-from vlmpipe.importing.settings.models import EXAMPLE_MODEL, family_of, is_model_name, model_fields
+from vlmpipe.importing.settings.models import (
+    LARGE_MODEL,
+    MANY_GPUS,
+    SMALL_MODEL,
+    family_of,
+    is_model_name,
+    model_fields,
+)
 
 EXAMPLE_SOURCE = "gs://example-bucket/conversations/train.json"
-EXAMPLE_LENGTH = 4096
+EXAMPLE_LENGTH = 2048
 PARTS = {"freeze_tower": "tower", "freeze_projector": "projector", "freeze_language_model": "language_model"}
 STAGES = {
     "sft": "sft",
@@ -40,17 +48,21 @@ def translate_model(concepts: Concepts) -> None:
 def _model(concepts: Concepts) -> None:
     translation, given = concepts.translation, concepts.take("model")
     pixels = [concepts.count(name) for name in ("max_pixels", "min_pixels")]
+    pixels[0] = pixels[0] or concepts.default("max_pixels")
     name = str(given.value) if given else ""
     family = family_of(name) if is_model_name(name) else ""
     if given and family:
         fields = model_fields(name, max_pixels=pixels[0])
         weights = "model.tower.weights" if family == "llava" else "model.pretrained.weights"
+        by_default = concepts.default("max_pixels") and not concepts.take("max_pixels")
         for field, value in fields.items():
-            translation.assume(field, value, "")
+            is_default = field == "model.max_pixels" and by_default
+            translation.assume(field, value, concepts.by_default(str(value)) if is_default else "")
         translation.express(given.path, weights, name)
     else:
         why = f"an example: {name or 'the file'} names no vision-language model that is known here"
-        for field, value in model_fields(EXAMPLE_MODEL, max_pixels=pixels[0]).items():
+        example = LARGE_MODEL if gpus(translation) >= MANY_GPUS else SMALL_MODEL
+        for field, value in model_fields(example, max_pixels=pixels[0]).items():
             translation.assume(field, value, why if field == "model.pretrained.weights" else "")
         if given:
             reason = (
@@ -237,6 +249,9 @@ def _data(concepts: Concepts) -> None:
         count = concepts.count("max_samples")
         if count:
             translation.express(samples.path, "data.max_samples", count)
+    if duplicates := concepts.take("duplicates"):
+        policy = "drop" if is_on(duplicates.value) else "keep"
+        translation.change([duplicates.path], "data.duplicates", policy, f"{duplicates.value} there")
     if share := concepts.take("validation"):
         value = number(share.value)
         if value is not None and 0 < value < 1:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-EXAMPLE_MODEL = "Qwen/Qwen2.5-VL-3B-Instruct"
+# Examples where no model is named: for few GPUs, and for MANY_GPUS or more.
+SMALL_MODEL, LARGE_MODEL, MANY_GPUS = "Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-VL-8B-Instruct", 16
 MAX_PIXELS = 501_760  # 640 tokens of 28 x 28 pixels
 # Name of a model -> family. In this order: the first that fits.
 _FAMILIES = (

@@ -201,6 +201,10 @@ def _degrees(concepts: Concepts) -> None:
         else:
             found[name] = degree
             translation.express(given.path, f"train.{name}", degree)
+    if "context_parallel" in found and len(found) > 1:
+        del found["context_parallel"], translation.settings["train.context_parallel"]
+        reason = "context_parallel works with ddp, fsdp and hsdp, not with layers that are split"
+        translation.ledger.refuse_field("train.context_parallel", reason)
     strategy, chosen = _model_parallel(found), translation.settings.get("train.strategy")
     if strategy and chosen and chosen.value != "fsdp":
         for name in found.keys() - {"context_parallel"}:

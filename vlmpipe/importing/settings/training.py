@@ -18,8 +18,8 @@ SCHEDULES = {
     "cosine_with_restarts": ("cosine", "one fall of the learning rate, without restarts"),
     "polynomial": ("linear", "of power 1, which is linear"),
     "warmup_stable_decay": ("wsd", "the peak is held, and the rate falls at the end"),
-    "warmuplr": ("constant", "constant after the warm-up"),
-    "warmupdecaylr": ("linear", "linear to 0 after the warm-up"),
+    "warmuplr": ("constant", "constant after the warm-up, which is linear here and by default logarithmic there"),
+    "warmupdecaylr": ("linear", "linear to 0 after the warm-up, which is linear here and by default logarithmic there"),
     "warmupcosinelr": ("cosine", "cosine after the warm-up"),
 }
 ADAMW = ("adamw", "adam", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "fusedadam", "fused_adam",
@@ -30,7 +30,7 @@ SAMPLES = (
     "samples there: data.pack false keeps a sample to a sequence; with pack true a sequence holds several, trains "
     "faster, and a smaller number gives the same batch"
 )
-EXAMPLE_BATCH, EXAMPLE_RATE = 16, 1e-5
+EXAMPLE_MICRO_BATCH, EXAMPLE_PASSES, EXAMPLE_RATE = 4, 2, 1e-5
 
 
 def translate_training(concepts: Concepts) -> None:
@@ -56,9 +56,9 @@ def _batch(concepts: Concepts) -> None:
         translation.express(packing.path, "data.pack", is_packed)
     has_any = total or micro or accumulation
     if not has_any and concepts.default("micro_batch") is None:
-        translation.assume(
-            "train.global_batch_size", _multiple(EXAMPLE_BATCH, processes), "not in the file: an example"
-        )
+        batch = EXAMPLE_MICRO_BATCH * EXAMPLE_PASSES * processes
+        translation.assume("train.global_batch_size", batch, "not in the file: an example")
+        translation.assume("train.micro_batch_size", EXAMPLE_MICRO_BATCH, "not in the file: an example")
         return
     if not is_packed and not packing:
         translation.assume(
@@ -68,6 +68,9 @@ def _batch(concepts: Concepts) -> None:
     if not said and total and accumulation and not concepts.default("micro_batch"):
         micro = total // processes // accumulation or 1
     micro = micro or int(concepts.default("micro_batch") or 1)
+    if of_a_rank := concepts.count("rank_batch"):
+        paths["rank_batch"] = [concepts.given["rank_batch"].path]
+        accumulation = max(1, of_a_rank // micro)
     if total and total < micro * processes:
         micro = max(1, total // processes)
         said = False
@@ -88,7 +91,7 @@ def _batch(concepts: Concepts) -> None:
         total = exact
     reason = reason if is_packed else f"{reason}; {SAMPLES}"
     translation.change(
-        [path for name in ("global_batch", "accumulation") for path in paths.get(name, [])],
+        [path for name in ("global_batch", "accumulation", "rank_batch") for path in paths.get(name, [])],
         "train.global_batch_size", total, reason,
     )  # fmt: skip
     given = concepts.take("micro_batch")
@@ -103,10 +106,6 @@ def _batch(concepts: Concepts) -> None:
             else "not in the file: more fill the GPU better, if vlmpipe plan says that they fit"
         )
         translation.assume("train.micro_batch_size", micro, why)
-
-
-def _multiple(value: int, of: int) -> int:
-    return max(of, value - value % of)
 
 
 def _steps(concepts: Concepts) -> None:

@@ -54,7 +54,7 @@ def unknown(key: str, known: Mapping[str, Any], program: str) -> str:
 
 
 def _known_key(key: Path, table: Mapping[str, Any]) -> str:
-    """The table's key of a value, which may be that of a section around it."""
+    """The table's key of a value: its own, that of a section around it, or a beginning such as `swanlab_*`."""
     texts = [".".join(str(part) for part in key[:length]) for length in range(len(key), 0, -1)]
     for text in texts:
         entry = table.get(text) or table.get(text.replace("-", "_"))
@@ -63,7 +63,7 @@ def _known_key(key: Path, table: Mapping[str, Any]) -> str:
             nests = not isinstance(entry, Mapping) or "is" not in entry or entry["is"] in _NESTED
             if text == texts[0] or nests:
                 return text if text in table else text.replace("-", "_")
-    return ""
+    return next((name for name in table if name.endswith("*") and texts[-1].startswith(name[:-1])), "")
 
 
 def _answer(concepts: Concepts, entry: Any, section: Path, leaf: Path) -> None:
