@@ -36,6 +36,12 @@ def page_rows() -> dict[tuple[str, str], dict[str, str]]:
     return found
 
 
+def fastest(row: dict[str, str]) -> tuple[float, float]:
+    """Hours and dollars of a row's fastest strategy."""
+    hours = [float(row[name]) for name in COMPARED if re.fullmatch(r"[0-9.]+", row[name])]
+    return min(hours), float(row["fastest"].strip("$").replace(",", ""))
+
+
 def test_the_table_fits_a_narrow_terminal_and_its_command_changes_what_differs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +85,10 @@ def test_what_the_page_says_of_guides_is_in_its_table_and_in_the_catalogue() -> 
     assert reducers_needed(4, load_catalog().machines["a2-highgpu-8g"].nic_gbps) == 13
     four = {name: float(cell) for name, cell in rows["7B", "4 x a2-highgpu-8g"].items() if name in ("fsdp", "hsdp")}
     assert four["fsdp"] == pytest.approx(four["hsdp"], rel=ERROR), "with the largest micro-batches that fit"
+    for size in ("3B", "7B", "13B"):
+        for machine in ("a2-highgpu-8g", "a2-ultragpu-8g"):
+            one, several = (fastest(rows[size, f"{nodes} x {machine}"]) for nodes in NODES)
+            assert 0.3 < several[0] / one[0] < 0.5 and 1.3 < several[1] / one[1] < 1.7, (size, machine)
     seventy, largest = rows["70B", "4 x a3-highgpu-8g"], rows["34B", "4 x a2-highgpu-8g"]
     assert float(seventy["fsdp"]) / float(seventy["tp+pp+dp"]) == pytest.approx(1.4, abs=0.05)
     assert rows["70B", "4 x a2-highgpu-8g"]["fastest"] == "–"
