@@ -59,10 +59,10 @@ def file_on_hub(name: str, revision: str, file: str, timeout_s: float = 10.0) ->
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import FileMetadataError
 
-    found = get_hf_file_metadata(hf_hub_url(name, file, revision=revision or None), timeout=timeout_s)
-    if None in (found.commit_hash, found.etag, found.size):
+    metadata = get_hf_file_metadata(hf_hub_url(name, file, revision=revision or None), timeout=timeout_s)
+    if None in (metadata.commit_hash, metadata.etag, metadata.size):
         raise FileMetadataError(f"the answer for {file} lacks commit, checksum or size")
-    return found
+    return metadata
 
 
 @contextlib.contextmanager
@@ -140,14 +140,14 @@ def _of_client(error: BaseException) -> BaseException | None:
     from huggingface_hub import errors
 
     answers = (errors.HfHubHTTPError, errors.FileMetadataError)
-    own = (errors.HTTPError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError)
+    replacements = (errors.HTTPError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError)
     seen: BaseException | None = error
-    found: BaseException | None = None
+    outermost: BaseException | None = None
     while seen is not None:
         if isinstance(seen, answers):
             return seen
         is_incomplete = isinstance(seen, OSError) and str(seen).startswith(INCOMPLETE)
-        if found is None and (is_incomplete or isinstance(seen, own)):
-            found = seen
+        if outermost is None and (is_incomplete or isinstance(seen, replacements)):
+            outermost = seen
         seen = seen.__cause__ or seen.__context__
-    return found
+    return outermost

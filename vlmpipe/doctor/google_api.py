@@ -146,10 +146,10 @@ class GoogleApi:
 
     def _read(self, service: str, response: Any) -> Answer:
         content = _object(response)
-        reason, said = _error_of(content)
-        message = re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", said)[:LONGEST_MESSAGE_CHARS]
+        reason, text = _error_of(content)
+        message = re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", text)[:LONGEST_MESSAGE_CHARS]
         charged = self.credentials.quota_project_id or self.project
-        if reason == "SERVICE_DISABLED" and "quota project" in said:
+        if reason == "SERVICE_DISABLED" and "quota project" in text:
             raise CannotSee("your login names no project that requests count against", remedies.charge(self.project))
         if reason == "SERVICE_DISABLED":
             where = "" if charged == self.project else f" in {charged}, which your login counts requests against"
