@@ -40,8 +40,6 @@ def resolve_run(
         run_uri: The run's folder.
         stage_state: accepted where an earlier attempt of the run finished this stage with these settings, else open.
     """
-    import json
-
     from vlmpipe.components.runtime.differences import record_differences
     from vlmpipe.components.runtime.folder_lock import take_folder
     from vlmpipe.components.runtime.job_states import state_of_job, this_job
@@ -49,15 +47,16 @@ def resolve_run(
     from vlmpipe.config.sections.stages import run_uri
     from vlmpipe.platforms.step_context import exit_on_error, step_context
     from vlmpipe.platforms.table import platform_of
+    from vlmpipe.records.compiled import CompiledSettings
     from vlmpipe.registry.release import was_accepted
     from vlmpipe.trainer.config.job import run_uri_of
     from vlmpipe.trainer.storage import open_storage
 
     with exit_on_error():
         uri = run_uri(compiled, run_id, job_name)
-        settings = json.loads(compiled)
-        is_local = platform_of(settings["target"]).is_here  # whose runs hold a lock
-        whole = run_uri_of(settings["root_uri"], run_id, job_name)
+        settings = CompiledSettings.read(compiled)
+        is_local = platform_of(settings.target).is_here  # whose runs hold a lock
+        whole = run_uri_of(settings.root_uri, run_id, job_name)
         if not is_local and (said := take_folder(open_storage(whole), this_job(compiled, job_name), state_of_job)):
             print(said, flush=True)
     with step_context(uri, "resolve-run") as progress:

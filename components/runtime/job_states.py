@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 from vlmpipe.components.runtime.folder_lock import OVER, RUNNING, Holder
 from vlmpipe.platforms.table import platform_of
+from vlmpipe.records.compiled import CompiledSettings
 from vlmpipe.trainer.errors import UserError
 
 
 def this_job(compiled: str, job_name: str) -> Holder:
     """This pipeline job, as others that find it in the run's folder ask for it."""
-    settings = json.loads(compiled)
-    target = settings["target"]
-    place = platform_of(target).job_place(settings["run_file"])
+    settings = CompiledSettings.read(compiled)
+    target = settings.target
+    place = platform_of(target).job_place(settings.run_file)
     where = {name: place.get(name, "") for name in ("project", "location", "namespace")}
     return Holder(job_name, target, **where, closed=False)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
 from vlmpipe.config.json_loader import parse_json
 from vlmpipe.config.overrides import Differences, differences, leaves, read_overrides, twice
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.sections.stages import with_overrides
 from vlmpipe.config.validation_errors import show
+from vlmpipe.records.compiled import CompiledSettings, Parameter
 from vlmpipe.trainer.errors import ConfigError
 
 # Settings that are compiled into the pipeline: changing them for one run would have no effect.
@@ -31,19 +31,37 @@ PARAMETER_FIELDS = {
 }
 
 
-def parameter_defaults(config: RunConfig) -> dict[str, Any]:
-    """Defaults of the pipeline's parameters: the run file's values, which the console shows."""
-    content = config.to_dict()
-    return {name: _look_up(content, field) for name, field in PARAMETER_FIELDS.items()}
+class ParameterDefaults(TypedDict):
+    """The run file's values of PARAMETER_FIELDS, which the console shows."""
+
+    data_uri: str
+    epochs: int
+    max_steps: int
+    learning_rate: float
+    seed: int
+    resume: str
+    min_exact_match: float
+
+
+def parameter_defaults(config: RunConfig) -> ParameterDefaults:
+    """Return the defaults of the pipeline's parameters."""
+    return ParameterDefaults(
+        data_uri=config.data.source,
+        epochs=config.train.epochs,
+        max_steps=config.train.max_steps,
+        learning_rate=config.train.optimizer.learning_rate,
+        seed=config.train.seed,
+        resume=config.train.resume,
+        min_exact_match=config.gate.min_exact_match,
+    )
 
 
 def compiled_settings(
     config: RunConfig, target: str, root_uri: str, stage: str = "", disks: Mapping[str, Mapping[str, int]] = NO_DISKS
 ) -> str:
-    """JSON text of what `resolve` needs from compile time: target, root, the stage that it begins, all stages, the run
-    file, the stages' fixed fields and the disks of their steps, and parameter defaults."""
+    """The JSON text of `CompiledSettings`."""
     runs = {name: run.to_dict() for name, run in config.stage_runs().items()}
-    settings = {
+    content = {
         "target": target,
         "root_uri": root_uri,
         "stage": stage,
@@ -53,14 +71,14 @@ def compiled_settings(
         "parameters": parameter_defaults(config),
         "disks": disks,
     }
-    return json.dumps(settings, sort_keys=True)
+    return CompiledSettings.model_validate(content).text()
 
 
 def with_parameters(
-    run_file: str, settings: Mapping[str, Any], overrides: str, parameters: Mapping[str, str | int | float]
+    run_file: str, settings: CompiledSettings, overrides: str, parameters: Mapping[str, Parameter]
 ) -> RunConfig:
     """The run file with this run's parameters and overrides. Raises ConfigError."""
-    defaults = settings["parameters"]
+    defaults = settings.parameters
     given = {PARAMETER_FIELDS[name]: value for name, value in parameters.items() if _is_changed(value, defaults[name])}
     others = read_overrides(overrides)
     if both := sorted({inner for _, inner in twice([*given, *{path for path, _ in leaves(others)}])}):
@@ -69,10 +87,10 @@ def with_parameters(
     return parse_run_config(content, "run file with this run's parameters")
 
 
-def from_compiled(whole: RunConfig, compiled: Mapping[str, Any], stage: str) -> Differences:
+def from_compiled(whole: RunConfig, compiled: Mapping[str, object], stage: str) -> Differences:
     """How a stage's run file differs from that of the compiled pipeline; no difference where none was compiled."""
 
-    def of_stage(config: RunConfig) -> dict[str, Any]:
+    def of_stage(config: RunConfig) -> dict[str, object]:
         sweep = {"sweep": config.to_dict()["sweep"]} if config.sweep else {}
         return {**config.stage_runs()[stage].to_dict(), **sweep}
 
@@ -87,14 +105,14 @@ def _is_changed(value: str | int | float, default: str | int | float) -> bool:
     return float(value) != float(default)  # pipeline parameters are doubles: a larger seed arrives rounded
 
 
-def _run_file(text: str) -> dict[str, Any]:
+def _run_file(text: str) -> dict[str, object]:
     value = parse_json(text, "parameter run_file")
     if not isinstance(value, dict):
         raise ConfigError(f"parameter run_file is {show(value)}", expected="a run file as a JSON object")
     return value
 
 
-def require_fixed(content: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+def require_fixed(content: Mapping[str, object], fixed: Mapping[str, object]) -> None:
     """Raise ConfigError for a setting that cannot change for one run."""
     changed = [field for field in fixed if _look_up(content, field) != fixed[field]]
     if changed:
@@ -105,8 +123,9 @@ def require_fixed(content: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
         )
 
 
-def _look_up(content: Mapping[str, Any], field: str) -> Any:
-    value: Any = content
+def _look_up(content: Mapping[str, object], field: str) -> object:
+    value: object = content
     for part in field.split("."):
+        assert isinstance(value, Mapping)
         value = value[part]
     return value

@@ -11,7 +11,7 @@ import shlex
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmpipe.components.runtime.parameters import from_compiled, require_fixed, with_parameters
 from vlmpipe.config.overrides import Differences, override_texts
@@ -21,6 +21,7 @@ from vlmpipe.config.sections.sweep import SweepConfig, Variant, variants_of
 from vlmpipe.config.yaml_loader import parse_yaml
 from vlmpipe.job_spec.build import check_jobs, worker_pools
 from vlmpipe.platforms.table import platform_of
+from vlmpipe.records.compiled import CompiledSettings
 from vlmpipe.records.plan import PlannedRun
 from vlmpipe.registry.hub import require_token
 from vlmpipe.trainer.config.job import RunPaths
@@ -76,16 +77,16 @@ def resolve(
     Raises ConfigError, also where checkpoints of the run cannot be continued with these settings.
     """
     run_uri(compiled, run_id, job_name)  # checks the id
-    settings = json.loads(compiled)
+    settings = CompiledSettings.read(compiled)
     whole = with_parameters(run_file, settings, overrides, parameters)
-    runs, stages = whole.stage_runs(), settings["stages"]
-    if list(runs) != stages:
+    runs, stages = whole.stage_runs(), settings.stages
+    if tuple(runs) != stages:
         raise ConfigError(
             f"the run file has the stages {', '.join(runs) or 'none'}",
             expected=f"those of the compiled pipeline: {', '.join(stages)}",
             fix="compile the run file again",
         )
-    root_uri = settings["root_uri"]
+    root_uri = settings.root_uri
     if not in_bucket(root_uri):
         root_uri = open_storage(root_uri).root_uri  # absolute: a job may run in another folder
     submission = job_name or uuid.uuid4().hex
@@ -100,7 +101,7 @@ def resolve(
         )
 
         require_conditional_writes(S3Storage(root_uri))
-    stage = settings["stage"]
+    stage = settings.stage
     this, number = paths[stage], stages.index(stage)
     plans: dict[str, Plan | None] = {}
     if number == 0:  # nothing starts where a later stage could not
@@ -108,7 +109,7 @@ def resolve(
             with naming_stage(name):
                 _, plans[name] = _checked(runs[name], settings, name, paths[name])
                 open_source(runs[name].data)
-                _with_benchmarks(runs[name], is_local=platform_of(settings["target"]).is_here)
+                _with_benchmarks(runs[name], is_local=platform_of(settings.target).is_here)
     with naming_stage(stage):
         config, plans[stage] = _of_stage(runs, settings, stage, paths)
     from vlmpipe.runs.changed_settings import require_resumable  # not above: compiling needs none of it
@@ -127,13 +128,13 @@ def resolve(
         train_pools=worker_pools(config, "train", this.run_uri),
         evaluate_pools=worker_pools(config, "evaluate", this.run_uri),
         benchmark_pools=worker_pools(config, "benchmark", this.run_uri) if config.evaluate.lmms_eval else [],
-        differences=from_compiled(whole, settings["run_file"], stage),
+        differences=from_compiled(whole, settings.run_file, stage),
         since_last_start=since_last_start,
     )
 
 
 def _of_stage(
-    runs: Mapping[str, RunConfig], settings: Mapping[str, Any], stage: str, paths: Mapping[str, RunPaths]
+    runs: Mapping[str, RunConfig], settings: CompiledSettings, stage: str, paths: Mapping[str, RunPaths]
 ) -> tuple[RunConfig, Plan | None]:
     """The run file of a stage as its jobs get it, with its plan; a later one begins with the export before it."""
     config, before = runs[stage], list(runs)[: list(runs).index(stage)]
@@ -144,21 +145,22 @@ def _of_stage(
 
         config = continued(config, paths[stage], [(runs[name], paths[name]) for name in before])
     config, plan = _checked(config, settings, stage, paths[stage])
-    return _with_benchmarks(config, is_local=platform_of(settings["target"]).is_here), plan
+    return _with_benchmarks(config, is_local=platform_of(settings.target).is_here), plan
 
 
 def _open_variants(
-    whole: RunConfig, sweep: SweepConfig, settings: Mapping[str, Any], paths: Mapping[str, RunPaths]
+    whole: RunConfig, sweep: SweepConfig, settings: CompiledSettings, paths: Mapping[str, RunPaths]
 ) -> None:
     """Check every variant, and write what its trainings read."""
     from vlmpipe.components.runtime.sweep_steps import write_sweep  # not above: as continued
 
-    stage, found = settings["stage"], list[tuple[Variant, RunConfig]]()
+    stage, trained = settings.stage, list[tuple[Variant, RunConfig]]()
+    unfixed = settings.model_copy(update={"fixed": {settings.stage: {}}})
     for variant in variants_of(sweep):
         runs = whole.variant(variant).stage_runs()
         with naming_stage(variant.name, kind="variant"):
-            found.append((variant, _of_stage(runs, {**settings, "fixed": {stage: {}}}, stage, paths)[0]))
-    write_sweep(paths[stage], sweep, found)
+            trained.append((variant, _of_stage(runs, unfixed, stage, paths)[0]))
+    write_sweep(paths[stage], sweep, trained)
 
 
 def _with_benchmarks(config: RunConfig, *, is_local: bool) -> RunConfig:
@@ -183,11 +185,11 @@ def _with_benchmarks(config: RunConfig, *, is_local: bool) -> RunConfig:
 
 
 def _checked(
-    config: RunConfig, settings: Mapping[str, Any], stage: str, paths: RunPaths
+    config: RunConfig, settings: CompiledSettings, stage: str, paths: RunPaths
 ) -> tuple[RunConfig, Plan | None]:
     """The run file as its jobs get it, with its plan. Raises ConfigError where it cannot run."""
-    require_fixed(config.to_dict(), settings["fixed"][stage])
-    platform = platform_of(settings["target"])
+    require_fixed(config.to_dict(), settings.fixed[stage])
+    platform = platform_of(settings.target)
     platform.check(config)
     platform.check_files(config)
     config = _with_registry(config, paths.root_uri)
@@ -207,7 +209,7 @@ def _checked(
         from vlmpipe.planner.plan import plan_run  # not above: compiling needs this module, and no planner
         from vlmpipe.planner.steps.estimate import Stage
 
-        place = Stage(is_last=stage == settings["stages"][-1], disks=settings["disks"].get(stage, {}))
+        place = Stage(is_last=stage == settings.stages[-1], disks=settings.disks.get(stage, {}))
         plan = plan_run(config, here=None if elsewhere else this_machine(), stage=place)
     if not elsewhere or config.plan.fail_on_error:
         check_jobs(config, paths.run_uri)
@@ -229,19 +231,8 @@ def open_run_folder(run_file: str, root_uri: str, *, run_id: str, overrides: str
         raise ConfigError(
             "run_file is not a run file", expected="a mapping with sections such as model, data and train"
         )
-    compiled = json.dumps(
-        {
-            "target": target,
-            "root_uri": root_uri,
-            "stage": "",
-            "stages": [""],
-            "run_file": {},
-            "fixed": {"": {}},
-            "parameters": {},
-            "disks": {},
-        }
-    )
-    return resolve(json.dumps(content), compiled, run_id=run_id, overrides=overrides).run_uri
+    compiled = CompiledSettings(target=target, root_uri=root_uri, fixed={"": {}})
+    return resolve(json.dumps(content), compiled.text(), run_id=run_id, overrides=overrides).run_uri
 
 
 def _require_not_red(plan: Plan) -> None:

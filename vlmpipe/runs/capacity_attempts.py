@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from vlmpipe.trainer.records.record import of_another_version
 
 FILE = "capacity_fallback.json"
 
@@ -27,19 +30,27 @@ class Attempt:
         parts = [self.outcome or now, *([f"${self.usd:,.2f}"] if self.usd is not None else [])]
         return f"{self.strategy}: {', '.join(parts)}{f': {self.why}' if self.why else ''}"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {name: value for name, value in asdict(self).items() if name != "token"}
 
 
-def parse_attempts(content: Mapping[str, Any], of_run: str) -> tuple[Attempt, ...]:
+_ATTEMPTS = TypeAdapter(tuple[Attempt, ...])
+
+
+def parse_attempts(content: Mapping[str, object], of_run: str) -> tuple[Attempt, ...]:
     """The options in a capacity_fallback.json, in the order in which they were tried.
+
+    A field that this version does not know is left out. Raises ConfigError for one of another type.
 
     Args:
         of_run: the version of `<run>/run.json`, which a resumed run writes again: it starts with the first option.
     """
     if content.get("of_run") != of_run:
         return ()
-    return tuple(Attempt(**attempt) for attempt in content["attempts"])
+    try:
+        return _ATTEMPTS.validate_python(content["attempts"])
+    except ValidationError as error:
+        raise of_another_version(FILE, error) from error
 
 
 def waiting_message(options: Sequence[Attempt]) -> str:

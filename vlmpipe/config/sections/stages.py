@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ from pydantic import Field
 from vlmpipe.config.overrides import apply_overrides, leaves, merged
 from vlmpipe.config.sections.sweep import hidden_by_sweep
 from vlmpipe.config.validation_errors import Problem, ProblemsError, RunFileError, show
+from vlmpipe.records.compiled import CompiledSettings
 from vlmpipe.trainer.config.base import Section
 from vlmpipe.trainer.config.job import require_run_id, run_uri_of
 from vlmpipe.trainer.config.model import ModelPart
@@ -101,8 +101,8 @@ def run_uri(compiled: str, run_id: str, job_name: str) -> str:
     """The folder of the run or of one of its stages. Raises ConfigError for an id that cannot be a folder's name."""
     if name := run_id or job_name:  # a schedule's runs are named when they start
         require_run_id(name)
-    settings = json.loads(compiled)
-    return run_uri_of(settings["root_uri"], stage_run_id(run_id or job_name, settings["stage"], settings["stages"]), "")
+    settings = CompiledSettings.read(compiled)
+    return run_uri_of(settings.root_uri, stage_run_id(run_id or job_name, settings.stage, settings.stages), "")
 
 
 def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) -> dict[str, dict[str, object]]:
