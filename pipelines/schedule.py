@@ -59,7 +59,7 @@ class SchedulePlan:
             return "replace"
         return "update" if self.changes else "nothing"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "schedule": self.wanted.name,
             "action": self.action,

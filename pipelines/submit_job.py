@@ -62,7 +62,7 @@ class SubmittedJob:
     def started(self) -> RunOnVertex | None:
         return RunOnVertex(self.address) if self.address else None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "sent": bool(self.resource_name),
             "resource_name": self.resource_name or None,

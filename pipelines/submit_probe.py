@@ -38,7 +38,7 @@ class SubmittedProbe:
     spending: Spending
     run_uri: str
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "run_uri": self.run_uri,
             "plan": {"usd": self.spending.usd, "hours": self.spending.hours, "machines": self.spending.machines},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from vlmpipe.components.runtime.jobs_on_targets import run_on_target
 from vlmpipe.components.runtime.step_logic import point_to_features, prepare_run
@@ -95,7 +94,7 @@ def write_sweep(run: RunPaths, sweep: SweepConfig, variants: Sequence[tuple[Vari
     ).write(open_storage(run.run_uri))
 
 
-def _require_same_settings(variant: str, store: Storage, own: RunConfig, content: Mapping[str, Any]) -> None:
+def _require_same_settings(variant: str, store: Storage, own: RunConfig, content: Mapping[str, object]) -> None:
     """Raise ConfigError, which names the fields, where a training of an earlier start is done with other settings: its
     scores would be reported as those of these. A field that came with a later version of vlmpipe, at its default, is
     no other setting."""

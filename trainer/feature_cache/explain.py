@@ -39,7 +39,7 @@ class Explanation:
     description: dict[str, Any] = field(repr=False)
     others: tuple[OtherStore, ...]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return asdict(self)
 
     def lines(self) -> list[str]:

@@ -98,7 +98,7 @@ class Comparison:
     disagreements: tuple[Disagreement, ...]
     notes: tuple[str, ...]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "runs": [
                 {

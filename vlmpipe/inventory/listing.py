@@ -61,7 +61,7 @@ class ListedRun:
     settings: dict[str, Any] = field(default_factory=dict)
     more: dict[str, object] = field(default_factory=dict)  # for programs
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         fields = {name: value for name, value in asdict(self).items() if name not in ("settings", "more", "folder")}
         return {**self.more, **fields, "run_uri": str(self.folder)}
 

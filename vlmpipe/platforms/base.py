@@ -50,7 +50,7 @@ class Status(Protocol):
         """The gate's, once it is made."""
 
     def lines(self) -> list[str]: ...
-    def as_json(self) -> dict[str, Any]: ...
+    def as_json(self) -> dict[str, object]: ...
 
 
 @dataclass(frozen=True)
@@ -138,14 +138,14 @@ class Submitted(Protocol):
         """The run that was started; None where nothing was sent."""
 
     def lines(self) -> list[str]: ...
-    def as_json(self) -> dict[str, Any]: ...
+    def as_json(self) -> dict[str, object]: ...
 
 
 class Published(Protocol):
     """A pipeline in a registry of pipelines after `publish`."""
 
     def lines(self) -> list[str]: ...
-    def as_json(self) -> dict[str, Any]: ...
+    def as_json(self) -> dict[str, object]: ...
 
 
 class Platform(ABC):
@@ -215,7 +215,7 @@ class Platform(ABC):
 
     def deploy(
         self, run_uri: str, run: RunSettings, registered: Registered, questions: Sequence[HeldOutQuestion]
-    ) -> tuple[Agreement, dict[str, Any]]:
+    ) -> tuple[Agreement, dict[str, object]]:
         """Serve a registered model, ask it `questions`, and keep it where it answers as it was evaluated.
 
         Args:

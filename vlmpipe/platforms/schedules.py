@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
@@ -56,7 +56,7 @@ class RunSchedule(Protocol):
     def started(self) -> int | None:
         """Runs so far; None where the service does not say."""
 
-    def as_json(self) -> dict[str, Any]: ...
+    def as_json(self) -> dict[str, object]: ...
     def changes_to(self, wanted: Self) -> list[Change]:
         """Changes that turn this live schedule into the wanted one."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from vlmpipe.config.sections.tune import Value
 from vlmpipe.runs.run_state import RunState
@@ -108,7 +108,7 @@ class SearchStatus:
             table["to stop"] = f"vlmpipe cancel {self.search_id}"
         return lines + [f"  {name:<9} {value}" for name, value in table.items() if value]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         fields = ("search_id", "uri", "outcome", "exit_code", "metric", "goal", "num_trials")
         more = ("error", "resource_name", "console_url")
         return {

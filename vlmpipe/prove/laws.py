@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from vlmpipe.prove.losses import LABELLINGS, SPANS, SampleLoss, difference, is_close, sample_mean, token_mean
 from vlmpipe.prove.sample_set import NUM_SAMPLES
@@ -36,7 +36,7 @@ class Verdict:
     cure: str = ""
     seconds: float = 0.0
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return asdict(self)
 
 

@@ -57,7 +57,7 @@ class Proven:
     def broken(self) -> list[Verdict]:
         return [verdict for verdict in self.verdicts if verdict.state in ("does not hold", "not run")]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "trainer": self.trainer,
             "model_type": self.model_type,

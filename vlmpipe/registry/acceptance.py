@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from vlmpipe.config.sections.output import GateConfig
 from vlmpipe.trainer.evaluation.significance.paired import LEVEL, PairedCounts, is_above
@@ -33,7 +32,7 @@ class GateRates:
     min_questions: int
     accepted: dict[float, dict[float, float | None]]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         rates = [
             {"differing": share, "difference": difference, "accepted": rate}
             for share, of_share in self.accepted.items()

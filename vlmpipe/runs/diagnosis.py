@@ -11,7 +11,6 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
 
 from vlmpipe.runs.failure_patterns import Hit, Pattern, hits, patterns
 from vlmpipe.runs.stack_dumps import Stall
@@ -97,7 +96,7 @@ class Diagnosis:
             lines.append(f"  continue:  {self.command}")
         return lines
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """For programs."""
         hit, stall = self.hit, self.stall
         return {

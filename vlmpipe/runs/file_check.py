@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from vlmpipe.config.sections.stages import STAGES_FOLDER
 from vlmpipe.trainer.checkpoint.commit import FOLDER as CHECKPOINTS
@@ -41,7 +40,7 @@ class FileCheck:
     def line(self) -> str:
         return f"{self.part:<21} {self.problem or f'whole, {self.files:,} files'}   {self.uri}"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return asdict(self)
 
 

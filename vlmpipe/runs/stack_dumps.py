@@ -7,7 +7,6 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vlmpipe.trainer.storage.regular_files import NotRegularFileError, open_regular
 
@@ -63,7 +62,7 @@ class Stall:
                 found[frames[-1]].append(rank)
         return dict(found)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """For programs."""
         return {
             "last_step": self.last_step,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from vlmpipe.serving.openai import Answer
 from vlmpipe.serving.questions import Chat, HeldOutQuestion
@@ -63,7 +62,7 @@ class Agreement:
             f" ({'; '.join(told)})" if told else ""
         )
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "asked": self.asked,
             "agreement": self.share,

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import yaml
 
@@ -141,7 +140,7 @@ class Coverages:
         for source in self._config.all_sources:
             self.by_source[source.name].check(source.uri)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Keys that nothing read, with the number of samples that have them, by source; and samples of each source."""
         return {
             name: {

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.job import JobConfig
@@ -58,7 +57,7 @@ class Fetched:
         if len(shown) < EXAMPLES:
             shown.append(without_query(address))
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {**vars(self), "failed": dict(self.failed.most_common())}
 
     def sentence(self) -> str:

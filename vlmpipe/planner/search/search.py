@@ -8,7 +8,6 @@ trainer can run and the planner's checks accept. A forecast's error is larger th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.catalog.prices import Prices
@@ -47,7 +46,7 @@ class Suggestions:
     today: Suggestion | None = None
     without_today: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For `plan --suggest --json`."""
         return {
             "today": vars(self.today) if self.today else None,

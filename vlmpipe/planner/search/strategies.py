@@ -60,7 +60,7 @@ class Comparison:
     global_batch_size: int
     cells: tuple[Cell, ...]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For `plan --strategies --json`."""
         return asdict(self)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from vlmpipe.platforms.base import Order, Platform
 from vlmpipe.trainer.errors import ConfigError
@@ -87,7 +87,7 @@ class Kubeflow(Platform):
 
     def deploy(
         self, run_uri: str, run: RunSettings, registered: Registered, questions: Sequence[HeldOutQuestion]
-    ) -> tuple[Agreement, dict[str, Any]]:
+    ) -> tuple[Agreement, dict[str, object]]:
         from vlmpipe.config.serving_container import arguments_of, require_deploy
         from vlmpipe.platforms.kubeflow.inference_service import FOLDER, InferenceService
         from vlmpipe.serving.agreement import measure_agreement, require_agreement

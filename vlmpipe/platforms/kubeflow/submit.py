@@ -42,7 +42,7 @@ class SubmittedToKubeflow:
     def started(self) -> RunOnKubeflow | None:
         return RunOnKubeflow(self.run) if self.run else None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "sent": self.run is not None,
             "resource_name": self.run.link if self.run else None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 import kfp_server_api
 
@@ -25,7 +24,7 @@ class PublishedToKubeflow:
     uploaded: bool  # False: it was there already
     note: str = ""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "pipeline": str(self.compiled.path),
             "template": self.link,

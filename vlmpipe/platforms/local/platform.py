@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmpipe.platforms.base import Platform
 from vlmpipe.trainer.storage.base import join_uri
@@ -53,7 +53,7 @@ class Local(Platform):
 
     def deploy(
         self, run_uri: str, run: RunSettings, registered: Registered, questions: Sequence[HeldOutQuestion]
-    ) -> tuple[Agreement, dict[str, Any]]:
+    ) -> tuple[Agreement, dict[str, object]]:
         from vlmpipe.config.serving_container import require_deploy
         from vlmpipe.serving.agreement import measure_agreement, require_agreement
         from vlmpipe.serving.openai import CHAT_PATH, ChatServer

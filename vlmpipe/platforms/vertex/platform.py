@@ -109,7 +109,7 @@ class Vertex(Platform):
 
     def deploy(
         self, run_uri: str, run: RunSettings, registered: Registered, questions: Sequence[HeldOutQuestion]
-    ) -> tuple[Agreement, dict[str, Any]]:
+    ) -> tuple[Agreement, dict[str, object]]:
         from vlmpipe.config.serving_container import require_deploy
         from vlmpipe.platforms.vertex.client import Place
         from vlmpipe.platforms.vertex.endpoint import VertexEndpoint

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from google.api_core import exceptions
 from google.cloud.aiplatform_v1.types import CreatePipelineJobRequest, ListSchedulesRequest, PipelineJob, Schedule
@@ -86,7 +86,7 @@ class VertexSchedule:
     def job(self) -> PipelineJob:
         return self.schedule.create_pipeline_job_request.pipeline_job
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         content = json_format.MessageToDict(Schedule.pb(self.schedule))
         content.pop("createPipelineJobRequest", None)
         return {"run_file": self.name, "digest": self.digest, **content}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmpipe.planner.cost.quotas import quotas
 from vlmpipe.planner.spending.approval import (
@@ -56,7 +56,7 @@ class SubmittedToVertex:
             return None
         return RunOnVertex(Address(self.submission.place, self.submission.job_id))
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         spending = self.spending
         return {
             "sent": bool(self.resource_name),

@@ -12,7 +12,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from google.protobuf import json_format
@@ -41,7 +40,7 @@ class PublishedTemplate:
     tags: dict[str, str]  # each with its change: new, moved, or there
     uploaded: bool  # False: the same bytes were there already
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "pipeline": str(self.compiled.path),
             "template": self.address,

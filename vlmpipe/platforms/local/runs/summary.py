@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from vlmpipe.config.sections.stages import path_in
 from vlmpipe.platforms.jobs.step_record import newest_checkpoint_step
@@ -138,7 +137,7 @@ class RunReport:
                 return [*stopped(self), *notes(self)]
         return [*failure(self), *notes(self)]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """For programs."""
         evaluation, decision, registered = self.evaluation, self.decision, self.registered
         comparison = SweepComparison.read_if_there(LocalStorage(self.folder))

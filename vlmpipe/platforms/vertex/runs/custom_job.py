@@ -132,7 +132,7 @@ class JobStatus:
         unread = [f"note: progress is missing, because {self.unreadable}"] if self.unreadable else []
         return [*lines, *(f"note: {note}" for note in self.state.notes), *unread]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """For programs; the fields of a run have the same names."""
         return {
             "run_id": self.address.job_id,

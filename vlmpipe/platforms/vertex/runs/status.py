@@ -125,7 +125,7 @@ class VertexStatus(ServiceRun):
             notes.append(f"progress, messages and exit codes are missing, because {self.files.unreadable}")
         return lines + [f"note: {note}" for note in notes]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """For programs; the fields of a local run have the same names."""
         evaluation, comparison = self.files.record(Evaluation), self.files.record(SweepComparison)
         decision, registered = self.files.record(Decision), self.files.record(Registered)
