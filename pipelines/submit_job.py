@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.components.runtime.parameters import compiled_settings
@@ -197,7 +196,7 @@ def submit_spec(
     )
 
 
-def _labels(given: Any) -> dict[str, str]:
+def _labels(given: object) -> dict[str, str]:
     if not isinstance(given, Mapping):
         raise ConfigError(f"labels is {given!r}", expected="names with their values")
     labels = {str(name): str(value) for name, value in given.items()}

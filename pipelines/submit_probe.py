@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.job_spec.build import check_job_spec, job_settings
@@ -48,7 +47,7 @@ class SubmittedProbe:
     def lines(self) -> list[str]:
         return [plan_line(self.spending), *(line for job in self.jobs for line in job.lines())]
 
-    def results(self) -> list[dict[str, Any]]:
+    def results(self) -> list[dict[str, object]]:
         """Results of the probes in the run's folder; none of one that ended before it could measure."""
         store, found = open_storage(self.run_uri), []
         for step in self.steps:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from vlmpipe.trainer.checkpoint.commit import Checkpoint, Listing, inspect
 from vlmpipe.trainer.checkpoint.export.hf_export import export_checkpoint
 from vlmpipe.trainer.checkpoint.manifest import DamagedError, signing_key
@@ -28,7 +26,7 @@ def sync_run(job: JobConfig) -> dict[str, object]:
     store, mirror, key = open_storage(job.run.run_uri), mirror_of(job), signing_key(job.checkpoint)
     passed_over: list[str] = []
 
-    def export(source: Storage, name: str, listing: Listing) -> tuple[Storage, Checkpoint, dict[str, Any]]:
+    def export(source: Storage, name: str, listing: Listing) -> tuple[Storage, Checkpoint, dict[str, object]]:
         checkpoint, _ = inspect(source, name, listing, key=key)
         return source, checkpoint, export_checkpoint(job, source, checkpoint, passed_over)
 

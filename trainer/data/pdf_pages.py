@@ -10,7 +10,6 @@ import json
 import sys
 import threading
 from contextlib import closing
-from typing import Any
 
 from vlmpipe.trainer.data.bounded_process import BoundedProcess, bound_memory, bound_time
 from vlmpipe.trainer.data.sample import png_bytes
@@ -85,7 +84,7 @@ def main() -> None:
     data = b""
     for line in sys.stdin:
         bound_time(CPU_S)
-        answer: dict[str, Any]
+        answer: dict[str, object]
         try:
             asked = json.loads(line)
             data = base64.b64decode(asked["document"]) if asked["document"] is not None else data

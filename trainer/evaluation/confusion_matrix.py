@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from vlmpipe.trainer.evaluation.metrics import Prediction, normalise
 from vlmpipe.trainer.records.evaluation import Evaluation
@@ -66,7 +65,7 @@ def confusion_of(pairs: Iterable[tuple[str, str]]) -> Confusion | None:
     return Confusion(answers, columns, rows)
 
 
-def confusions(predictions: Sequence[Prediction]) -> dict[str, Any]:
+def confusions(predictions: Sequence[Prediction]) -> dict[str, object]:
     """The part of evaluate.json: a table per slice, the `shown` one for the console, and a `note` about it.
 
     The shown table has the most answers, then the most questions.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -27,11 +27,11 @@ class Examiner(Protocol):
         turns: Sequence[Turn],
         images: Sequence[ShownImages],
         device: torch.device,
-    ) -> list[dict[str, Any]]:
+    ) -> list[dict[str, object]]:
         """Return what `summarise` and `maps` need of each question, as plain JSON."""
         ...
 
-    def summarise(self, records: Sequence[dict[str, Any]], exact_match: float | None) -> dict[str, object]:
+    def summarise(self, records: Sequence[dict[str, object]], exact_match: float | None) -> dict[str, object]:
         """Return means over questions."""
         ...
 

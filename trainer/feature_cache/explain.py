@@ -36,7 +36,7 @@ class Explanation:
     uri: str
     images: int  # distinct ones of the prepared data; 0 when it is not prepared
     missing: int
-    description: dict[str, Any] = field(repr=False)
+    description: dict[str, object] = field(repr=False)
     others: tuple[OtherStore, ...]
 
     def as_json(self) -> dict[str, object]:
@@ -82,7 +82,7 @@ def explain(job: JobConfig) -> Explanation:
     return Explanation(state, uri, len(wanted), missing, description, others)
 
 
-def differences(ours: Mapping[str, Any], theirs: Mapping[str, object]) -> dict[str, tuple[object, object]]:
+def differences(ours: Mapping[str, object], theirs: Mapping[str, object]) -> dict[str, tuple[object, object]]:
     """Fields that differ, by dotted name; None for a missing one."""
     flat = [_flat(description) for description in (ours, theirs)]
     names = sorted({*flat[0], *flat[1]})
@@ -100,7 +100,7 @@ def _others(root: str, key: str, description: dict[str, object]) -> Iterator[Oth
 
 
 def _flat(description: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, value in description.items():
         found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return found

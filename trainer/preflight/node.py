@@ -15,7 +15,6 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from vlmpipe.trainer.checkpoint.staging import sweep_staging
 from vlmpipe.trainer.distributed.cluster_env import REPORT_VARIABLE
@@ -49,7 +48,7 @@ class NodeReport:
     output_s: float | None = None  # to write, read and delete a small object
     clock_ahead_s: float | None = None
     swept: int = 0  # deleted folders of killed processes
-    machine: dict[str, Any] | None = (
+    machine: dict[str, object] | None = (
         None  # vlmpipe.trainer.preflight.machine; None where nothing is bought for the node
     )
     warnings: list[str] = field(default_factory=list)

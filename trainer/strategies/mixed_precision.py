@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +85,7 @@ class LossScale:
                     gradient = parameter.grad
                     (gradient.to_local() if isinstance(gradient, DTensor) else gradient).mul_(1 / self.value)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Checkpoint entry; empty unless the precision is fp16."""
         numbers = [self.value, self._good_steps, self._in_a_row, self.overflows]
         return {"loss_scale": torch.tensor(numbers, dtype=torch.float64)} if self.is_on else {}

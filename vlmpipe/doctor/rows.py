@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from vlmpipe.trainer.errors import ExitCode
 
@@ -68,7 +68,7 @@ def decision(rows: Sequence[Row]) -> str:
     return f"Nothing that can be seen is missing: {seen}."
 
 
-def as_json(rows: Sequence[Row]) -> dict[str, Any]:
+def as_json(rows: Sequence[Row]) -> dict[str, object]:
     """All rows as one object."""
     return {
         "ok": exit_code(rows) == ExitCode.OK,

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 from vlmpipe.trainer.data.sample import IMAGE_SUFFIXES, SPLIT_NAMES
 from vlmpipe.trainer.data.sources.file_patterns import SPECIAL
@@ -229,7 +228,7 @@ def _start_of(table: Path) -> bytes:
         return file.read(START_BYTES)
 
 
-def _rows(text: str) -> Iterator[dict[str, Any]]:
+def _rows(text: str) -> Iterator[dict[str, object]]:
     """Lines of a CSV file by its header; fields beyond it, which the source refuses, have no name."""
     with contextlib.suppress(csv.Error):  # the source's own reader says it better
         for row in csv_rows(io.StringIO(text)):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -151,7 +150,7 @@ def _write_unfinished(folder: Path, asked: Mapping[str, object], verdicts: Mappi
     LocalStorage(folder).write(UNFINISHED, json.dumps(content, indent=1).encode())
 
 
-def page(content: Mapping[str, Any]) -> str:
+def page(content: Mapping[str, object]) -> str:
     """The content of prove.json as a page."""
     environment = jinja2.Environment(loader=jinja2.PackageLoader("vlmpipe.prove.prove", "."), autoescape=True)
     return environment.get_template("page.html.j2").render(content, style=Markup(STYLE))

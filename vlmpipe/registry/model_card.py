@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import jinja2
 import yaml
@@ -119,7 +118,7 @@ def _require_header(card: str, metadata: Mapping[str, object]) -> None:
 
 def _metadata(config: JobConfig, evaluation: Evaluation, model: str) -> dict[str, object]:
     parts = [part for part in config.model.sources.values() if part]
-    metadata: dict[str, Any] = {
+    metadata: dict[str, object] = {
         "library_name": "transformers",
         "pipeline_tag": "image-text-to-text",
         "tags": ["vision-language", config.model.family, "vlmpipe"],

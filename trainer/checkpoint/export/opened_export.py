@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -165,7 +164,7 @@ def _load_adapter(folder: Path, model: nn.Module, tensors: Mapping[str, Tensor])
     import peft
 
     with parameters_on_meta(), no_init_weights():  # else the whole base is made in fp32, and drawn
-        base: Any = AutoModelForImageTextToText.from_config(model.config, trust_remote_code=False)
+        base: object = AutoModelForImageTextToText.from_config(model.config, trust_remote_code=False)
     on_base = peft.get_peft_model(base, peft.PeftConfig.from_pretrained(str(folder)), low_cpu_mem_usage=True)
     result = peft.set_peft_model_state_dict(on_base, dict(tensors), low_cpu_mem_usage=True)
     # Not of a tied head, whose rows PEFT takes from the embedding.

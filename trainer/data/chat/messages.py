@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.sample import Turn
@@ -148,7 +148,7 @@ def as_chat(messages: Sequence[Message], plain: frozenset[Role] = frozenset()) -
     chat = []
     for message in messages:
         parts = [{"type": "image"} if part is None else {"type": "text", "text": part} for part in message.content]
-        content: Any = parts
+        content: object = parts
         is_plain = message.role in plain or message.role == "tool"
         if is_plain and len(parts) == 1 and message.content[0] is not None:
             content = message.content[0]

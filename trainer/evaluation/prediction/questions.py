@@ -7,7 +7,6 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
@@ -72,7 +71,7 @@ def _is_question(row: object) -> bool:
 
 def _of_source(source: str, question: str, data: DataConfig) -> list[ToAnswer]:
     """The questions of a source. What cannot be asked is one with its reason, so that its row says it."""
-    changed: dict[str, Any] = {"source": source, "sources": (), "phases": (), "max_samples": 0}
+    changed: dict[str, object] = {"source": source, "sources": (), "phases": (), "max_samples": 0}
     if source != data.source:
         changed["image_folder"] = ""  # they lie next to the records, or in them
     opened = open_source(data.model_copy(update=changed))
@@ -116,7 +115,7 @@ def _row(source: Path, number: int, row: object, question: str) -> ToAnswer:
     return ToAnswer(source.parent / image, text)
 
 
-def _table(source: Path) -> Iterator[Any]:
+def _table(source: Path) -> Iterator[object]:
     with os_errors(f"reading {source}"):
         data = source.read_bytes()
     kind = source.suffix.lower()

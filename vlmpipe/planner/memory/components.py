@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from vlmpipe.planner.memory.zero_config import ZeroSettings
 from vlmpipe.planner.parallel_layout import Layout
@@ -41,7 +41,7 @@ def split(count: int, shards: int) -> int:
 class Setting:
     """Other values of the run file, and the memory that they need."""
 
-    change: dict[str, Any]
+    change: dict[str, object]
     total_bytes: int
     fits: bool
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from vlmpipe.catalog.machines import Catalog, Gpu, Machine
 from vlmpipe.catalog.prices import Prices
@@ -47,7 +46,7 @@ class Cluster:
     def gpus(self) -> int:
         return self.nodes * self.gpus_per_node
 
-    def change(self, base: RunConfig) -> dict[str, Any]:
+    def change(self, base: RunConfig) -> dict[str, object]:
         """Fields of the run file."""
         disks, disk = self.machine.boot_disk_types, base.cluster.boot_disk_type
         every_gpu = {} if base.cluster.processes_per_replica == "auto" else {"cluster.processes_per_replica": "auto"}
@@ -149,7 +148,7 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
         copies = cluster.gpus // (tensor * pipeline)
         if strategy == "hsdp" and cluster.nodes == 1:
             continue  # this is fsdp then
-        change: dict[str, Any] = {"train.strategy": strategy}
+        change: dict[str, object] = {"train.strategy": strategy}
         if tensor != train.tensor_parallel:
             change["train.tensor_parallel"] = tensor
         if pipeline != train.pipeline_parallel:
@@ -184,7 +183,7 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
 
 def _number_types(train: TrainConfig, strategy: str) -> dict[str, object]:
     """Changes without which the strategy is refused: see `vlmpipe.trainer.config.precision`."""
-    change: dict[str, Any] = {}
+    change: dict[str, object] = {}
     if train.precision == "bf16-autocast" and strategy in GATHERED_IN_BF16:
         change["train.precision"] = "bf16"
     if train.gradient_accumulation_dtype == "bf16" and strategy not in SUMMING_IN_BF16:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.catalog.prices import Prices
@@ -129,7 +128,7 @@ def _cells(search: Search, place: Cluster, degrees: Degrees) -> list[Cell]:
     return cells
 
 
-def _too_large(search: Search, place: Cluster, strategy: str, tried: list[tuple[dict[str, Any], RunConfig]]) -> Cell:
+def _too_large(search: Search, place: Cluster, strategy: str, tried: list[tuple[dict[str, object], RunConfig]]) -> Cell:
     """The least that a GPU would need: with all that saves activations, where there is room for them at all."""
     needs = []
     for _, config in tried:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from vlmpipe.trainer.checkpoint.attempts import order_of
 from vlmpipe.trainer.checkpoint.commit import committed
@@ -22,7 +21,7 @@ class JobRecord:
     """The record of one job. What the job's own program writes stays; `detail` is added to it at the end."""
 
     def __init__(self, store: Storage, step: str) -> None:
-        self.detail: dict[str, Any] = {}
+        self.detail: dict[str, object] = {}
         self.started_s: float | None = None  # None for a job that another process started
         self._store, self._step = store, step
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import psutil
 
@@ -28,7 +28,7 @@ class FaultLog:
         self._path = folder / FAULTS_FILE
         self._lock = threading.Lock()
 
-    def write(self, event: str, **fields: Any) -> None:
+    def write(self, event: str, **fields: object) -> None:
         """Add a line. Raises UserError where it cannot be written."""
         line = seal({"event": event, "time_s": time.time(), **fields}) + b"\n"
         with self._lock, os_errors(f"writing {self._path}"), self._path.open("ab") as file:
