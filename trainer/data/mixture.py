@@ -79,11 +79,11 @@ def draws_of(data: DataConfig, sizes: Sequence[int], epoch: int) -> list[int]:
 def passes_of(data: DataConfig, sizes: Sequence[int]) -> dict[str, float]:
     """How often an epoch reads each of `data.sources`, by name: the most of all phases."""
     epochs = [sum(phase.epochs for phase in data.phases[:number]) for number in range(len(data.phases))] or [0]
-    found = {source.name: 0.0 for source in data.sources}
+    passes = {source.name: 0.0 for source in data.sources}
     for epoch in epochs:
         for source, draws, size in zip(data.sources, draws_of(data, sizes, epoch), sizes, strict=True):
-            found[source.name] = max(found[source.name], draws / size)
-    return found
+            passes[source.name] = max(passes[source.name], draws / size)
+    return passes
 
 
 def described_passes(data: DataConfig, sizes: Sequence[int]) -> str:

@@ -296,10 +296,10 @@ class TrainingMonitor:
         self._usage.note(self._last_step, **self._totals, checkpoint_stall_s=self._stall_s)
 
     def _straggler_metrics(self, ranks: RankMetrics) -> dict[str, float]:
-        found = straggler(self._rank_metrics.forward_s, ranks.forward_s)
-        if why := self._straggler_watch.note(found):
-            self._warn(f"{self._place(int(found['slowest_rank']))} is a straggler: {why}")
-        return found
+        metrics = straggler(self._rank_metrics.forward_s, ranks.forward_s)
+        if why := self._straggler_watch.note(metrics):
+            self._warn(f"{self._place(int(metrics['slowest_rank']))} is a straggler: {why}")
+        return metrics
 
     def _gpu_metrics(self, ranks: RankMetrics) -> dict[str, float]:
         """Empty on CPUs."""

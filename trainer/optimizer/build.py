@@ -26,7 +26,7 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.A
     """
     wants_8_bits = config.name == "adamw_8bit"
     own_rates = (0.0, config.projector_learning_rate, config.tower_learning_rate)
-    in_rows = {id(one.weight) for one in module.modules() if trained_rows_of(one) is not None}
+    in_rows = {id(layer.weight) for layer in module.modules() if trained_rows_of(layer) is not None}
     groups: dict[tuple[int, bool, str, int], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:

@@ -123,7 +123,7 @@ def doctor(config: RunFile, overrides: Overrides = None, as_json: AsJson = False
         rows = api.doctor(settings)
         notes = note_rows(settings, rows)
     if as_json:
-        seen = [{"id": one.id, "holds": one.holds, "said": one.said} for one in sightings_of(rows)]
+        seen = [{"id": sighting.id, "holds": sighting.holds, "said": sighting.said} for sighting in sightings_of(rows)]
         print_json({**rows_as_json(rows), "assumptions": seen, "notes": notes})
     else:
         from vlmpipe.cli.views.doctor import print_rows
@@ -178,7 +178,7 @@ def check(
         findings = api.check(settings)
     code = exit_code(findings)
     if as_json:
-        checks = [{"subject": one.subject, "state": one.state, "text": one.text} for one in findings]
+        checks = [{"subject": finding.subject, "state": finding.state, "text": finding.text} for finding in findings]
         print_json({"ok": code == 0, "checks": checks})
     else:
         from vlmpipe.cli.views.tables import print_findings
@@ -256,7 +256,7 @@ def _compare(settings: RunConfig, config: str, overrides: list[str], goal: str, 
     if wanted is None:
         print_json(strategies.as_dict()) if as_json else print_strategies(strategies, settings, config, overrides)
     elif as_json:
-        print_json({"goal": goal, **found.as_dict(), "sequence_lengths": [vars(one) for one in load.fills]})
+        print_json({"goal": goal, **found.as_dict(), "sequence_lengths": [vars(fill) for fill in load.fills]})
     else:
         print_suggestions(found, wanted, settings, config, overrides)
         if advice := length_advice(load.fills, settings):
@@ -329,7 +329,7 @@ def _main() -> None:
         _require_no_dashed_override(arguments)
         debug = ["--debug"] if "--debug" in arguments else []  # an option of vlmpipe, wherever it is typed
         with missing_packages():
-            app([*debug, *(each for each in arguments if each != "--debug")], prog_name="vlmpipe")
+            app([*debug, *(argument for argument in arguments if argument != "--debug")], prog_name="vlmpipe")
     except SystemExit as leaving:
         if _was_interrupted(leaving):  # typer makes an exit code of Ctrl-C, and says nothing
             to_stderr("stopped by Ctrl-C")

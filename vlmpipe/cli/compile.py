@@ -64,9 +64,9 @@ def publish(
     with doing(f"publishing to {place}"):
         done = [publish_one(config, compiled) for config, compiled in every]
     if as_json:
-        print_json({"published": [one.as_json() for one in done]})
+        print_json({"published": [training.as_json() for training in done]})
     else:
-        print_lines([line for one in done for line in one.lines()])
+        print_lines([line for training in done for line in training.lines()])
 
 
 def _compiled(configs: list[str], target: str, output: Path) -> Iterator[tuple[RunConfig, Compiled]]:

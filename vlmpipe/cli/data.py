@@ -78,14 +78,14 @@ def inspect(
                 "end_tokens": chat.end_tokens,
                 "samples": [
                     {
-                        "id": one.id,
-                        "where": one.where,
-                        "rejected": one.rejected,
-                        "input_ids": one.encoded.input_ids,
-                        "labels": one.encoded.labels,
-                        "pieces": [vars(piece) for piece in one.pieces],
+                        "id": sample.id,
+                        "where": sample.where,
+                        "rejected": sample.rejected,
+                        "input_ids": sample.encoded.input_ids,
+                        "labels": sample.encoded.labels,
+                        "pieces": [vars(piece) for piece in sample.pieces],
                     }
-                    for one in samples
+                    for sample in samples
                 ],
             }
         )

@@ -74,5 +74,5 @@ def _as_dict(error: UserError) -> dict[str, object]:
     fields: dict[str, Any] = {"exit_code": int(error.code), "found": error.found}
     fields |= {"expected": error.expected, "fix": error.fix}
     if isinstance(error, RunFileError):
-        fields["problems"] = [{"field": one.field, "text": one.text} for one in error.problems]
+        fields["problems"] = [{"field": problem.field, "text": problem.text} for problem in error.problems]
     return fields

@@ -138,7 +138,7 @@ def _run(search: Search, *, as_json: bool) -> None:
         raise
     best = trials[0] if trials and trials[0].metric is not None else None
     if as_json:
-        print_json({"search_id": search.search_id, "uri": search.uri, "trials": [vars(one) for one in trials]})
+        print_json({"search_id": search.search_id, "uri": search.uri, "trials": [vars(trial) for trial in trials]})
     else:
         print_lines([*table_lines(trials, search.tune.metric), f"table: {search.uri}/{TABLE}"])
     raise typer.Exit(ExitCode.OK if best else ExitCode.UNEXPECTED)

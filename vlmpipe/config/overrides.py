@@ -97,13 +97,13 @@ def read_overrides(text: str) -> dict[str, object]:
     """
     if not text.strip():
         return {}
-    found = parse_json(text, "parameter overrides")
-    if not isinstance(found, dict):
-        problem = f"found {show(found)}, expected a JSON object such as {EXAMPLE}"
+    overrides = parse_json(text, "parameter overrides")
+    if not isinstance(overrides, dict):
+        problem = f"found {show(overrides)}, expected a JSON object such as {EXAMPLE}"
         raise RunFileError("parameter overrides", [Problem("", problem)])
-    if problems := [Problem("", f"found the key {key!r}, expected section.field") for key in _without_names(found)]:
+    if problems := [Problem("", f"found the key {key!r}, expected section.field") for key in _without_names(overrides)]:
         raise RunFileError("parameter overrides", problems)
-    return found
+    return overrides
 
 
 def _without_names(content: Mapping[str, object]) -> Iterator[str]:

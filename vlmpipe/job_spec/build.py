@@ -128,7 +128,7 @@ def capacity_options(config: RunConfig, job: Job) -> list[RunConfig]:
     cluster = config.cluster
     if not cluster.capacity_fallback or job != "train":
         return [config]
-    return [in_region(_with_option(config, one), one.location) for one in cluster.capacity_fallback]
+    return [in_region(_with_option(config, option), option.location) for option in cluster.capacity_fallback]
 
 
 def _with_option(config: RunConfig, option: CapacityOption) -> RunConfig:

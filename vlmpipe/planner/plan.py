@@ -88,41 +88,41 @@ class Plan:
     @property
     def estimate_errors(self) -> list[str]:
         """Return the estimate's errors: unsupported GPU or warm-up, memory, disks, capacity terms that are not sold."""
-        found = [*self.unsupported, *(self.pipeline.errors if self.pipeline else ())]
+        errors = [*self.unsupported, *(self.pipeline.errors if self.pipeline else ())]
         for host in (self.memory.host, self.memory.start) if self.memory else ():
             if host and not host.fits:
-                found.append(
+                errors.append(
                     f"does not fit: a {host.machine} has {host.capacity_bytes / GIB:,.1f} GiB of memory for it, and "
                     f"{', '.join(part.name for part in host.parts)} take {host.total_bytes / GIB:,.1f} GiB"
                 )
         if self.memory and self.memory.spare_bytes < 0 and not self.memory.is_near:
             need, there = self.memory.total_bytes / GIB, self.memory.capacity_bytes / GIB
-            found.append(
+            errors.append(
                 f"does not fit: {need:,.1f} GiB on {self.memory.device} with {there:,.1f} GiB; "
                 f"the largest part is {self.memory.binding}"
             )
-        found += [error for job in self.beside_training for error in job.errors()]
+        errors += [error for job in self.beside_training for error in job.errors()]
         if self.time and self.time.mfu is not None and self.time.mfu < LEAST_MFU and self.time.step_s:
             largest = next(part for part in self.time.parts if part.name == self.time.binds)
-            found.append(
+            errors.append(
                 f"MFU is {self.time.mfu:.1%}, below {LEAST_MFU:.0%}: {largest.name} takes "
                 f"{largest.s / self.time.step_s:.0%} of a step; use fewer or smaller GPUs, larger micro-batches, or a "
                 "strategy that sends less (vlmpipe plan --suggest)"
             )
         if self.cost and self.cost.never_ends:
             every_min = self.cost.interrupted_every_s / 60
-            found.append(
+            errors.append(
                 f"the run never ends on {self.cost.term}: at one interruption in {every_min:,.0f} "
                 "min it loses more than it computes; save more often, use fewer nodes, another scheduling strategy, or "
                 "correct plan.preemptions_per_node_hour"
             )
         for term in self.cost.capacity_fallback if self.cost else ():
             if why := self.cost and self.cost.by_term[term].why_not:
-                found.append(f"cluster.capacity_fallback: {term} is not possible: {why}")
+                errors.append(f"cluster.capacity_fallback: {term} is not possible: {why}")
         for name, elsewhere in self.cost.elsewhere.items() if self.cost else ():
             if elsewhere.why_not:
-                found.append(f"cluster.capacity_fallback: {name} is not possible: {elsewhere.why_not}")
-        return found
+                errors.append(f"cluster.capacity_fallback: {name} is not possible: {elsewhere.why_not}")
+        return errors
 
     @property
     def doubts(self) -> list[str]:
@@ -211,7 +211,11 @@ def plan_run(config: RunConfig, *, here: LocalMachine | None = None, stage: Stag
         for job in jobs_of(config):
             pools = job_spec(config, job, paths.run_uri)["worker_pool_specs"]
             jobs[job] = [_pool(number, pool) for number, pool in enumerate(pools)]
-            findings += [one for one in job_violations(config, job, paths.run_uri) if one not in findings]
+            findings += [
+                job_violation
+                for job_violation in job_violations(config, job, paths.run_uri)
+                if job_violation not in findings
+            ]
         notes += dict.fromkeys(filter(None, (unknown_gpu_code(config, job) for job in jobs_of(config))))
     if ignored := unpriced(config.train.deepspeed):
         notes.append(f"No figure of this plan considers these of train.deepspeed: {', '.join(ignored)}.")

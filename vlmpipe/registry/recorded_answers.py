@@ -43,8 +43,12 @@ def image_groups(run: Storage, predictions: Sequence[Mapping[str, object]]) -> d
     Names that another program has not recorded with its answers are computed from the run's prepared data. Raises
     UserError if that cannot be read.
     """
-    groups = {str(one["id"]): str(one["image_group"]) for one in predictions if one.get("image_group")}
-    if missing := {str(one["id"]) for one in predictions} - groups.keys():
+    groups = {
+        str(prediction["id"]): str(prediction["image_group"])
+        for prediction in predictions
+        if prediction.get("image_group")
+    }
+    if missing := {str(prediction["id"]) for prediction in predictions} - groups.keys():
         split = Index.load(DataPointers.read(run).prepared_uri).split("eval")
         for identity in missing:
             sample = split.number(identity)
@@ -66,4 +70,9 @@ def _lines(store: Storage) -> list[dict[str, Any]]:
 
 def _right(predictions: Sequence[Mapping[str, Any]]) -> dict[Key, bool]:
     """Each question with its expected answer, and whether it was answered right."""
-    return {(one["id"], one["turn"], one["question"], one["answer"]): bool(one["correct"]) for one in predictions}
+    return {
+        (prediction["id"], prediction["turn"], prediction["question"], prediction["answer"]): bool(
+            prediction["correct"]
+        )
+        for prediction in predictions
+    }

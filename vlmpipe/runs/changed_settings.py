@@ -154,7 +154,7 @@ def _of_other_version(store: Storage, run: RunConfig) -> list[Change]:
         settings = read_commit(store, saved[-1]).settings
     except DamagedError:
         return []
-    return [one for one in changes(settings, settings_of(run)) if one.is_gone or one.is_of_version]
+    return [change for change in changes(settings, settings_of(run)) if change.is_gone or change.is_of_version]
 
 
 def require_resumable(config: RunConfig, paths: RunPaths) -> list[str]:

@@ -60,17 +60,17 @@ class Overview:
 def overview(prepared_uri: str, data: DataConfig) -> Overview:
     """Read the index, in memory that does not grow with it."""
     storage = open_prepared(prepared_uri)
-    sources = [SourceOverview(one.name, np.zeros(data.sequence_length + 1, np.int64)) for one in data.all_sources]
+    sources = [SourceOverview(source.name, np.zeros(data.sequence_length + 1, np.int64)) for source in data.all_sources]
     met = _Met()
     for split, lines in read_columns(storage.fetch(NAME), COLUMNS):
         for number, of_source in enumerate(_by_source(lines, data)):
             _count(sources[number], of_source, is_train=split == "train")
             met.add(number, of_source)
-    sizes = [one.train_samples for one in sources]
+    sizes = [source.train_samples for source in sources]
     draws = draws_of(data, sizes, 0) if data.sources else sizes
     for one, drawn in zip(sources, draws, strict=True):
         one.epoch_tokens = drawn * one.train_tokens / max(1, one.train_samples)
-    return Overview(tuple(sources), tuple(met.shared([one.name for one in sources])))
+    return Overview(tuple(sources), tuple(met.shared([source.name for source in sources])))
 
 
 def _by_source(lines: pa.RecordBatch, data: DataConfig) -> Iterator[pa.RecordBatch]:

@@ -163,7 +163,7 @@ def _notes(stats: dict[str, Any], data: DataConfig) -> str:
     sources = coverage.get("sources", {}).values()
     for one in sources:
         unread.update(one["unread"])
-    keys = not_read(dict(unread), sum(one["samples"] for one in sources))
+    keys = not_read(dict(unread), sum(source["samples"] for source in sources))
     near = stats["near_duplicates"]
     similar = f"{near['eval_images']:,} of {near['searched']:,} validation images look like training images"
     notes = [*coverage.get("notes", ()), *filter(None, [mixture_note(stats, data), near["eval_images"] and similar])]
@@ -258,12 +258,14 @@ def _decides_tokens(path: Path) -> bool:
 
 def _caption_questions(config: JobConfig) -> dict[str, str]:
     """By source, where it has its own: it is written into each of the source's conversations."""
-    return {str(one.name): one.caption_question for one in config.data.sources or () if one.caption_question}
+    return {
+        str(source.name): source.caption_question for source in config.data.sources or () if source.caption_question
+    }
 
 
 def _columns(config: JobConfig) -> dict[str, dict[str, Any]]:
     """By source, where it has its own: what is read under which name."""
-    named = {str(one.name): one.columns.model_dump(exclude_defaults=True) for one in config.data.sources}
+    named = {str(source.name): source.columns.model_dump(exclude_defaults=True) for source in config.data.sources}
     return {name: columns for name, columns in named.items() if columns}
 
 

@@ -61,13 +61,13 @@ def rescore(
     everyone: list[Rescored | None] = [None] * worker.world_size
     dist.all_gather_object(everyone, found)
     parts = [one for one in everyone if one]
-    for one in parts:
-        if one.obstacle:
-            return one
-    predictions = sorted((p for one in parts for p in one.predictions), key=lambda p: (p.id, p.turn))
+    for part in parts:
+        if part.obstacle:
+            return part
+    predictions = sorted((p for part in parts for p in part.predictions), key=lambda p: (p.id, p.turn))
     if not predictions:
         return Rescored(pointer, obstacle="all questions are of data that it was trained on")
-    return Rescored(pointer, predictions, sum(one.in_its_training for one in parts))
+    return Rescored(pointer, predictions, sum(part.in_its_training for part in parts))
 
 
 def _answers(
@@ -111,13 +111,13 @@ def not_trained_on(trained: SplitIndex, held_out: SplitIndex, questions: Sequenc
 
     trained: the champion's training split; held_out: the split that the questions are of.
     """
-    images = sorted({image for one in questions for image in held_out.image_sha256(one.sample)})
+    images = sorted({image for question in questions for image in held_out.image_sha256(question.sample)})
     places = ImageTable(images).find(trained.images())
     known = {images[place] for place in set(places[places >= 0].tolist())}
     return [
-        one
-        for one in questions
-        if trained.number(one.id) is None and known.isdisjoint(held_out.image_sha256(one.sample))
+        question
+        for question in questions
+        if trained.number(question.id) is None and known.isdisjoint(held_out.image_sha256(question.sample))
     ]
 
 

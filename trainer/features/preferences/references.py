@@ -140,10 +140,10 @@ def uri_of(job: JobConfig, key: Mapping[str, object]) -> str:
 def references_of_run(run_uri: str, split: Split) -> Float32Array:
     """The references that a run was trained with. Raises DataError where they are gone."""
     uri = str(read_record(open_storage(run_uri), POINTER)["uri"])
-    found = read_references(uri, split)
-    if found is None:
+    references = read_references(uri, split)
+    if references is None:
         raise DataError(f"there are no references in {uri}", fix="run the train step again, which computes them")
-    return found
+    return references
 
 
 def read_references(uri: str, split: str) -> Float32Array | None:

@@ -73,7 +73,7 @@ def list_(
     ]
     if as_json:
         elsewhere = [{"run_id": job, **vars(record)} for job, record in submitted.items()]
-        shared = [{**vars(one), "folder": str(one.folder)} for one in inventory.shared]
+        shared = [{**vars(data), "folder": str(data.folder)} for data in inventory.shared]
         runs = [run.as_json() for run in chosen]
         found = {"runs": runs, "submitted": elsewhere, "shared": shared, "other_bytes": inventory.sizes}
         print_json({**found, "problems": inventory.problems})

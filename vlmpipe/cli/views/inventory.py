@@ -50,8 +50,8 @@ def _gate(run: ListedRun) -> str:
 
 def _sizes(inventory: Inventory) -> str:
     sizes = {"runs": sum(run.size_bytes for run in inventory.runs)}
-    for one in inventory.shared:
-        sizes[one.kind] = sizes.get(one.kind, 0) + one.size_bytes
+    for data in inventory.shared:
+        sizes[data.kind] = sizes.get(data.kind, 0) + data.size_bytes
     parts = [f"{name} {size_text(size)}" for name, size in (sizes | inventory.sizes).items()]
     number = len(inventory.runs)
     return f"{number} run{'' if number == 1 else 's'} in {inventory.root}: {', '.join(parts)}"
@@ -60,8 +60,8 @@ def _sizes(inventory: Inventory) -> str:
 def removal_lines(removal: Removal) -> list[str]:
     """Print what is removed, what stays and why."""
     lines = [f"remove  {run.run_id}  {size_text(run.size_bytes)}" for run in removal.runs]
-    lines += [f"remove  {one.kind}/{one.folder.name}  {size_text(one.size_bytes)}, which no run uses"
-              for one in removal.shared]  # fmt: skip
+    lines += [f"remove  {data.kind}/{data.folder.name}  {size_text(data.size_bytes)}, which no run uses"
+              for data in removal.shared]  # fmt: skip
     lines += [f"remove  {path.name}, which an interrupted removal left" for path in removal.leftovers]
     lines += [f"keep    {one.run_id}: {one.reason}" for one in removal.kept[-SHOWN_KEPT:]]
     if len(removal.kept) > SHOWN_KEPT:

@@ -12,6 +12,8 @@ LOOKS = {"holds": "green", "does not hold": "bold red", "not run": "bold red", "
 
 def print_laws(proven: Proven) -> None:
     table = ruled_table("law", "", "by how much", "known cause", "cure")
-    for one in proven.verdicts:
-        table.add_row(one.title, Text(one.state, LOOKS[one.state]), one.found, one.cause, one.cure)
+    for verdict in proven.verdicts:
+        table.add_row(
+            verdict.title, Text(verdict.state, LOOKS[verdict.state]), verdict.found, verdict.cause, verdict.cure
+        )
     standard_output().print(table)

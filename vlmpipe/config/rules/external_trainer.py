@@ -40,7 +40,7 @@ def external_trainer_problems(config: RunFields) -> Iterator[Problem]:
         yield Problem(
             "features.cache", "found on with train.trainer, whose program encodes images itself; expected off"
         )
-    if any((one.weight, one.samples, one.epochs) != (None, None, None) for one in config.data.sources):
+    if any((source.weight, source.samples, source.epochs) != (None, None, None) for source in config.data.sources):
         text = "found shares with train.trainer, whose program gets each sample once; expected sources without weight, "
         yield Problem("data.sources", f"{text}samples and epochs")
     if config.data.phases:

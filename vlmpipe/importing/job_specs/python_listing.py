@@ -225,9 +225,9 @@ def _pools(values: _Values) -> list[Any] | None:
     """A list of worker pools that has a name."""
     for name, known in values.names.items():
         if "pool" in name.lower() and len(known) == 1 and isinstance(known[0], ast.List):
-            found = values.read(ast.Name(name), POOLS)
-            if isinstance(found, list) and any(isinstance(pool, dict) for pool in found):
-                return found
+            pools = values.read(ast.Name(name), POOLS)
+            if isinstance(pools, list) and any(isinstance(pool, dict) for pool in pools):
+                return pools
     for function in values.functions.values():
         returns = [each.value for each in ast.walk(function) if isinstance(each, ast.Return)]
         if "pool" in function.name.lower() and len(returns) == 1 and isinstance(returns[0], ast.List):

@@ -56,10 +56,10 @@ def secret_in_word(word: str, previous: str) -> str:
 def _unreplaced(_job: Job, pool: Pool) -> Iterator[Violation]:
     """Shell variables, pipeline placeholders and ranks."""
     for path, word in pool.words():
-        if found := _PLACEHOLDER.search(word):
+        if match := _PLACEHOLDER.search(word):
             fix = "write the value when the pipeline is compiled, or give the whole pool list as a parameter"
-            yield Violation("VP705", path, found[0], "a value: it is not replaced reliably there", fix)
-        elif found := _TRIAL.fullmatch(word):
+            yield Violation("VP705", path, match[0], "a value: it is not replaced reliably there", fix)
+        elif match := _TRIAL.fullmatch(word):
             fix = "leave it out: a tuning job appends --NAME=VALUE of each parameter; otherwise write the value"
             yield Violation("VP709", path, word, "a value: nothing replaces it", fix)
         elif (variable := variable_in(word)) and not _runs_shell(pool.get(str(path[2]))):

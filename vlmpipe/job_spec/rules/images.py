@@ -88,7 +88,9 @@ def _gpu_code(job: Job, pool: Pool) -> Iterator[Violation]:
 def _capabilities(name: str) -> str:
     if name == CPU:
         return "a build with CUDA: this one runs on CPUs only"
-    return f"compute capability {', '.join(f'{each:.1f}' for each in cuda_builds()[name].architectures)}"
+    return (
+        f"compute capability {', '.join(f'{architecture:.1f}' for architecture in cuda_builds()[name].architectures)}"
+    )
 
 
 def _package(pool: Pool) -> Iterator[Violation]:

@@ -50,7 +50,7 @@ class Suggestions:
         """For `plan --suggest --json`."""
         return {
             "today": vars(self.today) if self.today else None,
-            "suggestions": [vars(one) for one in self.ways],
+            "suggestions": [vars(way) for way in self.ways],
             "left_out": [*self.left_out, *filter(None, [self.without_today])],
         }
 

@@ -50,10 +50,10 @@ class Goal:
     @classmethod
     def parse(cls, text: str) -> Goal:
         """Raises ConfigError for anything but cheapest, fastest, under:USD and by:HOURS."""
-        found = _GOAL.match(text)
-        if not found or (found["kind"] in ("under", "by")) != bool(found["bound"]):
+        match = _GOAL.match(text)
+        if not match or (match["kind"] in ("under", "by")) != bool(match["bound"]):
             raise ConfigError(f"--suggest is {text!r}", expected="cheapest, fastest, under:USD or by:HOURS")
-        return cls(found["kind"], float(found["bound"]) if found["bound"] else None)
+        return cls(match["kind"], float(match["bound"]) if match["bound"] else None)
 
     def value(self, hours: float, usd: float) -> float:
         """Quantity to minimize."""

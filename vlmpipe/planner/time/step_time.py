@@ -99,9 +99,9 @@ def estimate_time(case: Scenario) -> Time:
         backward_s=backward_s,
     )
     exposed = exposed_communication(transfers, case.machine, case.gpu, behind)
-    hidden_s = sum(by_name(transfers, case.machine, case.gpu).values()) - sum(each.s for each in exposed)
+    hidden_s = sum(by_name(transfers, case.machine, case.gpu).values()) - sum(phase.s for phase in exposed)
     slowed_s = slowed_seconds(transfers, exposed, case.machine, case.gpu)
-    parts = [TimePart("computing", compute_s), *(TimePart(each.name, each.s) for each in exposed)]
+    parts = [TimePart("computing", compute_s), *(TimePart(phase.name, phase.s) for phase in exposed)]
     if slowed_s > 0:
         parts.append(TimePart(SLOWED, slowed_s))
     parts += [TimePart(name, share * (compute_s + slowed_s)) for name, share in image_shares(case).items()]
@@ -156,7 +156,7 @@ def estimate_time(case: Scenario) -> Time:
         train_hours=None if load.steps is None else load.steps * step_s / 3600,
         tokens_per_s_per_gpu=sequences * load.useful_tokens_per_sequence / step_s / layout.world_size,
         save=save,
-        exposed_all_reduce_s=sum(each.s for each in exposed if each.between_nodes and each.all_reduce),
+        exposed_all_reduce_s=sum(phase.s for phase in exposed if phase.between_nodes and phase.all_reduce),
         assumptions=(
             *assumptions,
             *([calibration.origin] if calibration.origin else []),
