@@ -56,7 +56,7 @@ def test_as_many_are_begun_as_give_each_thread_an_image_and_are_taken_in_order()
     first, second = queue.reserve(3, 4), queue.reserve(3, 4)  # the second gives the fourth thread its image
     assert first and second
     begun = []
-    thread = threading.Thread(target=lambda: begun.append(queue.reserve(1, 4)))
+    thread = threading.Thread(target=lambda: begun.append(queue.reserve(1, 4)), daemon=True)
     thread.start()
     queue.fill(second, "second", held_bytes=10)
     thread.join(DEADLINE_S)
@@ -82,7 +82,7 @@ def test_once_a_size_is_known_no_more_are_begun_than_fit() -> None:
     queue.fill(place, 1, held_bytes=10)
     assert queue.reserve(1, 8) and queue.reserve(1, 8)
     begun = []
-    thread = threading.Thread(target=lambda: begun.append(queue.reserve(1, 8)))
+    thread = threading.Thread(target=lambda: begun.append(queue.reserve(1, 8)), daemon=True)
     thread.start()
     thread.join(0.05)
     assert thread.is_alive() and not begun

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import MEMORY
-from tests.support.trainer.checkpoints import record
+from tests.support.trainer.checkpoints import ARCHIVE, record
 from tests.support.trainer.external_runs import ExternalRun, external_run
 from vlmpipe.trainer.checkpoint.attempts import (
     Attempts,
@@ -287,3 +287,21 @@ def test_the_result_of_several_nodes_is_that_of_the_first(run: ExternalRun, tmp_
     name = SavedStates(run.job, record(num_nodes=2), []).save_result(result, 12, "hf-model")
     _, found, _ = newest_result(run.job)
     assert found and found.name == name
+
+
+def test_latest_names_the_tag_that_is_copied_though_the_program_saves_the_next_one_meanwhile(
+    run: ExternalRun, store: Store, folder: Path
+) -> None:
+    def save(step: int) -> None:
+        (tag := folder / f"global_step{step}").mkdir()
+        for name in ("zero_pp_rank_0_mp_rank_00_optim_states.pt", "mp_rank_00_model_states.pt"):
+            (tag / name).write_bytes(ARCHIVE)
+        (folder / "latest").write_text(tag.name)
+
+    states = SavedStates(run.job, record(num_nodes=1, world_size=1), [folder])
+    save(5)
+    states.save_newest()
+    store.before_upload = lambda path: save(10) if not (folder / "global_step10").exists() else None
+    states.save_newest()
+    (name,) = committed(store)
+    assert step_of(name) == 5 and store.read(f"checkpoints/{name}/latest") == b"global_step5"
