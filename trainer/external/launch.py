@@ -99,8 +99,11 @@ class Session:
         self._folders = {name: self._scratch / name for name in FOLDERS}
         for name in ("output", "checkpoints", "resume"):
             self._folders[name].mkdir()
-        own = [self._folders["checkpoints"], self._folders["output"]]
-        self._saved_in = [*own, *watched_folder(os.environ, CHECKPOINTS)]
+        self._saved_in = [
+            self._folders["checkpoints"],
+            self._folders["output"],
+            *watched_folder(os.environ, CHECKPOINTS),
+        ]
         self._logs = watched_folder(os.environ, LOGS)
         self._model = ModelFolder.of(os.environ) if node.is_chief else None
         self._attempt: int | None = None  # None on a replica that does not train
@@ -146,8 +149,8 @@ class Session:
             assert self._states
             start, versions = self._states.start, record.versions
             report = TrainerReport(self._job, self._node, start, first_step=first_step, versions=versions)
-            own, lasting = self._saved_in[:2], [*self._saved_in[2:], *self._logs]
-            progress = TrainingProgress(own, self._scratch / METRICS_FILE, first_step, lasting=lasting)
+            lasting = [*self._saved_in[2:], *self._logs]
+            progress = TrainingProgress(self._saved_in[:2], self._scratch / METRICS_FILE, first_step, lasting=lasting)
             try:
                 with self._start(folders) as process:
                     return self._follow(process, base, progress, report)
@@ -180,12 +183,12 @@ class Session:
         store, mine = open_storage(self._job.run.run_uri), None
         if self._node.is_chief:
             self._states = SavedStates(self._job, record, self._saved_in)
-            mine, kept_in, passed_over = self._states.resume(self._folders["resume"])
+            mine, origin, passed_over = self._states.resume(self._folders["resume"])
             for reason in passed_over:
                 print(f"train: a newer checkpoint is damaged and passed over: {reason}", flush=True)
             self._attempt = self._states.attempt
             name = mine.name if mine else ""
-            content = {"attempt": self._attempt, "checkpoint": name, "store": kept_in.root_uri}
+            content = {"attempt": self._attempt, "checkpoint": name, "store": origin.root_uri}
             write_record(store, CHOICE, content)
         if not self._node.meets:
             return mine

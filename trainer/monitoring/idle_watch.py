@@ -50,16 +50,16 @@ class IdleWatch:
         waits = wait_share > MAX_WAIT_SHARE
         idles = utilization is not None and utilization < MIN_UTILIZATION and not waits
         idles = idles and stall_share <= MAX_STALL_SHARE
-        said = []
+        warnings = []
         if self._lasts("data", waits):
-            said.append(f"{wait_share:.0%} of the time training waits for data: {self._remedy()}")
+            warnings.append(f"{wait_share:.0%} of the time training waits for data: {self._remedy()}")
         if self._lasts("gpu", idles):
             more = "" if self._compiles else "train.compile=on, or "
-            said.append(
+            warnings.append(
                 f"a kernel runs on the GPUs in {utilization:.0f} % of the time only, and data is not why: {more}a "
                 "larger train.micro_batch_size gives them longer kernels (vlmpipe plan says what fits)"
             )
-        return said
+        return warnings
 
     def _lasts(self, what: str, is_so: bool) -> bool:
         self._lines[what] = self._lines[what] + 1 if is_so else 0

@@ -46,14 +46,14 @@ class Place:
     def files(self, folders: list[Path]) -> dict[str, Path]:
         """This node's files by their names in the checkpoint. Raises Unfit for what cannot be copied."""
         root = folders[self.watched] / self.path
-        found = dict(_files_below(root / self.tag if self.tag else root))
+        files = dict(_files_below(root / self.tag if self.tag else root))
         if self.tag:
-            found = {f"{self.tag}/{name}": path for name, path in found.items()}
-        return found
+            files = {f"{self.tag}/{name}": path for name, path in files.items()}
+        return files
 
 
 @dataclass(frozen=True)
-class Found:
+class Candidate:
     """A checkpoint on this node's disk that its program has named as finished, as far as this node sees."""
 
     step: int
@@ -73,7 +73,9 @@ def stamps(files: Mapping[str, Path]) -> tuple[Stamp, ...]:
         return ()
 
 
-def found_in(folders: list[Path], *, without: frozenset[int] = frozenset()) -> Iterator[Found | tuple[Path, str]]:
+def candidates_in(
+    folders: list[Path], *, without: frozenset[int] = frozenset()
+) -> Iterator[Candidate | tuple[Path, str]]:
     """Yield finished checkpoints, and for what looks like an unfinished one its folder and why it is not finished.
 
     without: indices of folders that are not looked at.
@@ -87,7 +89,7 @@ def found_in(folders: list[Path], *, without: frozenset[int] = frozenset()) -> I
                 if STATE not in files:
                     yield here, f"it has no {STATE}, which is written last"
                 elif INCOMPLETE not in files and steps_of(here) == int(match[1]):
-                    yield Found(int(match[1]), Place(watched, path), here.name)
+                    yield Candidate(int(match[1]), Place(watched, path), here.name)
             elif LATEST in files and (tag := _tag(here, names)):
                 yield from _tags(watched, here, path, tag, names)
                 names[:] = [name for name in names if not _is_tag(here / name)]
@@ -96,19 +98,19 @@ def found_in(folders: list[Path], *, without: frozenset[int] = frozenset()) -> I
                 if lacking := [one for one in dcp if not (one / METADATA).is_file()]:
                     yield here, f"{lacking[0].name} has no {METADATA}, which is written last"
                 else:
-                    yield Found(_step(here.name), Place(watched, path), here.name)
+                    yield Candidate(_step(here.name), Place(watched, path), here.name)
             elif any(_is_tag(here / name) for name in names):
                 tags = [name for name in names if _is_tag(here / name)]
                 names[:] = [name for name in names if name not in tags]
                 yield from ((here / name, f"no file `{LATEST}` names it, which DeepSpeed writes last") for name in tags)
 
 
-def _tags(watched: int, here: Path, path: str, tag: str, names: list[str]) -> Iterator[Found | tuple[Path, str]]:
+def _tags(watched: int, here: Path, path: str, tag: str, names: list[str]) -> Iterator[Candidate | tuple[Path, str]]:
     """The tag that `latest` names, and others, newer ones of which are unfinished."""
     if not _STEP.search(tag):
         yield here / tag, "its name does not end in the number of its step"
         return
-    yield Found(_step(tag), Place(watched, path, tag), tag)
+    yield Candidate(_step(tag), Place(watched, path, tag), tag)
     for name in names:
         if name != tag and _is_tag(here / name) and _STEP.search(name) and _step(name) > _step(tag):
             yield here / name, f"`{LATEST}` names {tag} still"
@@ -158,8 +160,8 @@ def cut_off(files: Mapping[str, Path]) -> str:
 
 def processes_of(names: Collection[str]) -> int:
     """Number of processes that a checkpoint can be resumed with; 0 for any."""
-    found = (_SHARD.fullmatch(name.rpartition("/")[2]) for name in names)
-    return sum(match["of"] == "optim" for match in found if match)
+    matches = (_SHARD.fullmatch(name.rpartition("/")[2]) for name in names)
+    return sum(match["of"] == "optim" for match in matches if match)
 
 
 def _files_below(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -194,11 +196,11 @@ def _is_tag(folder: Path) -> bool:
 
 def _dcp_folders(folder: Path) -> list[Path]:
     """Folders of torch.distributed.checkpoint in and below this one."""
-    found = []
+    folders = []
     for top, _, files in os.walk(folder):
         if METADATA in files or any(name.endswith(".distcp") for name in files):
-            found.append(Path(top))
-    return found
+            folders.append(Path(top))
+    return folders
 
 
 def _step(name: str) -> int:

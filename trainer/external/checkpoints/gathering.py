@@ -16,7 +16,7 @@ from pathlib import Path
 from vlmpipe.trainer.checkpoint.commit import FOLDER, upload_files
 from vlmpipe.trainer.checkpoint.manifest import FileSums, manifest_of, read_manifest
 from vlmpipe.trainer.errors import UserError, os_errors, print_warning
-from vlmpipe.trainer.external.checkpoints.forms import Found, Place, Stamp, Unfit, cut_off, problem, stamps
+from vlmpipe.trainer.external.checkpoints.forms import Candidate, Place, Stamp, Unfit, cut_off, problem, stamps
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.records import read_record, write_record
 
@@ -33,7 +33,7 @@ class Gathering:
 
     store: Storage
     name: str
-    found: Found
+    candidate: Candidate
     files: Mapping[str, Path]  # the chief's own, in the program's folders
     nodes: Sequence[int]
     began_s: float
@@ -41,13 +41,19 @@ class Gathering:
 
     @classmethod
     def begin(
-        cls, store: Storage, name: str, found: Found, files: Mapping[str, Path], nodes: Sequence[int], attempt: int
+        cls,
+        store: Storage,
+        name: str,
+        candidate: Candidate,
+        files: Mapping[str, Path],
+        nodes: Sequence[int],
+        attempt: int,
     ) -> Gathering:
         """Ask. Files that the chief has are not asked for: other nodes may have others of the same name."""
-        asked = {"attempt": attempt, "name": name, "place": asdict(found.place), "has": sorted(files)}
+        asked = {"attempt": attempt, "name": name, "place": asdict(candidate.place), "has": sorted(files)}
         write_record(store, REQUEST, asked)
-        own = {file: path for file, path in files.items() if not found.place.tag or "/" in file}
-        return cls(store, name, found, own, nodes, time.monotonic())
+        chiefs = {file: path for file, path in files.items() if not candidate.place.tag or "/" in file}
+        return cls(store, name, candidate, chiefs, nodes, time.monotonic())
 
     @staticmethod
     def close(store: Storage, attempt: int) -> None:

@@ -31,11 +31,11 @@ def state_folder(folder: Path, checkpoint: Checkpoint) -> Path:
 
 def require_same_model(checkpoint: Checkpoint, expected: CommitRecord) -> None:
     """Raise ConfigError where the run file names another model or other data than those the checkpoint has seen."""
-    found = checkpoint.record
+    record = checkpoint.record
     for what, was, now in (
-        ("the data", found.plan_sha256, expected.plan_sha256),
-        ("the model section of the run file", found.model_sha256, expected.model_sha256),
-        ("train.trainer.name", found.strategy, expected.strategy),
+        ("the data", record.plan_sha256, expected.plan_sha256),
+        ("the model section of the run file", record.model_sha256, expected.model_sha256),
+        ("train.trainer.name", record.strategy, expected.strategy),
     ):
         if was != now:
             raise ConfigError(

@@ -49,12 +49,12 @@ from vlmpipe.trainer.errors import UserError, os_errors
 from vlmpipe.trainer.external.checkpoints.forms import (
     LATEST,
     STATE_FOLDER,
-    Found,
+    Candidate,
     Place,
     Stamp,
     Unfit,
+    candidates_in,
     cut_off,
-    found_in,
     problem,
     processes_of,
     size_below,
@@ -135,11 +135,11 @@ class SavedStates:
         passed_over: list[str] = []
 
         def fetch(store: Storage, name: str, listing: Listing) -> tuple[Checkpoint, Storage]:
-            found, files = inspect(store, name, listing, key=self._key)
-            require_same_model(found, self._record)
-            require_same_processes(found, processes_of(files), self._record.world_size)
-            fetch_state(store, found, folder)
-            return found, store
+            checkpoint, files = inspect(store, name, listing, key=self._key)
+            require_same_model(checkpoint, self._record)
+            require_same_processes(checkpoint, processes_of(files), self._record.world_size)
+            fetch_state(store, checkpoint, folder)
+            return checkpoint, store
 
         stores = [self._store, *([self._mirror] if self._mirror else [])]
         checkpoint, store = newest_usable_of(stores, fetch, passed_over) or (None, self._store)
@@ -197,30 +197,30 @@ class SavedStates:
         newest = self._newest(ended=ended)
         return newest is None or self._save(newest)
 
-    def _newest(self, *, ended: bool) -> Found | None:
+    def _newest(self, *, ended: bool) -> Candidate | None:
         """The newest checkpoint that is whole, as far as this node has it, and changes no more."""
         whole = []
-        for found in found_in(self._folders, without=frozenset() if ended else self._slow.not_due()):
-            if isinstance(found, Found):
-                if found.step > self.newest_step and (why := self._why_not(found, ended=ended)) is not None:
+        for candidate in candidates_in(self._folders, without=frozenset() if ended else self._slow.not_due()):
+            if isinstance(candidate, Candidate):
+                if candidate.step > self.newest_step and (why := self._why_not(candidate, ended=ended)) is not None:
                     if why:
-                        self._unfinished.note(found.what, found.step, why, self._seen.get(found.place))
+                        self._unfinished.note(candidate.what, candidate.step, why, self._seen.get(candidate.place))
                     else:
-                        whole.append(found)
+                        whole.append(candidate)
             else:
-                self._unfinished.note(found[0].name, 0, found[1], size_below(found[0]))
+                self._unfinished.note(candidate[0].name, 0, candidate[1], size_below(candidate[0]))
         self._unfinished.tell(self.newest_step, ended=ended)
-        return max(whole, key=lambda found: found.step, default=None)
+        return max(whole, key=lambda candidate: candidate.step, default=None)
 
-    def _why_not(self, found: Found, *, ended: bool) -> str | None:
+    def _why_not(self, candidate: Candidate, *, ended: bool) -> str | None:
         """Why a checkpoint is not copied; empty where it is to be, None where nothing is to be said."""
         try:
-            files = found.place.files(self._folders)
+            files = candidate.place.files(self._folders)
         except Unfit as error:
             return str(error)
         now = stamps(files)
-        unchanged, self._seen[found.place] = self._seen.get(found.place) == now, now
-        if not now or now in (self._before.get(found.place), self._left_out.get(found.place)):
+        unchanged, self._seen[candidate.place] = self._seen.get(candidate.place) == now, now
+        if not now or now in (self._before.get(candidate.place), self._left_out.get(candidate.place)):
             return None
         if not (unchanged or ended):
             return None
@@ -231,65 +231,65 @@ class SavedStates:
         return None
 
     def _looks(self) -> Iterator[tuple[Place, tuple[Stamp, ...]]]:
-        for found in found_in(self._folders):
-            if isinstance(found, Found):
+        for candidate in candidates_in(self._folders):
+            if isinstance(candidate, Candidate):
                 with contextlib.suppress(Unfit):
-                    yield found.place, stamps(found.place.files(self._folders))
+                    yield candidate.place, stamps(candidate.place.files(self._folders))
 
-    def _save(self, found: Found) -> bool:
+    def _save(self, candidate: Candidate) -> bool:
         """Copy a checkpoint; False where that failed or waits for other nodes, and is to be tried again."""
-        name = checkpoint_name(self.attempt, found.step, uuid.uuid4().hex[:8])
+        name = checkpoint_name(self.attempt, candidate.step, uuid.uuid4().hex[:8])
         self._housekeeping.before_save()
         try:
-            with os_errors(f"reading {found.what}"), _copied_files(found.place, self._folders) as files:
+            with os_errors(f"reading {candidate.what}"), _copied_files(candidate.place, self._folders) as files:
                 upload_files(self._store, name, 0, files, key=self._key)
                 if self._record.num_nodes > 1:
                     nodes = range(1, self._record.num_nodes)
-                    self._gathering = Gathering.begin(self._store, name, found, files, nodes, self.attempt)
+                    self._gathering = Gathering.begin(self._store, name, candidate, files, nodes, self.attempt)
                     return False
-            self._commit(name, found)
+            self._commit(name, candidate)
         except (UserError, Unfit) as error:
-            return self._failed(name, found, error)
+            return self._failed(name, candidate, error)
         return True
 
     def _gather(self, gathering: Gathering) -> None:
         """Commit once the files of all nodes are there and whole; leave the checkpoint out after a time limit."""
-        found, name = gathering.found, gathering.name
+        candidate, name = gathering.candidate, gathering.name
         try:
             why = gathering.lacks(self._folders, self._record.world_size)
             if not why:
-                self._commit(name, found)
+                self._commit(name, candidate)
                 self._gathering = None
-            elif gathering.is_over or stamps(gathering.files) != self._seen[found.place]:
+            elif gathering.is_over or stamps(gathering.files) != self._seen[candidate.place]:
                 self._gathering = None
                 self._housekeeping.failed(name)
-                self._left_out[found.place] = self._seen[found.place]
+                self._left_out[candidate.place] = self._seen[candidate.place]
                 if gathering.is_over:
-                    self._failures.warn(f"{found.what} is not committed: {why}")
+                    self._failures.warn(f"{candidate.what} is not committed: {why}")
         except UserError as error:
             self._gathering = None
-            self._failed(name, found, error)
+            self._failed(name, candidate, error)
 
-    def _commit(self, name: str, found: Found) -> None:
-        record = dataclasses.replace(self._record, step=found.step)
+    def _commit(self, name: str, candidate: Candidate) -> None:
+        record = dataclasses.replace(self._record, step=candidate.step)
         commit(self._store, name, record, key=self._key, warn=self._failures.warn)
-        self.newest_step = found.step
-        self._failures.committed(found.step)
-        print(f"train: checkpoint of step {found.step} committed as {name}", flush=True)
+        self.newest_step = candidate.step
+        self._failures.committed(candidate.step)
+        print(f"train: checkpoint of step {candidate.step} committed as {name}", flush=True)
         self._housekeeping.after_commit(name)
         if self._copies:
             self._copies.submit(name)
 
-    def _failed(self, name: str, found: Found, error: UserError | Unfit) -> bool:
+    def _failed(self, name: str, candidate: Candidate, error: UserError | Unfit) -> bool:
         """Return whether there is nothing to try again: the program keeps few checkpoints, and has deleted this one."""
         self._housekeeping.failed(name)
         try:
-            now = stamps(found.place.files(self._folders))
+            now = stamps(candidate.place.files(self._folders))
         except Unfit:
             now = ()
-        if isinstance(error, Unfit) or now != self._seen[found.place]:
+        if isinstance(error, Unfit) or now != self._seen[candidate.place]:
             return True
-        if ending := self._failures.count(found.step, error):
+        if ending := self._failures.count(candidate.step, error):
             raise ending from error
         return False
 

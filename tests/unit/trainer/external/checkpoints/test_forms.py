@@ -15,7 +15,15 @@ import torch
 from safetensors.numpy import save
 from torch.distributed import checkpoint as dcp
 
-from vlmpipe.trainer.external.checkpoints.forms import Found, Place, Unfit, cut_off, found_in, problem, processes_of
+from vlmpipe.trainer.external.checkpoints.forms import (
+    Candidate,
+    Place,
+    Unfit,
+    candidates_in,
+    cut_off,
+    problem,
+    processes_of,
+)
 
 
 def archive() -> bytes:
@@ -68,8 +76,8 @@ def whole(root: Path, world: int = 2) -> list[int]:
     """Steps of the checkpoints below it that may be committed."""
     return [
         found.step
-        for found in found_in([root])
-        if isinstance(found, Found)
+        for found in candidates_in([root])
+        if isinstance(found, Candidate)
         and not problem(files := found.place.files([root]), files, world)
         and not cut_off(files)
     ]
@@ -77,9 +85,9 @@ def whole(root: Path, world: int = 2) -> list[int]:
 
 def reasons(root: Path, world: int = 2) -> str:
     said = []
-    for found in found_in([root]):
-        files = found.place.files([root]) if isinstance(found, Found) else {}
-        said.append(problem(files, files, world) if isinstance(found, Found) else found[1])
+    for found in candidates_in([root]):
+        files = found.place.files([root]) if isinstance(found, Candidate) else {}
+        said.append(problem(files, files, world) if isinstance(found, Candidate) else found[1])
     return "; ".join(said)
 
 
@@ -141,7 +149,7 @@ def test_of_two_tags_the_one_that_latest_names_is_taken_and_the_newer_one_is_unf
     deepspeed(tmp_path, step=5)
     deepspeed(tmp_path, step=10, latest="global_step5")
     assert whole(tmp_path) == [5] and "names global_step5 still" in reasons(tmp_path)
-    (found,) = (one for one in found_in([tmp_path]) if isinstance(one, Found))
+    (found,) = (one for one in candidates_in([tmp_path]) if isinstance(one, Candidate))
     assert {name.partition("/")[0] for name in found.place.files([tmp_path])} == {"global_step5"}
 
 
@@ -189,6 +197,6 @@ def test_metadata_is_read_and_never_loaded(tmp_path: Path) -> None:
 def test_only_zero_ties_a_checkpoint_to_its_number_of_processes(tmp_path: Path) -> None:
     for form, processes in {"zero2": 2, "zero3": 2, "dcp": 0, "transformers": 0}.items():
         FORMS[form](root := tmp_path / form)
-        (found,) = found_in([root])
-        assert isinstance(found, Found)
+        (found,) = candidates_in([root])
+        assert isinstance(found, Candidate)
         assert processes_of(found.place.files([root])) == processes, form
