@@ -139,11 +139,20 @@ def cut_sentence(evaluation: Evaluation) -> str:
     """A note about answers that the limit of tokens cut, or is bound to cut; "" without any."""
     cut, longer, most = evaluation.cut_answers, evaluation.longer_expected_answers, evaluation.max_new_tokens
     parts = []
+    limit = _tokens(most)
     if cut:
-        parts.append(f"{cut:,} answers were cut at {most} tokens")
+        parts.append(f"{_answers_were(cut)} cut at {limit}")
     if longer:
-        parts.append(f"{longer:,} expected answers are longer than {most} tokens")
+        parts.append(f"{longer:,} expected {'answer is' if longer == 1 else 'answers are'} longer than {limit}")
     return " and ".join(parts) and f"{' and '.join(parts)}; raise evaluate.max_new_tokens"
+
+
+def _tokens(count: int | None) -> str:
+    return "1 token" if count == 1 else f"{count} tokens"
+
+
+def _answers_were(count: int, to: str = "") -> str:
+    return f"{count:,} {f'answer{to} was' if count == 1 else f'answers{to} were'}"
 
 
 def evaluation_notes(evaluation: Evaluation) -> list[str]:
@@ -151,8 +160,8 @@ def evaluation_notes(evaluation: Evaluation) -> list[str]:
     notes = [cut_sentence(evaluation)]
     for name, one in evaluation.benchmarks.items():
         if one.cut_answers:
-            limit = f"cut at {one.max_new_tokens} tokens; raise its max_new_tokens"
-            notes.append(f"{one.cut_answers:,} answers to {name} were {limit}")
+            limit = f"cut at {_tokens(one.max_new_tokens)}; raise its max_new_tokens"
+            notes.append(f"{_answers_were(one.cut_answers, f' to {name}')} {limit}")
     notes += [_turns_sentence(evaluation), overlap_sentence(evaluation), _memory_sentence(evaluation)]
     return [note for note in notes if note]
 

@@ -82,7 +82,7 @@ class Cost:
     schedule_runs_per_month: float | None
     schedule_usd_per_month: float | None
     checkpoint_every_s: float | None  # by Young and Daly, on the run file's term
-    checkpoint_every_steps: int | None  # the same in steps
+    checkpoint_every_steps: int | None  # the same in steps; None where the run ends before that
     expected_lost_hours: float | None  # with the run file's interval, on its term
     least_lost_hours: float | None  # with the interval by Young and Daly
     assumptions: tuple[str, ...]
@@ -298,6 +298,8 @@ def _best_interval(
         return None, None, None
     every_s = max(young_daly_s(time.save.blocks_s, mtbf_s), time.save.writes_s)  # a save waits for the one before
     steps = max(1, round(every_s / time.working_s))
+    if time.steps is not None and steps >= time.steps:  # the one at the end is saved anyway
+        return every_s, None, goodput_loss(config, time, preemptible=preemptible, every_s=time.steps * time.working_s)
     return every_s, steps, goodput_loss(config, time, preemptible=preemptible, every_s=steps * time.working_s)
 
 

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmpipe.trainer.evaluation.metrics import Prediction, anls, evaluation_notes, levenshtein, scores, vqa_accuracy
+from vlmpipe.trainer.evaluation.metrics import (
+    Prediction,
+    anls,
+    cut_sentence,
+    evaluation_notes,
+    levenshtein,
+    scores,
+    vqa_accuracy,
+)
 from vlmpipe.trainer.records.evaluation import Evaluation
 
 
@@ -70,6 +78,13 @@ def test_scores_are_means_overall_and_of_each_slice() -> None:
     assert found["anls"] == pytest.approx((1 + 2 / 3) / 3)
     assert found["slices"]["count"] == {"questions": 1, "exact_match": 0.0, "vqa_accuracy": 1.0, "anls": 0.0}
     assert scores([])["anls"] is None
+
+
+def test_one_token_is_written_as_one() -> None:
+    evaluation = Evaluation(questions=9, max_new_tokens=1, cut_answers=1, longer_expected_answers=1)
+    assert cut_sentence(evaluation) == (
+        "1 answer was cut at 1 token and 1 expected answer is longer than 1 token; raise evaluate.max_new_tokens"
+    )
 
 
 def test_notes_name_every_limit_of_the_scores() -> None:

@@ -332,6 +332,18 @@ def test_spot_names_the_best_interval_and_what_it_would_lose() -> None:
     assert any("0.02 times an hour" in sentence for sentence in cost.assumptions)
 
 
+def test_no_interval_is_suggested_that_is_longer_than_the_run() -> None:
+    for steps, suggested in ((2, False), (1_000_000, True)):
+        cost, time = estimated(
+            cluster__scheduling_strategy="spot",
+            train__max_steps=steps,
+            train__epochs=10_000,
+            train__warmup_fraction=0.0,
+        )
+        assert time.steps == steps and (cost.checkpoint_every_steps is not None) == suggested
+        assert cost.least_lost_hours is not None
+
+
 def test_a_hopeless_preemption_rate_is_reported() -> None:
     cost, _ = estimated(cluster__scheduling_strategy="spot", plan__preemptions_per_node_hour=30)
     assert cost.usd is None and cost.expected_lost_hours is None and cost.never_ends
