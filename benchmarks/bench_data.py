@@ -15,7 +15,7 @@ SUITE = Suite(
         Part("images", "data.images", 90, "cached features beside decoding; decoding beside Pillow by hand"),
         Part("video", "data.video", 40, "frames of a video beside bare PyAV"),
         Part("preparing", "data.preparing", 60, "pixel values of images, beside the processor of the library"),
-        Part("loading", "data.image_threads", 40, "a rank's loader in several threads beside one"),
+        Part("loading", "data.image_threads", 40, "a rank's loader in several threads beside one", default=False),
         Part("hf-threads", "data.image_threads", 30, "images of family hf in two threads beside one", default=False),
         Part("encoding", "data.encoding", 60, "the encoding job beside the sum of its parts"),
         Part("accumulation", "data.accumulation", 30, "host memory of a step's images, by its micro-batches"),
