@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.guide_files import COMMANDS, DEEPSPEED, LISTINGS, SETTINGS, WANDB_KEY
-from tests.support.short_form import WHOLE
+from tests.support.short_form import WHOLE, only_whole
 from vlmpipe import api
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig, parse_run_config
@@ -71,7 +71,8 @@ NAMING_MODELS = [name for name, text in FILES.items() if "Qwen2.5-VL" in text]
 REFUSED_BY_PLAN = {"A4.5-megatron": "MFU is"}
 
 
-@pytest.mark.parametrize("name", FILES if WHOLE else ["A2.2-zero2.json"])
+@only_whole  # the default suite checks the job specs of each file above, and plans one
+@pytest.mark.parametrize("name", FILES)
 def test_the_run_file_passes_check(name: str) -> None:
     findings = api.check(config_of(import_run_file(source_of(FILES[name], name))))
     failed = [finding.text for finding in findings if finding.state == "failed"]
@@ -117,7 +118,7 @@ VALUES = st.one_of(
 
 
 @pytest.mark.parametrize("name", ["trl.yaml", "llama_factory.yaml", "axolotl.yaml", "A2.2-zero2.json", "B6.2-arr-coc"])
-@settings(max_examples=300 if WHOLE else 8, deadline=None)
+@settings(max_examples=300 if WHOLE else 5, deadline=None)
 @given(data=st.data())
 def test_any_value_of_any_key_is_answered(name: str, data: st.DataObject) -> None:
     source = source_of(FILES[name], name)

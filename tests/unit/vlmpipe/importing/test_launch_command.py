@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+
+from vlmpipe.importing.launch_command import arguments_of, parse_command, words_of_text
+from vlmpipe.trainer.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "launcher", "options", "program"),
+    [
+        ("torchrun --nproc_per_node=8 train.py --a 1", "torchrun", [("nproc_per_node", "8")], ["train.py", "--a", "1"]),
+        ("python -m torch.distributed.run --nproc-per-node 4 -m x.y", "torchrun", [("nproc_per_node", "4"), ("m", "")],
+         ["x.y"]),
+        ("accelerate launch --multi_gpu --num_processes 2 a.py", "accelerate",
+         [("multi_gpu", ""), ("num_processes", "2")],
+         ["a.py"]),
+        ("bash -c 'cd /app && deepspeed --num_gpus 8 a.py'", "deepspeed", [("num_gpus", "8")], ["a.py"]),
+        ("N=4\nhorovodrun -np $N python a.py", "horovodrun", [("np", "4")], ["python", "a.py"]),
+        ("A=1 B=2 python train.py", "", [], ["python", "train.py"]),
+    ],
+)  # fmt: skip
+def test_a_command_is_taken_apart(text: str, launcher: str, options: list[tuple[str, str]], program: list[str]) -> None:
+    launch = parse_command(words_of_text(text))
+    assert (launch.launcher, launch.options, launch.program) == (launcher, options, program)
+
+
+def test_lines_comments_and_quotes_are_read_as_a_shell_does() -> None:
+    text = "# don't\ntorchrun \\\n  a.py --x 'b c' # end\npip install x && echo \"a\nb\"\n"
+    launch = parse_command(words_of_text(text))
+    assert launch.program == ["a.py", "--x", "b c"]
+    assert launch.others == ["pip install x", "echo a\nb"]
+    with pytest.raises(ConfigError, match="No closing quotation"):
+        words_of_text("torchrun 'a")
+
+
+def test_arguments_have_names_and_plain_values() -> None:
+    words = ["--a", "1", "--b=2e-5", "--c", "--d", "x", "y", "--a", "3", "file.yaml"]
+    assert arguments_of(words) == {"a": 1, "b": 2e-5, "c": True, "d": ["x", "y"], "a'": ["3", "file.yaml"]}
