@@ -144,7 +144,9 @@ class Translation:
             if number and (part in problem.text or problem.field == ".".join(field.split(".")[: number + 1]))
         }
         groups = [[field for field in optional if field.startswith(f"{name}.")] for name in sorted(sections)]
-        return [*([field] for field in dict.fromkeys([*exact, *mentioned])), *filter(None, groups)]
+        single = dict.fromkeys([*exact, *mentioned])
+        others, decisive = ([[field] for field in single if (field in DECISIVE) is last] for last in (False, True))
+        return [*others, *filter(None, groups), *decisive]
 
     def _is_unsafe(self, field: str) -> bool:
         value = self.settings[field].value

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.guide_files import LISTINGS
 from vlmpipe.config.yaml_loader import parse_yaml
 from vlmpipe.importing.findings import Finding
 from vlmpipe.importing.importer import Imported, import_run_file
@@ -150,3 +151,11 @@ def test_epochs_are_whole(epochs: float) -> None:
     content, imported = imported_of(TRL | {"num_train_epochs": epochs})
     assert content["train"]["epochs"] == max(1, round(epochs + 0.49))
     assert finding_of(imported, "num_train_epochs").outcome == ("expressed" if epochs == 1 else "changed")
+
+
+def test_reducers_give_way_to_a_strategy_without_all_reduce() -> None:
+    content, imported = imported_of(json.loads(LISTINGS["E8.3-ablations"]))  # under ZeRO-3
+    assert content["train"]["strategy"] == "zero3"
+    assert "reduction_server" not in content["cluster"]
+    (reason,) = {each.reason for each in imported.findings if each.path == "worker_pool_specs[1].replica_count"}
+    assert "zero3" in reason
