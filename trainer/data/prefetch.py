@@ -82,7 +82,8 @@ class ShardSchedule:
         num_steps = self._sequence.num_steps(epoch + 1) - self._sequence.num_steps(epoch)
         steps = np.repeat(np.arange(len(plan)) // sequences_per_step, np.diff(plan.offsets))
         numbers, counts = self._needs.of(plan.members)
-        uses: Int64Array = np.unique(numbers * num_steps + np.repeat(steps, counts))
+        # In 64 bits: the index has numbers of shards in 32.
+        uses: Int64Array = np.unique(numbers.astype(np.int64) * num_steps + np.repeat(steps, counts))
         return uses
 
 

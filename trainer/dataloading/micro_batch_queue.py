@@ -67,8 +67,10 @@ class MicroBatchQueue(Generic[Item]):
             return place
 
     def fill(self, place: Place[Item], item: Item, *, held_bytes: int = 0) -> None:
-        """Put the item into its place."""
+        """Put the item into its place, unless there is one."""
         with self._changed:
+            if place.is_filled:
+                return
             place.item, place.held_bytes, place.is_filled = item, held_bytes, True
             self._making -= 1
             self._making_images -= place.images

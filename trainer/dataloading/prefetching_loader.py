@@ -169,7 +169,11 @@ class PrefetchingLoader:
         if threads == 1:
             self._make(rows, place)
         else:
-            pool.submit(self._make, rows, place)
+            try:
+                pool.submit(self._make, rows, place)
+            except RuntimeError as error:  # no thread can be started; nobody may be there to fill the place
+                self._queue.fill(place, error)
+                return False
         return True
 
     def _make(

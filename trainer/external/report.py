@@ -25,13 +25,19 @@ from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.outage import patiently
 
 STEP = "train"
+LATER_FIELDS = {"warmup_steps"}  # of train, null by default
 
 
 def settings_sha256(job: JobConfig) -> str:
-    """Digest of all that decides the result: a finished run is trained again when it changes."""
+    """Digest of all that decides the result: a finished run is trained again when it changes.
+
+    A field that came later, at its default, leaves the digests of runs before as they were.
+    """
     without = {"resume", "keep_checkpoints", "log_every_steps", "checkpoint_every_steps"}
     train = job.train.model_dump(mode="json", exclude=without)
-    content = [train, job.data.model_dump(mode="json"), model_section_sha256(job), job.pointers().prepared_uri]
+    train = {name: value for name, value in train.items() if value is not None or name not in LATER_FIELDS}
+    data = job.data.model_dump(mode="json", exclude={"loader_threads"})
+    content = [train, data, model_section_sha256(job), job.pointers().prepared_uri]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

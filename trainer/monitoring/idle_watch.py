@@ -69,13 +69,16 @@ class IdleWatch:
         if self._cached:
             return "features are read too slowly; raise data.shard_cache_gib, or take a faster disk"
         threads = self._threads()
-        if threads.now < threads.most:
+        takes_more = self._job.data.loader_threads == "auto"  # where this rank has few, another may be the slowest
+        if threads.now < threads.most and not takes_more:
             return (
                 f"raise data.loader_threads from {threads.now} to {threads.most}, for which each rank has cores, or "
                 "set it to auto"
             )
         cache = "features.cache=on encodes each image once; or " if "tower" in self._job.model.frozen else ""
-        return (
-            f"each rank's {threads.most} threads (data.loader_threads) have all its cores; {cache}take a machine with "
-            "more vCPUs for each GPU, or smaller images"
+        cores = (
+            "each rank that waits (data.loader_threads: auto) may take all its cores"
+            if takes_more
+            else f"each rank's {threads.most} threads (data.loader_threads) have all its cores"
         )
+        return f"{cores}; {cache}take a machine with more vCPUs for each GPU, or smaller images"

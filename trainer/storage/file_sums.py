@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from vlmpipe.trainer.errors import os_errors
+from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage.base import ObjectInfo, Storage, cache_folder, crc32c_of_file
 from vlmpipe.trainer.storage.records import seal, unseal
 from vlmpipe.trainer.storage.regular_files import open_lock
@@ -38,23 +38,26 @@ class FileSum:
     def once_a_machine(cls, path: Path) -> FileSum:
         """Return the sum of a file; a large one is read by one process of a machine for the others.
 
-        The sum is remembered until the file is replaced or written to, or the machine starts again.
+        The sum is remembered until the file is replaced or written to, or the machine starts again. Where the cache
+        folder cannot be written to or locked, each process reads the file: local data needs no cache.
         """
         status = path.stat()
         if status.st_size < REMEMBERED_BYTES:
             return cls.of(path)
         identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, _boot_id())
-        folder = cache_folder() / SUMS_FOLDER
-        place = folder / f"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}.json"
-        with os_errors(f"writing {place}"):
+        with suppress(UserError, OSError):
+            folder = cache_folder() / SUMS_FOLDER
+            place = folder / f"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}.json"
             folder.mkdir(exist_ok=True)
             with os.fdopen(open_lock(place.with_suffix(".lock")), "w", encoding="utf-8") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # one process reads the file, the others wait
                 with suppress(FileNotFoundError, ValueError):
                     return cls(**unseal(place.read_bytes(), required=True))
                 file_sum = cls.of(path)
-                place.write_bytes(seal(asdict(file_sum)))
+                with suppress(OSError):  # a full disk
+                    place.write_bytes(seal(asdict(file_sum)))
                 return file_sum
+        return cls.of(path)
 
     def matches(self, store: Storage, info: ObjectInfo | None) -> bool:
         """Return whether the object is there and whole. A bucket keeps the checksum; in a folder the file is read."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.data.shard_splits import sequence_of, split_of
+from vlmpipe.trainer.data.packing import PackingPlan
 from vlmpipe.trainer.data.prefetch import Needs, ShardSchedule
 from vlmpipe.trainer.data.shards.disk_cache import NEVER
 
@@ -36,3 +40,25 @@ def test_schedule_gives_the_next_step_that_needs_a_shard(
             next((later for later in range(step, min(end, last)) if shard in uses(later)), NEVER) for shard in range(8)
         ]
         assert schedule.next_uses(step).tolist() == expected
+
+
+class LongEpochs:
+    """Stands in for PackedBatchSampler: 16 sequences of a sample each, in epochs of 2^28 steps."""
+
+    global_batch_size = 1
+
+    def plan(self, epoch: int) -> PackingPlan:
+        return PackingPlan(np.arange(17), np.arange(16), 1.0)
+
+    def batch(self, step: int) -> Any:
+        return SimpleNamespace(epoch=0)
+
+    def num_steps(self, epochs: int) -> int:
+        return epochs << 28
+
+
+def test_shards_times_steps_may_exceed_32_bits() -> None:
+    """The index has numbers of shards in 32 bits; 5,000 shards and 625,000 steps are one set of large samples."""
+    needs, sequence = Needs.one_each(np.arange(16, dtype=np.int32)), LongEpochs()
+    schedule = ShardSchedule([f"shard-{number}" for number in range(16)], needs, sequence, 1 << 28)  # type: ignore[arg-type]
+    assert schedule.next_uses(0).tolist() == list(range(16))

@@ -6,6 +6,7 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.models import image_threads
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.image_inputs import Images
+from vlmpipe.trainer.threads import start_thread
 
 IMAGE_BYTES = 1 << 20
 SMALL_BYTES = 1 << 10  # of the other tensors of a micro-batch, at most
@@ -237,6 +239,25 @@ def test_an_error_of_one_of_several_threads_reaches_the_loop_at_its_place(thread
                 found.append(float(batch.images[0]))  # type: ignore[index]
     assert found == [0, 1, 2, 3, 4, 5, 6]
     batches.close()
+
+
+def test_a_thread_that_cannot_be_started_is_an_error_in_the_loop(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at a container's limit of processes, which counts threads."""
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ThreadPoolExecutor, "_adjust_thread_count", refuse)
+    batches, found = stream(Numbered(), end_step=1, micro_batch_size=1), list[Any]()
+
+    def consume() -> None:
+        try:
+            found.extend(batch for data in batches for batch in data.batches)
+        except RuntimeError as error:
+            found.append(str(error))
+
+    start_thread(consume, name="loop").join(DEADLINE_S if threads == 1 else 2.0)
+    assert len(found) == 3 if threads == 1 else found == ["can't start new thread"]
 
 
 def test_several_threads_end_with_the_loader(threads: int) -> None:

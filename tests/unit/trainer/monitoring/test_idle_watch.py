@@ -13,8 +13,10 @@ HALF = Threads(4, 12)
 ALL = Threads(12, 12)
 
 
-def watch(threads: Threads = HALF, *, cached: bool = False, compiles: bool = False, frozen: str = "") -> IdleWatch:
-    job: Any = SimpleNamespace(model=SimpleNamespace(frozen={frozen}))
+def watch(
+    threads: Threads = HALF, *, setting: int | str = 4, cached: bool = False, compiles: bool = False, frozen: str = ""
+) -> IdleWatch:
+    job: Any = SimpleNamespace(model=SimpleNamespace(frozen={frozen}), data=SimpleNamespace(loader_threads=setting))
     return IdleWatch(job, cached=cached, compiles=compiles, threads=lambda: threads)
 
 
@@ -29,6 +31,7 @@ def said(
     [
         (watch(), "raise data.loader_threads from 4 to 12"),
         (watch(ALL, frozen="tower"), "features.cache=on encodes each image once; or take a machine with more vCPUs"),
+        (watch(setting="auto"), "auto) may take all its cores; take a machine with more vCPUs"),
         (watch(ALL), "(data.loader_threads) have all its cores; take a machine with more vCPUs"),
         (watch(cached=True), "raise data.shard_cache_gib"),
     ],

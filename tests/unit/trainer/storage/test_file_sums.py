@@ -62,3 +62,13 @@ def test_small_files_are_read_by_each_process(
     FileSum.once_a_machine(path)
     FileSum.once_a_machine(path)
     assert len(read) == 2 and not (tmp_path / "cache").exists()
+
+
+def test_without_a_cache_folder_each_process_reads_the_file(
+    tmp_path: Path, read: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Local data is read without any cache, as where the temporary folder is read-only."""
+    (path := tmp_path / "file").write_bytes(b"content")
+    monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(path / "below"))
+    sums = {FileSum.once_a_machine(path) for _ in range(2)}
+    assert sums == {FileSum(7, crc32c_of(b"content"))} and len(read) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import tempfile
@@ -30,6 +31,7 @@ from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
 from vlmpipe.trainer.checkpoint.mirror.background import BackgroundMirror
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.external.base_model import model_section_sha256
 from vlmpipe.trainer.external.checkpoints import states as module
 from vlmpipe.trainer.external.checkpoints.states import SavedStates, newest_result, results_of, states_of
 from vlmpipe.trainer.external.report import is_done, settings_sha256
@@ -242,6 +244,22 @@ def test_a_finished_program_is_not_trained_again_by_a_restart_and_is_by_the_next
     summary = {"steps": 12, "result": name, "settings_sha256": settings_sha256(job)}
     write_record(LocalStorage(run.uri), "summary.json", summary)
     assert is_done(job) and not is_done(job_of("two"))
+
+
+def test_a_finished_program_of_the_version_before_is_not_trained_again(run: ExternalRun) -> None:
+    """Fields that came since are at their defaults, or do not decide the result."""
+    job = run.job.model_copy(update={"data": run.job.data.model_copy(update={"loader_threads": 3})})
+    since = {"warmup_steps", "loader_threads"}
+    without = since | {"resume", "keep_checkpoints", "log_every_steps", "checkpoint_every_steps"}
+    sections = [
+        job.train.model_dump(mode="json", exclude=without),
+        job.data.model_dump(mode="json", exclude=since),
+        model_section_sha256(job),
+        job.pointers().prepared_uri,
+    ]
+    assert settings_sha256(job) == hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()
+    warm = job.model_copy(update={"train": job.train.model_copy(update={"warmup_steps": 3, "warmup_fraction": None})})
+    assert settings_sha256(warm) != settings_sha256(job)
 
 
 def test_a_copy_in_the_mirror_is_resumed_once_the_first_store_is_lost(
