@@ -11,6 +11,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -29,6 +30,7 @@ FROM_SAMPLES = 200_000  # below, each process plans an epoch in less than about 
 CACHE_FOLDER = ".plans"
 # Files on a machine, those used last. Plans: of two runs, this epoch's and the next one's. Counts have 40 bytes each.
 KEPT = {"plan": 4, "count": 1024}
+PART_NS = 3600 * 10**9  # a part that was not written to for so long is nobody's
 LOCKS = 64  # lock files; epochs that share one wait for each other, and nothing else changes
 WORD = np.dtype("<i8")
 DIGEST_BYTES = hashlib.sha256().digest_size
@@ -71,8 +73,10 @@ class MachinePlans:
                 with alone(self._lock(epoch)):
                     words = _mapped(path)  # another process may have made it meanwhile
                     if words is None:
-                        self._write_plan(epoch)
+                        plan = self._write_plan(epoch)
                         words = _mapped(path)
+                        if words is None and not path.exists():  # newer plans of other runs have taken its place
+                            return plan
             if words is None:
                 raise OSError(errno.EIO, "what was written is not what is read")
             with contextlib.suppress(FileNotFoundError):  # another run has deleted it; it stays mapped
@@ -107,17 +111,18 @@ class MachinePlans:
         except OSError as error:
             return len(self._without_files(epoch, error))
 
-    def _write_plan(self, epoch: int) -> None:
+    def _write_plan(self, epoch: int) -> PackingPlan:
         """Make the plan of an epoch whose lock this process holds, and write it and its count."""
         plan = self._make(epoch)
         sequences, fill = np.array([len(plan)], WORD), np.array([plan.fill], "<f8").view(WORD)
         self._write("plan", epoch, [sequences, fill, plan.offsets.astype(WORD), plan.members.astype(WORD)])
         self._write("count", epoch, [sequences])
+        return plan
 
     def _write(self, kind: str, epoch: int, arrays: list[Int64Array]) -> None:
         write(self._path(epoch, kind), arrays)
         trim_memory()  # planning took about 100 bytes a sample
-        _delete_oldest(self._folder, f"*.{kind}*", KEPT[kind])  # parts that killed processes left, too
+        _delete_oldest(self._folder, kind)
 
     def _without_files(self, epoch: int, error: OSError) -> PackingPlan:
         self._in_memory = True
@@ -171,11 +176,18 @@ def write(path: Path, arrays: list[Int64Array]) -> None:
         raise
 
 
-def _delete_oldest(folder: Path, pattern: str, kept: int) -> None:
-    """Delete the files whose last use is longest ago. Whoever has mapped one keeps its content."""
+def _delete_oldest(folder: Path, kind: str) -> None:
+    """Delete the files whose last use is longest ago, and parts that killed processes left.
+
+    Whoever has mapped a file keeps its content.
+    """
     used: list[tuple[int, Path]] = []
-    for path in folder.glob(pattern):
+    for path in folder.glob(f"*.{kind}*"):
         with contextlib.suppress(FileNotFoundError):
-            used.append((path.stat().st_mtime_ns, path))
-    for _, path in sorted(used)[:-kept]:
+            used_ns = path.stat().st_mtime_ns
+            if path.suffix != ".part":
+                used.append((used_ns, path))
+            elif time.time_ns() - used_ns > PART_NS:
+                path.unlink()
+    for _, path in sorted(used)[: -KEPT[kind]]:
         path.unlink(missing_ok=True)

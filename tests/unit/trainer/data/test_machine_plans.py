@@ -132,6 +132,32 @@ def test_files_of_a_machine_are_few_and_a_mapped_one_may_go(tmp_path: Path) -> N
     assert not plans._path(0, "plan").exists() and first.digest() == made(0).digest()
 
 
+def test_runs_beside_this_one_take_neither_its_plan_nor_the_part_that_it_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Newer plans of several runs may take a file's place before its maker has mapped it."""
+    folder, write = tmp_path / "plans", machine_plans.write
+    folder.mkdir()
+    young, old = folder / "young-0.plan.part", folder / "old-0.plan.part"
+    for part in (young, old):
+        part.touch()
+    hours_ago_s = time.time() - 3 * 3600
+    os.utime(young, (hours_ago_s + 3 * 3600 - 60,) * 2)
+    os.utime(old, (hours_ago_s,) * 2)
+
+    def written_and_taken(path: Path, arrays: list[packing.Int64Array]) -> None:
+        write(path, arrays)
+        if path.suffix == ".plan":
+            path.unlink()
+
+    plans = MachinePlans(folder, [LENGTHS], made)
+    with monkeypatch.context() as patch:
+        patch.setattr(machine_plans, "write", written_and_taken)
+        assert plans.plan(0).digest() == made(0).digest()
+    assert all(is_mapped(plans.plan(epoch).members) for epoch in range(6)) and not capsys.readouterr().err
+    assert young.exists() and not old.exists()
+
+
 @pytest.mark.parametrize("problem", [errno.ENOSPC, errno.ENOLCK, errno.EROFS])
 def test_without_room_or_locks_plans_stay_in_memory_and_it_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], problem: int
