@@ -163,14 +163,14 @@ def merged(content: Mapping[str, object], changes: Mapping[str, object]) -> dict
     result = copy.deepcopy(dict(content))
     fields = list(leaves(changes))
     problems = [
-        Problem(path, text) for path, value in fields + _replaced(dict(fields)) if (text := _put(result, path, value))
+        Problem(path, text) for path, value in fields + replaced(dict(fields)) if (text := _put(result, path, value))
     ]
     if problems:
         raise ProblemsError(problems)
     return result
 
 
-def _replaced(fields: Mapping[str, object]) -> list[tuple[str, None]]:
+def replaced(fields: Mapping[str, object]) -> list[tuple[str, None]]:
     """Fields whose place a given one takes, to be set to null; not those that are given too, which is an error."""
     others = [
         f"{section}.{ONE_OF_TWO[name]}"

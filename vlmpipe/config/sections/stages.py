@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from vlmpipe.config.overrides import apply_overrides, leaves, merged
+from vlmpipe.config.overrides import apply_overrides, leaves, merged, replaced
 from vlmpipe.config.sections.sweep import hidden_by_sweep
 from vlmpipe.config.validation_errors import Problem, ProblemsError, RunFileError, show
 from vlmpipe.records.compiled import CompiledSettings
@@ -243,7 +243,8 @@ def hidden_by_stages(content: Mapping[str, object], fields: Sequence[str]) -> di
 def with_overrides(data: Mapping[str, object], overrides: Mapping[str, object]) -> dict[str, object]:
     """A copy of the run file with overrides merged into it. Raises RunFileError for one that a stage or each variant of
     a sweep has its own value of: that value would stay."""
-    content, fields = apply_overrides(data, overrides), [path for path, _ in leaves(overrides)]
+    content, given = apply_overrides(data, overrides), dict(leaves(overrides))
+    fields = [*given, *(path for path, _ in replaced(given))]
     hidden = hidden_by_stages(content, fields)
     if hidden:
         problems = [

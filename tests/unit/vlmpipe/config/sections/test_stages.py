@@ -124,6 +124,14 @@ def test_what_cannot_be_is_one_sentence(override: str, found: str) -> None:
     assert len(lines) == 2 and lines[1].strip().startswith(found), "\n".join(lines)
 
 
+def test_an_override_of_a_field_whose_other_form_a_stage_has_is_refused() -> None:
+    stage = "stages.align.train.warmup_fraction"
+    with pytest.raises(ConfigError, match=f"train.warmup_fraction: stage align has its own; expected {stage}"):
+        load(f"{stage}=0.1", "train.warmup_steps=2")
+    runs = load(f"{stage}=0.1", "stages.finetune.train.warmup_steps=2").stage_runs()
+    assert [run.train.warmup_steps for run in runs.values()] == [None, 2]
+
+
 def test_a_problem_of_all_stages_is_said_once() -> None:
     assert refusal("data.validation_fraction=0").count("data.validation_fraction") == 1
 
