@@ -38,7 +38,8 @@ DECIDED_HERE = {
     "zero_optimization.cpu_offload_use_pin_memory": "train.offload",
 }
 
-Kind = Literal["switch", "count", "number", "text", "section"]
+Kind = Literal["switch", "count", "steps", "number", "level", "section"]
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 def _zero(kind: Kind, names: str) -> dict[str, Kind]:
@@ -56,9 +57,9 @@ PASSED_ON: Mapping[str, Kind] = {
     "timers": "section",
     "wall_clock_breakdown": "switch",
     "memory_breakdown": "switch",
-    "steps_per_print": "count",
+    "steps_per_print": "steps",
     "dump_state": "switch",
-    "log_level": "text",
+    "log_level": "level",
     **_zero(
         "switch",
         "contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions overlap_comm "
@@ -75,8 +76,9 @@ PASSED_ON: Mapping[str, Kind] = {
 EXPECTED: Mapping[Kind, str] = {
     "switch": "true or false",
     "count": "a whole number of at least 0",
+    "steps": "a whole number of at least 1",
     "number": "a number above 0",
-    "text": "text",
+    "level": f"one of {', '.join(LOG_LEVELS)}",
     "section": "a mapping",
 }
 
@@ -168,11 +170,11 @@ def _is_of(kind: Kind, value: object) -> bool:
     match kind:
         case "switch":
             return isinstance(value, bool)
-        case "count":
-            return is_number and float(value) >= 0 and float(value).is_integer()  # type: ignore[arg-type]
+        case "count" | "steps":
+            return is_number and float(value) >= (kind == "steps") and float(value).is_integer()  # type: ignore[arg-type]
         case "number":
             return is_number and float(value) > 0  # type: ignore[arg-type]
-        case "text":
-            return isinstance(value, str)
+        case "level":
+            return value in LOG_LEVELS
         case "section":
             return isinstance(value, dict)

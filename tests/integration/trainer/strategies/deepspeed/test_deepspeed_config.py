@@ -234,8 +234,8 @@ def test_kinds_of_values_are_those_of_deepspeeds_own_class() -> None:
 @pytest.mark.parametrize("kind", get_args(deepspeed_keys.Kind))
 def test_a_value_of_another_kind_is_refused_when_the_file_is_read(kind: str) -> None:
     """Plans read some of them: one of another kind ended `check` with a traceback."""
-    good = {"switch": True, "count": 5e8, "number": 0.5, "text": "info", "section": {}}
-    bad = {"switch": "perhaps", "count": "many", "number": 0, "text": 1, "section": 3}
+    good = {"switch": True, "count": 5e8, "steps": 1, "number": 0.5, "level": "info", "section": {}}
+    bad = {"switch": "perhaps", "count": "many", "steps": 0, "number": 0, "level": "loud", "section": 3}
     for name in (name for name, of in deepspeed_keys.PASSED_ON.items() if of == kind):
         outer, _, inner = name.partition(".")
         assert settings("zero2", {outer: {inner: good[kind]} if inner else good[kind]}).deepspeed
