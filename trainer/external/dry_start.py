@@ -97,13 +97,14 @@ def _requires_python(package: Path) -> str:
 
 def _suits(requires: str, python: tuple[int, int]) -> bool:
     """Return whether a minor version of Python is not excluded by specifiers such as >=3.11,<3.14."""
-    for operator, major, minor, rest in re.findall(r"(>=|<=|==|~=|<|>)\s*(\d+)(?:\.(\d+))?(\.\d+)?", requires):
+    for operator, major, minor, rest in re.findall(r"(>=|<=|==|!=|~=|<|>)\s*(\d+)(?:\.(\d+))?(\.\d+)?", requires):
         bound = (int(major), int(minor or 0))
         excluded = {
             ">=": python < bound,
-            "~=": python < bound or python[0] > bound[0],
-            ">": python < bound or (python == bound and not rest),
-            "<=": python > bound,
+            "~=": python < bound or python[0] > bound[0] or bool(rest and python > bound),
+            ">": python < bound,  # 3.10.1 is more than 3.10, and images have some such patch
+            "<=": python > bound or (python == bound and rest in ("", ".0")),
+            "!=": python == bound and bool(minor) and not rest and f"{minor}.*" in requires,
             "<": python > bound or (python == bound and rest in ("", ".0")),
             "==": python != bound if minor else python[0] != bound[0],
         }

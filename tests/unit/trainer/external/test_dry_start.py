@@ -141,8 +141,12 @@ def with_python(path: Path, requires: str) -> Path:
 @pytest.mark.parametrize("name", ["folder", "mine-1.0-py3-none-any.whl", "mine-1.0.tar.gz"])
 @pytest.mark.parametrize(
     ("requires", "starts"),
-    [(">=3.11", False), (">=3.10,<3.14", True), ("<3.10", False), ("==3.12.*", False), ("~=3.9", True), ("", True)],
-)
+    [
+        (">=3.11", False), (">=3.10,<3.14", True), ("<3.10", False), ("==3.12.*", False), ("~=3.9", True), ("", True),
+        (">3.10", True), ("<=3.10", False), ("<=3.10.20", True), ("~=3.9.2", False), ("!=3.10.*", False),
+        ("!=3.10", True),
+    ],
+)  # fmt: skip
 def test_a_packages_python_is_compared_with_that_in_the_images_name(
     name: str, requires: str, starts: bool, tmp_path: Path
 ) -> None:
