@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 # Programs that start the processes of a node. Ours and those of Horovod and MPI find the GPUs or count over all nodes;
@@ -25,7 +25,10 @@ _NODES = re.compile(r"--nnodes|--num_nodes|--num[-_]machines")
 _RANK, _ADDRESS = re.compile(r"--(node|machine)[-_]rank"), re.compile(r"--master[-_]addr|--main[-_]process[-_]ip")
 _PROGRAM = re.compile(r"\.py$|(^|/)python[0-9.]*$")  # what a launcher starts; options after it are the program's
 _PART = re.compile(r"[^\s'\";&|()]+")
+_QUOTED_VALUE = re.compile(r"=(['\"])([^'\"\s]*)\1")
 _SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "ash"}
+_TAKES_A_WORD = re.compile(r"[-+][A-Za-z]*[oO]")  # of a shell's options: -o pipefail
+_ALL_ARGUMENTS = re.compile(r"\$\{?[@*]")
 _VARIABLE = re.compile(r"\$(\{[A-Z_][A-Z0-9_]*\}|[A-Z_][A-Z0-9_]*)")
 PER_GPU = "a process for each GPU, where the program does not use several by itself"
 
@@ -41,7 +44,7 @@ class Doubt:
 
 def parts_of(words: Sequence[str]) -> list[str]:
     """The words in order, those of a shell's text too."""
-    return [part for word in words for part in _PART.findall(word)]
+    return [part for word in words for part in _PART.findall(_QUOTED_VALUE.sub(r"=\2", word))]
 
 
 def is_torchrun(parts: Sequence[str]) -> bool:
@@ -54,9 +57,34 @@ def starts_processes(parts: Sequence[str]) -> bool:
 
 
 def runs_shell(words: Sequence[str]) -> bool:
-    """Return whether the first words are a shell with -c (or -lc and so on), which replaces variables."""
-    shell = words[0].rpartition("/")[2] if words else ""
-    return shell in _SHELLS and any(re.fullmatch(r"-[a-z]*c", word) for word in words[1:4])
+    """Return whether a shell with -c (or -lc and so on), which replaces variables, is among the words."""
+    return _place_of_text(words) is not None
+
+
+def passes_arguments(words: Sequence[str]) -> bool:
+    """Return whether words that are appended to these reach the program.
+
+    A shell's text has to pass them on, and takes the first word behind it as its $0.
+    """
+    place = _place_of_text(words)
+    if place is None:
+        return True
+    text = "".join(words[place : place + 1])
+    return bool(_ALL_ARGUMENTS.search(text)) and (len(words) > place + 1 or "$0" in text)
+
+
+def _place_of_text(words: Sequence[str]) -> int | None:
+    """Place of a shell's text, behind -c; None for none. Before the shell may be env, a timeout and the like.
+
+    Words that begin with -c follow an image's entry point, which is a shell then.
+    """
+    start = next((number for number, word in enumerate(words) if word.rpartition("/")[2] in _SHELLS), -1)
+    for number, word in enumerate(words[start + 1 :], start + 1):
+        if re.fullmatch(r"-[a-z]*c", word):
+            return number + 1
+        if start < 0 or not (word.startswith(("-", "+")) or _TAKES_A_WORD.fullmatch(words[number - 1])):
+            return None
+    return None
 
 
 def variable_in(word: str) -> str:
@@ -86,14 +114,27 @@ def process_doubts(parts: Sequence[str], *, nodes: int, per_node: int, unit: str
             yield Doubt(text, PER_GPU, f"{name} {expected}, or leave it out")
 
 
-def node_doubts(parts: Sequence[str], *, nodes: int) -> Iterator[Doubt]:
-    """Numbers for a launcher that are the same on all nodes, or not those of the job."""
+def takes_options_from(names: Iterable[str]) -> bool:
+    """Return whether variables of these names hold options of torchrun, such as PET_NNODES."""
+    return any(name.startswith("PET_") for name in names)
+
+
+def node_doubts(parts: Sequence[str], *, nodes: int, place: int | None = None) -> Iterator[Doubt]:
+    """Numbers for a launcher that are the same on all nodes, or not those of the job.
+
+    Args:
+        place: the node's place in the job, from 0, where no other node is told these words.
+    """
     count = _value(parts, _NODES)
+    if is_torchrun(parts) and not count and nodes > 1:
+        expected = f"{nodes}: torchrun takes 1 where nothing is said, and each node would train by itself"
+        fix = f"--nnodes={nodes}, with --node_rank and --master_addr, or --rdzv_endpoint, from CLUSTER_SPEC"
+        yield Doubt(f"no --nnodes on {nodes} nodes", expected, fix)
     if count.isdigit() and int(count) != nodes:
         name = _name(parts, _NODES)
         yield Doubt(f"{name} {count}", f"{nodes}, the replicas of pools 0 and 1", f"{name}={nodes}")
     rank = _value(parts, _RANK)
-    if rank.isdigit() and nodes > 1:
+    if rank.isdigit() and nodes > 1 and int(rank) != place:
         expected = "a rank of each node's own: these words are the same in all replicas of a pool"
         fix = "take it from CLUSTER_SPEC in the program that starts torchrun, as python -m vlmpipe.trainer.launch does"
         yield Doubt(f"{_name(parts, _RANK)} {rank}", expected, fix)

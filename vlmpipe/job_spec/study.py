@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vlmpipe.config.launch_commands import runs_shell
+from vlmpipe.config.launch_commands import passes_arguments
 from vlmpipe.job_spec.rules.base import Pool
 from vlmpipe.job_spec.schema import Spelling, read_tuning_job
 from vlmpipe.job_spec.violation import FieldPath, Violation
@@ -142,7 +142,7 @@ def _told(pool: Pool, names: list[str]) -> Iterator[Violation]:
             yield Violation("VP805", ("trial_job_spec", *path), word, "a parameter of the study once", fix)
     task: Mapping[str, Any] = pool.get("container_spec") or {}
     words = [*(task.get("command") or ()), *(task.get("args") or ())]
-    if names and runs_shell(words) and "$@" not in " ".join(words):
+    if names and not passes_arguments(words):
         text = "a shell's text, behind which the parameters do not reach the program"
         fix = 'write PROGRAM "$@" in the text, and one more word behind it, such as sh'
         yield Violation("VP806", ("trial_job_spec", *pool.at("container_spec")), text, '"$@" in the text', fix)

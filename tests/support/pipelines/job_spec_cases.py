@@ -177,20 +177,35 @@ CASES = [
     ),
     Case(
         "VP217",
-        started("torchrun", *EIGHT, "--node_rank", "0", "train.py"),
-        started("bash", "-c", "torchrun --nproc_per_node=8 --node_rank $RANK train.py"),
+        started("torchrun", *EIGHT, "--nnodes=4", "--node_rank", "1", "train.py"),
+        started("bash", "-c", "torchrun --nproc_per_node='8' --nnodes=\"$NNODES\" --node_rank $RANK train.py"),
         base=CLUSTER,
     ),
     Case(
         "VP217",
-        started("accelerate", "launch", "--machine_rank", "0", "t.py"),
+        {f"{P1}.container_spec.command": ["torchrun", *EIGHT, "--nnodes=2", "--node_rank=0", "train.py"]},
+        {
+            **started("torchrun", *EIGHT, "--nnodes=2", "--node_rank=0", "train.py"),
+            f"{P1}.container_spec.command": ["torchrun", *EIGHT, "--nnodes=2", "--node_rank=1", "train.py"],
+        },
+        base={**CLUSTER, "worker_pool_specs": [a100(), a100()]},
+    ),
+    Case(
+        "VP217",
+        started("torchrun", *EIGHT, "train.py"),
+        started("torchrun", "train.py") | {f"{CONTAINER}.env": variable("PET_NNODES", "4")},
+        base=CLUSTER,
+    ),
+    Case(
+        "VP217",
+        {f"{P1}.container_spec.command": ["accelerate", "launch", "--machine_rank", "0", "t.py"]},
         started("accelerate", "launch", "--num_machines", "4", "t.py"),
         base=CLUSTER,
     ),
     Case(
         "VP217",
-        started("torchrun", *EIGHT, "--master_addr=10.0.0.2", "train.py"),
-        started("torchrun", *EIGHT, "--rdzv-backend=c10d", "train.py"),
+        started("torchrun", *EIGHT, "--nnodes=4", "--master_addr=10.0.0.2", "train.py"),
+        started("torchrun", *EIGHT, "--nnodes=1:4", "--rdzv-backend=c10d", "train.py"),
         base=CLUSTER,
     ),
     Case(

@@ -106,6 +106,11 @@ CONTAINER_CASES = [
     ),
     Case(
         "VP704",
+        {f"{CONTAINER}.args": ["--data=$DATA"]},
+        {f"{CONTAINER}.command": [], f"{CONTAINER}.args": ["-c", "torchrun --nproc_per_node gpu t.py --data=$DATA"]},
+    ),
+    Case(
+        "VP704",
         {f"{CONTAINER}.args": ["--master_addr=$MASTER_ADDR"]},
         {
             f"{CONTAINER}.command": ["bash", "-c"],

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from vlmpipe.config.launch_commands import (
     node_doubts,
     parts_of,
+    passes_arguments,
     process_doubts,
     runs_shell,
     starts_processes,
+    takes_options_from,
     variable_in,
 )
 from vlmpipe.config.validation_errors import Problem
@@ -74,13 +76,13 @@ def command_warnings(config: RunFields) -> Iterator[Problem]:
         if variables := dict.fromkeys(filter(None, map(variable_in, () if shell else words))):
             text = f"has {', '.join(variables)}, which no shell replaces; expected values, [bash, -c, 'TEXT'], or for "
             yield Problem(f"train.trainer.{name}", f"{text}torchrun's options launch torchrun with the program alone")
-    if trainer.resume_args and runs_shell(trainer.command) and "$@" not in " ".join(trainer.command):
+    if trainer.resume_args and not passes_arguments(trainer.command):
         text = (
             'follows a shell\'s TEXT, where the program does not get it; expected "$@" behind the program in TEXT, and '
         )
         yield Problem("train.trainer.resume_args", f"{text}one more word, such as sh, at the end of command")
     parts = parts_of(trainer.command)
-    if starts_processes(parts):
+    if starts_processes(parts) and not takes_options_from(cluster.env):
         doubts = [
             *process_doubts(parts, nodes=cluster.replica_count, per_node=cluster.processes, unit="processes of a node"),
             *node_doubts(parts, nodes=cluster.replica_count),

@@ -11,6 +11,7 @@ from vlmpipe.config.launch_commands import (
     process_doubts,
     program_of,
     starts_processes,
+    takes_options_from,
 )
 from vlmpipe.job_spec.rules.base import Job, Pool
 from vlmpipe.job_spec.violation import FieldPath, Violation
@@ -21,7 +22,7 @@ def check(job: Job) -> Iterator[Violation]:
     """Each pool of nodes with several GPUs, the words for a launcher of each, and workers without the chief's."""
     yield from _lacking(job)
     for pool in job.pools:
-        if not pool.is_node or pool.is_tpu:
+        if not pool.is_node or pool.is_tpu or takes_options_from(name for _, name, _ in pool.environment()):
             continue
         path, parts = _command(pool)
         if module := pool.get("python_package_spec", "python_module"):
@@ -29,7 +30,10 @@ def check(job: Job) -> Iterator[Violation]:
         if pool.accelerator_count > 1:
             yield from _processes(pool, job.num_nodes, path, parts)
         if starts_processes(parts):
-            for doubt in node_doubts(parts, nodes=job.num_nodes):
+            place = (
+                pool.index if pool.replica_count == 1 else None
+            )  # pool 1's only replica is the node behind the chief
+            for doubt in node_doubts(parts, nodes=job.num_nodes, place=place):
                 yield Violation("VP217", path, doubt.found, doubt.expected, doubt.fix)
 
 

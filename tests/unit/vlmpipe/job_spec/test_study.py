@@ -80,6 +80,8 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("VP804", trial({f"{CONTAINER}.args": ["--rate", "${lr}"]}), f"trial_job_spec.{CONTAINER}.args.1"),
     ("VP805", trial({f"{CONTAINER}.args": ["--rank=8"]}), f"trial_job_spec.{CONTAINER}.args.0"),
     ("VP806", trial(started(*SHELL)), f"trial_job_spec.{CONTAINER}"),
+    ("VP806", trial(started(*SHELL[:2], f'{SHELL[2]} "$@"')), f"trial_job_spec.{CONTAINER}"),
+    ("VP806", trial(started("env", "bash", "-eu", "-o", "pipefail", *SHELL[1:])), f"trial_job_spec.{CONTAINER}"),
 ]  # fmt: skip
 VALID = [
     tuning(),
@@ -88,6 +90,8 @@ VALID = [
     searched(ranged("1e-5", "1e-3")),  # type: ignore[arg-type]  # as PyYAML reads 1e-5
     trial({f"{CONTAINER}.args": ["--optimizer", "adamw", "--title={{ title }}: {{ text }}"]}),
     trial(started(*SHELL[:2], 'torchrun --nproc_per_node=8 t.py "$@"', "sh")),
+    trial(started(*SHELL[:2], 'torchrun --nproc_per_node=8 t.py "$0" "$@"')),
+    trial(started(*SHELL[:2], "torchrun --nproc_per_node=8 t.py $*", "sh")),
 ]
 
 

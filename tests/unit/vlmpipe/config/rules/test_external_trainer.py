@@ -80,15 +80,19 @@ SHELL = ["bash", "-c", "torchrun --nproc_per_node=2 --nnodes=$NNODES --master_ad
     ("command", "doubts"),
     [
         (["torchrun", "--nproc_per_node=2", "--nnodes=2", "--node_rank=$NODE_RANK", "t.py"], ["$NODE_RANK, which no"]),
-        (["torchrun", "--nproc_per_node=4", "t.py"], ["4 --nproc_per_node on 2 processes of a node"]),
+        (
+            ["torchrun", "--nproc_per_node=4", "t.py"],
+            ["4 --nproc_per_node on 2 processes of a node", "no --nnodes on 2 nodes; expected 2: torchrun takes 1"],
+        ),
         (["torchrun", "t.py", "--nnodes", "8"], ["torchrun starts one process", "--nnodes 8"]),
-        (["torchrun", "--nproc-per-node", "gpu", "--node_rank", "0", "t.py"], ["--node_rank 0"]),
-        (["torchrun", "--nproc_per_node=2", "--master_addr=10.0.0.2", "t.py"], ["--master_addr 10.0.0.2"]),
+        (["torchrun", "--nproc-per-node", "gpu", "--nnodes=2", "--node_rank", "0", "t.py"], ["--node_rank 0"]),
+        (["torchrun", "--nproc_per_node=2", "--nnodes=2", "--master_addr=1.0.0.2", "t.py"], ["--master_addr 1.0.0.2"]),
         (["deepspeed", "--num_gpus", "8", "t.py"], ["deepspeed --num_gpus 8 on 2 x 2"]),
         (["accelerate", "launch", "--num_processes=2", "t.py"], ["accelerate --num_processes 2 on 2 x 2"]),
         (["accelerate", "launch", "--num_processes=4", "--num_machines=2", "t.py", "--num_processes", "9"], []),
         (["mpirun", "-np", "3", "python", "t.py", "-n", "4"], ["mpirun -np 3 on 2 x 2"]),
         (SHELL, []),
+        (["bash", "-e", "-u", "-o", "pipefail", *SHELL[1:]], []),
         (["python", "t.py", "--node_rank", "0"], []),
     ],
 )
@@ -100,7 +104,15 @@ def test_a_launchers_words_are_compared_with_the_nodes(command: list[str], doubt
     assert all(doubt in text for doubt, text in zip(doubts, found, strict=True))
 
 
-@pytest.mark.parametrize(("command", "told"), [(SHELL, False), ([*SHELL[:2], 'python t.py "$@"', "sh"], True)])
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (SHELL, False),
+        ([*SHELL[:2], 'python t.py "$@"', "sh"], True),
+        ([*SHELL[:2], "python t.py $*", "sh"], True),
+        ([*SHELL[:2], 'python t.py "$@"'], False),  # the first one would be $0
+    ],
+)
 def test_arguments_of_a_resume_must_pass_a_shells_text(command: list[str], told: bool) -> None:
     trainer = {"name": "plain", "launch": "self", "command": command, "resume_args": ["--resume", "{resume}"]}
     fields = {one.field for one in warnings(small(train__trainer=trainer))}
