@@ -12,7 +12,7 @@ from vlmpipe.records.plan import PlannedRun
 from vlmpipe.records.registered import Registered
 from vlmpipe.trainer.data.prepare.dataset_diff import CHANGES_FILE
 from vlmpipe.trainer.data.rejects import KEPT, SUMMARY
-from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared, why_unread
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.metrics import FILE as METRICS_FILE
@@ -148,7 +148,7 @@ def read_run(run_uri: str) -> RunFiles:
         try:
             prepared = _Reader(open_prepared(files.prepared.prepared_uri), missing)
         except UserError as error:
-            missing["prepared data"] = f"The prepared data cannot be read: {error.found}."
+            missing["prepared data"] = f"The prepared data cannot be read: {why_unread(error)}."
             return files
         files.stats = prepared.content("stats.json", "prepare-data")
         files.rejects = prepared.content("rejects_summary.json", "prepare-data")

@@ -14,7 +14,7 @@ from PIL import Image
 
 from vlmpipe.trainer.data.sample import Split
 from vlmpipe.trainer.data.shards.index import Index
-from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared, why_unread
 from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.errors import UserError
 
@@ -85,7 +85,7 @@ class PreparedImages:
         try:
             self._index, self._problem = Index.load(prepared_uri), ""
         except UserError as error:
-            self._problem = f"The index cannot be read: {error.found}."
+            self._problem = f"The index cannot be read: {why_unread(error)}."
             return
         self._reader = ShardReader.open(open_prepared(prepared_uri))
 

@@ -11,7 +11,7 @@ from vlmpipe.trainer.checkpoint.commit import committed
 from vlmpipe.trainer.checkpoint.manifest import DamagedError
 from vlmpipe.trainer.checkpoint.verified_files import verify
 from vlmpipe.trainer.config.benchmarks import ANSWERS_FOLDER
-from vlmpipe.trainer.data.shards.prepared_files import Manifest
+from vlmpipe.trainer.data.shards.prepared_files import Manifest, why_unread
 from vlmpipe.trainer.data.shards.verified_files import mismatch
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.feature_cache.reader import FeatureShards
@@ -73,7 +73,7 @@ def _checked(part: str, uri: str, count: Callable[[Storage], int]) -> FileCheck:
     try:
         return FileCheck(part, uri, files=count(open_storage(uri)))
     except (UserError, DamagedError) as error:
-        return FileCheck(part, uri, problem=error.found if isinstance(error, UserError) else str(error))
+        return FileCheck(part, uri, problem=why_unread(error) if isinstance(error, UserError) else str(error))
 
 
 def _records(run: Storage) -> int:

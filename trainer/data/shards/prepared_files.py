@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
@@ -48,12 +49,17 @@ class OtherFormatError(UserError):
     """Prepared data is whole and in another format (exit 65)."""
 
     def __init__(self, uri: str, found: int) -> None:
-        fix = f"vlmpipe data convert {uri} makes it of this format in seconds, without reading an image"
+        fix = f"vlmpipe data convert {shlex.quote(uri)} makes it of this format in seconds, without reading an image"
         if found != CONVERTIBLE:
             fix = "use the version of vlmpipe that wrote it; or delete its DONE file to prepare it again"
         super().__init__(
             f"the prepared data in {uri} is of format {found}", expected=f"format {FORMAT}", fix=fix, code=ExitCode.DATA
         )
+
+
+def why_unread(error: UserError) -> str:
+    """Why prepared data cannot be read, in few words; of data in another format also what makes it readable."""
+    return f"{error.found} ({error.fix})" if isinstance(error, OtherFormatError) else error.found
 
 
 class PreparedFiles:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from tests.support.data.prepared import job_config, llava_folder, png, prepared_
 from tests.support.gcs import QUICK_RETRY
 from tests.support.paths import ROOT
 from vlmpipe.cli.app import app
+from vlmpipe.report.samples import PreparedImages
+from vlmpipe.runs.file_check import check_files
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare import convert as module
 from vlmpipe.trainer.data.prepare.convert import convert
@@ -30,6 +33,7 @@ from vlmpipe.trainer.data.shards.index_lines import LINES
 from vlmpipe.trainer.data.shards.prepared_files import DONE, FORMAT, Manifest, OtherFormatError, open_prepared
 from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.errors import DataError, ExitCode
+from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.storage.gcs import GcsStorage
 from vlmpipe.trainer.storage.local import LocalStorage
 
@@ -64,13 +68,21 @@ def plan_digest(uri: str, config: JobConfig) -> str:
     return PackedBatchSampler.of_training(split, config, tile_tokens=0).plan(0).digest()
 
 
-def test_it_is_refused_and_the_command_in_the_error_converts_it(config: JobConfig, old: Path) -> None:
+def data_problem(prepared: Path, folder: Path) -> str:
+    """What `status --deep` says of the prepared data of a run."""
+    DataPointers(prepared_uri=str(prepared), features_uri="", features="off").write(LocalStorage(folder / "run"))
+    return next(check.problem for check in check_files(str(folder / "run")) if check.part == "prepared data")
+
+
+def test_it_is_refused_and_the_command_in_the_error_converts_it(config: JobConfig, old: Path, tmp_path: Path) -> None:
     lines, before = pq.read_table(old / LINES).to_pylist(), prepared_files(str(old))
     for use in (lambda: Index.load(str(old)), lambda: run_prepare(config)):
         with pytest.raises(OtherFormatError) as refused:
             use()
         assert refused.value.code == ExitCode.DATA and "is of format 13" in refused.value.found
     assert prepared_files(str(old)) == before
+    for said in (PreparedImages(str(old)).picture("train", "sample-1", 0).problem, data_problem(old, tmp_path)):
+        assert "is of format 13" in said and refused.value.fix in said
     command = re.match(r"vlmpipe (data convert \S+)", refused.value.fix)
     assert command
     done = CliRunner().invoke(app, command[1].split(), catch_exceptions=False)
@@ -172,6 +184,11 @@ def test_earlier_formats_are_not_converted(old: Path) -> None:
     with pytest.raises(OtherFormatError, match="is of format 12") as refused:
         convert(str(old))
     assert "data convert" not in refused.value.fix
+
+
+def test_a_folder_with_a_space_in_its_name_is_one_argument_of_the_command() -> None:
+    command = OtherFormatError("/data/my runs/set", 13).fix.partition(" makes")[0]
+    assert shlex.split(command) == ["vlmpipe", "data", "convert", "/data/my runs/set"]
 
 
 def test_data_of_the_format_before_is_not_compared_and_said_so(config: JobConfig, old: Path, tmp_path: Path) -> None:
