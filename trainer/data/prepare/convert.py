@@ -13,8 +13,9 @@ from vlmpipe.trainer.data.sample import SPLITS, Split
 from vlmpipe.trainer.data.shards.index_file import NAME, IndexFileWriter
 from vlmpipe.trainer.data.shards.index_lines import GROUP_LINES, LINES, SCHEMA, WITH_VIDEOS
 from vlmpipe.trainer.data.shards.prepared_files import CONVERTIBLE, DONE, FORMAT, Manifest, OtherFormatError
-from vlmpipe.trainer.data.shards.verified_files import damaged_file
+from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.file_sums import FileSum
 
 
@@ -42,10 +43,7 @@ def convert(uri: str) -> Converted:
     samples = 0
     if manifest.format == CONVERTIBLE:
         with scratch() as folder:
-            old = storage.fetch(LINES)
-            if FileSum.of(old) != manifest.files.get(LINES):
-                raise damaged_file(storage.uri(LINES), f"its size or checksum (CRC32C) differs from that in {DONE}")
-            samples = _write_index(old, folder)
+            samples = _write_index(_old_index(storage, manifest), folder)
             index = FileSum.of(folder / NAME)
             storage.upload(folder / NAME, NAME, crc32c=index.crc32c)
         files = {name: sums for name, sums in manifest.files.items() if name != LINES} | {NAME: index}
@@ -56,11 +54,31 @@ def convert(uri: str) -> Converted:
     return Converted(uri, samples, manifest.files[NAME].bytes)
 
 
+def _old_index(storage: Storage, manifest: Manifest) -> Path:
+    how = "it is missing"
+    if storage.stat(LINES) is not None:
+        path = storage.fetch(LINES)
+        if FileSum.of(path) == manifest.files.get(LINES):
+            return path
+        how = f"its size or checksum (CRC32C) differs from that in {DONE}"
+    raise _damaged(storage.uri(LINES), how, storage.uri(DONE))
+
+
+def _damaged(name: str, how: str, done: str) -> DataError:
+    """Preparation would refuse the data for its format, and not prepare it again as other damaged data."""
+    return DataError(
+        f"{name} is damaged: {how}",
+        expected="the index that was prepared",
+        fix=f"wait for another conversion of it, if one is running; else delete {done}, and the next run prepares the "
+        "data again",
+    )
+
+
 def _write_index(old: Path, folder: Path) -> int:
     """Write the index from a Parquet file, whose lines are in order. Returns the number of samples."""
     with pq.ParquetFile(old, pre_buffer=False) as file:
         if file.schema_arrow not in (SCHEMA, WITH_VIDEOS):
-            raise damaged_file(str(old), f"it has the columns {file.schema_arrow.names}")
+            raise _damaged(str(old), f"it has the columns {file.schema_arrow.names}", f"its {DONE}")
         with IndexFileWriter(folder, _shards(file), with_videos=file.schema_arrow == WITH_VIDEOS) as index:
             for lines in file.iter_batches(GROUP_LINES):
                 index.add(pa.Table.from_batches([lines]))

@@ -25,14 +25,14 @@ from vlmpipe.runs.file_check import check_files
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare import convert as module
 from vlmpipe.trainer.data.prepare.convert import convert
-from vlmpipe.trainer.data.prepare.pipeline import fingerprint
+from vlmpipe.trainer.data.prepare.pipeline import find_prepared, fingerprint
 from vlmpipe.trainer.data.sampler import PackedBatchSampler
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.data.shards.index_file import NAME
 from vlmpipe.trainer.data.shards.index_lines import LINES
 from vlmpipe.trainer.data.shards.prepared_files import DONE, FORMAT, Manifest, OtherFormatError, open_prepared
 from vlmpipe.trainer.data.shards.tar import ShardReader
-from vlmpipe.trainer.errors import DataError, ExitCode
+from vlmpipe.trainer.errors import DataError, ExitCode, UserError
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.storage.gcs import GcsStorage
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -169,13 +169,23 @@ def test_a_bucket_is_converted_in_place(old: Path, monkeypatch: pytest.MonkeyPat
         assert Manifest.read(remote).files[NAME].bytes == made.index_bytes
 
 
-def test_damaged_lines_are_not_converted(old: Path) -> None:
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_damaged_lines_are_not_converted_and_the_remedy_makes_room_for_new_data(
+    config: JobConfig, old: Path, is_missing: bool
+) -> None:
     damaged = bytearray((old / LINES).read_bytes())
     damaged[len(damaged) // 2] ^= 1
     (old / LINES).write_bytes(damaged)
-    with pytest.raises(DataError, match=r"index\.parquet is damaged"):
+    if is_missing:
+        (old / LINES).unlink()
+    with pytest.raises(DataError, match=r"index\.parquet is damaged") as refused:
         convert(str(old))
-    assert not (old / NAME).exists()
+    assert not (old / NAME).exists() and find_prepared(config) == str(old)
+    remedy = re.search(r"delete (\S+/DONE), and the next run prepares the data again", refused.value.fix)
+    assert remedy
+    Path(remedy[1]).unlink()
+    with pytest.raises(UserError, match="not prepared yet"):  # as the step that prepares sees it
+        find_prepared(config)
 
 
 def test_earlier_formats_are_not_converted(old: Path) -> None:
