@@ -28,6 +28,7 @@ _PART = re.compile(r"[^\s'\";&|()]+")
 _QUOTED_VALUE = re.compile(r"=(['\"])([^'\"\s]*)\1")
 _SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "ash"}
 _TAKES_A_WORD = re.compile(r"[-+][A-Za-z]*[oO]")  # of a shell's options: -o pipefail
+_OPTIONS = re.compile(r"\$\{?\w+(\[[@*]\])?\}?")  # a variable that may hold several words
 _ALL_ARGUMENTS = re.compile(r"\$\{?[@*]")
 _VARIABLE = re.compile(r"\$(\{[A-Z_][A-Z0-9_]*\}|[A-Z_][A-Z0-9_]*)")
 PER_GPU = "a process for each GPU, where the program does not use several by itself"
@@ -97,7 +98,9 @@ def process_doubts(parts: Sequence[str], *, nodes: int, per_node: int, unit: str
     """Fewer or more processes than `per_node` on each of `nodes`, where a launcher is told a number."""
     if is_torchrun(parts):
         count = _value(parts, _PROCESSES)
-        if count in ("gpu", "auto", str(per_node)) or (count and not count.isdigit()) or (not count and per_node == 1):
+        if count in ("gpu", "auto", str(per_node)) or (count and not count.isdigit()):
+            return
+        if not count and (per_node == 1 or _in_a_variable(parts)):
             return
         default = "" if count else ": torchrun starts one process"
         text = f"{count or 'no'} --nproc_per_node on {per_node} {unit}{default}"
@@ -126,7 +129,7 @@ def node_doubts(parts: Sequence[str], *, nodes: int, place: int | None = None) -
         place: the node's place in the job, from 0, where no other node is told these words.
     """
     count = _value(parts, _NODES)
-    if is_torchrun(parts) and not count and nodes > 1:
+    if is_torchrun(parts) and not count and nodes > 1 and not _in_a_variable(parts):
         expected = f"{nodes}: torchrun takes 1 where nothing is said, and each node would train by itself"
         fix = f"--nnodes={nodes}, with --node_rank and --master_addr, or --rdzv_endpoint, from CLUSTER_SPEC"
         yield Doubt(f"no --nnodes on {nodes} nodes", expected, fix)
@@ -152,6 +155,13 @@ def program_of(parts: Sequence[str]) -> str:
             rest = [part for part in parts[number + 1 :] if part == "-m" or not part.startswith("-")]
             return " ".join([word.rpartition("/")[2], *rest[: 2 if rest[:1] == ["-m"] else 1]])
     return ""
+
+
+def _in_a_variable(parts: Sequence[str]) -> bool:
+    """Return whether options of torchrun stand in a variable: torchrun $ARGS train.py."""
+    start = next(number for number, part in enumerate(parts) if _TORCHRUN.search(part))
+    options = itertools.takewhile(lambda pair: not _PROGRAM.search(pair[1]), itertools.pairwise(parts[start:]))
+    return any(_OPTIONS.fullmatch(word) and not re.fullmatch(r"--[\w-]+", before) for before, word in options)
 
 
 def _name(parts: Sequence[str], option: re.Pattern[str]) -> str:

@@ -92,6 +92,8 @@ SHELL = ["bash", "-c", "torchrun --nproc_per_node=2 --nnodes=$NNODES --master_ad
         (["accelerate", "launch", "--num_processes=4", "--num_machines=2", "t.py", "--num_processes", "9"], []),
         (["mpirun", "-np", "3", "python", "t.py", "-n", "4"], ["mpirun -np 3 on 2 x 2"]),
         (SHELL, []),
+        (["bash", "-c", 'torchrun "${ARGS[@]}" t.py'], []),
+        (["bash", "-c", "torchrun --nnodes $N t.py $ARGS"], ["torchrun starts one process"]),
         (["bash", "-e", "-u", "-o", "pipefail", *SHELL[1:]], []),
         (["python", "t.py", "--node_rank", "0"], []),
     ],
