@@ -11,6 +11,7 @@ Item = TypeVar("Item")
 
 STEPS_AHEAD = 2  # that have begun to be made: other ranks' shards must still be there (see `data.prefetch`)
 AHEAD_BYTES = 1 << 30  # of micro-batches that wait for training, on each rank
+FIRST = 3  # begun before the size of one is known; `vlmpipe.planner.memory.host` counts with as many
 
 
 @dataclass
@@ -36,7 +37,7 @@ class MicroBatchQueue(Generic[Item]):
         self._max_bytes, self._max_steps = max_bytes, max_steps
         self._places: deque[Place[Item]] = deque()
         self._held_bytes = self._steps = self._making = self._making_images = 0
-        self._largest_bytes = 0  # of the items so far
+        self._largest_bytes: int | None = None  # of the items so far
         self._changed = threading.Condition()
         self._closed = False
 
@@ -75,7 +76,7 @@ class MicroBatchQueue(Generic[Item]):
             self._making -= 1
             self._making_images -= place.images
             self._held_bytes += held_bytes
-            self._largest_bytes = max(self._largest_bytes, held_bytes)
+            self._largest_bytes = max(self._largest_bytes or 0, held_bytes)
             if self._closed:
                 place.item = None
             self._changed.notify_all()
@@ -100,5 +101,7 @@ class MicroBatchQueue(Generic[Item]):
     def _has_room(self, most_images: int) -> bool:
         if self._making_images >= most_images:
             return False
+        if self._largest_bytes is None:
+            return self._making < FIRST
         ahead = self._held_bytes + (self._making + 1) * self._largest_bytes
         return not (self._held_bytes or self._making) or ahead <= self._max_bytes

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmpipe.trainer.dataloading.micro_batch_queue import MicroBatchQueue
+from vlmpipe.trainer.dataloading.micro_batch_queue import FIRST, MicroBatchQueue, Place
 
 DEADLINE_S = 20.0
 
@@ -115,3 +115,16 @@ def test_what_is_made_after_the_end_is_let_go() -> None:
     queue.close()
     queue.fill(place, 5, held_bytes=5)
     assert place.item is None
+
+
+def test_until_a_size_is_known_no_more_are_begun_than_plans_count_with() -> None:
+    """With 32 threads and an image in each item, 32 items of any size would be begun at once."""
+    queue: MicroBatchQueue[int] = MicroBatchQueue(100)
+    begun: list[Place[int] | None] = [queue.reserve(1, 32) for _ in range(FIRST)]
+    thread = threading.Thread(target=lambda: begun.extend(queue.reserve(1, 32) for _ in range(2)), daemon=True)
+    thread.start()
+    thread.join(0.05)
+    assert len(begun) == FIRST and begun[0]
+    queue.fill(begun[0], 0, held_bytes=20)  # 20 that wait and 4 that are being made are 100 bytes
+    thread.join(DEADLINE_S)
+    assert len(begun) == FIRST + 2
