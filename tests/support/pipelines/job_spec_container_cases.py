@@ -134,7 +134,7 @@ CONTAINER_CASES = [
     Case(
         "VP710",
         {f"{CONTAINER}.env": variable("NCCL_P2P_DISABLE", "1")},
-        {f"{CONTAINER}.env": variable("NCCL_CROSS_NIC", "0") + variable("NCCL_SOCKET_IFNAME", "eth0")},
+        {f"{CONTAINER}.env": [*variable("NCCL_CROSS_NIC", "0"), *variable("NCCL_P2P_DISABLE", "0")]},
         base=MEGA,
     ),
     Case("VP607", package(python_module="vlmpipe.trainer.external.launch"), package(), base=CPU),
