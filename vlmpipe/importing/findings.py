@@ -135,13 +135,15 @@ class Ledger:
     def unanswered(self) -> list[Path]:
         return [leaf for leaf in self.values if leaf not in self._findings]
 
-    def refuse_field(self, field: str, reason: str) -> None:
-        """A run-file field that was set cannot stay: its values are refused."""
-        for leaf, finding in self._findings.items():
-            if finding.field == field and finding.outcome in (Outcome.EXPRESSED, Outcome.CHANGED):
-                self._findings[leaf] = replace(
-                    finding, outcome=Outcome.REFUSED, field="", reason=one_line(redact(reason))
-                )
+    def refuse_field(self, field: str, reason: str) -> bool:
+        """A run-file field that was set cannot stay: its values are refused. Returns whether it has values."""
+        leaves = [leaf for leaf, finding in self._findings.items()
+                  if finding.field == field and finding.outcome in (Outcome.EXPRESSED, Outcome.CHANGED)]  # fmt: skip
+        for leaf in leaves:
+            self._findings[leaf] = replace(
+                self._findings[leaf], outcome=Outcome.REFUSED, field="", reason=one_line(redact(reason))
+            )
+        return bool(leaves)
 
     def findings(self) -> list[Finding]:
         """In the file's order."""

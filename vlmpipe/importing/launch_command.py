@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vlmpipe.importing.findings import is_secret
 from vlmpipe.trainer.errors import ConfigError
 
 LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "horovodrun", "mpirun", "mpiexec")
@@ -15,6 +16,8 @@ SELF_STARTING = ("llamafactory-cli", "swift", "axolotl", "automodel")
 SHELLS = ("sh", "bash", "dash", "zsh", "ash")
 _SEPARATOR = re.compile(r"[;&|\n]+")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_REDIRECTION = re.compile(r"[0-9]?(?:>>?|<)([^>&].*)?")
+_PREFIXES = ("nohup", "exec", "time", "sudo")  # words of the shell before the program
 # Options of launchers without a value.
 FLAGS = ("--standalone", "--no_python", "--no-python", "--multi_gpu", "--use_deepspeed", "--use_fsdp", "--same_network",
          "--no_local_rank", "--verbose", "--module", "-m", "--force_multi", "--enable_elastic_training",
@@ -31,6 +34,7 @@ class Launch:
     program: list[str] = field(default_factory=list)
     variables: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)  # commands before and after it
+    redirections: list[str] = field(default_factory=list)  # such as 2>&1
     shell: dict[str, str] = field(default_factory=dict)  # values of the shell's own variables
     is_module: bool = False
 
@@ -59,7 +63,7 @@ def words_of_text(text: str) -> list[str]:
 def parse_command(words: Sequence[str]) -> Launch:
     """Take a command apart: variables, the launcher with its options, the program with its arguments."""
     launch = Launch()
-    rest = _one_command(_without_shell(list(words)), launch)
+    rest = _one_command(_without_redirections(_without_shell(list(words)), launch), launch)
     while rest and _ASSIGNMENT.fullmatch(rest[0]):
         launch.variables.append(rest.pop(0))
     if rest[:1] == ["env"]:
@@ -91,9 +95,47 @@ def _without_shell(words: list[str]) -> list[str]:
     return words
 
 
+def _without_redirections(words: list[str], launch: Launch) -> list[str]:
+    """The words without 2>&1, > FILE and their like, which are for the shell; they are noted in `launch`."""
+    kept: list[str] = []
+    index = 0
+    while index < len(words):
+        taken = 1
+        if words[index] == "&" and re.fullmatch(r">>?.*", "".join(words[index + 1 : index + 2])):  # &> FILE
+            taken = 2
+        found = _REDIRECTION.fullmatch(words[index + taken - 1])
+        if not found:
+            kept.append(words[index])
+            index += 1
+            continue
+        if not found[1]:
+            taken += 2 if words[index + taken : index + taken + 1] == ["&"] else 1
+        launch.redirections.append("".join(words[index : index + taken]))
+        index += taken
+    return kept
+
+
 def _filled_in(word: str, variables: Mapping[str, str]) -> str:
-    """A word with the variables that the text itself sets."""
-    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: variables.get(found[1] or found[2], found[0]), word)
+    """A word with the variables that the text itself sets, and the defaults of ${NAME:-DEFAULT}.
+
+    Others stay as $NAME, without braces, which a run file would fill in.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1] or found[3]
+        return variables.get(name, found[2] if found[2] is not None else f"${name}")
+
+    return re.sub(r"\$(?:\{(\w+)(?::?-([^${}]*))?\}|(\w+))", value, word)
+
+
+def _filled_words(words: Sequence[str], variables: Mapping[str, str]) -> list[str]:
+    """Words with their variables; a variable that holds options becomes several words, as in a shell."""
+    filled: list[str] = []
+    for word in words:
+        text = _filled_in(word, variables)
+        holds_options = word.startswith("$") and text.strip().startswith("-") and re.search(r"\s", text.strip())
+        filled += shlex.split(text) if holds_options and text.count('"') % 2 == text.count("'") % 2 == 0 else [text]
+    return filled
 
 
 def _one_command(words: list[str], launch: Launch) -> list[str]:
@@ -104,12 +146,7 @@ def _one_command(words: list[str], launch: Launch) -> list[str]:
             commands.append([])
         else:
             commands[-1].append(word)
-    commands = [command for command in commands if command]
-    for command in commands:
-        if all(_ASSIGNMENT.fullmatch(word) for word in command):
-            launch.shell |= dict(word.partition("=")[::2] for word in command)
-    commands = [[_filled_in(word, launch.shell) for word in command] for command in commands
-                if not all(_ASSIGNMENT.fullmatch(word) for word in command)]  # fmt: skip
+    commands = _with_values([command for command in commands if command], launch)
     if not commands:
         return []
 
@@ -124,6 +161,25 @@ def _one_command(words: list[str], launch: Launch) -> list[str]:
         elif command is not chosen and command[0] != "set":
             launch.others.append(" ".join(command))
     return chosen
+
+
+def _with_values(commands: list[list[str]], launch: Launch) -> list[list[str]]:
+    """The commands with variables that the text sets before them, also by export. Secrets are not filled in."""
+    known: dict[str, str] = {}
+    found: list[list[str]] = []
+    for command in commands:
+        while command[0] in _PREFIXES and len(command) > 1:
+            command = command[1:]
+        filled = _filled_words(command, known)
+        assigned = filled[1:] if filled[0] == "export" else filled
+        if all(_ASSIGNMENT.fullmatch(word) for word in assigned):
+            values = dict(word.partition("=")[::2] for word in assigned)
+            known |= {name: value for name, value in values.items() if not is_secret((), value, name)}
+            if filled[0] != "export":
+                launch.shell |= values
+                continue
+        found.append(filled)
+    return found
 
 
 def _take_options(words: list[str], launch: Launch) -> list[str]:
@@ -151,6 +207,15 @@ def is_words_of(launch: Launch) -> str:
     if head == "llamafactory-cli":
         return "llama_factory"
     return ""
+
+
+def method_of(launch: Launch) -> str:
+    """The method that TRL trains by, such as sft or dpo; empty for other programs."""
+    if is_words_of(launch) != "trl":
+        return ""
+    names = [word.rpartition("/")[2] for word in launch.program]
+    script = next((name for name in names if name.endswith(".py")), "")
+    return re.split(r"[_.]", script)[0] if script else "".join(names[1:2]).lower()
 
 
 def arguments_of(words: Sequence[str]) -> dict[str, Any]:

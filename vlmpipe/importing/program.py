@@ -6,9 +6,16 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from vlmpipe.importing.cluster import assume_cluster, assume_strategy, assume_torch_build, processes_of_node, ranks
+from vlmpipe.importing.cluster import (
+    EXAMPLE_GPUS,
+    assume_cluster,
+    assume_strategy,
+    assume_torch_build,
+    processes_of_node,
+    ranks,
+)
 from vlmpipe.importing.findings import Outcome, Path, is_secret
-from vlmpipe.importing.launch_command import SELF_STARTING, Launch, arguments_of, is_words_of, parse_command
+from vlmpipe.importing.launch_command import SELF_STARTING, Launch, arguments_of, is_words_of, method_of, parse_command
 from vlmpipe.importing.settings.concepts import Concepts
 from vlmpipe.importing.settings.model_words import translate_model
 from vlmpipe.importing.settings.models import family_of, model_fields
@@ -22,6 +29,7 @@ from vlmpipe.trainer.printable import unsafe_characters
 # Options that say processes of a node, processes of all nodes, and nodes.
 PER_NODE = ("nproc_per_node", "num_gpus")
 IN_ALL = ("num_processes", "np", "n", "num-proc")
+HOSTS = ("H", "host", "hosts")
 NODES = ("nnodes", "num_nodes", "num_machines")
 DROPPED = {
     "node_rank": "the launcher finds each node's rank from CLUSTER_SPEC",
@@ -66,6 +74,7 @@ EVALUATE_MACHINE = {
     "boot_disk_size_gb": 200,
 }
 SECRET = "a secret is not copied: name it in Secret Manager, in the run file's section secrets; the program reads it"
+DPO_RATE = 1e-6  # the default of TRL 1.10
 _BRACES = re.compile(r"\{([A-Za-z_]+)\}")
 
 
@@ -80,13 +89,17 @@ def command_content(words: Sequence[str]) -> tuple[Launch, dict[str, Any]]:
     if launch.launcher:
         options: dict[str, str] = {}
         for name, value in launch.options:
-            options[name if name not in options else f"{name} (again)"] = value
+            while name in options:
+                name += " (again)"
+            options[name] = value
         content[launch.launcher] = options or "without options"
     secrets = _take_secrets(launch)
     if secrets:
         content["words not copied"] = secrets
     if launch.others:
         content["other commands"] = launch.others
+    if launch.redirections:
+        content["redirections"] = launch.redirections
     tool = is_words_of(launch)
     if tool:
         start = 2 if launch.program[0].startswith("python") or tool != "trl" or launch.program[0] == "trl" else 1
@@ -140,14 +153,16 @@ def translate_command(translation: Translation, launch: Launch, under: Path = ()
         translation.drop(leaf, "its value is in the words that use it")
     for leaf in translation.ledger.below((*under, "other commands")):
         translation.refuse(leaf, "a job runs one command; what is installed belongs into the image")
-    nodes = _launcher(translation, launch, under)
-    assume_cluster(translation, gpus=nodes[0] * (nodes[1] or 1) if nodes[0] else None, nodes=nodes[1])
+    for leaf in translation.ledger.below((*under, "redirections")):
+        translation.drop(leaf, "a job's output is in its log")
+    per_node, nodes = _launcher(translation, launch, under)
+    per_node, nodes = per_node or _visible_gpus(launch), nodes or _nodes_variable(launch)
+    assume_cluster(translation, gpus=per_node * (nodes or 1) if per_node else None, nodes=nodes)
     arguments, program = (*under, "arguments"), (*under, "program")
-    tool = is_words_of(launch)
     if translation.ledger.below(arguments):
-        _known_arguments(translation, tool, arguments)
         for leaf in translation.ledger.below(program):
             translation.drop(leaf, "vlmpipe's trainer does this; train.trainer.command runs the program itself")
+        _known_arguments(translation, launch, under)
     elif translation.ledger.below(program):
         _own_program(translation, launch, program)
     else:
@@ -158,9 +173,13 @@ def translate_command(translation: Translation, launch: Launch, under: Path = ()
         translate_model(concepts)
 
 
-def _known_arguments(translation: Translation, tool: str, under: Path) -> None:
+def _known_arguments(translation: Translation, launch: Launch, place: Path) -> None:
+    tool, under = is_words_of(launch), (*place, "arguments")
     names: dict[str, Tool] = {"trl": "trl", "llama_factory": "llama_factory"}
     concepts = translate_words(translation, names.get(tool, "transformers"), under=under)
+    if (method := method_of(launch)) not in ("", "sft"):
+        concepts.add("stage", (*place, "program"), method)
+        concepts.defaults = {**concepts.defaults, "learning_rate": DPO_RATE}
     if not tool:
         concepts.defaults = {"betas": [0.9, 0.999]}
         concepts.program = "AdamW in torch"
@@ -202,7 +221,11 @@ def _launcher(translation: Translation, launch: Launch, under: Path) -> tuple[in
     place = (*under, launch.launcher)
     said = {str(leaf[-1]): leaf for leaf in translation.ledger.below(place) if len(leaf) > len(place)}
     nodes = next((_count(translation, leaf) for name, leaf in said.items() if name in NODES), None)
+    nodes = nodes or next((str(translation.value(said[name])).count(",") + 1 for name in HOSTS if name in said), None)
     known = translation.settings.get("cluster.replica_count")
+    in_all = [_count(translation, leaf) or 0 for name, leaf in said.items() if name in IN_ALL]
+    if not known and not nodes and launch.launcher != "torchrun" and max(in_all, default=0) > EXAMPLE_GPUS:
+        nodes = -(-max(in_all) // EXAMPLE_GPUS)
     num_nodes = known.value if known else nodes or 1
     per_node: int | None = None
     for name, leaf in said.items():
@@ -232,6 +255,21 @@ def _launcher(translation: Translation, launch: Launch, under: Path) -> tuple[in
         if len(leaf) == len(place):
             translation.drop(leaf, "a process for each GPU is started, as train.trainer.launch says")
     return per_node, nodes
+
+
+def _visible_gpus(launch: Launch) -> int | None:
+    """GPUs of a node that the command may use, or processes that its variables start; None where nothing says them."""
+    variables = dict(each.partition("=")[::2] for each in launch.variables)
+    if (processes := variables.get("NPROC_PER_NODE", "")).isdigit() and 0 < int(processes) <= 100_000:
+        return int(processes)
+    included = re.fullmatch(r"[\w.-]+:([\d,]+)", dict(launch.options).get("include", ""))
+    listed = included[1] if included else variables.get("CUDA_VISIBLE_DEVICES", "")
+    return listed.count(",") + 1 if re.fullmatch(r"\d+(,\d+)*", listed) else None
+
+
+def _nodes_variable(launch: Launch) -> int | None:
+    text = dict(each.partition("=")[::2] for each in launch.variables).get("NNODES", "")
+    return int(text) if text.isdigit() and 0 < int(text) <= 100_000 else None
 
 
 def _nodes_option(translation: Translation, leaf: Path, count: int | None, known: Setting | None) -> None:

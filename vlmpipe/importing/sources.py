@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -27,6 +28,9 @@ FIX = "vlmpipe docs from-a-guide shows one of each; --command 'torchrun ...' tak
 _JOB_KEYS = {"worker_pool_specs", "job_spec", "trial_job_spec"}
 _LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "horovodrun", "mpirun", "python", "python3", "trl",
               "llamafactory-cli", "axolotl", "torch.distributed.run", "torch.distributed.launch")  # fmt: skip
+
+
+_OF_THE_SHELL = ("set", "cd", "export", "source", "pip", "module", "echo", "mkdir", "conda", "if", "then", "else", "fi")
 
 
 class Kind(StrEnum):
@@ -131,9 +135,11 @@ def _kind_of(content: Mapping[str, Any], name: str) -> Kind:
 
 def _is_command(text: str) -> bool:
     """Return whether the first words that are no comments, options of the shell or variables start a program."""
+    if re.match(r"#!.*sh\b", text):
+        return True
     for line in text.splitlines():
         words = line.split("#")[0].split()
-        if not words or words[0] in ("set", "cd", "export", "source", "pip", "module", "echo", "mkdir", "conda"):
+        if not words or words[0] in _OF_THE_SHELL or re.match(r"[A-Za-z_]\w*=(\$\(|[\"'])", line):
             continue
         program = next((word for word in words if "=" not in word), "")
         if not program:

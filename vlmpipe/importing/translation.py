@@ -126,10 +126,16 @@ class Translation:
                 # Without a field that is needed, that field is the problem.
                 if problem not in left and not any(other.field in fields for other in left):
                     for field in fields:
-                        self.ledger.refuse_field(field, f"{problem.field}: {problem.text}")
+                        self._refuse(field, before[field].value, f"{problem.field}: {problem.text}")
                     return True
                 self.settings = before
         return False
+
+    def _refuse(self, field: str, value: object, reason: str) -> None:
+        """A field does not stay: its values are refused, or the field itself where no value of the file is its own."""
+        if not self.ledger.refuse_field(field, reason):
+            self.ledger.add((field,), value)
+            self.ledger.note((field,), Outcome.REFUSED, "", reason)
 
     def _suspects(self, problem: Problem) -> list[list[str]]:
         """Fields that a problem is about: the one it names, those that it mentions, and sections that it mentions."""

@@ -275,9 +275,9 @@ def _objective(concepts: Concepts) -> None:
     if loss := concepts.take("loss"):
         names = {"sigmoid": "dpo", "simpo": "simpo", "nll": "sft"}
         expected = names.get(str(loss.value).lower())
-        if expected == "simpo" and objective == "dpo":
-            translation.change([loss.path], "train.objective", "simpo", "the loss simpo there")
-            objective = "simpo"
+        if (expected == "simpo" and objective == "dpo") or (expected and not given):
+            translation.change([loss.path], "train.objective", expected, f"the loss {loss.value} there")
+            objective = expected
         elif expected == objective:
             translation.drop(loss.path, f"the loss of {objective}")
         else:
@@ -286,7 +286,9 @@ def _objective(concepts: Concepts) -> None:
         value, each = concepts.number(concept), concepts.take(concept)
         if value is None or each is None:
             continue
-        if objective == "sft" or (concept == "simpo_gamma" and objective != "simpo"):
+        if objective == "sft" and "train.objective" not in translation.settings:
+            translation.refuse(each.path, "no objective is said: train.objective dpo or simpo takes it")
+        elif objective == "sft" or (concept == "simpo_gamma" and objective != "simpo"):
             translation.drop(each.path, f"it belongs to another objective than {objective}")
         else:
             translation.express(each.path, field, value)

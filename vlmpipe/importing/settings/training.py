@@ -123,7 +123,10 @@ def _steps(concepts: Concepts) -> None:
     if steps is not None and (given := concepts.take("max_steps")):
         if steps >= 1:
             translation.express(given.path, "train.max_steps", int(steps))
-            if epochs is None:
+            if (passes := concepts.take("epochs")) and concepts.default("epochs"):
+                translation.drop(passes.path, "max_steps decides the length there, also beyond these epochs")
+                translation.settings.pop("train.epochs", None)
+            if epochs is None or concepts.default("epochs"):
                 translation.assume("train.epochs", 1000, "train.max_steps ends training, in any epoch")
         else:
             translation.drop(given.path, "the epochs decide the number of steps")
@@ -249,6 +252,7 @@ def _optimizer(concepts: Concepts) -> None:
                 translation.express(given.path, "train.optimizer.name", "adamw")
         elif name in ADAMW_8_BIT:
             translation.change([given.path], "train.optimizer.name", "adamw_8bit", f"{given.value} there")
+            translation.assume("train.strategy", "fsdp", "adamw_8bit works with fsdp and hsdp")
         elif name in ADAMW_PAGED:
             translation.change(
                 [given.path],

@@ -34,6 +34,21 @@ def test_lines_comments_and_quotes_are_read_as_a_shell_does() -> None:
         words_of_text("torchrun 'a")
 
 
+def test_words_of_the_shell_are_not_the_programs() -> None:
+    text = 'ARGS="--a 1 \\\n --b ${B:-2}"\nnohup torchrun t.py ${ARGS} --c ${C} --d $N 2>&1 | tee log &> x\n'
+    launch = parse_command(words_of_text("export N=3\n" + text))
+    assert launch.program == ["t.py", "--a", "1", "--b", "2", "--c", "$C", "--d", "3"]
+    assert launch.redirections == ["2>&1", "&>x"]
+    assert launch.others == ["tee log"]
+    launch = parse_command(words_of_text("torchrun t.py > log 2>err <in >> all"))
+    assert (launch.program, launch.redirections) == (["t.py"], [">log", "2>err", "<in", ">>all"])
+
+
+def test_secrets_are_not_filled_in() -> None:
+    launch = parse_command(words_of_text("DB_PASSWORD=hunter22\ntorchrun t.py --db $DB_PASSWORD"))
+    assert launch.program == ["t.py", "--db", "$DB_PASSWORD"]
+
+
 def test_arguments_have_names_and_plain_values() -> None:
     words = ["--a", "1", "--b=2e-5", "--c", "--d", "x", "y", "--a", "3", "file.yaml"]
     assert arguments_of(words) == {"a": 1, "b": 2e-5, "c": True, "d": ["x", "y"], "a'": ["3", "file.yaml"]}

@@ -58,6 +58,17 @@ def test_files_are_regular_and_of_limited_size(tmp_path: Path) -> None:
             read_source(path)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#!/bin/bash\nlr=1e-5\nif [ -d x ]; then\n rm -r x\nfi\ntorchrun t.py --lr $lr\n",
+        "set -x\nN=${N:-8}\nACC=$((128 / 4 / N))\nDIR='a b'\nif [ ! -d \"$DIR\" ]; then\n mkdir x\nfi\ntorchrun t.py\n",
+    ],
+)
+def test_scripts_of_a_shell_are_commands(text: str) -> None:
+    assert source_of(text, "run.sh").kind is Kind.COMMAND
+
+
 def test_a_command_has_words() -> None:
     for text in ("", "  # nothing", "torchrun 'x"):
         with pytest.raises(ConfigError):

@@ -153,6 +153,16 @@ def test_epochs_are_whole(epochs: float) -> None:
     assert finding_of(imported, "num_train_epochs").outcome == ("expressed" if epochs == 1 else "changed")
 
 
+def test_steps_come_before_epochs_as_in_transformers() -> None:
+    train, _ = imported_of({"num_train_epochs": 1, "max_steps": 5000, "per_device_train_batch_size": 2})
+    assert (train["train"]["max_steps"], train["train"]["epochs"]) == (5000, 1000)
+
+
+def test_adamw_of_8_bits_brings_a_strategy_that_has_it() -> None:
+    train, _ = imported_of({"optim": "paged_adamw_8bit", "per_device_train_batch_size": 2})
+    assert (train["train"]["optimizer"]["name"], train["train"]["strategy"]) == ("adamw_8bit", "fsdp")
+
+
 def test_reducers_give_way_to_a_strategy_without_all_reduce() -> None:
     content, imported = imported_of(json.loads(LISTINGS["E8.3-ablations"]))  # under ZeRO-3
     assert content["train"]["strategy"] == "zero3"
