@@ -171,6 +171,15 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "data": (
         {"parameters": {"data.sequence_length": {"discrete_value_spec": {"values": [64]}}}}, "only fields of train"
     ),
+    "one thing in two forms": (
+        {
+            "parameters": {
+                "train.warmup_steps": {"discrete_value_spec": {"values": [1, 2]}},
+                "train.warmup_fraction": {"discrete_value_spec": {"values": [0.1, 0.2]}},
+            }
+        },
+        "train.warmup_steps and train.warmup_fraction say the same",
+    ),
     "stopping by what is measured once": ({"stopping": "median"}, "set metric to validation_loss"),
     "the largest loss": ({"metric": "validation_loss"}, "set goal to MINIMIZE"),
     "more at once than in all": ({"parallel_trial_count": 7}, "more than max_trial_count"),

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from vlmpipe.trainer.config.base import Positive, Section
+from vlmpipe.trainer.config.train_fields import ONE_OF_TWO
 from vlmpipe.trainer.monitoring.hypertune import VALIDATION_LOSS
 
 Value = float | int | str
@@ -127,6 +128,10 @@ class TuneConfig(Section):
                 f"parameters {', '.join(others)}: a trial shares data and features with the others, so only fields of "
                 f"train and {', '.join(OF_ADAPTERS)} can be searched"
             )
+        of_one = {f"train.{name}": f"train.{other}" for name, other in ONE_OF_TWO.items()}
+        both = [name for name in self.parameters if of_one.get(name) in self.parameters]
+        if both:
+            raise ValueError(f"parameters {' and '.join(both)} say the same in two forms: search one of them")
         ranges = [name for name, one in self.parameters.items() if one.double_value_spec]
         if self.algorithm == "GRID_SEARCH" and ranges:
             raise ValueError(f"GRID_SEARCH takes no double_value_spec, which {', '.join(ranges)} has: give values")
