@@ -1,11 +1,13 @@
-"""Errors for users from answers of the Hugging Face hub, and blocks in which no request is sent."""
+"""Files of the Hugging Face hub with errors for users from its answers, and blocks in which no request is sent."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlmpipe.trainer.errors import ExitCode, UserError
@@ -63,6 +65,38 @@ def file_on_hub(name: str, revision: str, file: str, timeout_s: float = 10.0) ->
     if None in (metadata.commit_hash, metadata.etag, metadata.size):
         raise FileMetadataError(f"the answer for {file} lacks commit, checksum or size")
     return metadata
+
+
+def whole_snapshot(name: str, revision: str, files: Sequence[str], left_out: Sequence[str] = ()) -> Path:
+    """The folder of a repository's files at one commit, by patterns of their names, downloaded first if needed.
+
+    Raises UserError where the hub does not answer, unless this machine knows that it has all of them, or the hub is not
+    to be asked.
+    """
+    from huggingface_hub import constants, snapshot_download
+
+    download = functools.partial(
+        snapshot_download, name, revision=revision or None, allow_patterns=files, ignore_patterns=left_out
+    )
+    with readable_hub_errors(name, revision, files[0]):
+        folder = Path(download())
+        if constants.HF_HUB_OFFLINE or _is_listed(name, folder.name):
+            return folder
+        # The client passed over a failure of the hub, and took what is here, which may lack any file. A dry run raises.
+        download(dry_run=True)
+        return Path(download())
+
+
+def _is_listed(name: str, commit: str) -> bool:
+    """Return whether the list of the commit's files is here, by which the client knows that none is missing."""
+    from huggingface_hub import get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    try:
+        get_cached_repo_tree(name, revision=commit)
+    except CachedRepoTreeNotFoundError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

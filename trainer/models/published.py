@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN, WeightsConfig
-from vlmpipe.trainer.models.hub_errors import readable_hub_errors
+from vlmpipe.trainer.models.hub_errors import readable_hub_errors, whole_snapshot
 from vlmpipe.trainer.storage.export_manifest import MARKER
 from vlmpipe.trainer.storage.model_folders import CONFIG, bucket_address, local_folder, revision_of
 from vlmpipe.trainer.storage.regular_files import read_regular
@@ -27,19 +27,22 @@ def image_token_in(tokenizer: Any, published: str) -> str:
 def model_file(part: WeightsConfig, name: str, *, weights: bool = True) -> Path | None:
     """A file of a published model on this machine, downloaded first if needed. None where there is no such file.
 
-    Where the hub is not to be asked, what this machine does not have counts as absent; a hub that should answer and
-    does not is a UserError. weights: whether the model's weights are needed too (`local_folder`).
+    Where the hub is not to be asked, what this machine does not have counts as absent. A hub that should answer and
+    does not is a UserError, unless it said before that this commit has no such file. weights: whether the model's
+    weights are needed too (`local_folder`).
     """
-    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub import _CACHED_NO_EXIST, constants, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     if folder := local_folder(part.weights, part.revision, weights=weights):
         return folder / name if (folder / name).is_file() else None
+    revision = part.revision or None
     with readable_hub_errors(part.weights, part.revision, name):
         try:
-            return Path(hf_hub_download(part.weights, name, revision=part.revision or None))
+            return Path(hf_hub_download(part.weights, name, revision=revision))
         except LocalEntryNotFoundError:
-            if not constants.HF_HUB_OFFLINE:
+            is_absent = try_to_load_from_cache(part.weights, name, revision=revision) is _CACHED_NO_EXIST
+            if not (constants.HF_HUB_OFFLINE or is_absent):
                 raise
         except EntryNotFoundError:
             pass
@@ -49,15 +52,10 @@ def model_file(part: WeightsConfig, name: str, *, weights: bool = True) -> Path 
 def settings_folder(part: WeightsConfig) -> Path:
     """The folder with all settings and tokenizer files of a hub model at one commit, downloaded first if needed.
 
-    For loaders of transformers: given a name, they take a failure of the hub as the absence of a file.
+    For loaders of transformers: given a name, they take a failure of the hub as the absence of a file. Raises as
+    `whole_snapshot`.
     """
-    from huggingface_hub import snapshot_download
-
-    with readable_hub_errors(part.weights, part.revision, CONFIG):
-        revision = part.revision or None
-        return Path(
-            snapshot_download(part.weights, revision=revision, allow_patterns=SETTINGS, ignore_patterns=["*/*"])
-        )
+    return whole_snapshot(part.weights, part.revision, SETTINGS, left_out=["*/*"])
 
 
 def files_identity(part: WeightsConfig, name: str = CONFIG) -> str:

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors, run_main
-from vlmpipe.trainer.models.hub_errors import readable_hub_errors
+from vlmpipe.trainer.models.hub_errors import whole_snapshot
 from vlmpipe.trainer.storage.export_manifest import MARKER
 from vlmpipe.trainer.storage.model_folders import CONFIG, INDEX, SETTINGS, WEIGHTS, bucket_address, local_folder
 
@@ -108,13 +108,9 @@ def _folder(name: str, revision: str = "") -> Path:
 
 def _of_hub(name: str, revision: str) -> Path:
     """A copy of the weights and configuration of a model of the hub, in the hub's own cache."""
-    from huggingface_hub import snapshot_download
-
     if name.startswith(("/", ".", "~")):
         raise ConfigError(f"there is no folder {name}", expected="the base of the adapter")
-    files = [CONFIG, f"*{WEIGHTS}", f"*{INDEX}"]
-    with readable_hub_errors(name, revision, CONFIG):
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=files))
+    return whole_snapshot(name, revision, [CONFIG, f"*{WEIGHTS}", f"*{INDEX}"])
 
 
 if __name__ == "__main__":

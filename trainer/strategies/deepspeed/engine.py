@@ -25,7 +25,7 @@ from vlmpipe.trainer.models.base import ShardingUnits
 from vlmpipe.trainer.optimizer.build import build_optimizer, set_rates
 from vlmpipe.trainer.sizing.deepspeed_config import Sizes, engine_settings, laid_over, node_weights, offloading
 from vlmpipe.trainer.strategies.base import SavedFiles, StepResult
-from vlmpipe.trainer.strategies.deepspeed.fragments import fragments_of, updates_of
+from vlmpipe.trainer.strategies.deepspeed.fragments import agreed_updates, fragments_of
 from vlmpipe.trainer.strategies.deepspeed.linear_regather import recompute_gathered_linear
 from vlmpipe.trainer.strategies.deepspeed.values import require_values
 from vlmpipe.trainer.strategies.deepspeed.zero_init import partition_by_part
@@ -153,7 +153,7 @@ class Zero:
         self._let_go()
         load_state(target, reader)
         counts = {name: float(state["step"]) for name, state in target["optimizer"]["state"].items()}
-        for partition, count in updates_of(self._fragments, counts).items():
+        for partition, count in agreed_updates(self._fragments, counts, self._worker).items():
             flat["step"][partition].fill_(count)
         for numbers in flat["scale"].values():
             self.loss_scale.restore(numbers)

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from vlmpipe.trainer.distributed.agreement import together
+from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.strategies.tensor_pieces import TensorPieces, pieces_of_range
 
@@ -28,6 +30,13 @@ class Fragment:
         """The range in one of these partitions, whose memory it shares."""
         flat = partitions[self.partition].detach()[self.offset : self.offset + self.numel]
         return pieces_of_range(self.shape, self.start, flat)
+
+
+def agreed_updates(
+    fragments: Mapping[str, Fragment], counts: Mapping[str, float], worker: ProcessContext
+) -> dict[int, float]:
+    """`updates_of` this rank's partitions. Collective: ranks have other parameters, and all raise the error of one."""
+    return together(worker, "reading numbers of updates", lambda: updates_of(fragments, counts))
 
 
 def updates_of(fragments: Mapping[str, Fragment], counts: Mapping[str, float]) -> dict[int, float]:

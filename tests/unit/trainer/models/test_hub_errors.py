@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import constants
+from huggingface_hub import constants, hf_hub_download
 from huggingface_hub.utils import _http as client
 from safetensors.torch import save
 from transformers import AutoConfig
@@ -223,9 +223,32 @@ def test_a_tokenizer_is_read_with_all_of_its_files_or_not_at_all(
     assert (found.eos_token, found.chat_template) == (published.eos_token, published.chat_template)
 
 
-def test_a_file_that_is_not_there_is_none_and_asked_for_once(hub: FakeHub) -> None:
+def test_a_hub_that_fails_gives_no_part_of_a_models_files(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client takes what an earlier program has left in the cache, where it knows no list of the commit's files."""
+    published = make_tokenizer("train:300", [])
+    published.save_pretrained(tmp_path / "published")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "published").iterdir()} | {"config.json": CONTENT}
+    hub.repositories["org/model"] = Repository((*files,), contents=files)
+    hf_hub_download("org/model", "tokenizer.json", cache_dir=tmp_path)
+    monkeypatch.setattr(client.time, "sleep", lambda seconds: None)
+    hub.status, hub.only = 503, "/revision/main"
+    for read in (lambda: pretrained_tokenizer("org/model"), lambda: _of_hub("org/model", "")):
+        with pytest.raises(UserError, match="HTTP 503"):
+            read()
+    hub.status = 0
+    assert pretrained_tokenizer("org/model").eos_token == published.eos_token
+    hub.status, hub.only = 503, ""
+    assert pretrained_tokenizer("org/model").eos_token == published.eos_token, "all files are known to be here"
+
+
+def test_a_file_that_is_not_there_is_none_and_asked_for_once(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert published_json(MODEL, "generation_config.json") == {}
     assert hub.requests == ["/org/model/resolve/main/generation_config.json"]
+    monkeypatch.setattr(client.time, "sleep", lambda seconds: None)
+    hub.status = 503
+    assert published_json(MODEL, "generation_config.json") == {}, "a run that has all files continues without the hub"
 
 
 def test_a_model_that_was_downloaded_before_is_read_offline_as_its_error_says(

@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.strategies.deepspeed.fragments import Fragment, fragments_of, updates_of
+from vlmpipe.trainer.distributed import agreement
+from vlmpipe.trainer.errors import ConfigError, UserError
+from vlmpipe.trainer.strategies.deepspeed.fragments import Fragment, agreed_updates, fragments_of, updates_of
 
 MATRIX, VECTOR = (3, 5), (2,)
 
@@ -99,3 +100,24 @@ def test_numbers_of_updates_that_a_partition_cannot_keep_apart_are_refused() -> 
     with pytest.raises(ConfigError, match="has 7 updates of a and 5 of b") as refused:
         updates_of(fragments, {"a": 7.0, "b": 5.0, "experts.c": 5.0})
     assert "continue with the train.strategy that saved it" in refused.value.fix
+
+
+def test_a_rank_refuses_numbers_of_updates_that_only_another_rank_cannot_keep_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would wait for that rank in the next collective."""
+    counts, size = {"a": 7.0, "b": 5.0}, torch.Size(VECTOR)
+    of_other = {name: Fragment(size, 0, 2, 0, 2 * place) for place, name in enumerate(counts)}
+    with pytest.raises(ConfigError) as refused:
+        updates_of(of_other, counts)
+    error = refused.value
+
+    def gather(gathered: list[Any], own: object, **_: object) -> None:
+        assert own is None
+        gathered[:] = [own, (error.found, error.expected, error.fix, int(error.code), error.passes)]
+
+    monkeypatch.setattr(agreement, "dist", SimpleNamespace(all_gather_object=gather))
+    monkeypatch.setattr(agreement, "patient_group", lambda: None)
+    worker: Any = SimpleNamespace(world_size=2)
+    with pytest.raises(UserError, match="has 7 updates of a and 5 of b"):
+        agreed_updates({"a": of_other["a"]}, counts, worker)
