@@ -85,7 +85,7 @@ def read_sides(names: Sequence[str], root: str) -> list[Side]:
         )
     uris = {name: _run_uri(name, root) for name in names if not REGISTERED.fullmatch(name)}
     if registered := [found for name in names if (found := REGISTERED.fullmatch(name))]:
-        settings = [RunSettings.read(open_storage(uri)) for uri in uris.values()]
+        settings = [RunSettings.read_of_any_version(open_storage(uri)) for uri in uris.values()]
         uris |= {found[0]: _registered(found[1], found[2], settings, root) for found in registered}
     ids = [_run_id(uris[name]) for name in names]
     return [

@@ -50,6 +50,19 @@ class RunSettings(RunFields):
         return cls.of_record(read_record(store, RUN_FILE), store.uri(RUN_FILE))
 
     @classmethod
+    def read_of_any_version(cls, store: Storage) -> Self:
+        """Read the settings without fields that this version does not know, to use those that all versions have.
+
+        Raises as `read`, also for values that this version does not take.
+        """
+        content = without_gone(read_record(store, RUN_FILE))
+        try:
+            cls.model_validate(content)
+        except ValidationError as error:
+            content = _without_unknown(content, error)
+        return cls.of_record(content, store.uri(RUN_FILE))
+
+    @classmethod
     def require(cls, store: Storage) -> Self:
         """Read the settings. Raises ConfigError that names the step where there is no file, else as `read`."""
         if store.stat(RUN_FILE) is None:
@@ -59,6 +72,21 @@ class RunSettings(RunFields):
     def job(self) -> JobConfig:
         """Return the settings as the run's jobs read them."""
         return JobConfig.model_validate(self.to_dict())
+
+
+def _without_unknown(content: Mapping[str, object], error: ValidationError) -> dict[str, object]:
+    unknown = {problem["loc"] for problem in error.errors() if problem["type"] == "extra_forbidden"}
+
+    def known(value: object, place: tuple[int | str, ...] = ()) -> object:
+        if isinstance(value, dict):
+            return {
+                name: known(below, (*place, name)) for name, below in value.items() if (*place, name) not in unknown
+            }
+        if isinstance(value, list):
+            return [known(item, (*place, index)) for index, item in enumerate(value)]
+        return value
+
+    return {name: known(section, (name,)) for name, section in content.items()}
 
 
 def run_config_of(store: Storage) -> RunConfig:

@@ -239,7 +239,9 @@ def test_a_champion_and_a_version_are_found_by_the_models_name(tmp_path: Path) -
         candidate = Candidate(run_id=name, export_uri=str(folder / "export"), metrics={})
         registry.register("digits", candidate, "card")
         registry.promote("digits", place + 1, instead_of=place or None)
-    make(tmp_path, "newest", BETTER)
+    later: dict[str, Any] = run_file().to_run_json(RunPaths(run_id="newest", root_uri=str(tmp_path)))
+    later["train"] |= {"of_a_later_version": 1}
+    make(tmp_path, "newest", BETTER, run=later)
     sides = read_sides(["digits@champion", "digits@1", "newest"], str(tmp_path))
     assert [(side.name, side.run_id) for side in sides] == [
         ("digits@champion", "better"), ("digits@1", "first"), ("newest", "newest")
