@@ -30,7 +30,7 @@ FROM_SAMPLES = 200_000  # below, each process plans an epoch in less than about 
 CACHE_FOLDER = ".plans"
 # Files on a machine, those used last. Plans: of two runs, this epoch's and the next one's. Counts have 40 bytes each.
 KEPT = {"plan": 4, "count": 1024}
-PART_NS = 3600 * 10**9  # a part that was not written to for so long is nobody's
+PART_NS = 3600 * 10**9  # a part that was not written to for so long was left by a killed process
 LOCKS = 64  # lock files; epochs that share one wait for each other, and nothing else changes
 WORD = np.dtype("<i8")
 DIGEST_BYTES = hashlib.sha256().digest_size

@@ -171,7 +171,7 @@ class PrefetchingLoader:
         else:
             try:
                 pool.submit(self._make, rows, place)
-            except RuntimeError as error:  # no thread can be started; nobody may be there to fill the place
+            except RuntimeError as error:  # no thread can be started, and maybe none fills the place
                 self._queue.fill(place, error)
                 return False
         return True
