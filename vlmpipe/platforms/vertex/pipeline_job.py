@@ -6,7 +6,6 @@ if it is missing, and takes one to two minutes where it may not look. A test com
 
 from __future__ import annotations
 
-import json
 import secrets
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,11 +18,11 @@ from google.cloud.aiplatform_v1.types import EncryptionSpec, PipelineFailurePoli
 from google.protobuf import json_format
 from requests.exceptions import RequestException
 
-from vlmpipe.config.sections.stages import run_uri
 from vlmpipe.platforms.pipeline_yaml import documents
 from vlmpipe.platforms.vertex.client import Place, translate_errors
 from vlmpipe.platforms.vertex.requirements import require_reached_files, require_vertex
 from vlmpipe.platforms.vertex.retries import may_have_arrived, send_request
+from vlmpipe.trainer.config.job import require_run_id, run_uri_of
 from vlmpipe.trainer.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -102,8 +101,8 @@ def prepare(config: RunConfig, pipeline: Path, *, job_id: str, run_id: str = "",
         job.psc_interface_config = PscInterfaceConfig(gcp.psc_interface_config.model_dump(mode="json"))
     if gcp.encryption_spec_key_name:
         job.encryption_spec = EncryptionSpec(kms_key_name=gcp.encryption_spec_key_name)
-    whole_run = json.dumps({"root_uri": config.bucket_root_uri, "stage": "", "stages": [""]})
-    return Submission(Place.of(config), job_id, job, run_uri(whole_run, run_id, job_id))
+    require_run_id(run_id or job_id)
+    return Submission(Place.of(config), job_id, job, run_uri_of(config.bucket_root_uri, run_id, job_id))
 
 
 def send(submission: Submission, client: PipelineServiceClient) -> PipelineJob:

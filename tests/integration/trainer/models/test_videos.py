@@ -63,7 +63,7 @@ def written(videos: Videos, number: int, *, prompt: bool = False) -> str:
 
 
 def test_tokens_and_positions_are_those_of_transformers(videos: Videos) -> None:
-    assert videos.split.ids == ["both", "image", "two"]
+    assert list(videos.split.ids) == ["both", "image", "two"]
     start, row = 0, videos.loader.pack_sequence([0, 1, 2])
     for number, tokens in enumerate(row.sample_tokens):
         given = videos.by_the_library(number, written(videos, number))
