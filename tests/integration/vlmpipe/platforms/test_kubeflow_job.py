@@ -144,15 +144,22 @@ def test_a_node_that_is_restarted_and_then_completes_is_no_failure(cluster: Fake
     assert step_record(run)["state"] == "done"
 
 
-def test_an_image_that_cannot_be_pulled_ends_the_job_after_a_while(
-    cluster: FakeKubernetes, fails: Fails, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("reason", "message", "remedy"),
+    [
+        ("ImagePullBackOff", "not found", "correct cluster.image_uri, or give the cluster access"),
+        ("CreateContainerConfigError", "container has runAsNonRoot and image will run as root", "kubeflow.runtime"),
+    ],
+)
+def test_an_image_that_cannot_be_started_ends_the_job_after_a_while(
+    cluster: FakeKubernetes, fails: Fails, monkeypatch: pytest.MonkeyPatch, reason: str, message: str, remedy: str
 ) -> None:
     monkeypatch.setattr(train_job_watch, "STUCK_S", 0.05)
-    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
+    waiting = {"waiting": {"reason": reason, "message": message}}
     cluster.runs = [Course([Scene(pods=[pod(0, state=waiting)])])]
     code, words = fails()
     assert (code, cluster.jobs) == (ExitCode.UNAVAILABLE, {})
-    assert "pod-0 cannot start: ImagePullBackOff: not found" in words
+    assert f"pod-0 cannot start: {reason}: {message}" in words and remedy in words and "secret_env" not in words
 
 
 def test_a_step_that_is_tried_again_watches_the_job_that_is_there(cluster: FakeKubernetes, run: Path) -> None:

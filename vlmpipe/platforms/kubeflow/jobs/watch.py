@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 FIRST_POLL_S, LONGEST_POLL_S = 0.5, 10.0
 FIRST_CONTACT_S = 60.0  # for an API that does not answer at all
 PATIENCE_S = 900.0  # for one that answered before: a control plane is updated in that time
-LACKS_SETTINGS = "CreateContainerConfigError"  # a kubelet's reason for a secret, or a key of it, that is not there
+NO_SETTINGS = "CreateContainerConfigError"  # a kubelet's reason for a missing secret or key, and for a refused user
 STUCK_S = 600.0  # for an image that cannot be pulled: registries have short failures
 GONE_S = 900.0  # for a job that is being deleted
 T = TypeVar("T")
@@ -172,13 +172,10 @@ class Watch:
         for node in nodes:
             if node.stuck and now_s - self._stuck_s[node.pod] >= STUCK_S:
                 self._end(f"{node.pod} cannot start")
-                fix = "correct cluster.image_uri, or give the cluster access to that registry"
-                if node.waits.startswith(LACKS_SETTINGS):
-                    fix = f"correct kubeflow.secret_env, or make that secret in namespace {self._jobs.namespace}"
                 raise UserError(
                     f"{node.pod} cannot start: {node.waits}",
                     expected="an image and settings with which the cluster can start the node",
-                    fix=fix,
+                    fix=_to_start(node, self._jobs.namespace),
                     code=ExitCode.UNAVAILABLE,
                 )
 
@@ -226,6 +223,17 @@ class Watch:
                 self._say_once("api", f"{error}; trying again")
             self._wait(wait_s)
             wait_s = min(2 * wait_s, LONGEST_POLL_S)
+
+
+def _to_start(node: Node, namespace: str) -> str:
+    """What lets a stuck node start."""
+    if not node.waits.startswith(NO_SETTINGS):
+        return "correct cluster.image_uri, or give the cluster access to that registry"
+    if "secret" in node.waits.lower():
+        return f"correct kubeflow.secret_env, or make that secret in namespace {namespace}"
+    return (
+        "correct that in the runtime (kubeflow.runtime), or take an image (cluster.image_uri) that the cluster starts"
+    )
 
 
 def _sentence(state: JobState) -> str:
