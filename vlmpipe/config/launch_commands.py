@@ -22,10 +22,17 @@ _COUNTS = (
 )
 _PROCESSES = re.compile(r"--nproc[-_]per[-_]node")
 _NODES = re.compile(r"--nnodes|--num_nodes|--num[-_]machines")
+# Launchers that start processes on their own machine alone where no option says more: name, program, and what says it.
+_ALONE = (
+    ("torchrun", "--nnodes", _TORCHRUN, _NODES),
+    ("accelerate", "--num_machines", _COUNTS[1][0], re.compile(r"--num[-_]machines|--config[-_]file")),
+    ("deepspeed", "--hostfile", _COUNTS[0][0], re.compile(r"-H|--hostfile")),
+)
 _RANK, _ADDRESS = re.compile(r"--(node|machine)[-_]rank"), re.compile(r"--master[-_]addr|--main[-_]process[-_]ip")
 _PROGRAM = re.compile(r"\.py$|(^|/)python[0-9.]*$")  # what a launcher starts; options after it are the program's
 _PART = re.compile(r"[^\s'\";&|()]+")
 _QUOTED_VALUE = re.compile(r"=(['\"])([^'\"\s]*)\1")
+_INSTALLED = re.compile(r"(python[0-9.]*\s+-m\s+)?\bpip[0-9.]*\s+install\b[^;&|\n]*")
 _SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "ash"}
 _TAKES_A_WORD = re.compile(r"[-+][A-Za-z]*[oO]")  # of a shell's options: -o pipefail
 _OPTIONS = re.compile(r"\$\{?\w+(\[[@*]\])?\}?")  # a variable that may hold several words
@@ -44,8 +51,9 @@ class Doubt:
 
 
 def parts_of(words: Sequence[str]) -> list[str]:
-    """The words in order, those of a shell's text too."""
-    return [part for word in words for part in _PART.findall(_QUOTED_VALUE.sub(r"=\2", word))]
+    """The words in order, those of a shell's text too. Names of packages that it installs are left out."""
+    texts = (_INSTALLED.sub(" ", _QUOTED_VALUE.sub(r"=\2", word)) for word in words)
+    return [part for text in texts for part in _PART.findall(text)]
 
 
 def is_torchrun(parts: Sequence[str]) -> bool:
@@ -100,7 +108,8 @@ def process_doubts(parts: Sequence[str], *, nodes: int, per_node: int, unit: str
         count = _value(parts, _PROCESSES)
         if count in ("gpu", "auto", str(per_node)) or (count and not count.isdigit()):
             return
-        if not count and (per_node == 1 or _in_a_variable(parts)):
+        start = next(number for number, part in enumerate(parts) if _TORCHRUN.search(part))
+        if not count and (per_node == 1 or _in_a_variable(parts[start:])):
             return
         default = "" if count else ": torchrun starts one process"
         text = f"{count or 'no'} --nproc_per_node on {per_node} {unit}{default}"
@@ -129,10 +138,14 @@ def node_doubts(parts: Sequence[str], *, nodes: int, place: int | None = None) -
         place: the node's place in the job, from 0, where no other node is told these words.
     """
     count = _value(parts, _NODES)
-    if is_torchrun(parts) and not count and nodes > 1 and not _in_a_variable(parts):
-        expected = f"{nodes}: torchrun takes 1 where nothing is said, and each node would train by itself"
-        fix = f"--nnodes={nodes}, with --node_rank and --master_addr, or --rdzv_endpoint, from CLUSTER_SPEC"
-        yield Doubt(f"no --nnodes on {nodes} nodes", expected, fix)
+    for launcher, name, program, option in _ALONE if nodes > 1 else ():
+        before = ["", *parts]  # --strategy deepspeed is an option's value
+        places = (number for number, part in enumerate(parts) if program.search(part))
+        start = next((number for number in places if not before[number].startswith("--")), None)
+        if start is not None and not _value(parts, option) and not _in_a_variable(parts[start:]):
+            expected = f"all {nodes}: {launcher} starts one where nothing is said, and each node would train by itself"
+            fix = f"torchrun with --nnodes={nodes}, and --node_rank and --master_addr from CLUSTER_SPEC"
+            yield Doubt(f"no {name} on {nodes} nodes", expected, fix)
     if count.isdigit() and int(count) != nodes:
         name = _name(parts, _NODES)
         yield Doubt(f"{name} {count}", f"{nodes}, the replicas of pools 0 and 1", f"{name}={nodes}")
@@ -158,9 +171,8 @@ def program_of(parts: Sequence[str]) -> str:
 
 
 def _in_a_variable(parts: Sequence[str]) -> bool:
-    """Return whether options of torchrun stand in a variable: torchrun $ARGS train.py."""
-    start = next(number for number, part in enumerate(parts) if _TORCHRUN.search(part))
-    options = itertools.takewhile(lambda pair: not _PROGRAM.search(pair[1]), itertools.pairwise(parts[start:]))
+    """Return whether options of a launcher, the first part, stand in a variable: torchrun $ARGS train.py."""
+    options = itertools.takewhile(lambda pair: not _PROGRAM.search(pair[1]), itertools.pairwise(parts))
     return any(_OPTIONS.fullmatch(word) and not re.fullmatch(r"--[\w-]+", before) for before, word in options)
 
 

@@ -145,13 +145,18 @@ CASES = [
         started("bash", "-c", "cd /app && torchrun t.py"),
         started("bash", "-c", "torchrun --nproc_per_node=8 t.py"),
     ),
+    Case(
+        "VP216",
+        started("bash", "-c", "python -m pip install deepspeed accelerate && python train.py"),
+        started("bash", "-c", "pip install -r requirements.txt && accelerate launch train.py"),
+    ),
     Case("VP216", started("torchrun", "--nproc_per_node=4", "train.py"), started("accelerate", "launch", "train.py")),
     Case("VP216", started(), started("/app/start.sh")),
     Case("VP216", started("deepspeed", "--num_gpus=4", "t.py"), started("deepspeed", "--num_gpus=8", "t.py")),
     Case(
         "VP216",
-        started("accelerate", "launch", "--num_processes", "8", "t.py"),
-        started("accelerate", "launch", "--num_processes", "32", "t.py"),
+        started("accelerate", "launch", "--num_machines=4", "--num_processes", "8", "t.py"),
+        started("accelerate", "launch", "--config_file=c.yaml", "--num_processes", "32", "t.py"),
         base={**CLUSTER, "worker_pool_specs": [a100(), a100(3)]},
     ),
     Case(
@@ -192,13 +197,19 @@ CASES = [
     ),
     Case(
         "VP217",
+        started("deepspeed", "--num_gpus=8", "train.py"),
+        started("deepspeed", "--num_gpus=8", "--hostfile=h", "train.py"),
+        base=CLUSTER,
+    ),
+    Case(
+        "VP217",
         started("torchrun", *EIGHT, "train.py"),
         started("torchrun", "train.py") | {f"{CONTAINER}.env": variable("PET_NNODES", "4")},
         base=CLUSTER,
     ),
     Case(
         "VP217",
-        {f"{P1}.container_spec.command": ["accelerate", "launch", "--machine_rank", "0", "t.py"]},
+        {f"{P1}.container_spec.command": ["accelerate", "launch", "--num_machines=4", "--machine_rank=0", "t.py"]},
         started("accelerate", "launch", "--num_machines", "4", "t.py"),
         base=CLUSTER,
     ),

@@ -82,13 +82,16 @@ SHELL = ["bash", "-c", "torchrun --nproc_per_node=2 --nnodes=$NNODES --master_ad
         (["torchrun", "--nproc_per_node=2", "--nnodes=2", "--node_rank=$NODE_RANK", "t.py"], ["$NODE_RANK, which no"]),
         (
             ["torchrun", "--nproc_per_node=4", "t.py"],
-            ["4 --nproc_per_node on 2 processes of a node", "no --nnodes on 2 nodes; expected 2: torchrun takes 1"],
+            ["4 --nproc_per_node on 2 processes of a node", "no --nnodes on 2 nodes; expected all 2: torchrun starts"],
         ),
         (["torchrun", "t.py", "--nnodes", "8"], ["torchrun starts one process", "--nnodes 8"]),
         (["torchrun", "--nproc-per-node", "gpu", "--nnodes=2", "--node_rank", "0", "t.py"], ["--node_rank 0"]),
         (["torchrun", "--nproc_per_node=2", "--nnodes=2", "--master_addr=1.0.0.2", "t.py"], ["--master_addr 1.0.0.2"]),
-        (["deepspeed", "--num_gpus", "8", "t.py"], ["deepspeed --num_gpus 8 on 2 x 2"]),
-        (["accelerate", "launch", "--num_processes=2", "t.py"], ["accelerate --num_processes 2 on 2 x 2"]),
+        (["deepspeed", "--num_gpus", "8", "t.py"], ["deepspeed --num_gpus 8 on 2 x 2", "no --hostfile on 2 nodes"]),
+        (
+            ["accelerate", "launch", "--num_processes=2", "t.py"],
+            ["accelerate --num_processes 2 on 2 x 2", "no --num_machines on 2 nodes"],
+        ),
         (["accelerate", "launch", "--num_processes=4", "--num_machines=2", "t.py", "--num_processes", "9"], []),
         (["mpirun", "-np", "3", "python", "t.py", "-n", "4"], ["mpirun -np 3 on 2 x 2"]),
         (SHELL, []),
@@ -96,6 +99,7 @@ SHELL = ["bash", "-c", "torchrun --nproc_per_node=2 --nnodes=$NNODES --master_ad
         (["bash", "-c", "torchrun --nnodes $N t.py $ARGS"], ["torchrun starts one process"]),
         (["bash", "-e", "-u", "-o", "pipefail", *SHELL[1:]], []),
         (["python", "t.py", "--node_rank", "0"], []),
+        (["python", "t.py", "--strategy", "deepspeed"], []),
     ],
 )
 def test_a_launchers_words_are_compared_with_the_nodes(command: list[str], doubts: list[str]) -> None:
