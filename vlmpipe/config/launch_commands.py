@@ -14,10 +14,12 @@ _LAUNCHERS = re.compile(
     r"(^|/)(deepspeed|horovodrun|mpirun|mpiexec|srun|llamafactory-cli|swift|axolotl|ray)$|vlmpipe\.trainer\b"
     r"|accelerate(\.commands\.launch)?$|deepspeed\.launcher\.(runner|launch)$"
 )
+_DEEPSPEED = re.compile(r"(^|/)deepspeed$|deepspeed\.launcher\.runner$")
+_ACCELERATE = re.compile(r"(^|/)accelerate$|accelerate\.commands\.launch$")
 # Numbers of processes of launchers: program, option, and whether it counts those of all nodes.
 _COUNTS = (
-    (re.compile(r"(^|/)deepspeed$|deepspeed\.launcher\.runner$"), re.compile(r"--num_gpus"), False),
-    (re.compile(r"(^|/)accelerate$|accelerate\.commands\.launch$"), re.compile(r"--num[-_]processes"), True),
+    (_DEEPSPEED, re.compile(r"--num_gpus"), False),
+    (_ACCELERATE, re.compile(r"--num[-_]processes"), True),
     (re.compile(r"(^|/)(horovodrun|mpirun|mpiexec)$"), re.compile(r"-np?|--num-proc"), True),
 )
 _PROCESSES = re.compile(r"--nproc[-_]per[-_]node")
@@ -25,8 +27,8 @@ _NODES = re.compile(r"--nnodes|--num_nodes|--num[-_]machines")
 # Launchers that start processes on their own machine alone where no option says more: name, program, and what says it.
 _ALONE = (
     ("torchrun", "--nnodes", _TORCHRUN, _NODES),
-    ("accelerate", "--num_machines", _COUNTS[1][0], re.compile(r"--num[-_]machines|--config[-_]file")),
-    ("deepspeed", "--hostfile", _COUNTS[0][0], re.compile(r"-H|--hostfile")),
+    ("accelerate", "--num_machines", _ACCELERATE, re.compile(r"--num[-_]machines|--config[-_]file")),
+    ("deepspeed", "--hostfile", _DEEPSPEED, re.compile(r"-H|--hostfile")),
 )
 _RANK, _ADDRESS = re.compile(r"--(node|machine)[-_]rank"), re.compile(r"--master[-_]addr|--main[-_]process[-_]ip")
 _PROGRAM = re.compile(r"\.py$|(^|/)python[0-9.]*$")  # what a launcher starts; options after it are the program's
