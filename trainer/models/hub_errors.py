@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from huggingface_hub import HfFileMetadata
 
 TOKEN = "set model.hub_token_secret or HF_TOKEN, or log in with hf auth login"
+LACKING = re.compile(r"file\(s\) are missing \((.+?)\)\. ")  # in the client's words for an incomplete snapshot
 INCOMPLETE = "Consistency check failed"  # the client's words for a file of another size than announced
 
 
@@ -128,14 +129,21 @@ def hub_error(error: BaseException, name: str, revision: str, file: str) -> User
     if cause is None:
         return None
     status = getattr(getattr(cause, "response", None), "status_code", None)
-    if isinstance(cause, errors.OfflineModeIsEnabled | errors.LocalEntryNotFoundError):
-        why = f"{constants.ENDPOINT} does not answer"
-        fix = "check the network and HF_ENDPOINT; a model that was downloaded before is read with HF_HUB_OFFLINE=1"
+    if isinstance(cause, errors.OfflineModeIsEnabled | errors.LocalEntryNotFoundError | errors.DryRunError):
+        here, may_be_here = "is not on this machine", True
+        if isinstance(cause, errors.IncompleteSnapshotError):
+            lacking = LACKING.search(str(cause))
+            here, may_be_here = f"is here without {lacking[1] if lacking else 'some files'}", False
+        elif isinstance(cause, errors.DryRunError):
+            here = "may be here in part only"
         if _BLOCKS.open:
             why, fix = "the hub is not asked here", "download it once, or give a folder; a run asks the hub"
         elif constants.HF_HUB_OFFLINE:
             why, fix = "HF_HUB_OFFLINE is set", "unset it, or give a folder"
-        return meant(f"{name}{at} is not on this machine, and {why}", fix, ExitCode.UNAVAILABLE)
+        else:
+            why, fix = f"{constants.ENDPOINT} does not answer", "check the network and HF_ENDPOINT"
+            fix += "; a model that was downloaded before is read with HF_HUB_OFFLINE=1" if may_be_here else ""
+        return meant(f"{name}{at} {here}, and {why}", fix, ExitCode.UNAVAILABLE)
     if isinstance(cause, errors.GatedRepoError):
         if status == 401:
             return meant(f"{name} is gated, and no valid token was sent", TOKEN, ExitCode.NO_PERMISSION)
@@ -174,7 +182,9 @@ def _of_client(error: BaseException) -> BaseException | None:
     from huggingface_hub import errors
 
     answers = (errors.HfHubHTTPError, errors.FileMetadataError)
-    replacements = (errors.HTTPError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError)
+    replacements = (
+        errors.HTTPError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, errors.DryRunError
+    )  # fmt: skip
     seen: BaseException | None = error
     outermost: BaseException | None = None
     while seen is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import constants, hf_hub_download
+from huggingface_hub import constants, hf_hub_download, snapshot_download
 from huggingface_hub.utils import _http as client
 from safetensors.torch import save
 from transformers import AutoConfig
@@ -238,9 +238,25 @@ def test_a_hub_that_fails_gives_no_part_of_a_models_files(
         with pytest.raises(UserError, match="HTTP 503"):
             read()
     hub.status = 0
+    with monkeypatch.context() as without_network:
+        without_network.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+        with pytest.raises(UserError, match=r"may be here in part only, and http://127\.0\.0\.1:9 does not") as caught:
+            pretrained_tokenizer("org/model")
+    assert "HF_HUB_OFFLINE=1" in caught.value.fix
     assert pretrained_tokenizer("org/model").eos_token == published.eos_token
     hub.status, hub.only = 503, ""
     assert pretrained_tokenizer("org/model").eos_token == published.eos_token, "all files are known to be here"
+
+
+def test_files_that_another_program_did_not_download_are_named_offline(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repositories["org/model"] = Repository(("config.json", "merges.txt", "vocab.json"), content=CONTENT)
+    snapshot_download("org/model", allow_patterns=["*.json"], cache_dir=tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError) as caught:
+        pretrained_tokenizer("org/model")
+    assert caught.value.found == "org/model is here without merges.txt, and HF_HUB_OFFLINE is set"
 
 
 def test_a_file_that_is_not_there_is_none_and_asked_for_once(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
