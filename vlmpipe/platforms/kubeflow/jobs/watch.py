@@ -226,7 +226,7 @@ class Watch:
 
 
 def _to_start(node: Node, namespace: str) -> str:
-    """What lets a stuck node start."""
+    """Return what lets a stuck node start."""
     if not node.waits.startswith(NO_SETTINGS):
         return "correct cluster.image_uri, or give the cluster access to that registry"
     if "secret" in node.waits.lower():
