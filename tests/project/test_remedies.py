@@ -102,6 +102,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "correct gcp.project": ("gcp.project",),
     "give a folder, or an id such as Qwen/Qwen2.5-0.5B": (),
     "try again, or check the network and HF_ENDPOINT": ("HF_ENDPOINT",),
+    "check the network and HF_ENDPOINT": ("HF_ENDPOINT",),
     "unset HF_HUB_OFFLINE": ("HF_HUB_OFFLINE",),
     "build and push it: make build builder=gcloud config=CONFIG": ("make build builder=gcloud config=CONFIG",),
     "{remedies.create_repository}\nthen build and push it: make build builder=gcloud config=CONFIG": (
