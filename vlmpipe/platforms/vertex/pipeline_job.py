@@ -101,7 +101,8 @@ def prepare(config: RunConfig, pipeline: Path, *, job_id: str, run_id: str = "",
         job.psc_interface_config = PscInterfaceConfig(gcp.psc_interface_config.model_dump(mode="json"))
     if gcp.encryption_spec_key_name:
         job.encryption_spec = EncryptionSpec(kms_key_name=gcp.encryption_spec_key_name)
-    require_run_id(run_id or job_id)
+    if name := run_id or job_id:  # a schedule's runs are named when they start
+        require_run_id(name)
     return Submission(Place.of(config), job_id, job, run_uri_of(config.bucket_root_uri, run_id, job_id))
 
 
