@@ -16,7 +16,6 @@ EXAMPLES = {
     "doctor": ("configs/digits.yaml", "my-run.yaml gcp.location=europe-west4 --json"),
     "plan": (
         "configs/llava-7b.yaml",
-        "configs/llava-13b-fsdp.yaml train.micro_batch_size=2 --json",
         "configs/llava-7b.yaml --suggest under:400",
         "configs/llava-7b-hsdp.yaml --strategies",
     ),

@@ -34,7 +34,7 @@ def print_strategies(comparison: Comparison, config: RunConfig, path: str, overr
     table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
     table.padding, table.pad_edge = (0, 1, 0, 0), False
     for name in ("nodes", *COMPARED, "fastest"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", overflow="fold")
     rows = sorted({cell.nodes for cell in comparison.cells})
     for nodes in rows:
         table.add_row(str(nodes), *(_styled(comparison, nodes, name) for name in COMPARED), _cost(comparison, nodes))

@@ -31,8 +31,8 @@ TRAIN = {"global_batch_size": 8, "optimizer": {"learning_rate": 1e-3}}
     ("strategy", "offload", "hint"),
     [
         ("ddp", "optimizer", "use one of zero1, zero2, zero3, or offload none"),
-        ("ddp", "optimizer+weights", "use one of zero3, fsdp, hsdp, or offload none"),
-        ("zero2", "optimizer+weights", "use one of zero3, fsdp, hsdp, or offload optimizer"),
+        ("ddp", "optimizer+weights", "use one of fsdp, hsdp, zero3, or offload none"),
+        ("zero2", "optimizer+weights", "use one of fsdp, hsdp, zero3, or offload optimizer"),
         ("fsdp", "optimizer", "use one of zero1, zero2, zero3, or offload optimizer+weights"),
     ],
 )
