@@ -57,11 +57,13 @@ class ModelFolder:
         return cls(store, {info.name: info.version for info in store.list()})
 
     def take(self, output: Path) -> int:
-        """Copy what the program has written here to `output`, unless it has written there. Return the files copied."""
+        """Copy what the program has written here to `output`, unless it has written more there than checkpoints. Return
+        the files copied.
+        """
         new = [info.name for info in self.store.list() if self.before.get(info.name) != info.version]
         if not new:
             return 0
-        if any(path.is_file() for path in output.rglob("*")):
+        if any(path.is_file() and not _is_of_checkpoint(path.relative_to(output)) for path in output.rglob("*")):
             print(f"launcher: {{output}} is the result, and {len(new)} files in {MODEL} are not", flush=True)
             return 0
         for name in new:
@@ -70,3 +72,7 @@ class ModelFolder:
                 self.store.download(name, output / name)
         print(f"launcher: {len(new)} files that the program wrote to {MODEL} are the result", flush=True)
         return len(new)
+
+
+def _is_of_checkpoint(path: Path) -> bool:
+    return any(part.startswith("checkpoint-") for part in path.parts[:-1])

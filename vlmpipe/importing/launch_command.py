@@ -14,6 +14,7 @@ from vlmpipe.trainer.errors import ConfigError
 LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "horovodrun", "mpirun", "mpiexec")
 SELF_STARTING = ("llamafactory-cli", "swift", "axolotl", "automodel")
 SHELLS = ("sh", "bash", "dash", "zsh", "ash")
+CONTINUED = re.compile(r"\\[ \t\r]*\n")
 _SEPARATOR = re.compile(r"[;&|\n]+")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _REDIRECTION = re.compile(r"[0-9]?(?:>>?|<)([^>&].*)?")
@@ -44,7 +45,7 @@ def words_of_text(text: str) -> list[str]:
 
     Raises ConfigError for a quote that does not end.
     """
-    joined = re.sub(r"(?m)^[ \t]*#.*$", "", re.sub(r"\\[ \t\r]*\n", " ", text))
+    joined = re.sub(r"(?m)^[ \t]*#.*$", "", CONTINUED.sub(" ", text))
     lexer = shlex.shlex(joined, posix=True, punctuation_chars=";&|\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     words: list[str] = []

@@ -74,7 +74,6 @@ EVALUATE_MACHINE = {
     "boot_disk_size_gb": 200,
 }
 SECRET = "a secret is not copied: name it in Secret Manager, in the run file's section secrets; the program reads it"
-DPO_RATE = 1e-6  # the default of TRL 1.10
 _BRACES = re.compile(r"\{([A-Za-z_]+)\}")
 
 
@@ -179,7 +178,6 @@ def _known_arguments(translation: Translation, launch: Launch, place: Path) -> N
     concepts = translate_words(translation, names.get(tool, "transformers"), under=under)
     if (method := method_of(launch)) not in ("", "sft"):
         concepts.add("stage", (*place, "program"), method)
-        concepts.defaults = {**concepts.defaults, "learning_rate": DPO_RATE}
     if not tool:
         concepts.defaults = {"betas": [0.9, 0.999]}
         concepts.program = "AdamW in torch"

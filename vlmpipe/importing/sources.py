@@ -14,7 +14,7 @@ from vlmpipe.config.file_kinds import is_html
 from vlmpipe.config.yaml_loader import parse_yaml, read_text
 from vlmpipe.importing.job_specs.python_listing import read_listing
 from vlmpipe.importing.json_with_comments import without_comments
-from vlmpipe.importing.launch_command import words_of_text
+from vlmpipe.importing.launch_command import CONTINUED, LAUNCHERS, SELF_STARTING, words_of_text
 from vlmpipe.importing.settings.deepspeed import is_deepspeed
 from vlmpipe.importing.settings.words import table_of
 from vlmpipe.job_spec.schema import snake_case
@@ -26,8 +26,7 @@ EXPECTED = (
 )
 FIX = "vlmpipe docs from-a-guide shows one of each; --command 'torchrun ...' takes a command itself"
 _JOB_KEYS = {"worker_pool_specs", "job_spec", "trial_job_spec"}
-_LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "horovodrun", "mpirun", "python", "python3", "trl",
-              "llamafactory-cli", "axolotl", "torch.distributed.run", "torch.distributed.launch")  # fmt: skip
+_LAUNCHERS = (*LAUNCHERS, *SELF_STARTING, "python", "python3", "trl", "nohup")
 
 
 _OF_THE_SHELL = ("set", "cd", "export", "source", "pip", "module", "echo", "mkdir", "conda", "if", "then", "else", "fi")
@@ -114,6 +113,8 @@ def _kind_of(content: Mapping[str, Any], name: str) -> Kind:
     keys = {snake_case(str(key)) for key in content}
     if keys & _JOB_KEYS or keys & {"worker_pools", "custom_job"}:
         return Kind.JOB_SPEC
+    if any(isinstance(section, Mapping) and "_component_" in section for section in content.values()):
+        raise ConfigError(f"{name} is a configuration of torchtune, which is not imported", expected=EXPECTED, fix=FIX)
     if keys & {"compute_environment", "distributed_type"}:
         return Kind.ACCELERATE
     if is_deepspeed(content):
@@ -137,7 +138,7 @@ def _is_command(text: str) -> bool:
     """Return whether the first words that are no comments, options of the shell or variables start a program."""
     if re.match(r"#!.*sh\b", text):
         return True
-    for line in text.splitlines():
+    for line in CONTINUED.sub(" ", text).splitlines():
         words = line.split("#")[0].split()
         if not words or words[0] in _OF_THE_SHELL or re.match(r"[A-Za-z_]\w*=(\$\(|[\"'])", line):
             continue

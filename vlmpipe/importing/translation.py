@@ -18,9 +18,11 @@ SECTIONS = ("version", "name", "model", "data", "features", "train", "checkpoint
 # Fields that are decided first: others give way where two do not go together.
 DECISIVE = ("train.strategy", "train.trainer.launch", "train.objective", "train.precision", "model.family")
 MAX_CONFLICTS = 60
+EXAMPLE_SOURCE = "gs://example-bucket/conversations/train.json"
 # Examples where a field that is needed has a value that a run file does not take.
 FALLBACKS: Mapping[str, Any] = {
     "name": "imported",
+    "data.source": EXAMPLE_SOURCE,
     "data.sequence_length": 4096,
     "train.optimizer.learning_rate": 1e-5,
     "cluster.replica_count": 1,

@@ -135,7 +135,9 @@ def problem(names: Collection[str], files: Mapping[str, Path], world_size: int) 
     for name, path in files.items():
         if path.name == METADATA:
             folder = name.rpartition("/")[0]
-            needed = {f"{folder}/{shard}".lstrip("/") for shard in _shards_of(path)}
+            if (shards_of := _shards_of(path)) is None:
+                return f"{name} is cut off"
+            needed = {f"{folder}/{shard}".lstrip("/") for shard in shards_of}
             if lacking := sorted(needed - set(names)):
                 return f"{len(lacking)} of {len(needed)} files that {name} lists are missing, such as {lacking[0]}"
         if cut := _is_cut_off(path):
@@ -209,13 +211,17 @@ def _step(name: str) -> int:
     return int(match[1])
 
 
-def _shards_of(metadata: Path) -> set[str]:
-    """Names of the files that a `.metadata` lists: the strings of the pickle, which is not loaded."""
-    return {
-        argument
-        for _, argument, _ in pickletools.genops(metadata.read_bytes())
-        if isinstance(argument, str) and argument.endswith(".distcp")
-    }
+def _shards_of(metadata: Path) -> set[str] | None:
+    """Names of the files that a `.metadata` lists: the strings of the pickle, which is not loaded; None for half of
+    one.
+    """
+    try:
+        strings = {
+            argument for _, argument, _ in pickletools.genops(metadata.read_bytes()) if isinstance(argument, str)
+        }
+    except ValueError:
+        return None
+    return {name for name in strings if name.endswith(".distcp")}
 
 
 def _is_cut_off(path: Path) -> str:
@@ -230,5 +236,8 @@ def _is_cut_off(path: Path) -> str:
         if length > MAX_HEADER_BYTES:  # another program's files of that name
             return ""
         header = json_object(file.read(length))
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        try:
+            ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
+        except (KeyError, IndexError, TypeError, ValueError):  # another program's file of that name
+            return ""
         return "" if header and size >= 8 + length + max(ends, default=0) else "cut off"

@@ -237,5 +237,8 @@ def is_deepspeed(content: Any) -> bool:
     """Return whether a mapping is a DeepSpeed configuration, by its keys."""
     keys = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "fp16", "bf16", "optimizer"}
     marks = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}
-    sections = sum(isinstance(content.get(key), dict) for key in ("fp16", "bf16", "optimizer", "scheduler"))
+    sections = sum(
+        isinstance(section := content.get(key), dict) and bool(section.keys() & {"enabled", "type"})
+        for key in ("fp16", "bf16", "optimizer", "scheduler")
+    )
     return bool(content.keys() & marks) or (bool(content.keys() & keys) and sections > 0)

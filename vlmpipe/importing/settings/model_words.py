@@ -16,8 +16,8 @@ from vlmpipe.importing.settings.models import (
     is_model_name,
     model_fields,
 )
+from vlmpipe.importing.translation import EXAMPLE_SOURCE
 
-EXAMPLE_SOURCE = "gs://example-bucket/conversations/train.json"
 EXAMPLE_LENGTH = 2048
 PARTS = {"freeze_tower": "tower", "freeze_projector": "projector", "freeze_language_model": "language_model"}
 STAGES = {
@@ -246,8 +246,12 @@ def _data(concepts: Concepts) -> None:
                 translation.refuse(leaf, fetch)
     translation.assume("data.source", EXAMPLE_SOURCE, "not in the file: an example; put in your own")
     if samples := concepts.take("max_samples"):
-        count = concepts.count("max_samples")
-        if count:
+        count, sets = concepts.count("max_samples"), concepts.take("dataset")
+        number_of_sets = str(sets.value).count(",") + 1 if sets and concepts.default("method") else 1
+        if count and number_of_sets > 1:
+            reason = f"{count} of each of {number_of_sets} data sets there"
+            translation.change([samples.path], "data.max_samples", count * number_of_sets, reason)
+        elif count:
             translation.express(samples.path, "data.max_samples", count)
     if duplicates := concepts.take("duplicates"):
         policy = "drop" if is_on(duplicates.value) else "keep"

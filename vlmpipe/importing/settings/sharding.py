@@ -66,7 +66,8 @@ def _deepspeed_file(concepts: Concepts) -> None:
         reason = f"by the name of {given.value}; vlmpipe import of that file takes the rest of it over"
         _set_strategy(translation, given, STAGES[stage], reason)
         if "offload" in name:
-            translation.assume("train.offload", "optimizer", f"by the name of {given.value}")
+            what = "optimizer+weights" if stage == 3 else "optimizer"  # only stage 3 has weights to offload
+            translation.assume("train.offload", what, f"by the name of {given.value}")
     else:
         reason = (
             f"settings of DeepSpeed are in {given.value}: vlmpipe import of that file says its stage; zero2 is a guess"

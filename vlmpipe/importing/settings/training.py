@@ -165,12 +165,20 @@ def _rate(concepts: Concepts) -> None:
     given = concepts.take("learning_rate")
     if rate and given:
         concepts.translation.express(given.path, "train.optimizer.learning_rate", rate)
-    elif default := concepts.default("learning_rate"):
+    elif default := _default_rate(concepts):
         concepts.translation.assume(
             "train.optimizer.learning_rate", float(default), concepts.by_default(f"{default:g}")
         )
     else:
         concepts.translation.assume("train.optimizer.learning_rate", EXAMPLE_RATE, "not in the file: an example")
+
+
+def _default_rate(concepts: Concepts) -> float | None:
+    """The program's learning rate, of preferences where it has another one for them."""
+    stage, loss = concepts.take("stage"), concepts.take("loss")
+    learns_preferences = (stage and stage.value != "sft") or (loss and loss.value in ("sigmoid", "simpo"))
+    rate: float | None = concepts.default("learning_rate")
+    return concepts.default("preference_rate") or rate if learns_preferences else rate
 
 
 def _schedule(concepts: Concepts) -> None:

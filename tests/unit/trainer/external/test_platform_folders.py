@@ -40,6 +40,8 @@ def test_the_model_is_what_this_start_has_written(tmp_path: Path, capsys: pytest
     (model / "old.safetensors").write_text("of an earlier start")
     folder = ModelFolder.of({"AIP_MODEL_DIR": f"{model}/"})
     assert folder and folder.take(output) == 0 and not any(output.iterdir())
+    (output / "checkpoint-5").mkdir()  # the program saves its checkpoints to {output}, and its model to the variable
+    (output / "checkpoint-5/config.json").write_text("{}")
     (model / "sub").mkdir()
     (model / "sub/config.json").write_text("{}")
     assert folder.take(output) == 1

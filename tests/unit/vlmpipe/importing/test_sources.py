@@ -49,6 +49,12 @@ def test_what_cannot_be_imported_is_an_error(text: str, found: str) -> None:
         import_run_file(source_of(text, "file"))
 
 
+def test_settings_of_torchtune_are_no_configuration_of_deepspeed() -> None:
+    text = "batch_size: 2\noptimizer: {_component_: torch.optim.AdamW, lr: 1e-4}\nepochs: 1\n"
+    with pytest.raises(ConfigError, match="torchtune, which is not imported"):
+        source_of(text, "f.yaml")
+
+
 def test_files_are_regular_and_of_limited_size(tmp_path: Path) -> None:
     large, pipe = tmp_path / "large.json", tmp_path / "pipe"
     large.write_text(" " * ((1 << 20) + 1))
@@ -61,6 +67,7 @@ def test_files_are_regular_and_of_limited_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "# 22 GiB\nCUDA_VISIBLE_DEVICES=0,1 \\\nNPROC_PER_NODE=2 \\\nswift sft \\\n  --model x\n",
         "#!/bin/bash\nlr=1e-5\nif [ -d x ]; then\n rm -r x\nfi\ntorchrun t.py --lr $lr\n",
         "set -x\nN=${N:-8}\nACC=$((128 / 4 / N))\nDIR='a b'\nif [ ! -d \"$DIR\" ]; then\n mkdir x\nfi\ntorchrun t.py\n",
     ],

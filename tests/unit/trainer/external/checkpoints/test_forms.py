@@ -194,6 +194,16 @@ def test_metadata_is_read_and_never_loaded(tmp_path: Path) -> None:
     assert not (tmp_path / "harm").exists()
 
 
+def test_files_of_any_content_end_no_launcher(tmp_path: Path) -> None:
+    metadata, weights = tmp_path / ".metadata", tmp_path / "a.safetensors"
+    for content in (b"", b"\x80\x04half"):
+        metadata.write_bytes(content)
+        assert problem({".metadata"}, {".metadata": metadata}, 1) == ".metadata is cut off"
+    for header in (b'{"a": 1}', b'{"a": {}}', b'{"a": {"data_offsets": []}}', b'{"a": {"data_offsets": [0, "x"]}}'):
+        weights.write_bytes(len(header).to_bytes(8, "little") + header)
+        assert problem({weights.name}, {weights.name: weights}, 1) == ""
+
+
 def test_only_zero_ties_a_checkpoint_to_its_number_of_processes(tmp_path: Path) -> None:
     for form, processes in {"zero2": 2, "zero3": 2, "dcp": 0, "transformers": 0}.items():
         FORMS[form](root := tmp_path / form)

@@ -158,6 +158,22 @@ def test_steps_come_before_epochs_as_in_transformers() -> None:
     assert (train["train"]["max_steps"], train["train"]["epochs"]) == (5000, 1000)
 
 
+def test_a_file_of_preferences_has_their_default_rate() -> None:
+    train, _ = imported_of({**TRL, "loss_type": "sigmoid", "beta": 0.2})
+    assert (train["train"]["objective"], train["train"]["dpo_beta"]) == ("dpo", 0.2)
+    assert train["train"]["optimizer"]["learning_rate"] == 1e-6
+
+
+def test_samples_of_llama_factory_are_those_of_each_data_set() -> None:
+    file, _ = imported_of({"stage": "sft", "finetuning_type": "full", "dataset": "a,b,c", "max_samples": 1000})
+    assert file["data"]["max_samples"] == 3000
+
+
+def test_weights_are_offloaded_by_the_name_of_a_file_of_stage_3() -> None:
+    train, _ = imported_of({**TRL, "deepspeed": "zero3_bf16_cpuoffload_all.json"})
+    assert (train["train"]["strategy"], train["train"]["offload"]) == ("zero3", "optimizer+weights")
+
+
 def test_adamw_of_8_bits_brings_a_strategy_that_has_it() -> None:
     train, _ = imported_of({"optim": "paged_adamw_8bit", "per_device_train_batch_size": 2})
     assert (train["train"]["optimizer"]["name"], train["train"]["strategy"]) == ("adamw_8bit", "fsdp")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.validation_errors import fields_of
 from vlmpipe.config.yaml_loader import parse_yaml
+from vlmpipe.importing.importer import import_run_file
 from vlmpipe.importing.settings import words
 from vlmpipe.importing.settings.words import load_words, table_of
+from vlmpipe.importing.sources import source_of
 
 TABLES = load_words()["tables"]
 FIELDS = {path for path, _, _ in fields_of(RunConfig)}
@@ -62,3 +65,11 @@ def test_every_argument_of_transformers_trainer_is_known() -> None:
     }
     assert len(names) > 90
     assert names - table_of("transformers").keys() - {"framework"} <= {name for name in names if name.startswith("_")}
+
+
+def test_data_that_cannot_be_read_leave_an_example() -> None:
+    content = {"data_path": "http://user:secretpassword1@host/x", "learning_rate": 1e-4, "num_train_epochs": 1}
+    imported = import_run_file(source_of(json.dumps(content), "f.json"))
+    (found,) = [each for each in imported.findings if each.path == "data_path"]
+    assert found.outcome == "refused" and "secretpassword1" not in imported.text
+    assert "source: gs://example-bucket/conversations/train.json" in imported.text
