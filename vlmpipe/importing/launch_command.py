@@ -22,8 +22,12 @@ _PREFIXES = ("nohup", "exec", "time", "sudo")  # words of the shell before the p
 # Options of launchers without a value.
 FLAGS = ("--standalone", "--no_python", "--no-python", "--multi_gpu", "--use_deepspeed", "--use_fsdp", "--same_network",
          "--no_local_rank", "--verbose", "--module", "-m", "--force_multi", "--enable_elastic_training",
-         "--allow-run-as-root",
+         "--allow-run-as-root", "--use_env", "--use-env", "--oversubscribe", "--gloo",
          "--cpu", "--run_path", "--quiet", "--debug")  # fmt: skip
+
+
+# No value of an option: whatever is not known above has none before such a word.
+_BEGINS_PROGRAM = re.compile(r"-.*|.*\.(py|sh)|(.*/)?python[\d.]*")
 
 
 @dataclass
@@ -192,7 +196,7 @@ def _take_options(words: list[str], launch: Launch) -> list[str]:
         bare = name.lstrip("-").replace("-", "_")
         if name in ("-m", "--module"):
             launch.is_module = True
-        if not sign and name not in FLAGS and rest:
+        if not sign and name not in FLAGS and rest and not _BEGINS_PROGRAM.fullmatch(rest[0]):
             value = rest.pop(0)
         launch.options.append((bare, value))
     return rest

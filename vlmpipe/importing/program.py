@@ -50,6 +50,7 @@ DROPPED = {
     "exclude": "all GPUs of a machine are used",
     "launcher": "the launcher finds the nodes from CLUSTER_SPEC",
     "no_local_rank": "LOCAL_RANK is always set",
+    "use_env": "LOCAL_RANK is always set",
     "multi_gpu": "all GPUs of a machine are used",
     "gpu_ids": "all GPUs of a machine are used",
     "num_cpu_threads_per_process": "OMP_NUM_THREADS in cluster.env sets it",

@@ -17,6 +17,11 @@ from vlmpipe.trainer.errors import ConfigError
          ["a.py"]),
         ("bash -c 'cd /app && deepspeed --num_gpus 8 a.py'", "deepspeed", [("num_gpus", "8")], ["a.py"]),
         ("N=4\nhorovodrun -np $N python a.py", "horovodrun", [("np", "4")], ["python", "a.py"]),
+        ("python -m torch.distributed.launch --nproc_per_node=8 --use_env main.py", "torchrun",
+         [("nproc_per_node", "8"), ("use_env", "")], ["main.py"]),
+        ("deepspeed --some_flag --num_gpus 2 --another main.py --x", "deepspeed",
+         [("some_flag", ""), ("num_gpus", "2"), ("another", "")], ["main.py", "--x"]),
+        ("mpirun -np 4 --tag-output python3 a.py", "mpirun", [("np", "4"), ("tag_output", "")], ["python3", "a.py"]),
         ("A=1 B=2 python train.py", "", [], ["python", "train.py"]),
     ],
 )  # fmt: skip
