@@ -87,6 +87,7 @@ REFUSED_SECTIONS = {
     "compression_training": "weights are not pruned or quantized in training",
     "sparse_attention": "attention is dense within a sample",
 }
+DEFAULT_PEAK = 1e-3  # warmup_max_lr of DeepSpeed's WarmupLR and WarmupDecayLR
 ONE_STEP_WARMUP = 1000  # of DeepSpeed's schedulers where warmup_num_steps is not given
 
 
@@ -123,6 +124,8 @@ def _answer(concepts: Concepts, leaf: Path, name: str) -> None:
         translation.express(leaf, DIRECT[name], found) if found is not None else translation.refuse(
             leaf, "it is no number"
         )
+    elif name in ("optimizer.params.bias_correction", "optimizer.params.adam_w_mode") and not is_on(value):
+        translation.refuse(leaf, "AdamW decouples the weight decay, and corrects the bias of its moments")
     elif name in DROPPED:
         translation.drop(leaf, DROPPED[name])
     elif name == "optimizer.params.freeze_step" or name == "amp.enabled":
@@ -202,11 +205,16 @@ def _scheduler(concepts: Concepts) -> None:
             reason = f"{path_text(peak.path)} {rate:g} is the schedule's peak, in place of the optimizer's {own.value}"
             concepts.given.pop("learning_rate")
             translation.change([peak.path, own.path], "train.optimizer.learning_rate", rate, reason)
-            concepts.given["learning_rate"] = peak
         elif rate and not own:
             concepts.given["learning_rate"] = peak
         elif peak.value != "auto":
             translation.drop(peak.path, "the optimizer's learning rate, which is the peak")
+    elif given and str(given.value).lower() in ("warmuplr", "warmupdecaylr"):
+        rate, own = concepts.number("learning_rate"), concepts.take("learning_rate")
+        if rate and own and rate != DEFAULT_PEAK:
+            reason = f"the optimizer's; DeepSpeed's schedule would rise to {DEFAULT_PEAK:g} without warmup_max_lr"
+            concepts.given.pop("learning_rate")
+            translation.change([own.path], "train.optimizer.learning_rate", rate, reason)
     if not concepts.defaults:
         return
     if given is None:

@@ -174,6 +174,23 @@ def test_weights_are_offloaded_by_the_name_of_a_file_of_stage_3() -> None:
     assert (train["train"]["strategy"], train["train"]["offload"]) == ("zero3", "optimizer+weights")
 
 
+@pytest.mark.parametrize(
+    ("params", "rate", "reason"),
+    [
+        ({"warmup_num_steps": 5}, 2e-5, "would rise to 0.001 without warmup_max_lr"),
+        ({"warmup_max_lr": 1e-3}, 1e-3, "in place of the optimizer's 2e-05"),
+        ({"warmup_max_lr": 2e-5}, 2e-5, ""),
+    ],
+)
+def test_the_peak_of_deepspeeds_schedule_is_said(params: dict[str, Any], rate: float, reason: str) -> None:
+    optimizer = {"type": "Adam", "params": {"lr": 2e-5, "bias_correction": False}}
+    train, imported = imported_of({**DEEPSPEED, "optimizer": optimizer,
+                                   "scheduler": {"type": "WarmupLR", "params": params}})  # fmt: skip
+    assert train["train"]["optimizer"]["learning_rate"] == rate
+    assert reason in " ".join(imported.text.replace("#", "").split())
+    assert finding_of(imported, "optimizer.params.bias_correction").outcome == "refused"
+
+
 def test_adamw_of_8_bits_brings_a_strategy_that_has_it() -> None:
     train, _ = imported_of({"optim": "paged_adamw_8bit", "per_device_train_batch_size": 2})
     assert (train["train"]["optimizer"]["name"], train["train"]["strategy"]) == ("adamw_8bit", "fsdp")
