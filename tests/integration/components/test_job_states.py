@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from tests.fakes.vertex.server import FakeVertex
 from tests.support.vertex.runs import JOB, course
 from vlmpipe.components.runtime.folder_lock import OVER, RUNNING, Holder
 from vlmpipe.components.runtime.job_states import state_of_job, this_job
+from vlmpipe.records.compiled import CompiledSettings
 from vlmpipe.rehearsal.vertex.scripted_runs import DONE, TRAINING
 from vlmpipe.trainer.errors import UserError
 
@@ -19,7 +19,7 @@ pytest_plugins = ("tests.support.vertex.fixtures",)
 
 
 def compiled(target: str, **gcp: str) -> str:
-    return json.dumps({"target": target, "run_file": {"gcp": gcp}})
+    return CompiledSettings(target=target, root_uri="gs://bucket", fixed={}, run_file={"gcp": dict(gcp)}).text()
 
 
 def test_a_job_on_vertex_ai_is_over_when_the_service_says_so(started: FakeVertex) -> None:
