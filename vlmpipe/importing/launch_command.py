@@ -14,6 +14,7 @@ from vlmpipe.trainer.errors import ConfigError
 LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "horovodrun", "mpirun", "mpiexec")
 SELF_STARTING = ("llamafactory-cli", "swift", "axolotl", "automodel")
 SHELLS = ("sh", "bash", "dash", "zsh", "ash")
+MAX_CHARACTERS = 1 << 20  # of a command with its variables
 CONTINUED = re.compile(r"\\[ \t\r]*\n")
 _SEPARATOR = re.compile(r"[;&|\n]+")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
@@ -136,8 +137,12 @@ def _filled_in(word: str, variables: Mapping[str, str]) -> str:
 def _filled_words(words: Sequence[str], variables: Mapping[str, str]) -> list[str]:
     """Words with their variables; a variable that holds options becomes several words, as in a shell."""
     filled: list[str] = []
+    characters = 0
     for word in words:
         text = _filled_in(word, variables)
+        characters += len(text)
+        if characters > MAX_CHARACTERS:
+            raise ConfigError("variables make the command too long", expected=f"{MAX_CHARACTERS:,} characters at most")
         holds_options = word.startswith("$") and text.strip().startswith("-") and re.search(r"\s", text.strip())
         filled += shlex.split(text) if holds_options and text.count('"') % 2 == text.count("'") % 2 == 0 else [text]
     return filled

@@ -49,6 +49,12 @@ def test_words_of_the_shell_are_not_the_programs() -> None:
     assert (launch.program, launch.redirections) == (["t.py"], [">log", "2>err", "<in", ">>all"])
 
 
+def test_variables_of_variables_do_not_grow_without_end() -> None:
+    text = "A=xx\n" + "A=$A$A\n" * 40 + "torchrun t.py $A"
+    with pytest.raises(ConfigError, match="variables make the command too long"):
+        parse_command(words_of_text(text))
+
+
 def test_secrets_are_not_filled_in() -> None:
     launch = parse_command(words_of_text("DB_PASSWORD=hunter22\ntorchrun t.py --db $DB_PASSWORD"))
     assert launch.program == ["t.py", "--db", "$DB_PASSWORD"]
