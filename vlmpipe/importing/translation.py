@@ -91,6 +91,10 @@ class Translation:
         mend_batch: gives the global batch a size that the ranks divide, after a degree of parallelism was refused.
         Raises RunFileError where what is left cannot be a run file.
         """
+        # Each by itself: sections of passed-on values have one problem, however many of their values are unsafe.
+        for field in [field for field in self.settings if field not in (*REQUIRED, *FALLBACKS)]:
+            if self._is_unsafe(field):
+                self._refuse(field, self.settings.pop(field).value, "has characters that a run file does not take")
         for _ in range(MAX_CONFLICTS):
             problems = self._problems(source)
             if not problems:

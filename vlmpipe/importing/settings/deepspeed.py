@@ -219,7 +219,8 @@ def _scheduler(concepts: Concepts) -> None:
         return
     if given is None:
         translation.assume("train.lr_schedule", "constant", "DeepSpeed has no schedule by default")
-        translation.assume("train.warmup_fraction", 0.0, "DeepSpeed has no warm-up without a schedule")
+        if concepts.take("warmup_steps") is None:
+            translation.assume("train.warmup_fraction", 0.0, "DeepSpeed has no warm-up without a schedule")
     elif concepts.take("warmup_steps") is None:
         translation.assume("train.warmup_steps", ONE_STEP_WARMUP, "the default of DeepSpeed's schedules")
 

@@ -137,6 +137,21 @@ def test_any_value_of_any_key_is_answered(name: str, data: st.DataObject) -> Non
         assert len(imported.findings) == len(leaves(content))
 
 
+def test_a_warm_up_without_a_schedule_meets_no_assumed_one() -> None:
+    content = {"scheduler": {"type": None, "params": {"warmup_num_steps": 1000}}, "zero_optimization": {"stage": 2}}
+    imported = import_run_file(Source("ds.json", Kind.DEEPSPEED, content))
+    assert len(imported.findings) == 3
+    assert (train := config_of(imported).train).warmup_steps == 1000 and train.warmup_fraction is None
+
+
+def test_two_values_with_control_characters_are_both_refused() -> None:
+    content = {"zero_optimization": {"stage": 2, "overlap_comm": "\x1b[31m", "contiguous_gradients": "\x1b[31m"}}
+    imported = import_run_file(Source("ds.json", Kind.DEEPSPEED, content))
+    refused = {finding.path for finding in imported.findings if finding.outcome == Outcome.REFUSED}
+    assert refused == {"zero_optimization.overlap_comm", "zero_optimization.contiguous_gradients"}
+    assert config_of(imported).train.strategy == "zero2"
+
+
 def test_texts_of_a_file_end_no_comment_and_no_value() -> None:
     evil = "x\nname: evil\r\u2028\x1b]0;t\x07"
     text = json.dumps({"zero_optimization": {"stage": 2, evil: evil}, evil: 1, "checkpoint": {"a": evil}})
