@@ -6,6 +6,7 @@ import json
 from typing import Any, NoReturn
 
 from vlmpipe.config.validation_errors import Problem, RunFileError
+from vlmpipe.trainer.nesting import is_nested_too_deep
 
 
 def parse_json(text: str, source: str) -> Any:
@@ -25,6 +26,8 @@ def parse_json(text: str, source: str) -> Any:
 
     try:
         value = json.loads(text, object_pairs_hook=unique, parse_constant=lambda name: refuse(f"{name} is not JSON"))
+        if is_nested_too_deep(value, text):
+            raise RecursionError
         json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"

@@ -13,6 +13,7 @@ import yaml
 from vlmpipe.config.file_kinds import RUN_FILE, is_html, kind_of_content
 from vlmpipe.config.validation_errors import Problem, RunFileError
 from vlmpipe.trainer.errors import ConfigError, os_errors
+from vlmpipe.trainer.nesting import is_nested_too_deep
 from vlmpipe.trainer.storage.records import KEY, damaged_record, unseal
 from vlmpipe.trainer.storage.regular_files import FileTooLargeError, NotRegularFileError, kind_of, read_regular
 
@@ -91,7 +92,10 @@ def packaged_yaml(text: str) -> Any:
 def parse_yaml(text: str, source: str) -> Any:
     """The value of a YAML text. Raises RunFileError that names line and column."""
     try:
-        return yaml.load(text, Loader=_Loader)
+        value = yaml.load(text, Loader=_Loader)
+        if is_nested_too_deep(value):  # _Loader takes no aliases, so each value is walked once
+            raise RecursionError
+        return value
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""

@@ -20,6 +20,7 @@ from vlmpipe.job_spec.study import CHECKED, study_violations
 from vlmpipe.job_spec.violation import FieldPath, Violation, path_text
 from vlmpipe.job_spec.worker_pools import POOLS
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.nesting import is_nested_too_deep
 
 WHOLE_IS_WRONG = "VP109"
 Form = Literal["job", "spec", "pools"]
@@ -171,6 +172,8 @@ def _parse(text: str, source: str) -> Any:
         if text.lstrip()[:1] in ("{", "["):
             try:
                 content = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, twice))
+                if is_nested_too_deep(content, text):
+                    raise RecursionError
             except json.JSONDecodeError:
                 twice.clear()
                 content = _load_yaml(text, twice)  # YAML has braces too

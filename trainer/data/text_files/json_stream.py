@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vlmpipe.trainer.errors import DataError, os_errors
+from vlmpipe.trainer.nesting import is_nested_too_deep
 from vlmpipe.trainer.storage.regular_files import open_regular
 
 CHUNK_BYTES = 1 << 20
@@ -40,7 +41,10 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, Any]:
 def parse_json(text: str) -> Any:
     """One whole JSON value. Raises BadJsonError, also for one nested too deep, a long integer, or a repeated key."""
     try:
-        return json.loads(text, object_pairs_hook=_object)
+        value = json.loads(text, object_pairs_hook=_object)
+        if is_nested_too_deep(value, text):
+            raise RecursionError
+        return value
     except RecursionError as error:
         raise BadJsonError("brackets are nested too deep") from error
     except ValueError as error:  # JSONDecodeError, or an integer of thousands of digits
@@ -77,6 +81,8 @@ class JsonReader:
         while True:
             try:
                 value, stop = self._scan(self._text, self._at)
+                if is_nested_too_deep(value, self._text[self._at : stop]):
+                    raise RecursionError
                 if len(self._text) - stop > NUMBER_TAIL_CHARS or self._ended:  # else a number may continue
                     self._at = stop
                     return value

@@ -189,6 +189,7 @@ BAD_TEXTS = {
     "a key twice inside": '{"a": {"b": 1, "b": 2}}',
     "too many digits": f'{{"a": {"9" * 5000}}}',
     "nested too deep": '{"a":' * 3000 + "1" + "}" * 3000,
+    "nested too deep for us": '{"a":' * 101 + "1" + "}" * 101,
     "half a character": '{"a": "\\ud800"}',
     "not closed": '{"a": 1',
 }

@@ -163,6 +163,7 @@ def test_no_content_of_a_file_makes_reading_fail(content: Any) -> None:
         (b"a: 1\n---\nb: 2\n", "is neither YAML nor JSON"),
         (b"\xff\xfe\x00", "is not text"),
         (b"[" * 100_000, "is nested too deeply"),
+        (b'{"a":' * 101 + b"1" + b"}" * 101, "is nested too deeply"),
         (b"a: !!python/object:os.system {}", "is neither YAML nor JSON"),
         (b"x" * (LARGEST_FILE_BYTES + 1), "at most"),
         (b"model: {}\ndata: {}\ntrain: {}\n", "is a run file"),

@@ -69,6 +69,7 @@ def test_object_is_read_or_skipped_key_by_key(content: dict[str, list[Any]], chu
         (b'[{"a": x}]', "Expecting value at character 7"),
         (b'[{"a" 1}]', "delimiter at character 6"),
         (b"[" * 1_000_000, "nested too deep"),
+        (b"[" * 102 + b"1" + b"]" * 102, "nested too deep"),
         (b"[" + b"1" * 5000 + b"]", "4300 digits"),
     ],
 )
