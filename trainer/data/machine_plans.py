@@ -89,8 +89,10 @@ class MachinePlans:
     def sequences(self, epochs: range) -> list[int]:
         """The number of sequences of each epoch. Processes that ask at the same time share the work."""
         found = {epoch: self._counted(epoch, wait=False) for epoch in epochs}
-        counts = (found[epoch] if found[epoch] is not None else self._counted(epoch, wait=True) for epoch in epochs)
-        return [count for count in counts if count is not None]
+        found |= {epoch: self._counted(epoch, wait=True) for epoch, count in found.items() if count is None}
+        counts = [count for count in found.values() if count is not None]
+        assert len(counts) == len(epochs), "who waits gets a count"
+        return counts
 
     def _counted(self, epoch: int, *, wait: bool) -> int | None:
         """Sequences of an epoch; None where another process is making its plan and this one does not wait."""

@@ -53,7 +53,8 @@ def failure(model: WeightsConfig = MODEL) -> UserError:
 
 def test_a_public_model_is_read(hub: FakeHub) -> None:
     assert load_pretrained(AutoConfig, MODEL).model_type == "qwen2"
-    # At the branch or at its commit: the client knows the commit by then, or not.
+    # At its commit, or at the branch: transformers asks for the commit at the endpoint set when a process
+    # first asks for one, and does without where it gets no answer.
     assert {path.rpartition("/")[2] for path in hub.requests} == {"config.json"}
 
 
