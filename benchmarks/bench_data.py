@@ -50,6 +50,13 @@ SUITE = Suite(
             default=False,
         ),
         Part("scale", "scale.index_memory", 400, "opening the index of 0.1, 1 and 10 million samples", default=False),
+        Part(
+            "shared-plans",
+            "scale.shared_plans",
+            60,
+            "packing plans once a machine, beside one of each rank",
+            default=False,
+        ),
         Part("mixture-scale", "data.mixture", 1200, "the same with ten sources of texts", default=False),
     ],
     rounds=9,

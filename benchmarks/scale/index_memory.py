@@ -115,13 +115,13 @@ def converted(folder: str, samples: int) -> dict[str, float]:
 def opened(folder: str, samples: int, plans: bool) -> dict[str, float]:
     """Open the index and take what a sampler takes of it, as a rank does."""
     gc.collect()
-    before, began = _private_mib(), time.perf_counter()
+    before, began = private_mib(), time.perf_counter()
     split = Index.load(folder).split("train")
     open_s, began = time.perf_counter() - began, time.perf_counter()
     data = DataConfig(source="unused.json", sequence_length=4096, max_images_per_sequence=16)
     sampler = PackedBatchSampler(split, data, seed=0, global_batch_size=256)
     assert len(split.shard_numbers) == len(sampler.tokens)
-    arrays_s, private_mib = time.perf_counter() - began, _private_mib() - before
+    arrays_s, own_mib = time.perf_counter() - began, private_mib() - before
     numbers = np.random.default_rng(0).integers(0, samples, LOOKED_UP).tolist()
     began = time.perf_counter()
     for number in numbers:
@@ -130,19 +130,19 @@ def opened(folder: str, samples: int, plans: bool) -> dict[str, float]:
         "samples": len(split),
         "open_s": open_s,
         "arrays_s": arrays_s,
-        "private_mib": private_mib,
+        "private_mib": own_mib,
         "lookup_us": (time.perf_counter() - began) / LOOKED_UP * 1e6,
     }
     if plans:
-        before, began = _private_mib(), time.perf_counter()
+        before, began = private_mib(), time.perf_counter()
         sampler.plan(0)
-        figures |= {"plan_s": time.perf_counter() - began, "plan_mib": _private_mib() - before}
+        figures |= {"plan_s": time.perf_counter() - began, "plan_mib": private_mib() - before}
     return figures
 
 
 def read_whole(folder: str, samples: int) -> dict[str, float]:
     """What the trainer did up to format 13: all columns in memory, ids as a list, lengths as 64-bit integers."""
-    before, began = _private_mib(), time.perf_counter()
+    before, began = private_mib(), time.perf_counter()
     table = pq.read_table(Path(folder, LINES))
     table = table.filter(pa.compute.equal(table.column("split"), "train"))
     columns = {name: table.column(name).combine_chunks() for name in table.column_names}
@@ -152,7 +152,7 @@ def read_whole(folder: str, samples: int) -> dict[str, float]:
         np.asarray(columns[name].to_numpy(), np.int64) for name in ("tokens", "label_tokens", "image_tokens", "turns")
     ]
     assert len(ids) == len(lengths[0]) == samples
-    return {"open_s": time.perf_counter() - began, "private_mib": _private_mib() - before}
+    return {"open_s": time.perf_counter() - began, "private_mib": private_mib() - before}
 
 
 def _lines(samples: int) -> Iterator[pa.Table]:
@@ -204,7 +204,7 @@ def _hex(random: np.random.Generator, count: int, width: int) -> list[str]:
     return [digits[start : start + 2 * width] for start in range(0, len(digits), 2 * width)]
 
 
-def _private_mib() -> float:
+def private_mib() -> float:
     """Memory of this process that no other shares and that is not a file's."""
     for line in Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines():
         if line.startswith("Private_Dirty:"):
