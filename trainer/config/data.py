@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
-from vlmpipe.trainer.config.base import Fraction, NonNegative, Positive, Section, StorageUri
+from vlmpipe.trainer.config.base import Fraction, NonNegative, OfFeature, Positive, Section, StorageUri
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.config.sources.data_source import Columns, DataSource, SourceUri, function_named, require_function
 
@@ -135,7 +135,7 @@ class DataConfig(Section):
         1 << 30,
         description="Most bytes of a video or document; larger ones are rejected unread. A thread holds one in memory.",
     )
-    video: Literal["frames", "native"] = Field(
+    video: Annotated[Literal["frames", "native"], OfFeature("native_video")] = Field(
         "frames",
         description="frames makes an image of each frame of a video; native makes video tokens, each patch of two "
         "frames, with their times. native is for models of qwen2_5_vl and qwen3_vl.",

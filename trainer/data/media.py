@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import TypeVar
 
 from vlmpipe.trainer.data.pdf_pages import PAGES, NoSuchPageError, PageError
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
@@ -21,6 +22,7 @@ from vlmpipe.trainer.errors import UserError
 
 PDF, TIFFS = ".pdf", frozenset({".tif", ".tiff"})
 FRAGMENT = re.compile(r"(.+)#(?:page=([1-9]\d*)|t=(\d+(?:\.\d+)?)|(?:frame=([1-9]\d*)/|frames=)([1-9]\d*))")
+Result = TypeVar("Result")
 PNG_MODES = frozenset(
     {"1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I;16B", "I", "F"}
 )  # those of numbers are refused later
@@ -66,17 +68,9 @@ class MediaFiles:
         self._threads = threading.local()
 
     def picture(self, part: Part) -> bytes:
-        """A page as PNG, a frame as JPEG, a clip as `vlmpipe.trainer.models.video_file` joins its frames.
-
-        Raises RejectedError, and UserError (69) without the package that decodes.
-        """
+        """A page as PNG, a frame as JPEG. Raises RejectedError, and UserError (69) without the package that decodes."""
         opened = self._opened(part.file)
-        try:
-            return opened.picture(part)
-        except (UserError, RejectedError):
-            raise
-        except Exception as error:  # decoders of damaged files raise what they like
-            raise RejectedError(RejectCode.MEDIA_UNREADABLE, f"{part.file}: {error}") from error
+        return _decoded(part.file, lambda: opened.picture(part))
 
     def content(self, part: Part) -> str:
         """Identity of the picture, without decoding it."""
@@ -84,13 +78,12 @@ class MediaFiles:
 
     def length(self, file: str) -> tuple[float, int]:
         """Seconds and frames of a video. Raises RejectedError."""
+        return self.of_video(file, lambda video: (video.duration_s, video.num_frames))
+
+    def of_video(self, file: str, read: Callable[[Video], Result]) -> Result:
+        """What a function reads of a video. Raises as `picture`."""
         opened = self._opened(file)
-        try:
-            return opened.video().duration_s, opened.video().num_frames
-        except (UserError, RejectedError):
-            raise
-        except Exception as error:
-            raise RejectedError(RejectCode.MEDIA_UNREADABLE, f"{file}: {error}") from error
+        return _decoded(file, lambda: read(opened.video()))
 
     def _opened(self, file: str) -> _Opened:
         last: _Opened | None = getattr(self._threads, "last", None)
@@ -110,8 +103,6 @@ class _Opened:
         self._video: Video | None = None
 
     def picture(self, part: Part) -> bytes:
-        if part.is_clip:
-            return self.video().clip(part.frames)
         if not part.page:
             return self._frame(part)
         return self._pdf_page(part) if part.file.lower().endswith(PDF) else self._tiff_page(part)
@@ -158,6 +149,15 @@ class _Opened:
             if page.mode not in PNG_MODES:
                 page = page.convert("RGB")
             return png_bytes(page)
+
+
+def _decoded(file: str, read: Callable[[], Result]) -> Result:
+    try:
+        return read()
+    except (UserError, RejectedError):
+        raise
+    except Exception as error:  # decoders of damaged files raise what they like
+        raise RejectedError(RejectCode.MEDIA_UNREADABLE, f"{file}: {error}") from error
 
 
 def _missing(part: Part, has: str) -> RejectedError:

@@ -16,7 +16,6 @@ from typing import Any
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.extras import install_command
-from vlmpipe.trainer.models.video_file import VideoFile, joined
 
 VIDEOS = frozenset({".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi"})
 # The kind of the first atom of an MP4 or QuickTime file (ISO/IEC 14496-12, 4.2; QuickTime File Format, chapter 1).
@@ -62,7 +61,7 @@ class Video:
         self._av, self._file, self._limits, self._used_s = media_package("av"), file, limits, 0.0
         demuxer = demuxer_of(data)
         if not demuxer:
-            raise self._unreadable(f"is no MP4, QuickTime, Matroska, WebM or AVI file: it starts with {data[:12]!r}")
+            raise self.unreadable(f"is no MP4, QuickTime, Matroska, WebM or AVI file: it starts with {data[:12]!r}")
         codec_options = {"codec_whitelist": ",".join(sorted(DECODERS)), "max_pixels": str(limits.in_decoder())}
         self._container = self._av.open(
             io.BytesIO(data),
@@ -71,18 +70,16 @@ class Video:
             container_options={"protocol_whitelist": "none", "format_whitelist": demuxer},
         )
         if not self._container.streams.video:
-            raise self._unreadable("has no video")
+            raise self.unreadable("has no video")
         self._stream = self._container.streams.video[0]
         self._stream.thread_type = "NONE"  # samples are prepared in threads already
         context = self._stream.codec_context
         if context is None:
-            raise self._unreadable("has no codec that is known")
+            raise self.unreadable("has no codec that is known")
         if context.codec.name not in DECODERS:
-            raise self._unreadable(
-                f"has the codec {context.codec.name}, which is none of {', '.join(sorted(DECODERS))}"
-            )
+            raise self.unreadable(f"has the codec {context.codec.name}, which is none of {', '.join(sorted(DECODERS))}")
         if not context.width * context.height:  # the decoder says so of larger frames than it may make
-            raise self._unreadable("does not say how large its frames are, or they are larger than FFmpeg may decode")
+            raise self.unreadable("does not say how large its frames are, or they are larger than FFmpeg may decode")
         if context.width * context.height > limits.max_pixels:
             message = f"{file}: frames of {context.width} x {context.height} pixels, more than data.max_image_pixels "
             raise RejectedError(RejectCode.IMAGE_TOO_LARGE, f"{message}{limits.max_pixels}")
@@ -107,27 +104,21 @@ class Video:
         while self._next is not None and (self._at is None or self._next.time <= target_s):
             self._at, self._next = self._next, self._decoded()
         if self._at is None:
-            raise self._unreadable(f"has no frame at {time_s:.3g} s")
+            raise self.unreadable(f"has no frame at {time_s:.3g} s")
         shown_s = max(MAX_STILL_S, float((self._at.duration or 0) * self._at.time_base))
         if self._next is None and target_s - self._at.time > shown_s:
             ends_s = self._at.time - self._start_s
-            raise self._unreadable(f"ends after {ends_s:.3g} s, and has {self.duration_s:.3g} s by its header")
+            raise self.unreadable(f"ends after {ends_s:.3g} s, and has {self.duration_s:.3g} s by its header")
         buffer = io.BytesIO()
         # The file's matrix turns the frame counterclockwise, as phones that are held upright write it.
         image = self._at.to_image().rotate(getattr(self._at, "rotation", 0), expand=True)
         image.save(buffer, "JPEG", quality=JPEG_QUALITY)
         return buffer.getvalue()
 
-    def clip(self, count: int) -> VideoFile:
-        """Return a file of `count` evenly spread frames."""
-        frames, sizes = [], set()
-        for number in range(count):
-            frames.append(self.frame(self.duration_s * (number + 0.5) / count))
-            sizes.add((self._at.width, self._at.height))
-        if len(sizes) > 1:
-            found = " and ".join(f"{width} x {height}" for width, height in sorted(sizes))
-            raise self._unreadable(f"has frames of {found} pixels")
-        return joined(frames)
+    @property
+    def frame_size(self) -> tuple[int, int]:
+        """(width, height) of the frame decoded last, before it is turned."""
+        return self._at.width, self._at.height
 
     def close(self) -> None:
         self._container.close()
@@ -138,10 +129,10 @@ class Video:
         frame = next(self._frames, None)
         self._used_s += time.thread_time() - started_s
         if self._used_s > self._limits.max_decoding_s:
-            raise self._unreadable(f"takes more than {self._limits.max_decoding_s:g} s to decode")
+            raise self.unreadable(f"takes more than {self._limits.max_decoding_s:g} s to decode")
         return frame
 
-    def _unreadable(self, problem: str) -> RejectedError:
+    def unreadable(self, problem: str) -> RejectedError:
         return RejectedError(RejectCode.MEDIA_UNREADABLE, f"{self._file} {problem}")
 
 

@@ -19,11 +19,11 @@ from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
 from vlmpipe.trainer.evaluation.generate import GeneratedAnswer, GenerationInputs, generate_answers
 from vlmpipe.trainer.feature_cache.encode import encode_images
 from vlmpipe.trainer.feature_cache.reader import FeatureReader
+from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.models.base import Family
 from vlmpipe.trainer.models.image_inputs import join_features
 from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.image_tokens import sample_image_tokens
-from vlmpipe.trainer.sizing.image_grids import VideoSize
 
 GREY = 1e-6  # nearly a mean pixel; images of zeros are padding to some models
 
@@ -120,14 +120,19 @@ def encoded_inputs(
     form, features = model.chat.form, image_features(job, model, shown, device)
     if is_blank:
         features = torch.zeros_like(features)
-    grids, patches_s = None, []
+    sizes, grids = [size for images in shown for size in images.sizes], None
     if form.grids:
-        sizes = [size for images in shown for size in images.sizes]
         grids = torch.tensor([form.grids.grid(size) for size in sizes], device=device).reshape(-1, 3)
-        patches_s = [size.patch_s if isinstance(size, VideoSize) else 0.0 for size in sizes]
     with torch.inference_mode():
         projected = model.family.project(model.model, features)
-    return lambda input_ids: model.family.generation_inputs(model.model, input_ids, projected, grids, patches_s)
+
+    def inputs(input_ids: Tensor) -> dict[str, object]:
+        given = model.family.generation_inputs(model.model, input_ids, projected, grids)
+        for feature in features_of(job):
+            given = feature.generation_inputs(model.model, given, projected, sizes)
+        return given
+
+    return inputs
 
 
 def published_inputs(

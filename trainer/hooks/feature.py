@@ -90,6 +90,12 @@ class Feature:
         """Change the model inside this context, for a control of the feature."""
         return contextlib.nullcontext()
 
+    def generation_inputs(
+        self, model: nn.Module, inputs: dict[str, object], projected: Tensor, sizes: Sequence[tuple[int, int]]
+    ) -> dict[str, object]:
+        """Change the family's arguments of `generate`. projected: of all images, whose sizes are in pixels."""
+        return inputs
+
     def warnings(self, train: TrainConfig, total_steps: int) -> Iterator[str]:
         """Yield doubts about the settings, once `total_steps` is known."""
         yield from ()

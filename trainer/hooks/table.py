@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FEATURES = {
     "ema": "vlmpipe.trainer.features.ema.average",
     "float8": "vlmpipe.trainer.features.float8.products",
+    "native_video": "vlmpipe.trainer.features.native_video.feature",
     "preferences": "vlmpipe.trainer.features.preferences.feature",
     "quantized_base": "vlmpipe.trainer.features.quantized_base.nf4",
     "relevance": "vlmpipe.trainer.features.relevance.feature",

@@ -108,7 +108,6 @@ class SquareFamily(TransformersFamily):
         input_ids: Tensor,
         projected: Tensor,
         grids: Tensor | None = None,
-        patches_s: Sequence[float] = (),
     ) -> dict[str, object]:
         """The tokens' embeddings, with projected features in place of the image tokens'."""
         return {"inputs_embeds": embedded(model, input_ids, projected)}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from vlmpipe.trainer.config.data import NATIVE, OWN_FORMAT, DataConfig
 from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.chat.proof import require_answers
-from vlmpipe.trainer.data.rejects import RejectedError
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.tokenize import (
     PAD,
@@ -21,7 +20,8 @@ from vlmpipe.trainer.data.tokenize import (
     require_tokens,
 )
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.models.image_tokens import VIDEO_TOKEN, ImageForm, image_form_of
+from vlmpipe.trainer.hooks.table import features_of
+from vlmpipe.trainer.models.image_tokens import ImageForm, image_form_of
 from vlmpipe.trainer.models.published import published_json, stop_token_ids
 from vlmpipe.trainer.storage import open_storage
 
@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 
 MAX_TEMPLATE_BYTES = 4 << 20
 PROCESSOR_TEMPLATE = "chat_template.json"  # of processors saved by older releases, which tokenizers do not read
+
+
+@runtime_checkable
+class ChatCheck(Protocol):
+    """A feature that needs something of a chat: a hook beside those of its base, for preparation."""
+
+    def require_chat(self, chat: Chat, model: ModelConfig) -> None:
+        """Raise ConfigError for what model, tokenizer or template lacks."""
+        ...
 
 
 def format_identity(model: ModelConfig, data: DataConfig) -> tuple[str, str]:
@@ -47,8 +56,7 @@ def make_chat(model: ModelConfig, data: DataConfig, texts: Iterable[str]) -> Cha
     name, form = data.chat_format(model), image_form_of(model)
     if name == OWN_FORMAT:
         chat = Chat(make_tokenizer(model.tokenizer, texts, form, model.tokenizer_source.revision), form)
-        if data.video == NATIVE:
-            require_videos(chat, model)
+        _require_chat(chat, model, data)
         return chat
     if not model.tokenizer.startswith(TRAINED_PREFIX):
         tokenizer = _published(model.tokenizer_source, form)
@@ -82,38 +90,14 @@ def make_chat(model: ModelConfig, data: DataConfig, texts: Iterable[str]) -> Cha
             "chat template does not",
             fix="write the template to a file with that at its beginning, and name the file in data.chat_template",
         )
-    if data.video == NATIVE:
-        require_videos(chat, model)
+    _require_chat(chat, model, data)
     return chat
 
 
-def require_videos(chat: Chat, model: ModelConfig) -> None:
-    """Raise ConfigError where the model, its tokenizer or the chat template has no videos but as images."""
-    found = {
-        f"model.family {model.family} takes none in this form": chat.form.videos is None,
-        f"model.tokenizer {model.tokenizer!r} lacks {VIDEO_TOKEN}": len(chat.vision_token_ids) == 1,
-        "the chat template writes none between the tokens that are around an image": not _writes_videos(chat),
-    }
-    if problem := next((text for text, is_so in found.items() if is_so), ""):
-        raise ConfigError(
-            f"data.video is native, and {problem}",
-            expected="a Qwen2.5-VL or Qwen3-VL with its own tokenizer and chat template, and patches of 2 frames",
-            fix="set data.video: frames, which makes images of a video's frames",
-        )
-
-
-def _writes_videos(chat: Chat) -> bool:
-    """Return whether the template puts a video's token exactly where it puts an image's."""
-    if chat.as_text:
-        return True  # the template writes a text, in which we put the tokens ourselves
-    of_each = []
-    for kind in ("image", "video"):
-        content = [{"type": kind}, {"type": "text", "text": "What is this?"}]
-        try:
-            of_each.append(chat.template.render([{"role": "user", "content": content}]))
-        except RejectedError:
-            return False
-    return of_each[1] == of_each[0].replace(chat.placeholder, VIDEO_TOKEN) != of_each[0]
+def _require_chat(chat: Chat, model: ModelConfig, data: DataConfig) -> None:
+    for feature in features_of(data, "data"):
+        if isinstance(feature, ChatCheck):
+            feature.require_chat(chat, model)
 
 
 def _forms(model: ModelConfig, tokenizer: PreTrainedTokenizerFast, form: ImageForm) -> tuple[bool, ...]:

@@ -8,7 +8,7 @@ import posixpath
 import re
 import sqlite3
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -25,10 +25,9 @@ from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import IMAGE_SUFFIXES, Clip, ImageRef, content_of
 from vlmpipe.trainer.data.sources.file_patterns import fingerprint_of
 from vlmpipe.trainer.data.sqlite_table import disk_table
-from vlmpipe.trainer.data.video import VIDEOS, VideoLimits
+from vlmpipe.trainer.data.video import VIDEOS, Video, VideoLimits
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.printable import unsafe_characters
-from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import ObjectInfo, Storage, clean_name
 from vlmpipe.trainer.storage.file_sums import crc32c_in
@@ -96,23 +95,19 @@ class ImageFiles:
         count = max(1, min(most, int(self._media.length(name)[0] * fps))) if fps else most
         return [self.reference(f"{path}#frame={number}/{count}") for number in range(1, count + 1)]
 
-    def clip(self, path: str, most: int, fps: float) -> ImageRef:
-        """A video as such, with an even number of frames that are spread as by `video_frames`. Raises RejectedError."""
+    def video(self, path: str) -> tuple[str, float, int]:
+        """Name, seconds and frames of a video. Raises RejectedError."""
         name = self._video_name(path)
-        duration_s, frames = self._media.length(name)
-        wanted = min(most, int(duration_s * fps)) if fps else most
-        count = min(wanted, frames) // FRAMES_PER_PATCH * FRAMES_PER_PATCH
-        if not count:
-            at_rate = f", {wanted} at data.video_fps {fps:g}" if fps else ""
-            message = f"{name} has {duration_s:.3g} s and {frames} frames{at_rate}; a patch takes {FRAMES_PER_PATCH}"
-            raise RejectedError(RejectCode.MEDIA_MISSING_PART, message)
-        part = Part(name, f"frames={count}", frames=count)
+        return name, *self._media.length(name)
+
+    def whole_video(self, name: str, fragment: str, read: Callable[[Video], bytes], clip: Clip) -> ImageRef:
+        """A video that is one image. fragment: says which frames `read` takes of it."""
         return ImageRef(
-            f"{name}#{part.fragment}",
-            partial(self._media.picture, part),
-            partial(self._media.content, part),
+            f"{name}#{fragment}",
+            partial(self._media.of_video, name, read),
+            partial(self._media.content, Part(name, fragment)),
             partial(self._size, name),
-            Clip(count // FRAMES_PER_PATCH, FRAMES_PER_PATCH * duration_s / count),
+            clip,
         )
 
     def frame_times_s(self, path: str, count: int) -> list[float]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, starmap
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
-from vlmpipe.trainer.config.data import NATIVE, DataConfig
+from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.accounting.keys import Record
 from vlmpipe.trainer.data.conversations.layouts import address_of, as_llava, media_values, require_same
 from vlmpipe.trainer.data.conversations.message_parts import GEMINI, MARKS, as_messages, kind_of, named_in
@@ -16,8 +16,10 @@ from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import ImageRef, Sample, stable_digest
 from vlmpipe.trainer.data.sources.base import FileSource
 from vlmpipe.trainer.data.sources.file_patterns import Files
+from vlmpipe.trainer.data.sources.image_files import ImageFiles
 from vlmpipe.trainer.data.text_files.json_stream import BadJsonError, open_json, parse_json
 from vlmpipe.trainer.errors import DataError, os_errors
+from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.storage.regular_files import open_regular
 
 FORMAT_PROBE_RECORDS = 20  # if none of the first ones is a conversation, the file has another format
@@ -27,6 +29,15 @@ EXAMPLE = """[{"id": "1", "image": "cats/1.jpg", "conversations": [
   {"from": "gpt", "value": "A cat."}]}]"""
 
 
+@runtime_checkable
+class VideoReader(Protocol):
+    """A feature that makes one image of a whole video: a hook beside those of its base, for sources."""
+
+    def image_of_video(self, files: ImageFiles, path: str, data: DataConfig) -> ImageRef:
+        """The video at a path of a record. Raises RejectedError."""
+        ...
+
+
 class LlavaSource(FileSource):
     """Samples of `.json` or `.jsonl` files, read one by one."""
 
@@ -34,6 +45,7 @@ class LlavaSource(FileSource):
 
     def __init__(self, files: Files, config: DataConfig) -> None:
         super().__init__(files, config)
+        self._reader = next((one for one in features_of(config, "data") if isinstance(one, VideoReader)), None)
         for name in files.names:
             self._require_conversations(name)
 
@@ -74,10 +86,9 @@ class LlavaSource(FileSource):
 
     def _shown(self, path: str) -> list[ImageRef]:
         """Return a video for the model: all of it, or images of its frames."""
-        most, fps = self.config.video_frames, self.config.video_fps
-        if self.config.video == NATIVE:
-            return [self.image_files.clip(path, most, fps)]
-        return self.image_files.video_frames(path, most, fps)
+        if self._reader:
+            return [self._reader.image_of_video(self.image_files, path, self.config)]
+        return self.image_files.video_frames(path, self.config.video_frames, self.config.video_fps)
 
     def _require_conversations(self, name: str) -> None:
         """Report a whole file of another format once instead of rejecting each record."""

@@ -111,7 +111,6 @@ class ArrCocFamily(QwenVlFamily):
         input_ids: Tensor,
         projected: Tensor,
         grids: Tensor | None = None,
-        patches_s: Sequence[float] = (),
     ) -> dict[str, object]:
         """Prompts without the tokens that are not kept, and all arguments that follow from their number."""
         return selected_inputs(model, input_ids, projected, grids)

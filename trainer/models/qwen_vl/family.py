@@ -157,35 +157,14 @@ class QwenVlFamily(NativeFamily):
         input_ids: Tensor,
         projected: Tensor,
         grids: Tensor | None = None,
-        patches_s: Sequence[float] = (),
     ) -> dict[str, object]:
         """Tokens, and projected features for the library's own hook. It derives three-axis positions from `grids`."""
-        visual = model.model.visual
-        types = (input_ids == model.config.image_token_id).int()
-        if not any(patches_s):
-            return {
-                "input_ids": input_ids,
-                "mm_token_type_ids": types,
-                "image_grid_thw": grids,
-                "mm_encoder_outputs": {"image": encoder_output(projected, visual)},
-            }
-        assert grids is not None
-        tokens = (grids.prod(-1) // int(visual.config.spatial_merge_size) ** 2).tolist()
-        given: dict[str, Any] = {
+        return {
             "input_ids": input_ids,
-            "mm_token_type_ids": types + 2 * (input_ids == model.config.video_token_id).int(),
-            "mm_encoder_outputs": {},
+            "mm_token_type_ids": (input_ids == model.config.image_token_id).int(),
+            "image_grid_thw": grids,
+            "mm_encoder_outputs": {"image": encoder_output(projected, model.model.visual)},
         }
-        for kind in ("image", "video"):
-            chosen = [number for number, patch_s in enumerate(patches_s) if bool(patch_s) == (kind == "video")]
-            if chosen:
-                features = projected.split(tokens)
-                joined = torch.cat([features[number] for number in chosen])
-                given["mm_encoder_outputs"][kind] = encoder_output(joined, visual)
-                given[f"{kind}_grid_thw"] = grids[chosen]
-        if hasattr(visual.config, "tokens_per_second"):
-            given["second_per_grid_ts"] = torch.tensor([patch_s for patch_s in patches_s if patch_s])
-        return given
 
     def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
         return QwenVLM(config, model, cached=cached)

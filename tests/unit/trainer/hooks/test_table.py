@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.hooks import table
@@ -26,3 +27,11 @@ def test_a_feature_that_is_asked_for_and_has_no_line_is_an_error(name: str, monk
     monkeypatch.setattr(table, "FEATURES", {other: module for other, module in FEATURES.items() if other != name})
     with pytest.raises(ConfigError, match=rf"train\.{name}.* has been built without"):
         features_of(TrainConfig.model_validate(BOTH), "train")
+
+
+def test_native_videos_need_their_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = DataConfig(source="unused.json", sequence_length=8, video="native")
+    assert [type(feature).__name__ for feature in features_of(data, "data")] == ["NativeVideo"]
+    monkeypatch.delitem(FEATURES, "native_video")
+    with pytest.raises(ConfigError, match=r"data\.video.* has been built without"):
+        features_of(data, "data")
