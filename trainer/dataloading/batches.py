@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from vlmpipe.trainer.models.image_inputs import Grid, Images, PrepareImages, joi
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.layers.selection_inputs import SelectionInputs
 from vlmpipe.trainer.models.loss.pairs import PreferencePairs
+from vlmpipe.trainer.models.packed_vlm import PackedInputs
 from vlmpipe.trainer.models.registry import family_of
 
 MOVABLE = (Tensor, CuSeqlens, PreferencePairs, SelectionInputs)
@@ -31,15 +32,13 @@ ImageSource = Callable[[Sequence[PackedSequence]], Images]  # features or pixel 
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Packed sequences of one forward pass. See the family's training module for shapes."""
+    """Packed sequences of one forward pass, as `PackedInputs` on the host. label_index: of this rank's part of them."""
 
-    input_ids: Tensor  # (rows, tokens)
-    position_ids: Tensor  # (rows, tokens) or (axes, rows, tokens)
-    # (labels,) positions whose next token is a label, in the flattened rows, or in this rank's part of them
+    input_ids: Tensor
+    position_ids: Tensor
     label_index: Tensor
-    label_ids: Tensor  # (labels,)
-    # (tiles, tokens, hidden) or (tiles, 3, side, side); of some families (tokens of all, numbers), of hf by name
-    images: Tensor | dict[str, Any]
+    label_ids: Tensor
+    images: Tensor | dict[str, Tensor]
     # Known on the host, so that nothing must be read from the device.
     image_grids: tuple[Grid, ...] | None = None  # of each image, for a tower whose images differ in size
     samples: CuSeqlens | None = None  # boundaries of samples, if known
@@ -48,9 +47,9 @@ class PackedBatch:
     selection: SelectionInputs | None = None  # where the model selects tokens of images
     loss_sources: Tensor | None = None  # (labels,) or (pairs,) index of the source, where losses are told apart by it
 
-    def to(self, device: torch.device) -> dict[str, Any]:
+    def to(self, device: torch.device) -> PackedInputs:
         """Arguments of a training module by name, tensors on the device."""
-        return {name: _on(value, device) for name, value in self._known().items()}
+        return cast(PackedInputs, {name: _on(value, device) for name, value in self._known().items()})
 
     def pinned(self) -> PackedBatch:
         """A copy in page-locked memory, from which copies to a GPU are asynchronous."""
@@ -61,7 +60,7 @@ class PackedBatch:
         sizes = (tensor.untyped_storage().nbytes() for value in self._known().values() for tensor in _tensors(value))
         return sum(1 << (size - 1).bit_length() if pinned and size else size for size in sizes)
 
-    def _known(self) -> dict[str, Any]:
+    def _known(self) -> dict[str, object]:
         named = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {name: value for name, value in named.items() if value is not None}
 

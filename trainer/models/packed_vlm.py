@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import NotRequired, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,36 @@ from vlmpipe.trainer.models.base import ShardingUnits
 from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.image_placeholders import require_tokens
 from vlmpipe.trainer.models.layers.pipeline_stage import reduce_to_stage, stage_view
+from vlmpipe.trainer.models.layers.selection_inputs import SelectionInputs
 from vlmpipe.trainer.models.loss.chunked_loss import TokenLoss, loss_at_labels
 from vlmpipe.trainer.models.loss.pairs import PreferencePairs
+
+
+class PackedInputs(TypedDict):
+    """Packed sequences as arguments of a training module. Named, and no object of a type: FSDP and DeepSpeed cast the
+    tensors that they find among the arguments.
+    """
+
+    input_ids: Tensor  # (sequences, tokens)
+    # (sequences, tokens), restarting at 0 for each packed sample; families whose images keep their aspect ratio take
+    # (4, sequences, tokens): these, then the model's own three axes.
+    position_ids: Tensor
+    label_index: Tensor  # (labels,) positions in the flattened sequences whose *next* token is a label
+    label_ids: Tensor  # (labels,) that token
+    # Cached features, or pixel values; shapes: see `encode`, and `feature_shape` of the family. Of hf by name.
+    images: Tensor | dict[str, Tensor]
+    image_grids: NotRequired[Sequence[Grid]]  # of each image, for patches
+    samples: NotRequired[CuSeqlens]  # bounds of the packed samples; without, positions separate them
+    image_tokens: NotRequired[int]  # of all images together
+    pairs: NotRequired[PreferencePairs]  # of the samples; the loss is then that of pairs (see `TokenLoss`)
+    selection: NotRequired[SelectionInputs]  # of the images, where the model selects their tokens
+    loss_sources: NotRequired[Tensor]  # (labels,) or (pairs,) index of the source, where losses are told apart by it
+
+
+def loss_of(token_loss: TokenLoss, head: nn.Module | None, hidden: Tensor, inputs: PackedInputs) -> Tensor:
+    """See `loss_at_labels`."""
+    labels = inputs["label_index"], inputs["label_ids"]
+    return loss_at_labels(token_loss, head, hidden, *labels, inputs.get("pairs"), inputs.get("loss_sources"))
 
 
 class PackedVLM(nn.Module):
@@ -45,49 +73,28 @@ class PackedVLM(nn.Module):
             self.tower.eval()
         return self
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        label_index: Tensor,
-        label_ids: Tensor,
-        images: Tensor,
-        image_grids: Sequence[Grid] | None = None,
-        hidden: Tensor | None = None,
-        samples: CuSeqlens | None = None,
-        image_tokens: int | None = None,
-        pairs: PreferencePairs | None = None,
-        loss_sources: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, hidden: Tensor | None = None, **inputs: Unpack[PackedInputs]) -> Tensor:
         """Summed cross-entropy of the label tokens, a scalar in fp32. A pipeline stage without the head returns hidden
         states (sequences, tokens, hidden) instead.
 
-        input_ids: (sequences, tokens).
-        position_ids: (sequences, tokens), restarting at 0 for each packed sample; families whose images keep their
-            aspect ratio take (4, sequences, tokens): these, then the model's own three axes.
-        label_index: (labels,), positions in the flattened sequences whose *next* token is a label.
-        label_ids: (labels,), that token.
-        images: cached features, or pixel values; shapes: see `encode`, and `feature_shape` of the family. The
-            projector also runs on 0 images, so that every rank takes part in every collective.
-        image_grids: of each image, for patches.
-        hidden: output of the previous pipeline stage, for a stage without the embedding.
-        samples: bounds of the packed samples, where the host knows them; otherwise positions separate them.
-        image_tokens: of all images together. Raises DataError when the images give another number.
-        pairs: of the samples; the loss is then that of pairs (see `TokenLoss`).
-        loss_sources: index of the source of each label, or of each pair.
+        hidden: output of the previous pipeline stage, for a stage without the embedding. The projector also runs on 0
+        images, so that every rank takes part in every collective. Raises DataError for another number of image tokens
+        than `image_tokens`.
         """
+        position_ids, images = inputs["position_ids"], inputs["images"]
         sample_positions = position_ids if position_ids.ndim == 2 else position_ids[0]
-        inputs: dict[str, Any] = block_diagonal_mask(self.language_model.config, sample_positions, samples)
+        mask = block_diagonal_mask(self.language_model.config, sample_positions, inputs.get("samples"))
+        levels: dict[str, object] = {}
         if hidden is None:
-            features = images if self.tower is None else self.encode(images, image_grids)
+            assert isinstance(images, Tensor)
+            features = images if self.tower is None else self.encode(images, inputs.get("image_grids"))
             projected = self.project(features)
-            require_tokens(projected.shape[:-1].numel(), image_tokens)
-            hidden, levels = self.embed(input_ids, projected)
-            inputs = inputs | levels
+            require_tokens(projected.shape[:-1].numel(), inputs.get("image_tokens"))
+            hidden, levels = self.embed(inputs["input_ids"], projected)
         hidden = self.language_model(
-            inputs_embeds=hidden, position_ids=position_ids, use_cache=False, **inputs
+            inputs_embeds=hidden, position_ids=position_ids, use_cache=False, **mask, **levels
         ).last_hidden_state
-        return loss_at_labels(self.token_loss, self.model.lm_head, hidden, label_index, label_ids, pairs, loss_sources)
+        return loss_of(self.token_loss, self.model.lm_head, hidden, inputs)
 
     def encode(self, images: Tensor, image_grids: Sequence[Grid] | None = None) -> Tensor:
         """Tower features of pixel values, in bf16 when the tower is frozen.

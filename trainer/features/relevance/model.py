@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from vlmpipe.trainer.models.layers.image_placeholders import places_of, require_
 from vlmpipe.trainer.models.layers.selection_inputs import SelectionInputs
 from vlmpipe.trainer.models.loss.chunked_loss import loss_at_labels
 from vlmpipe.trainer.models.loss.pairs import PreferencePairs
+from vlmpipe.trainer.models.packed_vlm import PackedInputs
 from vlmpipe.trainer.models.qwen_vl.model import QwenVLM, mergers_of
 
 
@@ -47,40 +49,30 @@ class RelevanceVLM(QwenVLM):
         assert grids is not None
         return with_textures(super().run_tower(patches, grids), patches, grids, self.processor)
 
-    def forward(  # type: ignore[override]  # needs `selection`, and knows no pairs and no pipeline stages
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        label_index: Tensor,
-        label_ids: Tensor,
-        images: Tensor,
-        selection: SelectionInputs,
-        image_grids: Sequence[Grid] | None = None,
-        samples: CuSeqlens | None = None,
-        image_tokens: int | None = None,
-        loss_sources: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, hidden: Tensor | None = None, **inputs: Unpack[PackedInputs]) -> Tensor:
         """Summed loss of the label tokens. In training with an estimator it is the mean over drawn selections, and its
         gradient is that of the policy, and of the base's trained weights.
 
-        selection: of the images, which have `slots` image tokens each in `input_ids`. Other arguments: see `PackedVLM`.
+        inputs: with `selection`, whose images have `slots` image tokens each in `input_ids`. See `PackedVLM`. There are
+        no pairs and no pipeline stages.
         """
-        inputs = Packed(input_ids, position_ids, label_index, label_ids, selection, samples, loss_sources)
+        packed, selection, images = Packed.of(inputs), inputs["selection"], inputs["images"]
+        assert hidden is None and isinstance(images, Tensor)
         # First here, so last in the backward pass: the module's gradients are ready in the same order on every rank,
         # whatever images it has. ZeRO-2 sums them in that order.
         idle = self.relevance.idle()
         with torch.set_grad_enabled(self.base_trains and torch.is_grad_enabled()):
-            features = images if self.tower is None else self.encode(images, image_grids)
-            require_tokens(len(features), image_tokens)
+            features = images if self.tower is None else self.encode(images, inputs.get("image_grids"))
+            require_tokens(len(features), inputs.get("image_tokens"))
             projected = self.project(features[:, : -len(CHANNELS)])
-        found = self.relevance_of(input_ids, features[:, -len(CHANNELS) :], selection)
+        found = self.relevance_of(packed.input_ids, features[:, -len(CHANNELS) :], selection)
         if not (self.training and self.relevance.config.learns):
-            questions = question_ids(input_ids, selection)
+            questions = question_ids(packed.input_ids, selection)
             kept = [
                 self.relevance.select(one, grid, questions[sample])
                 for one, grid, sample in zip(found, selection.grids, selection.image_samples, strict=True)
             ]
-            return self.losses(inputs, projected, kept).sum() + idle * self.training
+            return self.losses(packed, projected, kept).sum() + idle * self.training
         draws = [
             self.relevance.draw(one, grid, seed)
             for one, grid, seed in zip(found, selection.grids, selection.seeds, strict=True)
@@ -88,7 +80,7 @@ class RelevanceVLM(QwenVLM):
         count = self.relevance.config.samples
         with torch.set_grad_enabled(self.base_trains and torch.is_grad_enabled()):
             losses = torch.stack(
-                [self.losses(inputs, projected, [draw.kept[n] for draw in draws]) for n in range(count)]
+                [self.losses(packed, projected, [draw.kept[n] for draw in draws]) for n in range(count)]
             )  # (selections, labels)
         owners = torch.tensor(selection.image_samples, dtype=torch.int64, device=losses.device)
         tokens = torch.tensor([[len(kept) for kept in draw.kept] for draw in draws]).view(len(draws), count)
@@ -143,29 +135,31 @@ class TracedVLM(QwenVLM):
         numbers = int(self.model.config.vision_config.hidden_size) * side**2 * len(mergers_of(self.model.model.visual))
         return super().project(features[:, :numbers])
 
-    def forward(self, *args: Any, **named: Any) -> Tensor:
+    def forward(self, hidden: Tensor | None = None, **inputs: Unpack[PackedInputs]) -> Tensor:
         relevance = self.model.relevance
         base = [one for name, one in self.model.named_parameters() if not name.startswith("relevance.")]
         with torch.set_grad_enabled(torch.is_grad_enabled() and any(one.requires_grad for one in base)):
-            loss = super().forward(*args, **named)
+            loss = super().forward(hidden, **inputs)
         return loss + relevance.idle() if relevance.config.learns else loss
 
 
+@dataclass(frozen=True)
 class Packed:
     """Packed sequences of one forward pass, whose images have all their slots."""
 
-    def __init__(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        label_index: Tensor,
-        label_ids: Tensor,
-        selection: SelectionInputs,
-        samples: CuSeqlens | None,
-        loss_sources: Tensor | None = None,
-    ) -> None:
-        self.input_ids, self.position_ids, self.selection, self.samples = input_ids, position_ids, selection, samples
-        self.label_index, self.label_ids, self.loss_sources = label_index, label_ids, loss_sources
+    input_ids: Tensor
+    position_ids: Tensor
+    label_index: Tensor
+    label_ids: Tensor
+    selection: SelectionInputs
+    samples: CuSeqlens | None
+    loss_sources: Tensor | None = None
+
+    @classmethod
+    def of(cls, inputs: PackedInputs) -> Packed:
+        labels = inputs["label_index"], inputs["label_ids"]
+        optional = inputs.get("samples"), inputs.get("loss_sources")
+        return cls(inputs["input_ids"], inputs["position_ids"], *labels, inputs["selection"], *optional)
 
     def with_kept(self, kept: Sequence[Kept], image_token: int, padding: int) -> Packed:
         """Return the batch with kept tokens at their positions in the image's grid, without unused slots."""
@@ -183,8 +177,7 @@ class Packed:
         position_ids[2:, places] = start + rows_and_columns.T
         position_ids = position_ids.view(-1, *shape)
         if bool(used.all()):
-            of_labels = (self.label_index, self.label_ids)
-            return Packed(self.input_ids, position_ids, *of_labels, selection, self.samples, self.loss_sources)
+            return replace(self, position_ids=position_ids)
         return self._without(slots[~used], position_ids, kept, padding)
 
     def _without(self, dropped: Tensor, position_ids: Tensor, kept: Sequence[Kept], padding: int) -> Packed:
@@ -203,7 +196,7 @@ class Packed:
         position_ids[0] = torch.from_numpy(document).to(position_ids.device)
         label_index = moved_to.flatten()[self.label_index] + self.label_index // length * length
         samples = CuSeqlens.of(sample_tokens, length).to(self.input_ids.device)
-        return Packed(input_ids, position_ids, label_index, self.label_ids, self.selection, samples, self.loss_sources)
+        return replace(self, input_ids=input_ids, position_ids=position_ids, label_index=label_index, samples=samples)
 
 
 def with_textures(features: Tensor, patches: Tensor, grids: Sequence[Grid], processor: Any) -> Tensor:

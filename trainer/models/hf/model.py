@@ -6,9 +6,9 @@ import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from PIL import Image
@@ -21,11 +21,10 @@ from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.attention.varlen import use_varlen_attention
 from vlmpipe.trainer.models.hf.processor import FEATURES, PIXEL_SHAPE, TYPES, PublishedImages, Tensors
 from vlmpipe.trainer.models.hf.stored import PROJECTED_OUTPUTS, StoredEncoder, StoredOutput, tensors_in
-from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.freeze import part_of, trains
 from vlmpipe.trainer.models.layers.image_placeholders import places_of, put
-from vlmpipe.trainer.models.loss.chunked_loss import TokenLoss, loss_at_labels
-from vlmpipe.trainer.models.loss.pairs import PreferencePairs
+from vlmpipe.trainer.models.loss.chunked_loss import TokenLoss
+from vlmpipe.trainer.models.packed_vlm import PackedInputs, loss_of
 
 BLANK = (64, 64)  # pixels
 PROJECTED = "projected"  # in traces, in place of the model's inputs: (image tokens, hidden)
@@ -89,26 +88,15 @@ class HfVLM(nn.Module):
             self.tower.eval()
         return self
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        label_index: Tensor,
-        label_ids: Tensor,
-        images: dict[str, object],
-        image_grids: Sequence[Grid] | None = None,
-        samples: CuSeqlens | None = None,
-        image_tokens: int | None = None,
-        pairs: PreferencePairs | None = None,
-        loss_sources: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, **inputs: Unpack[PackedInputs]) -> Tensor:
         """Summed cross-entropy of the label tokens, a scalar in fp32. See `trainer.models.packed_vlm.PackedVLM`.
 
         images: inputs of the library's model by name, or what `PublishedImages.encoded` says; none without images.
         """
-        hidden = self.hidden_states(input_ids, position_ids, images, samples)
-        head = self.model.get_output_embeddings()
-        return loss_at_labels(self.token_loss, head, hidden, label_index, label_ids, pairs, loss_sources)
+        images = inputs["images"]
+        assert isinstance(images, dict)
+        hidden = self.hidden_states(inputs["input_ids"], inputs["position_ids"], images, inputs.get("samples"))
+        return loss_of(self.token_loss, self.model.get_output_embeddings(), hidden, inputs)
 
     def hidden_states(
         self, input_ids: Tensor, position_ids: Tensor, images: dict[str, Any], samples: CuSeqlens | None = None
