@@ -91,8 +91,7 @@ def require_tuning(config: RunConfig) -> TuneConfig:
             fix="set model.lora, for example model.lora={rank: 16}, or search fields of train",
         )
     for name, spec in config.tune.parameters.items():
-        points = spec.points
-        for value in dict.fromkeys((points[0], points[-1]) if spec.range else points):
+        for value in spec.extremes:
             content = apply_overrides(config.to_dict(), {name: value})
             parse_run_config(content, f"run file with tune.parameters {name}={value}")
     return config.tune

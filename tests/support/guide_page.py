@@ -32,7 +32,11 @@ def _filled(block: re.Match[str]) -> str:
     if block["what"] == "file":
         Path(file).write_text(body, encoding="utf-8")
     elif block["what"] == "part of":
-        return whole[: block.start("body") - block.start()] + _section(Path(file).read_text(), "train") + "```\n"
+        return (
+            whole[: block.start("body") - block.start()]
+            + _section(Path(file).read_text(), body.partition(":")[0])
+            + "```\n"
+        )
     elif block["what"] == "end of":
         end = NOT_TAKEN.search(Path(file).read_text())
         return whole[: block.start("body") - block.start()] + (end[0] if end else "") + "```\n"

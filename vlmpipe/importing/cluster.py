@@ -26,6 +26,13 @@ def gpus(translation: Translation) -> int:
     return _number(translation, "cluster.replica_count", 1) * _number(translation, "cluster.accelerator_count", 1)
 
 
+def gpu_memory_gib(translation: Translation) -> float:
+    """Memory of all GPUs; infinite where the GPU is not known."""
+    setting = translation.settings.get("cluster.accelerator_type")
+    gpu = load_catalog().gpus.get(str(setting.value)) if setting else None
+    return gpu.memory_gib * gpus(translation) if gpu else float("inf")
+
+
 def processes_of_node(translation: Translation) -> int:
     """Ranks of one node."""
     return _number(translation, "cluster.processes_per_replica", 0) or _number(

@@ -9,6 +9,7 @@ from typing import Any
 
 from vlmpipe.importing.cluster import assume_cluster, mend_batch
 from vlmpipe.importing.findings import Finding, Ledger, Outcome
+from vlmpipe.importing.job_specs.search import settle_search
 from vlmpipe.importing.job_specs.translate import corrected_spec, translate_job_spec
 from vlmpipe.importing.launch_command import words_of_text
 from vlmpipe.importing.program import command_content, translate_command
@@ -74,6 +75,7 @@ def import_run_file(source: Source) -> Imported:
     translation = _translate(source)
     _examples(translation, source)
     translation.settle(source.name, mend_batch)
+    settle_search(translation, source.name)
     for leaf in translation.ledger.unanswered():
         translation.refuse(leaf, "nothing here takes it")
     findings = translation.ledger.findings()

@@ -13,6 +13,7 @@ from vlmpipe.trainer.errors import ConfigError
 
 LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "horovodrun", "mpirun", "mpiexec")
 SELF_STARTING = ("llamafactory-cli", "swift", "axolotl", "automodel")
+ALL_ARGUMENTS = ("$@", "${@}", "$*", "${*}")
 SHELLS = ("sh", "bash", "dash", "zsh", "ash")
 MAX_CHARACTERS = 1 << 20  # of a command with its variables
 CONTINUED = re.compile(r"\\[ \t\r]*\n")
@@ -41,6 +42,7 @@ class Launch:
     variables: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)  # commands before and after it
     redirections: list[str] = field(default_factory=list)  # such as 2>&1
+    unused: list[str] = field(default_factory=list)  # words behind a shell's text that it passes to no program
     shell: dict[str, str] = field(default_factory=dict)  # values of the shell's own variables
     is_module: bool = False
 
@@ -69,7 +71,7 @@ def words_of_text(text: str) -> list[str]:
 def parse_command(words: Sequence[str]) -> Launch:
     """Take a command apart: variables, the launcher with its options, the program with its arguments."""
     launch = Launch()
-    rest = _one_command(_without_redirections(_without_shell(list(words)), launch), launch)
+    rest = _one_command(_without_redirections(_without_shell(list(words), launch), launch), launch)
     while rest and _ASSIGNMENT.fullmatch(rest[0]):
         launch.variables.append(rest.pop(0))
     if rest[:1] == ["env"]:
@@ -92,12 +94,15 @@ def parse_command(words: Sequence[str]) -> Launch:
     return launch
 
 
-def _without_shell(words: list[str]) -> list[str]:
-    """The command that a shell is given with -c."""
+def _without_shell(words: list[str], launch: Launch) -> list[str]:
+    """The command that a shell is given with -c. Words behind it replace "$@", but the first, which is its $0."""
     shell = words[0].rpartition("/")[2] if words else ""
     for index, word in enumerate(words[1:4], 1):
         if shell in SHELLS and re.fullmatch(r"-[a-z]*c", word) and index + 1 < len(words):
-            return words_of_text(words[index + 1])
+            text, behind = words_of_text(words[index + 1]), words[index + 3 :]
+            if not any(part in ALL_ARGUMENTS for part in text):
+                launch.unused += words[index + 2 :]
+            return [part for each in text for part in (behind if each in ALL_ARGUMENTS else [each])]
     return words
 
 

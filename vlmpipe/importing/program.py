@@ -74,12 +74,16 @@ EVALUATE_MACHINE = {
     "accelerator_count": 1,
     "boot_disk_size_gb": 200,
 }
+OF_A_SEARCH = "trials are vlmpipe's trainer: a program of your own reports no trials to a search here"
 SECRET = "a secret is not copied: name it in Secret Manager, in the run file's section secrets; the program reads it"
 _BRACES = re.compile(r"\{([A-Za-z_]+)\}")
 
 
-def command_content(words: Sequence[str]) -> tuple[Launch, dict[str, Any]]:
-    """A command in parts, as nested values with a name each: variables, options of the launcher, arguments."""
+def command_content(words: Sequence[str], *, takes_settings: bool = False) -> tuple[Launch, dict[str, Any]]:
+    """A command in parts, as nested values with a name each: variables, options of the launcher, arguments.
+
+    takes_settings: the arguments of a program of one's own are settings of vlmpipe's trainer.
+    """
     launch = parse_command([word for word in words if word])
     content: dict[str, Any] = {}
     if launch.variables:
@@ -98,6 +102,8 @@ def command_content(words: Sequence[str]) -> tuple[Launch, dict[str, Any]]:
         content["words not copied"] = secrets
     if launch.others:
         content["other commands"] = launch.others
+    if launch.unused:
+        content["words behind the shell's text"] = launch.unused
     if launch.redirections:
         content["redirections"] = launch.redirections
     tool = is_words_of(launch)
@@ -106,11 +112,25 @@ def command_content(words: Sequence[str]) -> tuple[Launch, dict[str, Any]]:
         start = min(start, len(launch.program))
         content["program"] = launch.program[:start]
         content["arguments"] = arguments_of(launch.program[start:])
-    elif launch.program and launch.program[0].startswith("-"):
-        content["arguments"] = arguments_of(launch.program)
+    elif launch.program and (launch.program[0].startswith("-") or takes_settings):
+        start = _num_words_of_program(launch.program)
+        content["program"] = launch.program[:start]
+        content["arguments"] = arguments_of(launch.program[start:])
     elif launch.program:
         content["program"] = launch.program
     return launch, {name: value for name, value in content.items() if value not in ({}, [])}
+
+
+def _num_words_of_program(words: Sequence[str]) -> int:
+    """Words before the program's own arguments, such as python -u train.py or python -m module."""
+    if not re.fullmatch(r"(.*/)?python[\d.]*", words[0]):
+        return 0 if words[0].startswith("-") else 1
+    for index, word in enumerate(words[1:], 1):
+        if word == "-m":
+            return index + 2
+        if not word.startswith("-"):
+            return index + 1
+    return len(words)
 
 
 def has_own_program(words: Sequence[str]) -> bool:
@@ -153,15 +173,21 @@ def translate_command(translation: Translation, launch: Launch, under: Path = ()
         translation.drop(leaf, "its value is in the words that use it")
     for leaf in translation.ledger.below((*under, "other commands")):
         translation.refuse(leaf, "a job runs one command; what is installed belongs into the image")
+    for leaf in translation.ledger.below((*under, "words behind the shell's text")):
+        translation.refuse(leaf, 'the shell passes them to no program: its text has no "$@"')
     for leaf in translation.ledger.below((*under, "redirections")):
         translation.drop(leaf, "a job's output is in its log")
     per_node, nodes = _launcher(translation, launch, under)
     per_node, nodes = per_node or _visible_gpus(launch), nodes or _nodes_variable(launch)
     assume_cluster(translation, gpus=per_node * (nodes or 1) if per_node else None, nodes=nodes)
     arguments, program = (*under, "arguments"), (*under, "program")
-    if translation.ledger.below(arguments):
+    is_search = "tune.parameters" in translation.settings
+    if translation.ledger.below(arguments) or is_search:
         for leaf in translation.ledger.below(program):
-            translation.drop(leaf, "vlmpipe's trainer does this; train.trainer.command runs the program itself")
+            if is_search:
+                translation.refuse(leaf, OF_A_SEARCH)
+            else:
+                translation.drop(leaf, "vlmpipe's trainer does this; train.trainer.command runs the program itself")
         _known_arguments(translation, launch, under)
     elif translation.ledger.below(program):
         _own_program(translation, launch, program)

@@ -43,9 +43,11 @@ def study_violations(job: Mapping[str, Any], trial: Mapping[str, Any], spelling:
 
 def _metrics(study: Mapping[str, Any]) -> Iterator[Violation]:
     metrics = study.get("metrics", [])
-    if len(metrics) != 1:
+    if not metrics:
         expected = "one metric that trials report, and its goal"
-        yield Violation("VP801", ("study_spec", "metrics"), f"{len(metrics)} metrics", expected)
+        yield Violation("VP801", ("study_spec", "metrics"), "no metric", expected)
+    if len(metrics) > 1:
+        yield from _several_metrics(study, len(metrics))
     for index, metric in enumerate(metrics):
         path: FieldPath = ("study_spec", "metrics", index)
         if not re.fullmatch(r"\S+", metric.get("metric_id", "")):
@@ -53,6 +55,15 @@ def _metrics(study: Mapping[str, Any]) -> Iterator[Violation]:
             yield Violation("VP801", (*path, "metric_id"), name, "the name under which trials report it, in one word")
         if metric.get("goal") not in GOALS:
             yield Violation("VP801", (*path, "goal"), metric.get("goal", "nothing"), " or ".join(GOALS))
+
+
+def _several_metrics(study: Mapping[str, Any], count: int) -> Iterator[Violation]:
+    """Several metrics are allowed: the service then looks for trials that no other one beats in all of them."""
+    text = "one metric, where one trial is to be the best; early stopping needs one"
+    stopping = next((name for name in study if name.endswith("stopping_spec")), "")
+    found = f"{count} metrics with {stopping}" if stopping else f"{count} metrics"
+    fix = "leave all but one out, or choose among the Pareto-optimal trials by hand"
+    yield Violation("VP808", ("study_spec", "metrics"), found, text, fix)
 
 
 def _parameters(study: Mapping[str, Any], names: list[str]) -> Iterator[Violation]:
@@ -96,7 +107,8 @@ def _values(parameter: Mapping[str, Any], kind: str, path: FieldPath) -> Iterato
         listed = values.get("values", [])
         if not listed:
             yield Violation("VP802", (*here, "values"), "no value", "the values to choose from")
-        if kind == VALUES[2] and any(after - before < LEAST_APART for before, after in itertools.pairwise(listed)):
+        numbers = [value for value in listed if isinstance(value, int | float)]  # unread ones have a violation
+        if kind == VALUES[2] and any(after - before < LEAST_APART for before, after in itertools.pairwise(numbers)):
             yield Violation(
                 "VP802", (*here, "values"), "numbers that do not rise", "numbers in rising order, each once"
             )

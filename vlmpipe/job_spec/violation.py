@@ -60,6 +60,12 @@ class Violation:
     def source(self) -> str:
         return RULES[self.code].source
 
+    @property
+    def sentence(self) -> str:
+        """The violation in words, without its code and its path."""
+        fix = f"; {self.fix}" if self.fix else ""
+        return f"found {self.found}, expected {self.expected}{fix}"
+
     def named(self, name_path: Callable[[FieldPath], str]) -> Violation:
         """The violation for the user: with the field's name as `path`, and secrets redacted."""
         return replace(
@@ -73,8 +79,7 @@ class Violation:
 
     def text(self) -> str:
         """One line, in which characters that would end it or control a terminal are escaped."""
-        fix = f"; {self.fix}" if self.fix else ""
-        text = f"{self.code} {self.path}: found {self.found}, expected {self.expected}{fix}"
+        text = f"{self.code} {self.path}: {self.sentence}"
         return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
     def as_dict(self) -> dict[str, str]:

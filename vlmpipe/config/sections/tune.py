@@ -67,6 +67,11 @@ class ParameterSpec(Section):
             return [self.double_value_spec.min_value, self.double_value_spec.max_value]
         return list((self.discrete_value_spec or self.categorical_value_spec).values)  # type: ignore[union-attr]
 
+    @property
+    def extremes(self) -> list[Value]:
+        """Values that stand for all in a check: the ends of a range, and every value of a choice."""
+        return list(dict.fromkeys((self.points[0], self.points[-1]) if self.range else self.points))
+
     @model_validator(mode="after")
     def _one_kind(self) -> ParameterSpec:
         kinds = (self.range, self.discrete_value_spec, self.categorical_value_spec)

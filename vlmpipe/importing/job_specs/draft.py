@@ -9,37 +9,27 @@ from typing import Any
 from vlmpipe.importing.findings import Ledger, Outcome, Path, path_text
 from vlmpipe.job_spec.file import SpecFile
 from vlmpipe.job_spec.rules.fields import LenientReading, read_leniently
-from vlmpipe.job_spec.schema import Reading, read_message, snake_case
+from vlmpipe.job_spec.schema import Reading, read_message, read_tuning_job, snake_case
+from vlmpipe.job_spec.study import CHECKED
 from vlmpipe.job_spec.worker_pools import POOLS
 
 
-class SpecDraft:
-    """A CustomJobSpec in snake_case, with comments by path. Values stand in `at`, by their path in the file."""
+class Draft:
+    """A message of the API in snake_case, with comments by path. Values stand in `at`, by their path in the file."""
 
-    def __init__(self, file: SpecFile, ledger: Ledger) -> None:
-        self.ledger, self.file = ledger, file
-        self.reading: Reading = read_message(file.content, spelling=file.spelling)
-        self.lenient: LenientReading = read_leniently(file.content, file.spelling)
-        self.spec: dict[str, Any] = copy.deepcopy(dict(self.lenient.spec))
+    def __init__(self, ledger: Ledger, reading: Reading, spec: Mapping[str, Any], leaves: Mapping[Path, Path]) -> None:
+        """leaves: values of the file, each with its path inside the message, in the file's names."""
+        self.ledger, self.reading = ledger, reading
+        self.spec: dict[str, Any] = copy.deepcopy(dict(spec))
         self.comments: dict[Path, str] = {}
-        self.at: dict[Path, Path] = {leaf: self._api_path(leaf) for leaf in ledger.below(self.root)}
+        self.at: dict[Path, Path] = {leaf: self._api_path(path) for leaf, path in leaves.items()}
         for leaf, path in self.at.items():
             ledger.note(leaf, Outcome.EXPRESSED, path_text(path))
 
-    @property
-    def root(self) -> Path:
-        """Path of the spec inside the file."""
-        return (self.file.root,) if self.file.root else ()
-
-    @property
-    def pools(self) -> list[dict[str, Any]]:
-        pools: list[dict[str, Any]] = self.spec.setdefault(POOLS, [])
-        return pools
-
-    def _api_path(self, leaf: Path) -> Path:
+    def _api_path(self, written: Path) -> Path:
         """The path in the API's names; from an unknown field on as written."""
-        path: Path = (POOLS,) if self.file.form == "pools" else ()
-        for part in leaf[len(self.root) :]:
+        path: Path = ()
+        for part in written:
             name = snake_case(part) if isinstance(part, str) else part
             known = isinstance(part, int) or self.reading.names.get((*path, name)) == part
             path = (*path, name if known else part)
@@ -121,3 +111,39 @@ class SpecDraft:
             moved(path): text for path, text in self.comments.items() if gone is None or path[: depth + 1] != inside
         }
         self.at = {leaf: path if path[: depth + 1] == inside else moved(path) for leaf, path in self.at.items()}
+
+
+class SpecDraft(Draft):
+    """A CustomJobSpec in the making."""
+
+    def __init__(self, file: SpecFile, ledger: Ledger) -> None:
+        self.file = file
+        self.lenient: LenientReading = read_leniently(file.content, file.spelling)
+        root: Path = (file.root,) if file.root else ()
+        inside: Path = (POOLS,) if file.form == "pools" else ()
+        leaves = {leaf: (*inside, *leaf[len(root) :]) for leaf in ledger.below(root)}
+        super().__init__(ledger, read_message(file.content, spelling=file.spelling), self.lenient.spec, leaves)
+
+    @property
+    def pools(self) -> list[dict[str, Any]]:
+        pools: list[dict[str, Any]] = self.spec.setdefault(POOLS, [])
+        return pools
+
+
+class StudyDraft(Draft):
+    """The study and the counts of a HyperparameterTuningJob in the making."""
+
+    def __init__(self, file: SpecFile, ledger: Ledger) -> None:
+        study = {name: value for name, value in file.study.items() if snake_case(name) in CHECKED}
+        reading = read_tuning_job(study, file.spelling)
+        leaves = {leaf: leaf for name in study for leaf in ledger.below((name,))}
+        super().__init__(ledger, reading, _with_whole_numbers(reading.fields), leaves)
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    """4 for 4.0, as it was probably written: the API's numbers are all real."""
+    if isinstance(value, Mapping):
+        return {name: _with_whole_numbers(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_numbers(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value

@@ -7,7 +7,7 @@ from typing import Any
 
 from vlmpipe.config.other_names import word_of_guides
 from vlmpipe.importing.findings import Outcome, Path, path_text
-from vlmpipe.importing.job_specs.draft import SpecDraft
+from vlmpipe.importing.job_specs.draft import Draft, SpecDraft
 from vlmpipe.importing.settings.concepts import is_on
 from vlmpipe.job_spec.schema import UnknownField, load_fields, read_field, snake_case
 from vlmpipe.job_spec.violation import Violation
@@ -35,6 +35,18 @@ def mend_form(draft: SpecDraft) -> None:
     for violation in draft.lenient.violations:
         if violation.code != "VP101":
             _form(draft, violation)
+    _nameless_variables(draft)
+
+
+def _nameless_variables(draft: SpecDraft) -> None:
+    """Take out what is no variable with a name: an unreadable one leaves an empty entry."""
+    for index, pool in enumerate(draft.pools):
+        for kind in ("container_spec", "python_package_spec"):
+            variables = (pool.get(kind) or {}).get("env") or ()
+            for number in reversed(range(len(variables))):
+                if not variables[number].get("name"):
+                    path = pools_path(index, kind, "env", number)
+                    draft.remove(path, Outcome.REFUSED, "a variable without a name")
 
 
 def _unknown(draft: SpecDraft, field: UnknownField) -> None:
@@ -131,8 +143,9 @@ def _mended(code: str, written: Any, path: Path) -> Any:
         return str(written)
     if code == "VP103" and isinstance(written, str) and _type_of(path) == "[text]":
         return [written]
-    if code == "VP103" and isinstance(written, str) and written.lower() in ("true", "false", "yes", "no"):
-        return written.lower() in ("true", "yes")
+    said = written.lower() if isinstance(written, str) else ""
+    if code == "VP103" and said in ("true", "false", "yes", "no") and _type_of(path) == "bool":
+        return said in ("true", "yes")
     return None
 
 
@@ -152,3 +165,14 @@ def enum_value(written: str, names: list[str]) -> str | None:
 
 def pools_path(index: int, *names: str | int) -> Path:
     return (POOLS, index, *names)
+
+
+def cut_word(draft: Draft, path: Path, reason: str) -> None:
+    """Take a word out of a command, and the option before it whose value it is."""
+    *parents, index = path
+    words = draft.get(tuple(parents))
+    assert isinstance(index, int)
+    before = words[index - 1] if index else ""
+    is_value = before.startswith("-") and "=" not in before and not words[index].startswith("-")
+    gone = {index, index - 1} if is_value else {index}
+    draft.put(tuple(parents), [word for number, word in enumerate(words) if number not in gone], reason)

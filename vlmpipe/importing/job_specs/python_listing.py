@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vlmpipe.importing.job_specs.sdk_search import KIND, PARAMETERS, sent_search
 from vlmpipe.job_spec.worker_pools import POOLS
 from vlmpipe.trainer.errors import ConfigError
 
@@ -26,9 +27,8 @@ OF_SCHEDULING = {
     "max_wait_duration": "max_wait_duration",
     "scheduling_strategy": "strategy",
 }
-OF_THE_JOB = ("display_name", "labels", "project", "location", "staging_bucket", "max_trial_count",
-              "parallel_trial_count", "max_failed_trial_count", "metric_spec", "parameter_spec",
-              "search_algorithm")  # fmt: skip
+OF_THE_JOB = ("display_name", "labels", "project", "location", "staging_bucket", "study_spec", "max_trial_count",
+              "parallel_trial_count", "max_failed_trial_count")  # fmt: skip
 OF_A_MACHINE = ("machine_type", "accelerator_type", "accelerator_count")
 OF_A_DISK = ("boot_disk_type", "boot_disk_size_gb")
 REDUCER_IMAGE = "us-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"
@@ -146,7 +146,7 @@ class _Values:
             except _NotLiteralError:
                 self._note(path, value if key is None else key)
                 continue
-            here = f"{path}.{name}"
+            here = f"{path}.{name}" if path else name
             try:
                 found[name] = self.read(value, here, depth)
             except _NotLiteralError:
@@ -156,6 +156,8 @@ class _Values:
     def _call(self, node: ast.Call, path: str, depth: int) -> Any:
         """A function of the listing that returns plain values, or one of the SDK's types with keywords."""
         name = _called(node)
+        if name in PARAMETERS:
+            return self.keywords(node, path, depth, PARAMETERS[name]) | {KIND: name}
         function = self.functions.get(name)
         if isinstance(node.func, ast.Name) and function and not node.args and not node.keywords:
             returns = [each.value for each in ast.walk(function) if isinstance(each, ast.Return) and each.value]
@@ -165,10 +167,11 @@ class _Values:
             return self.keywords(node, path, depth)
         raise _NotLiteralError
 
-    def keywords(self, node: ast.Call, path: str, depth: int = 0) -> dict[str, Any]:
-        """Keyword arguments of a call."""
+    def keywords(self, node: ast.Call, path: str, depth: int = 0, positions: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Keyword arguments of a call; others have the names of their `positions`."""
         found: dict[str, Any] = {}
-        for keyword in node.keywords:
+        named = [ast.keyword(name, value) for name, value in zip(positions, node.args, strict=False)]
+        for keyword in [*named, *node.keywords]:
             here = f"{path}.{keyword.arg}" if path and keyword.arg else keyword.arg or path
             try:
                 value = self.read(keyword.value, here, depth)
@@ -194,7 +197,7 @@ def read_listing(text: str, name: str) -> Listing:
     try:
         tree = ast.parse(text)
         values = _Values.of(tree)
-        content = _job(tree, values) or _pools(values)
+        content = _job(tree, values) or _request(values) or _pools(values)
     except SyntaxError as error:
         raise ConfigError(f"{name} is no Python: {error.msg}, line {error.lineno}", expected=expected) from None
     except (RecursionError, MemoryError, ValueError) as error:
@@ -219,6 +222,19 @@ def _called(node: ast.Call) -> str:
         if isinstance(node.func, ast.Name)
         else ""
     )
+
+
+def _request(values: _Values) -> dict[str, Any] | None:
+    """A job that the listing writes as the API takes it, in a dictionary that has a name."""
+    for name, known in values.names.items():
+        keys = [_text(key) for key in known[0].keys] if len(known) == 1 and isinstance(known[0], ast.Dict) else []
+        if {"job_spec", "trial_job_spec"} & set(keys):
+            return dict(values.read(ast.Name(name), ""))
+    return None
+
+
+def _text(node: ast.expr | None) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def _pools(values: _Values) -> list[Any] | None:
@@ -277,6 +293,8 @@ def _sent(arguments: dict[str, Any], kind: str, root: str) -> dict[str, Any]:
         spec["base_output_directory"] = {"output_uri_prefix": place}
     if key := given.pop("encryption_spec_key_name", None):
         given["encryption_spec"] = {"kms_key_name": key}
+    if root == "trial_job_spec":
+        given = sent_search(given)
     around = {name: given.pop(name) for name in list(given) if name in (*OF_THE_JOB, "encryption_spec")}
     return {**around, root: {**spec, **given}}
 

@@ -10,7 +10,7 @@ from typing import Any
 from vlmpipe.catalog.machines import Catalog
 from vlmpipe.importing.findings import Outcome, Path
 from vlmpipe.importing.job_specs.draft import SpecDraft
-from vlmpipe.importing.job_specs.form import mend_form, pools_path
+from vlmpipe.importing.job_specs.form import cut_word, mend_form, pools_path
 from vlmpipe.job_spec.rules import CHECKS
 from vlmpipe.job_spec.rules.base import Job, Pool
 from vlmpipe.job_spec.rules.machines import BOOT_DISK_TYPES, LEAST_BOOT_DISK_GB, MAX_BOOT_DISK_GB
@@ -42,13 +42,13 @@ def repair(draft: SpecDraft, catalog: Catalog, region: str) -> None:
         found = next((each for each in violations if _is_mended(each)), None)
         if found is None:
             for violation in violations:
-                draft.comment(violation.field or (POOLS,), f"{violation.code}: {_text(violation)}")
+                draft.comment(violation.field or (POOLS,), f"{violation.code}: {violation.sentence}")
             return
         mend = REPAIRS.get(found.code, _take_out)
         before = copy.deepcopy(draft.spec)
         mend(draft, found, catalog)
         if draft.spec == before and not _take_out_around(draft, found):
-            raise ConfigError(f"the job spec cannot be mended: {found.code} {_text(found)}", expected=found.expected)
+            raise ConfigError(f"the job spec cannot be mended: {found.code} {found.sentence}", expected=found.expected)
     raise ConfigError("the job spec cannot be mended", expected="a spec with fewer mistakes")
 
 
@@ -61,13 +61,8 @@ def _is_mended(violation: Violation) -> bool:
     return RULES[violation.code].severity == "error" or violation.code in MENDED_WARNINGS
 
 
-def _text(violation: Violation) -> str:
-    fix = f"; {violation.fix}" if violation.fix else ""
-    return f"found {violation.found}, expected {violation.expected}{fix}"
-
-
 def _take_out(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
-    draft.remove(violation.field, Outcome.REFUSED, _text(violation))
+    draft.remove(violation.field, Outcome.REFUSED, violation.sentence)
 
 
 def _take_out_around(draft: SpecDraft, violation: Violation) -> bool:
@@ -75,13 +70,13 @@ def _take_out_around(draft: SpecDraft, violation: Violation) -> bool:
     path = violation.field
     while len(path) > 1 and not (path[0] == POOLS and len(path) <= 3):
         path = path[:-1]
-        if draft.remove(path, Outcome.REFUSED, _text(violation)):
+        if draft.remove(path, Outcome.REFUSED, violation.sentence):
             return True
     return False
 
 
 def _drop(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
-    draft.remove(violation.field, Outcome.DROPPED, _text(violation))
+    draft.remove(violation.field, Outcome.DROPPED, violation.sentence)
 
 
 def _secret(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
@@ -89,29 +84,11 @@ def _secret(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
 
 
 def _secret_word(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
-    """Take out a secret's value, and the option before it."""
-    *parents, index = violation.field
-    words = draft.get(tuple(parents))
-    assert isinstance(index, int)
-    starts_option = index > 0 and words[index - 1].startswith("-") and "=" not in words[index - 1]
-    is_value = starts_option and not words[index].startswith("-")
-    _cut_words(draft, tuple(parents), [index - 1, index] if is_value else [index], SECRET)
-
-
-def _cut_words(draft: SpecDraft, path: Path, indices: list[int], reason: str) -> None:
-    words = draft.get(path)
-    rest = [word for index, word in enumerate(words) if index not in indices]
-    draft.put(path, rest, reason)
+    cut_word(draft, violation.field, SECRET)
 
 
 def _trial_word(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
-    *parents, index = violation.field
-    assert isinstance(index, int)
-    words = draft.get(tuple(parents))
-    is_value = (
-        index > 0 and words[index - 1].startswith("-") and "=" not in words[index - 1] and words[index][:1] == "{"
-    )
-    _cut_words(draft, tuple(parents), [index - 1, index] if is_value else [index], _text(violation))
+    cut_word(draft, violation.field, violation.sentence)
 
 
 def _chief(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
@@ -159,11 +136,11 @@ def _empty_pool(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
     elif index == len(draft.pools) - 1:
         draft.remove(pools_path(index), Outcome.DROPPED, "an empty pool")
     else:
-        draft.remove(pools_path(len(draft.pools) - 1), Outcome.REFUSED, _text(violation))
+        draft.remove(pools_path(len(draft.pools) - 1), Outcome.REFUSED, violation.sentence)
 
 
 def _extra_pools(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
-    draft.remove(pools_path(len(draft.pools) - 1), Outcome.REFUSED, _text(violation))
+    draft.remove(pools_path(len(draft.pools) - 1), Outcome.REFUSED, violation.sentence)
 
 
 def _task(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
@@ -172,7 +149,7 @@ def _task(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
     assert isinstance(index, int)
     pool = draft.pools[index]
     if "python_package_spec" in pool and "container_spec" in pool:
-        draft.remove(pools_path(index, "python_package_spec"), Outcome.REFUSED, _text(violation))
+        draft.remove(pools_path(index, "python_package_spec"), Outcome.REFUSED, violation.sentence)
         return
     kinds = ("container_spec", "python_package_spec")
     task = next(((kind, other[kind]) for other in draft.pools for kind in kinds if other.get(kind)
@@ -201,7 +178,7 @@ def _misplaced_reducers(draft: SpecDraft, violation: Violation, _: Catalog) -> N
 
 
 def _no_reducers(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
-    draft.remove(pools_path(REDUCTION_SERVER_POOL), Outcome.REFUSED, _text(violation))
+    draft.remove(pools_path(REDUCTION_SERVER_POOL), Outcome.REFUSED, violation.sentence)
 
 
 def _machine(draft: SpecDraft, violation: Violation, catalog: Catalog) -> None:
@@ -211,8 +188,8 @@ def _machine(draft: SpecDraft, violation: Violation, catalog: Catalog) -> None:
     path, spec = pools_path(index, "machine_spec"), draft.pools[index].get("machine_spec") or {}
     gpu, count = spec.get("accelerator_type") or "", spec.get("accelerator_count") or 0
     if gpu and not catalog.machines_with(gpu):
-        draft.remove((*path, "accelerator_type"), Outcome.REFUSED, _text(violation))
-        draft.remove((*path, "accelerator_count"), Outcome.REFUSED, _text(violation))
+        draft.remove((*path, "accelerator_type"), Outcome.REFUSED, violation.sentence)
+        draft.remove((*path, "accelerator_count"), Outcome.REFUSED, violation.sentence)
         return
     if gpu and not count:
         machine = catalog.machines.get(spec.get("machine_type", ""))
@@ -292,33 +269,33 @@ def _set(name: str, value: Any, reason: str) -> Callable[[SpecDraft, Violation, 
 
 
 def _reducer_count(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
-    draft.put(violation.field, int(violation.fix.rpartition(" ")[2]), _text(violation))
+    draft.put(violation.field, int(violation.fix.rpartition(" ")[2]), violation.sentence)
 
 
 def _disk_type(draft: SpecDraft, violation: Violation, catalog: Catalog) -> None:
     machine = catalog.machines.get(draft.get((*violation.field[:2], "machine_spec", "machine_type")) or "")
     allowed = machine.boot_disk_types if machine else BOOT_DISK_TYPES
-    draft.put(violation.field, allowed[0], _text(violation))
+    draft.put(violation.field, allowed[0], violation.sentence)
 
 
 def _disk_size(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
     size = min(MAX_BOOT_DISK_GB, max(LEAST_BOOT_DISK_GB, draft.get(violation.field)))
-    draft.put(violation.field, size, _text(violation))
+    draft.put(violation.field, size, violation.sentence)
 
 
 def _reservation(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
     affinity = {
         "reservation_affinity_type": "SPECIFIC_RESERVATION", "key": RESERVATION_KEY, "values": [EXAMPLE_RESERVATION]
     }  # fmt: skip
-    draft.put(violation.field, affinity, f"{_text(violation)}: an example, put in your own")
+    draft.put(violation.field, affinity, f"{violation.sentence}: an example, put in your own")
 
 
 def _standard(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
-    draft.put(("scheduling", "strategy"), "STANDARD", _text(violation))
+    draft.put(("scheduling", "strategy"), "STANDARD", violation.sentence)
 
 
 def _no_disabled_retries(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
-    draft.remove(("scheduling", "disable_retries"), Outcome.DROPPED, _text(violation))
+    draft.remove(("scheduling", "disable_retries"), Outcome.DROPPED, violation.sentence)
 
 
 def _package(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
@@ -333,17 +310,19 @@ def _package(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
 def _resource_id(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
     name = str(draft.get(violation.field)).rpartition("/")[2]
     if re.fullmatch(r"[a-z][a-z0-9-]{1,61}[a-z0-9]", name) and name != draft.get(violation.field):
-        draft.put(violation.field, name, _text(violation))
+        draft.put(violation.field, name, violation.sentence)
     else:
-        draft.remove(violation.field, Outcome.REFUSED, _text(violation))
+        draft.remove(violation.field, Outcome.REFUSED, violation.sentence)
 
 
 def _ranges(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
-    draft.remove(violation.field[:1], Outcome.REFUSED, _text(violation))
+    draft.remove(violation.field[:1], Outcome.REFUSED, violation.sentence)
 
 
 REPAIRS: Mapping[str, Callable[[SpecDraft, Violation, Catalog], None]] = {
-    "VP107": lambda draft, violation, _: draft.put(violation.field, violation.fix.rpartition(" ")[2], _text(violation)),
+    "VP107": lambda draft, violation, _: draft.put(
+        violation.field, violation.fix.rpartition(" ")[2], violation.sentence
+    ),
     "VP202": _extra_pools,
     "VP203": _chief,
     "VP204": _empty_pool,
@@ -371,10 +350,10 @@ REPAIRS: Mapping[str, Callable[[SpecDraft, Violation, Catalog], None]] = {
     "VP401": _standard,
     "VP402": _standard,
     "VP403": _standard,
-    "VP404": lambda draft, violation, _: draft.put(violation.field, "604800s", _text(violation)),
+    "VP404": lambda draft, violation, _: draft.put(violation.field, "604800s", violation.sentence),
     "VP405": _drop,
     "VP406": _no_disabled_retries,
-    "VP407": lambda draft, violation, _: draft.put(violation.field, True, _text(violation)),
+    "VP407": lambda draft, violation, _: draft.put(violation.field, True, violation.sentence),
     "VP408": _resource_id,
     "VP409": _drop,
     "VP503": _ranges,

@@ -8,17 +8,28 @@ from typing import Any
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.importing.cluster import assume_no_torch_build, assume_strategy
 from vlmpipe.importing.findings import Ledger, Outcome, Path, path_text
-from vlmpipe.importing.job_specs.draft import SpecDraft
+from vlmpipe.importing.job_specs.answers import NO_FIELD, Answers
+from vlmpipe.importing.job_specs.draft import Draft, SpecDraft, StudyDraft
 from vlmpipe.importing.job_specs.repairs import repair
+from vlmpipe.importing.job_specs.search import translate_search
+from vlmpipe.importing.job_specs.study_repairs import repair_study
 from vlmpipe.importing.launch_command import Launch
-from vlmpipe.importing.program import command_content, has_own_program, program_defaults, translate_command
+from vlmpipe.importing.program import (
+    OF_A_SEARCH,
+    command_content,
+    has_own_program,
+    program_defaults,
+    translate_command,
+)
 from vlmpipe.importing.settings.model_words import run_name
 from vlmpipe.importing.translation import Setting, Translation
 from vlmpipe.importing.yaml_text import yaml_lines
 from vlmpipe.job_spec.file import SpecFile, spec_of
 from vlmpipe.job_spec.rules.base import Pool
 from vlmpipe.job_spec.schema import camel_case, snake_case
+from vlmpipe.job_spec.study import CHECKED
 from vlmpipe.job_spec.worker_pools import CHIEF_POOL, EVALUATOR_POOL, POOLS, REDUCTION_SERVER_POOL, WORKER_POOL
+from vlmpipe.trainer.errors import ConfigError
 
 # Fields of the spec -> of a run file.
 OF_THE_JOB = {
@@ -63,19 +74,32 @@ def corrected_spec(content: Any, ledger: Ledger) -> list[str]:
     file = spec_of(content)
     draft = SpecDraft(file, ledger)
     repair(draft, load_catalog(), file.region)
+    study = StudyDraft(file, ledger) if file.is_of_a_search else None
+    if study:
+        repair_study(study, draft)
     for leaf in ledger.unanswered():
         ledger.note(leaf, Outcome.EXPRESSED, path_text(leaf))
-    return _spec_lines(draft, content)
+    return _spec_lines(draft, study, content)
 
 
-def _spec_lines(draft: SpecDraft, content: Any) -> list[str]:
-    spelled = {name: value for name, value in draft.spec.items() if value not in ({}, [])}
-    spec = _spell(spelled, draft.file.spelling == "camelCase")
-    comments = {_spell_path(path, draft.file.spelling == "camelCase"): text for path, text in draft.comments.items()}
+def _spec_lines(draft: SpecDraft, study: StudyDraft | None, content: Any) -> list[str]:
+    is_camel = draft.file.spelling == "camelCase"
+    spec, comments = _spelled(draft, is_camel)
     if draft.file.form != "job":
         return yaml_lines(spec, comments, blank_lines=False)
-    whole = {key: spec if key == draft.file.root else value for key, value in content.items()}
-    return yaml_lines(whole, {(draft.file.root, *path): text for path, text in comments.items()}, blank_lines=False)
+    comments = {(draft.file.root, *path): text for path, text in comments.items()}
+    around = {key: value for key, value in content.items() if key != draft.file.root}
+    if study:
+        mended, remarks = _spelled(study, is_camel)
+        around = {key: value for key, value in around.items() if snake_case(str(key)) not in CHECKED} | mended
+        comments |= remarks
+    return yaml_lines({**around, draft.file.root: spec}, comments, blank_lines=False)
+
+
+def _spelled(draft: Draft, is_camel: bool) -> tuple[dict[str, Any], dict[Path, str]]:
+    """A message and its comments in the file's spelling."""
+    present = {name: value for name, value in draft.spec.items() if value not in ({}, [])}
+    return _spell(present, is_camel), {_spell_path(path, is_camel): text for path, text in draft.comments.items()}
 
 
 def _spell(value: Any, camel: bool) -> Any:
@@ -93,13 +117,14 @@ def translate_job_spec(translation: Translation, content: Any) -> None:
     file = spec_of(content)
     draft = SpecDraft(file, translation.ledger)
     repair(draft, load_catalog(), file.region)
-    answers = _Answers(translation, draft)
+    answers = Answers(translation, draft)
     _job_fields(answers)
     _around(translation, file, content)
     _nodes(answers)
+    is_search = file.is_of_a_search and _search(translation, file, draft)
     _other_pools(answers)
     _environment(answers)
-    _program(answers)
+    _program(answers, is_search=is_search)
     if "train.trainer.name" not in translation.settings:
         for field in [name for name in translation.settings if name.startswith("train.trainer.")]:
             del translation.settings[field]
@@ -107,42 +132,19 @@ def translate_job_spec(translation: Translation, content: Any) -> None:
     answers.rest()
 
 
-class _Answers:
-    """Sets run-file fields from paths of the corrected spec, and answers the values of the file that stand there."""
-
-    def __init__(self, translation: Translation, draft: SpecDraft) -> None:
-        self.translation, self.draft = translation, draft
-
-    def take(self, path: Path, field: str, value: Any = None, reason: str = "") -> None:
-        """Set a field from the value at a path; the reasons of corrections become its comment."""
-        value = self.draft.get(path) if value is None else value
-        mended = [text for place, text in self.draft.comments.items() if place[: len(path)] == path]
-        text = "; ".join(filter(None, [*mended, reason]))
-        self.translation.settings[field] = Setting(value, text, is_given=True)
-        self.note(path, Outcome.CHANGED if reason else None, field, reason)
-
-    def note(self, path: Path, outcome: Outcome | None, field: str, reason: str) -> None:
-        """Answer the values at a path; None keeps what the corrections made of them."""
-        ledger = self.translation.ledger
-        for leaf in [leaf for leaf, place in self.draft.at.items() if place[: len(path)] == path]:
-            before = ledger.finding(leaf)
-            because = "; ".join(filter(None, (before.reason, reason)))
-            ledger.note(leaf, outcome or before.outcome, field, because)
-            del self.draft.at[leaf]
-
-    def drop(self, path: Path, reason: str) -> None:
-        self.note(path, Outcome.DROPPED, "", reason)
-
-    def refuse(self, path: Path, reason: str) -> None:
-        self.note(path, Outcome.REFUSED, "", reason)
-
-    def rest(self) -> None:
-        """Refuse what no field has taken."""
-        for path in list(self.draft.at.values()):
-            self.refuse(path, "a run file has no field for it")
+def _search(translation: Translation, file: SpecFile, trial: SpecDraft) -> bool:
+    """The study as the section tune. Returns whether there is one."""
+    study = StudyDraft(file, translation.ledger)
+    try:
+        repair_study(study, trial)
+    except ConfigError as error:
+        for leaf in study.at:
+            translation.refuse(leaf, error.found)
+        return False
+    return translate_search(translation, Answers(translation, study))
 
 
-def _job_fields(answers: _Answers) -> None:
+def _job_fields(answers: Answers[SpecDraft]) -> None:
     for path, field in OF_THE_JOB.items():
         if answers.draft.get(path) is not None:
             answers.take(path, field)
@@ -155,7 +157,7 @@ def _job_fields(answers: _Answers) -> None:
         path = ("base_output_directory", "output_uri_prefix")
         answers.take(path, "output.root_uri", str(place).rstrip("/"), "runs get folders of their own below it")
     for name in ("experiment_run", "protected_artifact_location_id", "models"):
-        answers.refuse((name,), "a run file has no field for it")
+        answers.refuse((name,), NO_FIELD)
 
 
 def _around(translation: Translation, file: SpecFile, content: Any) -> None:
@@ -177,15 +179,11 @@ def _around(translation: Translation, file: SpecFile, content: Any) -> None:
             translation.express(path, "gcp.encryption_spec_key_name", next(iter(value.values())))
         elif name in OF_THE_REQUEST:
             translation.drop(path, OF_THE_REQUEST[name])
-        elif name in ("study_spec", "max_trial_count", "parallel_trial_count", "max_failed_trial_count"):
-            translation.refuse(
-                path, "a search is the section tune: vlmpipe docs compare-runs; parameters are fields of train"
-            )
-        else:
-            translation.refuse(path, "a run file has no field for it")
+        elif not (file.is_of_a_search and name in CHECKED):
+            translation.refuse(path, NO_FIELD)
 
 
-def _nodes(answers: _Answers) -> None:
+def _nodes(answers: Answers[SpecDraft]) -> None:
     """Pools 0 and 1: machines that train."""
     draft = answers.draft
     worker = draft.pools[WORKER_POOL] if len(draft.pools) > WORKER_POOL else {}
@@ -211,7 +209,7 @@ def _nodes(answers: _Answers) -> None:
     answers.note((POOLS, CHIEF_POOL, "replica_count"), None, "cluster.replica_count", "")
 
 
-def _other_pools(answers: _Answers) -> None:
+def _other_pools(answers: Answers[SpecDraft]) -> None:
     """Pools 2 and 3: reducers, parameter servers and evaluators."""
     draft = answers.draft
     for index in (REDUCTION_SERVER_POOL, EVALUATOR_POOL):
@@ -231,7 +229,7 @@ def _other_pools(answers: _Answers) -> None:
         answers.refuse(path, "replicas of this role run the command of pool 0, on machines without GPUs")
 
 
-def _environment(answers: _Answers) -> None:
+def _environment(answers: Answers[SpecDraft]) -> None:
     """Variables of pool 0 for every job; those of other pools where they are the same."""
     draft, variables = answers.draft, dict[str, str]()
     for kind in ("container_spec", "python_package_spec"):
@@ -251,24 +249,30 @@ def _environment(answers: _Answers) -> None:
         answers.translation.settings["cluster.env"] = Setting(variables, "", is_given=True)
 
 
-def _program(answers: _Answers) -> None:
-    """The container of pool 0: its image, and its command as a program of one's own or as settings."""
+def _program(answers: Answers[SpecDraft], *, is_search: bool) -> None:
+    """The container of pool 0: its image, and its command as a program of one's own or as settings.
+
+    is_search: trials are vlmpipe's trainer, which takes the arguments of the program.
+    """
     draft, translation = answers.draft, answers.translation
     package = draft.pools[CHIEF_POOL].get("python_package_spec")
     kind = "python_package_spec" if package else "container_spec"
     task = draft.pools[CHIEF_POOL][kind]
     place = (POOLS, CHIEF_POOL, kind)
     words = [*(task.get("command") or ()), *(task.get("args") or ())]
-    if package:
+    if package and is_search:
+        for name in ("package_uris", "executor_image_uri", "python_module"):
+            answers.refuse((*place, name), OF_A_SEARCH)
+    elif package:
         _package(answers, place)
         assume_no_torch_build(translation)
     else:
-        _image(answers, (*place, "image_uri"), has_program=has_own_program(words))
+        _image(answers, (*place, "image_uri"), has_program=has_own_program(words) and not is_search)
     names = [(POOLS, index, kind, name) for index in (CHIEF_POOL, WORKER_POOL) for name in ("command", "args")]
     found = [(path[1], leaf) for path in names for leaf in draft.leaves_at(path) if draft.at[leaf] == path]
     leaves = [leaf for index, leaf in found if index == found[0][0]]  # a chief that was split off has none of its own
     _same_in_other_pools(answers, kind)
-    if package:
+    if package and not is_search:
         return
     if not words or not leaves:
         why = "the file has no command: vlmpipe's trainer; train.trainer.command runs a program of your own"
@@ -276,7 +280,7 @@ def _program(answers: _Answers) -> None:
         translate_command(translation, Launch())
         return
     first, *others = leaves
-    launch, content = command_content(words)
+    launch, content = command_content(words, takes_settings=is_search)
     translation.ledger.replace(first, content)
     for leaf in (first, *others):
         draft.at.pop(leaf, None)
@@ -285,7 +289,7 @@ def _program(answers: _Answers) -> None:
     translate_command(translation, launch, first)
 
 
-def _image(answers: _Answers, path: Path, *, has_program: bool) -> None:
+def _image(answers: Answers[SpecDraft], path: Path, *, has_program: bool) -> None:
     """The image of a program of one's own; vlmpipe's trainer has another one."""
     if has_program:
         answers.take(path, "cluster.image_uri")
@@ -295,7 +299,7 @@ def _image(answers: _Answers, path: Path, *, has_program: bool) -> None:
         answers.drop(path, f"{reason}; train.trainer.command and image_uri run it")
 
 
-def _package(answers: _Answers, place: Path) -> None:
+def _package(answers: Answers[SpecDraft], place: Path) -> None:
     """A Python package and its module."""
     task = answers.draft.get(place)
     answers.translation.settings["train.trainer.kind"] = Setting("package", "", is_given=True)
@@ -308,7 +312,7 @@ def _package(answers: _Answers, place: Path) -> None:
     program_defaults(answers.translation)
 
 
-def _same_in_other_pools(answers: _Answers, kind: str) -> None:
+def _same_in_other_pools(answers: Answers[SpecDraft], kind: str) -> None:
     """Containers of workers and of other roles: they run what pool 0 runs."""
     draft = answers.draft
     chief = draft.pools[CHIEF_POOL][kind]

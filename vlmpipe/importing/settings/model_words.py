@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from vlmpipe.importing.cluster import gpus
+from vlmpipe.importing.cluster import gpu_memory_gib, gpus
 from vlmpipe.importing.findings import Outcome
 from vlmpipe.importing.settings.concepts import Concepts, Given, is_on, number
 from vlmpipe.importing.settings.models import (
@@ -18,7 +18,8 @@ from vlmpipe.importing.settings.models import (
 )
 from vlmpipe.importing.translation import EXAMPLE_SOURCE
 
-EXAMPLE_LENGTH = 2048
+EXAMPLE_LENGTH, EXAMPLE_RANK = 2048, 16
+WHOLE_MODEL_GIB = 40  # of all GPUs, for every weight of SMALL_MODEL with its optimizer state
 PARTS = {"freeze_tower": "tower", "freeze_projector": "projector", "freeze_language_model": "language_model"}
 STAGES = {
     "sft": "sft",
@@ -64,6 +65,9 @@ def _model(concepts: Concepts) -> None:
         example = LARGE_MODEL if gpus(translation) >= MANY_GPUS else SMALL_MODEL
         for field, value in model_fields(example, max_pixels=pixels[0]).items():
             translation.assume(field, value, why if field == "model.pretrained.weights" else "")
+        if gpu_memory_gib(translation) < WHOLE_MODEL_GIB and "train.trainer.name" not in translation.settings:
+            reason = "an example: adapters, for a whole model does not fit on these GPUs"
+            translation.assume("model.lora.rank", EXAMPLE_RANK, reason)
         if given:
             reason = (
                 "no vision-language model under this name is known: model.family hf takes any image-text model of "

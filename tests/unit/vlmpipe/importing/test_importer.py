@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.guide_files import COMMANDS, DEEPSPEED, LISTINGS, SETTINGS, WANDB_KEY
+from tests.support.guide_files import COMMANDS, DEEPSPEED, LISTINGS, SEARCHES, SETTINGS, WANDB_KEY
 from tests.support.short_form import WHOLE, only_whole
 from vlmpipe import api
 from vlmpipe.catalog.machines import load_catalog
@@ -21,7 +21,13 @@ from vlmpipe.job_spec.build import job_violations, jobs_of
 from vlmpipe.job_spec.file import spec_of
 from vlmpipe.pipelines.checks.finding import exit_code
 
-FILES = {**LISTINGS, **{f"{name}.json": json.dumps(value) for name, value in DEEPSPEED.items()}, **SETTINGS, **COMMANDS}
+FILES = {
+    **LISTINGS,
+    **SEARCHES,
+    **{f"{name}.json": json.dumps(value) for name, value in DEEPSPEED.items()},
+    **SETTINGS,
+    **COMMANDS,
+}
 JOB_SPECS = (Kind.JOB_SPEC, Kind.PYTHON)
 
 
@@ -56,7 +62,7 @@ def test_each_file_of_a_guide_becomes_a_run_file_without_losing_a_value(name: st
             assert finding.path in imported.text.replace("\n#   ", " ")
 
 
-@pytest.mark.parametrize("name", LISTINGS)
+@pytest.mark.parametrize("name", [*LISTINGS, *SEARCHES])
 def test_each_listing_becomes_a_job_spec_that_check_accepts(name: str) -> None:
     imported = import_job_spec(source_of(FILES[name], name))
     corrected = spec_of(yaml.safe_load(imported.text))
@@ -117,7 +123,10 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["trl.yaml", "llama_factory.yaml", "axolotl.yaml", "A2.2-zero2.json", "B6.2-arr-coc"])
+FUZZED = ("trl.yaml", "llama_factory.yaml", "axolotl.yaml", "A2.2-zero2.json", "B6.2-arr-coc", "tuning.yaml")
+
+
+@pytest.mark.parametrize("name", FUZZED)
 @settings(max_examples=300 if WHOLE else 5, deadline=None)
 @given(data=st.data())
 def test_any_value_of_any_key_is_answered(name: str, data: st.DataObject) -> None:
@@ -133,7 +142,7 @@ def test_any_value_of_any_key_is_answered(name: str, data: st.DataObject) -> Non
     config = config_of(imported)
     assert config.name
     assert all(line.isprintable() for line in imported.text.splitlines())
-    if name != "B6.2-arr-coc":
+    if source.kind is not Kind.JOB_SPEC:
         assert len(imported.findings) == len(leaves(content))
 
 
@@ -163,3 +172,9 @@ def test_texts_of_a_file_end_no_comment_and_no_value() -> None:
     imported = import_run_file(command)
     assert config_of(imported).name == "command"
     assert "control characters" in imported.text
+
+
+def test_a_word_for_true_is_no_machine() -> None:
+    pool = {"machine_spec": "true", "replica_count": 1, "container_spec": {"image_uri": "image"}}
+    imported = import_job_spec(Source("job.yaml", Kind.JOB_SPEC, {"worker_pool_specs": [pool]}))
+    assert yaml.safe_load(imported.text)["worker_pool_specs"][0]["machine_spec"]["machine_type"] == "n1-standard-8"

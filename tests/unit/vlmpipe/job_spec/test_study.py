@@ -57,10 +57,11 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("VP106", tuning(study_spec__metrics=[{"metric_id": "a", "goal": "max"}]), f"{METRIC}.goal"),
     ("VP103", searched(ranged("low", 1)), f"{PARAMETERS}.0.double_value_spec.min_value"),  # type: ignore[arg-type]
     ("VP104", tuning(max_trial_count="many"), "max_trial_count"),
+    ("VP103", searched(numbers(1, "b")), f"{PARAMETERS}.0.discrete_value_spec.values.1"),  # type: ignore[arg-type]
     ("VP801", tuning(study_spec__metrics=[]), "study_spec.metrics"),
     ("VP801", tuning(study_spec__metrics=[{"metric_id": "a"}]), f"{METRIC}.goal"),
     ("VP801", tuning(study_spec__metrics=[{"goal": "MAXIMIZE"}]), f"{METRIC}.metric_id"),
-    ("VP801", tuning(study_spec__metrics=[{"metric_id": x, "goal": "MAXIMIZE"} for x in "ab"]), "study_spec.metrics"),
+    ("VP808", tuning(study_spec__metrics=[{"metric_id": x, "goal": "MAXIMIZE"} for x in "ab"]), "study_spec.metrics"),
     ("VP802", searched(), PARAMETERS),
     ("VP802", searched(RATE, RATE), f"{PARAMETERS}.1.parameter_id"),
     ("VP802", searched({"parameter_id": "p"}), f"{PARAMETERS}.0"),
