@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from vlmpipe.trainer.checkpoint.mirror.copies import mirror_checkpoint, newest_g
 from vlmpipe.trainer.checkpoint.retention import Retention, delete_old_copies
 from vlmpipe.trainer.checkpoint.verified_files import verify
 from vlmpipe.trainer.errors import UserError
-from vlmpipe.trainer.storage.base import CorruptObjectError, ObjectInfo, Storage
+from vlmpipe.trainer.storage.base import CorruptObjectError, Storage
 from vlmpipe.trainer.storage.local import LocalStorage
 
 KEEP_ONE = Retention(1)
@@ -149,8 +150,8 @@ class Gate(LocalStorage):
         super().create(name, data)
         self.commits += 1
 
-    def list(self, prefix: str = "") -> list[ObjectInfo]:
-        found = super().list(prefix)
+    def folders(self, prefix: str) -> Sequence[str]:
+        found = super().folders(prefix)
         if prefix == FOLDER and self.commits:  # old copies are being deleted: this one is done
             self.copied.set()
         return found

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from vlmpipe.trainer.checkpoint.attempts import step_of
-from vlmpipe.trainer.checkpoint.commit import FOLDER, checkpoint_name, commit, upload_node_files
+from vlmpipe.trainer.checkpoint.commit import FOLDER, READING, checkpoint_name, commit, upload_node_files
 from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
 from vlmpipe.trainer.checkpoint.fault_points import crash_point
 from vlmpipe.trainer.checkpoint.kernel_cache import kernel_files
@@ -35,11 +35,12 @@ from vlmpipe.trainer.distributed.process import COLLECTIVE_TIMEOUT, ProcessConte
 from vlmpipe.trainer.errors import ExitCode, UserError, from_os_error, os_errors
 from vlmpipe.trainer.records.commit import CommitRecord
 from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.transfer import in_parallel
 from vlmpipe.trainer.strategies.base import Strategy
 from vlmpipe.trainer.threads import start_thread
 
 POLL_S = 0.02
-MANIFEST_POLL_S = 0.1
+MANIFEST_POLL_S, LONGEST_MANIFEST_POLL_S = 0.1, 2.0  # the first wait, and the longest: each poll asks for all nodes
 PEERS_TIMEOUT_S = 1800.0  # from the end of this node's upload to the end of the slowest one's
 # After an error, for a save under way: half of what the other ranks wait for this one in a collective.
 UNDER_WAY_S = COLLECTIVE_TIMEOUT.total_seconds() / 2
@@ -221,7 +222,7 @@ class CheckpointSaver:
                 raise
             if worker.is_node_leader:
                 self._await_ranks(folder)
-                upload_node_files(self._store, name, worker.node, folder, key=self._key)
+                upload_node_files(self._store, name, worker.node, folder, key=self._key, ranks=worker.world_size)
             if worker.is_first:
                 self._await_nodes(name, record.num_nodes)
                 commit(self._store, name, record, key=self._key, warn=self._failures.warn)
@@ -268,14 +269,24 @@ class CheckpointSaver:
 
     def _await_nodes(self, name: str, num_nodes: int) -> None:
         """Wait until every node's manifest is in the store."""
-        deadline = time.monotonic() + PEERS_TIMEOUT_S
-        for node in range(num_nodes):
-            while self._store.stat(f"{FOLDER}/{name}/{manifest_of(node)}") is None:
-                if self._store.stat(_failure_note(name, node)) is not None:
-                    raise _not_saved(f"node {node} could not write its part")
-                if time.monotonic() > deadline:
-                    raise _not_saved(f"node {node} is not done after {PEERS_TIMEOUT_S:.0f} s")
-                time.sleep(MANIFEST_POLL_S)
+        deadline, poll_s = time.monotonic() + PEERS_TIMEOUT_S, MANIFEST_POLL_S
+
+        def is_done(node: int) -> bool:
+            if self._store.stat(f"{FOLDER}/{name}/{manifest_of(node)}") is not None:
+                return True
+            if self._store.stat(_failure_note(name, node)) is not None:
+                raise _not_saved(f"node {node} could not write its part")
+            return False
+
+        missing = list(range(num_nodes))
+        while missing:
+            done = in_parallel(is_done, missing, threads=READING)
+            missing = [node for node, there in zip(missing, done, strict=True) if not there]
+            if missing and time.monotonic() > deadline:
+                raise _not_saved(f"node {missing[0]} is not done after {PEERS_TIMEOUT_S:.0f} s")
+            if missing:
+                time.sleep(poll_s)
+                poll_s = min(2 * poll_s, LONGEST_MANIFEST_POLL_S)
 
 
 def _failure_note(name: str, node: int) -> str:

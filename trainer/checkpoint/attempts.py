@@ -50,7 +50,13 @@ _FORM = TypeAdapter(Attempts)
 
 def read_attempts(store: Storage) -> Attempts:
     """The current state; all zero if training never started."""
-    return _read(store)[0]
+    try:
+        data = store.read(FILE)
+    except UserError:
+        if store.stat(FILE) is None:
+            return Attempts()
+        raise
+    return _parsed(store, data)
 
 
 def claim_attempt(store: Storage, *, fresh: bool, submission: str = "", above: int = 0) -> Attempts:
@@ -172,8 +178,12 @@ def _read(store: Storage) -> tuple[Attempts, str]:
     info = store.stat(FILE)
     if info is None:
         return Attempts(), ""
+    return _parsed(store, store.read(FILE)), info.version
+
+
+def _parsed(store: Storage, data: bytes) -> Attempts:
     try:
-        content = unseal(store.read(FILE), required=True)
+        content = unseal(data, required=True)
     except ValueError as error:
         raise UserError(
             f"{store.uri(FILE)} is damaged: {error}",
@@ -182,14 +192,13 @@ def _read(store: Storage) -> tuple[Attempts, str]:
             code=ExitCode.CHECKPOINT_CORRUPT,
         ) from error
     try:
-        return _FORM.validate_json(json.dumps(content), strict=True), info.version
+        return _FORM.validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         raise of_another_version(store.uri(FILE), error, OTHER_VERSION) from error
 
 
 def _highest_saved(store: Storage) -> int:
-    names = {info.name.split("/")[1] for info in store.list("checkpoints")}
-    return max((attempt_of(name) for name in names), default=0)
+    return max(map(attempt_of, store.folders("checkpoints")), default=0)
 
 
 def attempt_of(name: str) -> int:

@@ -18,7 +18,9 @@ import hmac
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from vlmpipe.trainer.checkpoint.attempts import attempt_of, claim_attempt, order_of, read_attempts, require_current
 from vlmpipe.trainer.checkpoint.fault_points import crash_point
@@ -45,6 +47,7 @@ FOLDER = "checkpoints"
 PROGRAM = "trainer"  # folder of a run that has the checkpoints of a training program of the user's own
 LATEST = f"{FOLDER}/LATEST"
 REJECTED = "REJECTED.json"
+READING = 32  # requests under way for small files, of which a save of 128 nodes has a manifest each
 
 
 @dataclass(frozen=True)
@@ -60,17 +63,22 @@ def checkpoint_name(attempt: int, step: int, nonce: str) -> str:
     return f"{attempt:04d}-{step:08d}-{nonce}"
 
 
-def upload_node_files(store: Storage, name: str, node: int, staging: Path, *, key: bytes = b"") -> None:
+def upload_node_files(store: Storage, name: str, node: int, staging: Path, *, key: bytes = b"", ranks: int = 1) -> None:
     """Upload the files of this node's ranks, then their manifest, signed if there is a key."""
-    upload_files(store, name, node, files_below(staging), key=key)
+    upload_files(store, name, node, files_below(staging), key=key, ranks=ranks)
 
 
-def upload_files(store: Storage, name: str, node: int, files: Mapping[str, Path], *, key: bytes = b"") -> None:
-    """Upload these files by their names in the checkpoint, then the node's manifest, signed if there is a key."""
+def upload_files(
+    store: Storage, name: str, node: int, files: Mapping[str, Path], *, key: bytes = b"", ranks: int = 1
+) -> None:
+    """Upload these files by their names in the checkpoint, then the node's manifest, signed if there is a key.
+
+    ranks: of all nodes, which bounds the digests of each (`block_bytes_of`).
+    """
 
     def upload(file: tuple[str, Path]) -> tuple[str, FileSums]:
         relative, path = file
-        sums = sums_of_file(path, with_sha256=bool(key))
+        sums = sums_of_file(path, with_sha256=bool(key), ranks=ranks)
         # The store refuses a file that does not have this checksum on arrival.
         store.upload(path, f"{FOLDER}/{name}/{relative}", crc32c=sums.crc32c)
         crash_point("first file uploaded")
@@ -99,17 +107,17 @@ def commit(
     signed with `key` (empty: nothing is signed).
     """
     manifests, manifests_sha256 = {}, {}
-    for node in range(record.num_nodes):
-        manifest = manifest_of(node)
-        try:
-            data = store.read(f"{FOLDER}/{name}/{manifest}")
-        except UserError:
-            require_current(store, record.attempt)  # the cause, if a later start has swept the manifest
-            raise
-        manifests[manifest] = crc32c_of(data)
-        if key:
-            require_signed(data, f"{name}/{manifest}", key)
-            manifests_sha256[manifest] = sha256_of(data)
+    names = [manifest_of(node) for node in range(record.num_nodes)]
+    try:
+        contents = in_parallel(lambda manifest: store.read(f"{FOLDER}/{name}/{manifest}"), names, threads=READING)
+        for manifest, data in zip(names, contents, strict=True):
+            manifests[manifest] = crc32c_of(data)
+            if key:
+                require_signed(data, f"{name}/{manifest}", key)
+                manifests_sha256[manifest] = sha256_of(data)
+    except UserError:
+        require_current(store, record.attempt)  # the cause, if a later start has swept a manifest
+        raise
     text = replace(record, manifests=manifests, manifests_sha256=manifests_sha256).text()
     signed = [signature(key, f"{name}/COMMIT", text)] if key else []
     body = b"\n".join([text, f"{crc32c_of(text):08x}".encode(), *signed])
@@ -128,40 +136,52 @@ def commit(
 
 @dataclass(frozen=True)
 class Listing:
-    """All objects of the checkpoints' folder at one time."""
+    """The checkpoints' folder at one time: what is in it, and not the files of each, which are thousands."""
 
-    sizes_bytes: dict[str, int]  # object name under checkpoints/ -> size
+    folders: set[str]  # of saves, committed or not
+    strangers: set[str]  # other folders, such as another program's checkpoints
+    commits: dict[str, bytes]  # content of COMMIT by name; empty where it cannot be read whole
+    rejected: set[str]  # names that a reader has passed over
     fresh_from: int  # attempts before this one were given up
 
     @classmethod
     def read(cls, store: Storage) -> Listing:
-        sizes = {info.name.removeprefix(f"{FOLDER}/"): info.size_bytes for info in store.list(FOLDER)}
-        return cls(sizes, read_attempts(store).fresh_from)
+        every = store.folders(FOLDER)
+        saves = [name for name in every if attempt_of(name) >= 0]
+        asks: list[Callable[[], Any]] = [partial(read_attempts, store)]
+        asks += [partial(_commit_content, store, name) for name in saves]
+        asks += [partial(store.stat, f"{FOLDER}/{name}/{REJECTED}") for name in saves]
+        attempts, *answers = in_parallel(lambda ask: ask(), asks, threads=READING)
+        contents, notes = answers[: len(saves)], answers[len(saves) :]
+        return cls(
+            folders=set(saves),
+            strangers=set(every) - set(saves),
+            commits={name: content for name, content in zip(saves, contents, strict=True) if content is not None},
+            rejected={name for name, note in zip(saves, notes, strict=True) if note},
+            fresh_from=attempts.fresh_from,
+        )
 
     @property
     def committed(self) -> list[str]:
         """Names with a COMMIT, oldest first, without those given up by resume=never."""
-        names = [name.removesuffix("/COMMIT") for name in self.sizes_bytes if name.endswith("/COMMIT")]
-        return sorted((name for name in names if attempt_of(name) >= self.fresh_from), key=order_of)
+        return sorted((name for name in self.commits if attempt_of(name) >= self.fresh_from), key=order_of)
 
-    @property
-    def rejected(self) -> set[str]:
-        """Names that a reader has passed over."""
-        return {name.removesuffix(f"/{REJECTED}") for name in self.sizes_bytes if name.endswith(f"/{REJECTED}")}
+    def record(self, name: str, *, key: bytes = b"") -> CommitRecord:
+        """The record in a checkpoint's COMMIT. Raises as `read_commit`."""
+        if name not in self.commits:
+            raise DamagedError(f"{name}: COMMIT is missing")
+        return _record_of(self.commits[name], name, key)
 
-    @property
-    def folders(self) -> set[str]:
-        """Folders of saves, committed or not."""
-        return {name for name in self._all_folders if attempt_of(name) >= 0}
 
-    @property
-    def strangers(self) -> set[str]:
-        """Other folders, such as another program's checkpoints."""
-        return self._all_folders - self.folders
-
-    @property
-    def _all_folders(self) -> set[str]:
-        return {name.partition("/")[0] for name in self.sizes_bytes if "/" in name}
+def _commit_content(store: Storage, name: str) -> bytes | None:
+    """Content of COMMIT; None without one, and empty if it is damaged in the store."""
+    try:
+        return store.read(f"{FOLDER}/{name}/COMMIT")
+    except UserError as error:
+        damage = damage_of(store, name, "COMMIT", error)
+        if not isinstance(damage, DamagedError):
+            raise
+        return b"" if store.stat(f"{FOLDER}/{name}/COMMIT") else None
 
 
 def create_commit(store: Storage, name: str, body: bytes) -> None:
@@ -222,15 +242,25 @@ def candidates(listings: Mapping[int, Listing]) -> list[tuple[int, str]]:
     return sorted(found, key=lambda found: (order_of(found[1]), -found[0]), reverse=True)
 
 
+def opened(store: Storage, name: str, listing: Listing, *, key: bytes = b"") -> tuple[Checkpoint, Files]:
+    """The checkpoint and its files, from COMMIT and the manifests. Who reads a file finds out whether it is whole.
+
+    Raises DamagedError for a COMMIT or manifest that is damaged.
+    """
+    checkpoint = Checkpoint(name, listing.record(name, key=key))
+    return checkpoint, files_of(store, checkpoint)
+
+
 def inspect(store: Storage, name: str, listing: Listing, *, key: bytes = b"") -> tuple[Checkpoint, Files]:
     """Check COMMIT, the manifests, and every file's presence and size, without reading files.
 
     Returns the checkpoint and its files. Raises DamagedError with the first fault.
     """
-    checkpoint = Checkpoint(name, read_commit(store, name, key=key))
-    files = files_of(store, checkpoint)
+    checkpoint, files = opened(store, name, listing, key=key)
+    folder = f"{FOLDER}/{name}"
+    sizes_bytes = {info.name.removeprefix(f"{folder}/"): info.size_bytes for info in store.list(folder)}
     for file, sums in files.items():
-        size_bytes = listing.sizes_bytes.get(f"{name}/{file}")
+        size_bytes = sizes_bytes.get(file)
         if size_bytes is None:
             raise DamagedError(f"{name}: {file} is missing")
         if size_bytes != sums.size_bytes:
@@ -255,20 +285,26 @@ def none_verifies(passed_over: Sequence[str]) -> UserError:
     )
 
 
-def vouched_manifest(store: Storage, checkpoint: Checkpoint, manifest: str) -> bytes:
-    """Content of a manifest that COMMIT lists. Raises DamagedError when it has changed."""
-    record, data = checkpoint.record, _read(store, checkpoint.name, manifest)
-    is_signed_for = not record.manifests_sha256 or sha256_of(data) == record.manifests_sha256.get(manifest)
-    if crc32c_of(data) != record.manifests[manifest] or not is_signed_for:
-        raise DamagedError(f"{checkpoint.name}: {manifest} has changed since COMMIT")
-    return data
+def vouched_manifests(store: Storage, checkpoint: Checkpoint) -> dict[str, bytes]:
+    """Content of the manifests that COMMIT lists. Raises DamagedError when one has changed."""
+    record, found = checkpoint.record, {}
+
+    def read(manifest: str) -> bytes:
+        return _read(store, checkpoint.name, manifest)
+
+    contents = in_parallel(read, record.manifests, threads=READING)
+    for (manifest, crc32c), data in zip(record.manifests.items(), contents, strict=True):
+        is_signed_for = not record.manifests_sha256 or sha256_of(data) == record.manifests_sha256.get(manifest)
+        if crc32c_of(data) != crc32c or not is_signed_for:
+            raise DamagedError(f"{checkpoint.name}: {manifest} has changed since COMMIT")
+        found[manifest] = data
+    return found
 
 
 def files_of(store: Storage, checkpoint: Checkpoint) -> Files:
     """All files of a checkpoint, from its manifests. Raises DamagedError when a manifest has changed."""
     files: Files = {}
-    for manifest in checkpoint.record.manifests:
-        data = vouched_manifest(store, checkpoint, manifest)
+    for manifest, data in vouched_manifests(store, checkpoint).items():
         files |= read_manifest(data, f"{checkpoint.name}: {manifest}")
     return files
 
@@ -280,7 +316,11 @@ def reject(store: Storage, name: str, reason: str) -> None:
 
 def read_commit(store: Storage, name: str, *, key: bytes = b"") -> CommitRecord:
     """The content of COMMIT. Raises DamagedError when it is damaged, ConfigError for that of another version."""
-    text, *rest = _read(store, name, "COMMIT").split(b"\n")
+    return _record_of(_read(store, name, "COMMIT"), name, key)
+
+
+def _record_of(content: bytes, name: str, key: bytes) -> CommitRecord:
+    text, *rest = content.split(b"\n")
     if not rest or rest[0] != f"{crc32c_of(text):08x}".encode():
         raise DamagedError(f"{name}: COMMIT differs from its CRC32C")
     if key and not (len(rest) == 2 and hmac.compare_digest(rest[1], signature(key, f"{name}/COMMIT", text))):

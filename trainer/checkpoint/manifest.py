@@ -29,6 +29,8 @@ from vlmpipe.trainer.storage.regular_files import read_regular
 LARGEST_KEY_BYTES = 1 << 20
 LEAST_BLOCK_BYTES = 1 << 10
 MAX_BLOCKS = 1 << 15  # of a file: 128 KiB of CRC32C. A range of 1/1000 of a file reads at most 6 % beside it.
+# Of all files of a save, whose digests each rank of a resume receives: 4 MiB of CRC32C. Ranks above 32 have fewer each.
+MAX_SAVE_BLOCKS = 1 << 20
 DIGEST_BYTES = {False: 4, True: 32}  # CRC32C, SHA-256
 
 
@@ -71,16 +73,20 @@ def manifest_of(node: int) -> str:
     return f"node-{node}.json"
 
 
-def block_bytes_of(size_bytes: int) -> int:
-    """Size of a file's blocks. Of a small file they are small, so that ranges waste little; a manifest stays small."""
-    return max(1, -(-size_bytes // (MAX_BLOCKS * LEAST_BLOCK_BYTES))) * LEAST_BLOCK_BYTES
+def block_bytes_of(size_bytes: int, ranks: int = 1) -> int:
+    """Size of a file's blocks. Of a small file they are small, so that ranges waste little; a manifest stays small.
+
+    ranks: that write a file each into the same save.
+    """
+    most = max(1, min(MAX_BLOCKS, MAX_SAVE_BLOCKS // ranks))
+    return max(1, -(-size_bytes // (most * LEAST_BLOCK_BYTES))) * LEAST_BLOCK_BYTES
 
 
-def sums_of_file(path: Path, *, with_sha256: bool = False) -> FileSums:
-    """Size and checksums of a file, read once, in chunks of whole blocks."""
+def sums_of_file(path: Path, *, with_sha256: bool = False, ranks: int = 1) -> FileSums:
+    """Size and checksums of a file, read once, in chunks of whole blocks. `ranks`: see `block_bytes_of`."""
     crc32c, size_bytes, blocks = 0, 0, bytearray()
     with path.open("rb") as file:
-        block_bytes = block_bytes_of(os.fstat(file.fileno()).st_size)
+        block_bytes = block_bytes_of(os.fstat(file.fileno()).st_size, ranks)
         while chunk := file.read(max(1, CHUNK_BYTES // block_bytes) * block_bytes):
             size_bytes += len(chunk)
             crc32c = google_crc32c.extend(crc32c, chunk)

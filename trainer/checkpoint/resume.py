@@ -8,8 +8,9 @@ import math
 import platform
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,9 +22,9 @@ from vlmpipe.trainer.checkpoint.commit import (
     Checkpoint,
     Listing,
     candidates,
-    inspect,
     list_stores,
     none_verifies,
+    opened,
     reject,
     was_uncommitted,
 )
@@ -39,10 +40,11 @@ from vlmpipe.trainer.checkpoint.staging import LOAD_PREFIX, Staging
 from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles, Range, Ranges, total_bytes, union
 from vlmpipe.trainer.distributed.agreement import agree, on_first, raise_together, together
 from vlmpipe.trainer.distributed.process import ProcessContext, patient_group
-from vlmpipe.trainer.errors import ConfigError, UserError
+from vlmpipe.trainer.errors import ConfigError, UserError, os_errors
 from vlmpipe.trainer.records.commit import CommitRecord
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.strategies.base import Strategy
+from vlmpipe.trainer.strategies.named_checkpoint import METADATA_FILE
 
 T = TypeVar("T")
 VERSIONED = ("torch", "transformers", "deepspeed", "safetensors", "peft")
@@ -160,7 +162,7 @@ def _try_to_load(
 
     def choose() -> tuple[Checkpoint, Files] | str:
         try:
-            checkpoint, sums = inspect(store, name, listing, key=key)
+            checkpoint, sums = opened(store, name, listing, key=key)
         except DamagedError as damaged:
             return str(damaged)
         require_same_run(checkpoint, expected)
@@ -172,16 +174,19 @@ def _try_to_load(
     checkpoint, sums = chosen
     files = CheckpointFiles(store, name, sums)
     try:
-        ranges = _of_node(worker, _each(worker, f"reading checkpoint {name}", lambda: _reads(strategy, files, worker)))
-        with _load_folder(worker, lambda folder: files.lay_out(folder, ranges)) as folder:
+        described = files.whole(file for file in (METADATA_FILE,) if file in files.sizes_bytes)
+        with _load_folder(worker, lambda folder: files.lay_out(folder, described)) as folder:
+            # Of a thousand ranks what is where takes hundreds of MB, so that a node fetches it once.
+            _fetch_together(worker, files, folder, described)
+            here = _FetchedFiles(files.sizes_bytes, folder)
+            by_rank = _each(worker, f"reading checkpoint {name}", lambda: union([_reads(strategy, here, worker)]))
+            ranges = _of_node(worker, by_rank)
             if worker.is_node_leader:
                 read, held = total_bytes(ranges), total_bytes(files.whole())
                 print(f"train: node {worker.node} reads {read:,} of the {held:,} bytes of {name}", flush=True)
-            _each(
-                worker,
-                f"fetching checkpoint {name}",
-                lambda: files.fill(folder, ranges, share=worker.local_rank, shares=worker.local_world_size),
-            )
+            lay_out = partial(files.lay_out, folder, ranges) if worker.is_node_leader else lambda: None
+            _each(worker, f"making files in {folder}", lay_out)
+            _fetch_together(worker, files, folder, {file: ranges[file] for file in ranges if file not in described})
             strategy.load(folder)
             if have_one_layout(checkpoint.record, expected):
                 restore_random_states(folder, worker)
@@ -192,10 +197,31 @@ def _try_to_load(
     return checkpoint
 
 
-def _reads(strategy: Strategy, files: CheckpointFiles, worker: ProcessContext) -> Ranges:
+@dataclass(frozen=True)
+class _FetchedFiles:
+    """Files of a checkpoint in a folder of this machine. See `SavedFiles`."""
+
+    sizes_bytes: Mapping[str, int]  # also of those that are not fetched
+    folder: Path
+
+    def read(self, file: str) -> memoryview:
+        path = self.folder / file
+        with os_errors(f"reading {path}"):
+            return memoryview(path.read_bytes())
+
+
+def _fetch_together(worker: ProcessContext, files: CheckpointFiles, folder: Path, ranges: Ranges) -> None:
+    """Fetch parts of a checkpoint into a folder of this node, each rank a share. Collective."""
+    share, shares = worker.local_rank, worker.local_world_size
+    doing = f"fetching checkpoint {files.name}"
+    _each(worker, doing, lambda: files.fill(folder, ranges, share=share, shares=shares))
+
+
+def _reads(strategy: Strategy, files: _FetchedFiles, worker: ProcessContext) -> Ranges:
     """Parts of a checkpoint that this rank reads."""
     others = (*random_state_files(worker), kernel_file(worker))
-    return {**strategy.reads(files), **files.whole(file for file in others if file in files.sizes_bytes)}
+    whole = {file: [(0, files.sizes_bytes[file])] for file in others if file in files.sizes_bytes}
+    return {**strategy.reads(files), **whole}
 
 
 def _each(worker: ProcessContext, doing: str, action: Callable[[], T]) -> list[T]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vlmpipe.trainer.checkpoint.attempts import attempt_of, order_of, require_current, step_of
-from vlmpipe.trainer.checkpoint.commit import FOLDER, Listing, read_commit
+from vlmpipe.trainer.checkpoint.commit import FOLDER, Listing
 from vlmpipe.trainer.checkpoint.fault_points import crash_point
 from vlmpipe.trainer.checkpoint.manifest import DamagedError
 from vlmpipe.trainer.config.job import JobConfig
@@ -112,14 +112,14 @@ def _delete_old(
     kept = {newest, *good[-retention.keep_last :]}
     if retention.keep_every_steps:
         kept |= {name for name in good if step_of(name) % retention.keep_every_steps == 0}
-    if retention.keep_best and (best := _best(store, good, key)):
+    if retention.keep_best and (best := _best(listing, good, key)):
         kept.add(best)
     old = [name for name in before if name not in kept]
     for name in old:
         require_right()
         store.delete(f"{FOLDER}/{name}/COMMIT")
         crash_point("COMMIT of an old one deleted")
-        files = sorted(f"{FOLDER}/{file}" for file in listing.sizes_bytes if file.startswith(f"{name}/"))
+        files = [info.name for info in store.list(f"{FOLDER}/{name}")]
         for _ in in_parallel(store.delete, files, threads=DELETING):
             crash_point("some files of an old one deleted")
         store.delete_folder(f"{FOLDER}/{name}")
@@ -144,10 +144,10 @@ def _sweep(store: Storage, is_over: Callable[[str], bool]) -> list[str]:
     return left
 
 
-def _best(store: Storage, names: list[str], key: bytes) -> str | None:
+def _best(listing: Listing, names: list[str], key: bytes) -> str | None:
     losses: dict[str, float] = {}
     for name in names:
         with contextlib.suppress(DamagedError):
-            if (loss := read_commit(store, name, key=key).loss) is not None:
+            if (loss := listing.record(name, key=key).loss) is not None:
                 losses[name] = loss
     return min(losses, key=lambda name: (losses[name], order_of(name)), default=None)

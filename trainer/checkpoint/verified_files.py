@@ -79,16 +79,18 @@ class CheckpointFiles:
         """Make `folder`, with a file for each of the checkpoint's, for `fill` to write these ranges to.
 
         Files without a range are empty, and cannot be mistaken for a checkpoint's. `links` allows links to the files
-        of a store in a folder, which `fill` then only verifies.
+        of a store in a folder, which `fill` then only verifies. Laid out again for more ranges, files keep their bytes.
         """
         for file, sums in self._files.items():
             target = folder / file
             with os_errors(f"writing {target}"):
                 target.parent.mkdir(parents=True, exist_ok=True)
+                if target.is_symlink():
+                    continue
                 if links and isinstance(self._store, LocalStorage):
                     target.symlink_to(self._local(self._store, file))
                     continue
-                with target.open("wb") as sink:
+                with target.open("ab") as sink:
                     sink.truncate(sums.size_bytes if ranges.get(file) else 0)
 
     def fill(self, folder: Path, ranges: Ranges, *, share: int = 0, shares: int = 1) -> None:

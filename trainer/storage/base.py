@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
@@ -76,6 +77,10 @@ class Storage(Protocol):
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         """Every object in the folder `prefix` and below it (or the one object of that name), sorted by name."""
+        ...
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        """Names of the folders directly in the folder `prefix`, sorted; what is in them is not listed."""
         ...
 
     def stat(self, name: str) -> ObjectInfo | None: ...

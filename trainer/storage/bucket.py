@@ -103,6 +103,9 @@ class BucketStorage:
             self.download(name, Path(folder, "object"))
             target.upload(Path(folder, "object"), new_name, crc32c=crc32c)
 
+    def folders(self, prefix: str) -> Sequence[str]:
+        raise NotImplementedError
+
     def stat(self, name: str) -> ObjectInfo | None:
         raise NotImplementedError
 

@@ -152,6 +152,16 @@ class GcsStorage(BucketStorage):
             )
             return [self._info(blob) for blob in blobs]
 
+    def folders(self, prefix: str) -> Sequence[str]:
+        folder = self._key(prefix) + "/"
+        with _readable_errors("listing", f"gs://{self.bucket_name}/{folder}"):
+            listed = self._bucket.list_blobs(
+                prefix=folder, delimiter="/", fields="prefixes,nextPageToken", **self._patience
+            )
+            for _ in listed:  # its prefixes are known at its end
+                pass
+        return sorted(name.removeprefix(folder).rstrip("/") for name in listed.prefixes)
+
     def _info(self, blob: storage.Blob) -> ObjectInfo:
         name = blob.name.removeprefix(self._prefix)
         return ObjectInfo(name, _size(blob), str(blob.generation), _checksum(blob))

@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -79,6 +79,13 @@ class LocalStorage:
             paths += [Path(folder, name) for name in files if not name.startswith(TEMPORARY_PREFIX)]
         infos = [info for path in paths if (info := self._info(path))]
         return sorted(infos, key=lambda info: info.name)
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        base = self.path(prefix)
+        with os_errors(f"listing {base}"):
+            folders = [path for path in base.iterdir() if path.is_dir()] if base.is_dir() else []
+        # As in a bucket, there is no folder without a file.
+        return sorted(path.name for path in folders if any(files for _, _, files in os.walk(path)))
 
     def stat(self, name: str) -> ObjectInfo | None:
         path = self.path(name)

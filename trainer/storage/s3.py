@@ -159,6 +159,14 @@ class S3Storage(BucketStorage):
             found = [content for page in pages for content in page.get("Contents", ())]
         return [ObjectInfo(one["Key"].removeprefix(self._prefix), int(one["Size"]), one["ETag"]) for one in found]
 
+    def folders(self, prefix: str) -> Sequence[str]:
+        folder = self._key(prefix) + "/"
+        asked = {"Bucket": self.bucket_name, "Prefix": folder, "Delimiter": "/"}
+        with _readable_errors("listing", f"{self.scheme}{self.bucket_name}/{folder}"):
+            pages = self._client.get_paginator("list_objects_v2").paginate(**asked)
+            names = [common["Prefix"] for page in pages for common in page.get("CommonPrefixes", ())]
+        return sorted(name.removeprefix(folder).rstrip("/") for name in names)
+
     def _head(self, name: str) -> Mapping[str, Any] | None:
         try:
             with _readable_errors("looking up", self.uri(name)):

@@ -131,7 +131,8 @@ class GcsServer(LocalServer):
 # Query parameters that have no effect here. Unknown ones are refused, so that no test rests on an ignored one.
 IGNORED_QUERY = {"projection", "prettyPrint", "alt"}
 KNOWN_QUERY = {
-    "ifGenerationMatch", "generation", "uploadType", "upload_id", "name", "prefix", "pageToken", "maxResults", "fields",
+    "ifGenerationMatch", "generation", "uploadType", "upload_id", "name", "prefix", "delimiter", "pageToken",
+    "maxResults", "fields",
 }  # fmt: skip
 
 
@@ -176,12 +177,19 @@ class GcsHandler(Handler):
     def _list(self, bucket: str, query: dict[str, str]) -> None:
         prefix, start = query.get("prefix", ""), query.get("pageToken", "")
         objects = self.fake.objects(bucket)
-        names = sorted(name for name in objects if name.startswith(prefix) and name > start)
+        names = sorted(
+            {_up_to(query.get("delimiter", ""), name, prefix) for name in objects if name.startswith(prefix)}
+        )
+        names = [name for name in names if name > start]
         size = min(int(query.get("maxResults", self.fake.page_size)), self.fake.page_size)
-        items = [self.fake.resource(bucket, name, objects[name]) for name in names[:size]]
-        if "fields" in query:
-            items = [{key: item[key] for key in _item_fields(query["fields"]) if key in item} for item in items]
-        answer: dict[str, Any] = {"items": items}
+        items = [self.fake.resource(bucket, name, objects[name]) for name in names[:size] if name in objects]
+        answer: dict[str, Any] = {"prefixes": [name for name in names[:size] if name not in objects]}
+        if "fields" in query:  # the real service leaves out everything else
+            fields = _item_fields(query["fields"])
+            items = [{key: item[key] for key in fields if key in item} for item in items] if fields else []
+            answer = answer if "prefixes" in query["fields"] else {}
+        if items:
+            answer["items"] = items
         if len(names) > size:
             answer["nextPageToken"] = names[size - 1]
         self.answer_json(answer)
@@ -254,11 +262,19 @@ class GcsHandler(Handler):
 
 
 def _item_fields(fields: str) -> list[str]:
-    """Fields of each object that a listing requests: the real service leaves out everything else."""
+    """Fields of each object that a listing requests; empty for one of folders alone."""
+    if fields == "prefixes,nextPageToken":
+        return []
     match = re.search(r"items\(([^)]*)\)", fields)
     if not match:
         raise ApiError(501, f"fields unknown to this fake: {fields}")
     return match[1].split(",")
+
+
+def _up_to(delimiter: str, name: str, prefix: str) -> str:
+    """The name, or its folder below `prefix` if there is a delimiter after that."""
+    below, found, _ = name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")
+    return prefix + below + found if found else name
 
 
 def _split_multipart(content_type: str, body: bytes) -> tuple[dict[str, object], bytes]:

@@ -21,7 +21,7 @@ from vlmpipe.trainer.checkpoint.commit import (
     inspect,
     list_stores,
     none_verifies,
-    vouched_manifest,
+    vouched_manifests,
     was_uncommitted,
 )
 from vlmpipe.trainer.checkpoint.manifest import DamagedError, Files, FileSums, read_manifest
@@ -51,7 +51,7 @@ def mirror_checkpoint(source: Storage, target: Storage, checkpoint: Checkpoint, 
     folder = f"{FOLDER}/{checkpoint.name}"
     body = source.read(f"{folder}/COMMIT")
     with _corrupt_if_damaged(source):
-        manifests = {name: vouched_manifest(source, checkpoint, name) for name in checkpoint.record.manifests}
+        manifests = vouched_manifests(source, checkpoint)
     files: Files = {}
     for name, data in manifests.items():
         files |= read_manifest(data, name)
