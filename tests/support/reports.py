@@ -22,8 +22,7 @@ from tests.support.planner.plans import red
 from vlmpipe.config.sections.output import GateConfig
 from vlmpipe.records.decision import Champion
 from vlmpipe.registry.gate import AgainstChampion, decide
-from vlmpipe.trainer.data.prepare.statistics import sample_digest
-from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.data.sample import Turn, sample_digest
 from vlmpipe.trainer.data.shards.index_lines import IndexLines
 from vlmpipe.trainer.data.shards.tar import ShardWriter, key_of, sample_json
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts

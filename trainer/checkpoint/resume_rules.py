@@ -149,8 +149,8 @@ RULES: tuple[Rule, ...] = (
         "same",
         _in(
             "data",
-            "workers loader_threads tasks shard_cache_gib max_source_passes max_fetched_images max_fetched_gib "
-            "max_fetch_hours sources[].license",
+            "workers loader_threads tasks shard_cache_gib shard_reading max_source_passes max_fetched_images "
+            "max_fetched_gib max_fetch_hours sources[].license",
         ),
         "How data is prepared and kept, what is refused at the start, and its licence.",
     ),

@@ -201,6 +201,11 @@ class DataConfig(Section):
         description="Disk of each machine for shards from buckets, in GiB; 0 takes up to four fifths of the space "
         "that a checkpoint leaves free.",
     )
+    shard_reading: Literal["auto", "whole", "ranges"] = Field(
+        "auto",
+        description="Reading of training samples from a bucket: whole fetches shards into the cache, ranges reads each "
+        "sample alone by one request; auto takes what is calculated to be faster. Samples are the same.",
+    )
     overlong_policy: Literal["reject", "truncate", "split"] = Field(
         "reject",
         description="Handling of a sample longer than sequence_length: reject rejects it; truncate drops its last "

@@ -13,6 +13,7 @@ from vlmpipe.trainer.data.packing import Int64Array
 from vlmpipe.trainer.data.prefetch import ShardPrefetcher
 from vlmpipe.trainer.data.sampler import PackedBatchSampler
 from vlmpipe.trainer.data.shards.index import SplitIndex
+from vlmpipe.trainer.data.shards.sample_ranges import SampleRanges, ShardSamples
 from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.models.layers.selection_inputs import Selectable, marks_of
@@ -60,9 +61,13 @@ class PackedLoader:
         *,
         images: bool = False,
         ahead: Sequence[ShardPrefetcher] = (),
+        ranges: SampleRanges | None = None,
     ) -> None:
-        """`images`: also read the encoded images. `ahead`: prefetchers of remote shards."""
-        self.sampler, self._split, self._chat, self._reader = sampler, split, chat, reader
+        """`images`: also read the encoded images. `ahead`: prefetchers of remote shards. `ranges`: reads the samples
+        in the place of `reader`.
+        """
+        self.sampler, self._split, self._chat = sampler, split, chat
+        self._samples = ranges or ShardSamples(split, reader)
         self._images, self._ahead, self._form = images, ahead, chat.form
         self._marks = [*marks_of(chat.tokenizer), chat.image_token_id] if chat.form.selects else []
         # (samples, 2) log probabilities of chosen and rejected answers under the reference
@@ -82,9 +87,11 @@ class PackedLoader:
             ahead.advance(step)
         batch = self.sampler.batch(step)
         plan = self.sampler.plan(batch.epoch)
-        for row in batch.sequences_of(rank, world_size):
-            seed = draw_seed(self.sampler.seed, batch.epoch, row)
-            yield self.pack_sequence([] if row is None else plan.row(row).tolist(), seed)
+        rows = batch.sequences_of(rank, world_size)
+        samples = [[] if row is None else plan.row(row).tolist() for row in rows]
+        self._samples.expect([number for of_row in samples for number in of_row])
+        for row, of_row in zip(rows, samples, strict=True):
+            yield self.pack_sequence(of_row, draw_seed(self.sampler.seed, batch.epoch, row))
 
     def close(self) -> None:
         """Stop the prefetchers."""
@@ -123,7 +130,7 @@ class PackedLoader:
             counts += token_counts
             sample_images.append(len(token_counts))
             if self._images:
-                images += self._reader.images(self._split.sample_location(number))
+                images += self._samples.images(number)
         position_ids[..., start:] = np.arange(length - start)
         return PackedSequence(
             input_ids=input_ids,
@@ -179,7 +186,7 @@ class PackedLoader:
                 yield number, encoded
 
     def _encode(self, number: int) -> Sequence[Encoded]:
-        turns = self._reader.turns(self._split.sample_location(number))
+        turns = self._samples.turns(number)
         encode = self._chat.encode_pair if self.sampler.in_pairs else self._chat.encode
         made = encode(turns, self._split.image_token_counts(number), self._split.image_sizes(number))
         encoded = (made,) if isinstance(made, Encoded) else made

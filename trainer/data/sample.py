@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.sqlite_table import short_digest
 from vlmpipe.trainer.storage.base import crc32c_of
 
 if TYPE_CHECKING:
@@ -162,6 +163,15 @@ def split_of(identity: str, validation_fraction: float) -> Split:
     """The split of a group: a pure function of its name, so that samples never move when data is added."""
     share = int(stable_digest("split", identity)[:16], 16) / 2**64
     return "eval" if share < validation_fraction else "train"
+
+
+def sample_digest(turns: tuple[Turn, ...], image_sha256: list[str]) -> str:
+    """Equal for samples with the same texts, labels and image bytes, whatever their ids. Hexadecimal.
+
+    The index holds it, and samples that are read by range are compared with it: another definition needs another
+    `prepared_files.FORMAT`.
+    """
+    return short_digest([turn.identity() for turn in turns], image_sha256).hex()
 
 
 def stable_digest(*parts: object) -> str:

@@ -29,11 +29,19 @@ class Readers:
         return ShardReader(self.data)
 
     def fetch_ahead(
-        self, split: SplitIndex, sequence: PackedBatchSampler, end_step: int, shuffle_shards: int
+        self,
+        split: SplitIndex,
+        sequence: PackedBatchSampler,
+        end_step: int,
+        shuffle_shards: int,
+        *,
+        has_ranges: bool = False,
     ) -> list[ShardPrefetcher]:
-        """Prefetchers of the remote shards of the steps up to `end_step`."""
+        """Prefetchers of the remote shards of the steps up to `end_step`; `has_ranges`: of features alone."""
         found = []
         for files, names, needs, group_shards in self._remote(split, shuffle_shards):
+            if has_ranges and files is self.data:
+                continue
             schedule = ShardSchedule(names, needs, sequence, end_step)
             found.append(ShardPrefetcher(files, schedule, group_shards=group_shards))
         return found

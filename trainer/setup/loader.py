@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.loader import PackedLoader
+from vlmpipe.trainer.data.shards.disk_cache import ShardCache
+from vlmpipe.trainer.data.shards.sample_ranges import SampleRanges, shard_versions
+from vlmpipe.trainer.data.shards.shard_reading import ShardReading
 from vlmpipe.trainer.dataloading.batches import ImageSource, cached_images, no_images, online_images
 from vlmpipe.trainer.dataloading.readers import Readers, open_readers, warnings
 from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
@@ -15,6 +18,7 @@ from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.setup.data import TrainingData
 from vlmpipe.trainer.setup.model import BuiltModel
 from vlmpipe.trainer.sizing.checkpoint_size import node_bytes
+from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import in_bucket
 
 
@@ -29,14 +33,50 @@ def build_loader(
         in_bucket=in_bucket(job.run.run_uri),
     )
     readers = open_readers(job, set_aside_bytes=of_checkpoints)  # they keep their room on this node
-    ahead = readers.fetch_ahead(data.train, data.sampler, data.total_steps, job.data.shuffle_shards)
+    images = replica.takes_images and not data.cached
+    ranges = _sample_ranges(job, data, readers, worker, images=images)
+    ahead = readers.fetch_ahead(
+        data.train, data.sampler, data.total_steps, job.data.shuffle_shards, has_ranges=ranges is not None
+    )
     if worker.is_first:
         doubts = [line for feature in features_of(job) for line in feature.warnings(job.train, data.total_steps)]
         for warning in (*warnings(ahead), *doubts):
             print_warning(warning)
-    images = replica.takes_images and not data.cached
-    loader = PackedLoader(data.train, data.sampler, data.chat, readers.samples, images=images, ahead=ahead)
-    return readers, loader
+    reader = readers.samples
+    return readers, PackedLoader(data.train, data.sampler, data.chat, reader, images=images, ahead=ahead, ranges=ranges)
+
+
+def _sample_ranges(
+    job: JobConfig, data: TrainingData, readers: Readers, worker: ProcessContext, *, images: bool
+) -> SampleRanges | None:
+    """Reads training samples by range, where the run file says so or `auto` finds it faster; None: whole shards."""
+    how = job.data.shard_reading
+    if not isinstance(readers.data, ShardCache):
+        if how == "ranges" and worker.is_first:
+            print_warning("data.shard_reading=ranges has no effect: the prepared data is in a folder of this machine")
+        return None
+    of_epoch = data.sampler.num_steps(1)
+    epochs = data.total_steps / max(1, of_epoch)
+    case = ShardReading(
+        shards=len(data.train.shards),
+        shard_bytes=readers.data.mean_bytes,
+        sample_bytes=data.train.mean_stored_bytes(images=images),
+        samples_drawn=data.sampler.totals(0).samples * epochs,
+        epochs=epochs,
+        steps=data.total_steps,
+        machines=worker.num_nodes,
+        machine_ranks=worker.local_world_size,
+        cache_bytes=readers.data.limit_bytes,
+        shuffle_shards=job.data.shuffle_shards,
+    )
+    if (case.best() if how == "auto" else how) == "whole":
+        return None
+    if worker.is_first:
+        print(f"train: {case.text()} (data.shard_reading: {how})", flush=True)
+    storage = open_storage(data.pointers.prepared_uri)
+    versions = shard_versions(storage, data.train.shards)
+    patience_s = job.checkpoint.max_s_without_commit
+    return SampleRanges(data.train, storage, versions, images=images, patience_s=patience_s)
 
 
 def image_source_of(

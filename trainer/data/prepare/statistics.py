@@ -16,9 +16,8 @@ from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.near_duplicates.table import like_train, validation_images
 from vlmpipe.trainer.data.packing import plan_packing
 from vlmpipe.trainer.data.prepare.deduplicate import AnswerCounts, ContentIndex
-from vlmpipe.trainer.data.sample import SPLITS, Split, Turn
+from vlmpipe.trainer.data.sample import SPLITS, Split
 from vlmpipe.trainer.data.shards.index_file import NAME, read_columns
-from vlmpipe.trainer.data.sqlite_table import short_digest
 
 COLUMNS = ["tokens", "label_tokens", "turns", "images", "image_tokens"]
 PERCENTILES = (5, 50, 95, 100)
@@ -41,11 +40,6 @@ class Counts:
         self.samples.add(bytes.fromhex(content), split)
         for sha256 in image_sha256:
             self.images.add(bytes.fromhex(sha256)[:16], split)
-
-
-def sample_digest(turns: tuple[Turn, ...], image_sha256: list[str]) -> str:
-    """Equal for samples with the same texts, labels and image bytes, whatever their ids. Hexadecimal."""
-    return short_digest([turn.identity() for turn in turns], image_sha256).hex()
 
 
 def describe(folder: Path, counts: Counts, config: DataConfig, tile_tokens: int = 0) -> dict[str, Any]:

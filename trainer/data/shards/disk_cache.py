@@ -64,13 +64,15 @@ class ShardCache:
 
     def __init__(self, shards: ShardSet, folder: Path, limit_bytes: int) -> None:
         """Raises ConfigError when a shard is larger than the cache."""
-        self.shards, self._storage, self._folder, self._limit_bytes = shards, shards.storage, folder, limit_bytes
+        self.shards, self._storage, self._folder, self.limit_bytes = shards, shards.storage, folder, limit_bytes
         # Remembered, because every read needs them.
         self._sidecar = functools.cache(shards.sidecar)
         self._digest, self._whole = functools.cache(self._digest_of), functools.cache(self._path_of)
         self._found_whole: dict[str, tuple[int, int]] = {}  # inode and time of verified files, by shard
         self._next_uses: Callable[[], Mapping[str, int]] = dict
-        largest, largest_bytes = max(shards.sizes().items(), key=lambda named: named[1], default=("", 0))
+        sizes = shards.sizes()
+        largest, largest_bytes = max(sizes.items(), key=lambda named: named[1], default=("", 0))
+        self.mean_bytes = sum(sizes.values()) / max(1, len(sizes))  # of a shard
         if largest_bytes > limit_bytes:
             raise _larger_than_cache(largest, largest_bytes, limit_bytes)
         self.num_fitting = limit_bytes // max(1, largest_bytes)  # shards, at least
@@ -166,7 +168,7 @@ class ShardCache:
         kept = {self._digest(shard) for shard in keep}
         with alone(self._folder / ROOM_LOCK):
             files = list(files_in(self._folder))
-            excess = sum(file.bytes for file in files) + size_bytes - self._limit_bytes
+            excess = sum(file.bytes for file in files) + size_bytes - self.limit_bytes
             needed = {file: next_uses.get(file.digest, NEVER) if file.whole else NEVER for file in files}
             later = [file for file in files if needed[file] > needed_at and file.digest not in kept]
             if sum(file.bytes for file in later) < excess:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from vlmpipe.trainer.data.packing import Int64Array
 from vlmpipe.trainer.data.sample import SPLITS, Split
 from vlmpipe.trainer.data.shards.image_index import HASHES, UniqueImages
-from vlmpipe.trainer.data.shards.index_file import NAME, SHA256_BYTES, VIDEO_FIELDS, open_index, unusable
+from vlmpipe.trainer.data.shards.index_file import CONTENT_BYTES, NAME, SHA256_BYTES, VIDEO_FIELDS, open_index, unusable
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.shards.tar import Members
 from vlmpipe.trainer.data.shards.verified_files import damaged_file
@@ -99,6 +99,7 @@ class SplitIndex:
         self.turns: Int32Array = columns.column("turns").to_numpy()  # (samples,)
         self._json_offset: Int64Array = columns.column("json_offset").to_numpy()
         self._json_bytes: Int32Array = columns.column("json_bytes").to_numpy()
+        self._content = _rows_of(columns.column("content"), CONTENT_BYTES)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -155,6 +156,15 @@ class SplitIndex:
             image_bytes=self._of_images["bytes"][of_sample].tolist(),
             are_videos=(self._of_images[PATCHES][of_sample] > 0).tolist() if self.has_videos else [],
         )
+
+    def content(self, number: int) -> str:
+        """The `sample_digest` of a sample."""
+        return self._content[number].tobytes().hex()
+
+    def mean_stored_bytes(self, *, images: bool) -> float:
+        """Mean bytes of a sample in its shard: the text, and where asked for, all images."""
+        of_images = int(self._of_images["bytes"].sum()) if images else 0
+        return (int(self._json_bytes.sum(dtype=np.int64)) + of_images) / max(1, len(self))
 
     def key(self, number: int) -> str:
         """The sample's name in its shard."""
@@ -257,6 +267,11 @@ class Index:
             places.append(split.image_places() + np.array([len(shards), 0, 0, 0]))
             shards += split.shards
         return UniqueImages(np.concatenate([split.images() for split in splits]), shards, np.concatenate(places))
+
+
+def _rows_of(column: pa.FixedSizeBinaryArray, width: int) -> NDArray[np.uint8]:
+    """(rows, width) bytes of a column."""
+    return np.frombuffer(column.buffers()[1] if len(column) else b"", np.uint8).reshape(-1, width)
 
 
 def _hashes(column: pa.FixedSizeBinaryArray) -> NDArray[np.bytes_]:

@@ -7,9 +7,10 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from vlmpipe.trainer.data.sample import Turn, stable_digest
 from vlmpipe.trainer.data.shards.disk_cache import open_shards
@@ -56,6 +57,14 @@ def sample_json(identity: str, turns: Sequence[Turn]) -> bytes:
         {name: value for name in TURN_FIELDS if (value := getattr(turn, name)) or name in REQUIRED} for turn in turns
     ]
     return json.dumps({"id": identity, "turns": spoken}, ensure_ascii=False).encode()
+
+
+def turns_of(record: Mapping[str, Any]) -> tuple[Turn, ...]:
+    """The conversation in a `<key>.json` member."""
+    return tuple(
+        Turn(**{**turn, "region": tuple(turn.get("region", ())), "results": tuple(turn.get("results", ()))})
+        for turn in record["turns"]
+    )
 
 
 def write_sidecar(folder: Path, sidecar: Sidecar) -> None:
@@ -128,11 +137,7 @@ class ShardReader:
 
     def turns(self, members: Members) -> tuple[Turn, ...]:
         """The conversation of a sample."""
-        record = json.loads(self.read(members.shard, members.json_offset, members.json_bytes))
-        return tuple(
-            Turn(**{**turn, "region": tuple(turn.get("region", ())), "results": tuple(turn.get("results", ()))})
-            for turn in record["turns"]
-        )
+        return turns_of(json.loads(self.read(members.shard, members.json_offset, members.json_bytes)))
 
     def images(self, members: Members) -> list[bytes]:
         """The encoded (JPEG, PNG or WebP) images of a sample, in order of their marks; of videos a VideoFile."""

@@ -26,10 +26,9 @@ from vlmpipe.trainer.data.prepare.chunks.witness import SourceChangedError, Witn
 from vlmpipe.trainer.data.prepare.deduplicate import AnswerCounts
 from vlmpipe.trainer.data.prepare.previews import ContactSheet, write_reject_pictures
 from vlmpipe.trainer.data.prepare.scratch import scratch
-from vlmpipe.trainer.data.prepare.statistics import sample_digest
 from vlmpipe.trainer.data.prepare.validate_sample import Accepted, Entry, SampleValidator, image_bytes
 from vlmpipe.trainer.data.rejects import REJECTS, Ledger, Reject, RejectCode
-from vlmpipe.trainer.data.sample import SPLITS, Sample
+from vlmpipe.trainer.data.sample import SPLITS, Sample, sample_digest
 from vlmpipe.trainer.data.shards.index_lines import VIDEO_COLUMNS, IndexLines
 from vlmpipe.trainer.data.shards.tar import ShardWriter, key_of, sample_json
 from vlmpipe.trainer.data.sources.base import Source, records_from

@@ -1,0 +1,165 @@
+"""Reads samples of shards in a bucket by range: one request a sample, several under way, nothing on the disk.
+
+A range cannot be compared with a shard's checksum. Instead each sample is compared with the index: the digest of its
+texts and labels (`content`), its id, and the SHA-256 of each image that is read. Every request names the version of the
+shard that was listed at the start, whose size, and checksum where the store lists it, are those of DONE.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from vlmpipe.trainer.data.sample import Turn, sample_digest
+from vlmpipe.trainer.data.shards.index import SplitIndex
+from vlmpipe.trainer.data.shards.prepared_files import Manifest
+from vlmpipe.trainer.data.shards.tar import ShardReader, turns_of
+from vlmpipe.trainer.data.shards.verified_files import FOLDER, damaged_file
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.models.video_file import VideoFile
+from vlmpipe.trainer.storage.base import Storage, VersionConflictError
+from vlmpipe.trainer.storage.outage import patiently
+from vlmpipe.trainer.storage.transfer import in_parallel
+
+FETCHES = 2  # attempts, if a sample arrives damaged
+THREADS = 16  # requests under way, of a rank
+IN_FLIGHT_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    number: int
+    turns: tuple[Turn, ...]
+    images: list[bytes]
+
+
+class ShardSamples:
+    """A split's samples from whole shards."""
+
+    def __init__(self, split: SplitIndex, reader: ShardReader) -> None:
+        self._split, self._reader = split, reader
+
+    def expect(self, numbers: Sequence[int]) -> None:
+        """Whole shards are fetched ahead by their own schedule."""
+
+    def turns(self, number: int) -> tuple[Turn, ...]:
+        return self._reader.turns(self._split.sample_location(number))
+
+    def images(self, number: int) -> list[bytes]:
+        return self._reader.images(self._split.sample_location(number))
+
+
+class SampleRanges:
+    """A split's samples by range. For one thread, which reads those that it `expect`s in their order.
+
+    Raises DataError for a sample that is damaged, or a shard that was replaced; the store's error when it does not
+    answer for `patience_s`.
+    """
+
+    def __init__(
+        self, split: SplitIndex, storage: Storage, versions: Mapping[str, str], *, images: bool, patience_s: float
+    ) -> None:
+        """`versions`: of each shard, see `shard_versions`. `images`: also read the encoded images."""
+        self._split, self._storage, self._versions = split, storage, versions
+        self._with_images, self._patience_s = images, patience_s
+        self._expected: Iterator[_Sample] = iter(())
+        self._current: _Sample | None = None
+
+    def expect(self, numbers: Sequence[int]) -> None:
+        """Begin to read these samples, in this order."""
+        self._current = None
+        self._expected = in_parallel(
+            self._read, numbers, threads=THREADS, weigh=self._num_bytes, max_bytes=IN_FLIGHT_BYTES
+        )
+
+    def turns(self, number: int) -> tuple[Turn, ...]:
+        """The conversation of a sample."""
+        return self._sample(number).turns
+
+    def images(self, number: int) -> list[bytes]:
+        """The encoded images of a sample, in order of their marks; of videos a VideoFile."""
+        return self._sample(number).images
+
+    def _sample(self, number: int) -> _Sample:
+        if self._current is None or self._current.number != number:
+            self._current = next(self._expected)
+        assert self._current.number == number, "samples are read in the expected order"
+        return self._current
+
+    def _num_bytes(self, number: int) -> int:
+        start, end = self._range(number)
+        return end - start
+
+    def _range(self, number: int) -> tuple[int, int]:
+        """First byte of a sample in its shard, and the one after its last."""
+        place = self._split.sample_location(number)
+        start, end = place.json_offset, place.json_offset + place.json_bytes
+        if self._with_images:
+            ends = [offset + size for offset, size in zip(place.image_offsets, place.image_bytes, strict=True)]
+            return min([start, *place.image_offsets]), max([end, *ends])
+        return start, end
+
+    def _read(self, number: int) -> _Sample:
+        problem = ""
+        for _ in range(FETCHES):
+            data = patiently("reading samples of a bucket", lambda: self._bytes(number), limit_s=self._patience_s)
+            try:
+                return self._verified(number, data)
+            except ValueError as error:
+                problem = str(error)
+        shard = self._split.sample_location(number).shard
+        raise self._damaged(shard, f"sample {self._split.ids[number]}: {problem} ({FETCHES} times)")
+
+    def _bytes(self, number: int) -> bytes:
+        shard, (start, end) = self._split.sample_location(number).shard, self._range(number)
+        try:
+            return self._storage.read_range(shard, start, end, version=self._versions[shard])
+        except VersionConflictError as error:
+            raise self._damaged(shard, "it was replaced while training read it") from error
+
+    def _verified(self, number: int, data: bytes) -> _Sample:
+        """The sample in these bytes. Raises ValueError where they differ from the index."""
+        place, (start, end) = self._split.sample_location(number), self._range(number)
+        if len(data) != end - start:
+            raise ValueError(f"{len(data):,} of {end - start:,} bytes arrived")
+        at = place.json_offset - start
+        sha256 = self._split.image_sha256(number)
+        try:
+            record = json.loads(data[at : at + place.json_bytes])
+            identity, turns = record["id"], turns_of(record)
+            content = sample_digest(turns, sha256)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ValueError(f"its text cannot be read: {error}") from error
+        if (identity, content) != (self._split.ids[number], self._split.content(number)):
+            raise ValueError("its text differs from the index")
+        images: list[bytes] = []
+        are_videos = place.are_videos or [False] * len(sha256)
+        if self._with_images:
+            for n, digest in enumerate(sha256):
+                image = data[place.image_offsets[n] - start :][: place.image_bytes[n]]
+                if hashlib.sha256(image).hexdigest() != digest:
+                    raise ValueError(f"its image {n} differs from the index")
+                images.append(VideoFile(image) if are_videos[n] else image)
+        return _Sample(number, turns, images)
+
+    def _damaged(self, shard: str, how: str) -> DataError:
+        return damaged_file(f"shard {shard}", how)
+
+
+def shard_versions(storage: Storage, shards: Sequence[str]) -> dict[str, str]:
+    """The version of each shard, by one listing. `storage` is that of the prepared data.
+
+    Raises DataError for a shard that is missing, or whose size differs from DONE, or its checksum where one is listed.
+    """
+    expected, listed = Manifest.read(storage).files, {info.name: info for info in storage.list(FOLDER)}
+    for shard in shards:
+        info, sums = listed.get(shard), expected.get(shard)
+        if info is None or sums is None:
+            raise damaged_file(f"shard {shard}", "it is missing" if info is None else "DONE does not list it")
+        if info.size_bytes != sums.bytes:
+            raise damaged_file(f"shard {shard}", f"{info.size_bytes} bytes instead of {sums.bytes}")
+        if info.crc32c not in (None, sums.crc32c):
+            raise damaged_file(f"shard {shard}", "its checksum (CRC32C) differs from that in DONE")
+    return {shard: listed[shard].version for shard in shards}
