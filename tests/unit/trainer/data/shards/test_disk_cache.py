@@ -327,12 +327,12 @@ def test_without_a_bound_the_disk_is_not_filled(data: Fixture, monkeypatch: pyte
     assert cached == 8 * data.shard_bytes
     free[0] -= cached  # another process that starts now comes to the same bound
     other: Any = open_shards(DataShards(data.remote))[0]
-    assert other._limit_bytes == 8 * data.shard_bytes
+    assert other.limit_bytes == 8 * data.shard_bytes
     monkeypatch.setattr(shard_cache.tempfile, "tempdir", str(data.remote.cache))  # temporary files are on the same disk
     other = open_shards(DataShards(data.remote), set_aside_bytes=5 * data.shard_bytes)[0]
-    assert other._limit_bytes == 4 * data.shard_bytes
+    assert other.limit_bytes == 4 * data.shard_bytes
     other = open_shards(DataShards(data.remote), share=0.5)[0]
-    assert other._limit_bytes == 4 * data.shard_bytes
+    assert other.limit_bytes == 4 * data.shard_bytes
     wanted_gib, refused = 6 * data.shard_bytes / GIB, r"is more than the .* GiB that .* has room for beside checkpoints"
     assert open_shards(DataShards(data.remote), cache_gib=wanted_gib)
     with pytest.raises(ConfigError, match=refused):
@@ -364,4 +364,4 @@ def test_a_set_in_a_folder_takes_no_room_of_one_that_is_remote(data: Fixture, mo
     local, cached = open_shards(here, DataShards(data.remote), cache_gib=6 * data.shard_bytes / GIB)
     assert isinstance(local, ShardsInPlace)
     assert isinstance(cached, ShardCache)
-    assert cached._limit_bytes == 6 * data.shard_bytes
+    assert cached.limit_bytes == 6 * data.shard_bytes
