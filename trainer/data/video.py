@@ -90,7 +90,7 @@ class Video:
         self._start_s = float((self._stream.start_time or 0) * base)
         # By the header, or as many as there can be at its rate.
         self.num_frames = self._stream.frames or round(self.duration_s * float(self._stream.average_rate or 0))
-        self._frames: Iterator[Any] = iter(())
+        self._frames: Iterator[object] = iter(())
         self._at: Any = None  # the frame decoded last
         self._next: Any = None
 
@@ -123,7 +123,7 @@ class Video:
     def close(self) -> None:
         self._container.close()
 
-    def _decoded(self) -> Any:
+    def _decoded(self) -> object:
         """The next frame, None at the end. Raises RejectedError once the file has taken too long."""
         started_s = time.thread_time()
         frame = next(self._frames, None)

@@ -18,7 +18,7 @@ from vlmpipe.trainer.data.packing import Int64Array
 from vlmpipe.trainer.dataloading.selection import selection_inputs
 from vlmpipe.trainer.feature_cache.reader import FeatureReader
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
-from vlmpipe.trainer.models.image_inputs import Grid, Images, PrepareImages, join_features
+from vlmpipe.trainer.models.image_inputs import Grid, Images, NamedImages, PrepareImages, join_features
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.layers.selection_inputs import SelectionInputs
 from vlmpipe.trainer.models.loss.pairs import PreferencePairs
@@ -38,7 +38,7 @@ class PackedBatch:
     position_ids: Tensor
     label_index: Tensor
     label_ids: Tensor
-    images: Tensor | dict[str, Tensor]
+    images: Tensor | NamedImages
     # Known on the host, so that nothing must be read from the device.
     image_grids: tuple[Grid, ...] | None = None  # of each image, for a tower whose images differ in size
     samples: CuSeqlens | None = None  # boundaries of samples, if known

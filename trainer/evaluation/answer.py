@@ -143,8 +143,9 @@ def published_inputs(
     assert published is not None
     of_each = [images.read() for images in shown]
     images = image_preparer(job.model)([image for images in of_each for image in images], list(map(len, of_each)))
-    given = images.to(device).values
-    assert isinstance(given, dict)
+    values = images.to(device).values
+    assert not isinstance(values, Tensor)
+    given = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     if is_blank and given:
         given["pixel_values"] = torch.full_like(given["pixel_values"], GREY)
     if job.train.precision == "bf16":  # as its weights

@@ -70,7 +70,7 @@ def _number(value: Any) -> float | None:
     return float(value) if is_number else None
 
 
-def _samples(folder: Path, task: str) -> list[dict[str, Any]]:
+def _samples(folder: Path, task: str) -> list[dict[str, object]]:
     """The task's questions as logged; none for a group of tasks."""
     file = next(folder.glob(f"*_samples_{task}.jsonl"), None)
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file else []

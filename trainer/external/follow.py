@@ -101,7 +101,7 @@ class TrainingProgress:
         self._read[path] = self._read.get(path, 0) + len(whole)
         return [line for text in whole.splitlines() if (line := self._line(json_object(text)))]
 
-    def _new_state(self, path: Path) -> list[dict[str, Any]]:
+    def _new_state(self, path: Path) -> list[dict[str, object]]:
         try:
             changed = path.stat().st_mtime_ns
             if self._read.get(path) == changed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from vlmpipe.trainer.models.hf_native.family import TransformersFamily
 from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.freeze import tower_layers_of, trains
 from vlmpipe.trainer.models.layers.image_placeholders import embedded
-from vlmpipe.trainer.models.layers.parameter_counts import count_parameters, model_shape
+from vlmpipe.trainer.models.layers.parameter_counts import OfImages, count_parameters, model_shape
 from vlmpipe.trainer.models.packed_vlm import PackedVLM
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
@@ -125,7 +125,7 @@ class SquareFamily(TransformersFamily):
         vision: PreTrainedConfig,
         *,
         features: tuple[int, int],
-        **of_images: object,
+        **of_images: Unpack[OfImages],
     ) -> ModelShape:
         """Sizes of a model on the meta device. of_images: fields of `ModelShape` that depend on how it takes images.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,11 +12,14 @@ from torch import Tensor
 Grid = tuple[int, int, int]  # of an image or a video: patches in time (1 of an image), rows and columns of patches
 
 
+NamedImages = Mapping[str, Tensor | tuple[int, ...]]  # inputs of a model of family hf by name; numbers are a shape
+
+
 class Images(NamedTuple):
     """values: one entry for each image or tile, in families that resize them to one square; otherwise the patches or
     tokens of all images, concatenated. Of family hf inputs by name (see `HfVLM.forward`), none without images."""
 
-    values: Tensor | dict[str, Any]
+    values: Tensor | NamedImages
     grids: tuple[Grid, ...] | None = None  # of pixel values that are patches; stays on the host
     tiles: tuple[int, ...] | None = None  # of each image, if images are cut into tiles
 
@@ -29,9 +32,12 @@ class Images(NamedTuple):
         return self._mapped(torch.Tensor.pin_memory)
 
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> Images:
-        if isinstance(self.values, dict):
-            return self._replace(values={name: function(value) for name, value in self.values.items()})
-        return self._replace(values=function(self.values))
+        if isinstance(self.values, Tensor):
+            return self._replace(values=function(self.values))
+        named = self.values.items()
+        return self._replace(
+            values={name: function(value) if isinstance(value, Tensor) else value for name, value in named}
+        )
 
     def features_of_each(self, encoded: Sequence[Tensor] | Tensor) -> list[Tensor]:
         """(tokens, width) of each image, from the output of the family's `encode`."""

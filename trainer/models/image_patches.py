@@ -11,12 +11,11 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from transformers import Qwen2VLImageProcessorPil
+from transformers import BaseImageProcessor, Qwen2VLImageProcessorPil
 
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.image_inputs import Grid, Images
@@ -44,7 +43,7 @@ class PatchPreparer:
     Raises ConfigError for a processor of another class, whose patches may differ from those counted.
     """
 
-    def __init__(self, processor: Any, grids: ImageGrids) -> None:
+    def __init__(self, processor: BaseImageProcessor, grids: ImageGrids) -> None:
         if type(processor) is not Qwen2VLImageProcessorPil or not processor.do_resize:
             raise ConfigError(
                 f"the image processor of model.pretrained is a {type(processor).__name__} "

@@ -14,7 +14,7 @@ from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.attention.varlen import use_varlen_attention
 from vlmpipe.trainer.models.base import ShardingUnits
-from vlmpipe.trainer.models.image_inputs import Grid
+from vlmpipe.trainer.models.image_inputs import Grid, NamedImages
 from vlmpipe.trainer.models.layers.image_placeholders import require_tokens
 from vlmpipe.trainer.models.layers.pipeline_stage import reduce_to_stage, stage_view
 from vlmpipe.trainer.models.layers.selection_inputs import SelectionInputs
@@ -34,7 +34,7 @@ class PackedInputs(TypedDict):
     label_index: Tensor  # (labels,) positions in the flattened sequences whose *next* token is a label
     label_ids: Tensor  # (labels,) that token
     # Cached features, or pixel values; shapes: see `encode`, and `feature_shape` of the family. Of hf by name.
-    images: Tensor | dict[str, Tensor]
+    images: Tensor | NamedImages
     image_grids: NotRequired[Sequence[Grid]]  # of each image, for patches
     samples: NotRequired[CuSeqlens]  # bounds of the packed samples; without, positions separate them
     image_tokens: NotRequired[int]  # of all images together

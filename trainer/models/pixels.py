@@ -7,12 +7,15 @@ import io
 import math
 import mmap
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
 from vlmpipe.trainer.sizing.image_preparation import FREE_BLOCKS
+
+if TYPE_CHECKING:
+    from transformers import BaseImageProcessor
 
 
 def opened(data: bytes) -> Image.Image:
@@ -73,7 +76,7 @@ class ValueMemory:
 empty_values = ValueMemory().empty
 
 
-def value_tables(processor: Any) -> np.ndarray:
+def value_tables(processor: BaseImageProcessor) -> np.ndarray:
     """(channels, 256) what a processor of transformers, by Pillow, makes of each value: rescaled and normalized."""
     ramp = np.tile(np.arange(256, dtype=np.uint8), (3, 1, 1))
     scaled = processor.rescale(ramp, processor.rescale_factor) if processor.do_rescale else ramp

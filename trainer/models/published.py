@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN, WeightsConfig
 from vlmpipe.trainer.models.hub_errors import readable_hub_errors, whole_snapshot
@@ -13,11 +13,14 @@ from vlmpipe.trainer.storage.export_manifest import MARKER
 from vlmpipe.trainer.storage.model_folders import CONFIG, bucket_address, local_folder, revision_of
 from vlmpipe.trainer.storage.regular_files import read_regular
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
 SETTINGS = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 MAX_JSON_BYTES = 16 << 20
 
 
-def image_token_in(tokenizer: Any, published: str) -> str:
+def image_token_in(tokenizer: PreTrainedTokenizerFast, published: str) -> str:
     """The tokenizer's image token, found as transformers' processors find it. published: that of the family."""
     named = getattr(tokenizer, "image_token", None)
     is_known = tokenizer.backend_tokenizer.token_to_id(published) is not None
@@ -72,7 +75,7 @@ def files_identity(part: WeightsConfig, name: str = CONFIG) -> str:
     return path.parent.name if path else ""
 
 
-def published_json(part: WeightsConfig, name: str) -> dict[str, Any]:
+def published_json(part: WeightsConfig, name: str) -> dict[str, object]:
     """A JSON file of a published model or tokenizer; {} where there is none."""
     path = model_file(part, name, weights=False) if part.weights else None
     content = json.loads(read_regular(path, MAX_JSON_BYTES)) if path else {}
@@ -82,4 +85,4 @@ def published_json(part: WeightsConfig, name: str) -> dict[str, Any]:
 def stop_token_ids(part: WeightsConfig) -> list[int]:
     """The tokens at which a published model stops, beside its tokenizer's end token."""
     stops = published_json(part, "generation_config.json").get("eos_token_id")
-    return stops if isinstance(stops, list) else [] if stops is None else [stops]
+    return stops if isinstance(stops, list) else [stops] if isinstance(stops, int) else []

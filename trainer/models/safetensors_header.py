@@ -41,7 +41,7 @@ def require_whole_folder(folder: Path) -> int:
 def read_index(path: Path) -> dict[str, str]:
     """Tensor -> name of its file beside the index. Raises DataError, also for names outside of the folder."""
     try:
-        found: Any = json.loads(read_regular(path, MAX_INDEX_BYTES))
+        found = json.loads(read_regular(path, MAX_INDEX_BYTES))
         files = found["weight_map"]
         entries = dict(files.items())
     except (ValueError, LookupError, TypeError, AttributeError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.registry import family_of
 
+if TYPE_CHECKING:
+    from transformers import BaseImageProcessor
+
 COLOURS = PIXEL_AXES = 3  # (colours, height, width)
 
 
@@ -25,7 +28,7 @@ class SeenImages:
     def __init__(self, config: ModelConfig) -> None:
         self._prepare, self._form = image_preparer(config), image_form_of(config)
         published: PublishedImages | None = self._form.published
-        self._processor: Any = (
+        self._processor: BaseImageProcessor = (
             published.processor.image_processor if published else family_of(config).image_processor(config)
         )
 
@@ -36,9 +39,11 @@ class SeenImages:
         """
         made = self._prepare(images, [len(images)])
         values, grids = made.values, made.grids
-        if isinstance(values, dict):
-            grids = values.get("image_grid_thw")
-            values = values.get("pixel_values", torch.empty(0))
+        if not isinstance(values, Tensor):
+            listed, pixels = values.get("image_grid_thw"), values.get("pixel_values", torch.empty(0))
+            grids = tuple(listed.tolist()) if isinstance(listed, Tensor) else None
+            assert isinstance(pixels, Tensor)
+            values = pixels
         if grids is not None:
             # Of a video, the first frame of each patch in time.
             sizes = [(int(rows), int(columns)) for times, rows, columns in grids for _ in range(int(times))]

@@ -35,7 +35,7 @@ class MetricsLog:
         self._lines = self._earlier_lines(resumed_from_step)
         self._trackers = trackers
 
-    def write(self, step: int, values: dict[str, Any]) -> None:
+    def write(self, step: int, values: dict[str, object]) -> None:
         """Record the metrics of `step`, readable within seconds."""
         self._lines.append(seal({"step": step, **values}))
         self._track(step, values)

@@ -99,7 +99,7 @@ def bucket_limit(*, stage: int, overlaps: bool) -> int:
     return OVERLAPPED_BUCKET_ELEMENTS if overlaps and stage < 3 else LARGEST_BUCKET_ELEMENTS
 
 
-def node_weights(config: TrainConfig, *, nodes: int, node_ranks: int) -> dict[str, Any]:
+def node_weights(config: TrainConfig, *, nodes: int, node_ranks: int) -> dict[str, object]:
     """Settings for a copy of the weights in each node. DeepSpeed groups consecutive ranks: those of a node."""
     enabled = config.zero_hpz and uses_hpz(nodes=nodes, node_ranks=node_ranks)
     return {"zero_hpz_partition_size": node_ranks} if enabled else {}
@@ -112,7 +112,7 @@ def uses_hpz(*, nodes: int, node_ranks: int) -> bool:
     return nodes > 1 and node_ranks > 1
 
 
-def laid_over(settings: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, Any]:
+def laid_over(settings: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
     """`settings` updated with `changes`, recursively."""
     found = dict(settings)
     for name, value in changes.items():

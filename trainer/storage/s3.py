@@ -170,7 +170,7 @@ class S3Storage(BucketStorage):
     def _head(self, name: str) -> Mapping[str, Any] | None:
         try:
             with _readable_errors("looking up", self.uri(name)):
-                found: Mapping[str, Any] = self._client.head_object(**self._at(name), ChecksumMode="ENABLED")
+                found: Mapping[str, object] = self._client.head_object(**self._at(name), ChecksumMode="ENABLED")
         except _MissingError:
             return None
         return found
@@ -187,7 +187,7 @@ class S3Storage(BucketStorage):
         kind = {"ChecksumType": "FULL_OBJECT"}
         begun = self._client.create_multipart_upload(**self._at(name), ChecksumAlgorithm="CRC32C", **kind)
         upload = {**self._at(name), "UploadId": begun["UploadId"]}
-        parts: list[dict[str, Any]] = []
+        parts: list[dict[str, object]] = []
         try:
             while data := source.read(PART_BYTES):
                 part = {"PartNumber": len(parts) + 1, "ChecksumCRC32C": _encoded(crc32c_of(data))}
@@ -328,7 +328,7 @@ def _encoded(checksum: int) -> str:
     return base64.b64encode(checksum.to_bytes(4, "big")).decode()
 
 
-def _checksum(answer: Mapping[str, Any]) -> int | None:
+def _checksum(answer: Mapping[str, object]) -> int | None:
     """CRC32C of the whole object; None without one, or with one of its parts' sums, which ends with their number."""
     kept = str(answer.get("ChecksumCRC32C") or "")
     return int.from_bytes(base64.b64decode(kept), "big") if kept and "-" not in kept else None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.models import OptionInfo
 
 from vlmpipe import api
 from vlmpipe.cli.output import to_stderr
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from vlmpipe.platforms.compiled import Template
 
 
-def target_option(names: Callable[[], Sequence[str]], help: str) -> Any:
+def target_option(names: Callable[[], Sequence[str]], help: str) -> OptionInfo:
     """--target, whose values are names in the table of platforms, read when the command runs."""
 
     def parsed(value: str) -> str:
@@ -26,17 +27,18 @@ def target_option(names: Callable[[], Sequence[str]], help: str) -> Any:
             raise typer.BadParameter(f"{value!r} is not one of {', '.join(map(repr, names()))}.")
         return value
 
-    return typer.Option(
+    option: OptionInfo = typer.Option(
         "--target", parser=parsed, metavar=f"<{'|'.join(names())}>", autocompletion=lambda: list(names()), help=help
     )
+    return option
 
 
-def any_target(help: str) -> Any:
+def any_target(help: str) -> OptionInfo:
     """--target of a command for every platform."""
     return target_option(lambda: list(PLATFORMS), help)
 
 
-def service_target(help: str) -> Any:
+def service_target(help: str) -> OptionInfo:
     """--target of a command for platforms that runs are submitted to."""
     return target_option(services, help)
 

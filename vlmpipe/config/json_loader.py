@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from vlmpipe.config.validation_errors import Problem, RunFileError
 from vlmpipe.trainer.nesting import is_nested_too_deep
 
 
-def parse_json(text: str, source: str) -> Any:
+def parse_json(text: str, source: str) -> object:
     """The value of a JSON text. Raises RunFileError, as `parse_yaml` does: for a key that is given twice, NaN, a number
     of more digits than Python reads, half a character, and for deep nesting."""
 
@@ -17,7 +17,7 @@ def parse_json(text: str, source: str) -> Any:
         raise RunFileError(source, [Problem(where, problem)])
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found: dict[str, Any] = {}
+        found: dict[str, object] = {}
         for key, value in pairs:
             if key in found:
                 refuse("the key is given twice in one object", key)

@@ -206,7 +206,7 @@ def _is_section(content: Mapping[str, object], path: str) -> bool:
     return isinstance(place, Mapping) and _OF_A_STAGE.sub("", path) not in WHOLE
 
 
-def _section(place: dict[str, object] | list[object], name: str) -> dict[str, Any] | list[Any] | str:
+def _section(place: dict[str, object] | list[object], name: str) -> dict[str, object] | list[object] | str:
     """The section of that name, also in a list of named ones; else what is wrong."""
     if isinstance(place, list):
         named = _by_name(place)

@@ -21,7 +21,7 @@ ADAPTER = "model.lora.pretrained"
 SETTINGS = "adapter_config.json"  # PEFT's
 
 
-def with_exports(data: Mapping[str, Any], source: str) -> dict[str, object]:
+def with_exports(data: Mapping[str, object], source: str) -> dict[str, object]:
     """The run file's content with the address of an export in place of each run. Raises RunFileError for unknown runs.
 
     A run is looked for in output.root_uri, and then in gcp.pipeline_root. Whether a run in a bucket is there,

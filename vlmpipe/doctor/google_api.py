@@ -116,7 +116,7 @@ class GoogleApi:
             raise CannotSee(f"{self.email or 'your account'} may not take tokens of {email}", fix) from error
         return GoogleApi(self.project, email, credentials, self.silence)
 
-    def get(self, service: str, path: str, **parameters: Any) -> Answer:
+    def get(self, service: str, path: str, **parameters: object) -> Answer:
         """The answer to a GET. Raises CannotSee for none, and for one that says nothing about the question."""
         return self.ask("GET", service, path, params=parameters)
 
@@ -124,7 +124,7 @@ class GoogleApi:
         """The answer of a method testIamPermissions to a POST. Raises CannotSee as `get`."""
         return self.ask("POST", service, f"{path}:testIamPermissions", json={"permissions": list(permissions)})
 
-    def ask(self, method: str, service: str, path: str, *, host: str = "", **settings: Any) -> Answer:
+    def ask(self, method: str, service: str, path: str, *, host: str = "", **settings: object) -> Answer:
         """One request, of at most TIMEOUT_S. Raises CannotSee."""
         import requests
         from google.auth.exceptions import GoogleAuthError
@@ -164,7 +164,7 @@ class GoogleApi:
         return Answer(response.status_code, content, message, reason)
 
 
-def _error_of(content: dict[str, Any]) -> tuple[str, str]:
+def _error_of(content: dict[str, object]) -> tuple[str, str]:
     """Reason and message of an error: Google's form, or that of the OCI distribution specification."""
     error = content.get("error")
     if isinstance(error, dict):

@@ -156,7 +156,7 @@ def _listed(folder: Path, registries: _Registries) -> ListedRun:
     return ListedRun(folder.name, folder, size_bytes=files.size_bytes, **{**known, **state})
 
 
-def _run_state(folder: Path) -> dict[str, Any]:
+def _run_state(folder: Path) -> dict[str, object]:
     report = report_of(folder)
     evaluation, decision = report.evaluation, report.decision
     return {

@@ -73,7 +73,7 @@ def load_fields() -> Mapping[str, Any]:
 
     `tuning` has both of a HyperparameterTuningJob, of which the trials' spec is a CustomJobSpec.
     """
-    tables: Mapping[str, Any] = json.loads(FIELDS_FILE.read_text(encoding="utf-8"))
+    tables: Mapping[str, object] = json.loads(FIELDS_FILE.read_text(encoding="utf-8"))
     return tables
 
 
@@ -137,7 +137,7 @@ def read_tuning_job(job: Mapping[str, object], spelling: Spelling) -> Reading:
     return Reading(fields or {}, tuple(reader.violations), tuple(reader.unknown), reader.names)
 
 
-def read_field(value: Any, kind: str, path: FieldPath, spelling: Spelling) -> tuple[Any, tuple[Violation, ...]]:
+def read_field(value: object, kind: str, path: FieldPath, spelling: Spelling) -> tuple[object, tuple[Violation, ...]]:
     """`value` as a field of type `kind`, None if it cannot be read, and its violations."""
     reader = _Reader(spelling)
     return reader.field(value, kind, path), tuple(reader.violations)
@@ -154,7 +154,7 @@ class _Reader:
         tables = tables or load_fields()
         self._messages, self._enums = tables["messages"], tables["enums"]
 
-    def message(self, value: Any, message: str, path: FieldPath) -> dict[str, object] | None:
+    def message(self, value: object, message: str, path: FieldPath) -> dict[str, object] | None:
         is_variable = message == "EnvVar"
         form = "an object with name and value" if is_variable else f"an object with fields of {message}"
         if not isinstance(value, Mapping):
@@ -176,7 +176,7 @@ class _Reader:
             self.violations.append(Violation("VP110", path, "a variable without a name", form))
         return fields
 
-    def field(self, value: Any, kind: str, path: FieldPath) -> Any:
+    def field(self, value: object, kind: str, path: FieldPath) -> object:
         if not kind.startswith("["):
             return self._single(value, kind, path)
         inner = kind[1:-1]
@@ -186,7 +186,7 @@ class _Reader:
         # An unreadable item keeps its position: a pool's position is its role.
         return [item if item is not None else {} if inner in self._messages else "" for item in read]
 
-    def _not_a_list(self, value: Any, inner: str, path: FieldPath) -> object:
+    def _not_a_list(self, value: object, inner: str, path: FieldPath) -> object:
         """Read a single object as a list of one, and an object of variables as a list of them."""
         if inner == "EnvVar":
             self._wrong("VP110", value, path, "a list of objects with name and value")

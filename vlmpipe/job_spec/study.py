@@ -22,7 +22,7 @@ LOG_SCALES = ("UNIT_LOG_SCALE", "UNIT_REVERSE_LOG_SCALE")
 _BRACES = re.compile(r"\{\{\s*([A-Za-z_][\w-]*)\s*\}\}|\$\{([A-Za-z_][\w-]*)\}")
 
 
-def study_violations(job: Mapping[str, Any], trial: Mapping[str, Any], spelling: Spelling) -> Iterator[Violation]:
+def study_violations(job: Mapping[str, object], trial: Mapping[str, Any], spelling: Spelling) -> Iterator[Violation]:
     """Everything wrong with the study of a tuning job, and with what its trials are told.
 
     Args:

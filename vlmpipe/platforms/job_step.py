@@ -1,13 +1,13 @@
 """Step: a CustomJob on a platform, with the inputs and the output of CustomTrainingJobOp."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 def run_custom_job(
     target: str,
     display_name: str,
     location: str = "",
-    worker_pool_specs: list[dict[str, Any]] = [],  # noqa: B006 (kfp reads the default)
+    worker_pool_specs: list[dict[str, object]] = [],  # noqa: B006 (kfp reads the default)
     timeout: str = "604800s",
     restart_job_on_worker_restart: bool = False,
     service_account: str = "",
@@ -22,7 +22,7 @@ def run_custom_job(
     project: str = "",
     strategy: str = "STANDARD",
     max_wait_duration: str = "86400s",
-    psc_interface_config: dict[str, Any] = {},  # noqa: B006
+    psc_interface_config: dict[str, object] = {},  # noqa: B006
 ) -> NamedTuple("Outputs", [("gcp_resources", str)]):  # type: ignore[valid-type]
     """Run the job of these worker pools, and watch it to its end.
 

@@ -64,7 +64,7 @@ def known_image_groups(run: Storage, predictions: Sequence[Mapping[str, object]]
         return {}
 
 
-def _lines(store: Storage) -> list[dict[str, Any]]:
+def _lines(store: Storage) -> list[dict[str, object]]:
     return [] if store.stat(PREDICTIONS) is None else read_lines(store, PREDICTIONS)
 
 

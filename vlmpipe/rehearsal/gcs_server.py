@@ -62,7 +62,7 @@ class GcsServer(LocalServer):
     def __init__(self, buckets: list[str], page_size: int = 1000, handler: type[Handler] | None = None) -> None:
         super().__init__(handler or GcsHandler)
         self.buckets: dict[str, dict[str, StoredObject]] = {name: {} for name in buckets}
-        self.places: dict[str, dict[str, Any]] = {}  # of a bucket's metadata; else it lies in us-central1
+        self.places: dict[str, dict[str, object]] = {}  # of a bucket's metadata; else it lies in us-central1
         self.uploads: dict[str, ResumableUpload] = {}
         self.page_size = page_size
         self._generation = 1000
@@ -72,7 +72,7 @@ class GcsServer(LocalServer):
             raise ApiError(404, "The specified bucket does not exist.")
         return self.buckets[bucket]
 
-    def metadata(self, bucket: str) -> dict[str, Any]:
+    def metadata(self, bucket: str) -> dict[str, object]:
         """A bucket's own resource."""
         self.objects(bucket)
         place = self.places.get(bucket, {"location": "US-CENTRAL1", "locationType": "region"})
@@ -105,7 +105,7 @@ class GcsServer(LocalServer):
         objects[name] = stored
         return name, stored
 
-    def resource(self, bucket: str, name: str, stored: StoredObject) -> dict[str, Any]:
+    def resource(self, bucket: str, name: str, stored: StoredObject) -> dict[str, object]:
         """An object's own resource."""
         return {
             "kind": "storage#object",

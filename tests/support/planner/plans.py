@@ -83,8 +83,12 @@ _PLAN: dict[str, Any] = {
             {"name": "logits", "bytes": GIB // 2, "why": "of label tokens only"},
             {"name": "inputs", "bytes": GIB // 2, "why": "tokens, labels and images of a step"},
         ],
+        "is_near": False,
         "nearest": [{"change": {"train.strategy": "fsdp"}, "total_bytes": 30 * GIB, "fits": True}],
+        "host": None,
+        "start": None,
     },
+    "memory_beside_training": [],
     "time": {
         "step_s": 2.0,
         "parts": [
@@ -112,6 +116,10 @@ _PLAN: dict[str, Any] = {
             "spot": _SPOT,
             "flex_start": _term("flex_start", 0.6, possible=False),
         },
+        "elsewhere": {},
+        "option_numbers": {},
+        "is_lower_bound": False,
+        "never_ends": False,
         "term": "spot",
         "usd": _SPOT["usd"],
         "usd_range": [0.9 * _SPOT["usd"], 1.2 * _SPOT["usd"]],
@@ -127,6 +135,10 @@ _PLAN: dict[str, Any] = {
         "assumptions": ["Not counted: logs.", "Rows are those of the prepared data."],
         "missing": [],
     },
+    "pipeline": None,
+    "trainer": "",
+    "nccl_plugin": "",
+    "this_machine": None,
     "notes": ["Rows are those of the prepared data."],
 }
 

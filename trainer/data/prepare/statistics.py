@@ -68,7 +68,7 @@ def describe(folder: Path, counts: Counts, config: DataConfig, tile_tokens: int 
     }
 
 
-def near_duplicates(table: Path) -> dict[str, Any]:
+def near_duplicates(table: Path) -> dict[str, object]:
     """The part of stats.json about validation images that look like training images, equal ones among them."""
     searched = validation_images(table)
     result = like_train(table, {sha256: signature for sha256, (*_, signature) in searched.items()})

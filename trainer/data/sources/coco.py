@@ -44,7 +44,7 @@ class CocoSource(FileSource):
         for number, record in enumerate(self._members(name, "annotations"), 1):
             yield self.checked(f"{name} annotation {number}", (record, file_names))
 
-    def record_id(self, record: tuple[Any, sqlite3.Connection]) -> str:
+    def record_id(self, record: tuple[object, sqlite3.Connection]) -> str:
         return super().record_id(record[0])
 
     def sample(self, where: str, record: tuple[Any, sqlite3.Connection]) -> Sample:

@@ -121,7 +121,7 @@ def _lost(name: str, number: int, how: str) -> DataError:
     )
 
 
-def _lines(name: str, file: BinaryIO) -> Iterator[tuple[str, Any]]:
+def _lines(name: str, file: BinaryIO) -> Iterator[tuple[str, object]]:
     number = 0
     while line := file.readline(LONGEST_LINE_BYTES + 1):
         number += 1

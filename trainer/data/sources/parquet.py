@@ -208,7 +208,7 @@ def _damaged(uri: str, rows: int, how: str) -> DataError:
     )
 
 
-def _image(value: Any, files: ImageFiles) -> ImageRef:
+def _image(value: object, files: ImageFiles) -> ImageRef:
     path = ""
     if isinstance(value, dict):
         name, value = value.get("path"), value.get("bytes")

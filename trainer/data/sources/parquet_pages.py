@@ -129,7 +129,7 @@ class _Compact:
             fields[number] = self._value(byte & 0x0F, depth)
         return fields
 
-    def _value(self, kind: int, depth: int) -> Any:
+    def _value(self, kind: int, depth: int) -> object:
         if kind in (TRUE, FALSE):
             return kind == TRUE
         if kind == BYTE:

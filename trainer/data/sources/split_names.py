@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import Any
 
 from vlmpipe.trainer.data.sample import SPLIT_NAMES, Split
 from vlmpipe.trainer.data.sources.file_patterns import Files
@@ -65,7 +64,7 @@ def without_caches(files: Files) -> tuple[Files, tuple[str, ...]]:
 def _named(files: Files, state: str, arrows: Sequence[str]) -> set[str]:
     path = files.path(state)
     with os_errors(f"reading {path}"):
-        content: Any = json.loads(read_regular(path, STATE_BYTES))
+        content: object = json.loads(read_regular(path, STATE_BYTES))
     listed = content.get("_data_files") if isinstance(content, dict) else None
     if not isinstance(listed, list):
         return set(arrows)

@@ -28,7 +28,7 @@ class BadJsonError(Exception):
     """The text is not JSON; names the character, counted from 0."""
 
 
-def _object(pairs: list[tuple[str, object]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """An object. Raises ValueError where one key has two values, of which a decoder would drop the first."""
     made = dict(pairs)
     if len(made) < len(pairs):
@@ -99,7 +99,7 @@ class JsonReader:
             self._more(wanted)
             wanted *= 2  # so that decoding a long value again and again takes linear time
 
-    def items(self) -> Iterator[Any]:
+    def items(self) -> Iterator[object]:
         """The values of the array that begins here."""
         self.items_read = 0
         self.expect("[")

@@ -43,7 +43,7 @@ def paired_answers(
     return {name: pairs.beside(right).model_dump() for name, right in others.items()}
 
 
-def control_scores(predictions: Sequence[Prediction], asked: int, resized: int) -> dict[str, Any]:
+def control_scores(predictions: Sequence[Prediction], asked: int, resized: int) -> dict[str, object]:
     """Exact match with a control, on how many questions it stands, and how many images were made for it.
 
     Args:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 
@@ -64,11 +65,17 @@ def _(parts: Tensor, _group: str) -> Tensor:
     return parts.new_empty(parts.shape)
 
 
-def _save_group(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:
+class _GroupContext(FunctionCtx):
+    """What the backward pass needs."""
+
+    group: str
+
+
+def _save_group(ctx: _GroupContext, inputs: tuple[Tensor, str], output: Tensor) -> None:
     ctx.group = inputs[1]
 
 
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+def _backward(ctx: _GroupContext, gradient: Tensor) -> tuple[Tensor, None]:
     return all_to_all(gradient, ctx.group), None
 
 

@@ -8,12 +8,12 @@ no kernel has to know bounds.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.attention.sample_groups import groups_of_like_lengths
 
 # Kinds of layers in transformers' `layer_types`, and the name of the mixer in such a layer.
@@ -21,7 +21,7 @@ MIXERS = {"linear_attention": "linear_attn", "conv": "conv"}
 BY_SAMPLE = "vlmpipe_mixes_by_sample"  # an attribute of mixers that compute samples as rows
 
 
-def mixers_of(language_model: Any) -> list[nn.Module] | None:
+def mixers_of(language_model: nn.Module) -> list[nn.Module] | None:
     """The mixers of a transformers language model in the order of its layers; None if one of them is unknown."""
     kinds = getattr(language_model.config, "layer_types", None) or []
     mixers = []
@@ -34,7 +34,7 @@ def mixers_of(language_model: Any) -> list[nn.Module] | None:
     return mixers
 
 
-def mix_by_sample(mixer: Any) -> None:
+def mix_by_sample(mixer: nn.Module) -> None:
     """Have a mixer accept `samples` (see `CuSeqlens`) as an input, and compute each sample as a row of its own.
 
     The bounds come with the call and are stored nowhere: recomputation calls the mixer again, after the forward pass.
@@ -47,7 +47,7 @@ def mix_by_sample(mixer: Any) -> None:
     @functools.wraps(plain)
     @torch.compiler.disable  # samples differ from batch to batch, and each would be a variant of the layer's code
     def forward(
-        hidden_states: Tensor, *args: object, samples: Any = None, context: object = None, **inputs: object
+        hidden_states: Tensor, *args: object, samples: CuSeqlens | None = None, context: object = None, **inputs: object
     ) -> Tensor:
         if context is not None:
             raise NotImplementedError(f"{type(mixer).__name__} cannot share a sequence between ranks")

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.autograd.function import FunctionCtx
 from torch.utils.flop_counter import register_flop_formula
 
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
@@ -22,6 +23,8 @@ from vlmpipe.trainer.models.attention.kernels import VarlenArgs, exact, kernel_f
 from vlmpipe.trainer.models.attention.mixers import MIXERS, mix_by_sample, mixers_of
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from vlmpipe.trainer.models.attention.context_parallel import ContextParallel
 
 NAME, TRIAL = "vlmpipe_by_sample", "vlmpipe_trial"  # registered with transformers' kinds of attention
@@ -35,7 +38,7 @@ def use_varlen_attention(language_model: nn.Module) -> str:
 
     It can if each of its layers is plainly causal attention or a known mixer, and gets the model's further inputs.
     """
-    config: Any = language_model.config
+    config: PreTrainedConfig = language_model.config
     if config._attn_implementation == NAME:
         return ""
     mixers = mixers_of(language_model)
@@ -52,7 +55,7 @@ def use_varlen_attention(language_model: nn.Module) -> str:
     return ""
 
 
-def _why_masked(language_model: Any, mixers: list[nn.Module] | None) -> str:
+def _why_masked(language_model: nn.Module, mixers: list[nn.Module] | None) -> str:
     config = language_model.config
     if mixers is None:
         return "a layer has a mixer that is not known"
@@ -69,7 +72,7 @@ def no_mask(sequences: int, device: torch.device) -> Tensor:
     return torch.empty(sequences, 1, 0, 0, dtype=torch.bool, device=device)
 
 
-def _trial_failure(language_model: Any) -> str:
+def _trial_failure(language_model: nn.Module) -> str:
     """Why a layer's attention does not get the model's samples and mask, or gets something unsupported; else empty.
 
     Runs a model of one such layer on the meta device, and in bf16, the only type there for grouped products of experts.
@@ -95,7 +98,7 @@ def _trial_failure(language_model: Any) -> str:
     AttentionInterface.register(TRIAL, trial)
     try:
         with unset_fake_temporarily(), META, torch.no_grad():
-            layer: Any = type(language_model)(config).bfloat16()
+            layer: nn.Module = type(language_model)(config).bfloat16()
             layer.config._attn_implementation = TRIAL
             embeddings = torch.empty(1, 2, config.hidden_size, dtype=torch.bfloat16)
             inputs = {"inputs_embeds": embeddings, "position_ids": torch.arange(2)[None]}
@@ -115,7 +118,7 @@ def unsupported(key: Tensor, value: Tensor, given: Mapping[str, object]) -> list
     return asked + ["value heads of another width"] * (key.shape[-1] != value.shape[-1])
 
 
-def sees_all_before(config: Any, beside: Collection[str] = ()) -> bool:
+def sees_all_before(config: PreTrainedConfig, beside: Collection[str] = ()) -> bool:
     """Return whether all layers are plainly causal attention, torch's or ours, or of a kind in `beside`."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     windowed = not kinds <= {"full_attention", *beside} or getattr(config, "sliding_window", None)
@@ -123,7 +126,7 @@ def sees_all_before(config: Any, beside: Collection[str] = ()) -> bool:
     return config._attn_implementation in ("sdpa", NAME) and not windowed and not bidirectional
 
 
-def takes_samples(config: Any) -> bool:
+def takes_samples(config: PreTrainedConfig) -> bool:
     """Return whether `use_varlen_attention` has changed the language model of this config."""
     return bool(config._attn_implementation == NAME)
 
@@ -176,7 +179,7 @@ def attend(
 
 
 @attend.register_fake
-def _(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _(query: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     sequences, tokens, heads = query.shape[:3]
     return query.new_empty(query.shape), query.new_empty(heads, sequences * tokens, dtype=exact(query.dtype))
 
@@ -200,16 +203,25 @@ def attend_backward(
 
 
 @attend_backward.register_fake
-def _(_gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(_gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
-def _save(ctx: Any, inputs: tuple[object, ...], output: tuple[Tensor, Tensor]) -> None:
+class _AttendContext(FunctionCtx):
+    """What the backward pass needs."""
+
+    saved_tensors: tuple[Tensor, ...]
+    scale: float
+
+
+def _save(
+    ctx: _AttendContext, inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float], output: tuple[Tensor, Tensor]
+) -> None:
     query, key, value, bounds, device_bounds, ctx.scale = inputs
     ctx.save_for_backward(query, key, value, *output, bounds, device_bounds)
 
 
-def _backward(ctx: Any, gradient: Tensor, _d_lse: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: _AttendContext, gradient: Tensor, _d_lse: Tensor) -> tuple[Tensor | None, ...]:
     return *attend_backward(gradient, *ctx.saved_tensors, ctx.scale), None, None, None
 
 
@@ -235,7 +247,7 @@ def backward_flops(
     value: Tensor,
     _output: Tensor,
     _lse: Tensor,
-    *rest: Any,
+    *rest: Tensor,
     **__: object,
 ) -> int:
     """Four products; recomputed scores are not counted."""

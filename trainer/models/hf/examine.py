@@ -10,13 +10,12 @@ import copy
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN, ModelConfig
 from vlmpipe.trainer.errors import ConfigError
@@ -146,7 +145,7 @@ def _found(config: ModelConfig, images: PublishedImages, whole: PreTrainedConfig
     )
 
 
-def _require_known_parts(model: Any) -> None:
+def _require_known_parts(model: PreTrainedModel) -> None:
     """Parts are told apart by parameters' names, here and in files."""
     modules = {module: f"{name}." for name, module in model.named_modules()}
     language = tuple(modules[part] for part in (model.get_decoder(), model.get_output_embeddings()))

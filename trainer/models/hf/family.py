@@ -8,16 +8,17 @@ from __future__ import annotations
 import copy
 import functools
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import torch
 import transformers
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers import CONFIG_MAPPING, BaseImageProcessor, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.initialization import no_init_weights
@@ -28,12 +29,13 @@ from vlmpipe.trainer.models.base import ShardingUnits
 from vlmpipe.trainer.models.hf.examine import examine, require_trainable
 from vlmpipe.trainer.models.hf.flops import counted_flops
 from vlmpipe.trainer.models.hf.model import BLANK, HfVLM, encoder_of, fewer_layers, layers_of, names_from_end
-from vlmpipe.trainer.models.hf.processor import PublishedImages, kind_of, published_images
+from vlmpipe.trainer.models.hf.processor import PublishedImages, Tensors, kind_of, published_images
 from vlmpipe.trainer.models.hf.stored import StoredOutput, encoder_output
 from vlmpipe.trainer.models.hf_native.family import NativeFamily
 from vlmpipe.trainer.models.hf_native.pretrained import part_config, weights_description
 from vlmpipe.trainer.models.hf_native.settings_files import save_model_settings, serve_older_readers
 from vlmpipe.trainer.models.hf_native.weights import PretrainedModel, StoredWeights
+from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights, parameters_on_meta
 from vlmpipe.trainer.models.layers.freeze import part_of, trains
 from vlmpipe.trainer.models.layers.parameter_counts import model_shape
@@ -52,13 +54,13 @@ class HfFamily(NativeFamily):
     def type_of(self, config: ModelConfig) -> str:
         return str(part_config(config.tower).model_type)
 
-    def kind(self, model_type: str) -> Any:
+    def kind(self, model_type: str) -> type[PreTrainedModel]:
         return kind_of(CONFIG_MAPPING[model_type])
 
     def whole_config(self, config: ModelConfig) -> PreTrainedConfig:
         return copy.deepcopy(part_config(config.tower))
 
-    def config_for(self, config: ModelConfig, tokenizer: Any) -> PreTrainedConfig:
+    def config_for(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedConfig:
         """The published one, with an embedding for each of the tokenizer's tokens."""
         whole = self.whole_config(config)
         text = whole.get_text_config()
@@ -98,8 +100,8 @@ class HfFamily(NativeFamily):
         self,
         config: ModelConfig,
         tower: nn.Module,
-        pixel_values: Any,
-        grids: Any = None,
+        pixel_values: Tensors,
+        grids: Sequence[Grid] | None = None,
         dtype: torch.dtype = torch.bfloat16,
     ) -> list[Tensor]:
         """Features of one image, (rows, width) in `dtype`. tower: of `build_tower`; pixel_values: inputs."""
@@ -118,7 +120,7 @@ class HfFamily(NativeFamily):
     def tower(self, model: nn.Module) -> nn.Module:
         return encoder_of(model)
 
-    def image_processor(self, config: ModelConfig) -> Any:
+    def image_processor(self, config: ModelConfig) -> BaseImageProcessor:
         return self.images(config).processor.image_processor
 
     def feature_shape(self, config: ModelConfig) -> tuple[int, ...]:
@@ -248,7 +250,7 @@ def _become_fake(model: nn.Module) -> None:
             (module._parameters if name in module._parameters else module._buffers)[name] = made[tensor]
 
 
-def _no_stages(stage: Stage) -> Any:
+def _no_stages(stage: Stage) -> NoReturn:
     raise ConfigError(
         "models of family hf cannot be split into pipeline stages", fix="use another strategy, such as fsdp"
     )

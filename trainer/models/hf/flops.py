@@ -12,11 +12,11 @@ import copy
 import functools
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -120,7 +120,9 @@ class _Count(TorchDispatchMode):
     def enter(self, part: ModelPart, *_: object) -> None:
         self._part = part
 
-    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         kwargs = kwargs or {}
         formula = FORMULAS.get(func._overloadpacket)
         has_values = not any(hasattr(leaf, NO_VALUES) for leaf in tree_leaves((args, kwargs)))
@@ -144,7 +146,7 @@ def _without_values(output: object) -> object:
     return output
 
 
-def _may_be_left_out(func: Any, args: Any) -> bool:
+def _may_be_left_out(func: OpOverload, args: tuple[object, ...]) -> bool:
     """Return whether an operation takes large features number by number, or row by row, and gives new ones."""
     if func._schema.is_mutable or (torch.Tag.pointwise not in func.tags and func._overloadpacket not in BY_ROW):
         return False

@@ -6,14 +6,16 @@ import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import TypeAlias, Unpack
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from torch.autograd.function import FunctionCtx
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import ModelOutput
 
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask
@@ -21,12 +23,14 @@ from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.attention.varlen import use_varlen_attention
 from vlmpipe.trainer.models.hf.processor import FEATURES, PIXEL_SHAPE, TYPES, PublishedImages, Tensors
 from vlmpipe.trainer.models.hf.stored import PROJECTED_OUTPUTS, StoredEncoder, StoredOutput, tensors_in
+from vlmpipe.trainer.models.image_inputs import NamedImages
 from vlmpipe.trainer.models.layers.freeze import part_of, trains
 from vlmpipe.trainer.models.layers.image_placeholders import places_of, put
 from vlmpipe.trainer.models.loss.chunked_loss import TokenLoss
 from vlmpipe.trainer.models.packed_vlm import PackedInputs, loss_of
 
 BLANK = (64, 64)  # pixels
+Nested: TypeAlias = "Tensor | Sequence[Nested]"
 PROJECTED = "projected"  # in traces, in place of the model's inputs: (image tokens, hidden)
 
 
@@ -48,7 +52,7 @@ class HfVLM(nn.Module):
     """
 
     def __init__(
-        self, config: ModelConfig, model: Any, images: PublishedImages, stored: StoredOutput | None = None
+        self, config: ModelConfig, model: PreTrainedModel, images: PublishedImages, stored: StoredOutput | None = None
     ) -> None:
         super().__init__()
         self.config, self.model, self.token_loss = config, model, TokenLoss()
@@ -66,7 +70,7 @@ class HfVLM(nn.Module):
         self.train(self.training)
 
     @functools.cached_property
-    def _blank(self) -> dict[str, Any]:
+    def _blank(self) -> NamedImages:
         """Inputs of one image, which stands in where there is none."""
         if isinstance(self.tower, StoredEncoder):
             stored = self.tower.stored
@@ -94,12 +98,12 @@ class HfVLM(nn.Module):
         images: inputs of the library's model by name, or what `PublishedImages.encoded` says; none without images.
         """
         images = inputs["images"]
-        assert isinstance(images, dict)
+        assert not isinstance(images, Tensor)
         hidden = self.hidden_states(inputs["input_ids"], inputs["position_ids"], images, inputs.get("samples"))
         return loss_of(self.token_loss, self.model.get_output_embeddings(), hidden, inputs)
 
     def hidden_states(
-        self, input_ids: Tensor, position_ids: Tensor, images: dict[str, Any], samples: CuSeqlens | None = None
+        self, input_ids: Tensor, position_ids: Tensor, images: NamedImages, samples: CuSeqlens | None = None
     ) -> Tensor:
         """(sequences, tokens, hidden) after the language model.
 
@@ -108,7 +112,9 @@ class HfVLM(nn.Module):
         collectives of all ranks are the same whatever their data.
         """
         if PROJECTED in images:
-            return self._traced(input_ids, position_ids, images[PROJECTED], samples)
+            projected = images[PROJECTED]
+            assert isinstance(projected, Tensor)
+            return self._traced(input_ids, position_ids, projected, samples)
         types = self._images.types(input_ids)
         inputs = self._replayed(images or self._blank)
         positions = position_ids
@@ -149,12 +155,13 @@ class HfVLM(nn.Module):
         ).last_hidden_state
         return output
 
-    def _replayed(self, images: dict[str, Any]) -> Tensors:
+    def _replayed(self, images: NamedImages) -> Tensors:
         """Inputs of the library's model. The encoder has the stored features, if there are any, and sees no pixels."""
+        rest = {name: value for name, value in images.items() if isinstance(value, Tensor)}
         if FEATURES not in images:
-            return images
-        rest = dict(images)
-        rows, shape = rest.pop(FEATURES), rest.pop(PIXEL_SHAPE)
+            return rest
+        rows, shape = rest.pop(FEATURES), images[PIXEL_SHAPE]
+        assert isinstance(shape, tuple)
         embedding = self.model.get_input_embeddings().weight
         self.tower.rows = rows.to(embedding.device, embedding.dtype)
         return rest | {"pixel_values": rows.new_ones(()).expand(shape)}  # some models take out images that are all 0
@@ -186,11 +193,11 @@ class HfVLM(nn.Module):
 
 
 @contextlib.contextmanager
-def _without_features(model: Any) -> Iterator[None]:
+def _without_features(model: PreTrainedModel) -> Iterator[None]:
     """Have a model encode and project the images that it is given, and use none of the features."""
     features_of = model.get_image_features
 
-    def get_image_features(*args: object, **named: object) -> Any:
+    def get_image_features(*args: object, **named: object) -> ModelOutput:
         output = features_of(*args, **named)
         for name in PROJECTED_OUTPUTS:
             if output.get(name) is not None:
@@ -204,11 +211,11 @@ def _without_features(model: Any) -> Iterator[None]:
         del model.get_image_features
 
 
-def _none_of(features: Any) -> object:
+def _none_of(features: Nested) -> Nested:
     return features[:0] if isinstance(features, Tensor) else [_none_of(feature) for feature in features]
 
 
-def encoder_of(model: Any) -> Any:
+def encoder_of(model: PreTrainedModel) -> PreTrainedModel:
     """The vision encoder of a transformers model."""
     return model.get_encoder(modality="image")
 
@@ -219,7 +226,7 @@ def layers_of(encoder: nn.Module) -> list[nn.Module]:
     return max((one for one in lists if len({type(layer) for layer in one}) == 1), key=len, default=[])
 
 
-def names_from_end(model: Any) -> dict[str, str]:
+def names_from_end(model: PreTrainedModel) -> dict[str, str]:
     """Parameters of the vision encoder, whose layers count from the last one, -1 -> their names in the model."""
     encoder = encoder_of(model)
     modules = {module: name for name, module in model.named_modules()}
@@ -244,17 +251,24 @@ def same_sample(position_ids: Tensor) -> Tensor:
     return (sample[:, :, None] == sample[:, None, :]).unsqueeze(1)
 
 
+class _EncodedContext(FunctionCtx):
+    """What the backward pass needs."""
+
+    kept: Tensor
+    size: VisionBytes
+
+
 class _Encoded(torch.autograd.Function):
     """Projected images of a trace, which allocate what encoder and projector would."""
 
     @staticmethod
-    def forward(ctx: Any, projected: Tensor, size: VisionBytes) -> Tensor:
+    def forward(ctx: _EncodedContext, projected: Tensor, size: VisionBytes) -> Tensor:
         ctx.kept, ctx.size = projected.new_empty(size.kept, dtype=torch.uint8), size
         projected.new_empty(max(0, size.forward - size.kept - projected.nbytes), dtype=torch.uint8)
         return projected.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _EncodedContext, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient,) = gradients
         gradient.new_empty(max(0, ctx.size.backward - ctx.size.kept - gradient.nbytes), dtype=torch.uint8)
         del ctx.kept
@@ -268,7 +282,9 @@ def _separate_samples(module: HfVLM) -> object:
     elsewhere attention gets the samples' bounds.
     """
 
-    def hook(language_model: Any, args: object, inputs: dict[str, object]) -> tuple[object, dict[str, object]] | None:
+    def hook(
+        language_model: PreTrainedModel, args: object, inputs: dict[str, object]
+    ) -> tuple[object, dict[str, object]] | None:
         if module._packed is None:
             return None
         positions, samples = module._packed
@@ -289,7 +305,7 @@ def _both(mask: Tensor | None, seen: Tensor) -> Tensor:
     return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, torch.finfo(mask.dtype).min)
 
 
-def _round_output(_encoder: nn.Module, _inputs: object, output: Any) -> object:
+def _round_output(_encoder: nn.Module, _inputs: object, output: ModelOutput) -> object:
     """A frozen encoder's output as the feature cache stores it: in bf16.
 
     A copy: the library writes its projected features into the output that it gets.
@@ -300,11 +316,12 @@ def _round_output(_encoder: nn.Module, _inputs: object, output: Any) -> object:
     return rounded
 
 
-def _rounded(value: Any) -> object:
+def _rounded(value: object) -> object:
     if isinstance(value, list | tuple):
         return type(value)(_rounded(one) for one in value)
-    is_float = isinstance(value, Tensor) and value.is_floating_point()
-    return value.to(torch.bfloat16).to(value.dtype) if is_float else value
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.to(torch.bfloat16).to(value.dtype)
+    return value
 
 
 def fewer_layers(text: PreTrainedConfig, count: int) -> None:

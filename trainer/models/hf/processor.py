@@ -14,13 +14,19 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedConfig
+from transformers import (
+    AutoImageProcessor,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    ProcessorMixin,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.utils import PROCESSOR_NAME
@@ -28,6 +34,7 @@ from transformers.utils import PROCESSOR_NAME
 from vlmpipe.trainer.config.model import IMAGE_TOKEN, WeightsConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.hf_native.pretrained import load_pretrained, part_config
+from vlmpipe.trainer.models.image_inputs import NamedImages
 from vlmpipe.trainer.models.published import published_json
 
 Size = tuple[int, int]  # width and height in pixels
@@ -55,7 +62,7 @@ class PublishedImages:
     placeholder: what a chat template writes for an image. image_token: what features replace; often the same.
     """
 
-    def __init__(self, part: WeightsConfig, settings: Mapping[str, Any]) -> None:
+    def __init__(self, part: WeightsConfig, settings: Mapping[str, object]) -> None:
         config = part_config(part)
         self.processor = _processor(part, type(config), settings)
         tokenizer = self.processor.tokenizer
@@ -66,9 +73,9 @@ class PublishedImages:
         # One processor (Qianfan-OCR) has a token of its own for what templates write.
         self.placeholder = str(getattr(self.processor, "image_placeholder_token", "") or self.processor.image_token)
         self.typed_token_ids = [int(one) for one in self.processor.image_token_ids if one is not None]
-        settings = self.processor._merge_kwargs(tokenizer_init_kwargs=tokenizer.init_kwargs, return_tensors="pt")
+        merged = self.processor._merge_kwargs(tokenizer_init_kwargs=tokenizer.init_kwargs, return_tensors="pt")
         own = inspect.getfullargspec(self.processor._process_images).args
-        self._images_kwargs = settings["images_kwargs"] | {name: settings[name] for name in own if name in settings}
+        self._images_kwargs = merged["images_kwargs"] | {name: merged[name] for name in own if name in merged}
         self._of_thread = threading.local()
         self.texts = functools.lru_cache(KEPT_TEXTS)(self._texts)
         self.layout = functools.lru_cache(KEPT_LAYOUTS)(self._layout)
@@ -130,7 +137,7 @@ class PublishedImages:
         with unset_fake_temporarily():
             return made | {"pixel_values": made["pixel_values"].to("meta")}
 
-    def encoded(self, features: Tensor, sizes: Sequence[Size]) -> dict[str, Any]:
+    def encoded(self, features: Tensor, sizes: Sequence[Size]) -> NamedImages:
         """Inputs of a training module for images of these sizes with stored features, (rows of all, width)."""
         if not sizes:
             return {}
@@ -158,7 +165,7 @@ class PublishedImages:
             made, written = processor._process_images(laid_out, **self._images_kwargs)
         return {name: torch.as_tensor(value) for name, value in made.items() if name in self.inputs}, written
 
-    def _own_processor(self) -> Any:
+    def _own_processor(self) -> ProcessorMixin:
         """This thread's: what one keeps while it works is its model's own affair."""
         if not hasattr(self._of_thread, "processor"):
             own = copy.copy(self.processor)
@@ -166,7 +173,7 @@ class PublishedImages:
             self._of_thread.processor = own
         return self._of_thread.processor
 
-    def save(self, tokenizer: Any, folder: Path, published: WeightsConfig) -> None:
+    def save(self, tokenizer: PreTrainedTokenizerFast, folder: Path, published: WeightsConfig) -> None:
         """Write what `AutoProcessor` reads, with the published video processor's settings where there are any."""
         tokenizer._set_processor_class(type(self.processor).__name__)
         tokenizer.save_pretrained(folder)
@@ -188,7 +195,7 @@ def published_images(part: WeightsConfig, settings: Mapping[str, object] | None)
     return _published(part.weights, part.revision, json.dumps(settings or {}, sort_keys=True))
 
 
-def kind_of(config: type[PreTrainedConfig]) -> Any:
+def kind_of(config: type[PreTrainedConfig]) -> type[PreTrainedModel]:
     """transformers' class of a model. Raises ConfigError for a type that takes no images and text."""
     kind = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(config, None)
     if kind is None:
@@ -220,14 +227,14 @@ def _behind_each_other(samples: Sequence[Tensors]) -> Iterator[Tensors]:
         before += sample["pixel_values"].shape[:2].numel()
 
 
-def without_video(kind: type) -> Any:
+def without_video(kind: type) -> type[ProcessorMixin]:
     """A processor class that takes no video processor."""
     changes = {"check_argument_for_proper_class": lambda self, name, value: type(value), "__module__": kind.__module__}
     return type(kind.__name__, (kind,), changes)
 
 
-def _processor(part: WeightsConfig, config: type[PreTrainedConfig], settings: Mapping[str, Any]) -> Any:
-    kind: Any = PROCESSOR_MAPPING.get(config, None)
+def _processor(part: WeightsConfig, config: type[PreTrainedConfig], settings: Mapping[str, object]) -> ProcessorMixin:
+    kind: type[ProcessorMixin] | None = PROCESSOR_MAPPING.get(config, None)
     if kind is None:
         raise ConfigError(
             f"transformers has no processor for {part.weights}", expected="a model whose images it knows how to prepare"

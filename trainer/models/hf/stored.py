@@ -4,12 +4,13 @@ it back, so that projectors train on it."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from vlmpipe.trainer.models.hf.processor import Tensors, join
 
@@ -28,24 +29,25 @@ class StoredOutput:
     features of a blank image.
     """
 
-    kind: type
+    kind: type[ModelOutput]
     fields: tuple[Field, ...]
     lists: Mapping[str, int]
     axes: tuple[int, ...]
     blank_rows: int
     width: int
 
-    def take(self, output: Mapping[str, Any]) -> Tensor:
+    def take(self, output: ModelOutput) -> Tensor:
         return torch.cat([_read(output, field).flatten(0, -2) for field in self.fields], dim=-1)
 
-    def give(self, rows: Tensor) -> object:
-        content: dict[str, Any] = {name: [None] * length for name, length in self.lists.items()}
+    def give(self, rows: Tensor) -> ModelOutput:
+        lists: dict[str, list[Tensor | None]] = {name: [None] * length for name, length in self.lists.items()}
+        content: dict[str, object] = {**lists}
         for (name, place), part in zip(self.fields, rows.chunk(len(self.fields), dim=-1), strict=True):
             value = part.reshape(*self.axes, part.shape[-1])
             if place is None:
                 content[name] = value
             else:
-                content[name][place] = value
+                lists[name][place] = value
         return self.kind(**content)
 
 
@@ -60,16 +62,16 @@ class StoredEncoder(nn.Module):
         self.__dict__.update(own)  # settings that models read, such as spatial_merge_size
         self.stored, self.rows = stored, torch.empty(0)
 
-    def forward(self, *_: object, **__: object) -> Any:
+    def forward(self, *_: object, **__: object) -> ModelOutput:
         return self.stored.give(self.rows)
 
 
-def encoder_output(model: Any, inputs: Mapping[str, Tensor]) -> Any:
+def encoder_output(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> ModelOutput:
     """Vision features of images, without running later layers."""
     encoder = model.get_encoder(modality="image")
     dtype = next(encoder.parameters()).dtype
 
-    def cast(_: nn.Module, args: Any, named: dict[str, object]) -> object:
+    def cast(_: nn.Module, args: tuple[object, ...], named: dict[str, object]) -> object:
         args, named = (torch.utils._pytree.tree_map(_as(dtype), arguments) for arguments in (args, named))
         return args, named
 
@@ -87,7 +89,7 @@ def encoder_output(model: Any, inputs: Mapping[str, Tensor]) -> Any:
     raise AssertionError("image features come without the vision encoder")
 
 
-def find_stored_output(model: Any, images: Sequence[Tensors], blank: Tensors) -> StoredOutput | None:
+def find_stored_output(model: PreTrainedModel, images: Sequence[Tensors], blank: Tensors) -> StoredOutput | None:
     """Return the encoder outputs to store, or None if the output for several images differs from that for each.
 
     images: inputs of some images, one by one. blank: inputs of a blank image.
@@ -115,7 +117,7 @@ def find_stored_output(model: Any, images: Sequence[Tensors], blank: Tensors) ->
     return StoredOutput(stored.kind, fields, lists, axes, len(stored.take(of_blank[0])), stored.width)
 
 
-def _used_fields(model: object, inputs: Tensors, output: Any) -> Iterator[Field]:
+def _used_fields(model: object, inputs: Tensors, output: ModelOutput) -> Iterator[Field]:
     """Yield the encoder's output fields that projected features depend on: with NaN in one, they become NaN."""
     for name, value in output.items():
         places = range(-len(value), 0) if isinstance(value, list | tuple) else [None]
@@ -127,7 +129,7 @@ def _used_fields(model: object, inputs: Tensors, output: Any) -> Iterator[Field]
                 yield name, place
 
 
-def _spoils(model: Any, inputs: Tensors, output: object) -> bool:
+def _spoils(model: PreTrainedModel, inputs: Tensors, output: object) -> bool:
     hook = model.get_encoder(modality="image").register_forward_hook(lambda *_: output)
     try:
         features = model.base_model.get_image_features(**inputs, return_dict=True)
@@ -136,18 +138,19 @@ def _spoils(model: Any, inputs: Tensors, output: object) -> bool:
     return any(bool(tensor.isnan().any()) for name in PROJECTED_OUTPUTS for tensor in tensors_in(features.get(name)))
 
 
-def tensors_in(features: Any) -> list[Tensor]:
+def tensors_in(features: object) -> list[Tensor]:
     if isinstance(features, Tensor):
         return [features]
-    return [] if features is None else [tensor for feature in features for tensor in tensors_in(feature)]
+    return [tensor for feature in features for tensor in tensors_in(feature)] if isinstance(features, Iterable) else []
 
 
-def _read(output: Mapping[str, Any], field: Field) -> Any:
+def _read(output: ModelOutput, field: Field) -> Tensor:
     name, place = field
-    return output[name] if place is None else output[name][place]
+    read: Tensor = output[name] if place is None else output[name][place]
+    return read
 
 
-def _replaced(output: Any, field: Field, tensor: Tensor) -> object:
+def _replaced(output: ModelOutput, field: Field, tensor: Tensor) -> object:
     name, place = field
     changed = copy.copy(output)
     if place is None:
@@ -163,7 +166,7 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return shape[:axis] + shape[axis + 1 :]
 
 
-def _as(dtype: torch.dtype) -> Any:
+def _as(dtype: torch.dtype) -> Callable[[object], object]:
     return lambda value: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 

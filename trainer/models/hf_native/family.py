@@ -6,11 +6,19 @@ import copy
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, GenerationConfig, PreTrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    BaseImageProcessor,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.initialization import no_init_weights
 from transformers.utils import VIDEO_PROCESSOR_NAME
 
@@ -36,7 +44,7 @@ from vlmpipe.trainer.models.published import image_token_in, model_file
 class TransformersFamily:
     """See `vlmpipe.trainer.models.base.Family`. Subclasses define `kind` and `whole_config`."""
 
-    def kind(self, model_type: str) -> Any:
+    def kind(self, model_type: str) -> type[PreTrainedModel]:
         """transformers' class of the model."""
         raise NotImplementedError
 
@@ -48,7 +56,7 @@ class TransformersFamily:
         """A new transformers configuration of the whole model."""
         raise NotImplementedError
 
-    def config_for(self, config: ModelConfig, tokenizer: Any) -> PreTrainedConfig:
+    def config_for(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedConfig:
         """Return the configuration with an embedding for each token of the tokenizer, and with its control tokens."""
         whole = self.whole_config(config)
         text = whole.text_config
@@ -91,7 +99,7 @@ class TransformersFamily:
             load_adapter(model, config.lora)
         return model
 
-    def blueprint(self, config: ModelConfig, tokenizer: Any, *, buffers: bool = False) -> nn.Module:
+    def blueprint(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast, *, buffers: bool = False) -> nn.Module:
         """The model of `build` on the meta device. `buffers`: but for buffers and adapters, which have their values."""
         with parameters_on_meta() if buffers else torch.device("meta"), no_init_weights():
             model = self.kind(self.type_of(config))(self.config_for(config, tokenizer)).float()
@@ -133,7 +141,7 @@ class TransformersFamily:
 
 def _keep_fp32_buffers(model: nn.Module) -> None:
     """Give the model the buffers that it has in fp32: transformers computes some in the type of the weights."""
-    config: Any = copy.deepcopy(model.config)
+    config: PreTrainedConfig = copy.deepcopy(model.config)
     set_dtype(config, torch.float32)
     with parameters_on_meta(), no_init_weights():
         made: nn.Module = type(model)(config)
@@ -152,15 +160,18 @@ class NativeFamily(TransformersFamily):
     def stored_model(self, config: ModelConfig) -> PretrainedModel:
         return self.models[config.family]
 
-    def kind(self, model_type: str) -> Any:
-        return self.models[model_type].kind
+    def kind(self, model_type: str) -> type[PreTrainedModel]:
+        kind = self.models[model_type].kind
+        assert kind, "a whole model"
+        return kind
 
     def whole_config(self, config: ModelConfig) -> PreTrainedConfig:
         return pretrained_config(config)
 
-    def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
+    def build(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> nn.Module:
         """The whole model on the CPU in fp32: pretrained where weights are named, else drawn from the seed."""
         whole, names = self.config_for(config, tokenizer), self.stored_model(config)
+        assert names.kind, "a whole model"
         torch.manual_seed(config.seed)
         if config.tower.weights:
             with no_init_weights():
@@ -173,7 +184,7 @@ class NativeFamily(TransformersFamily):
         torch.manual_seed(config.seed)  # adapters start the same whatever was drawn before them
         return self.with_first_adapters(self.freeze(model, config, is_whole=True), config)
 
-    def initial_weights(self, config: ModelConfig, tokenizer: Any) -> StoredWeights | DrawnWeights:
+    def initial_weights(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> StoredWeights | DrawnWeights:
         if config.tower.weights:
             return StoredWeights(config.tower, self.stored_model(config), len(tokenizer))
         plain = without_adapters(config)
@@ -193,7 +204,9 @@ class NativeFamily(TransformersFamily):
         vision.load_state_dict(state)
         return vision.eval()
 
-    def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
+    def save_settings(
+        self, config: ModelConfig, model: nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path
+    ) -> None:
         """Write everything but the weights that plain `from_pretrained` reads, also that of transformers 4.5x."""
         save_model_settings(model, tokenizer, folder, config.tower)
         tokenizer.save_pretrained(folder)
@@ -202,7 +215,7 @@ class NativeFamily(TransformersFamily):
             shutil.copyfile(videos, folder / VIDEO_PROCESSOR_NAME)
         serve_older_readers(folder)
 
-    def image_processor(self, config: ModelConfig) -> Any:
+    def image_processor(self, config: ModelConfig) -> BaseImageProcessor:
         raise NotImplementedError
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from vlmpipe.trainer.config.model import LoraConfig, ModelConfig, WeightsConfig
 from vlmpipe.trainer.errors import ConfigError, os_errors
@@ -104,7 +104,7 @@ def require_same_adapter(config: ModelConfig) -> None:
             + (f" but one of kind {found['peft_type']}" if found else f": it has no {SETTINGS}"),
             expected="a folder in PEFT's format, as a run with model.lora.export adapter writes it",
         )
-    known = (found.get("base_model_name_or_path"), found.get("revision") or base.revision)
+    known = (found.get("base_model_name_or_path"), str(found.get("revision") or base.revision))
     if known != (base.weights, base.revision or known[1]):
         raise ConfigError(
             f"model.lora.pretrained {lora.pretrained} is an adapter for {known[0]}{_at(known[1])}, and "
@@ -163,7 +163,9 @@ def load_adapter(model: nn.Module, lora: LoraConfig) -> None:
                 setattr(model.get_submodule(parent), own, nn.Parameter(file.get_tensor(stored).float()))
 
 
-def merged_model(kind: object, folder: Path, load: Callable[[object, WeightsConfig], nn.Module]) -> nn.Module:
+def merged_model(
+    kind: type[PreTrainedModel], folder: Path, load: Callable[[type[PreTrainedModel], WeightsConfig], nn.Module]
+) -> nn.Module:
     """The adapter in `folder` on its base, as PEFT loads and merges it. load: a pretrained model of `kind`, in fp32."""
     import peft
 
@@ -202,7 +204,7 @@ def _adapter_names(model: nn.Module) -> dict[str, str]:
     }
 
 
-def _opened(lora: LoraConfig) -> Any:
+def _opened(lora: LoraConfig) -> safe_open:
     part = WeightsConfig(weights=lora.pretrained)
     path = model_file(part, WEIGHTS)
     if path is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedConfig
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
@@ -68,7 +68,7 @@ def part_config(part: WeightsConfig) -> PreTrainedConfig:
     return found
 
 
-def set_dtype(config: Any, dtype: torch.dtype) -> None:
+def set_dtype(config: PreTrainedConfig, dtype: torch.dtype) -> None:
     """Set the type of weights in a configuration and those of its parts.
 
     transformers computes constants of a part, such as Gemma's scale of embeddings, in the type that its configuration
@@ -112,7 +112,7 @@ def _require_safetensors(folder: Path, weights: str) -> None:
         )
 
 
-def load_complete(kind: Any, part: WeightsConfig, **arguments: object) -> nn.Module:
+def load_complete(kind: type[PreTrainedModel], part: WeightsConfig, **arguments: object) -> nn.Module:
     """A model of transformers, with all its weights. Raises ConfigError where some are missing: they would be drawn."""
     model, info = load_pretrained(kind, part, output_loading_info=True, **arguments)
     if missing := sorted(info["missing_keys"]):

@@ -7,10 +7,12 @@ rotary positions with its own defaults, refuses the tokenizer, and finds no imag
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedTokenizerFast
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, IMAGE_PROCESSOR_NAME, PROCESSOR_NAME
 
 from vlmpipe.trainer.config.model import WeightsConfig
@@ -32,7 +34,9 @@ RENAMED = {
 NOT_SAMPLING = ("transformers_version", "_from_model_config")
 
 
-def save_model_settings(model: nn.Module, tokenizer: Any, folder: Path, published: WeightsConfig) -> None:
+def save_model_settings(
+    model: nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path, published: WeightsConfig
+) -> None:
     """Write the configurations of model and of generation, with the tokenizer's control tokens.
 
     Generation samples as the published model does, and also stops where it does. model: of the dtype in which its
@@ -109,7 +113,7 @@ def _older_tokenizer(content: dict[str, object], template: str) -> dict[str, obj
     return content
 
 
-def _change(file: Path, change: Any) -> None:
+def _change(file: Path, change: Callable[[dict[str, object]], dict[str, object]]) -> None:
     if file.is_file():
         _write(file, change(json.loads(file.read_text(encoding="utf-8"))))
 

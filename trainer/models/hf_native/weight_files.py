@@ -7,14 +7,15 @@ tensor twice, and has a small disk: within `read_in_passing` it reads ranges of 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from safetensors import safe_open
+from torch import Tensor
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from vlmpipe.trainer.config.model import WeightsConfig
@@ -30,6 +31,23 @@ HUB_S = 60.0  # without a byte from the hub, after which a request is tried agai
 _passing: ContextVar[Sums | None] = ContextVar("passing", default=None)
 
 
+class Rows(Protocol):
+    """A tensor of a file, of which slices are read."""
+
+    def get_shape(self) -> Sequence[int]: ...
+    def __getitem__(self, rows: slice, /) -> Tensor: ...
+
+
+class OpenedFile(Protocol):
+    """The part of `safetensors.safe_open` that reads weights."""
+
+    def __enter__(self) -> OpenedFile: ...
+    def __exit__(self, kind: object, error: object, trace: object, /) -> object: ...
+    def keys(self) -> Iterable[str]: ...
+    def get_tensor(self, name: str) -> Tensor: ...
+    def get_slice(self, name: str) -> Rows: ...
+
+
 class WeightFiles(Protocol):
     """Files of one published model."""
 
@@ -39,7 +57,7 @@ class WeightFiles(Protocol):
         """The index of its shards, on this machine; None for a model without."""
         ...
 
-    def opened(self, name: str) -> Any:
+    def opened(self, name: str) -> OpenedFile:
         """A safetensors file that it has, as `safetensors.safe_open` gives it."""
         ...
 
@@ -80,7 +98,7 @@ class _OnDisk:
     def index(self) -> Path | None:
         return self._path(SAFE_WEIGHTS_INDEX_NAME)
 
-    def opened(self, name: str) -> Any:
+    def opened(self, name: str) -> OpenedFile:
         path = self._path(name)
         assert path, "has() was asked"
         if path not in self._whole:
@@ -105,7 +123,7 @@ class _InBucket:
     def index(self) -> Path | None:
         return model_file(self._part, SAFE_WEIGHTS_INDEX_NAME, weights=False)
 
-    def opened(self, name: str) -> Any:
+    def opened(self, name: str) -> OpenedFile:
         if name not in self._open:
             self._open[name] = RangedFile(_Object(self._store, self._files[name]), self._sums)
         return self._open[name]
@@ -149,7 +167,7 @@ class _OnHub:
     def index(self) -> Path | None:
         return model_file(self._at_commit, SAFE_WEIGHTS_INDEX_NAME)
 
-    def opened(self, name: str) -> Any:
+    def opened(self, name: str) -> OpenedFile:
         if path := self._cached(name):
             return safe_open(path, framework="pt")
         if name not in self._open:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.base import Weights
 from vlmpipe.trainer.models.hf_native.pretrained import PICKLES, load_complete, part_config
-from vlmpipe.trainer.models.hf_native.weight_files import WeightFiles, weight_files
+from vlmpipe.trainer.models.hf_native.weight_files import OpenedFile, Rows, WeightFiles, weight_files
 from vlmpipe.trainer.models.safetensors_header import read_index
 
 HEAD = "lm_head.weight"
@@ -26,7 +26,7 @@ ROWS_AT_ONCE = 1024  # of an embedding
 class PretrainedModel:
     """A transformers model and the names of its weights."""
 
-    kind: Any  # transformers' class; None for a part that is stored in larger models only
+    kind: type[PreTrainedModel] | None  # None for a part that is stored in larger models only
     embedding: str = ""  # name of the embedding's weight
     tower: str = ""  # prefix of the vision encoder's weights
     # Prefixes of names -> those in other files: of older releases, or of models that the part is stored in.
@@ -128,6 +128,7 @@ class StoredWeights:
 
     @cached_property
     def _whole(self) -> dict[str, Tensor]:
+        assert self._model.kind, "stored in larger models only, whose files are known"
         return dict(load_complete(self._model.kind, self._part, **self._loading).state_dict())
 
     @cached_property
@@ -144,7 +145,7 @@ class StoredWeights:
     def _source(self) -> WeightFiles:
         return weight_files(self._part)
 
-    def _opened(self, stored_name: str) -> Any:
+    def _opened(self, stored_name: str) -> OpenedFile:
         file = self._files[stored_name]
         if not self._source.has(file):
             raise ConfigError(
@@ -173,7 +174,7 @@ class DrawnWeights:
         return self._draw()
 
 
-def _with_rows(stored: Any, shape: Sequence[int], count: int) -> Tensor:
+def _with_rows(stored: Rows | Tensor, shape: Sequence[int], count: int) -> Tensor:
     """A matrix in fp32 with rows for the tokenizer's additional tokens: the mean of all rows. stored: gives its rows by
     slices, of which one is held at a time, because embeddings are the largest weights.
 

@@ -10,7 +10,7 @@ import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class OffloadedInput:
 
     host: Tensor
     on_device: Tensor | None
-    copied: Any  # event after its last copy
+    copied: object  # event after its last copy
     before: Callable[[], OffloadedInput | None]  # the previous layer's, while it is needed
 
 
@@ -39,14 +39,14 @@ class ActivationOffload:
         """`checkpoint`, with its input offloaded."""
         return functools.partial(self._run, checkpoint)
 
-    def _run(self, checkpoint: Callable[..., object], layer: Callable[..., object], *inputs: object) -> Any:
+    def _run(self, checkpoint: Callable[..., object], layer: Callable[..., object], *inputs: object) -> object:
         with saved_tensors_hooks(self._save, self._load):
             return checkpoint(layer, *inputs)
 
     def _save(self, tensor: Tensor) -> OffloadedInput:
         if self._device != tensor.device:
             self._device = tensor.device
-            self._streams: Any = torch.get_device_module(tensor.device)  # torch.cpu has a single stream
+            self._streams: ModuleType = torch.get_device_module(tensor.device)  # torch.cpu has a single stream
             self._own = self._streams.Stream()
         before = self._last()
         if before is not None:  # its memory is free when its copy is done, behind which the last layer has run
@@ -71,7 +71,7 @@ class ActivationOffload:
         assert tensor is not None
         return tensor
 
-    def _copy(self, target: Tensor, source: Tensor) -> Any:
+    def _copy(self, target: Tensor, source: Tensor) -> object:
         self._own.wait_stream(self._streams.current_stream())
         with self._streams.stream(self._own):
             if not isinstance(source, FakeTensor):

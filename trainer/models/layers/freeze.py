@@ -11,7 +11,7 @@ import difflib
 import fnmatch
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmpipe.trainer.config.model import ModelConfig, ModelPart
 from vlmpipe.trainer.errors import ConfigError
@@ -84,7 +84,7 @@ def tied_names(model: nn.Module) -> dict[str, str]:
     return dict(getattr(model, "all_tied_weights_keys", None) or {})
 
 
-def token_rows(model: Any) -> dict[str, Tensor]:
+def token_rows(model: nn.Module) -> dict[str, Tensor]:
     """The embedding's and the head's weights, which get no adapters, by name; of a tied head the embedding's alone.
 
     Empty where transformers cannot find them.

@@ -7,7 +7,6 @@ of `masked_scatter`. Here the host knows that number from the shape of the featu
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,19 +58,24 @@ def add_levels_at_places(language_model: nn.Module) -> None:
 
     Masks still work. Raises ConfigError for a release of transformers with a different method.
     """
-    theirs: Any = getattr(type(language_model), "_deepstack_process", None)
-    arguments = list(inspect.signature(theirs).parameters) if theirs else []
-    if arguments != ["self", "hidden_states", "visual_pos_masks", "visual_embeds"]:
+    theirs = getattr(type(language_model), "_deepstack_process", None)
+    if theirs is None or list(inspect.signature(theirs).parameters) != [
+        "self",
+        "hidden_states",
+        "visual_pos_masks",
+        "visual_embeds",
+    ]:
         raise ConfigError(
             "this release of transformers adds images behind language layers in an unknown way",
             expected="the version in constraints.txt",
             fix="install that one",
         )
 
-    def add(hidden: Tensor, places: Tensor, level: Tensor) -> Any:
+    def add(hidden: Tensor, places: Tensor, level: Tensor) -> Tensor:
         """(sequences, tokens, hidden) with (image tokens, hidden) added."""
         if places.dtype == torch.bool:
-            return theirs(language_model, hidden, places, level)
+            added: Tensor = theirs(language_model, hidden, places, level)
+            return added
         flat = hidden.flatten(0, 1).index_put((places,), level.to(hidden.dtype), accumulate=True)
         return flat.view_as(hidden)
 

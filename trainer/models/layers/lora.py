@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from vlmpipe.trainer.config.model import LoraConfig, ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.layers.freeze import freeze, part_of, tied_names, tower_layers_of
 from vlmpipe.trainer.models.loss.chunked_loss import TRAINED_ROWS, trained_rows_of
+
+if TYPE_CHECKING:
+    import peft
 
 # peft imports bitsandbytes, which then warns that its kernels for CPUs are not installed; nothing here needs them.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
@@ -101,7 +104,7 @@ def _adapts_others(model: nn.Module, how: str) -> ConfigError:
     )
 
 
-def peft_settings(config: LoraConfig, names: list[str]) -> Any:
+def peft_settings(config: LoraConfig, names: list[str]) -> peft.LoraConfig:
     """peft's own settings. names: of the adapted layers."""
     import peft
 
@@ -130,7 +133,7 @@ def draw_adapters(model: nn.Module, device: torch.device) -> None:
                 module.lora_magnitude_vector[ADAPTER].weight = nn.Parameter(lengths)
 
 
-def train_rows_only(model: Any, tokens: Sequence[int]) -> None:
+def train_rows_only(model: nn.Module, tokens: Sequence[int]) -> None:
     """Have only these tokens' rows of embedding and head get gradients (`model.lora.train_tokens`); those of the others
     are 0. Both matrices stay parameters as a whole, so that every strategy shards and saves them as any other.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TypedDict, Unpack
 
 from torch import nn
 from transformers import PreTrainedConfig
@@ -17,11 +17,13 @@ from vlmpipe.trainer.models.layers.freeze import is_adapter, part_of, tower_laye
 from vlmpipe.trainer.sizing.model_shape import (
     ADAPTERS,
     PARTS,
+    CountedFlops,
     ModelShape,
     Part,
     Stack,
     TrainableSubset,
     TrainedLayers,
+    Windows,
 )
 from vlmpipe.trainer.sizing.optimizer_state import fits_8_bits
 
@@ -69,6 +71,24 @@ def vocabulary_of(config: ModelConfig, text: PreTrainedConfig) -> int:
     return int(trained) if trained != config.tokenizer else int(text.vocab_size)
 
 
+class OfImages(TypedDict, total=False):
+    """Fields of `ModelShape` that depend on how a model takes images."""
+
+    tower_tokens: int
+    image_tokens: int
+    feature_width: int
+    patch_pixels: int
+    merge: int
+    levels: int
+    windows: Windows | None
+    max_tiles: int
+    projector_layers: int
+    behind_features: int
+    stored_numbers: int | None
+    counted: CountedFlops | None
+    shards_tower: bool
+
+
 def model_shape(
     config: ModelConfig,
     model: nn.Module,
@@ -77,7 +97,7 @@ def model_shape(
     *,
     tower_parameters: int,
     projector_parameters: int,
-    **of_images: Any,
+    **of_images: Unpack[OfImages],
 ) -> ModelShape:
     """Sizes of a model on the meta device. of_images: fields of `ModelShape` that depend on how it takes images.
 

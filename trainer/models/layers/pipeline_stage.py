@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from vlmpipe.trainer.sizing.pipeline_partition import Stage
 class PackedModel(Protocol):
     """Parts of a training module that stages need."""
 
-    model: Any  # the library's, with its parts below `model.model`
+    model: nn.Module  # the library's, with its parts below `model.model`
 
     @property
     def language_part(self) -> str:
@@ -74,7 +74,7 @@ def stage_view(module: Module, stage: Stage) -> Module:
     return view
 
 
-def _shallow(module: Any) -> Any:
+def _shallow(module: nn.Module) -> nn.Module:
     """A copy with the same submodules, which can be replaced without changing `module`."""
     other = copy.copy(module)
     other._modules = dict(module._modules)
@@ -91,7 +91,7 @@ def _require_passage(language_model: nn.Module) -> None:
         raise _unsplit(language_model, "it changes hidden states outside its layers")
 
 
-def _unsplit(language_model: Any, why: str) -> ConfigError:
+def _unsplit(language_model: nn.Module, why: str) -> ConfigError:
     return ConfigError(
         f"the language model {language_model.config.model_type!r} cannot be split into pipeline stages: {why}",
         fix="use another strategy, such as fsdp",

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.config.train_options import Checkpointing
@@ -65,7 +65,7 @@ def recompute_layers(language_model: nn.Module, *, selective: bool) -> None:
 
     `selective` saves the outputs of matrix products and attention.
     """
-    settings: dict[str, Any] = {"use_reentrant": False}
+    settings: dict[str, object] = {"use_reentrant": False}
     if selective:
         from vlmpipe.trainer.models.layers.saved_products import save_products
 

@@ -6,10 +6,11 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKeySet
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
@@ -63,13 +64,16 @@ class Reuse(TorchDispatchMode):
         super().__init__()
         self._mode = mode
 
-    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         if func in PRODUCTS:
             return self._mode.__torch_dispatch__(func, types, args, kwargs)
         return func(*args, **(kwargs or {}))
 
 
-Results = defaultdict[OpOverload, list[Any]]  # of each product, in the order of its calls; None once reused
+Kind = TypeVar("Kind")
+Results = defaultdict[OpOverload, list[object]]  # of each product, in the order of its calls; None once reused
 
 
 class Paused:
@@ -94,7 +98,9 @@ class Forward(Paused):
     def _inner(self) -> Forward:
         return self
 
-    def result_of(self, product: OpOverload, keys: Any, args: Any, kwargs: Any) -> object:
+    def result_of(
+        self, product: OpOverload, keys: DispatchKeySet, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         with Paused():  # a product may be made of others
             result = product.redispatch(keys & BELOW, *args, **kwargs)
         self._results[product].append(each_of(result, Tensor, Saved))
@@ -108,7 +114,7 @@ class Recomputation(Forward):
         super().__enter__()
         self._calls: defaultdict[OpOverload, int] = defaultdict(int)
 
-    def result_of(self, product: OpOverload, keys: object, args: object, kwargs: object) -> object:
+    def result_of(self, product: OpOverload, keys: DispatchKeySet, args: object, kwargs: object) -> object:
         results, call = self._results[product], self._calls[product]
         self._calls[product] += 1
         if call >= len(results) or results[call] is None:
@@ -136,15 +142,15 @@ class Saved:
         return self._result
 
 
-def each_of(result: Any, kind: type, change: Callable[[Any], Any]) -> object:
+def each_of(result: object, kind: type[Kind], change: Callable[[Kind], object]) -> object:
     """Return a product's result, with `change` applied to everything of this kind."""
     if isinstance(result, tuple):
         return tuple(change(part) if isinstance(part, kind) else part for part in result)
-    return change(result)
+    return change(result) if isinstance(result, kind) else result
 
 
 def _in_front_of(product: OpOverload) -> torch.library.Library:
-    def kernel(keys: Any, *args: object, **kwargs: object) -> object:
+    def kernel(keys: DispatchKeySet, *args: object, **kwargs: object) -> object:
         if active := getattr(_ACTIVE, "pass_", None):
             return active.result_of(product, keys, args, kwargs)
         return product.redispatch(keys & BELOW, *args, **kwargs)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +65,7 @@ class SelectionInputs:
         return replace(self, **{name: getattr(self, name).pin_memory() for name in TENSORS})
 
 
-def marks_of(tokenizer: Any) -> list[int]:
+def marks_of(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """Tokens that no question is made of: those of turns, images and padding."""
     added = [number for number, token in tokenizer.added_tokens_decoder.items() if token.special]
     return sorted({*added, *tokenizer.all_special_ids})

@@ -6,17 +6,18 @@ The model is transformers' own `LlavaForConditionalGeneration`, so an export loa
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import (
     AutoImageProcessor,
     AutoModel,
+    BaseImageProcessor,
     CLIPImageProcessorPil,
     LlavaConfig,
     LlavaForConditionalGeneration,
     LlavaProcessor,
+    PreTrainedTokenizerFast,
     SiglipImageProcessorPil,
 )
 from transformers.initialization import no_init_weights
@@ -55,7 +56,7 @@ class LlavaFamily(SquareFamily):
 
     wiring = Wiring("vision_tower", "multi_modal_projector", "language_model", tower_output, calls_tower=True)
 
-    def kind(self, model_type: str) -> Any:
+    def kind(self, model_type: str) -> type[LlavaForConditionalGeneration]:
         return LlavaForConditionalGeneration
 
     def whole_config(self, config: ModelConfig) -> LlavaConfig:
@@ -88,7 +89,7 @@ class LlavaFamily(SquareFamily):
         description = {"layer": config.feature_layer, "select": config.feature_select, "image_size": config.image_size}
         return {**description, **weights_description(config)}
 
-    def image_processor(self, config: ModelConfig) -> Any:
+    def image_processor(self, config: ModelConfig) -> BaseImageProcessor:
         """Resize to the square, then rescale and normalise as in the tower's training (or its class's default).
 
         Always by Pillow: torchvision gives other pixels, and cached features would differ between machines.
@@ -159,7 +160,9 @@ class LlavaFamily(SquareFamily):
         _skip_behind_features(tower, config)
         return tower.eval()
 
-    def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
+    def save_settings(
+        self, config: ModelConfig, model: nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path
+    ) -> None:
         """Write everything but the weights that plain `from_pretrained` reads, also that of transformers 4.5x."""
         save_model_settings(model, tokenizer, folder, config.language_model)
         vision = vision_config(config)

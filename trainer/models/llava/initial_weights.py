@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForCausalLM, LlavaConfig, LlavaForConditionalGeneration, PreTrainedConfig
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+)
 from transformers.initialization import no_init_weights
 from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 
@@ -57,8 +64,8 @@ def _shapes(module: nn.Module) -> dict[str, torch.Size]:
 class Builder(Protocol):
     """Functions of a family that loading needs."""
 
-    def config_for(self, config: ModelConfig, tokenizer: Any) -> LlavaConfig: ...
-    def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module: ...
+    def config_for(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> LlavaConfig: ...
+    def build(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> nn.Module: ...
     def build_tower(self, config: ModelConfig) -> nn.Module: ...
 
 
@@ -72,7 +79,7 @@ class InitialWeights:
     ConfigError then if a stored part lacks a weight.
     """
 
-    def __init__(self, family: Builder, config: ModelConfig, tokenizer: Any) -> None:
+    def __init__(self, family: Builder, config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> None:
         self._family, self._config, self._tokenizer = family, config, tokenizer
 
     def read(self, name: str) -> Tensor:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from torch import nn
 
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
@@ -28,7 +27,7 @@ def require_packable(config: ModelConfig, family: Family) -> None:
         return
     with torch.device("meta"):
         model = family.skeleton(config, vocabulary=vocabulary_of(config, text))
-    language_model: Any = family.training_module(config, model, cached=True).language_model
+    language_model: nn.Module = family.training_module(config, model, cached=True).language_model
     if not takes_samples(language_model.config):
         raise ConfigError(
             f"a {text.model_type} model lets samples in one sequence see each other (its layers are "

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.function import FunctionCtx
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
@@ -118,6 +118,18 @@ def chunked_losses(
     return losses
 
 
+class _LossContext(FunctionCtx):
+    """What the backward pass needs."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    probabilities: Tensor | None  # of the last chunk
+    size: int
+    dtype: torch.dtype
+    first: int
+    rows: Tensor | None
+
+
 class _ChunkedLosses(torch.autograd.Function):
     """Computes logits in `dtype` and everything else in fp32.
 
@@ -128,7 +140,7 @@ class _ChunkedLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _LossContext,
         hidden: Tensor,
         weight: Tensor,
         label_ids: Tensor,
@@ -164,7 +176,7 @@ class _ChunkedLosses(torch.autograd.Function):
         return losses
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _LossContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, label_ids, log_sums = ctx.saved_tensors
         d_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import (
     AutoImageProcessor,
+    BaseImageProcessor,
     PreTrainedConfig,
+    PreTrainedTokenizerFast,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLImageProcessorPil,
     Qwen3VLForConditionalGeneration,
@@ -59,7 +60,7 @@ class QwenVlFamily(NativeFamily):
         for name, kind in KINDS.items()
     }
 
-    def config_for(self, config: ModelConfig, tokenizer: Any) -> PreTrainedConfig:
+    def config_for(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedConfig:
         whole = super().config_for(config, tokenizer)
         whole.vision_start_token_id = tokenizer.convert_tokens_to_ids(VISION_START)
         whole.vision_end_token_id = tokenizer.convert_tokens_to_ids(VISION_END)
@@ -80,7 +81,7 @@ class QwenVlFamily(NativeFamily):
         """Everything that determines the frozen tower's output for given image bytes, as plain JSON."""
         return weights_description(config)
 
-    def image_processor(self, config: ModelConfig) -> Any:
+    def image_processor(self, config: ModelConfig) -> BaseImageProcessor:
         """Always by Pillow, as that of `llava`."""
         vision, grids = pretrained_config(config).vision_config, image_form_of(config).grids
         assert grids is not None

@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from vlmpipe.trainer.models.attention.kernels import TRIAL_TOLERANCE, flash_takes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 NAME = "vlmpipe_flash_by_piece"  # "flash": the library then passes bounds on instead of cutting tensors itself
 
@@ -57,7 +60,7 @@ def use_attention_by_piece(tower: nn.Module) -> None:
     from transformers.modeling_utils import AttentionInterface
 
     AttentionInterface.register(NAME, attention)
-    config: Any = tower.config
+    config: PreTrainedConfig = tower.config
     config._attn_implementation = NAME
 
 
@@ -129,7 +132,7 @@ def _is_right(device: torch.device, dtype: torch.dtype, heads: int, head_dim: in
     noise = torch.Generator(device).manual_seed(0)  # leaves the run's own random numbers alone
     tensors = [torch.randn(1, heads, 140, head_dim, generator=noise, device=device).to(dtype) for _ in range(3)]
 
-    def results(tried: Any) -> list[Tensor]:
+    def results(tried: Callable[..., Tensor]) -> list[Tensor]:
         with torch.enable_grad(), torch.autocast(device.type, enabled=False):
             own = [tensor.clone().requires_grad_() for tensor in tensors]
             output = tried(*own, pieces, head_dim**-0.5)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ from vlmpipe.trainer.models.qwen_vl.vision_attention import Pieces
 TAPS = 4  # entries of the position table that one patch's position is interpolated from
 
 
-def sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device) -> dict[str, Any]:
+def sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device) -> dict[str, object]:
     """Named arguments of the tower's forward pass for at least one image.
 
     The pieces that attention keeps apart are known to the host, see `vlmpipe.trainer.models.qwen_vl.vision_attention`.
@@ -58,7 +57,7 @@ def fake_sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device)
     """
     patches = sum(map(math.prod, grids))
     whole = Pieces(((0, patches, 1),), torch.empty(0, dtype=torch.int32), patches)
-    sizes: dict[str, Any] = {"position_ids": torch.zeros(patches, 2, dtype=torch.int64)} | _kept_apart(
+    sizes: dict[str, object] = {"position_ids": torch.zeros(patches, 2, dtype=torch.int64)} | _kept_apart(
         {"seqlen": whole}
     )
     if hasattr(tower, "window_size"):

@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoImageProcessor, PreTrainedConfig, SmolVLMForConditionalGeneration, SmolVLMImageProcessorPil
+from transformers import (
+    AutoImageProcessor,
+    BaseImageProcessor,
+    PreTrainedConfig,
+    SmolVLMForConditionalGeneration,
+    SmolVLMImageProcessorPil,
+)
 from transformers.utils import PROCESSOR_NAME
 
 from vlmpipe.trainer.config.model import ModelConfig
@@ -73,13 +78,13 @@ class SmolVlmFamily(SquareFamily, NativeFamily):
         """Everything that determines the frozen tower's output for given image bytes, as plain JSON."""
         return {**weights_description(config), "image_size": config.image_size}
 
-    def image_processor(self, config: ModelConfig) -> Any:
+    def image_processor(self, config: ModelConfig) -> BaseImageProcessor:
         """Resize to the square or cut into tiles, then rescale and normalise. Always by Pillow, as that of `llava`.
 
         Images of one tile skip the published models' first resizing: it prepares cutting, and would only enlarge small
         images and reduce them again.
         """
-        settings: dict[str, Any] = {
+        settings: dict[str, object] = {
             "do_image_splitting": config.longest_edge is not None,
             "do_resize": config.longest_edge is not None,
             "max_image_size": {"longest_edge": config.image_size},

@@ -6,9 +6,8 @@ with colours, and still readable in a file without.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +15,7 @@ from rich.text import Text
 from vlmpipe.cli.views.amounts import UNKNOWN
 from vlmpipe.cli.views.tables import ruled_table
 from vlmpipe.records.plan import MemoryPart
+from vlmpipe.records.plan_json import MemoryJson
 from vlmpipe.report.plan_section import merged_parts
 
 GIB = 2**30
@@ -33,7 +33,7 @@ def cells(sizes: Sequence[int], scale: int, width: int) -> list[int]:
     return [after - before for before, after in pairwise(ends)]
 
 
-def memory_bar(memory: Mapping[str, Any], width: int) -> list[Text | Table]:
+def memory_bar(memory: MemoryJson, width: int) -> list[Text | Table]:
     """The bar, the mark of the capacity under it, and the legend."""
     parts = merged_parts([MemoryPart.model_validate(part) for part in memory["parts"]])
     total, capacity = memory["total_bytes"], memory["capacity_bytes"]
@@ -79,7 +79,7 @@ def _looks() -> Iterator[tuple[str, str]]:
         yield letter, COLORS[number % len(COLORS)]
 
 
-def memory_text(memory: Mapping[str, Any] | None) -> Text:
+def memory_text(memory: MemoryJson | None) -> Text:
     """Planned and available memory of a GPU, in a table's cell."""
     if memory is None:
         return Text(UNKNOWN)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from vlmpipe.cli.views.amounts import amount, hours_text
 from vlmpipe.cli.views.tables import ruled_table
+from vlmpipe.records.plan_json import PipelineJson, PipelineStepJson
 
 GB = 1e9
 
 
-def pipeline_steps(pipeline: Mapping[str, Any]) -> Iterator[RenderableType]:
+def pipeline_steps(pipeline: PipelineJson) -> Iterator[RenderableType]:
     """The decision in one line, then a line for each step, from `PipelinePlan.as_dict()`."""
     steps = pipeline["steps"]
     open_disks = [step["name"] for step in steps if step["disk_needed_bytes"] is None]
@@ -46,7 +46,7 @@ def _of(needed: float | None, there: float | None) -> str:
     return shown if there is None else f"{shown}/{there / GB:,.0f}"
 
 
-def _minutes(step: Mapping[str, Any]) -> str:
+def _minutes(step: PipelineStepJson) -> str:
     start = f"{step['start_s'] / 60:.1f}"
     if step["is_job"]:
         return start

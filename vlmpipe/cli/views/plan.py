@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import cast
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -22,6 +22,21 @@ from vlmpipe.cli.views.tables import FINDING_LOOKS, PLAN_LOOKS, grid, ruled_tabl
 from vlmpipe.config.overrides import override_texts
 from vlmpipe.planner.cost.estimate import DECISIVE
 from vlmpipe.planner.spending.approval import dollars
+from vlmpipe.records.plan_json import (
+    CostJson,
+    FindingJson,
+    JobMemoryJson,
+    LostJson,
+    MemoryJson,
+    ModelJson,
+    PlanJson,
+    PoolJson,
+    StagesPlanJson,
+    StepCostJson,
+    SweepPlanJson,
+    TermCostJson,
+    TimeJson,
+)
 
 WIDEST = 120  # longer lines are hard to follow
 WITH_DISKS = 100
@@ -29,19 +44,26 @@ TERMS = ("standard", "spot", "flex_start")
 ENCODED_ANEW = "Each stage is taken to encode all its images; features that an earlier stage made make it cheaper."
 
 
-def print_plan_tables(plan: Mapping[str, Any], screen: Console | None = None, *, verbose: bool = False) -> None:
+def print_plan_tables(plan: Mapping[str, object], screen: Console | None = None, *, verbose: bool = False) -> None:
     """Print the `as_dict()` of a Plan, StagesPlan or SweepPlan. `screen`: where to; by default standard output.
 
     `verbose`: with what the figures assume, which else is counted.
     """
     screen = screen or standard_output()
     width = min(screen.width, WIDEST)
-    blocks = sweep_blocks if "variants" in plan else stages_blocks if "stages" in plan else plan_blocks
-    for block in blocks(plan, width, verbose):
+    for block in _blocks_of(plan, width, verbose):
         screen.print(block, width=width)
 
 
-def sweep_blocks(plan: Mapping[str, Any], width: int, verbose: bool) -> Iterator[RenderableType]:
+def _blocks_of(plan: Mapping[str, object], width: int, verbose: bool) -> Iterator[RenderableType]:
+    if "variants" in plan:
+        return sweep_blocks(cast(SweepPlanJson, plan), width, verbose)
+    if "stages" in plan:
+        return stages_blocks(cast(StagesPlanJson, plan), width, verbose)
+    return plan_blocks(cast(PlanJson, plan), width, verbose)
+
+
+def sweep_blocks(plan: SweepPlanJson, width: int, verbose: bool) -> Iterator[RenderableType]:
     """The variants side by side with the sum, then the plan of what they share."""
     yield _state_line(plan)
     yield Text(sweep_headline(plan), style="bold")
@@ -50,10 +72,10 @@ def sweep_blocks(plan: Mapping[str, Any], width: int, verbose: bool) -> Iterator
     yield sweep_table(plan)
     yield ""
     yield Rule(Text("the run file without its sweep", style="bold"), align="left", style="dim")
-    yield from (stages_blocks if "stages" in plan["shared"] else plan_blocks)(plan["shared"], width, verbose)
+    yield from _blocks_of(cast(Mapping[str, object], plan["shared"]), width, verbose)
 
 
-def stages_blocks(plan: Mapping[str, Any], width: int, verbose: bool) -> Iterator[RenderableType]:
+def stages_blocks(plan: StagesPlanJson, width: int, verbose: bool) -> Iterator[RenderableType]:
     """The stages side by side with their sum, then the plan of each."""
     stages = plan["stages"]
     yield _state_line(plan)
@@ -67,19 +89,19 @@ def stages_blocks(plan: Mapping[str, Any], width: int, verbose: bool) -> Iterato
     yield from _remarks(*stages.values(), also=[ENCODED_ANEW], verbose=verbose)
 
 
-def plan_blocks(plan: Mapping[str, Any], width: int, verbose: bool) -> Iterator[RenderableType]:
+def plan_blocks(plan: PlanJson, width: int, verbose: bool) -> Iterator[RenderableType]:
     """The plan's parts from the top down."""
     yield from _blocks(plan, width)
     yield from _remarks(plan, verbose=verbose)
 
 
-def _state_line(plan: Mapping[str, Any]) -> Text:
+def _state_line(plan: PlanJson | StagesPlanJson | SweepPlanJson) -> Text:
     sign, style = PLAN_LOOKS[plan["state"]]
     reasons = f": {', '.join(plan['doubts'])}" if plan["state"] == "amber" else ""
     return Text.assemble((f"{sign} {plan['state']}", style), (f"  {plan['name']}", "bold"), reasons)
 
 
-def _blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+def _blocks(plan: PlanJson, width: int) -> Iterator[RenderableType]:
     """All parts but notes and assumptions."""
     yield _state_line(plan)
     yield Text(headline(plan), style="bold")
@@ -91,27 +113,27 @@ def _blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
         yield from (_finding(finding) for finding in sorted(plan["findings"], key=lambda one: one["severity"]))
     if plan["memory"]:
         yield from _memory(plan["memory"], width)
-    yield from _jobs_memory(plan.get("memory_beside_training") or ())  # plans of earlier releases have none
+    yield from _jobs_memory(plan["memory_beside_training"])
     if plan["time"]:
         yield from _time(plan["time"])
     if plan["cost"]:
         yield from _cost(plan["cost"])
     yield from _advice(plan)
     yield ""
-    if here := plan.get("this_machine"):  # plans of earlier releases have none
+    if here := plan["this_machine"]:
         yield Text(_on_this_machine(plan["jobs"], here["text"]))
     else:
         yield machines_table(plan["jobs"], width)
-    if pipeline := plan.get("pipeline"):  # plans of earlier releases have none
+    if pipeline := plan["pipeline"]:
         yield ""
         yield from pipeline_steps(pipeline)
 
 
-def headline(plan: Mapping[str, Any]) -> str:
+def headline(plan: PlanJson) -> str:
     """Memory, hours and dollars in one sentence; a plan with a time and no cost is that of a local run."""
-    fit = "memory of an unknown trainer is not planned" if plan.get("trainer") else _fit(plan["memory"])
+    fit = "memory of an unknown trainer is not planned" if plan["trainer"] else _fit(plan["memory"])
     unsure = "if it fitted, " if plan["memory"] and fit.startswith("does not fit") else ""
-    if plan["cost"] and plan["cost"].get("never_ends"):  # plans of earlier releases do not say
+    if plan["cost"] and plan["cost"]["never_ends"]:
         return f"{fit[0].upper()}{fit[1:]}; training never ends on {plan['cost']['term']}: interruptions take it back."
     facts = [fit, unsure + _hours(plan["time"])]
     if plan["cost"] or not plan["time"]:
@@ -120,7 +142,7 @@ def headline(plan: Mapping[str, Any]) -> str:
     return sentence[0].upper() + sentence[1:]
 
 
-def machines_table(jobs: Mapping[str, Any], width: int = WIDEST) -> Table:
+def machines_table(jobs: Mapping[str, Sequence[PoolJson]], width: int = WIDEST) -> Table:
     """The worker pools of each job. Boot disks only where there is room."""
     wide = width >= WITH_DISKS
     table = ruled_table("job", "pool", "machines", "accelerators of each", *(["boot disk"] if wide else []))
@@ -139,7 +161,7 @@ def machines_table(jobs: Mapping[str, Any], width: int = WIDEST) -> Table:
     return table
 
 
-def _on_this_machine(jobs: Mapping[str, Any], machine: str) -> str:
+def _on_this_machine(jobs: Mapping[str, Sequence[PoolJson]], machine: str) -> str:
     """Describe what the jobs of a local run start, and where."""
     started = []
     for job, (pool,) in jobs.items():
@@ -150,30 +172,31 @@ def _on_this_machine(jobs: Mapping[str, Any], machine: str) -> str:
     return f"On this machine ({machine}): {', '.join(started)}."
 
 
-def _fit(memory: Mapping[str, Any] | None) -> str:
+def _fit(memory: MemoryJson | None) -> str:
     if memory is None:
         return f"memory {UNKNOWN}"
     total, capacity = memory["total_bytes"] / GIB, memory["capacity_bytes"] / GIB
     where = f"{total:,.1f} of {capacity:,.1f} GiB per {memory['device']}"
     spare = memory["spare_bytes"] / GIB
-    if memory.get("is_near"):  # plans of earlier releases have none
+    if memory["is_near"]:
         return f"may fit: {where}, {-spare:,.1f} too much, within the error of the estimate"
     if spare >= 0 and not memory["fits"]:
         return f"does not fit: {where}, but too little of the machine's own memory"
     return f"fits: {where}, {spare:,.1f} spare" if memory["fits"] else f"does not fit: {where}, {-spare:,.1f} too much"
 
 
-def _hours(time: Mapping[str, Any] | None) -> str:
-    if time is None or (time["step_s"] is None and time["train_hours"] is None):
+def _hours(time: TimeJson | None) -> str:
+    if time is None:
         return f"time {UNKNOWN}"
     if time["train_hours"] is None:
-        return f"{_seconds(time['step_s'])} a step, training hours {UNKNOWN}"
-    hours, interval = time["train_hours"], time.get("interval")  # plans of earlier releases have none
+        step_s = time["step_s"]
+        return f"time {UNKNOWN}" if step_s is None else f"{_seconds(step_s)} a step, training hours {UNKNOWN}"
+    hours, interval = time["train_hours"], time["interval"]
     around = f" ({between(interval['low'] * hours, interval['high'] * hours)})" if interval else ""
     return f"training {hours_text(hours)}{around}"
 
 
-def _price(cost: Mapping[str, Any] | None) -> str:
+def _price(cost: CostJson | None) -> str:
     if cost is None:
         return f"cost {UNKNOWN}"
     if cost["usd"] is None:
@@ -184,19 +207,19 @@ def _price(cost: Mapping[str, Any] | None) -> str:
         known = [step["usd"] for step in cost["steps"] if step["usd"] is not None]
         least = f", at least {dollars(sum(known))}" if known else ""
         return f"cost {UNKNOWN}{least}" + (f": no price of {cost['missing'][0]}" if cost["missing"] else "")
-    ends = cost.get("usd_range")  # plans of earlier releases have none
+    ends = cost["usd_range"]
     around = f" ({dollars(ends[0])} to {dollars(ends[1])})" if ends else ""
-    least = "at least " if cost.get("is_lower_bound") else ""
+    least = "at least " if cost["is_lower_bound"] else ""
     return f"{least}{dollars(cost['usd'])}{around} on {cost['term']}"
 
 
-def _model_line(model: Mapping[str, Any]) -> str:
+def _model_line(model: ModelJson) -> str:
     frozen = f", frozen: {', '.join(model['frozen'])}" if model["frozen"] else ""
     whole, trained = model["parameters"], model["trainable_parameters"]
     return f"{_parameters(whole)} parameters, {_parameters(trained)} trained{frozen}; sizes from: {model['origin']}"
 
 
-def _unshown_errors(plan: Mapping[str, Any]) -> list[str]:
+def _unshown_errors(plan: PlanJson) -> list[str]:
     """Errors that neither the table of findings, which are the first ones, nor the headline has."""
     findings = sum(finding["severity"] == "error" for finding in plan["findings"])
     memory = plan["memory"]
@@ -204,7 +227,7 @@ def _unshown_errors(plan: Mapping[str, Any]) -> list[str]:
     return [error for error in plan["errors"][findings:] if not error.startswith(reason)]
 
 
-def _finding(finding: Mapping[str, Any]) -> Table:
+def _finding(finding: FindingJson) -> Table:
     sign, style = FINDING_LOOKS["failed" if finding["severity"] == "error" else "warning"]
     table = grid(columns=2)
     table.add_row(Text(f"{sign} {finding['code']}", style=style), Text(finding["path"], style="bold"))
@@ -215,12 +238,12 @@ def _finding(finding: Mapping[str, Any]) -> Table:
     return table
 
 
-def _memory(memory: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+def _memory(memory: MemoryJson, width: int) -> Iterator[RenderableType]:
     yield ""
     yield Text(f"Memory of one {memory['device']}, at its peak ({memory['moment']})", style="bold")
     yield from memory_bar(memory, width)
-    for name, when in (("host", "while training"), ("start", "at the start")):
-        if host := memory.get(name):
+    for host, when in ((memory["host"], "while training"), (memory["start"], "at the start")):
+        if host:
             names = ", ".join(part["name"] for part in host["parts"])
             room = f"{host['total_bytes'] / GIB:,.1f} of {host['capacity_bytes'] / GIB:,.1f} GiB"
             is_here = host["machine"] == THIS_MACHINE
@@ -234,7 +257,7 @@ def _memory(memory: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
             yield Padding(Text(f"{setting['total_bytes'] / GIB:,.1f} GiB, {fits}: {change}"), (0, 0, 0, 2))
 
 
-def _jobs_memory(jobs: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+def _jobs_memory(jobs: Sequence[JobMemoryJson]) -> Iterator[RenderableType]:
     """The other jobs' memory, a line each."""
     for job in jobs:
         rooms = []
@@ -248,7 +271,7 @@ def _jobs_memory(jobs: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
         yield Text(f"Memory of {job['job'].replace('_', '-')}: {', '.join(rooms)}", "" if job["fits"] else "bold red")
 
 
-def _time(time: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _time(time: TimeJson) -> Iterator[RenderableType]:
     yield ""
     step_s = time["step_s"]
     if step_s is None:
@@ -270,10 +293,10 @@ def _time(time: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield table
 
 
-def _cost(cost: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _cost(cost: CostJson) -> Iterator[RenderableType]:
     yield ""
     terms = {term: cost["by_term"][term] for term in TERMS}
-    numbers = cost.get("option_numbers") or {}  # of a capacity fallback; plans of earlier releases have none
+    numbers = cost["option_numbers"]  # of a capacity fallback
     table = ruled_table("cost", wrap=False)
     for term in terms:
         chosen = term == cost["term"]
@@ -290,7 +313,7 @@ def _cost(cost: Mapping[str, Any]) -> Iterator[RenderableType]:
         "lost to interruptions", *(_lost(found["lost"]) if found["possible"] else "–" for found in terms.values())
     )
     yield table
-    for name, found in (cost.get("elsewhere") or {}).items():
+    for name, found in cost["elsewhere"].items():
         price = amount(found["usd"]) if found["possible"] else f"not possible: {found['why_not']}"
         yield Text(f"Option {numbers[name]}, {name}, in another region: {price}.")
     for term, found in terms.items():
@@ -303,20 +326,21 @@ def _cost(cost: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield Text(" ".join(_monthly(cost)))
 
 
-def _monthly(cost: Mapping[str, Any]) -> Iterator[str]:
+def _monthly(cost: CostJson) -> Iterator[str]:
     yield f"Storage: {_size(cost['storage_bytes'])}, {amount(cost['storage_usd_per_month'])} a month."
     runs, monthly = cost["schedule_runs_per_month"], cost["schedule_usd_per_month"]
     if runs is not None:
         yield f"Schedule: {runs:,.1f} runs a month, {amount(monthly)}."
-    if cost["checkpoint_every_steps"] is not None:
-        steps, every_s = cost["checkpoint_every_steps"], _seconds(cost["checkpoint_every_s"])
-        yield f"Suggested train.checkpoint_every_steps: {steps:,} ({every_s}), which loses least to interruptions."
+    steps, every_s = cost["checkpoint_every_steps"], cost["checkpoint_every_s"]
+    if steps is not None and every_s is not None:
+        every = f"{steps:,} ({_seconds(every_s)})"
+        yield f"Suggested train.checkpoint_every_steps: {every}, which loses least to interruptions."
 
 
-def _advice(plan: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _advice(plan: PlanJson) -> Iterator[RenderableType]:
     """Resolved choices and what would pay, and what NCCL is expected to use between nodes."""
     rows = [
-        ("Compiled layers", plan.get("compile")),  # plans of earlier releases have none
+        ("Compiled layers", plan["compile"]),
         ("Feature cache", plan["features_cache"]),
         ("Reduction Server", plan["reduction_server"]),
     ]
@@ -324,20 +348,20 @@ def _advice(plan: Mapping[str, Any]) -> Iterator[RenderableType]:
     for name, advice in rows:
         if advice:
             table.add_row(Text(name, style="bold"), Text(f"{advice['state']}: {advice['why']}."))
-    if plugin := plan.get("nccl_plugin"):  # plans of earlier releases have none
+    if plugin := plan["nccl_plugin"]:
         table.add_row(Text("NCCL plugin", style="bold"), Text(f"{plugin}."))
     if table.row_count:
         yield ""
         yield table
 
 
-def _remarks(*plans: Mapping[str, Any], also: Sequence[str] = (), verbose: bool) -> Iterator[RenderableType]:
+def _remarks(*plans: PlanJson, also: Sequence[str] = (), verbose: bool) -> Iterator[RenderableType]:
     """Notes, each once, and the assumptions or their number."""
     notes, assumed = [note for plan in plans for note in plan["notes"]], [*also]
     for plan in plans:
-        for part in ("time", "cost", "pipeline"):
-            assumed += plan[part]["assumptions"] if plan.get(part) else []
-        if plan["time"] and (interval := plan["time"].get("interval")):
+        for part in (plan["time"], plan["cost"], plan["pipeline"]):
+            assumed += part["assumptions"] if part else []
+        if plan["time"] and (interval := plan["time"]["interval"]):
             assumed.append(interval["origin"])
     notes = list(dict.fromkeys([*notes, *(line for line in assumed if line.startswith(DECISIVE))]))
     assumed = [line for line in dict.fromkeys(assumed) if line not in notes]
@@ -357,11 +381,11 @@ def _listed(title: str, lines: Sequence[str]) -> Iterator[RenderableType]:
         yield table
 
 
-def _step_of(term: Mapping[str, Any], job: str) -> Mapping[str, Any] | None:
+def _step_of(term: TermCostJson | CostJson, job: str) -> StepCostJson | None:
     return next((step for step in term["steps"] if step["job"] == job), None)
 
 
-def _share(step: Mapping[str, Any] | None) -> str:
+def _share(step: StepCostJson | None) -> str:
     if step is None:
         return "–"
     if step["hours"] is None:
@@ -370,7 +394,7 @@ def _share(step: Mapping[str, Any] | None) -> str:
     return f"{amount(step['usd'])}, {hours_text(step['hours'])}"
 
 
-def _lost(lost: Mapping[str, Any] | None) -> str:
+def _lost(lost: LostJson | None) -> str:
     if lost is None:
         return UNKNOWN
     hours = lost["rework_hours"] + lost["restarts_hours"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from rich.table import Table
 from rich.text import Text
 
@@ -12,36 +9,37 @@ from vlmpipe.cli.views.amounts import UNKNOWN, amount, between, hours_text
 from vlmpipe.cli.views.memory_bar import memory_text
 from vlmpipe.cli.views.tables import PLAN_LOOKS, ruled_table
 from vlmpipe.planner.spending.approval import dollars
+from vlmpipe.records.plan_json import StagesPlanJson
 
 
-def stages_table(plan: Mapping[str, Any]) -> Table:
+def stages_table(plan: StagesPlanJson) -> Table:
     """Where each stage starts and what it takes, from `StagesPlan.as_dict()`."""
     table = ruled_table(
         "stage", "starts from", "data", "steps", "training", "cost", "memory", right=("steps", "training", "cost")
     )
     for name, stage in plan["stages"].items():
-        time, cost = stage["time"] or {}, stage["cost"]
+        time, cost = stage["time"], stage["cost"]
         sign, style = PLAN_LOOKS[stage["state"]]
         table.add_row(
             Text(f"{sign} {name}", style=style),
             Text(stage["starts_from"], overflow="fold"),
             Text(stage["data"], overflow="fold"),
-            UNKNOWN if time.get("steps") is None else f"{time['steps']:,}",
-            _hours(time.get("train_hours")),
+            UNKNOWN if time is None or time["steps"] is None else f"{time['steps']:,}",
+            _hours(time["train_hours"] if time else None),
             amount(cost["usd"]) if cost else "–",
             memory_text(stage["memory"]),
         )
     table.add_section()
-    cost = amount(plan["usd"]) if _is_priced(plan) else "–"
-    table.add_row("all stages", "", "", "", _hours(plan["train_hours"]), cost, "", style="bold")
+    whole = amount(plan["usd"]) if is_priced(plan) else "–"
+    table.add_row("all stages", "", "", "", _hours(plan["train_hours"]), whole, "", style="bold")
     return table
 
 
-def stages_headline(plan: Mapping[str, Any]) -> str:
+def stages_headline(plan: StagesPlanJson) -> str:
     """Hours and dollars of all stages in one sentence; a local run has no dollars."""
     ends = plan["train_hours_range"]
     facts = [f"training {_hours(plan['train_hours'])}{f' ({between(*ends)})' if ends else ''}"]
-    if _is_priced(plan):
+    if is_priced(plan):
         ends = plan["usd_range"]
         facts.append(f"cost {amount(plan['usd'])}{f' ({dollars(ends[0])} to {dollars(ends[1])})' if ends else ''}")
     if (runs := plan["schedule_runs_per_month"]) is not None:
@@ -49,7 +47,8 @@ def stages_headline(plan: Mapping[str, Any]) -> str:
     return f"All stages: {'; '.join(facts)}."
 
 
-def _is_priced(plan: Mapping[str, Any]) -> bool:
+def is_priced(plan: StagesPlanJson) -> bool:
+    """Return whether a stage has a cost: a local run has none."""
     return any(stage["cost"] for stage in plan["stages"].values())
 
 

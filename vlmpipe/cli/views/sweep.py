@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import cast
 
 from rich.table import Table
 from rich.text import Text
 
 from vlmpipe.cli.views.amounts import UNKNOWN, amount, hours_text
 from vlmpipe.cli.views.memory_bar import memory_text
+from vlmpipe.cli.views.stages import is_priced
 from vlmpipe.cli.views.tables import PLAN_LOOKS, ruled_table
+from vlmpipe.records.plan_json import StagesPlanJson, SweepPlanJson
 
 
-def sweep_table(plan: Mapping[str, Any]) -> Table:
+def sweep_table(plan: SweepPlanJson) -> Table:
     """Table of what is shared, one training of each variant, and the sum, from `SweepPlan.as_dict()`."""
     right = ("steps", "training", "evaluation", "cost")
     table = ruled_table("variant", "steps", "training", "evaluation", "cost", "memory", right=right)
@@ -37,22 +38,24 @@ def sweep_table(plan: Mapping[str, Any]) -> Table:
     return table
 
 
-def sweep_headline(plan: Mapping[str, Any]) -> str:
+def sweep_headline(plan: SweepPlanJson) -> str:
     """Hours and dollars of the whole sweep in one sentence; one on this machine has no dollars."""
     text = f"{plan['trainings']} trainings: {_hours(plan['hours'])} of jobs"
     if plan["elapsed_hours"] is not None:
         text += f", {hours_text(plan['elapsed_hours'])} with {plan['parallelism']} at a time"
-    ends = plan.get("usd_range")  # plans of earlier releases have none
+    ends = plan["usd_range"]
     around = f" ({amount(ends[0])} to {amount(ends[1])})" if ends else ""
     return f"{text}; cost {amount(plan['usd'])}{around}." if _is_priced(plan) else f"{text}."
 
 
-def _is_priced(plan: Mapping[str, Any]) -> bool:
-    stages = plan["shared"].get("stages") or {"": plan["shared"]}
-    return any(stage["cost"] for stage in stages.values())
+def _is_priced(plan: SweepPlanJson) -> bool:
+    shared = plan["shared"]
+    if "stages" in shared:
+        return is_priced(cast(StagesPlanJson, shared))
+    return bool(shared["cost"])
 
 
-def _cost(plan: Mapping[str, Any], usd: float | None) -> str:
+def _cost(plan: SweepPlanJson, usd: float | None) -> str:
     return amount(usd) if _is_priced(plan) else "–"
 
 

@@ -134,7 +134,7 @@ def _gate_between(stage: StageConfig) -> dict[str, Any] | str:
     return {"min_margin_over_chance": None, "min_questions": 1, **stage.gate}
 
 
-def _unrounded(checkpoint: Mapping[str, Any]) -> dict[str, object]:
+def _unrounded(checkpoint: Mapping[str, object]) -> dict[str, object]:
     """The section `checkpoint` of a stage whose export the next one trains on from."""
     asked = checkpoint.get("export_dtype", "auto")
     return {**checkpoint, "export_dtype": "fp32" if asked == "auto" else asked}

@@ -175,7 +175,7 @@ def ways_on(search: Search, goal: Goal, places: Sequence[Cluster]) -> Iterator[C
                     yield way
 
 
-def settings_on(search: Search, place: Cluster, degrees: Degrees) -> Iterator[tuple[dict[str, Any], RunConfig]]:
+def settings_on(search: Search, place: Cluster, degrees: Degrees) -> Iterator[tuple[dict[str, object], RunConfig]]:
     """Changes of the run file, and the changed run file, for all that can be tried on a cluster."""
     in_place = place.change(search.config) | search.extra
     for change in candidates(search.config, place, degrees):

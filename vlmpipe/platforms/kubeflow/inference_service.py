@@ -171,7 +171,7 @@ class InferenceService:
     def _send(self, body: Json, found: Json | None) -> None:
         """Create the service, or replace what was found."""
         content = {key: value for key, value in body.items() if key != "status"}
-        strict: dict[str, Any] = {"field_validation": "Strict", **LIMIT}
+        strict: dict[str, object] = {"field_validation": "Strict", **LIMIT}
         if found is None:
             with self._errors("create"):
                 self._api.create_namespaced_custom_object(**self._place, body=content, **strict)

@@ -61,7 +61,7 @@ def merge(
     folder: Path,
     config: DataConfig,
     tile_tokens: int = 0,
-    coverage: Mapping[str, Any] = MappingProxyType({}),
+    coverage: Mapping[str, object] = MappingProxyType({}),
     *,
     listed: str = IN_THE_RUN,
 ) -> tuple[dict[str, int], list[Shard]]:

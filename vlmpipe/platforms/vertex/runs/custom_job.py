@@ -172,7 +172,7 @@ def status_of_job(address: Address, job: api.CustomJob, *, now_s: float | None =
         detail.setdefault("exit_code", named_code(words) or int(ExitCode.UNEXPECTED))
     message = step.message or ("machines are being found or started" if outcome == "waiting" else "")
     step = replace(step, state=shown, started_s=started_s, elapsed_s=elapsed_s, message=message, detail=detail)
-    metrics: dict[str, Any] = {key: detail[key] for key in ("loss", "tokens_per_s") if key in detail}
+    metrics: dict[str, object] = {key: detail[key] for key in ("loss", "tokens_per_s") if key in detail}
     return JobStatus(
         address=address,
         service_state=service_state,

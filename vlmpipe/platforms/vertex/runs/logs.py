@@ -85,7 +85,7 @@ def read(place: Place, jobs: dict[str, str], *, since: str = "", last: int = 0) 
     yield from reversed(newest)
 
 
-def _all(place: Place, request: dict[str, Any]) -> Iterator[dict[str, object]]:
+def _all(place: Place, request: dict[str, object]) -> Iterator[dict[str, object]]:
     page = ""
     while True:
         answer = _post(place, request | ({"pageToken": page} if page else {}))
