@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from tests.support.data.index import write_collected
 from tests.support.data.prepared import seal
 from tests.support.digit_answers import NUM_EVAL, digit_pairs, evaluation_of, predictions_of, sample_of
 from tests.support.planner.plans import red
@@ -133,7 +134,7 @@ def _write_prepared(prepared: Path, samples: list[dict[str, Any]], pictures: lis
             content=sample_digest(tuple(turns), [hashlib.sha256(picture).hexdigest()]),
         )
     shards.close()
-    index.write_index(prepared)
+    write_collected(prepared, index)
     splits = {
         name: {
             "samples": samples,

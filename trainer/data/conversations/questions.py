@@ -13,7 +13,12 @@ from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 from vlmpipe.trainer.data.text_files.json_stream import BadJsonError, parse_json
 
 LISTS = ("options", "choices")  # of MMMU, AI2D, ScienceQA, MathVista
-LETTERED = ("{}", "choice_{}", "option_{}")  # columns A, B, ... of MMBench, choice_a, ... of SEED-Bench
+# Columns A, B, ... of MMBench, choice_a, ... of SEED-Bench
+LETTERED = (
+    tuple(string.ascii_uppercase),
+    *(tuple(f"{prefix}_{letter}" for letter in string.ascii_lowercase) for prefix in ("choice", "option")),
+)
+ALL_LETTERED = frozenset().union(*LETTERED)
 HINT = "hint"
 MIN_OPTIONS = 2
 LONGEST_LIST_CHARS = 1 << 16  # of options that are written as a text
@@ -64,8 +69,10 @@ def _options(record: Record) -> dict[str, str]:
     name = next((name for name in LISTS if record.peek(name)), None)
     if name is not None:
         return _listed(record[name], name)
-    for form, letters in zip(LETTERED, (string.ascii_uppercase, *[string.ascii_lowercase] * 2), strict=True):
-        names = [form.format(letter) for letter in letters if record.peek(form.format(letter)) not in (None, "")]
+    if ALL_LETTERED.isdisjoint(record):  # nearly every record
+        return {}
+    for columns in LETTERED:
+        names = [name for name in columns if record.peek(name) not in (None, "")]
         if len(names) >= MIN_OPTIONS:
             return {name[-1].upper(): _option(record[name], name) for name in names}
     return {}

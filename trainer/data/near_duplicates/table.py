@@ -32,6 +32,8 @@ SCHEMA = pa.schema(
     ]
 )
 SHOWN_PAIRS = 12
+# With a tenth of the images for validation, MAX_COMPARISONS are spent before so many were searched.
+MAX_VALIDATION_IMAGES = 1 << 17
 
 
 class SignatureWriter:
@@ -70,17 +72,21 @@ class LikeTrain:
 def like_train(table: Path, searched: Mapping[str, bytes], max_comparisons: int = MAX_COMPARISONS) -> LikeTrain:
     """Search images, signatures by name, among the training images of a table.
 
-    The table is read as often as MAX_SEARCHED images are searched, in memory that does not grow with it.
+    The table is read as often as MAX_SEARCHED images are searched, up to the last comparison, in memory that does not
+    grow with it.
     """
     named = sorted((name, signature) for name, signature in searched.items() if signature)
     found: dict[str, tuple[str, int, int]] = {}
-    pairs = compared = 0
+    compared = 0
+    pairs = len(named) * sum(map(len, _training_images(table)))
     for start in range(0, len(named), MAX_SEARCHED):
         names, values = zip(*named[start : start + MAX_SEARCHED], strict=True)
         search, first = NearDuplicates(as_signatures(values), max_comparisons), 0
         for lines in _training_images(table):
             done = search.add(as_signatures(lines.column("signature").to_pylist()), first + np.arange(len(lines)))
-            pairs, compared, first = pairs + len(names) * len(lines), compared + len(names) * done, first + len(lines)
+            compared, first = compared + len(names) * done, first + len(lines)
+            if done < len(lines):
+                break
         max_comparisons = search.comparisons_left
         places = np.flatnonzero(search.found != NONE)
         sources = _lines_at(table, set(search.found[places].tolist()))
@@ -91,12 +97,27 @@ def like_train(table: Path, searched: Mapping[str, bytes], max_comparisons: int 
 
 
 def validation_images(table: Path) -> dict[str, tuple[str, int, bytes]]:
-    """Sample, place and signature of each distinct validation image by its content hash; b"" for none."""
+    """Sample, place and signature of each distinct validation image by its content hash; b"" for none.
+
+    Of more than MAX_VALIDATION_IMAGES, those with the smallest hashes: any part that is chosen without a look at them.
+    """
     images: dict[str, tuple[str, int, bytes]] = {}
+    largest = ""  # hash that is looked at; "": every one
     for lines in _batches(table):
-        for line in lines.filter(pc.equal(lines.column("split"), "eval")).to_pylist():
+        lines = lines.filter(pc.equal(lines.column("split"), "eval"))
+        if largest:
+            lines = lines.filter(pc.less_equal(lines.column("sha256"), largest))
+        for line in lines.to_pylist():
             images.setdefault(line["sha256"], (line["id"], line["image"], line["signature"] or b""))
-    return images
+        if len(images) > 2 * MAX_VALIDATION_IMAGES:
+            images, largest = _smallest(images)
+    return _smallest(images)[0] if len(images) > MAX_VALIDATION_IMAGES else images
+
+
+def _smallest(images: dict[str, tuple[str, int, bytes]]) -> tuple[dict[str, tuple[str, int, bytes]], str]:
+    """MAX_VALIDATION_IMAGES images, and the largest of their hashes."""
+    hashes = sorted(images)[:MAX_VALIDATION_IMAGES]
+    return {sha256: images[sha256] for sha256 in hashes}, hashes[-1]
 
 
 def _batches(table: Path) -> Iterator[pa.RecordBatch]:

@@ -47,7 +47,7 @@ def convert(uri: str) -> Converted:
             index = FileSum.of(folder / NAME)
             storage.upload(folder / NAME, NAME, crc32c=index.crc32c)
         files = {name: sums for name, sums in manifest.files.items() if name != LINES} | {NAME: index}
-        manifest = replace(manifest, format=FORMAT, files=files)
+        manifest = replace(manifest, format=FORMAT, files=files).in_pages(storage)
         storage.write(DONE, manifest.to_bytes())
     if storage.stat(LINES) is not None:
         storage.delete(LINES)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.prepare.digest_files import DigestFiles
 from vlmpipe.trainer.data.sample import Split, Turn
 from vlmpipe.trainer.data.sqlite_table import disk_table, short_digest
 
@@ -40,40 +45,46 @@ class SeenIds:
         return OTHER if contents else NEW
 
 
-class ContentIndex:
+EVAL_BITS = 32  # of a count: training samples below, those held out above
+
+
+@dataclass(frozen=True)
+class ContentTotals:
+    """How many digests there are.
+
+    distinct: of each split. repeats: repetitions over both splits. in_both_splits: distinct ones.
+    """
+
+    distinct: dict[Split, int]
+    repeats: int
+    in_both_splits: int
+
+
+class ContentCounts:
     """How often each digest occurs in each split."""
 
     def __init__(self) -> None:
-        self._table = disk_table(
-            "CREATE TABLE seen (digest BLOB PRIMARY KEY, train INTEGER, eval INTEGER) WITHOUT ROWID"
-        )
+        self._digests = DigestFiles()
 
-    def __contains__(self, digest: bytes) -> bool:
-        return self._table.execute("SELECT 1 FROM seen WHERE digest = ?", (digest,)).fetchone() is not None
+    def add(self, digests: NDArray[np.uint8], are_training: NDArray[np.bool_]) -> None:
+        """Add contents. digests: (contents, 16) bytes."""
+        self._digests.add(digests, count=np.where(are_training, 1, 1 << EVAL_BITS))
 
-    def add(self, digest: bytes, split: Split) -> None:
-        self._table.execute(
-            "INSERT INTO seen VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET "
-            "train = train + excluded.train, eval = eval + excluded.eval",
-            (digest, split == "train", split == "eval"),
-        )
-
-    def distinct(self, split: Split) -> int:
-        """Number of distinct digests in the split."""
-        return self._count(f"{split} > 0")
-
-    def repeats(self) -> int:
-        """Number of repetitions over both splits."""
-        return int(self._table.execute("SELECT coalesce(sum(train + eval - 1), 0) FROM seen").fetchone()[0])
-
-    def in_both_splits(self) -> int:
-        """Number of distinct digests in both splits."""
-        return self._count("train > 0 AND eval > 0")
-
-    def _count(self, condition: str) -> int:
-        return int(self._table.execute(f"SELECT count(*) FROM seen WHERE {condition}").fetchone()[0])
+    def totals(self) -> ContentTotals:
+        train = held_out = both = repeats = 0
+        for rows in self._digests:
+            in_eval, in_train = np.divmod(rows["count"], np.uint64(1 << EVAL_BITS))
+            train, held_out = train + int((in_train > 0).sum()), held_out + int((in_eval > 0).sum())
+            both += int(((in_train > 0) & (in_eval > 0)).sum())
+            repeats += int((in_train + in_eval).sum()) - len(rows)
+        return ContentTotals({"train": train, "eval": held_out}, repeats, both)
 
 
+ANSWER_COLUMNS = "slice TEXT, question TEXT, answer TEXT, train INTEGER, eval INTEGER"
+SUMMED_ANSWERS = (
+    "SELECT slice, question, answer, sum(train), sum(eval) FROM given GROUP BY slice, question, answer "
+    "ORDER BY slice, question, answer"
+)
 AnswerRow = tuple[str, str, str, int, int]  # slice, question, answer, how often in train and in eval
 
 
@@ -87,10 +98,8 @@ class AnswerCounts:
     """How often each answer is given to each question, by split and slice."""
 
     def __init__(self) -> None:
-        self._table = disk_table(
-            "CREATE TABLE answers (slice TEXT, question TEXT, answer TEXT, train INTEGER, eval INTEGER, "
-            "PRIMARY KEY (slice, question, answer)) WITHOUT ROWID"
-        )
+        # Without a key, so that rows are written one after the other; `_sum` sorts them.
+        self._table = disk_table(f"CREATE TABLE given ({ANSWER_COLUMNS})")
 
     def add(self, split: Split, turns: Iterable[Turn]) -> None:
         # Long answers are counted under the empty answer, which no sample has.
@@ -109,21 +118,21 @@ class AnswerCounts:
 
     def rows(self) -> list[AnswerRow]:
         """All counts, sorted."""
-        columns = "slice, question, answer"
-        return self._table.execute(f"SELECT {columns}, train, eval FROM answers ORDER BY {columns}").fetchall()
+        return self._table.execute(SUMMED_ANSWERS).fetchall()
 
     def add_counted(self, rows: Iterable[AnswerRow]) -> None:
         """Add another table's `rows`."""
-        self._table.executemany(
-            "INSERT INTO answers VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
-            "train = train + excluded.train, eval = eval + excluded.eval",
-            rows,
-        )
+        self._table.executemany("INSERT INTO given VALUES (?, ?, ?, ?, ?)", rows)
 
     def slices(self) -> dict[str, Any]:
         """Number of questions of each slice, its most frequent training answer and those of its repeated questions,
         and what these answers score on the eval split."""
         found = {}
+        self._table.execute("DROP TABLE IF EXISTS answers")
+        self._table.execute(
+            f"CREATE TABLE answers ({ANSWER_COLUMNS}, PRIMARY KEY (slice, question, answer)) WITHOUT ROWID"
+        )
+        self._table.execute(f"INSERT INTO answers {SUMMED_ANSWERS}")  # in the order of the key
         questions = "SELECT slice, sum(train), sum(eval) FROM answers GROUP BY slice ORDER BY slice"
         for name, trained, held_out in self._table.execute(questions).fetchall():
             majority = self._majority("slice = ?", name)

@@ -194,7 +194,10 @@ def plan_chunks(config: JobConfig, progress: Progress) -> int:
 
 
 def prepare_share(config: JobConfig, task: int, tasks: int, progress: Progress) -> int:
-    """Prepare every chunk whose number is `task` modulo `tasks`. Returns how many were missing."""
+    """Prepare the chunks of one of `tasks` shares. Returns how many were missing.
+
+    A share's chunks are consecutive: each task then reads the source's files that hold them, and no others.
+    """
     config = with_fetched_folder(config)
     source = open_source(config.data)
     with scratch() as folder:
@@ -203,7 +206,8 @@ def prepare_share(config: JobConfig, task: int, tasks: int, progress: Progress) 
             return 0
         planned = ChunkedPreparation(config, source, folder, SAMPLES_VERSION)
         try:
-            return planned.make(planned.chunks[task::tasks], progress)
+            first, behind = (len(planned.chunks) * number // tasks for number in (task, task + 1))
+            return planned.make(planned.chunks, progress, range(first, behind))
         except UserError as error:
             if error.expected == SourceChangedError.EXPECTED:
                 forget_plan(config, identity)
@@ -321,7 +325,7 @@ def _planned(
         records = make_plan(config, source, folder, progress)
         _chat(config, source, folder, records, progress).save(folder / TOKENIZER)
         if records <= SMALLEST * config.data.chunk_samples and len(config.data.sources) <= 1:  # never cut
-            return next(read_plan(folder))
+            return read_plan(folder)[0]
         store_plan(config, identity, folder)
     return ChunkedPreparation(config, source, folder, SAMPLES_VERSION)
 
@@ -387,10 +391,10 @@ def _publish(config: JobConfig, identity: str, folder: Path, built: _Built) -> N
         return shard.new_name, FileSum(shard.bytes, shard.crc32c)
 
     files |= in_parallel(copy, built.shards, threads=UPLOADS)
+    manifest = Manifest(FORMAT, identity, built.counts, files).in_pages(storage)
     for info in storage.list():
-        if info.name not in files and info.name != DONE:
+        if info.name not in files and info.name not in manifest.page_names and info.name != DONE:
             storage.delete(info.name)
-    manifest = Manifest(FORMAT, identity, built.counts, files)
     # Another run may have prepared the same data meanwhile: equal input gives equal bytes.
     with suppress(AlreadyExistsError):
         storage.create(DONE, manifest.to_bytes())

@@ -6,14 +6,18 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
+import numpy as np
+
 from vlmpipe.trainer.config.data import BY_IMAGE, BY_RECORD, DataConfig
+from vlmpipe.trainer.data.prepare.digest_files import DigestFiles, digests_of
 from vlmpipe.trainer.data.sample import Sample, Split, split_of
-from vlmpipe.trainer.data.sqlite_table import disk_table
+from vlmpipe.trainer.data.sqlite_table import disk_table, short_digest
 from vlmpipe.trainer.errors import DataError
 
 FEWEST_COMMON = 20  # samples that an image must be in before its share counts
 FEWEST_SPLIT = 100  # samples, below which shares say little
 SHOWN = 3  # images named
+DECISIONS = 1 << 14  # in memory
 
 
 class ImageGroups:
@@ -24,22 +28,25 @@ class ImageGroups:
 
     def __init__(self) -> None:
         self._table = disk_table("CREATE TABLE parents (image TEXT PRIMARY KEY, parent TEXT) WITHOUT ROWID")
+        self._joined = False  # any
 
     def join(self, images: Sequence[str]) -> None:
         """Join the components of these images."""
         roots = {self.root(image) for image in images}
         first = min(roots)
-        rows = ((root, first) for root in roots if root != first)
+        rows = [(root, first) for root in roots if root != first]
         self._table.executemany("INSERT OR REPLACE INTO parents VALUES (?, ?)", rows)
+        self._joined = self._joined or bool(rows)
 
     def root(self, image: str) -> str:
         """The smallest image of the component."""
+        if not self._joined:
+            return image
         path = [image]
         while found := self._table.execute("SELECT parent FROM parents WHERE image = ?", (path[-1],)).fetchone():
             path.append(found[0])
-        self._table.executemany(
-            "UPDATE parents SET parent = ? WHERE image = ?", ((path[-1], below) for below in path[:-2])
-        )
+        shorter = [(path[-1], below) for below in path[:-2]]
+        self._table.executemany("UPDATE parents SET parent = ? WHERE image = ?", shorter)
         return path[-1]
 
 
@@ -53,7 +60,8 @@ class SampleGroups:
     def __init__(self, config: DataConfig) -> None:
         self._config, self._images = config, ImageGroups()
         self._several = disk_table("CREATE TABLE pictures (record INTEGER, image TEXT)")
-        self._sizes = disk_table("CREATE TABLE groups (name TEXT PRIMARY KEY, samples INTEGER) WITHOUT ROWID")
+        self._sizes = DigestFiles()  # of groups, each with its first record
+        self._decisions: list[tuple[bytes, int]] = []  # digest of the group and record, before they are in `_sizes`
         self._common: dict[str, int] = {}  # samples that have the image beside others
         self._records = self._held_out = self._decided = 0
 
@@ -76,17 +84,26 @@ class SampleGroups:
 
     def split_of(self, record: int, member: str) -> Split:
         """The split of a record whose group has this member, its smallest."""
-        if member in self._common:
-            rows = self._several.execute("SELECT image FROM pictures WHERE record = ? ORDER BY image", (record,))
-            member = min(self._joining([image for (image,) in rows] or [member]))
-        group = self._images.root(member)
+        group = self._group(record, member)
         split = split_of(group, self._config.validation_fraction)
         self._decided += 1
         self._held_out += split == "eval"
-        self._sizes.execute(
-            "INSERT INTO groups VALUES (?, 1) ON CONFLICT DO UPDATE SET samples = samples + 1", (group,)
-        )
+        self._decisions.append((short_digest(group), record))
+        if len(self._decisions) == DECISIONS:
+            self._count_decisions()
         return split
+
+    def _group(self, record: int, member: str) -> str:
+        if member in self._common:
+            rows = self._several.execute("SELECT image FROM pictures WHERE record = ? ORDER BY image", (record,))
+            member = min(self._joining([image for (image,) in rows] or [member]))
+        return self._images.root(member)
+
+    def _count_decisions(self) -> None:
+        if self._decisions:
+            digests, records = zip(*self._decisions, strict=True)
+            self._sizes.add(digests_of(digests), first=np.array(records))
+            self._decisions = []
 
     def _joining(self, images: Sequence[str]) -> Sequence[str]:
         return [image for image in images if image not in self._common] or images
@@ -99,20 +116,27 @@ class SampleGroups:
             for image, count in sorted(self._common.items(), key=lambda item: -item[1])[:SHOWN]
         ]
 
-    def check(self, place_of: Callable[[int], str]) -> None:
+    def check(self, place_of: Callable[[int], str], member_of: Callable[[int], str]) -> None:
         """Raise DataError where the share held out differs from `data.validation_fraction` by more than the groups but
         the largest explain.
 
-        Four standard deviations of a sum of independent groups are taken for chance.
+        Four standard deviations of a sum of independent groups are taken for chance. `member_of`: what `split_of` was
+        given with a record.
         """
         if self._decided < FEWEST_SPLIT:
             return
         fraction = self._config.validation_fraction
-        largest, squares = self._sizes.execute("SELECT max(samples), sum(samples * samples) FROM groups").fetchone()
+        self._count_decisions()
+        largest, squares, record = 0, 0.0, 0
+        for groups in self._sizes:
+            sizes = groups["count"].astype(np.float64)
+            squares += float(sizes @ sizes)
+            if sizes.max(initial=0) > largest:
+                record, largest = int(groups["first"][sizes.argmax()]), int(sizes.max())
         chance = 4 * math.sqrt((squares - largest**2) * fraction * (1 - fraction)) / self._decided
         if largest == 1 or abs(self._held_out / self._decided - fraction) <= self._config.max_split_error + chance:
             return
-        (name,) = self._sizes.execute("SELECT name FROM groups ORDER BY samples DESC, name LIMIT 1").fetchone()
+        name = self._group(record, member_of(record))
         held_out = f"{self._held_out:,} of {self._decided:,} samples ({self._held_out / self._decided:.0%})"
         share, why = f"{largest / self._decided:.0%}", self._reason(name, place_of)
         raise DataError(

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.near_duplicates.table import like_train, validation_images
 from vlmpipe.trainer.data.packing import plan_packing
-from vlmpipe.trainer.data.prepare.deduplicate import AnswerCounts, ContentIndex
-from vlmpipe.trainer.data.sample import SPLITS, Split
-from vlmpipe.trainer.data.shards.index_file import NAME, read_columns
+from vlmpipe.trainer.data.prepare.deduplicate import AnswerCounts, ContentCounts
+from vlmpipe.trainer.data.prepare.digest_files import DIGEST_BYTES
+from vlmpipe.trainer.data.sample import SPLITS
+from vlmpipe.trainer.data.shards.index_file import CONTENT_BYTES, NAME, SHA256_BYTES, byte_rows, read_columns
 
 COLUMNS = ["tokens", "label_tokens", "turns", "images", "image_tokens"]
 PERCENTILES = (5, 50, 95, 100)
@@ -31,15 +32,18 @@ class Counts:
     """Counts over all samples."""
 
     answers: AnswerCounts = field(default_factory=AnswerCounts)
-    images: ContentIndex = field(default_factory=ContentIndex)  # by their bytes
-    samples: ContentIndex = field(default_factory=ContentIndex)  # by their images' bytes and their text
+    images: ContentCounts = field(default_factory=ContentCounts)  # by their bytes
+    samples: ContentCounts = field(default_factory=ContentCounts)  # by their images' bytes and their text
     dropped: int = 0  # samples left out because data.duplicates is drop
 
-    def add(self, split: Split, image_sha256: list[str], content: str) -> None:
-        """Count one accepted sample by its `sample_digest`. `answers` are counted elsewhere."""
-        self.samples.add(bytes.fromhex(content), split)
-        for sha256 in image_sha256:
-            self.images.add(bytes.fromhex(sha256)[:16], split)
+    def add(self, lines: pa.Table) -> None:
+        """Count accepted samples, of which these are lines (`index_lines.SCHEMA`). `answers` are counted elsewhere."""
+        lines = lines.combine_chunks()
+        hashes, content = (lines.column(name).combine_chunks() for name in ("image_sha256", "content"))
+        are_training = pc.equal(lines.column("split"), "train").to_numpy()
+        self.samples.add(byte_rows(content, CONTENT_BYTES), are_training)
+        of_images = byte_rows(pc.list_flatten(hashes), SHA256_BYTES)[:, :DIGEST_BYTES]
+        self.images.add(of_images, np.repeat(are_training, pc.list_value_length(hashes).to_numpy()))
 
 
 def describe(folder: Path, counts: Counts, config: DataConfig, tile_tokens: int = 0) -> dict[str, Any]:
@@ -48,35 +52,39 @@ def describe(folder: Path, counts: Counts, config: DataConfig, tile_tokens: int 
     `tile_tokens`: tokens of a tile, for families that cut images into tiles.
     """
     splits = {name: _SplitNumbers(config, tile_tokens) for name in SPLITS}
+    images, samples = counts.images.totals(), counts.samples.totals()
     sources = {source.name: {name: _zeros() for name in SPLITS} for source in config.sources}
     for split, lines in read_columns(folder / NAME, [*COLUMNS, *(["id"] if sources else [])]):
         splits[split].add(lines)
         for source, of_splits in sources.items():
             _add_sums(of_splits[split], lines.filter(pc.starts_with(lines.column("id"), f"{source}/")))
     return {
-        "splits": {name: numbers.describe(counts.images.distinct(name)) for name, numbers in splits.items()},
+        "splits": {name: numbers.describe(images.distinct[name]) for name, numbers in splits.items()},
         **({"sources": sources} if sources else {}),
         "slices": counts.answers.slices(),
         "duplicates": {
-            "images": counts.images.repeats(),  # images with the bytes of one before
-            "samples": counts.samples.repeats() + counts.dropped,  # with the images and the text of one before
+            "images": images.repeats,  # images with the bytes of one before
+            "samples": samples.repeats + counts.dropped,  # with the images and the text of one before
             "samples_dropped": counts.dropped,
         },
         # An evaluation score on images that were trained on means less.
-        "eval_images_also_in_train": counts.images.in_both_splits(),
-        "eval_samples_also_in_train": counts.samples.in_both_splits(),
+        "eval_images_also_in_train": images.in_both_splits,
+        "eval_samples_also_in_train": samples.in_both_splits,
     }
 
 
-def near_duplicates(table: Path) -> dict[str, object]:
-    """The part of stats.json about validation images that look like training images, equal ones among them."""
+def near_duplicates(table: Path, num_images: int) -> dict[str, object]:
+    """The part of stats.json about validation images that look like training images, equal ones among them.
+
+    `num_images`: distinct validation images, of which only some are searched in a large set.
+    """
     searched = validation_images(table)
     result = like_train(table, {sha256: signature for sha256, (*_, signature) in searched.items()})
     return {
         "eval_images": len(result.found),
         "searched": result.images,
         "without_signature": result.without_signature,
-        "compared": result.compared,
+        "compared": result.compared * (len(searched) / num_images if len(searched) < num_images else 1),
         "pairs": [
             {"eval": searched[sha256][:2], "train": (identity, image), "distance": distance}
             for sha256, (identity, image, distance) in result.closest()

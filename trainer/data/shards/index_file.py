@@ -13,6 +13,7 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from vlmpipe.trainer.data.sample import SPLITS, Split
 from vlmpipe.trainer.data.shards.growing_arrays import GrowingArray
@@ -190,8 +191,17 @@ def _stored(kind: pa.DataType) -> pa.DataType:
     return kind.index_type if pa.types.is_dictionary(kind) else kind
 
 
+def byte_rows(digits: pa.Array, width: int) -> NDArray[np.uint8]:
+    """(texts, width) bytes of hexadecimal digits. Raises DataError for other texts."""
+    return np.frombuffer(_bytes_of(digits, width), np.uint8).reshape(-1, width)
+
+
 def _from_hex(digits: pa.Array, width: int) -> pa.Array:
-    """Bytes of hexadecimal digits."""
+    made = pa.py_buffer(_bytes_of(digits, width))
+    return pa.Array.from_buffers(pa.binary(width), len(digits), [None, made], null_count=0)
+
+
+def _bytes_of(digits: pa.Array, width: int) -> bytes:
     _, buffer, text = digits.buffers()
     made = b""
     if len(digits):
@@ -202,7 +212,7 @@ def _from_hex(digits: pa.Array, width: int) -> pa.Array:
             raise DataError(f"the index has a hash that is not hexadecimal: {error}") from error
         if (np.diff(offsets) != 2 * width).any() or len(made) != width * len(digits):
             raise DataError(f"the index has a hash that has not {2 * width} hexadecimal digits")
-    return pa.Array.from_buffers(pa.binary(width), len(digits), [None, pa.py_buffer(made)], null_count=0)
+    return made
 
 
 def _of_videos(lists: pa.Array | None, counts: np.ndarray, kind: pa.DataType) -> pa.Array:

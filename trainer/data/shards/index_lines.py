@@ -1,4 +1,4 @@
-"""Lines of the index while data is prepared: a Parquet file in each chunk, merged and sorted into the set's index."""
+"""Lines of the index while data is prepared: a Parquet file in each chunk, which `sorted_lines` merges."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlmpipe.trainer.data.sample import SPLITS, Split
-from vlmpipe.trainer.data.shards.index_file import IndexFileWriter
+from vlmpipe.trainer.data.sample import Split
 from vlmpipe.trainer.data.sqlite_table import disk_table
 
 LINES = "index.parquet"  # of a chunk; up to format 13 also of prepared data
@@ -46,42 +45,25 @@ GROUP_LINES = 8192  # in memory at a time
 
 
 class IndexLines:
-    """Collects lines and sorts them by split and id. They wait on disk, where SQLite sorts them."""
+    """Collects a chunk's lines and sorts them by split and id. They wait on disk, where SQLite sorts them."""
 
     def __init__(self) -> None:
         self._table = disk_table("CREATE TABLE lines (split TEXT, id TEXT, line TEXT)")
         self._schema = SCHEMA
-        self._shards: dict[Split, set[str]] = {split: set() for split in SPLITS}
 
-    def add(self, *, split: Split, shard: str, **rest: object) -> None:
+    def add(self, *, split: Split, **rest: object) -> None:
         """One sample; exactly the columns of SCHEMA, of one with videos those of WITH_VIDEOS."""
         if rest.get(VIDEO_COLUMNS[0]):
             self._schema = WITH_VIDEOS
-        line = {"split": split, "shard": shard, **rest}
+        line = {"split": split, **rest}
         assert line.keys() == set(SCHEMA.names) or line.keys() == set(WITH_VIDEOS.names)
-        self._shards[split].add(shard)
         self._table.execute("INSERT INTO lines VALUES (?, ?, ?)", (split, rest["id"], json.dumps(line)))
-
-    def add_table(self, lines: pa.Table) -> None:
-        """Many samples."""
-        for batch in lines.to_batches(GROUP_LINES):
-            for line in batch.to_pylist():
-                if not line.get(VIDEO_COLUMNS[0]):
-                    line = {name: line[name] for name in SCHEMA.names}
-                self.add(**line)
 
     def write_lines(self, folder: Path) -> None:
         """Write a chunk's Parquet file."""
         with pq.ParquetWriter(folder / LINES, self._schema) as file:
             for group in self._sorted():
                 file.write_table(group)
-
-    def write_index(self, folder: Path) -> None:
-        """Write the index of prepared data."""
-        shards = {split: sorted(names) for split, names in self._shards.items()}
-        with IndexFileWriter(folder, shards, with_videos=self._schema == WITH_VIDEOS) as index:
-            for group in self._sorted():
-                index.add(group)
 
     def _sorted(self) -> Iterator[pa.Table]:
         lines = self._table.execute("SELECT line FROM lines ORDER BY split, id")

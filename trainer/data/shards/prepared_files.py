@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
 
+from vlmpipe.trainer.data.shards.manifest_pages import PAGE_FILES, FilePages
 from vlmpipe.trainer.data.shards.verified_files import FOLDER, damaged_file
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage
@@ -26,10 +28,22 @@ class Manifest:
     format: int
     fingerprint: str
     counts: dict[str, int]
-    files: dict[str, FileSum]
+    files: Mapping[str, FileSum]  # of a large set on pages of their own
+
+    def in_pages(self, storage: Storage) -> Manifest:
+        """The manifest with a long list of files stored on pages; itself with a short one."""
+        return self if len(self.files) <= PAGE_FILES else replace(self, files=FilePages.write(storage, self.files))
+
+    @property
+    def page_names(self) -> frozenset[str]:
+        """Names of the files that hold the list."""
+        return frozenset(page.name for page in self.files.pages) if isinstance(self.files, FilePages) else frozenset()
 
     def to_bytes(self) -> bytes:
-        return seal(asdict(self), indent=1)
+        content: dict[str, object] = {"format": self.format, "fingerprint": self.fingerprint, "counts": self.counts}
+        if isinstance(self.files, FilePages):
+            return seal(content | {"pages": self.files.as_json()}, indent=1)
+        return seal(content | {"files": {name: asdict(sums) for name, sums in self.files.items()}}, indent=1)
 
     @classmethod
     def read(cls, storage: Storage, *, file_format: int = FORMAT) -> Manifest:
@@ -42,7 +56,12 @@ class Manifest:
             raise damaged_file(storage.uri(DONE), str(error)) from error
         if values["format"] != file_format:
             raise OtherFormatError(storage.root_uri, values["format"])
-        return cls(**values | {"files": {name: FileSum(**sums) for name, sums in values["files"].items()}})
+        files: Mapping[str, FileSum]
+        if (pages := values.pop("pages", None)) is not None:
+            files = FilePages.of_json(storage, pages)
+        else:
+            files = {name: FileSum(**sums) for name, sums in values.pop("files").items()}
+        return cls(**values, files=files)
 
 
 class OtherFormatError(UserError):

@@ -1,13 +1,13 @@
 """Merges prepared chunks into one data set, in the order of the source.
 
-Shards are reused and only renumbered. Tables that grow with the data are kept on disk.
+Shards are reused and only renumbered. What grows with the data is kept on disk.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,19 +20,23 @@ import pyarrow.parquet as pq
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.malloc_trim import trim_memory
 from vlmpipe.trainer.data.near_duplicates import table as signatures
-from vlmpipe.trainer.data.prepare.chunks.chunk import ANSWERS, SUMMARY, write_json
+from vlmpipe.trainer.data.prepare.chunks.chunk import ANSWERS, ANSWERS_SCHEMA, SUMMARY, write_json
+from vlmpipe.trainer.data.prepare.deduplicate import AnswerRow
 from vlmpipe.trainer.data.prepare.previews import ContactSheet, write_reject_pictures
 from vlmpipe.trainer.data.prepare.statistics import Counts, describe, near_duplicates
 from vlmpipe.trainer.data.rejects import IN_THE_RUN, REJECTS, Ledger, Reject, RejectCode
 from vlmpipe.trainer.data.rejects import SUMMARY as REJECTS_SUMMARY
 from vlmpipe.trainer.data.sample import SPLITS, ImageRef, Split
-from vlmpipe.trainer.data.shards.index_lines import LINES, IndexLines
+from vlmpipe.trainer.data.shards.index_lines import LINES
+from vlmpipe.trainer.data.shards.sorted_lines import SortedLines
 from vlmpipe.trainer.data.shards.tar import FOLDER as SHARDS_FOLDER
 from vlmpipe.trainer.data.shards.tar import Sidecar, shard_name, sidecar_name, write_sidecar
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.transfer import in_parallel
 
 STATS = "stats.json"
+READS = 8  # sidecars at a time
 IMAGES, WITHOUT_IMAGES = "images", "samples_without_images"  # counts of accepted samples
 
 
@@ -74,7 +78,7 @@ def merge(
 
     Raises DataError when too many samples were rejected or a split is empty.
     """
-    lines, counts, sheet = IndexLines(), Counts(), ContactSheet()
+    lines, counts, sheet = SortedLines(), Counts(), ContactSheet()
     shards: list[Shard] = []
     first: Counter[Split] = Counter()  # number of each split's first shard in the next chunk
     (folder / SHARDS_FOLDER).mkdir()
@@ -89,12 +93,13 @@ def merge(
             _add_rejects(part, summary, ledger)
             ledger.add_accepted(summary["accepted"], summary["repaired"], summary["repairs"])
             assert ledger.rejected + ledger.accepted == ledger.read
-            new_names = _shard_names(summary["shards"], first)
-            for name, new_name in new_names.items():
-                sidecar = Sidecar(**json.loads(part.files.read(sidecar_name(name))))
-                write_sidecar(folder, replace(sidecar, shard=new_name))
-                shards.append(Shard(part.name, name, new_name, sidecar.bytes, sidecar.crc32c))
-            _add_samples(part, new_names, lines, counts)
+            starts = {split: first[split] for split in SPLITS}
+            shards += _add_shards(part, _shard_names(summary["shards"], starts), folder)
+            read = partial(_lines_of, part.files, summary["shards"], starts)
+            table = read()
+            lines.add(table, read)
+            counts.add(table)
+            counts.answers.add_counted(_answers_of(part.files))
             looks.write_table(pq.read_table(part.files.fetch(signatures.NAME)))
             counts.dropped += summary["dropped"]
             sheet.add_sheet(part.files)
@@ -104,7 +109,9 @@ def merge(
     whole = ledger.summary() | {"pictures": pictures}
     write_json(folder / REJECTS_SUMMARY, whole)
     ledger.check(listed)
-    lines.write_index(folder)
+    lines.write_index(
+        folder, {split: [shard_name(split, number) for number in range(first[split])] for split in SPLITS}
+    )
     sheet.write(folder)
     stats = describe(folder, counts, config, tile_tokens)
     split_samples = {split: int(stats["splits"][split]["samples"]) for split in SPLITS}
@@ -112,7 +119,7 @@ def merge(
     for name, of_splits in stats.get("sources", {}).items():
         if not of_splits["train"]["samples"]:
             raise no_training_samples(name)
-    near = near_duplicates(folder / signatures.NAME)
+    near = near_duplicates(folder / signatures.NAME, stats["splits"]["eval"]["unique_images"])
     write_json(folder / STATS, stats | {"near_duplicates": near, "coverage": dict(coverage)})
     seen = {
         IMAGES: sum(one["images"] for one in stats["splits"].values()),
@@ -136,25 +143,36 @@ def _add_rejects(part: Part, summary: dict[str, Any], ledger: Ledger) -> None:
     assert met.total() == summary["rejected"], "a chunk's rejects differ from its count"
 
 
-def _shard_names(shards: dict[Split, int], first: Counter[Split]) -> dict[str, str]:
-    """A chunk's shards by name, with their names in the whole."""
+def _add_shards(part: Part, new_names: Mapping[str, str], folder: Path) -> Iterator[Shard]:
+    """Write the sidecars of a chunk's shards under their names in the whole."""
+    contents = in_parallel(lambda name: part.files.read(sidecar_name(name)), new_names, threads=READS)
+    for (name, new_name), content in zip(new_names.items(), contents, strict=True):
+        sidecar = Sidecar(**json.loads(content))
+        write_sidecar(folder, replace(sidecar, shard=new_name))
+        yield Shard(part.name, name, new_name, sidecar.bytes, sidecar.crc32c)
+
+
+def _shard_names(shards: Mapping[Split, int], starts: Mapping[Split, int]) -> dict[str, str]:
+    """A chunk's shards by name, with their names in the whole. starts: the number of each split's first one there."""
     return {
-        shard_name(split, number): shard_name(split, first[split] + number)
+        shard_name(split, number): shard_name(split, starts[split] + number)
         for split, count in shards.items()
         for number in range(count)
     }
 
 
-def _add_samples(part: Part, new_names: dict[str, str], lines: IndexLines, counts: Counts) -> None:
-    table = pq.read_table(part.files.fetch(LINES))
-    names = [new_names[name] for name in table.column("shard").to_pylist()]
+def _lines_of(files: Storage, shards: Mapping[Split, int], starts: Mapping[Split, int]) -> pa.Table:
+    """A chunk's lines of the index, with the names that its shards have in the whole."""
+    table = pq.read_table(files.fetch(LINES))
+    names, new_names = table.column("shard").combine_chunks().dictionary_encode(), _shard_names(shards, starts)
+    renamed = pa.array([new_names[name] for name in names.dictionary.to_pylist()], pa.string())
     place = table.schema.get_field_index("shard")
-    lines.add_table(table.set_column(place, "shard", pa.array(names, pa.string())))
-    columns = (table.column(name).to_pylist() for name in ("split", "image_sha256", "content"))
-    for split, image_sha256, content in zip(*columns, strict=True):
-        counts.add(split, image_sha256, content)
-    answers = pq.read_table(part.files.fetch(ANSWERS)).to_pylist()
-    counts.answers.add_counted(tuple(row.values()) for row in answers)
+    return table.set_column(place, "shard", renamed.take(names.indices))
+
+
+def _answers_of(files: Storage) -> Iterator[AnswerRow]:
+    columns = pq.read_table(files.fetch(ANSWERS), schema=ANSWERS_SCHEMA).columns
+    return zip(*(column.to_pylist() for column in columns), strict=True)
 
 
 def no_training_samples(source: str) -> DataError:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -148,12 +149,16 @@ def write_plan(
                 draft = _Draft(draft.number + 1, following)
         if draft.where or not draft.number:
             draft.write(chunks, places)
-    groups.check(_places_in(table))
+    groups.check(_places_in(table), lambda record: _of_record(table, "member", record))
 
 
 def _places_in(table: sqlite3.Connection) -> Callable[[int], str]:
     """The place in the source, for people, of a record by its number from 1."""
-    return lambda record: table.execute("SELECT place FROM records WHERE rowid = ?", (record,)).fetchone()[0]
+    return lambda record: _of_record(table, "place", record)
+
+
+def _of_record(table: sqlite3.Connection, column: str, record: int) -> str:
+    return str(table.execute(f"SELECT {column} FROM records WHERE rowid = ?", (record,)).fetchone()[0])
 
 
 @dataclass
@@ -183,9 +188,29 @@ class _Draft:
         places.write_table(pa.table({"where": self.where}, WHERE_SCHEMA), row_group_size=max(1, len(self.where)))
 
 
-def read_plan(folder: Path) -> Iterator[Chunk]:
-    with (folder / CHUNKS).open(encoding="utf-8") as lines:
-        yield from map(Chunk.from_json, lines)
+class StoredChunks:
+    """Chunks, each a line of a file, which is read when the chunk is needed: it lists what grows with the records."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with path.open("rb") as lines:
+            self._starts = np.cumsum([0, *map(len, lines)])
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, number: int) -> Chunk:
+        with self._path.open("rb") as lines:
+            lines.seek(self._starts[range(len(self))[number]])
+            return Chunk.from_json(lines.readline().decode())
+
+    def __iter__(self) -> Iterator[Chunk]:
+        with self._path.open(encoding="utf-8") as lines:
+            yield from map(Chunk.from_json, lines)
+
+
+def read_plan(folder: Path) -> StoredChunks:
+    return StoredChunks(folder / CHUNKS)
 
 
 class Places:

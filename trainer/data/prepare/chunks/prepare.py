@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,18 +15,22 @@ from vlmpipe.trainer.data.accounting.coverage import COVERAGE, Coverages
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.prepare.chunks.chunk import ChunkMaker
 from vlmpipe.trainer.data.prepare.chunks.merge import Part
-from vlmpipe.trainer.data.prepare.chunks.plan import PARTS, Chunk, Places, read_plan, write_plan
+from vlmpipe.trainer.data.prepare.chunks.plan import PARTS, Chunk, Places, StoredChunks, read_plan, write_plan
 from vlmpipe.trainer.data.prepare.chunks.store import ChunkStore
 from vlmpipe.trainer.data.prepare.chunks.worker_pool import cores, make_in_processes, threads_for
-from vlmpipe.trainer.data.prepare.deduplicate import ContentIndex
+from vlmpipe.trainer.data.prepare.digest_files import DigestFiles, digest_bytes, digests_of, repeat_before
 from vlmpipe.trainer.data.sample import stable_digest
 from vlmpipe.trainer.data.shards.index_lines import LINES
 from vlmpipe.trainer.data.sources import Source
 from vlmpipe.trainer.data.sources.base import counted
+from vlmpipe.trainer.data.sqlite_table import disk_table
 from vlmpipe.trainer.models.image_tokens import image_form_of, image_rule
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.file_sums import UPLOADS
+from vlmpipe.trainer.storage.transfer import in_parallel
 
+DISTINCT = "distinct.jsonl"  # the plan's chunks with `repeats`, while a set is prepared
 PLANS = "chunk-plans"  # folder in the chunk store, by the prepared set's fingerprint
 # Settings that do not change a chunk's bytes, given its records, which the plan decides.
 NOT_IN_A_CHUNK = {
@@ -56,14 +60,21 @@ class ChunkedPreparation:
         self._store = ChunkStore(config.run.chunks_root)
         self._chat = Chat.load(open_storage(str(folder)), image_form_of(config.model))
         self._settings = _settings(config, self._chat, format_version)
-        self.chunks = tuple(read_plan(folder))
+        self.chunks = read_plan(folder)
 
-    def make(self, chunks: Sequence[Chunk], progress: Progress) -> int:
-        """Prepare the chunks that are not done yet. Returns their number."""
-        todo = [chunk for chunk in chunks if not self._store.holds(chunk.fingerprint(self._settings))]
-        total, to_read = (sum(chunk.records for chunk in group) for group in (chunks, todo))
+    def make(self, chunks: StoredChunks, progress: Progress, numbers: range | None = None) -> int:
+        """Prepare the chunks of these numbers, or all, that are not done yet. Returns how many."""
+        total, to_read = 0, 0
+        missing: list[int] = []
+        asked = ((number, chunks[number]) for number in (range(len(chunks)) if numbers is None else numbers))
+        for number, records, is_there in in_parallel(self._is_there, asked, threads=UPLOADS):
+            total += records
+            if not is_there:
+                missing.append(number)
+                to_read += records
+        todo = (chunks[number] for number in missing)
         tally = _Tally(progress, total, total - to_read)
-        workers = min(self._config.data.workers or processes_for(len(todo), to_read), len(todo))
+        workers = min(self._config.data.workers or processes_for(len(missing), to_read), len(missing))
         threads = threads_for(max(1, workers))
         if workers > 1:
             job = {
@@ -73,16 +84,35 @@ class ChunkedPreparation:
                 "threads": threads,
             }
             make_in_processes(todo, job, workers, report=tally)
-        elif todo:
+        elif missing:
             maker = ChunkMaker(self._config, self._source, self._folder, self._chat, self._settings, threads)
             for chunk in todo:
                 maker.make(chunk, partial(tally, chunk.number))
-        return len(todo)
+        return len(missing)
 
-    def without_repeats(self) -> tuple[Chunk, ...]:
+    def _is_there(self, chunk: tuple[int, Chunk]) -> tuple[int, int, bool]:
+        """Number of the chunk, its records, and whether it is done."""
+        number, of_number = chunk
+        return number, of_number.records, self._store.holds(of_number.fingerprint(self._settings))
+
+    def without_repeats(self) -> StoredChunks:
         """The chunks without the samples of earlier chunks. All planned chunks must be done."""
-        seen = ContentIndex()
-        return tuple(chunk.without(self._met(chunk, seen)) for chunk in self.chunks)
+        contents = DigestFiles(summed=False)
+        for chunk in self.chunks:
+            contents.add(digests_of(sorted(self._contents(chunk))), first=chunk.number)
+        repeats = disk_table("CREATE TABLE repeats (chunk INTEGER, content TEXT)")
+        for rows in contents:
+            again = rows[repeat_before(rows)]
+            repeats.executemany(
+                "INSERT INTO repeats VALUES (?, ?)",
+                zip(again["first"].tolist(), (digest.hex() for digest in digest_bytes(again)), strict=True),
+            )
+        repeats.execute("CREATE INDEX by_chunk ON repeats (chunk)")
+        with (self._folder / DISTINCT).open("w", encoding="utf-8") as lines:
+            for chunk in self.chunks:
+                of_chunk = repeats.execute("SELECT content FROM repeats WHERE chunk = ?", (chunk.number,))
+                lines.write(chunk.without(content for (content,) in of_chunk).to_json() + "\n")
+        return StoredChunks(self._folder / DISTINCT)
 
     def parts(self, chunks: Iterable[Chunk]) -> Iterator[Part]:
         """These chunks, which must be done, as parts of the whole."""
@@ -91,17 +121,10 @@ class ChunkedPreparation:
             name = chunk.fingerprint(self._settings)
             yield Part(name, self._store.files(name), places.of(chunk))
 
-    def _met(self, chunk: Chunk, seen: ContentIndex) -> set[str]:
-        """The chunk's contents that are in `seen`, to which all of them are added."""
+    def _contents(self, chunk: Chunk) -> set[bytes]:
+        """The distinct contents of the chunk's samples."""
         path = self._store.files(chunk.fingerprint(self._settings)).fetch(LINES)
-        columns = (column.to_pylist() for column in pq.read_table(path, columns=["content", "split"]).columns)
-        met = set()
-        for content, split in zip(*columns, strict=True):
-            digest = bytes.fromhex(content)
-            if digest in seen:
-                met.add(content)
-            seen.add(digest, split)
-        return met
+        return set(map(bytes.fromhex, pq.read_table(path, columns=["content"]).column("content").to_pylist()))
 
 
 class _Tally:

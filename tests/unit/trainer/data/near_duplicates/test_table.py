@@ -10,6 +10,7 @@ import pytest
 from vlmpipe.trainer.data.near_duplicates import table as tables
 from vlmpipe.trainer.data.near_duplicates.signature import SIGNATURE_BYTES
 from vlmpipe.trainer.data.near_duplicates.table import NAME, SignatureWriter, like_train, validation_images
+from vlmpipe.trainer.data.prepare.statistics import near_duplicates
 
 SIGNATURES = [bytes(one) for one in np.random.default_rng(0).integers(0, 256, (60, SIGNATURE_BYTES), dtype=np.uint8)]
 
@@ -53,3 +54,10 @@ def test_no_training_image_leaves_nothing_to_compare(tmp_path: Path) -> None:
     writer.add("eval", "v", 0, "sha", SIGNATURES[0])
     writer.write(tmp_path)
     assert like_train(tmp_path / NAME, {"sha": SIGNATURES[0]}).compared == 1.0
+
+
+def test_of_many_validation_images_a_fixed_part_is_searched(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = validation_images(table)
+    monkeypatch.setattr(tables, "MAX_VALIDATION_IMAGES", 3)
+    assert validation_images(table) == {sha256: everything[sha256] for sha256 in sorted(everything)[:3]}
+    assert near_duplicates(table, len(everything))["compared"] == pytest.approx(3 / len(everything))

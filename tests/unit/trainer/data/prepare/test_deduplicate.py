@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.data.formats import captioned, write_source
-from tests.support.data.index import index_rows, lines_of
+from tests.support.data.index import index_rows, lines_of, sort_lines
 from tests.support.data.prepared import conversation, job_config, llava_folder, png, record, run_prepare, write_json
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
-from vlmpipe.trainer.data.prepare import deduplicate
-from vlmpipe.trainer.data.prepare.deduplicate import LONGEST_COUNTED_ANSWER, AnswerCounts, ContentIndex, SeenIds
+from vlmpipe.trainer.data.prepare import deduplicate, digest_files
+from vlmpipe.trainer.data.prepare.deduplicate import LONGEST_COUNTED_ANSWER, AnswerCounts, ContentCounts, SeenIds
 from vlmpipe.trainer.data.rejects import RejectCode
 from vlmpipe.trainer.data.sample import SPLITS, Split, Turn
-from vlmpipe.trainer.data.shards import index_lines
+from vlmpipe.trainer.data.shards import index_lines, sorted_lines
 from vlmpipe.trainer.data.shards.index_lines import LINES, SCHEMA, IndexLines
 
 splits = st.sampled_from(SPLITS)
@@ -44,16 +45,41 @@ def test_ids_are_new_once_and_then_the_same_or_other(pairs: list[tuple[str, str]
         before.append((identity, content))
 
 
-@given(st.lists(st.tuples(st.binary(min_size=1, max_size=1), splits)))
-def test_content_is_counted_as_a_dictionary_would(things: list[tuple[bytes, Split]]) -> None:
-    seen = ContentIndex()
-    for digest, split in things:
-        seen.add(digest, split)
+digests = st.sampled_from([bytes([first]) * 15 + bytes([last]) for first in (0, 1, 255) for last in (0, 7)])
+
+
+@given(st.lists(st.tuples(digests, splits)), st.integers(1, 5))
+def test_content_is_counted_as_a_dictionary_would(things: list[tuple[bytes, Split]], at_once: int) -> None:
+    with (
+        mock.patch.object(digest_files, "BUFFERED_ROWS", at_once),
+        mock.patch.object(digest_files, "SUMMED_ROWS", at_once),
+    ):
+        counts = ContentCounts()
+        for start in range(0, len(things), at_once):
+            piece = things[start : start + at_once]
+            counts.add(
+                digest_files.digests_of([digest for digest, _ in piece]),
+                np.array([split == "train" for _, split in piece], np.bool_),
+            )
+        totals = counts.totals()
     found = {split: {digest for digest, where in things if where == split} for split in SPLITS}
-    assert {split: seen.distinct(split) for split in SPLITS} == {split: len(found[split]) for split in SPLITS}
-    assert seen.in_both_splits() == len(found["train"] & found["eval"])
-    assert seen.repeats() == len(things) - len(found["train"] | found["eval"])
-    assert all(digest in seen for digest, _ in things) and b"not there" not in seen
+    assert totals.distinct == {split: len(found[split]) for split in SPLITS}
+    assert totals.in_both_splits == len(found["train"] & found["eval"])
+    assert totals.repeats == len(things) - len(found["train"] | found["eval"])
+
+
+@given(st.lists(st.tuples(digests, st.integers(0, 5))), st.integers(1, 5))
+def test_rows_that_are_not_summed_follow_each_other(things: list[tuple[bytes, int]], at_once: int) -> None:
+    with mock.patch.object(digest_files, "BUFFERED_ROWS", at_once):
+        files = digest_files.DigestFiles(summed=False)
+        for digest, chunk in things:
+            files.add(digest_files.digests_of([digest]), first=chunk)
+        rows = [
+            pair for some in files for pair in zip(digest_files.digest_bytes(some), some["first"].tolist(), strict=True)
+        ]
+        again = [pair for some in files for pair in digest_files.digest_bytes(some[digest_files.repeat_before(some)])]
+    assert rows == sorted(things)
+    assert len(again) == len(things) - len({digest for digest, _ in things})
 
 
 answers_given = st.tuples(
@@ -97,15 +123,20 @@ def test_index_is_sorted_and_whole(
 ) -> None:
     lines = [(data.draw(splits), identity) for identity in ids]
     folder = tmp_path_factory.mktemp("index")
-    with mock.patch.object(index_lines, "GROUP_LINES", 3):
-        writer = IndexLines()
-        for split, identity in lines:
-            writer.add(**next(lines_of({identity: ["x"] * (len(identity) % 3)}, split)))
-        writer.write_lines(folder)
-        writer.write_index(folder)
-    table = pq.read_table(folder / LINES)
+    sizes = {"EVERY": data.draw(st.integers(1, 3)), "SORTED_ROWS": data.draw(st.integers(1, 9)), "MAX_FILES": 3}
+    chunks = []
+    with mock.patch.object(index_lines, "GROUP_LINES", 3), mock.patch.multiple(sorted_lines, **sizes):
+        for start in range(0, max(1, len(lines)), 7):
+            writer = IndexLines()
+            for split, identity in lines[start : start + 7]:
+                writer.add(**next(lines_of({identity: ["x"] * (len(identity) % 3)}, split)))
+            chunks.append(folder / str(start))
+            chunks[-1].mkdir()
+            writer.write_lines(chunks[-1])
+        sort_lines(folder, chunks)
+    table = pq.read_table(chunks[0] / LINES)
     assert table.schema == SCHEMA
-    assert list(zip(*table.select(["split", "id"]).to_pydict().values(), strict=True)) == sorted(lines)
+    assert list(zip(*table.select(["split", "id"]).to_pydict().values(), strict=True)) == sorted(lines[:7])
     rows = index_rows(folder)
     assert [(row["split"], row["id"], len(row["images"])) for row in rows] == [
         (split, identity, len(identity) % 3) for split, identity in sorted(lines)

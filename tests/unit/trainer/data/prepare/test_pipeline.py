@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.support.data.index import index_rows, lines_of
+from tests.support.data.index import index_rows, lines_of, write_collected
 from tests.support.data.prepared import (
     conversation,
     encode,
@@ -151,7 +151,7 @@ def test_lengths_are_described_from_pieces_as_from_the_whole(
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr("vlmpipe.trainer.data.prepare.statistics.PACKED_AT_ONCE", at_once)
         patch.setattr("vlmpipe.trainer.data.shards.index_file.ROWS_READ", group)
-        index.write_index(Path(folder))
+        write_collected(Path(folder), index)
         described = describe(Path(folder), Counts(), data)["splits"]
     for name in SPLITS:
         tokens = np.array([tokens for split, tokens, _ in lines if split == name], np.int64)

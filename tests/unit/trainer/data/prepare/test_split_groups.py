@@ -180,7 +180,7 @@ def split_by_images(samples: list[list[str]], **data: Any) -> tuple[list[str], l
         groups.add(number, images)
     groups.join()
     splits = [groups.split_of(number, images[0]) for number, images in enumerate(sets, 1)]
-    groups.check(lambda record: f"record {record}")
+    groups.check(lambda record: f"record {record}", lambda record: sets[record - 1][0])
     return splits, groups.notes(lambda record: f"record {record}")
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.data.index import lines_of, write_index
+from tests.support.data.index import lines_of, sort_lines, write_index
 from tests.support.paths import ROOT
 from tests.support.short_form import WHOLE
 from vlmpipe.trainer.config.data import DataConfig
@@ -36,14 +36,12 @@ def line(identity: str, images: int, **videos: Any) -> dict[str, Any]:
 
 def written(folder: Path, *lines: dict[str, Any]) -> SplitIndex:
     """By way of a chunk for each line, as several sources have."""
-    whole = IndexLines()
     for number, one in enumerate(lines):
         (folder / str(number)).mkdir()
         chunk = IndexLines()
         chunk.add(**one)
         chunk.write_lines(folder / str(number))
-        whole.add_table(pq.read_table(folder / str(number) / LINES))
-    whole.write_index(folder)
+    sort_lines(folder, [folder / str(number) for number in range(len(lines))])
     return SplitIndex("train", open_index(folder / NAME)["train"])
 
 
