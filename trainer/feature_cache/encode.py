@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.shards.image_index import digits_of
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.shards.tar import ShardReader
@@ -60,9 +61,9 @@ def build(job: JobConfig, worker: ProcessContext) -> int:
     places = Index.load(prepared_uri).unique_images()
     reader = ShardReader.open(open_prepared(prepared_uri), job.data.shard_cache_gib)
     there = FeatureShards(uri)
-    missing = agree(there.missing(places))  # listings of different ranks may differ
+    missing = agree(there.missing(places.hashes))  # listings of different ranks may differ
     size = images_within(job.model, job.features.shard_images)
-    shards = [missing[start : start + size] for start in range(0, len(missing), size)]
+    shards = (list(map(digits_of, missing[start : start + size])) for start in range(0, len(missing), size))
     progress = Progress(job.run.run_uri, "cache-features") if worker.is_first else None
     tower = family_of(job.model).build_tower(job.model)
     tower_sha256 = node_sha256(tower, worker)
@@ -120,7 +121,7 @@ class OwnShards:
     """The shards that this rank encodes."""
 
     def __init__(
-        self, shards: Sequence[Sequence[str]], worker: ProcessContext, store: Storage, *, lost: Sequence[str] = ()
+        self, shards: Iterable[Sequence[str]], worker: ProcessContext, store: Storage, *, lost: Sequence[str] = ()
     ) -> None:
         """`lost`: shards of which the sidecar alone is there."""
         self._shards, self._worker, self._store, self._lost = shards, worker, store, frozenset(lost)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare.pipeline import DONE, fingerprint
 from vlmpipe.trainer.data.shards.index import Index
-from vlmpipe.trainer.feature_cache.reader import missing_images
+from vlmpipe.trainer.feature_cache.reader import FeatureShards
 from vlmpipe.trainer.feature_cache.store import DESCRIPTION, describe_features, features_key, features_uri
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import join_uri
@@ -77,7 +77,7 @@ def explain(job: JobConfig) -> Explanation:
     if open_storage(prepared).stat(DONE) is None:
         return Explanation("data not prepared", uri, 0, 0, description, others)
     wanted = Index.load(prepared).unique_images()
-    missing = len(missing_images(uri, wanted))
+    missing = len(FeatureShards(uri).missing(wanted.hashes))
     state: State = "hit" if not missing else "miss" if missing == len(wanted) else "part"
     return Explanation(state, uri, len(wanted), missing, description, others)
 

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from vlmpipe.trainer.data.packing import Int64Array
 from vlmpipe.trainer.data.prefetch import Needs
 from vlmpipe.trainer.data.shards.disk_cache import open_shards
-from vlmpipe.trainer.data.shards.image_index import HASHES, ImageTable, digits_of, hashes_of
+from vlmpipe.trainer.data.shards.image_index import digits_of, hashes_of
 from vlmpipe.trainer.data.shards.index import SplitIndex
 from vlmpipe.trainer.data.shards.verified_files import ShardFiles, Sidecar
 from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
+from vlmpipe.trainer.feature_cache.image_places import HeldImages, open_places
 from vlmpipe.trainer.feature_cache.store import SHARD, SIDECAR, shard_name
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import ObjectInfo, Storage
@@ -34,7 +35,7 @@ HEADER_BYTES = 8  # of the length that a safetensors file begins with (its docum
 
 
 class FeatureShards:
-    """The complete shards of a store and the shard of each image, from the sidecars, which are read once.
+    """The complete shards of a store and the shard of each image, from the sidecars.
 
     A shard whose file is gone or has another size than was written does not count, so that its images are encoded
     again: a rule of the bucket, a clean-up or half a copy may have taken the file alone.
@@ -44,26 +45,13 @@ class FeatureShards:
 
     def __init__(self, uri: str) -> None:
         self.storage: Storage = open_storage(uri)
-        self.names: list[str] = []
+        files = self.storage.list()
+        found, self.images = open_places(uri, files, lambda: self._complete({info.name: info for info in files}))
         # Digest of the weights of the tower that made all features; None for an empty store.
-        self.tower_sha256: str | None = None
-        self.lost: list[str] = []  # shards that do not count
-        self._sidecars: dict[str, Sidecar] = {}
-        images: list[NDArray[np.bytes_]] = [np.empty(0, HASHES)]
-        files = {info.name: info for info in self.storage.list()}
-        for sidecar in self._read_sidecars(files):
-            if not _is_whole(files.get(sidecar["shard"]), sidecar):
-                self.lost.append(sidecar["shard"])
-                continue
-            if self.names and sidecar["tower_sha256"] != self.tower_sha256:
-                raise self._mixed(sidecar)
-            self.names.append(sidecar["shard"])
-            self.tower_sha256 = sidecar["tower_sha256"]
-            held = hashes_of(sidecar["images"])
-            self._sidecars[sidecar["shard"]] = Sidecar(sidecar["shard"], len(held), sidecar["bytes"], sidecar["crc32c"])
-            images.append(held)
-        self.starts: Int64Array = np.cumsum([len(held) for held in images])  # (shards + 1,) in `images`
-        self.images = ImageTable(np.concatenate(images))
+        self.tower_sha256 = found.tower_sha256
+        self.lost = found.lost  # shards that do not count
+        self.names = [sidecar.shard for sidecar in found.sidecars]
+        self._sidecars = dict(zip(self.names, found.sidecars, strict=True))
 
     def sizes(self) -> dict[str, int]:
         return {name: sidecar.bytes for name, sidecar in self._sidecars.items()}
@@ -80,10 +68,9 @@ class FeatureShards:
             fix=f"delete {self.storage.uri(shard)} and its {SIDECAR}; the next run encodes its images again",
         )
 
-    def missing(self, wanted: Iterable[str]) -> list[str]:
-        """The images (sha256) without features, in the order of `wanted`."""
-        images = hashes_of(wanted)
-        return [digits_of(image) for image in images[self.images.find(images) < 0]]
+    def missing(self, wanted: NDArray[np.bytes_]) -> NDArray[np.bytes_]:
+        """The images without features, in the order of `wanted`: hashes, as of `hashes_of`."""
+        return wanted[self.images.find(wanted) < 0]
 
     def require_tower(self, tower_sha256: str) -> None:
         """Raise ConfigError where a tower of other weights has made the features that are there."""
@@ -95,24 +82,35 @@ class FeatureShards:
             fix="pin model.tower.revision, or delete that folder to encode again",
         )
 
-    def _mixed(self, sidecar: Mapping[str, object]) -> DataError:
+    def _mixed(self, first: HeldImages, other: HeldImages) -> DataError:
         return DataError(
-            f"the features in {self.storage.root_uri} come from two towers: {self.names[0]} from the weights "
-            f"{self.tower_sha256}, {sidecar['shard']} from {sidecar['tower_sha256']}",
+            f"the features in {self.storage.root_uri} come from two towers: {first.sidecar.shard} from the weights "
+            f"{first.tower_sha256}, {other.sidecar.shard} from {other.tower_sha256}",
             expected="features of one tower: the weights behind an address without a revision may have changed",
             fix="pin model.tower.revision, and delete that folder to encode again",
         )
-
-    def of_places(self, places: Int64Array) -> Int64Array:
-        """Number of the shard that holds each position of `images`."""
-        return np.searchsorted(self.starts, places, side="right") - 1
 
     def needs(self, split: SplitIndex) -> Needs:
         """The shards with the features of each sample's images."""
         places = self.images.find(split.images())
         owners = np.repeat(np.arange(len(split)), split.image_count)[places >= 0]
         offsets = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=len(split)))])
-        return Needs(offsets, self.of_places(places[places >= 0]))
+        return Needs(offsets, self.images.shards[places[places >= 0]])
+
+    def _complete(self, files: Mapping[str, ObjectInfo]) -> Iterator[HeldImages | str]:
+        """The images of each complete shard, and the names of the others."""
+        first: HeldImages | None = None
+        for sidecar in self._read_sidecars(files):
+            if not _is_whole(files.get(sidecar["shard"]), sidecar):
+                yield str(sidecar["shard"])
+                continue
+            images = sidecar["images"]
+            shard = Sidecar(sidecar["shard"], len(images), sidecar["bytes"], sidecar["crc32c"])
+            held = HeldImages(shard, sidecar["tower_sha256"], images)
+            first = first or held
+            if held.tower_sha256 != first.tower_sha256:
+                raise self._mixed(first, held)
+            yield held
 
     def _read_sidecars(self, files: Iterable[str]) -> Iterator[dict[str, Any]]:
         names = sorted(name for name in files if name.startswith("shard-") and name.endswith(SIDECAR))
@@ -144,7 +142,7 @@ def _is_whole(file: ObjectInfo | None, sidecar: Mapping[str, Any]) -> bool:
 class Layout:
     """Locations of a shard's bf16 tensors, all of one width, in its file."""
 
-    offsets: Int64Array  # (images,) in the order of the sidecar
+    offsets: Int64Array  # (images,) in the order of their hashes
     tokens: Int64Array  # (images,) how many each image has
     width: int
 
@@ -174,9 +172,8 @@ class FeatureReader:
         for image, place in zip(images, places.tolist(), strict=True):
             if place < 0:
                 raise self._absent(image)
-        numbers = self.shards.of_places(places)
+        numbers, within = self.shards.images.shards[places], self.shards.images.places[places]
         layouts = {number: self._layout(number) for number in dict.fromkeys(numbers.tolist())}
-        within = places - self.shards.starts[numbers]
         pairs = zip(numbers.tolist(), within.tolist(), strict=True)
         counts = [int(layouts[number].tokens[image]) for number, image in pairs]
         width = next(iter(layouts.values())).width
@@ -207,8 +204,8 @@ class FeatureReader:
         with self.files.opened(shard) as handle, os_errors(f"reading {shard}"):
             size_bytes = int.from_bytes(os.pread(handle, HEADER_BYTES, 0), "little")
             header = json.loads(os.pread(handle, size_bytes, HEADER_BYTES))
-        start, end = self.shards.starts[number : number + 2]
-        tensors = [header[digits_of(image)] for image in self.shards.images.images[start:end]]
+        header.pop("__metadata__", None)
+        tensors = [header[image] for image in sorted(header)]
         kinds = {(tensor["dtype"], *tensor["shape"][1:]) for tensor in tensors}
         kind = next(iter(kinds))
         if len(kinds) != 1 or kind[0] != "BF16" or len(kind) != 2:
@@ -219,4 +216,4 @@ class FeatureReader:
 
 def missing_images(uri: str, wanted: Iterable[str]) -> list[str]:
     """The images (sha256) without features, in the order of `wanted`."""
-    return FeatureShards(uri).missing(wanted)
+    return [digits_of(image) for image in FeatureShards(uri).missing(hashes_of(wanted))]

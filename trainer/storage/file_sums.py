@@ -19,6 +19,7 @@ from vlmpipe.trainer.storage.transfer import in_parallel
 
 REMEMBERED_BYTES = 1 << 26  # smaller files are read again by each process: that takes a hundredth of a second
 SUMS_FOLDER = ".sums"  # in the cache folder
+KEPT_SUMS = 256  # of some 100 bytes
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 UPLOADS = 8  # in parallel: small files mostly wait, in a bucket for the answer, in a folder for the disk
 
@@ -52,10 +53,13 @@ class FileSum:
             with os.fdopen(open_lock(place.with_suffix(".lock")), "w", encoding="utf-8") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # one process reads the file, the others wait
                 with suppress(FileNotFoundError, ValueError):
-                    return cls(**unseal(place.read_bytes(), required=True))
+                    known = cls(**unseal(place.read_bytes(), required=True))
+                    os.utime(place)
+                    return known
                 file_sum = cls.of(path)
                 with suppress(OSError):  # a full disk
                     place.write_bytes(seal(asdict(file_sum)))
+                    _delete_oldest(folder)
                 return file_sum
         return cls.of(path)
 
@@ -97,6 +101,17 @@ def upload_folder(store: Storage, folder: Path) -> dict[str, FileSum]:
         return name, sums
 
     return dict(in_parallel(upload, files_below(folder).items(), threads=UPLOADS))
+
+
+def _delete_oldest(folder: Path) -> None:
+    """Delete all sums but those of the last KEPT_SUMS files that were asked for: most are of files that are gone.
+
+    A process that waits for a deleted lock reads the file again, and finds the same sum.
+    """
+    sums = sorted(folder.glob("*.json"), key=lambda place: place.stat().st_mtime_ns)
+    for place in sums[:-KEPT_SUMS]:
+        for path in (place, place.with_suffix(".lock")):
+            path.unlink(missing_ok=True)
 
 
 @cache

@@ -71,6 +71,11 @@ class UniqueImages(Mapping[str, ImageLocation]):
     def __len__(self) -> int:
         return len(self._table)
 
+    @property
+    def hashes(self) -> NDArray[np.bytes_]:
+        """(images,) hashes of the images, in the order of iteration."""
+        return self._table.images
+
 
 def hashes_of(images: Iterable[str]) -> NDArray[np.bytes_]:
     """(images,) bytes of hexadecimal digits. Raises ValueError for other texts."""

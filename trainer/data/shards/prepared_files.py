@@ -54,6 +54,15 @@ class Manifest:
             values = unseal(storage.read(DONE), required=True)
         except ValueError as error:
             raise damaged_file(storage.uri(DONE), str(error)) from error
+        except UserError as error:
+            if storage.stat(DONE) is not None:
+                raise
+            raise UserError(
+                f"there is no prepared data in {storage.root_uri}: it has no file {DONE}",
+                expected="a folder that prepare_data has completed, such as ROOT/prepared/0123456789abcdef...",
+                fix="name that folder, or run the run file, which prepares its data",
+                code=ExitCode.NOT_FOUND,
+            ) from error
         if values["format"] != file_format:
             raise OtherFormatError(storage.root_uri, values["format"])
         files: Mapping[str, FileSum]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.fakes.gcs.server import FakeGcs
 from vlmpipe.trainer.errors import ConfigError, DataError
-from vlmpipe.trainer.feature_cache.reader import FeatureReader, FeatureShards
+from vlmpipe.trainer.feature_cache.reader import FeatureReader, FeatureShards, missing_images
 from vlmpipe.trainer.feature_cache.store import shard_name, write_shard
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -90,16 +90,16 @@ def test_images_of_a_shard_that_is_gone_or_cut_are_missing_until_they_are_encode
     store, groups = LocalStorage(tmp_path / "store"), [IMAGES[start::3] for start in range(3)]
     for images in groups:
         write_shard(store, tmp_path, {image: features_of(image) for image in images}, tower_sha256="0")
-    assert FeatureShards(str(tmp_path / "store")).missing(IMAGES) == []
+    assert missing_images(str(tmp_path / "store"), IMAGES) == []
     shard = tmp_path / "store" / f"{shard_name(groups[number])}.safetensors"
     DAMAGES[damage](shard)
     found = FeatureShards(str(tmp_path / "store"))
-    assert found.missing(IMAGES) == groups[number] and found.lost == [shard.name]
+    assert missing_images(str(tmp_path / "store"), IMAGES) == groups[number] and found.lost == (shard.name,)
     rest = [image for image in IMAGES if image not in groups[number]]
     assert len(FeatureReader.open(str(tmp_path / "store")).read_all(rest)) > 0
     write_shard(store, tmp_path, {image: features_of(image) for image in groups[number]}, tower_sha256="0")
     again = FeatureShards(str(tmp_path / "store"))
-    assert (again.missing(IMAGES), again.lost) == ([], [])
+    assert (missing_images(str(tmp_path / "store"), IMAGES), again.lost) == ([], ())
 
 
 def test_a_shard_whose_bytes_in_a_bucket_are_others_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_a_shard_whose_bytes_in_a_bucket_are_others_is_lost(tmp_path: Path, monk
         store = open_storage("gs://bucket/features")
         write_shard(store, tmp_path, {image: features_of(image) for image in IMAGES}, tower_sha256="0")
         name = f"{shard_name(IMAGES)}.safetensors"
-        assert FeatureShards("gs://bucket/features").lost == []
+        assert FeatureShards("gs://bucket/features").lost == ()
         data = store.read(name)
         store.write(name, data[:-1] + bytes([data[-1] ^ 1]))
-        assert FeatureShards("gs://bucket/features").lost == [name]
+        assert FeatureShards("gs://bucket/features").lost == (name,)

@@ -54,6 +54,22 @@ def test_a_start_of_the_machine_and_a_damaged_note_lead_to_another_read(
     assert FileSum.once_a_machine(path) == expected and len(read) == 3
 
 
+def test_sums_of_the_files_asked_for_last_are_kept(
+    tmp_path: Path, read: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_sums, "KEPT_SUMS", 2)
+    paths = [tmp_path / name for name in "abc"]
+    for path in paths:
+        path.write_bytes(b"content")
+        FileSum.once_a_machine(path)
+        FileSum.once_a_machine(paths[0])  # used again and again
+    assert read == paths
+    kept = sorted(path.suffix for path in (tmp_path / "cache" / file_sums.SUMS_FOLDER).iterdir())
+    assert kept == [".json", ".json", ".lock", ".lock"]
+    FileSum.once_a_machine(paths[1])
+    assert read == [*paths, paths[1]]
+
+
 def test_small_files_are_read_by_each_process(
     tmp_path: Path, read: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

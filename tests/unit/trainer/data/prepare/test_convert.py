@@ -97,6 +97,15 @@ def test_it_is_refused_and_the_command_in_the_error_converts_it(config: JobConfi
     assert plan_digest(str(old), config) == PLAN_DIGEST
 
 
+def test_a_folder_without_prepared_data_is_refused_in_words(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(UserError) as refused:
+            convert(str(folder))
+        assert refused.value.code == ExitCode.NOT_FOUND and str(folder) in refused.value.found
+        assert "ROOT/prepared/" in refused.value.expected and refused.value.fix
+    assert not list(tmp_path.iterdir())
+
+
 def as_row(line: dict[str, Any]) -> dict[str, Any]:
     """A row of the index, of a line of the format before."""
     columns = {"offset": "image_offsets", "bytes": "image_bytes", "width": "image_widths", "height": "image_heights"}
