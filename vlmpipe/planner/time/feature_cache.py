@@ -8,6 +8,7 @@ where that takes longer the preparation of the images or the write, which overla
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30  # what Google bills by where its price lists say GB
 FEATURE_BYTES = 2  # bf16
+LARGE_BYTES = 10**12  # of a store whose size, price and break-even are stated
 STORED_MONTHS = 1  # for which features are assumed to be stored
 
 
@@ -43,6 +45,9 @@ class CacheAdvice:
     saved_gpu_hours: float | None = None  # of training, over all epochs
     usd_per_month: float | None = None  # storage
     why: str = ""
+    # Epochs from which on the cache costs less than encoding online, with STORED_MONTHS of storage; inf: never.
+    break_even_epochs: float | None = None
+    break_even_months: float | None = None  # of storage up to which it does in the run's epochs; 0: never
 
 
 def feature_bytes(shape: ModelShape) -> int:
@@ -81,17 +86,22 @@ def advise(
         return CacheAdvice(_state(config, pays), pays, speedup, size, total, None, None, monthly, why)
 
     saved_s, encode_s = each[0] * load.passes, each[1]
-    spent_s = encode_s
+    spent_s, epochs, months = encode_s, None, None
     price_per_gpu_s = _usd_per_gpu_second(config, prices) if prices else None
     weighed = ""
     if price_per_gpu_s is not None and usd_per_gb_month is not None:
-        spent_s += size / GIB * usd_per_gb_month * STORED_MONTHS / price_per_gpu_s
+        month_s = size / GIB * usd_per_gb_month / price_per_gpu_s
+        spent_s += month_s * STORED_MONTHS
+        epochs = spent_s / each[0] if each[0] > 0 else math.inf
+        months = max(0.0, saved_s - encode_s) / month_s
         weighed = f" and {STORED_MONTHS} month of storage"
     pays = saved_s > spent_s
     why = (
         f"in {load.passes:.3g} epoch{'' if load.passes == 1 else 's'} it saves {1000 * saved_s:.2g} ms of GPU time per "
         f"image, computing is {speedup:.2f} times as fast; encoding once{weighed} takes {1000 * spent_s:.2g} ms"
     )
+    if total is not None and total >= LARGE_BYTES:
+        why += f"; {_large(images or 0, total, monthly, epochs, months)}"
     if prices and not weighed:
         why += "; storage is not weighed, as a price is missing"
     return CacheAdvice(
@@ -105,7 +115,24 @@ def advise(
         if images is None
         else load.images_per_sequence * (load.sequences_per_epoch or 0) * saved_s / 3600,
         usd_per_month=monthly,
+        break_even_epochs=epochs,
+        break_even_months=months,
         why=why,
+    )
+
+
+def _large(images: int, total: int, monthly: float | None, epochs: float | None, months: float | None) -> str:
+    """What a large store takes, and when encoding online is cheaper."""
+    costs = "" if monthly is None else f" and cost ${monthly:,.0f} a month"
+    text = f"features of {images / 1e6:,.3g} million images are {total / 1e12:,.1f} TB{costs}"
+    if epochs is None or months is None:
+        return text
+    if math.isinf(epochs):
+        return f"{text}: encoding online is always cheaper"
+    stored = f"{STORED_MONTHS} month{'' if STORED_MONTHS == 1 else 's'}"
+    return (
+        f"{text}: encoding online is cheaper below {epochs:,.3g} epochs (features stored for {stored}), and in this "
+        + (f"run's epochs if they are stored for more than {months:,.3g} months" if months else "run's epochs always")
     )
 
 

@@ -142,3 +142,28 @@ def test_on_cpus_the_towers_passes_decide(epochs: int, state: str) -> None:
 def test_sequences_without_images_need_no_cache() -> None:
     advice = advised(plan__sample_images=0)
     assert (advice.state, advice.bytes) == ("off", 0)
+
+
+@pytest.mark.parametrize("epochs", [1, 40, 400])
+def test_a_large_store_states_its_size_price_and_break_even(epochs: int) -> None:
+    """Ten million images of CLIP-L/336: 11.8 TB."""
+    one = {"plan__samples": 10_000_000, "plan__sample_tokens": 740, "plan__sample_images": 1, "train__epochs": epochs}
+    advice = advised(LLAVA_7B, **one)
+    assert advice.bytes == pytest.approx(10_000_000 * 576 * 1024 * 2, rel=1e-5)
+    assert advice.usd_per_month == pytest.approx(219.7, abs=0.1)
+    assert "features of 10 million images are 11.8 TB and cost $220 a month" in advice.why
+    assert advice.break_even_epochs is not None and advice.break_even_months is not None
+    assert advice.pays == (epochs > advice.break_even_epochs) == (advice.break_even_months > 1)
+    assert f"cheaper below {advice.break_even_epochs:,.3g} epochs" in advice.why
+    months = f"stored for more than {advice.break_even_months:,.3g} months"
+    assert (months if advice.break_even_months else "run's epochs always") in advice.why
+
+
+def test_a_break_even_is_where_both_cost_the_same() -> None:
+    advice = advised(LLAVA_7B, plan__samples=10_000_000, plan__sample_images=1)
+    below, above = (
+        advised(LLAVA_7B, plan__samples=10_000_000, plan__sample_images=1, train__epochs=epochs)
+        for epochs in (int(advice.break_even_epochs or 0), int(advice.break_even_epochs or 0) + 1)
+    )
+    assert (below.pays, above.pays) == (False, True)
+    assert "TB" not in advised().why and advised().break_even_epochs
