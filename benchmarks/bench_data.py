@@ -50,6 +50,14 @@ SUITE = Suite(
             default=False,
         ),
         Part("scale", "scale.index_memory", 400, "opening the index of 0.1, 1 and 10 million samples", default=False),
+        Part("manifest", "scale.manifests", 120, "100,000 shards: opening, listing and verifying", default=False),
+        Part(
+            "preparation-tasks",
+            "scale.preparation_tasks",
+            7200,
+            "0.1, 1 and 10 million texts over eight tasks: memory and time of each step",
+            default=False,
+        ),
         Part(
             "shared-plans",
             "scale.shared_plans",

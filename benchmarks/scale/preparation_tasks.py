@@ -1,0 +1,124 @@
+"""Part `preparation-tasks`: preparation of many small records over several tasks, as a cluster runs them.
+
+Each step is a process of its own, as a task of the pipeline is: one plans, some prepare shares of the chunks, two at
+once on this machine, and one merges.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.scale.index_memory import MIB, private_mib
+from benchmarks.support.report import Side
+from benchmarks.support.suite import Bench
+from benchmarks.support.timing import Clock
+from benchmarks.support.workloads import job_of
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.prepare.pipeline import plan_chunks, prepare, prepare_share
+from vlmpipe.trainer.progress import Progress
+
+SIZES = (100_000, 1_000_000, 10_000_000)
+TASKS, AT_ONCE = 8, 2
+FILE_RECORDS = 50_000
+WATCH_S = 0.5
+WORDS = ("red", "green", "blue", "small", "large", "round", "square", "old", "new", "bright")
+STEPS = {"plan": "plan-data", "share": "a task of prepare-chunks", "merge": "prepare-data"}
+
+
+def preparation_tasks(bench: Bench) -> None:
+    """Memory and CPU time of each step by the number of records: texts, which are the smallest records."""
+    sizes = [size // (100 if bench.quick else 1) for size in SIZES]
+    found: dict[int, dict[str, dict[str, float]]] = {}
+    for number, records in enumerate(sizes):
+        folder = bench.scratch / str(records)
+        write_texts(folder / "set", records)
+        arguments: dict[str, Any] = {"folder": str(folder), "records": records}
+        bench.at(f"{records:,} records: plan", number / len(sizes))
+        plan = bench.call(f"{__name__}:measured", arguments | {"step": "plan"})
+        bench.at(f"{records:,} records: {TASKS} tasks", (number + 0.3) / len(sizes))
+        shares = _shares(bench, arguments)
+        bench.at(f"{records:,} records: merge", (number + 0.8) / len(sizes))
+        merge = bench.call(f"{__name__}:measured", arguments | {"step": "merge"})
+        bench.report.require(merge["accepted"] == records, "every record is accepted")
+        share = {"mib": max(one["mib"] for one in shares), "cpu_s": sum(one["cpu_s"] for one in shares)}
+        found[records] = {"plan": plan, "share": share, "merge": merge}
+        for step, figures in found[records].items():
+            data = f"{records:,} texts, {TASKS} tasks"
+            bench.report.figure(f"{STEPS[step]}: memory", data, "MiB", Side(step, [figures["mib"]]))
+            each = 1e6 * figures["cpu_s"] / records
+            bench.report.figure(f"{STEPS[step]}: CPU time of all", data, "us a record", Side(step, [each]))
+        shutil.rmtree(folder)
+    for few, many in itertools.pairwise(sizes):
+        for step in STEPS:
+            grown = (found[many][step]["mib"] - found[few][step]["mib"]) * MIB / (many - few)
+            between = f"{few:,} to {many:,} texts"
+            bench.report.figure(f"{STEPS[step]}: slope of memory", between, "bytes a record", Side(step, [grown]))
+
+
+def _shares(bench: Bench, arguments: dict[str, Any]) -> list[dict[str, float]]:
+    def share(task: int) -> dict[str, float]:
+        found: dict[str, float] = bench.call(f"{__name__}:measured", arguments | {"step": "share", "task": task})
+        return found
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(share, range(TASKS)))
+
+
+def write_texts(folder: Path, records: int) -> None:
+    """Parquet files of short questions and answers."""
+    folder.mkdir(parents=True)
+    for start in range(0, records, FILE_RECORDS):
+        numbers = range(start, min(records, start + FILE_RECORDS))
+        columns = {
+            "id": [f"r{number}" for number in numbers],
+            "question": [f"what is number {number}?" for number in numbers],
+            "answer": [" ".join(WORDS[int(digit)] for digit in str(number)) for number in numbers],
+        }
+        pq.write_table(pa.table(columns), folder / f"part-{start // FILE_RECORDS:05d}.parquet")
+
+
+def measured(folder: str, records: int, step: str, task: int = 0) -> dict[str, float]:
+    """Run a step. Returns its CPU time, and the most memory beyond what the process had before."""
+    job = _job(Path(folder))
+    progress = Progress(job.run.run_uri, step, quiet=True)
+    before, clock, peak = private_mib(), Clock(), _Peak()
+    accepted = 0
+    if step == "plan":
+        plan_chunks(job, progress)
+    elif step == "share":
+        prepare_share(job, task, TASKS, progress)
+    else:
+        accepted = prepare(job, progress).counts["accepted"]
+    used = clock.stop(records)
+    return {"accepted": accepted, "cpu_s": used.cpu_per_unit * records, "mib": peak.stop() - before}
+
+
+def _job(folder: Path) -> JobConfig:
+    source = (f"data.source={folder / 'set'}", "data.image_folder=", f"data.tasks={TASKS}", "data.workers=1")
+    return job_of("llava-local", folder / "root", "texts", source)
+
+
+class _Peak:
+    """The most private memory of this process, looked at every half second."""
+
+    def __init__(self) -> None:
+        self._most, self._ended = 0.0, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> float:
+        self._ended.set()
+        self._thread.join()
+        return max(self._most, private_mib())
+
+    def _watch(self) -> None:
+        while not self._ended.wait(WATCH_S):
+            self._most = max(self._most, private_mib())
