@@ -37,17 +37,18 @@ SCALARS = ("str", "int", "float", "bool", "null")
 KINDS = dict.fromkeys(SCALARS, yaml.ScalarNode) | {"seq": yaml.SequenceNode, "map": yaml.MappingNode}  # by tag
 
 
-class _Loader(_Base):
+class RunFileLoader(_Base):
     """YAML's safe subset with three differences.
 
     A duplicate key is an error. `on`, `off`, `yes` and `1:30` stay text and `1e-4` is a number, as in YAML 1.2. Aliases
     are refused: a kilobyte of them can expand to a gigabyte.
     """
 
+    takes_aliases = False
     yaml_implicit_resolvers = {}  # noqa: RUF012 (PyYAML adds to the own dict of each class)
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
+        if self.check_event(yaml.AliasEvent) and not self.takes_aliases:
             mark = self.peek_event().start_mark
             raise yaml.MarkedYAMLError(problem="aliases (*name) are not allowed in a run file", problem_mark=mark)
         return super().compose_node(parent, index)
@@ -81,7 +82,7 @@ for _tag, _pattern, _first in (
     ("float", r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$", "-+0123456789."),
     ("null", r"^(~|null|Null|NULL|)$", ["~", "n", "N", ""]),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
+    RunFileLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
 
 
 def packaged_yaml(text: str) -> Any:
@@ -92,8 +93,8 @@ def packaged_yaml(text: str) -> Any:
 def parse_yaml(text: str, source: str) -> Any:
     """The value of a YAML text. Raises RunFileError that names line and column."""
     try:
-        value = yaml.load(text, Loader=_Loader)
-        if is_nested_too_deep(value):  # _Loader takes no aliases, so each value is walked once
+        value = yaml.load(text, Loader=RunFileLoader)
+        if is_nested_too_deep(value):  # RunFileLoader takes no aliases, so each value is walked once
             raise RecursionError
         return value
     except yaml.MarkedYAMLError as error:
@@ -110,7 +111,7 @@ def parse_yaml(text: str, source: str) -> Any:
 
 def compose(text: str) -> yaml.Node | None:
     """The nodes of a YAML text, with their positions. For a text that `parse_yaml` accepts."""
-    return yaml.compose(text, Loader=_Loader)
+    return yaml.compose(text, Loader=RunFileLoader)
 
 
 def read_text(path: Path, kind: str) -> str:

@@ -12,24 +12,19 @@ from vlmpipe.importing.findings import Finding, Ledger, Outcome
 from vlmpipe.importing.job_specs.search import settle_search
 from vlmpipe.importing.job_specs.translate import corrected_spec, translate_job_spec
 from vlmpipe.importing.launch_command import words_of_text
+from vlmpipe.importing.named_files import NamedFiles
+from vlmpipe.importing.named_settings import TOOLS, read_deepspeed_file
 from vlmpipe.importing.program import command_content, translate_command
 from vlmpipe.importing.settings.deepspeed import translate_deepspeed
 from vlmpipe.importing.settings.model_words import run_name, translate_model
 from vlmpipe.importing.settings.sharding import translate_sharding
 from vlmpipe.importing.settings.training import translate_training
-from vlmpipe.importing.settings.words import Tool, translate_words
+from vlmpipe.importing.settings.words import translate_words
 from vlmpipe.importing.sources import Kind, Source
 from vlmpipe.importing.translation import Translation
 from vlmpipe.importing.yaml_text import comment_lines
 from vlmpipe.trainer.errors import ConfigError
 
-TOOLS: dict[Kind, Tool] = {
-    Kind.TRL: "trl",
-    Kind.LLAMA_FACTORY: "llama_factory",
-    Kind.AXOLOTL: "axolotl",
-    Kind.ACCELERATE: "accelerate",
-    Kind.TRANSFORMERS: "transformers",
-}
 EXAMPLE_DIGEST = "0" * 63
 EXAMPLE_SAMPLE_TOKENS = 1600
 EXAMPLE_FIELDS = {
@@ -106,12 +101,13 @@ def _note_not_literal(ledger: Ledger, source: Source) -> None:
 
 
 def _translate(source: Source) -> Translation:
+    files = NamedFiles(source.folders)
     if source.kind is Kind.COMMAND:
-        launch, content = command_content(words_of_text(source.content))
-        translation = Translation(content)
+        launch, content = command_content(words_of_text(source.content), files)
+        translation = Translation(content, files)
         translate_command(translation, launch)
         return translation
-    translation = Translation(source.content)
+    translation = Translation(source.content, files)
     if source.kind is Kind.DEEPSPEED:
         concepts = translate_deepspeed(translation)
         translate_model(concepts)
@@ -120,8 +116,8 @@ def _translate(source: Source) -> Translation:
         _note_not_literal(translation.ledger, source)
         translate_job_spec(translation, source.content)
         return translation
-    tool = TOOLS[source.kind]
-    concepts = translate_words(translation, tool)
+    concepts = translate_words(translation, TOOLS[source.kind])
+    read_deepspeed_file(concepts)
     machines, processes = concepts.count("machines"), concepts.count("processes")
     if given := concepts.take("processes"):
         translation.drop(given.path, "the GPUs of all machines, which cluster names")

@@ -45,6 +45,8 @@ class Launch:
     unused: list[str] = field(default_factory=list)  # words behind a shell's text that it passes to no program
     shell: dict[str, str] = field(default_factory=dict)  # values of the shell's own variables
     is_module: bool = False
+    argument_files: dict[str, str] = field(default_factory=dict)  # @FILE -> why its words are not read; empty if read
+    settings_file: str = ""  # of TRL, LLaMA-Factory or Axolotl, which the program is given
 
 
 def words_of_text(text: str) -> list[str]:
@@ -213,7 +215,7 @@ def _take_options(words: list[str], launch: Launch) -> list[str]:
 
 
 def is_words_of(launch: Launch) -> str:
-    """The tool whose settings the program's arguments are: trl, llama_factory; empty for a program of one's own."""
+    """The tool whose settings the arguments are: trl, llama_factory or axolotl; empty for a program of one's own."""
     head = launch.program[0].rpartition("/")[2] if launch.program else ""
     if re.fullmatch(r"python[\d.]*", head) and len(launch.program) > 1:
         head = launch.program[1].rpartition("/")[2]
@@ -221,6 +223,8 @@ def is_words_of(launch: Launch) -> str:
         return "trl"
     if head == "llamafactory-cli":
         return "llama_factory"
+    if head == "axolotl" or "axolotl.cli.train" in launch.program[:3]:
+        return "axolotl"
     return ""
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlmpipe.importing.cluster import (
-    EXAMPLE_GPUS,
     assume_cluster,
     assume_strategy,
     assume_torch_build,
@@ -16,6 +15,19 @@ from vlmpipe.importing.cluster import (
 )
 from vlmpipe.importing.findings import Outcome, Path, is_secret
 from vlmpipe.importing.launch_command import SELF_STARTING, Launch, arguments_of, is_words_of, method_of, parse_command
+from vlmpipe.importing.launchers import translate_launcher
+from vlmpipe.importing.named_files import NamedFiles, with_argument_files
+from vlmpipe.importing.named_settings import (
+    ENDINGS,
+    leave_to_program,
+    merge,
+    open_settings,
+    prefer,
+    program_settings,
+    read_deepspeed_file,
+    read_files_of_program,
+    read_program_settings,
+)
 from vlmpipe.importing.settings.concepts import Concepts
 from vlmpipe.importing.settings.model_words import translate_model
 from vlmpipe.importing.settings.models import family_of, model_fields
@@ -26,44 +38,6 @@ from vlmpipe.importing.translation import Setting, Translation
 from vlmpipe.job_spec.rules.environment import secret_in_word
 from vlmpipe.trainer.printable import unsafe_characters
 
-# Options that say processes of a node, processes of all nodes, and nodes.
-PER_NODE = ("nproc_per_node", "num_gpus")
-IN_ALL = ("num_processes", "np", "n", "num-proc")
-HOSTS = ("H", "host", "hosts")
-NODES = ("nnodes", "num_nodes", "num_machines")
-DROPPED = {
-    "node_rank": "the launcher finds each node's rank from CLUSTER_SPEC",
-    "machine_rank": "the launcher finds each node's rank from CLUSTER_SPEC",
-    "master_addr": "the launcher finds the chief's address from CLUSTER_SPEC",
-    "master_port": "the launcher finds the chief's port from CLUSTER_SPEC",
-    "main_process_ip": "the launcher finds the chief's address from CLUSTER_SPEC",
-    "main_process_port": "the launcher finds the chief's port from CLUSTER_SPEC",
-    "rdzv_backend": "the launcher joins the nodes",
-    "rdzv_endpoint": "the launcher joins the nodes",
-    "rdzv_id": "the launcher joins the nodes",
-    "rdzv_conf": "the launcher joins the nodes",
-    "standalone": "the launcher joins the nodes",
-    "hostfile": "the launcher finds the nodes from CLUSTER_SPEC",
-    "H": "the launcher finds the nodes from CLUSTER_SPEC",
-    "hosts": "the launcher finds the nodes from CLUSTER_SPEC",
-    "include": "all GPUs of a machine are used",
-    "exclude": "all GPUs of a machine are used",
-    "launcher": "the launcher finds the nodes from CLUSTER_SPEC",
-    "no_local_rank": "LOCAL_RANK is always set",
-    "use_env": "LOCAL_RANK is always set",
-    "multi_gpu": "all GPUs of a machine are used",
-    "gpu_ids": "all GPUs of a machine are used",
-    "num_cpu_threads_per_process": "OMP_NUM_THREADS in cluster.env sets it",
-    "use_deepspeed": "the program's own settings decide its strategy",
-    "use_fsdp": "the program's own settings decide its strategy",
-    "dynamo_backend": "the program's own settings decide it",
-    "mixed_precision": "the program's own settings decide it",
-    "m": "",
-    "module": "",
-}
-RESTARTS = (
-    "cluster.restart_job_on_worker_restart restarts all nodes from a checkpoint: ranks cannot rejoin a running job"
-)
 OUTPUT_OPTIONS = ("output_dir", "output-dir", "output", "save_dir", "save-dir", "model_dir", "output_path", "save")
 CHECKPOINT_OPTIONS = ("checkpoint_dir", "checkpoint-dir", "ckpt_dir", "checkpoints")
 
@@ -74,18 +48,26 @@ EVALUATE_MACHINE = {
     "accelerator_count": 1,
     "boot_disk_size_gb": 200,
 }
+WITH_SUBCOMMANDS = ("trl", "llamafactory-cli", "axolotl")
 OF_A_SEARCH = "trials are vlmpipe's trainer: a program of your own reports no trials to a search here"
 SECRET = "a secret is not copied: name it in Secret Manager, in the run file's section secrets; the program reads it"
 _BRACES = re.compile(r"\{([A-Za-z_]+)\}")
 
 
-def command_content(words: Sequence[str], *, takes_settings: bool = False) -> tuple[Launch, dict[str, Any]]:
+def command_content(
+    words: Sequence[str], files: NamedFiles, *, takes_settings: bool = False
+) -> tuple[Launch, dict[str, Any]]:
     """A command in parts, as nested values with a name each: variables, options of the launcher, arguments.
 
+    files: those that the command may name.
     takes_settings: the arguments of a program of one's own are settings of vlmpipe's trainer.
     """
-    launch = parse_command([word for word in words if word])
+    whole, argument_files = with_argument_files([word for word in words if word], files)
+    launch = parse_command(whole)
+    launch.argument_files, launch.settings_file = argument_files, program_settings(files, launch.program)
     content: dict[str, Any] = {}
+    if argument_files:
+        content["files of arguments"] = {name: name[1:] for name in argument_files}
     if launch.variables:
         content["variables"] = dict(each.partition("=")[::2] for each in launch.variables)
     if launch.shell:
@@ -107,22 +89,22 @@ def command_content(words: Sequence[str], *, takes_settings: bool = False) -> tu
     if launch.redirections:
         content["redirections"] = launch.redirections
     tool = is_words_of(launch)
-    if tool:
-        start = 2 if launch.program[0].startswith("python") or tool != "trl" or launch.program[0] == "trl" else 1
-        start = min(start, len(launch.program))
-        content["program"] = launch.program[:start]
-        content["arguments"] = arguments_of(launch.program[start:])
-    elif launch.program and (launch.program[0].startswith("-") or takes_settings):
+    if launch.program and (tool or launch.program[0].startswith("-") or takes_settings or launch.settings_file):
         start = _num_words_of_program(launch.program)
         content["program"] = launch.program[:start]
-        content["arguments"] = arguments_of(launch.program[start:])
+        rest = launch.program[start:]
+        if tool == "llama_factory":
+            rest = [f"--{word}" if re.match(r"[A-Za-z_]\w*=", word) else word for word in rest]
+        content["arguments"] = arguments_of(rest)
     elif launch.program:
         content["program"] = launch.program
     return launch, {name: value for name, value in content.items() if value not in ({}, [])}
 
 
 def _num_words_of_program(words: Sequence[str]) -> int:
-    """Words before the program's own arguments, such as python -u train.py or python -m module."""
+    """Words before the program's own arguments, such as python -u train.py, python -m module or trl sft."""
+    if words[0].rpartition("/")[2] in WITH_SUBCOMMANDS:
+        return min(2, len(words))
     if not re.fullmatch(r"(.*/)?python[\d.]*", words[0]):
         return 0 if words[0].startswith("-") else 1
     for index, word in enumerate(words[1:], 1):
@@ -171,14 +153,18 @@ def translate_command(translation: Translation, launch: Launch, under: Path = ()
             translation.refuse(leaf, "words in braces are filled in by a run file, from names that it knows")
     for leaf in translation.ledger.below((*under, "shell variables")):
         translation.drop(leaf, "its value is in the words that use it")
+    for leaf in translation.ledger.below((*under, "files of arguments")):
+        if why := launch.argument_files[str(leaf[-1])]:
+            translation.refuse(leaf, why)
+        else:
+            translation.drop(leaf, "its words stand in its place")
     for leaf in translation.ledger.below((*under, "other commands")):
         translation.refuse(leaf, "a job runs one command; what is installed belongs into the image")
     for leaf in translation.ledger.below((*under, "words behind the shell's text")):
         translation.refuse(leaf, 'the shell passes them to no program: its text has no "$@"')
     for leaf in translation.ledger.below((*under, "redirections")):
         translation.drop(leaf, "a job's output is in its log")
-    per_node, nodes = _launcher(translation, launch, under)
-    per_node, nodes = per_node or _visible_gpus(launch), nodes or _nodes_variable(launch)
+    per_node, nodes, configuration = translate_launcher(translation, launch, under)
     assume_cluster(translation, gpus=per_node * (nodes or 1) if per_node else None, nodes=nodes)
     arguments, program = (*under, "arguments"), (*under, "program")
     is_search = "tune.parameters" in translation.settings
@@ -188,9 +174,11 @@ def translate_command(translation: Translation, launch: Launch, under: Path = ()
                 translation.refuse(leaf, OF_A_SEARCH)
             else:
                 translation.drop(leaf, "vlmpipe's trainer does this; train.trainer.command runs the program itself")
-        _known_arguments(translation, launch, under)
+        _known_arguments(translation, launch, under, configuration)
     elif translation.ledger.below(program):
         _own_program(translation, launch, program)
+        if configuration:
+            leave_to_program(configuration)
     else:
         assume_torch_build(translation)
         assume_strategy(translation, "an example: it fits most models")
@@ -199,10 +187,17 @@ def translate_command(translation: Translation, launch: Launch, under: Path = ()
         translate_model(concepts)
 
 
-def _known_arguments(translation: Translation, launch: Launch, place: Path) -> None:
+def _known_arguments(translation: Translation, launch: Launch, place: Path, configuration: Concepts | None) -> None:
     tool, under = is_words_of(launch), (*place, "arguments")
-    names: dict[str, Tool] = {"trl": "trl", "llama_factory": "llama_factory"}
+    names: dict[str, Tool] = {"trl": "trl", "llama_factory": "llama_factory", "axolotl": "axolotl"}
+    of_file = read_program_settings(translation, launch.settings_file) if launch.settings_file else None
     concepts = translate_words(translation, names.get(tool, "transformers"), under=under)
+    if of_file:
+        prefer(translation, under, (launch.settings_file,))
+        merge(concepts, of_file)
+        concepts.defaults, concepts.program, tool = of_file.defaults, of_file.program, tool or "a file"
+    if configuration:
+        merge(concepts, configuration)
     if (method := method_of(launch)) not in ("", "sft"):
         concepts.add("stage", (*place, "program"), method)
     if not tool:
@@ -210,9 +205,13 @@ def _known_arguments(translation: Translation, launch: Launch, place: Path) -> N
         concepts.program = "AdamW in torch"
     assume_torch_build(translation)
     for leaf in translation.ledger.below(under):
-        word = str(leaf[-1])
-        if word.startswith("word ") and str(translation.value(leaf)).endswith((".yaml", ".yml", ".json")):
-            translation.refuse(leaf, "the settings are in that file: vlmpipe import takes it")
+        value = translation.value(leaf)
+        if of_file and value == launch.settings_file:
+            translation.ledger.note(leaf, Outcome.CHANGED, "train", f"its values were read from {value}")
+        elif str(leaf[-1]).startswith(("word ", "config")) and str(value).endswith(ENDINGS):
+            why = open_settings(translation.files, str(value)).why_not or "it has no settings of a known program"
+            translation.refuse(leaf, f"settings are in it: {why}")
+    read_deepspeed_file(concepts)
     translate_sharding(concepts)
     if not tool:
         assume_strategy(translation, "an example: no argument says a strategy, and this one fits most models")
@@ -241,94 +240,6 @@ def _variables(translation: Translation, under: Path) -> None:
         translation.settings["cluster.env"] = Setting(variables, before.reason if before else "", is_given=True)
 
 
-def _launcher(translation: Translation, launch: Launch, under: Path) -> tuple[int | None, int | None]:
-    """Answer the launcher's options. Returns processes of a node and nodes, where they are said."""
-    place = (*under, launch.launcher)
-    said = {str(leaf[-1]): leaf for leaf in translation.ledger.below(place) if len(leaf) > len(place)}
-    nodes = next((_count(translation, leaf) for name, leaf in said.items() if name in NODES), None)
-    nodes = nodes or next((str(translation.value(said[name])).count(",") + 1 for name in HOSTS if name in said), None)
-    known = translation.settings.get("cluster.replica_count")
-    in_all = [_count(translation, leaf) or 0 for name, leaf in said.items() if name in IN_ALL]
-    if not known and not nodes and launch.launcher != "torchrun" and max(in_all, default=0) > EXAMPLE_GPUS:
-        nodes = -(-max(in_all) // EXAMPLE_GPUS)
-    num_nodes = known.value if known else nodes or 1
-    per_node: int | None = None
-    for name, leaf in said.items():
-        value = translation.value(leaf)
-        count = _count(translation, leaf)
-        if name in NODES:
-            _nodes_option(translation, leaf, count, known)
-        elif name in (*PER_NODE, *(IN_ALL if launch.launcher != "torchrun" else ())):
-            if count is None:
-                translation.drop(leaf, "a process for each GPU, as here")
-                continue
-            per_node = count if name in PER_NODE else max(1, count // num_nodes)
-            _processes_option(translation, leaf, per_node)
-        elif name == "max_restarts":
-            translation.drop(leaf, RESTARTS)
-        elif name == "mixed_precision" and launch.launcher == "accelerate":
-            variables = dict(translation.settings["cluster.env"].value) if "cluster.env" in translation.settings else {}
-            variables["ACCELERATE_MIXED_PRECISION"] = str(value)
-            translation.change([leaf], "cluster.env", variables, "accelerate reads ACCELERATE_MIXED_PRECISION")
-        elif name in DROPPED:
-            translation.drop(leaf, DROPPED[name] or "train.trainer.command has python -m")
-        elif name in ("config_file", "deepspeed_config_file"):
-            translation.refuse(leaf, f"the settings are in {value}: vlmpipe import takes it")
-        else:
-            translation.refuse(leaf, f"{launch.launcher} starts no processes here, and the option is not known")
-    for leaf in translation.ledger.below(place):
-        if len(leaf) == len(place):
-            translation.drop(leaf, "a process for each GPU is started, as train.trainer.launch says")
-    return per_node, nodes
-
-
-def _visible_gpus(launch: Launch) -> int | None:
-    """GPUs of a node that the command may use, or processes that its variables start; None where nothing says them."""
-    variables = dict(each.partition("=")[::2] for each in launch.variables)
-    if (processes := variables.get("NPROC_PER_NODE", "")).isdigit() and 0 < int(processes) <= 100_000:
-        return int(processes)
-    included = re.fullmatch(r"[\w.-]+:([\d,]+)", dict(launch.options).get("include", ""))
-    listed = included[1] if included else variables.get("CUDA_VISIBLE_DEVICES", "")
-    return listed.count(",") + 1 if re.fullmatch(r"\d+(,\d+)*", listed) else None
-
-
-def _nodes_variable(launch: Launch) -> int | None:
-    text = dict(each.partition("=")[::2] for each in launch.variables).get("NNODES", "")
-    return int(text) if text.isdigit() and 0 < int(text) <= 100_000 else None
-
-
-def _nodes_option(translation: Translation, leaf: Path, count: int | None, known: Setting | None) -> None:
-    value = translation.value(leaf)
-    if count is None:
-        translation.drop(leaf, "the nodes are those of cluster.replica_count")
-    elif known is not None and known.value != count:
-        translation.drop(leaf, f"the job has {known.value} nodes, which counts")
-    elif ":" in str(value):
-        reason = f"{value} there: a run keeps its number of nodes, and resumes on another one"
-        translation.change([leaf], "cluster.replica_count", count, reason)
-    else:
-        translation.express(leaf, "cluster.replica_count", count)
-
-
-def _processes_option(translation: Translation, leaf: Path, per_node: int) -> None:
-    gpus = translation.settings.get("cluster.accelerator_count")
-    if gpus is None or gpus.value == per_node:
-        translation.express(leaf, "cluster.processes_per_replica", per_node)
-    elif gpus.value == 0 or per_node < gpus.value:
-        reason = (
-            f"as there, though a node has {gpus.value} GPUs: {gpus.value - per_node} are idle" if gpus.value else ""
-        )
-        translation.change([leaf], "cluster.processes_per_replica", per_node, reason or "processes on CPUs")
-    else:
-        translation.drop(leaf, f"a node has {gpus.value} GPUs, and gets a process for each")
-
-
-def _count(translation: Translation, leaf: Path) -> int | None:
-    """A number of an option; of a range such as 1:4 the larger one."""
-    text = str(translation.value(leaf)).rpartition(":")[2]
-    return int(text) if text.isdigit() and 0 < int(text) <= 100_000 else None
-
-
 def _own_program(translation: Translation, launch: Launch, leaf: Path) -> None:
     """A program of one's own: it runs as it is, in the place of vlmpipe's trainer."""
     words, reasons = list(launch.program), list[str]()
@@ -355,6 +266,7 @@ def _own_program(translation: Translation, launch: Launch, leaf: Path) -> None:
     if family_of(named):
         for field, value in model_fields(named).items():
             translation.assume(field, value, f"{named} in the command" if field.endswith("weights") else "")
+    read_files_of_program(translation, words)
     program_defaults(translation)
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from vlmpipe.config.file_kinds import is_html
-from vlmpipe.config.yaml_loader import parse_yaml, read_text
-from vlmpipe.importing.job_specs.python_listing import read_listing
+from vlmpipe.config.yaml_loader import read_text
 from vlmpipe.importing.json_with_comments import without_comments
 from vlmpipe.importing.launch_command import CONTINUED, LAUNCHERS, SELF_STARTING, words_of_text
+from vlmpipe.importing.listings.python_listing import read_listing
 from vlmpipe.importing.settings.deepspeed import is_deepspeed
 from vlmpipe.importing.settings.words import table_of
+from vlmpipe.importing.yaml_aliases import parse_with_aliases
 from vlmpipe.job_spec.schema import snake_case
 from vlmpipe.trainer.errors import ConfigError
 
@@ -54,18 +55,20 @@ class Source:
     kind: Kind
     content: Any
     not_literal: Mapping[str, str] = field(default_factory=dict)  # of a listing: path -> source text
+    folders: tuple[Path, ...] = ()  # where files are opened that the content names
 
 
 def read_source(path: Path) -> Source:
     """Read a file. Raises ConfigError for one that is too large, not regular, no text, or of no known kind."""
-    return source_of(read_text(path, "a text file of a guide"), path.name)
+    source = source_of(read_text(path, "a text file of a guide"), path.name)
+    return replace(source, folders=tuple(dict.fromkeys((path.parent, Path()))))
 
 
 def command_source(text: str) -> Source:
     """The words of a command that was typed. Raises ConfigError where there are none."""
     if not words_of_text(text):
         raise ConfigError("--command holds no command", expected="such as 'torchrun --nproc_per_node=8 train.py'")
-    return Source("--command", Kind.COMMAND, text)
+    return Source("--command", Kind.COMMAND, text, folders=(Path(),))
 
 
 def source_of(text: str, name: str) -> Source:
@@ -81,7 +84,7 @@ def source_of(text: str, name: str) -> Source:
     if _is_python(text):
         listing = read_listing(text, name)
         return Source(name, Kind.PYTHON, listing.content, listing.not_literal)
-    return _of_content(parse_yaml(text, name), name)
+    return _of_content(parse_with_aliases(text, name), name)
 
 
 def _parsed_json(text: str, name: str) -> Any:
@@ -91,8 +94,12 @@ def _parsed_json(text: str, name: str) -> Any:
             content = json.loads(attempt)
         except (json.JSONDecodeError, RecursionError):
             continue
-        return parse_yaml(json.dumps(content), name) if _has_no_duplicates(attempt) else parse_yaml(attempt, name)
-    return parse_yaml(text, name)
+        return (
+            parse_with_aliases(json.dumps(content), name)
+            if _has_no_duplicates(attempt)
+            else parse_with_aliases(attempt, name)
+        )
+    return parse_with_aliases(text, name)
 
 
 def _has_no_duplicates(text: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.validation_errors import Problem, RunFileError, fields_of
 from vlmpipe.importing.findings import Ledger, Outcome, Path
+from vlmpipe.importing.named_files import NamedFiles
 from vlmpipe.importing.yaml_text import comment_lines, yaml_lines
 from vlmpipe.trainer.printable import unsafe_characters
 
@@ -45,8 +46,10 @@ class Setting:
 class Translation:
     """Fields of a run file by dotted name, and what became of each value of the imported file."""
 
-    def __init__(self, content: object) -> None:
+    def __init__(self, content: object, files: NamedFiles | None = None) -> None:
+        """files: those that the content may name; none by default."""
         self.ledger = Ledger(content)
+        self.files = files or NamedFiles()
         self.settings: dict[str, Setting] = {}
 
     def value(self, path: Path) -> Any:

@@ -157,19 +157,19 @@ def _values(
     translation: Translation, name: str, field: str, kind: str, parameter: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str]:
     """A parameter's values for its field, and what was changed in them."""
-    given, scale = parameter[kind], parameter.get("scale_type", "")
+    values, scale = parameter[kind], parameter.get("scale_type", "")
     spec: dict[str, Any] = {}
     reason = ""
     if kind in RANGES:
-        low, high = given.get("min_value", 0.0), given.get("max_value", 0.0)
+        low, high = values.get("min_value", 0.0), values.get("max_value", 0.0)
         whole = kind == RANGES[1]
         spec[kind] = {"min_value": int(low) if whole else low, "max_value": int(high) if whole else high}
         if scale in ("UNIT_LOG_SCALE", "UNIT_REVERSE_LOG_SCALE"):
             spec["scale_type"] = scale
     elif kind == VALUES[2]:
-        spec[kind] = {"values": [int(each) if float(each).is_integer() else each for each in given.get("values", [])]}
+        spec[kind] = {"values": [int(each) if float(each).is_integer() else each for each in values.get("values", [])]}
     else:
-        spec[kind], reason = _texts(field, given.get("values", []))
+        spec[kind], reason = _texts(field, values.get("values", []))
     processes = ranks(translation)
     if field == "train.global_batch_size" and FIELDS.get(_concept(name)) and _concept(name) != "global_batch":
         return _per_rank(spec, kind, processes)

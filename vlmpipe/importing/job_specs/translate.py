@@ -280,7 +280,7 @@ def _program(answers: Answers[SpecDraft], *, is_search: bool) -> None:
         translate_command(translation, Launch())
         return
     first, *others = leaves
-    launch, content = command_content(words, takes_settings=is_search)
+    launch, content = command_content(words, translation.files, takes_settings=is_search)
     translation.ledger.replace(first, content)
     for leaf in (first, *others):
         draft.at.pop(leaf, None)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.paths import ROOT
 from vlmpipe.config.overrides import apply_overrides, parse_overrides
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.config.yaml_loader import LARGEST_FILE_BYTES, _Loader, compose, parse_yaml, read_run_file
+from vlmpipe.config.yaml_loader import LARGEST_FILE_BYTES, RunFileLoader, compose, parse_yaml, read_run_file
 from vlmpipe.trainer.errors import ConfigError, UserError
 
 FILES = [*sorted((ROOT / "configs").glob("*.yaml")), *sorted((ROOT / "vlmpipe/catalog").glob("*.yaml"))]
@@ -38,7 +38,7 @@ last: end"""
 class InPython(yaml.SafeLoader):
     """PyYAML's own parser with the run file's rules for numbers and truth."""
 
-    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+    yaml_implicit_resolvers = RunFileLoader.yaml_implicit_resolvers
 
 
 def nodes(node: yaml.Node | None) -> list[Any]:

@@ -36,7 +36,6 @@ def test_json_may_have_comments_and_a_last_comma() -> None:
         ("x: [1, 2", "not valid YAML"),
         ("hello: 1\nworld: 2\n", "no kind that can be imported"),
         ("name: a\nmodel: {}\ndata: {}\ntrain: {}\n", "is a run file"),
-        ("a: &a [1]\nzero_optimization: {stage: 2, x: *a}\n", "aliases"),
         ('{"zero_optimization": {"stage": 1, "stage": 2}}', "given twice"),
         ("worker_pool_specs: []\n", "no worker pool"),
         ("zero_optimization: " + "{a: " * 50 + "1" + "}" * 50, "nested too deep"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vlmpipe.importing.job_specs.sdk_search import KIND, PARAMETERS, sent_search
+from vlmpipe.importing.listings.sdk_search import KIND, PARAMETERS, sent_search
 from vlmpipe.job_spec.worker_pools import POOLS
 from vlmpipe.trainer.errors import ConfigError
 

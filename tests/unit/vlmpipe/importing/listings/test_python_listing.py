@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmpipe.importing.job_specs.python_listing import read_listing
+from vlmpipe.importing.listings.python_listing import read_listing
 from vlmpipe.trainer.errors import ConfigError
 
 POOL = '{"machine_spec": {"machine_type": MACHINE}, "replica_count": 1, "container_spec": {"image_uri": IMAGE}}'

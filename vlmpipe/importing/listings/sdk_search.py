@@ -38,20 +38,20 @@ def sent_search(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, **({"study_spec": study} if study else {})}
 
 
-def _parameter(name: str, spec: Any) -> dict[str, Any]:
+def _parameter(parameter: str, spec: Any) -> dict[str, Any]:
     if not isinstance(spec, Mapping):
-        return {"parameter_id": name, "values": spec}
-    given = dict(spec)
-    kind = str(given.pop(KIND, "")).removesuffix("ParameterSpec").lower()
-    values = {target: given.pop(source) for source, target in (("min", "min_value"), ("max", "max_value"),
-                                                               ("values", "values")) if source in given}  # fmt: skip
-    scale = given.pop("scale", None)
-    sent: dict[str, Any] = {"parameter_id": name, f"{kind}_value_spec": values}
+        return {"parameter_id": parameter, "values": spec}
+    arguments = dict(spec)
+    kind = str(arguments.pop(KIND, "")).removesuffix("ParameterSpec").lower()
+    names = {"min": "min_value", "max": "max_value", "values": "values"}
+    values = {target: arguments.pop(name) for name, target in names.items() if name in arguments}
+    scale = arguments.pop("scale", None)
+    sent: dict[str, Any] = {"parameter_id": parameter, f"{kind}_value_spec": values}
     if scale is not None:
         sent["scale_type"] = SCALES.get(scale, scale)
-    conditions = given.pop("conditional_parameter_spec", None)
+    conditions = arguments.pop("conditional_parameter_spec", None)
     if isinstance(conditions, Mapping):
         sent["conditional_parameter_specs"] = [
             {"parameter_spec": _parameter(str(inner), below)} for inner, below in conditions.items()
         ]
-    return {**sent, **given}
+    return {**sent, **arguments}

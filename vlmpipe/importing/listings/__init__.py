@@ -1,0 +1,1 @@
+"""Python listings of guides: the jobs that they make, read from their syntax."""
