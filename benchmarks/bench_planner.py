@@ -21,6 +21,13 @@ SUITE = Suite(
         Part(
             "compiling", "planner.compiling", 40, "what compiling all shipped run files takes, by step", default=False
         ),
+        Part(
+            "many-runs",
+            "planner.many_runs",
+            360,
+            "commands about runs with 100 to 10,000 runs under one folder",
+            default=False,
+        ),
         Part("commands", "planner.commands", 130, "CPU time of help, check, plan, compile and submit"),
     ],
 )

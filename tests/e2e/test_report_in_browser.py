@@ -21,7 +21,7 @@ from tests.support.runs_root import write_run
 from vlmpipe.comparison.compare import compare
 from vlmpipe.comparison.page import SHOWN, build_page
 from vlmpipe.comparison.sides import read_sides
-from vlmpipe.inventory.listing import read_inventory
+from vlmpipe.inventory.listing import newest_runs
 from vlmpipe.inventory.page import build_page as all_runs_page
 from vlmpipe.inventory.tags import change_tags
 from vlmpipe.report.build import write_report
@@ -188,7 +188,7 @@ def test_the_page_over_all_runs_reads_well(page: sync_api.Page, tmp_path: Path, 
     change_tags(folder, ["baseline", "a-tag-of-many-letters-and-no-space"])
     (folder / "report.html").write_text("<title>its report</title>")
     runs = tmp_path / "runs.html"
-    runs.write_text(all_runs_page(read_inventory(str(tmp_path)), runs))
+    runs.write_text(all_runs_page(newest_runs(str(tmp_path)), runs))
     complaints: list[str] = []
     requests: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))

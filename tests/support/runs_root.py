@@ -29,7 +29,7 @@ def write_run(
     """A run's folder. prepared: name of the prepared data and of the features that it points at, which are made."""
     folder = root / "runs" / run_id
     store = LocalStorage(folder)
-    Marker(run_id, "digest", (f"{name}.yaml",), started_s, started_s + 1, exit_code).write(folder)
+    Marker(run_id, "digest", (f"{name}.yaml",), started_s, started_s + 1, exit_code, name=name).write(folder)
     write_record(store, "run_file.json", {"name": name, **(settings or {})})
     if prepared:
         pointers = {"features": "reuse"}

@@ -11,10 +11,12 @@ from typing import Any, cast
 
 from vlmpipe.trainer.errors import DataError, os_errors
 from vlmpipe.trainer.storage.base import Storage, crc32c_of, in_bucket
+from vlmpipe.trainer.storage.regular_files import NotRegularFileError, read_whole
 
 KEY = "record_crc32c"
 RUN_FILE = "run.json"
 WITH_ADDRESSES = {RUN_FILE, "prepared.json", "registered.json", "sweep.json"}  # of a run's folder
+MISSING = (FileNotFoundError, NotADirectoryError, NotRegularFileError)
 _MARK = f', "{KEY}": "'.encode()
 _SEAL_BYTES = len(_MARK) + len('01234567"}')
 
@@ -45,6 +47,11 @@ def unseal(data: bytes, *, required: bool = False) -> dict[str, Any]:
     elif required:
         raise ValueError("it has no checksum (CRC32C)")
     return record
+
+
+def is_whole(data: bytes) -> bool:
+    """Return whether it is a sealed record as it was written, by its checksum alone."""
+    return data.endswith(b'"}') and data == _sealed(data[:-_SEAL_BYTES])
 
 
 def _sealed(text: bytes) -> bytes:
@@ -147,9 +154,10 @@ def read_lines(store: Storage, name: str) -> list[dict[str, Any]]:
 def read_record_file(path: Path) -> dict[str, Any]:
     """The record in a file, empty where there is none. Raises DataError for a damaged one."""
     try:
-        with os_errors(f"reading {path}"):
-            data = path.read_bytes() if path.is_file() else b""
-        return unseal(data) if data else {}
+        with os_errors(f"reading {path}"), contextlib.suppress(*MISSING):
+            data = read_whole(path)
+            return unseal(data) if data else {}
+        return {}
     except ValueError as error:
         raise damaged_record(str(path), error) from error
 

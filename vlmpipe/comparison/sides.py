@@ -12,7 +12,7 @@ from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.platforms.local.runs.summary import find_run
 from vlmpipe.platforms.short_names import full_name
 from vlmpipe.records.plan import PlannedCost, PlannedRun
-from vlmpipe.registry.folder import Entry, FolderRegistry, Registry
+from vlmpipe.registry.folder import FolderRegistry, Registry
 from vlmpipe.registry.recorded_answers import PREDICTIONS, known_image_groups
 from vlmpipe.registry.release import open_registry
 from vlmpipe.runs.submitted import submitted_record
@@ -124,11 +124,7 @@ def _registered(model: str, which: str, settings: Sequence[RunSettings], root: s
         runs_root = run.run.root_uri
         if name == model:
             break
-    entry: Entry | None
-    if which.isdigit():
-        entry = next((version for version in registry.versions(model) if version.version == int(which)), None)
-    else:
-        entry = registry.champion(model)
+    entry = registry.version(model, int(which)) if which.isdigit() else registry.champion(model)
     if entry is None:
         raise UserError(
             f"no {model}@{which} in the registry",

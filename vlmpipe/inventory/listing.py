@@ -1,96 +1,56 @@
-"""The runs and searches of an output folder on this machine, with their sizes, and the data that they share."""
+"""The runs and searches of an output folder on this machine, and the data that they share.
+
+`newest_runs` reads the start of every run, and the rest of those that are shown; `read_inventory` what refers to what,
+for removals.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
 
-from vlmpipe.inventory.tags import read_tags
-from vlmpipe.platforms.local.runs.run import MARKER
+from vlmpipe.inventory.registries import Registries
+from vlmpipe.inventory.run_folder import SETTINGS, ListedRun, RunFolder, size_of
+from vlmpipe.platforms.local.runs.run import folders_in
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
-from vlmpipe.platforms.local.runs.summary import report_of
-from vlmpipe.platforms.local.search import LocalSearch
-from vlmpipe.platforms.searches import SEARCH_FILE
-from vlmpipe.records.registered import Registered
-from vlmpipe.registry.folder import FolderRegistry
 from vlmpipe.trainer.errors import ConfigError, UserError
-from vlmpipe.trainer.records.prepared import DataPointers
-from vlmpipe.trainer.records.record import Record
-from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import in_bucket
-from vlmpipe.trainer.storage.records import read_record_file
 from vlmpipe.trainer.storage.user_folders import expanded
 
-R = TypeVar("R", bound=Record)
 REMOVED = ".removed"  # where what is being removed lies, beside it: no run has that name
 SHARED = ("prepared", "features")  # that runs point at, and that are made again when they are missing
-SETTINGS = "run.json"
-# Runs in the texts of a run file. Matches overlap: the usual root is a folder that is called runs, too.
-_NAMED = re.compile(r"(?=(?:run:|\bruns/)([a-z0-9][a-z0-9-]{0,127}))")
-_STARTED = re.compile(r"-\d{8}-\d{6}(-[0-9a-f]+)?$")
-
-
-@dataclass(frozen=True)
-class ListedRun:
-    """A run, or a search of `vlmpipe tune`.
-
-    name: of its run file. registered: versions made of it, as MODEL@VERSION. champion: MODEL@ALIAS. starts_from: ids
-    of runs that its settings name. uses: folders of shared data. problem: why its records cannot be read.
-    """
-
-    run_id: str
-    folder: Path
-    name: str
-    started_s: float = 0.0
-    outcome: str = "damaged"  # or running, done, stopped, failed
-    accuracy: float | None = None
-    accepted: bool | None = None
-    registered: tuple[str, ...] = ()
-    champion: str = ""
-    tags: tuple[str, ...] = ()
-    size_bytes: int = 0
-    starts_from: tuple[str, ...] = ()
-    uses: tuple[str, ...] = ()
-    problem: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)
-    more: dict[str, object] = field(default_factory=dict)  # for programs
-
-    def as_json(self) -> dict[str, object]:
-        fields = {name: value for name, value in asdict(self).items() if name not in ("settings", "more", "folder")}
-        return {**self.more, **fields, "run_uri": str(self.folder)}
 
 
 @dataclass(frozen=True)
 class SharedData:
-    """Prepared data or features. used_by: ids of the runs that point at it, also of folders without a run's records."""
+    """Prepared data or features. used_by: ids of the runs that point at it, also of folders without a run's records.
+
+    size_bytes: None where it was not asked for, or a folder cannot be read.
+    """
 
     folder: Path
     kind: str
-    size_bytes: int
     used_by: tuple[str, ...]
+    size_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """Contents of an output folder. Runs come oldest first. unknown: folders of runs without a run's records, such as
-    those of a pipeline's steps.
+    """References between the parts of an output folder. Runs come oldest first, without figures.
 
-    sizes: of the output folder's other parts, such as the registry. named: ids of runs in the settings of each folder
-    without a run's records. problems: records of the registry that cannot be read, so that any run may be one of its
-    versions.
+    unknown: folders of runs without a run's records, such as those of a pipeline's steps.
+
+    named: ids of runs in the settings of each folder without a run's records. problems: records of the registry that
+    cannot be read, so that any run may be one of its versions.
     """
 
     root: Path
     runs: tuple[ListedRun, ...]
     shared: tuple[SharedData, ...]
     unknown: tuple[Path, ...]
-    sizes: dict[str, int]
     named: dict[str, set[str]] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
@@ -98,195 +58,123 @@ class Inventory:
     def referring(self) -> dict[str, list[str]]:
         """The runs that start from each run."""
         found: dict[str, list[str]] = {}
-        starts = {run.run_id: run.starts_from for run in self.runs} | self.named
-        for run_id, names in starts.items():
+        starts: dict[str, Iterable[str]] = {run.run_id: run.starts_from for run in self.runs}
+        for run_id, names in {**starts, **self.named}.items():
             for earlier in names:
                 found.setdefault(earlier, []).append(run_id)
         return found
 
 
+@dataclass(frozen=True)
+class Listing:
+    """The newest runs, oldest first, with figures. num_runs: of the output folder. left_out: older ones that were
+    asked for, too.
+
+    shared, sizes: data, and the output folder's other parts such as the registry; None unless all runs are listed.
+    """
+
+    root: Path
+    runs: tuple[ListedRun, ...]
+    num_runs: int
+    left_out: int
+    problems: tuple[str, ...] = ()
+    shared: tuple[SharedData, ...] | None = None
+    sizes: dict[str, int | None] | None = None
+
+
+def newest_runs(root: str, *, last: int = 0, chosen: Callable[[ListedRun], bool] | None = None) -> Listing:
+    """The newest `last` runs under `root`, 0 for all, and those whose start is not known.
+
+    `chosen`: whether a run is asked for; then every run's records are read. A run whose records are damaged is listed
+    as such. Raises ConfigError for a bucket.
+    """
+    top, (runs, unknown) = _top(root), _runs_in(_top(root))
+    registries = Registries(top / "registry")
+    asked = [run for run in runs if chosen(run.listed)] if chosen else runs
+    is_whole = chosen is None and (not last or len(runs) <= last)
+    undated = [run for run in asked if not run.started_s]
+    dated = asked[len(undated) :]
+    shown = [*undated[-last:], *dated[-last:]]  # all of them for 0
+    rows = tuple(
+        run.with_figures(_registered(run, registries, all_versions=is_whole)) for run in shown if run.folder.is_dir()
+    )
+    found = Listing(top, rows, len(runs), len(asked) - len(shown), registries.problems)
+    if not is_whole:
+        return found
+    shared = tuple(replace(data, size_bytes=_size_of(data.folder)) for data in _shared_in(top, rows, unknown))
+    sizes = {path.name: _size_of(path) for path in folders_in(top) if path.name not in ("runs", *SHARED)}
+    return replace(found, shared=shared, sizes=sizes)
+
+
 def read_inventory(root: str) -> Inventory:
-    """Read the output folder `root`. A run whose records are damaged is listed as such.
+    """Read what refers to what in the output folder `root`. A run whose records are damaged is listed as such.
 
     Raises ConfigError for a bucket.
     """
+    top = _top(root)
+    folders, unknown = _runs_in(top)
+    registries = Registries(top / "registry")
+    runs = tuple(_registered(run, registries, all_versions=True) for run in folders if run.folder.is_dir())
+    named = {other.run_id: other.names(RUN_FILE_COPY, SETTINGS) - {other.run_id} for other in unknown}
+    shared = tuple(_shared_in(top, runs, unknown))
+    return Inventory(top, runs, shared, tuple(other.folder for other in unknown), named, registries.problems)
+
+
+def _top(root: str) -> Path:
     if in_bucket(root):
         raise ConfigError(f"--root is {root}", expected="a folder of this machine, the output.root_uri of local runs")
-    top = expanded(root.removeprefix("file://"))
-    registries = _Registries(top / "registry")
-    runs, unknown = [], []
-    for folder in _folders(top / "runs"):
-        if (folder / MARKER).is_file() or (folder / SEARCH_FILE).is_file():
-            runs.append(_listed(folder, registries))
-        else:
-            unknown.append(folder)
+    return expanded(root.removeprefix("file://"))
+
+
+def _runs_in(top: Path) -> tuple[list[RunFolder], list[RunFolder]]:
+    """The runs by their starts, and folders without a run's records."""
+    runs, unknown = list[RunFolder](), list[RunFolder]()
+    for folder in map(RunFolder, folders_in(top / "runs")):
+        (runs if folder.has_run else unknown).append(folder)
     runs.sort(key=lambda run: (run.started_s, run.run_id))
-    uses: dict[str, Collection[str] | None] = {run.run_id: run.uses for run in runs}
-    others = {folder.name: _Files(folder) for folder in unknown}
-    uses |= {run_id: _uses_of(files) for run_id, files in others.items()}
-    named = {run_id: files.names(RUN_FILE_COPY, SETTINGS) - {run_id} for run_id, files in others.items()}
-    shared = [_shared(kind, folder, uses) for kind in SHARED for folder in _folders(top / kind)]
-    sizes = {path.name: size_of(path) for path in _folders(top) if path.name not in ("runs", *SHARED)}
-    return Inventory(top, tuple(runs), tuple(shared), tuple(unknown), sizes, named, tuple(registries.problems))
+    return runs, unknown
 
 
-def _folders(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+def _registered(run: RunFolder, registries: Registries, *, all_versions: bool) -> ListedRun:
+    """The run with what the registry says. all_versions: also of versions that the run's records do not name."""
+    found = run.listed
+    if found.problem:
+        return found
+    versions = registries.made_of.get(run.run_id, set()) if all_versions else set()
+    if versions or found.registered:
+        registered = tuple(sorted({*found.registered, *versions}))
+        return replace(found, registered=registered, champion=registries.champion_of(run))
+    return found
 
 
-def _listed(folder: Path, registries: _Registries) -> ListedRun:
-    files = _Files(folder)
-    name = _STARTED.sub("", folder.name)
-    try:
-        settings = read_record_file(folder / RUN_FILE_COPY) or read_record_file(folder / SETTINGS)
-        known = {
-            "name": str(settings.get("name") or name),
-            "tags": read_tags(folder),
-            "uses": tuple(sorted(files.uses())),
-            "registered": tuple(sorted(files.registered() | registries.versions_of(folder.name))),
-            "champion": registries.champion_of(folder.name, files),
-            "starts_from": tuple(sorted(files.names(RUN_FILE_COPY) - {folder.name})),
-            "settings": settings,
-        }
-        state = _search_state(folder) if (folder / SEARCH_FILE).is_file() else _run_state(folder)
-    except UserError as error:
-        return ListedRun(folder.name, folder, name, problem=error.found, size_bytes=files.size_bytes)
-    return ListedRun(folder.name, folder, size_bytes=files.size_bytes, **{**known, **state})
+def _shared_in(top: Path, runs: Sequence[ListedRun], unknown: Sequence[RunFolder]) -> Iterable[SharedData]:
+    """Shared data without sizes."""
+    users: dict[str, list[str]] = {}
+    for run in runs:
+        for name in run.uses:
+            users.setdefault(name, []).append(run.run_id)
+    unclear = []
+    for other in unknown:
+        names = _uses_of(other)
+        if names is None:
+            unclear.append(other.run_id)
+        for name in names or set():
+            users.setdefault(name, []).append(other.run_id)
+    for kind in SHARED:
+        for folder in folders_in(top / kind):
+            yield SharedData(folder, kind, (*users.get(folder.name, ()), *unclear))
 
 
-def _run_state(folder: Path) -> dict[str, object]:
-    report = report_of(folder)
-    evaluation, decision = report.evaluation, report.decision
-    return {
-        "started_s": report.marker.started_s,
-        "outcome": report.outcome,
-        "accuracy": evaluation.exact_match if evaluation else None,
-        "accepted": decision.accepted if decision else None,
-        "more": report.as_dict(),
-    }
+def _uses_of(folder: RunFolder) -> set[str] | None:
+    """Data that a folder without a run's records points at; None where its pointers are damaged, so that it may be
+    all.
+    """
+    with contextlib.suppress(UserError):
+        return folder.uses()
+    return None
 
 
-def _search_state(folder: Path) -> dict[str, Any]:
-    search = LocalSearch(folder)
-    base = search.settings.split(" ")[0]  # the run whose data and model the trials share
-    started_s = (folder / SEARCH_FILE).stat().st_mtime
-    return {"started_s": started_s, "outcome": search.status().outcome, "starts_from": (base,) if base else ()}
-
-
-class _Files:
-    """Files of a run's folder, with its stages and variants."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.size_bytes = folder, 0
-        self._paths: dict[str, list[Path]] = {}
-        for path, size in _walk(folder):
-            self.size_bytes += size
-            if path.name in (DataPointers.FILE, Registered.FILE, RUN_FILE_COPY, SETTINGS):
-                self._paths.setdefault(path.name, []).append(path)
-
-    def _records(self, kind: type[R]) -> list[R]:
-        return [kind.read(open_storage(str(path.parent))) for path in self._paths.get(kind.FILE, ())]
-
-    def uses(self) -> set[str]:
-        """Names of the folders of prepared data and of features that the run points at, which their content decides.
-
-        Not their paths: the output folder may have been moved since.
-        """
-        uris = [uri for record in self._records(DataPointers) for uri in (record.prepared_uri, record.features_uri)]
-        return {uri.rstrip("/").rpartition("/")[2] for uri in uris if uri}
-
-    def registered(self) -> set[str]:
-        return {f"{record.model}@{record.version}" for record in self._records(Registered)}
-
-    def aliases(self) -> set[tuple[str, str]]:
-        """Models that versions were made of, with the alias that was to name them."""
-        return {(record.model, record.alias or "champion") for record in self._records(Registered)}
-
-    def names(self, *settings: str) -> set[str]:
-        """Ids of the runs that these files of settings name."""
-        paths = (path for name in settings for path in self._paths.get(name, ()))
-        texts = (path.read_text(encoding="utf-8", errors="replace") for path in paths)
-        return {found for text in texts for found in _NAMED.findall(text)}
-
-
-class _Registries:
-    """The folder registry of an output folder. Others, in buckets or on Vertex AI, are known by the runs' records."""
-
-    def __init__(self, folder: Path) -> None:
-        self._registry = FolderRegistry(str(folder)) if folder.is_dir() else None
-        self._champions: dict[tuple[str, str], str] = {}
-        self._folder = folder
-        self._versions: dict[str, set[str]] = {}
-        self.problems: dict[str, None] = {}  # each once
-        if self._registry:
-            for model in _folders(folder):
-                with self._noting_problems():
-                    for entry in self._registry.versions(model.name):
-                        self._versions.setdefault(entry.run_id, set()).add(f"{model.name}@{entry.version}")
-
-    def versions_of(self, run_id: str) -> set[str]:
-        return self._versions.get(run_id, set())
-
-    def champion_of(self, run_id: str, files: _Files) -> str:
-        """MODEL@ALIAS where the run made the version that the alias names now."""
-        for model, alias in sorted(files.aliases()):
-            if not (self._folder / model).is_dir():
-                continue
-            if (model, alias) not in self._champions:
-                entry = None
-                with self._noting_problems():
-                    entry = FolderRegistry(str(self._folder), alias=alias).champion(model)
-                self._champions[model, alias] = entry.run_id if entry else ""
-            if self._champions[model, alias] == run_id:
-                return f"{model}@{alias}"
-        return ""
-
-    @contextlib.contextmanager
-    def _noting_problems(self) -> Iterator[None]:
-        try:
-            yield
-        except UserError as error:
-            self.problems[error.found] = None
-
-
-def _uses_of(files: _Files) -> set[str] | None:
-    """Data that a folder without a run's records points at; None where its pointers are damaged."""
-    try:
-        return files.uses()
-    except UserError:
-        return None
-
-
-def _shared(kind: str, folder: Path, uses: Mapping[str, Collection[str] | None]) -> SharedData:
-    """`uses`: of each run's folder; None where they are not known, and may be all."""
-    used_by = tuple(run_id for run_id, names in uses.items() if names is None or folder.name in names)
-    return SharedData(folder, kind, size_of(folder), used_by)
-
-
-def size_of(folder: Path) -> int:
-    """Bytes of the files in a folder. One of several names counts once; links are not followed."""
-    return sum(size for _, size in _walk(folder))
-
-
-def _walk(folder: Path) -> Iterator[tuple[Path, int]]:
-    met = set[tuple[int, int]]()
-    for top, _, names in os.walk(folder):
-        for name in names:
-            path = Path(top, name)
-            try:
-                found = path.lstat()
-            except FileNotFoundError:  # a run that is running replaces files
-                continue
-            is_again = found.st_nlink > 1 and (found.st_dev, found.st_ino) in met
-            met.add((found.st_dev, found.st_ino))
-            yield path, 0 if is_again else found.st_size
-
-
-def size_text(size_bytes: int) -> str:
-    """Bytes for people: 640 kB, 12.3 MB, 1.2 GB."""
-    for limit, unit in ((1e9, "GB"), (1e6, "MB")):
-        if size_bytes >= limit:
-            return f"{size_bytes / limit:,.1f} {unit}"
-    return f"{size_bytes / 1e3:,.0f} kB"
+def _size_of(folder: Path) -> int | None:
+    with contextlib.suppress(UserError):
+        return size_of(folder)
+    return None

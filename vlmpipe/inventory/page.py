@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -12,28 +13,33 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from vlmpipe.config.overrides import difference_rows, differences
-from vlmpipe.inventory.listing import Inventory, ListedRun, size_text
+from vlmpipe.inventory.listing import Listing
+from vlmpipe.inventory.run_folder import SETTINGS, ListedRun, size_text
+from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.report.load import column, read_metrics
 from vlmpipe.report.pages import STYLE, page_template
 from vlmpipe.report.svg_charts import PARTS, compact, lines_chart, thin_out
 from vlmpipe.trainer import __version__
+from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.records.metrics import FILE as METRICS_FILE
+from vlmpipe.trainer.storage.records import read_record_file
 
 CURVES = {"loss": "Loss, nats a label token", "validation_loss": "Validation loss, nats a label token"}
 MAX_FIELDS = 8  # that differ between runs of a run file, as columns would hide the rest
 OUTCOMES = {"done": "passed", "failed": "missed", "damaged": "missed"}
 
 
-def build_page(inventory: Inventory, page: Path) -> str:
+def build_page(listing: Listing, page: Path) -> str:
     """The page's HTML. `page`: the file that it is for, to which its links are relative."""
-    names = list(dict.fromkeys(run.name for run in reversed(inventory.runs)))
-    groups = [_group(name, [run for run in inventory.runs if run.name == name], page) for name in names]
+    names = list(dict.fromkeys(run.name for run in reversed(listing.runs)))
+    groups = [_group(name, [run for run in listing.runs if run.name == name], page) for name in names]
     return page_template("vlmpipe.inventory.page", "page.html.j2").render(
         style=Markup(STYLE),
-        root=inventory.root,
+        root=listing.root,
         groups=groups,
-        num_runs=len(inventory.runs),
-        problems=inventory.problems,
+        num_runs=listing.num_runs,
+        left_out=listing.left_out,
+        problems=listing.problems,
         outcomes=OUTCOMES,
         size=size_text,
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -43,8 +49,8 @@ def build_page(inventory: Inventory, page: Path) -> str:
 
 def _group(name: str, runs: Sequence[ListedRun], page: Path) -> dict[str, object]:
     """The runs of a run file, the newest first, with what they were set otherwise."""
-    drawn = [(run, read_metrics(str(run.folder))) for run in runs if (run.folder / METRICS_FILE).is_file()]
-    newest = drawn[-PARTS:]
+    drawn = [run for run in runs if (run.folder / METRICS_FILE).is_file()]
+    newest = [(run, read_metrics(str(run.folder))) for run in drawn[-PARTS:]]
     colours = {run.run_id: number for number, (run, _) in enumerate(newest)}
     fields, left_out = _differing(runs)
     rows = [
@@ -88,10 +94,18 @@ def _charts(
 def _differing(runs: Sequence[ListedRun]) -> tuple[dict[str, list[str]], int]:
     """Fields of the run file in which the runs differ, with each run's value, and how many more there are."""
     found: dict[str, list[str]] = {}
-    for number, run in enumerate(runs[1:], 1):
-        for field, first, this in difference_rows(differences(runs[0].settings, run.settings)):
+    settings = [_settings(run) for run in runs]
+    for number, own in enumerate(settings[1:], 1):
+        for field, first, this in difference_rows(differences(settings[0], own)):
             found.setdefault(field, [first] * len(runs))[number] = this
     return dict(list(found.items())[:MAX_FIELDS]), max(0, len(found) - MAX_FIELDS)
+
+
+def _settings(run: ListedRun) -> dict[str, Any]:
+    """The run file; of a search the settings of its base. Empty for a damaged run, whose row says what is wrong."""
+    with contextlib.suppress(DataError):
+        return read_record_file(run.folder / RUN_FILE_COPY) or read_record_file(run.folder / SETTINGS)
+    return {}
 
 
 def _link(target: Path, page: Path) -> str:

@@ -11,16 +11,19 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from vlmpipe.inventory.listing import REMOVED, SHARED, Inventory, ListedRun, SharedData, read_inventory, size_of
+from vlmpipe.inventory.listing import REMOVED, SHARED, Inventory, SharedData, read_inventory
+from vlmpipe.inventory.run_folder import ListedRun, size_of
 from vlmpipe.platforms.local.runs.run import take_lock
 from vlmpipe.trainer.errors import ConfigError, os_errors
 
+S = TypeVar("S", ListedRun, SharedData)
 DAY_S = 86_400
+MAX_SIZED = 200  # runs, and as many folders of data: of more the sizes are not counted, which takes a while
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,17 @@ class Removal:
 
     @property
     def size_bytes(self) -> int:
-        of_runs, of_shared = sum(run.size_bytes for run in self.runs), sum(data.size_bytes for data in self.shared)
-        return of_runs + of_shared + sum(map(size_of, self.leftovers))
+        """Bytes that go, without those of `not_sized`."""
+        return sum(size or 0 for size in self._sizes) + sum(map(size_of, self.leftovers))
+
+    @property
+    def not_sized(self) -> int:
+        """Runs and folders of data whose size is not counted."""
+        return self._sizes.count(None)
+
+    @property
+    def _sizes(self) -> list[int | None]:
+        return [run.size_bytes for run in self.runs] + [data.size_bytes for data in self.shared]
 
     @property
     def is_empty(self) -> bool:
@@ -72,6 +84,7 @@ class Removal:
             "kept": [vars(one) for one in self.kept],
             "notes": self.notes,
             "size_bytes": self.size_bytes,
+            "not_sized": self.not_sized,
         }
 
     def apply(self, say: Callable[[str], None] = print) -> tuple[SharedData, ...]:
@@ -111,7 +124,7 @@ def removal_of(inventory: Inventory, names: Sequence[str], *, unfinished: bool =
             expected="runs that nothing refers to",
             fix="to see what may go: vlmpipe runs prune --dry-run",
         )
-    return Removal(inventory, tuple(chosen), leftovers=_leftovers(inventory))
+    return Removal(inventory, _sized(chosen), leftovers=_leftovers(inventory))
 
 
 def pruning_of(inventory: Inventory, policy: Policy, *, now_s: float | None = None) -> Removal:
@@ -121,8 +134,8 @@ def pruning_of(inventory: Inventory, policy: Policy, *, now_s: float | None = No
     for run in inventory.runs:
         by_name.setdefault(run.name, []).append(run)
     chosen, kept = list[ListedRun](), dict[str, str]()
+    newest = {run.run_id for of_name in by_name.values() for run in of_name[-policy.keep :]}
     for run in inventory.runs:
-        newest = [one.run_id for one in by_name[run.name][::-1][: policy.keep]]
         if policy.name and run.name != policy.name:
             kept[run.run_id] = f"it is of {run.name}"
         elif run.run_id in newest:
@@ -142,7 +155,14 @@ def pruning_of(inventory: Inventory, policy: Policy, *, now_s: float | None = No
         more = f" and {len(inventory.unknown) - 1} more" if len(inventory.unknown) > 1 else ""
         notes.append(f"{inventory.unknown[0]}{more} left alone: no records of a run")
     ordered = tuple(Kept(run.run_id, kept[run.run_id]) for run in inventory.runs if run.run_id in kept)
-    return Removal(inventory, tuple(chosen), ordered, tuple(shared), tuple(notes), _leftovers(inventory))
+    return Removal(inventory, _sized(chosen), ordered, _sized(shared), tuple(notes), _leftovers(inventory))
+
+
+def _sized(found: Iterable[S]) -> tuple[S, ...]:
+    """Count the sizes of the first MAX_SIZED."""
+    return tuple(
+        replace(one, size_bytes=size_of(one.folder)) if number < MAX_SIZED else one for number, one in enumerate(found)
+    )
 
 
 def _reasons(inventory: Inventory, chosen: Sequence[ListedRun], *, unfinished: bool) -> dict[str, str]:

@@ -84,15 +84,15 @@ def _is_last(name: str) -> bool:
 def _last(name: str, known: Sequence[str], where: str, root: str = "", *, fix: str = CONTINUE) -> str:
     """The newest run for @last or @last:NAME. `root` is that of runs on this machine, whose run files are read."""
     begins = name.removeprefix(LAST).removeprefix(":")
-    of_run_file = begins and _of_run_file(begins, known, root)
-    found = of_run_file or [run_id for run_id in known if run_id.startswith(begins)]
-    return found[-1] if found else _none(name, known, where, fix)
+    of_run_file = _newest_of_run_file(begins, known, root) if begins else ""
+    newest = of_run_file or next((run_id for run_id in reversed(known) if run_id.startswith(begins)), "")
+    return newest or _none(name, known, where, fix)
 
 
 def _last_of(run_file: str, known: Sequence[str], where: str, root: str = "") -> str:
     """The newest run of the run file of this name, and of no other."""
-    found = _of_run_file(run_file, known, root)
-    return found[-1] if found else _none(f"{LAST} of run file {run_file}", known, where, CONTINUE)
+    newest = _newest_of_run_file(run_file, known, root)
+    return newest or _none(f"{LAST} of run file {run_file}", known, where, CONTINUE)
 
 
 def _none(name: str, known: Sequence[str], where: str, fix: str) -> NoReturn:
@@ -104,9 +104,9 @@ def _none(name: str, known: Sequence[str], where: str, fix: str) -> NoReturn:
     )
 
 
-def _of_run_file(name: str, known: Sequence[str], root: str) -> list[str]:
-    """Runs of the run file `digits`, whatever their ids, and not of `digits-preferences`."""
-    return [run_id for run_id in known if _run_file_of(run_id, root) == name]
+def _newest_of_run_file(name: str, known: Sequence[str], root: str) -> str:
+    """The newest run of the run file `digits`, whatever its id, and not of `digits-preferences`; "" without one."""
+    return next((run_id for run_id in reversed(known) if _run_file_of(run_id, root) == name), "")
 
 
 def _run_file_of(run_id: str, root: str) -> str:

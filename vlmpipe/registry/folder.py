@@ -4,6 +4,7 @@
 bucket, safe for several pipelines at once:
 
     <root>/<model>/versions/000001/CLAIM     the run of this number; create-only, so that a number is given once
+    <root>/<model>/claims/000001-...         the same as a name, for lists (`vlmpipe.registry.claims`)
     <root>/<model>/versions/000001/model/    a copy of the export: the registry stays complete when the run is deleted
     <root>/<model>/versions/000001.json      the entry, created last: a version exists when its entry does
     <root>/<model>/CHAMPION                  the version in use, moved only by compare-and-swap
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 from pydantic import ConfigDict, Field, ValidationError
 
 from vlmpipe.records.decision import Champion
+from vlmpipe.registry.claims import Claims
 from vlmpipe.trainer.config.base import Section
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage
@@ -79,7 +81,7 @@ class Registry(Protocol):
     """Functions of a model registry that the pipeline needs."""
 
     def champion(self, model: str) -> Entry | None: ...
-    def versions(self, model: str) -> list[Entry]: ...
+    def version(self, model: str, number: int) -> Entry | None: ...
     def register(self, model: str, candidate: Candidate, model_card: str) -> Entry: ...
     def promote(self, model: str, version: int, *, instead_of: int | None) -> None: ...
 
@@ -121,12 +123,24 @@ class FolderRegistry:
         version, _ = self._read_pointer(model)
         return None if version is None else self._entry(_folder(model), version)
 
+    def version(self, model: str, number: int) -> Entry | None:
+        """The version of this number, or None where there is none."""
+        folder = _folder(model)
+        return self._entry(folder, number) if self._store.stat(_entry_name(folder, number)) else None
+
+    def run_ids(self, model: str) -> dict[int, str]:
+        """The runs that versions were made of, or are being made of, without a request for each version.
+
+        A version whose folder was removed by hand counts until its claim is removed, too.
+        """
+        return {number: owner.run_id for number, owner in Claims(self._store, _folder(model)).taken().items()}
+
     def versions(self, model: str) -> list[Entry]:
-        """All complete versions, oldest first."""
+        """All complete versions, oldest first. Each is read."""
         folder = _folder(model)
         names = (info.name for info in self._store.list(f"{folder}/versions"))
-        numbers = [_number(name) for name in names if re.fullmatch(r".*/versions/\d{6}\.json", name)]
-        return [self._entry(folder, number) for number in sorted(numbers)]
+        entries = filter(None, (re.fullmatch(r".*/versions/(\d{6,})\.json", name) for name in names))
+        return [self._entry(folder, number) for number in sorted(int(found[1]) for found in entries)]
 
     def register(self, model: str, candidate: Candidate, model_card: str) -> Entry:
         """Copy the candidate's export and `model_card` into a new version.
@@ -137,7 +151,7 @@ class FolderRegistry:
         """
         folder = _folder(model)
         export = Export(candidate)
-        number = self._claim(folder, candidate)
+        number = Claims(self._store, folder).take(candidate.run_id, candidate.checkpoint)
         name = f"{folder}/versions/{number:06d}"
         if self._store.stat(f"{name}.json") is None:
             files = export.copy(self._store, f"{name}/model", model_card)
@@ -176,25 +190,8 @@ class FolderRegistry:
             now, _ = self._read_pointer(model)
             raise overtaken(self._pointer.lower(), model, now, version, instead_of) from error
 
-    def _claim(self, folder: str, candidate: Candidate) -> int:
-        """The version number of this checkpoint: the one that was claimed for it before, or the next free one."""
-        own = {"run_id": candidate.run_id, "checkpoint": candidate.checkpoint}
-        claim = seal(own)
-        while True:
-            names = [info.name for info in self._store.list(f"{folder}/versions") if info.name.endswith("/CLAIM")]
-            taken = {_number(name): read_record(self._store, name) for name in names}
-            for number, owner in taken.items():
-                if all(owner.get(name) == value for name, value in own.items()):
-                    return number
-            number = max(taken, default=0) + 1
-            try:
-                self._store.create(f"{folder}/versions/{number:06d}/CLAIM", claim)
-            except AlreadyExistsError:
-                continue  # another run was faster: try the next number
-            return number
-
     def _entry(self, folder: str, version: int) -> Entry:
-        name = f"{folder}/versions/{version:06d}.json"
+        name = _entry_name(folder, version)
         if self._store.stat(name) is None:
             raise ConfigError(f"no version {version} in the registry: {self._store.uri(name)} is missing")
         try:
@@ -202,7 +199,7 @@ class FolderRegistry:
         except ValidationError as error:
             raise ConfigError(
                 f"{self._store.uri(name)} is not a registry entry: {error.errors()[0]['msg']}",
-                fix="restore the file from a backup, or remove the version's folder and this file",
+                fix="restore the file from a backup, or remove the version's folder, this file and its name in claims/",
             ) from error
 
     def _read_pointer(self, model: str) -> tuple[int | None, str | None]:
@@ -231,9 +228,8 @@ def _folder(model: str) -> str:
     return model
 
 
-def _number(name: str) -> int:
-    """The version number in an object's name, `<model>/versions/000012/CLAIM` or `<model>/versions/000012.json`."""
-    return int(name.split("/versions/")[1][:6])
+def _entry_name(folder: str, version: int) -> str:
+    return f"{folder}/versions/{version:06d}.json"
 
 
 class OvertakenError(UserError):

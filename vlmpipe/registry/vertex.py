@@ -89,6 +89,12 @@ class VertexRegistry:
             found = self._get(self._alias)
         return None if found is None else self._entry(found, model)
 
+    def version(self, model: str, number: int) -> Entry | None:
+        """The version of this number, or None where there is none. Raises ConfigError as `champion`."""
+        with self._translated_errors():
+            found = self._get(str(number))
+        return None if found is None else self._entry(found, model)
+
     def versions(self, model: str) -> list[Entry]:
         """All versions that vlmpipe registered, oldest first."""
         with self._translated_errors():

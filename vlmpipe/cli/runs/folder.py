@@ -17,6 +17,9 @@ from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
 if TYPE_CHECKING:
     from vlmpipe.inventory.listing import Inventory
     from vlmpipe.inventory.removal import Removal
+    from vlmpipe.inventory.run_folder import ListedRun
+
+NEWEST = 50  # runs of a list or a page
 
 
 class ListByDefault(TyperGroup):
@@ -50,6 +53,7 @@ Unfinished = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Remove without asking.")]
+Last = Annotated[int, typer.Option("--last", min=0, metavar="N", help="Only the newest N; 0 for all.")]
 Name = Annotated[str, typer.Option(metavar="NAME", help="Only runs of this run file.", show_default=False)]
 
 
@@ -58,29 +62,39 @@ def list_(
     name: Name = "",
     outcome: Annotated[Outcome | None, typer.Option(help="Only runs that ended so.", show_default=False)] = None,
     tag: Annotated[str, typer.Option(help="Only runs with this tag.", show_default=False)] = "",
+    last: Last = NEWEST,
     root: Root = "runs",
     as_json: AsJson = False,
 ) -> None:
-    """List the runs of this machine, and those submitted from this folder. Newest last, with sizes."""
-    from vlmpipe.cli.views.inventory import print_inventory, print_submitted
+    """List the newest runs of this machine, and of those submitted from this folder. Newest last, with sizes."""
+    from vlmpipe.cli.views.inventory import print_listing, print_submitted
+    from vlmpipe.inventory.listing import newest_runs
     from vlmpipe.runs.submitted import run_records
 
-    inventory, submitted = _read(root), {} if name or outcome or tag else run_records()
-    chosen = [
-        run
-        for run in inventory.runs
-        if name in ("", run.name) and outcome in (None, run.outcome) and (not tag or tag in run.tags)
-    ]
+    def is_asked_for(run: ListedRun) -> bool:
+        return name in ("", run.name) and outcome in (None, run.outcome) and (not tag or tag in run.tags)
+
+    is_filtered = bool(name or outcome or tag)
+    with doing(f"reading the runs in {root}"):
+        listing = newest_runs(root, last=last, chosen=is_asked_for if is_filtered else None)
+    records = {} if is_filtered else run_records()
+    submitted = dict(list(records.items())[-last:])
+    not_submitted = len(records) - len(submitted)
     if as_json:
         elsewhere = [{"run_id": job, **vars(record)} for job, record in submitted.items()]
-        shared = [{**vars(data), "folder": str(data.folder)} for data in inventory.shared]
-        runs = [run.as_json() for run in chosen]
-        found = {"runs": runs, "submitted": elsewhere, "shared": shared, "other_bytes": inventory.sizes}
-        print_json({**found, "problems": inventory.problems})
+        shared = listing.shared and [{**vars(data), "folder": str(data.folder)} for data in listing.shared]
+        found = {
+            "runs": [run.as_json() for run in listing.runs],
+            "submitted": elsewhere,
+            "not_listed": listing.left_out + not_submitted,
+            "shared": shared,
+            "other_bytes": listing.sizes,
+        }
+        print_json({**found, "problems": listing.problems})
         return
-    print_inventory(inventory, chosen)
+    print_listing(listing)
     if submitted:
-        print_submitted(submitted)
+        print_submitted(submitted, not_submitted)
 
 
 @app.command()
@@ -154,20 +168,27 @@ def page(
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Default runs.html in the root.", show_default=False)
     ] = None,
+    last: Last = NEWEST,
     root: Root = "runs",
     as_json: AsJson = False,
 ) -> None:
-    """Write one page over all runs: curves, settings that differ, tags. It needs no server."""
+    """Write one page over the newest runs: curves, settings that differ, tags. It needs no server."""
+    from vlmpipe.inventory.listing import newest_runs
     from vlmpipe.inventory.page import build_page
 
-    inventory = _read(root)
-    if not inventory.runs:
-        raise UserError(f"no runs in {inventory.root}", expected="runs of this machine", code=ExitCode.NOT_FOUND)
-    path = output or inventory.root / "runs.html"
-    with doing("reading the curves of all runs"), os_errors(f"writing {path}"):
-        path.write_text(build_page(inventory, path), encoding="utf-8")
-    number = f"{len(inventory.runs)} run{'' if len(inventory.runs) == 1 else 's'}"
-    print_json({"page": str(path)}) if as_json else print_lines([f"{path}, {number}"])
+    with doing(f"reading the runs in {root}"):
+        listing = newest_runs(root, last=last)
+    if not listing.runs:
+        raise UserError(f"no runs in {listing.root}", expected="runs of this machine", code=ExitCode.NOT_FOUND)
+    path = output or listing.root / "runs.html"
+    with doing("reading the curves of the runs"), os_errors(f"writing {path}"):
+        path.write_text(build_page(listing, path), encoding="utf-8")
+    of = f" of {listing.num_runs:,}" if listing.left_out else ""
+    number = f"{len(listing.runs):,}{of} run{'' if listing.num_runs == 1 else 's'}"
+    if as_json:
+        print_json({"page": str(path), "not_listed": listing.left_out})
+    else:
+        print_lines([f"{path}, {number}"])
 
 
 def _read(root: str) -> Inventory:
@@ -179,25 +200,31 @@ def _read(root: str) -> Inventory:
 
 def _remove(removal: Removal, *, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Show what is to be removed, ask, and remove it."""
-    from vlmpipe.cli.views.inventory import removal_lines
-    from vlmpipe.inventory.listing import size_text
-    from vlmpipe.planner.spending.approval import terminal_confirm
+    from vlmpipe.cli.views.inventory import freed_text, removal_lines
 
     content = {**removal.as_json(), "dry_run": dry_run}
     if not as_json:
         print_lines(removal_lines(removal))
     if not (dry_run or removal.is_empty):
+        from vlmpipe.planner.spending.approval import terminal_confirm
+
         ask = None if yes else terminal_confirm()
         if not (yes or ask):
             raise ConfigError(
                 "nothing was removed: there is no terminal to ask in", expected="--yes, which removes without asking"
             )
-        if ask and not ask(f"Remove {size_text(removal.size_bytes)} for good?"):
+        if ask and not ask(f"Remove {freed_text(removal.size_bytes, removal.not_sized)} for good?"):
             raise UserError("nothing was removed", expected="the answer y", code=ExitCode.INTERRUPTED)
         if stayed := removal.apply(say=to_stderr):
             gone = [one for one in content["shared"] if one["uri"] not in {str(data.folder) for data in stayed}]
-            content |= {"shared": gone, "size_bytes": content["size_bytes"] - sum(one.size_bytes for one in stayed)}
+            content |= {
+                "shared": gone,
+                "size_bytes": content["size_bytes"] - sum(one.size_bytes or 0 for one in stayed),
+                "not_sized": content["not_sized"] - sum(one.size_bytes is None for one in stayed),
+            }
     if as_json:
         print_json({**content, "removed": not dry_run})
     elif not removal.is_empty:
-        print_lines([f"{'would free' if dry_run else 'freed'} {size_text(content['size_bytes'])}"])
+        print_lines(
+            [f"{'would free' if dry_run else 'freed'} {freed_text(content['size_bytes'], content['not_sized'])}"]
+        )

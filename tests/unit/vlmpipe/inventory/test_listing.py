@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.support.runs_root import register, write_run
 from tests.support.short_form import WHOLE
-from vlmpipe.inventory.listing import read_inventory
+from vlmpipe.inventory.listing import newest_runs, read_inventory
 from vlmpipe.inventory.page import build_page
 from vlmpipe.inventory.removal import Policy, pruning_of
 from vlmpipe.inventory.tags import change_tags
@@ -45,9 +45,9 @@ def test_all_runs_are_listed_whatever_is_damaged_and_none_goes_that_is_registere
         contents = (*CONTENTS, before[: len(before) // 2])
         for content in contents if WHOLE else {contents[-1], contents[number % len(CONTENTS)]}:
             path.write_bytes(content)
-            inventory = read_inventory(str(tmp_path))
-            assert {run.run_id for run in inventory.runs} == set(RUNS), path
+            listing, inventory = newest_runs(str(tmp_path)), read_inventory(str(tmp_path))
+            assert {run.run_id for run in listing.runs} == {run.run_id for run in inventory.runs} == set(RUNS), path
             gone = {run.run_id for run in pruning_of(inventory, Policy(keep=1)).runs}
             assert gone <= {"free"}, (path, content)
-        build_page(inventory, tmp_path / "runs.html")
+        build_page(listing, tmp_path / "runs.html")
         path.write_bytes(before)

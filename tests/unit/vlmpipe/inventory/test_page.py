@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.runs_root import write_run
-from vlmpipe.inventory.listing import read_inventory
+from vlmpipe.inventory.listing import newest_runs
 from vlmpipe.inventory.page import build_page
 from vlmpipe.inventory.tags import change_tags
 from vlmpipe.report.svg_charts import PARTS
@@ -21,7 +21,7 @@ def test_the_page_shows_curves_tags_and_differing_settings(tmp_path: Path) -> No
     change_tags(folder, ["<b>best"[3:]])
     (folder / "report.html").write_text("")
     write_run(tmp_path, "other", name="llava", exit_code=None)
-    html = build_page(read_inventory(str(tmp_path)), tmp_path / "build/all.html")
+    html = build_page(newest_runs(str(tmp_path)), tmp_path / "build/all.html")
     assert f"Curves of the newest {PARTS} of {PARTS + 2} runs" in html
     assert html.count('class="line own"') == PARTS + 1, "a line for each, and one of their scores"
     assert f'<a href="../runs/{folder.name}/report.html">{folder.name}</a>' in html and ">best<" in html
@@ -31,4 +31,4 @@ def test_the_page_shows_curves_tags_and_differing_settings(tmp_path: Path) -> No
 
 def test_names_are_escaped(tmp_path: Path) -> None:
     write_run(tmp_path, "r1", name="<script>alert(1)</script>")
-    assert "<script" not in build_page(read_inventory(str(tmp_path)), tmp_path / "page.html")
+    assert "<script" not in build_page(newest_runs(str(tmp_path)), tmp_path / "page.html")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import re
+import shlex
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+from pydantic import TypeAdapter, ValidationError
 
 from vlmpipe.platforms.local.runs.state import read_state
 from vlmpipe.runs.run_state import STOPPED, RunState
@@ -22,7 +25,7 @@ from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, from_os_err
 from vlmpipe.trainer.storage.base import TEMPORARY_PREFIX, cache_folder, join_uri
 from vlmpipe.trainer.storage.file_systems import NO_LOCKS, limits_of
 from vlmpipe.trainer.storage.local import LocalStorage
-from vlmpipe.trainer.storage.records import read_record_file, write_record
+from vlmpipe.trainer.storage.records import damaged_record, read_record_file, write_record
 from vlmpipe.trainer.storage.regular_files import NotRegularFileError, open_lock, read_regular
 from vlmpipe.trainer.storage.user_folders import expanded
 
@@ -43,7 +46,10 @@ RUN_ID = re.compile(r"^[a-z0-9][a-z0-9-]{0,127}$")
 
 @dataclass(frozen=True)
 class Marker:
-    """`local.json` in a run's folder: which run file it runs, and how its last attempt ended."""
+    """`local.json` in a run's folder: which run file it runs, and how its last attempt ended.
+
+    name: of the run file; empty in records of earlier versions of vlmpipe.
+    """
 
     run_id: str
     config_digest: str
@@ -52,6 +58,7 @@ class Marker:
     ended_s: float = 0.0
     exit_code: int | None = None  # None while it runs, and after a kill
     version: int = 1
+    name: str = ""
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -62,16 +69,48 @@ class Marker:
     def finished(self) -> bool:
         return self.exit_code == 0
 
+    @property
+    def shown_command(self) -> str:
+        return shlex.join(self.command)
+
+    def outcome(self, *, running: bool) -> str:
+        """running, done, stopped or failed."""
+        if running:
+            return "running"
+        if self.exit_code in STOPPED:
+            return "stopped"
+        return "failed" if self.exit_code else "done"
+
     def write(self, folder: Path) -> None:
         write_record(LocalStorage(folder), MARKER, asdict(self), indent=1)
 
 
 def read_marker(folder: Path) -> Marker | None:
-    """The marker of the run in `folder`, or None when it was not started by `vlmpipe run`."""
+    """The marker of the run in `folder`, or None when it was not started by `vlmpipe run`.
+
+    Raises DataError for a damaged one.
+    """
     raw = read_record_file(folder / MARKER)
     if raw.get("version") != 1:
         return None
-    return Marker(**{**raw, "arguments": tuple(raw["arguments"])})
+    try:
+        return _form().validate_python(raw)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise damaged_record(str(folder / MARKER), f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from error
+
+
+def require_marker(folder: Path) -> Marker:
+    """The marker of the run in `folder`. Raises ConfigError where there is none, DataError for a damaged one."""
+    marker = read_marker(folder)
+    if marker is None:
+        raise ConfigError(f"no run in {folder}", expected=f"a folder with {MARKER}, which vlmpipe run writes")
+    return marker
+
+
+@functools.cache
+def _form() -> TypeAdapter[Marker]:
+    return TypeAdapter(Marker)
 
 
 @dataclass
@@ -162,9 +201,18 @@ def require_writable(root: Path) -> Path:
 
 
 def all_markers(folder: Path) -> list[Marker]:
-    """The markers of all runs in a folder of runs, oldest first."""
-    found = (read_marker(path.parent) for path in folder.glob("*/" + MARKER))
+    """The markers of all runs in a folder of runs, oldest first. One file of each run is opened."""
+    found = (read_marker(path) for path in folders_in(folder))
     return sorted((marker for marker in found if marker), key=lambda marker: marker.started_s)
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """The folders in a folder by their names, without hidden ones; none where it is missing."""
+    names: list[str] = []
+    is_missing = contextlib.suppress(FileNotFoundError, NotADirectoryError)
+    with os_errors(f"listing {folder}"), is_missing, os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    return [folder / name for name in sorted(names)]
 
 
 def take_lock(folder: Path, *, say: Callable[[str], None] = print) -> int:

@@ -18,6 +18,7 @@ from vlmpipe.platforms.local.runs.stages import is_sweep, stage_folders
 from vlmpipe.platforms.local.runs.sweep import sweep_records
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.steps import (
+    DECIDING,
     EARLIER,
     OF_A_SWEEP,
     Step,
@@ -67,6 +68,18 @@ def read_state(folder: Path, *, now_s: float, since_s: float = 0.0) -> RunState:
     # Until the first step is done, the file is an earlier attempt's.
     lines = _metrics_tail(folders[state.stage] / METRICS_FILE) if train.done else []
     return replace(state, metrics=lines[-1] if lines else {}, train_eta_s=_train_eta_s(train, lines))
+
+
+def results_folder(folder: Path, *, since_s: float) -> Path:
+    """Where a run's results are: its folder, or of a run that an earlier stage's gate ended, that stage's folder.
+
+    `since_s`: when the run's last attempt began; a gate that decided before does not count.
+    """
+    for place in reversed(stage_folders(folder).values()):
+        records = (_record(place, name, since_s) for name in DECIDING)
+        if any(record and record.state in ("done", "reused") for record in records):
+            return place
+    return folder
 
 
 def _step(folder: Path, name: str, now_s: float, since_s: float) -> Step:

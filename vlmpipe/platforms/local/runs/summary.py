@@ -17,18 +17,18 @@ from vlmpipe.platforms.local.runs.run import (
     Marker,
     all_markers,
     is_running,
-    read_marker,
+    require_marker,
     run_argument,
 )
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY, is_sweep, stage_folders
-from vlmpipe.platforms.local.runs.state import first_error, read_state, read_tail
+from vlmpipe.platforms.local.runs.state import first_error, read_state, read_tail, results_folder
 from vlmpipe.platforms.local.runs.sweep import comparison_lines
 from vlmpipe.records.decision import Decision
 from vlmpipe.records.registered import Registered
 from vlmpipe.records.sweep_comparison import SweepComparison
-from vlmpipe.runs.run_state import STOPPED, RunState, clock
+from vlmpipe.runs.run_state import RunState, clock
 from vlmpipe.trainer.config.benchmarks import TITLES
-from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.evaluation.metrics import evaluation_notes
 from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.step import read_steps
@@ -75,18 +75,12 @@ class RunReport:
     @property
     def outcome(self) -> str:
         """running, done, stopped or failed."""
-        if self.running:
-            return "running"
-        if self.marker.exit_code in STOPPED:
-            return "stopped"
-        return "failed" if self.marker.exit_code else "done"
+        return self.marker.outcome(running=self.running)
 
     @property
     def results_folder(self) -> Path:
         """Where the results are: of a run that an earlier stage's gate ended, that stage's folder."""
-        folders = stage_folders(self.folder)
-        decided = [stage for stage in folders if stage in self.state.decided]
-        return folders[decided[-1]] if decided else self.folder
+        return results_folder(self.folder, since_s=self.marker.started_s)
 
     @property
     def report(self) -> Path | None:
@@ -142,7 +136,12 @@ class RunReport:
         evaluation, decision, registered = self.evaluation, self.decision, self.registered
         comparison = SweepComparison.read_if_there(LocalStorage(self.folder))
         return {
-            **self.as_dict(),
+            "run_id": self.marker.run_id,
+            "run_uri": str(self.folder),
+            "outcome": self.outcome,
+            "exit_code": self.marker.exit_code,
+            "started_s": self.marker.started_s,
+            "command": self.marker.shown_command,
             "steps": [asdict(step) for step in self.state.steps],
             "evaluation": evaluation and evaluation.as_json(),
             "decision": decision and decision.as_json(),
@@ -151,26 +150,13 @@ class RunReport:
             "faults": read_faults(self.folder, since_s=self.marker.started_s) or None,
         }
 
-    def as_dict(self) -> dict[str, object]:
-        """For the list of runs."""
-        return {
-            "run_id": self.marker.run_id,
-            "run_uri": str(self.folder),
-            "outcome": self.outcome,
-            "exit_code": self.marker.exit_code,
-            "started_s": self.marker.started_s,
-            "command": shlex.join(self.marker.command),
-        }
-
 
 def report_of(folder: Path, marker: Marker | None = None) -> RunReport:
     """The report of the run in `folder`. Raises ConfigError when there is none, DataError for a damaged record.
 
     `marker` replaces the folder's, which could not be written on a full disk.
     """
-    marker = marker or read_marker(folder)
-    if marker is None:
-        raise ConfigError(f"no run in {folder}", expected=f"a folder with {MARKER}, which vlmpipe run writes")
+    marker = marker or require_marker(folder)
     read_steps(LocalStorage(folder))
     running = is_running(folder)
     state = read_state(folder, now_s=time.time(), since_s=marker.started_s)

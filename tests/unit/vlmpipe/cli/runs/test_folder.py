@@ -9,7 +9,10 @@ import pytest
 from tests.support.command_line import Vlmpipe
 from tests.support.runs_root import STOPPED, register, write_run
 from vlmpipe.cli.runs import folder
+from vlmpipe.inventory import removal
+from vlmpipe.inventory.listing import newest_runs
 from vlmpipe.planner.spending import approval
+from vlmpipe.runs.submitted import RunRecord
 
 LONG = "digits-20260101-000000"
 
@@ -62,6 +65,45 @@ def test_options_of_the_list_follow_bare_runs_too(vlmpipe: Vlmpipe, root: str) -
     )
     assert "prune" in vlmpipe("runs", "--help").out
     assert vlmpipe("runs", "--nonsense").code == 2
+
+
+def test_a_list_says_how_many_older_runs_it_leaves_out(vlmpipe: Vlmpipe, root: str) -> None:
+    listed = vlmpipe("runs", "list", "--last", "1", "--root", root)
+    assert listed.out.splitlines()[1].split()[0] == "digits-20260103-000000"
+    said = " ".join(listed.out.split())
+    assert "1 of 3 runs in" in said and "2 older ones are not listed: --last 0 lists all" in said
+    found = vlmpipe("runs", "list", "--last", "1", "--root", root, "--json").json
+    assert (len(found["runs"]), found["not_listed"], found["shared"], found["other_bytes"]) == (1, 2, None, None)
+    digits = vlmpipe("runs", "list", "--last", "1", "--name", "digits", "--root", root, "--json").json
+    assert ([run["run_id"] for run in digits["runs"]], digits["not_listed"]) == (["digits-20260103-000000"], 1)
+    whole = vlmpipe("runs", "list", "--last", "0", "--root", root, "--json").json
+    assert (len(whole["runs"]), whole["not_listed"], len(whole["shared"])) == (3, 0, 4)
+    page = Path(root, "page.html")
+    paged = vlmpipe("runs", "page", "--last", "1", "--output", str(page), "--root", root)
+    assert paged.out == f"{page}, 1 of 3 runs\n"
+    assert "The newest 1. Older ones are not on this page" in page.read_text()
+
+
+def test_submitted_runs_are_listed_by_the_same_number(
+    vlmpipe: Vlmpipe, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(3):
+        RunRecord("projects/p/locations/l/pipelineJobs/j", "gs://b/runs/j", float(number)).write(f"job-{number}")
+    listed = vlmpipe("runs", "list", "--last", "1", "--root", root).out
+    assert "job-2" in listed and "job-1" not in listed and listed.count("2 older ones are not listed") == 2
+
+
+def test_sizes_beyond_a_number_of_runs_are_not_counted_and_that_is_said(
+    tmp_path: Path, vlmpipe: Vlmpipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(6):
+        write_run(tmp_path, f"r{number}", started_s=number + 1.0)
+    monkeypatch.setattr(removal, "MAX_SIZED", 2)
+    dry = vlmpipe("runs", "prune", "--keep", "1", "--dry-run", "--root", str(tmp_path))
+    assert "would free 0 kB, and 3 whose size is not counted" in dry.out and "remove  r4  –" in dry.out
+    done = vlmpipe("runs", "prune", "--keep", "1", "--yes", "--root", str(tmp_path), "--json").json
+    assert (done["not_sized"], len(done["runs"])) == (3, 5) and len(newest_runs(str(tmp_path)).runs) == 1
 
 
 def test_a_removal_asks_says_and_removes(vlmpipe: Vlmpipe, root: str, monkeypatch: pytest.MonkeyPatch) -> None:

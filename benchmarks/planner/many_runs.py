@@ -1,0 +1,128 @@
+"""Part `many-runs`: what the commands about runs take where an output folder has 100, 1,000 and 10,000 of them.
+
+One real run is trained; the others are copies of its folder with other names, times and outcomes
+(`benchmarks/planner/runs_root.py`). Every command is a process of its own. A registry of as many versions is measured
+beside them, in this process.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.planner.runs_root import write_runs
+from benchmarks.support.report import Side
+from benchmarks.support.suite import Bench
+from vlmpipe.registry.claims import Claims
+from vlmpipe.registry.folder import Candidate, FolderRegistry
+from vlmpipe.trainer.storage.local import LocalStorage
+
+ROOT = Path(__file__).parents[2]
+COUNTS = (100, 1_000, 10_000)
+COMMAND = [sys.executable, "-m", "vlmpipe.cli.app"]
+RUN_FILE, STEPS = str(ROOT / "configs/digits.yaml"), "train.max_steps=20"
+COMMANDS = {  # {first}: the oldest run
+    "status": ("status",),
+    "status of a run file's newest": ("status", "@last:digits-03"),
+    "diagnose": ("diagnose", "@last"),
+    "compare": ("compare", "@last", "{first}"),
+    "runs list": ("runs", "list"),
+    "runs list with a filter": ("runs", "list", "--tag", "baseline"),
+    "runs page": ("runs", "page", "--output", "{page}"),
+    "runs tag": ("runs", "tag", "@last", "seen"),
+    "runs prune --dry-run": ("runs", "prune", "--keep", "5", "--dry-run"),
+    "runs rm --dry-run": ("runs", "rm", "{first}", "--unfinished", "--dry-run"),
+}
+
+
+def many_runs(bench: Bench) -> None:
+    """CPU and wall seconds of each command, and calls to the storage for a version."""
+    original = _trained(bench.scratch / "trained")
+    counts = [count // 10 for count in COUNTS] if bench.quick else COUNTS
+    bench.expect(len(counts) + 1)
+    for count in counts:
+        root = bench.scratch / f"runs-{count}"
+        first = write_runs(original, root, count)[0]
+        names = {"{first}": first, "{page}": str(bench.scratch / "page.html")}
+        sides: dict[str, Callable[[], tuple[float, float]]] = {
+            title: partial(_seconds, [*(names.get(word, word) for word in words), "--root", str(root)])
+            for title, words in COMMANDS.items()
+        }
+        found = bench.take_turns(f"{count:,} runs", sides, rounds=3)
+        for title, values in found.items():
+            for unit, place in (("CPU s", 0), ("s", 1)):
+                side = Side(title, [pair[place] for pair in values])
+                bench.report.figure(f"vlmpipe {title}", f"{count:,} runs", unit, side)
+    _versions(bench, original, counts[-1])
+
+
+def _trained(root: Path) -> Path:
+    """The folder of a real run that has ended."""
+    command = [*COMMAND, "run", RUN_FILE, STEPS, f"output.root_uri={root}"]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    (folder,) = (root / "runs").iterdir()
+    return folder
+
+
+def _seconds(words: list[str]) -> tuple[float, float]:
+    """CPU and wall seconds of a command."""
+    before, began_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    # A run whose gate rejected its model, or that was stopped, ends some of these with a code of its own.
+    subprocess.run([*COMMAND, *words], cwd=ROOT, env=os.environ, check=True, stdout=subprocess.DEVNULL)
+    took_s, after = time.perf_counter() - began_s, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, took_s
+
+
+class Counting(LocalStorage):
+    """Counts its calls: of a bucket each is a request, and a list one for 1,000 names."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.calls = Counter[str]()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("list", "stat", "read", "create"):
+            self.calls[name] += 1
+        return super().__getattribute__(name)
+
+
+def _versions(bench: Bench, original: Path, count: int) -> None:
+    """Publishing a version and asking for the champion, with `count` versions of other runs."""
+    root = bench.scratch / "registry"
+    registry = FolderRegistry(str(root))
+    candidate = Candidate(run_id="first", export_uri=str(original / "export"), metrics={})
+    entry = registry.register("model", candidate, "# card")
+    registry.promote("model", entry.version, instead_of=None)
+    names = root / "model/claims"
+    for number in range(2, count + 1):
+        (names / f"{number:06d}-run-{number}-{'0' * 16}").touch()
+        (root / f"model/versions/{number:06d}").mkdir()
+        (root / f"model/versions/{number:06d}/CLAIM").write_bytes(b"{}")
+    store = Counting(root)
+    claims = Claims(store, "model")
+    numbers = iter(range(count + 1, count + 1_000))
+    sides = {
+        "taking a number": lambda: _timed(lambda: claims.take(f"new-{next(numbers)}", "c")),
+        "champion": lambda: _timed(lambda: registry.champion("model")),
+    }
+    found = bench.take_turns(f"{count:,} versions", sides, rounds=5)
+    for title, values in found.items():
+        bench.report.figure(f"registry: {title}", f"{count:,} versions", "CPU s", Side(title, values))
+    store.calls.clear()
+    claims.take("last", "c")
+    said = ", ".join(f"{calls} {name}" for name, calls in sorted(store.calls.items()))
+    bench.report.note(f"Taking a number with {count:,} versions: {said}.")
+
+
+def _timed(work: Callable[[], object]) -> float:
+    before_s = time.process_time()
+    work()
+    return time.process_time() - before_s

@@ -1,0 +1,280 @@
+"""A run's folder, whose records are read as they are asked for: an output folder may have ten thousand runs.
+
+What refers to others is looked for in all of the folder but the parts that a run fills with files (`BULK`): stages,
+variants and trials have records of their own. A size is counted from every file, so only of runs that are shown or
+removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vlmpipe.config.sections.stages import STAGES_FOLDER
+from vlmpipe.inventory.tags import TAGS, read_tags
+from vlmpipe.platforms.local.runs.run import LOCK, MARKER, Marker, is_running, read_marker, require_marker
+from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
+from vlmpipe.platforms.local.runs.state import results_folder
+from vlmpipe.platforms.local.search import LocalSearch
+from vlmpipe.platforms.searches import SEARCH_FILE
+from vlmpipe.records.decision import Decision
+from vlmpipe.records.registered import Registered
+from vlmpipe.trainer.checkpoint.commit import FOLDER as CHECKPOINTS
+from vlmpipe.trainer.errors import UserError, os_errors
+from vlmpipe.trainer.monitoring.usage import FOLDER as USAGE
+from vlmpipe.trainer.records.evaluation import Evaluation
+from vlmpipe.trainer.records.prepared import DataPointers
+from vlmpipe.trainer.records.record import Record
+from vlmpipe.trainer.records.step import FOLDER as STEPS
+from vlmpipe.trainer.storage.export_manifest import FOLDER as EXPORT
+from vlmpipe.trainer.storage.records import damaged_record, is_whole, read_record_file, unseal
+from vlmpipe.trainer.storage.regular_files import read_whole
+
+R = TypeVar("R", bound=Record)
+SETTINGS = "run.json"
+REFERRING = (DataPointers.FILE, Registered.FILE, RUN_FILE_COPY, SETTINGS)
+BULK = (CHECKPOINTS, EXPORT, STEPS, USAGE, "kfp", "logs")  # beside a run's records; a variant may have such a name
+# Runs in the texts of a run file. The usual root is a folder that is called runs, too: runs/runs/ID names both.
+_NAMED = re.compile(r"run(?::|(?<=\brun)s/)(?=([a-z0-9][a-z0-9-]{0,127}))")
+_STARTED = re.compile(r"-\d{8}-\d{6}(-[0-9a-f]+)?$")
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run, or a search of `vlmpipe tune`.
+
+    name: of its run file. registered: versions made of it, as MODEL@VERSION. champion: MODEL@ALIAS. starts_from: ids
+    of runs that its settings name. uses: folders of shared data. problem: why its records cannot be read.
+    accuracy, accepted, size_bytes: None where they were not asked for, too.
+    """
+
+    run_id: str
+    folder: Path
+    name: str
+    started_s: float = 0.0
+    outcome: str = "damaged"  # or running, done, stopped, failed
+    exit_code: int | None = None
+    command: str = ""  # that continues it
+    accuracy: float | None = None
+    accepted: bool | None = None
+    registered: tuple[str, ...] = ()
+    champion: str = ""
+    tags: tuple[str, ...] = ()
+    size_bytes: int | None = None
+    starts_from: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    problem: str = ""
+
+    def as_json(self) -> dict[str, object]:
+        fields = asdict(self)
+        del fields["folder"]
+        return {**fields, "run_uri": str(self.folder)}
+
+
+class RunFolder:
+    """The folder of a run or a search, or one without a run's records."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.run_id = folder, folder.name
+
+    @cached_property
+    def marker(self) -> Marker | None:
+        """The run's marker; None of a search and of other folders. Raises DataError for a damaged one."""
+        return read_marker(self.folder)
+
+    @property
+    def has_run(self) -> bool:
+        with contextlib.suppress(UserError):
+            if self.marker:
+                return True
+        return any(os.path.isfile(f"{self.folder}/{name}") for name in (MARKER, SEARCH_FILE))
+
+    @cached_property
+    def started_s(self) -> float:
+        """When it began last; 0 where that is not known."""
+        with contextlib.suppress(OSError, UserError):
+            return self.marker.started_s if self.marker else os.stat(f"{self.folder}/{SEARCH_FILE}").st_mtime
+        return 0.0
+
+    @cached_property
+    def listed(self) -> ListedRun:
+        """The run without what the registry says, and without figures."""
+        named = _STARTED.sub("", self.run_id)
+        try:
+            run_files = {path: _bytes(path) for path in self._contents.referring[RUN_FILE_COPY]}
+            about = self._about_run(self.marker, run_files) if self.marker else self._about_search()
+            if TAGS in self._contents.files:
+                about["tags"] = read_tags(self.folder)
+            about.setdefault("starts_from", tuple(sorted(_named_in(run_files.values()) - {self.run_id})))
+            uses, registered = tuple(sorted(self.uses())), tuple(sorted(self._versions()))
+            about["name"] = about["name"] or named
+            return ListedRun(
+                self.run_id, self.folder, started_s=self.started_s, uses=uses, registered=registered, **about
+            )
+        except UserError as error:
+            return ListedRun(self.run_id, self.folder, named, problem=error.found)
+
+    def _about_run(self, marker: Marker, run_files: Mapping[str, bytes]) -> dict[str, Any]:
+        path, name = f"{self.folder}/{RUN_FILE_COPY}", marker.name
+        if path in run_files and not (name and is_whole(run_files[path])):
+            name = str(_content(path, run_files[path]).get("name") or "")
+        return {
+            "name": name,
+            "outcome": marker.outcome(running=LOCK in self._contents.files and is_running(self.folder)),
+            "exit_code": marker.exit_code,
+            "command": marker.shown_command,
+        }
+
+    def _about_search(self) -> dict[str, Any]:
+        if SEARCH_FILE not in self._contents.files:
+            require_marker(self.folder)  # which is not of this version
+        search = LocalSearch(self.folder)
+        base = search.settings.split(" ")[0]  # the run whose data and model the trials share
+        return {
+            "name": str(read_record_file(self.folder / SETTINGS).get("name") or ""),
+            "outcome": search.status().outcome,
+            "starts_from": (base,) if base else (),
+        }
+
+    def with_figures(self, run: ListedRun) -> ListedRun:
+        """`run`, which is this folder's, with its accuracy, the gate's answer and its size."""
+        try:
+            run = replace(run, size_bytes=size_of(self.folder))
+            if run.problem or self.marker is None:
+                return run
+            has_stages = STAGES_FOLDER in self._contents.folders
+            place = results_folder(self.folder, since_s=run.started_s) if has_stages else self.folder
+            evaluation, decision = _record_in(place, Evaluation), _record_in(place, Decision)
+        except UserError as error:
+            return replace(run, outcome="damaged", problem=error.found)
+        accuracy = evaluation.exact_match if evaluation else None
+        return replace(run, accuracy=accuracy, accepted=decision.accepted if decision else None)
+
+    def uses(self) -> set[str]:
+        """Names of the folders of prepared data and of features that the run points at, which their content decides.
+
+        Not their paths: the output folder may have been moved since.
+        """
+        pointers = [_record(path, DataPointers) for path in self._contents.referring[DataPointers.FILE]]
+        uris = [uri for record in pointers for uri in (record.prepared_uri, record.features_uri)]
+        return {uri.rstrip("/").rpartition("/")[2] for uri in uris if uri}
+
+    def aliases(self) -> set[tuple[str, str]]:
+        """Models that versions were made of, with the alias that was to name them."""
+        return {(record.model, record.alias or "champion") for record in self._registered}
+
+    def names(self, *settings: str) -> set[str]:
+        """Ids of the runs that these files of settings name."""
+        return _named_in(_bytes(path) for name in settings for path in self._contents.referring[name])
+
+    def _versions(self) -> set[str]:
+        return {f"{record.model}@{record.version}" for record in self._registered}
+
+    @cached_property
+    def _registered(self) -> list[Registered]:
+        return [_record(path, Registered) for path in self._contents.referring[Registered.FILE]]
+
+    @cached_property
+    def _contents(self) -> Contents:
+        return Contents.of(str(self.folder))
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Names and paths in a run's folder. files, folders: names in the folder itself.
+
+    referring: paths of the REFERRING files in it and below, by their names.
+    """
+
+    files: frozenset[str]
+    folders: frozenset[str]
+    referring: Mapping[str, Sequence[str]]
+
+    @classmethod
+    def of(cls, folder: str) -> Contents:
+        """Raises UserError for a folder that cannot be read."""
+        referring: dict[str, list[str]] = {name: [] for name in REFERRING}
+        files, folders = first = _names(folder)
+        places = [(folder, *first)]
+        while places:
+            place, files_here, below = places.pop()
+            here = [name for name in REFERRING if name in files_here]
+            for name in here:
+                referring[name].append(f"{place}/{name}")
+            for name in below:
+                if not (here and name in BULK):
+                    places.append((f"{place}/{name}", *_names(f"{place}/{name}")))
+        return cls(frozenset(files), frozenset(folders), referring)
+
+
+def _names(folder: str) -> tuple[set[str], set[str]]:
+    """Names of the files and of the folders in a folder; none of one that was removed since it was listed."""
+    files, folders = set[str](), set[str]()
+    with os_errors(f"listing {folder}"), contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            (folders if entry.is_dir(follow_symlinks=False) else files).add(entry.name)
+    return files, folders
+
+
+def _bytes(path: str) -> bytes:
+    with os_errors(f"reading {path}"):
+        return read_whole(path)
+
+
+def _named_in(texts: Iterable[bytes]) -> set[str]:
+    """Ids of the runs that texts of settings name."""
+    return {found for text in texts for found in _NAMED.findall(text.decode("utf-8", "replace"))}
+
+
+def _content(path: str, data: bytes) -> dict[str, Any]:
+    try:
+        return unseal(data)
+    except ValueError as error:
+        raise damaged_record(path, error) from error
+
+
+def _record(path: str, kind: type[R]) -> R:
+    """The record as it was written. Raises UserError, also for an empty file."""
+    return kind.of(_content(path, _bytes(path)), path)
+
+
+def _record_in(folder: Path, kind: type[R]) -> R | None:
+    path = str(folder / kind.FILE)
+    return _record(path, kind) if os.path.lexists(path) else None
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files in a folder. One of several names counts once; links are not followed.
+
+    Raises UserError where a folder cannot be read.
+    """
+    size_bytes, met, folders = 0, set[tuple[int, int]](), [str(folder)]
+    with os_errors(f"reading the sizes of files in {folder}"):
+        while folders:
+            with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:  # removed meanwhile
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                        continue
+                    with contextlib.suppress(FileNotFoundError):  # a run that is running replaces files
+                        found = entry.stat(follow_symlinks=False)
+                        if found.st_nlink > 1:
+                            if (found.st_dev, found.st_ino) in met:
+                                continue
+                            met.add((found.st_dev, found.st_ino))
+                        size_bytes += found.st_size
+    return size_bytes
+
+
+def size_text(size_bytes: int) -> str:
+    """Bytes for people: 640 kB, 12.3 MB, 1.2 GB."""
+    for limit, unit in ((1e9, "GB"), (1e6, "MB")):
+        if size_bytes >= limit:
+            return f"{size_bytes / limit:,.1f} {unit}"
+    return f"{size_bytes / 1e3:,.0f} kB"
