@@ -56,7 +56,7 @@ def many_runs(bench: Bench) -> None:
             title: partial(_seconds, [*(names.get(word, word) for word in words), "--root", str(root)])
             for title, words in COMMANDS.items()
         }
-        found = bench.take_turns(f"{count:,} runs", sides, rounds=3)
+        found = bench.take_turns(f"{count:,} runs", sides, rounds=3, warm_up=False)
         for title, values in found.items():
             for unit, place in (("CPU s", 0), ("s", 1)):
                 side = Side(title, [pair[place] for pair in values])
