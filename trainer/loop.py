@@ -9,9 +9,11 @@ import time
 from vlmpipe.trainer.checkpoint.manager import Checkpoints
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.dataloading.prefetching_loader import PrefetchingLoader
+from vlmpipe.trainer.distributed.agreement import agree
 from vlmpipe.trainer.distributed.process import ProcessContext, StopRequest
 from vlmpipe.trainer.distributed.watchdog import Watchdog
 from vlmpipe.trainer.errors import ExitCode
+from vlmpipe.trainer.evaluation.best_step import BestStep
 from vlmpipe.trainer.gc_control import collect_as_usual, collect_between_steps
 from vlmpipe.trainer.monitoring.profiler import StepProfiler, phase
 from vlmpipe.trainer.monitoring.step_metrics import AsyncStepMetrics, MetricsQueue
@@ -35,28 +37,40 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
     checkpoints = Checkpoints(job, store, strategy, setup.record, worker)
     resumed = checkpoints.resume()
     first_step = resumed.checkpoint.record.step if resumed else 0
-    start, notes = checkpoints.start, checkpoints.notes(resumed)
+    best = BestStep(job, setup.validation, resumed)
+    start, notes = checkpoints.start, [*checkpoints.notes(resumed), *best.notes]
     report = TrainingMonitor(job, worker, setup.facts, first_step=first_step, start=start, notes=notes)
     if settings.freeze_gc:
         collect_between_steps()  # on all ranks in the same step, so that none waits for another
-    stream = PrefetchingLoader(
-        loader,
-        setup.image_source,
-        micro_batch_size=settings.micro_batch_size,
-        first_step=first_step,
-        end_step=total_steps,
-        replica=setup.replica,
-        device=worker.device,
-        sources=setup.source_losses.names if setup.source_losses else (),
-    )
     profiler = StepProfiler(job, worker, first_step=first_step, total_steps=total_steps)
     every = settings.validate_every_steps  # with a split to validate on: `build_training` refuses others
     unread, stopping = MetricsQueue(worker), False
     # Closed at any end: a rank that fails while others hang would be reported as stalled while it unwinds.
     with checkpoints.finished_before_errors(), contextlib.closing(Watchdog(job, worker)) as watchdog:
-        if every and first_step % every == 0:  # an earlier start may have ended between the save and this validation
+
+        def save(done: int, epoch: int) -> None:
+            started = time.perf_counter()
+            report.count(unread.rest())
+            report.flush()
+            with watchdog.pause(), phase("checkpoint"):
+                consumed = loader.sampler.batch(done).sequences_consumed
+                checkpoints.save(done, epoch, consumed, report.last_loss, stop, best.state)
+            best.committed(checkpoints.committed)  # the save before this one
+            report.saved(time.perf_counter() - started, checkpoints.take_warnings())
+
+        if every and first_step and first_step % every == 0:  # an earlier start may have ended before this validation
             with watchdog.pause():
-                _validate(setup, report, worker)
+                _validate(setup, report, worker, best)
+        stream = PrefetchingLoader(
+            loader,
+            setup.image_source,
+            micro_batch_size=settings.micro_batch_size,
+            first_step=first_step,
+            end_step=first_step if best.ends_training else total_steps,
+            replica=setup.replica,
+            device=worker.device,
+            sources=setup.source_losses.names if setup.source_losses else (),
+        )
         for data in stream:
             with phase("forward and backward"):
                 loss_share = strategy.forward_backward(data.batches, data.global_loss_terms)
@@ -80,19 +94,17 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
             report.step(done, strategy, stream.waited_s, checkpoints.mirror_lag(done), validates=validates)
             watchdog.beat(done)
             stopping = report.stop_requested and not finished
-            if stopping or saves or report.save_requested:
-                started = time.perf_counter()
-                report.count(unread.rest())
-                report.flush()
-                with watchdog.pause(), phase("checkpoint"):
-                    consumed = loader.sampler.batch(done).sequences_consumed
-                    checkpoints.save(done, data.epoch, consumed, report.last_loss, stop)
-                report.saved(time.perf_counter() - started, checkpoints.take_warnings())
+            if saves := stopping or saves or report.save_requested:
+                save(done, data.epoch)
             if stopping:
                 break
             if validates:
                 with watchdog.pause():
-                    _validate(setup, report, worker)
+                    _validate(setup, report, worker, best)
+                if not saves and (best.ends_training or best.is_worth_saving(done)):
+                    save(done, data.epoch)
+                if best.ends_training:
+                    break
             profiler.end_step(done, watchdog)
             if settings.freeze_gc and done % COLLECT_GARBAGE_EVERY_STEPS == 0:
                 gc.collect()
@@ -101,22 +113,28 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
     collect_as_usual()
     stopping = stopping or not checkpoints.settle(stop)
     if not stopping:  # the last one, once all steps are saved
-        _validate(setup, report, worker)
+        _validate(setup, report, worker, best)
     name = checkpoints.finish("preempted" if stopping else "done")
+    best.committed(checkpoints.committed)
     report.note(checkpoints.take_warnings())
-    report.close(checkpoint=name, stopped=stopping)
+    report.close(checkpoint=name, stopped=stopping, best=best.summary())
     return ExitCode.PREEMPTED if stopping else ExitCode.OK
 
 
-def _validate(setup: TrainingSetup, report: TrainingMonitor, worker: ProcessContext) -> None:
-    """Add validation losses to the newest step's metrics, unless they are there. Collective.
+def _validate(setup: TrainingSetup, report: TrainingMonitor, worker: ProcessContext, best: BestStep) -> None:
+    """Add validation losses to the newest step's metrics, unless they are there, and count them. Collective.
 
     Comes after the step's save, so that a validation that fails loses no step; the next start makes up for it. The last
     one waits for the COMMIT. One halfway waits for it only where it fails, and one that is killed then may lose it.
     """
-    if not setup.validation or not report.lacks_validation():
+    if not setup.validation:
         return
-    started = time.perf_counter()
-    with phase("validation"):
-        losses = setup.validation.losses(setup.strategy, worker)
-    report.validated(losses, time.perf_counter() - started)
+    losses = report.validation()
+    if losses is None and not report.last_step:  # no step was made
+        return
+    if losses is None or best.lacks(losses):
+        started = time.perf_counter()
+        with phase("validation"):
+            losses = agree(setup.validation.losses(setup.strategy, worker))  # rounded as on rank 0, by which all decide
+        report.validated(losses, time.perf_counter() - started)
+    best.count(report.last_step, losses)

@@ -30,6 +30,7 @@ from vlmpipe.trainer.checkpoint.manifest import DamagedError, sums_of_file
 from vlmpipe.trainer.checkpoint.retention import Retention, delete_old
 from vlmpipe.trainer.checkpoint.verified_files import fetch_folder, verify
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.records.validations import Validations
 from vlmpipe.trainer.storage.base import Storage, crc32c_of
 
 SIGNED_WITH = {"the right key": KEY, "another key": b"wrong", "no key": b""}
@@ -134,15 +135,19 @@ def test_a_manifest_that_is_not_signed(key: str, signed: tuple[str, str], store:
     after_a_fault(store, scratch, allowed={signed[1]}, key=KEY)
 
 
-@case("signature", "an unsigned COMMIT claims the lowest loss while keep_best looks for the best", "it is not the best")
+@case("signature", "an unsigned COMMIT names the best checkpoint while old ones are deleted", "nothing is deleted")
 def test_an_unsigned_best(store: Storage, scratch: Path) -> None:
     attempt = claim_attempt(store, fresh=False).attempt
+    first = Validations("validation_loss", 100).counted(1, 0.5).committed(checkpoint_name(attempt, 1, "a"), 1)
+    second = Validations("validation_loss", 100).counted(2, 0.0).committed(checkpoint_name(attempt, 2, "a"), 2)
     names = {}
-    for step, loss, key in ((1, 0.5, KEY), (2, 0.0, b""), (3, 0.9, KEY)):
+    for step, known, key in ((1, None, KEY), (2, None, KEY), (3, second, b""), (4, first, KEY)):
         names[step] = checkpoint_name(attempt, step, "a")
         upload(store, scratch, names[step], step, key=key)
-        commit(store, names[step], record(attempt, step, loss=loss), key=key)
-    assert delete_old(store, Retention(1, keep_best=True), newest=names[3], key=KEY) == [names[2]]
+        commit(store, names[step], record(attempt, step, validations=known), key=key)
+        if step == 3:
+            assert delete_old(store, Retention(1, keep_best=True), newest=names[3], key=KEY) == []
+    assert delete_old(store, Retention(1, keep_best=True), newest=names[4], key=KEY) == [names[2], names[3]]
 
 
 @case("signature", "a run without a key meets signed checkpoints", "loaded: the signature is the reader's choice")

@@ -85,6 +85,7 @@ class CheckpointSaver:
         self._error: UserError | None = None  # of this rank's part of the last save
         self._ending: UserError | None = None  # what training ends with, as far as this rank knows
         self.saved = Saved()
+        self.known = ""  # name of the last committed checkpoint that all ranks have waited for
         self.has_failed = False  # the last save that all ranks have waited for
 
     @property
@@ -185,6 +186,7 @@ class CheckpointSaver:
         """Raise what training ends with, or take rank 0's word on the last save. Collective."""
         raise_together(self._ending, self._worker)
         self.has_failed, self.saved = agree((failed, self.saved))
+        self.known = self.saved.name
         if not self.has_failed and not self._worker.is_first:
             self._failures.committed(step_of(self.saved.name))
 

@@ -34,6 +34,7 @@ from vlmpipe.trainer.distributed.process import ProcessContext, StopRequest
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.optimizer.build import rate_factor
 from vlmpipe.trainer.records.commit import CommitRecord
+from vlmpipe.trainer.records.validations import Validations
 from vlmpipe.trainer.storage.base import Storage, join_uri
 from vlmpipe.trainer.strategies.base import Strategy
 
@@ -96,7 +97,20 @@ class Checkpoints:
         """On rank 0, whether a save has failed and it is time for another; all ranks must `save` at the same step."""
         return self._saver.wants_again
 
-    def save(self, step: int, epoch: int, sequences_consumed: int, loss: float, stop: StopRequest) -> None:
+    @property
+    def committed(self) -> str:
+        """Name of the newest checkpoint that all ranks know to be committed; "" for none."""
+        return self._saver.known or self._name
+
+    def save(
+        self,
+        step: int,
+        epoch: int,
+        sequences_consumed: int,
+        loss: float,
+        stop: StopRequest,
+        validations: Validations | None = None,
+    ) -> None:
         """Begin to save this step, unless a stop request leaves too little time.
 
         What became of the save before is known then: training continues after one that failed for a reason that passes.
@@ -108,8 +122,13 @@ class Checkpoints:
             sequences_consumed=sequences_consumed,
             loss=loss,
             learning_rate=self._learning_rate(step),
+            validations=validations,
         )
         if not agree(self._no_time_left(stop)):
+            self._saver.finish()
+            if validations and self.committed:
+                validations = validations.committed(self.committed, step_of(self.committed))
+            self._last = dataclasses.replace(self._last, validations=validations)
             self._saver.save(self._last)
         elif self._worker.is_first:
             message = f"no time to save step {step} before the machine is preempted: the last checkpoint is used"

@@ -65,6 +65,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "taken",
+        _in("train", "early_stopping.patience early_stopping.min_improvement best_metric"),
+        "When training ends. Validations of another metric are not compared with those before.",
+    ),
+    Rule(
+        "taken",
         _in("train", "ema_decay"),
         "An average that the checkpoint lacks begins at its weights; one that is no longer kept is dropped.",
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from vlmpipe.trainer.storage.transfer import DELETING, in_parallel
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints to keep: the last good ones, those at multiples of a step (0: none), the one of lowest loss."""
+    """Which checkpoints to keep: the last good ones, those at multiples of a step (0: none), the best validated one."""
 
     keep_last: int
     keep_every_steps: int = 0
@@ -27,7 +26,7 @@ class Retention:
 
     @classmethod
     def of(cls, job: JobConfig) -> Retention:
-        return cls(job.train.keep_checkpoints, job.checkpoint.keep_every_steps, job.checkpoint.keep_best)
+        return cls(job.train.keep_checkpoints, job.checkpoint.keep_every_steps, job.checkpoint.export == "best")
 
 
 class Housekeeping:
@@ -112,8 +111,11 @@ def _delete_old(
     kept = {newest, *good[-retention.keep_last :]}
     if retention.keep_every_steps:
         kept |= {name for name in good if step_of(name) % retention.keep_every_steps == 0}
-    if retention.keep_best and (best := _best(listing, good, key)):
-        kept.add(best)
+    if retention.keep_best:
+        try:
+            kept.add(_best(listing, newest, key))
+        except DamagedError:
+            return []  # the best one is not known: all stay until a later COMMIT names it
     old = [name for name in before if name not in kept]
     for name in old:
         require_right()
@@ -144,10 +146,10 @@ def _sweep(store: Storage, is_over: Callable[[str], bool]) -> list[str]:
     return left
 
 
-def _best(listing: Listing, names: list[str], key: bytes) -> str | None:
-    losses: dict[str, float] = {}
-    for name in names:
-        with contextlib.suppress(DamagedError):
-            if (loss := listing.record(name, key=key).loss) is not None:
-                losses[name] = loss
-    return min(losses, key=lambda name: (losses[name], order_of(name)), default=None)
+def _best(listing: Listing, newest: str, key: bytes) -> str:
+    """Name of the best validated checkpoint that the COMMIT of `newest` knows; "" where it knows none.
+
+    It stays until the COMMIT of a later checkpoint names a better one. Raises DamagedError.
+    """
+    validations = listing.record(newest, key=key).validations
+    return validations.committed(newest, step_of(newest)).saved if validations else ""

@@ -21,7 +21,6 @@ class CheckpointConfig(Section):
         description="Steps between checkpoints that are never deleted, in addition to train.keep_checkpoints; 0 keeps "
         "none.",
     )
-    keep_best: bool = Field(False, description="Also keep the checkpoint with the lowest training loss.")
     mirror_uri: StorageUri = Field(
         "",
         description="Second folder or bucket prefix, such as in another region, to which checkpoints are copied "
@@ -51,6 +50,11 @@ class CheckpointConfig(Section):
     )
     max_starts_without_progress: int = Field(
         5, ge=0, description="Crashed starts at the same step after which the job gives up; 0 never gives up."
+    )
+    export: Literal["last", "best"] = Field(
+        "last",
+        description="Exported checkpoint: that of the last step, or that of the validated step with the best "
+        "train.best_metric, which is saved when it is found and kept until a better one is committed.",
     )
     export_dtype: Literal["auto", "fp32", "bf16"] = Field(
         "auto",

@@ -90,12 +90,32 @@ class TrainConfig(TrainFields):
 
     @model_validator(mode="after")
     def _divisible(self) -> TrainConfig:
+        if problem := best_problem(self, "early_stopping"):
+            raise ValueError(problem)
+        if self.best_metric == "validation_exact_match" and not self.loss_chunk_tokens:
+            raise ValueError(
+                "best_metric validation_exact_match needs loss_chunk_tokens above 0: it is counted by chunks of labels"
+            )
         if self.global_batch_size % self.micro_batch_size:
             raise ValueError(
                 f"global_batch_size {self.global_batch_size} must be a multiple of micro_batch_size "
                 f"{self.micro_batch_size}"
             )
         return self
+
+
+def best_problem(train: TrainFields, setting: str) -> str:
+    """Problem of a `setting` that compares validations while training; empty for none."""
+    if setting == "early_stopping" and train.early_stopping is None:
+        return ""
+    if train.in_pairs:
+        return (
+            f"{setting} does not apply to objective {train.objective}, which takes no validations while training: "
+            "leave it out"
+        )
+    if not train.validate_every_steps:
+        return f"{setting} compares validations while training, and validate_every_steps is 0: set it, such as to 100"
+    return ""
 
 
 def warmup_problem(train: TrainConfig, total_steps: int) -> str:

@@ -12,10 +12,12 @@ from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
 from vlmpipe.trainer.config.optimizer import OptimizerConfig
 from vlmpipe.trainer.config.strategies import PIPELINE_PARALLEL
 from vlmpipe.trainer.config.train_options import (
+    BestMetric,
     Checkpointing,
     CompileBackend,
     Compression,
     ComputeType,
+    EarlyStoppingConfig,
     Float8,
     MlflowConfig,
     Precision,
@@ -217,6 +219,14 @@ class TrainFields(Section):
     )
     validation_sequences: Positive = Field(
         64, description="Packed sequences of the validation split for validation losses, the same ones each time."
+    )
+    best_metric: BestMetric = Field(
+        "validation_loss",
+        description="What early_stopping and checkpoint.export best compare: the loss of the validation sequences, or "
+        "validation_exact_match, the share of their answers that greedy decoding would give token by token.",
+    )
+    early_stopping: EarlyStoppingConfig | None = Field(
+        None, description="When training ends before its last step; null trains all steps. Needs validate_every_steps."
     )
     checkpoint_every_steps: Positive = Field(100, description="Steps between checkpoints.")
     keep_checkpoints: Positive = Field(2, description="Number of newest committed checkpoints to keep.")

@@ -16,7 +16,19 @@ Compression = Literal["none", "bf16", "fp16"]
 Checkpointing = Literal["none", "selective", "full"]
 CompileBackend = Literal["inductor", "aot_eager"]
 Float8 = Literal["none", "tensorwise", "rowwise"]
+BestMetric = Literal["validation_loss", "validation_exact_match"]
 ReshardAfterForward = Literal["auto", "always", "never"]
+
+
+class EarlyStoppingConfig(Section):
+    """The end of a training whose validations get no better. The learning rate is still that of all steps."""
+
+    patience: Positive = Field(3, description="Validations in a row without an improvement after which training ends.")
+    min_improvement: float = Field(
+        0.0,
+        ge=0,
+        description="By how much train.best_metric must be better than at the last improvement to be one.",
+    )
 
 
 class ProfileConfig(Section):

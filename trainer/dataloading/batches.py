@@ -97,16 +97,24 @@ def collate(
     part: int = 0,
     parts: int = 1,
     sources: Mapping[str, int] | None = None,
+    answers: Mapping[str, int] | None = None,
 ) -> PackedBatch:
     """One micro-batch of packed sequences, with the labels of one of `parts` equal parts of their tokens.
 
     sources: index of each source by its name, for losses by source.
+    answers: index of each sample's first answer by the sample's id, in place of sources: a sample takes as many indexes
+        as it has labels.
     """
     labels = np.stack([row.labels for row in rows])
     next_is_label = np.zeros(labels.shape, dtype=bool)
     next_is_label[:, :-1] = labels[:, 1:] != IGNORED
     start, end = labels.size * part // parts, labels.size * (part + 1) // parts
-    label_index = np.flatnonzero(next_is_label.reshape(-1)[start:end])
+    places = np.flatnonzero(next_is_label.reshape(-1))  # of the labels of all parts
+    is_mine = (places >= start) & (places < end)
+    label_index = places[is_mine] - start
+    loss_sources = _loss_sources(rows, places[is_mine], sources) if sources else None
+    if answers:
+        loss_sources = torch.from_numpy(_answers(rows, places, answers)[is_mine])
     images = image_source(rows)
     positions = np.stack([row.position_ids for row in rows], axis=-2)  # (rows, tokens) or (axes, rows, tokens)
     return PackedBatch(
@@ -120,8 +128,23 @@ def collate(
         image_tokens=sum(sum(row.image_token_counts) for row in rows),
         pairs=_pairs(rows, label_index),
         selection=selection_inputs(rows, label_index) if rows[0].selectable else None,
-        loss_sources=_loss_sources(rows, start + label_index, sources) if sources else None,
+        loss_sources=loss_sources,
     )
+
+
+def _answers(rows: Sequence[PackedSequence], places: Int64Array, answers: Mapping[str, int]) -> Int64Array:
+    """Return the index of each label's answer. The labels of an answer follow each other; those of a sample's next
+    answer follow its question.
+
+    places: positions before those of all labels, in the flattened sequences.
+    """
+    samples = np.searchsorted(_sample_ends(rows), places + 1, side="right")
+    first = np.array([answers[sample] for row in rows for sample in row.sample_ids], np.int64)
+    labels = np.arange(len(places))
+    of_sample = np.maximum.accumulate(np.where(np.diff(samples, prepend=-2) != 0, labels, 0))
+    of_answer = np.maximum.accumulate(np.where(np.diff(places, prepend=-2) != 1, labels, 0))
+    index: Int64Array = first[samples] + of_answer - of_sample
+    return index
 
 
 def _loss_sources(rows: Sequence[PackedSequence], places: Int64Array, sources: Mapping[str, int]) -> Tensor:

@@ -6,11 +6,12 @@ processes, without dropout or random numbers, so that it does not change trainin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -23,6 +24,7 @@ from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.dataloading.batches import ImageSource, PackedBatch, collate
 from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.evaluation.answer_misses import AnswerMisses
 from vlmpipe.trainer.records.metrics import read_metrics
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.transfer import in_parallel
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from vlmpipe.trainer.strategies.base import Strategy
 
 
+EXACT_MATCH = "validation_exact_match"
 VALIDATION_LOSS = "validation_loss"  # of each source with "/" and its name behind it
 LABEL_TOKENS = "validation_label_tokens"
 
@@ -56,6 +59,13 @@ class Validation:
     micro_batch_size: int
     groups: tuple[Group, ...]
     online: bool  # pixel values, not cached features
+    misses: AnswerMisses | None = None  # where the exact match of answers is measured
+    answers: Mapping[str, int] = field(default_factory=dict)  # index of each sample's first answer, for `misses`
+
+    @property
+    def label_tokens(self) -> int:
+        """Label tokens of all ranks."""
+        return sum(group.label_tokens for group in self.groups)
 
     @cached_property
     def sequences(self) -> list[PackedSequence]:
@@ -74,26 +84,32 @@ class Validation:
     def _made(self) -> Iterator[PackedBatch]:
         size, part, parts = self.micro_batch_size, self.replica.part, self.replica.parts
         rows = [self.sequences[start : start + size] for start in range(0, len(self.sequences), size)]
-        return in_parallel(lambda some: collate(some, self.image_source, part=part, parts=parts), rows, threads=1)
+        answers = self.answers if self.misses else None
+        return in_parallel(
+            lambda some: collate(some, self.image_source, part=part, parts=parts, answers=answers), rows, threads=1
+        )
 
     def losses(self, strategy: Strategy, worker: ProcessContext) -> dict[str, float]:
         """Mean loss over all label tokens, and of several sources over those of each, by the name of the metric; with
         the averaged weights if there are any. Collective.
         """
         totals = torch.zeros(len(self.groups), device=worker.device)
+        if self.misses:
+            self.misses.begin(self.label_tokens)
         owners = [number for number, group in enumerate(self.groups) for _ in range(group.batches)]
         with strategy.averaged():
             for owner, batch in zip(owners, self.batches(), strict=True):
                 totals[owner] += strategy.forward_loss(batch)
         totals = totals.double()
         dist.all_reduce(totals)
-        sums, label_tokens = totals.tolist(), sum(group.label_tokens for group in self.groups)
+        sums, label_tokens = totals.tolist(), self.label_tokens
         of_each = {
             f"{VALIDATION_LOSS}/{group.source}": one / group.label_tokens
             for group, one in zip(self.groups, sums, strict=True)
             if group.source
         }
-        return {VALIDATION_LOSS: sum(sums) / label_tokens, LABEL_TOKENS: label_tokens, **of_each}
+        answers = {EXACT_MATCH: self.misses.exact_match()} if self.misses else {}
+        return {VALIDATION_LOSS: sum(sums) / label_tokens, LABEL_TOKENS: label_tokens, **of_each, **answers}
 
 
 def validation_of(
@@ -105,6 +121,7 @@ def validation_of(
     replica: DataParallelRank,
     *,
     images: bool,
+    misses: AnswerMisses | None = None,
 ) -> Validation | None:
     """Return the validation during training, or None for training on pairs and without a validation split.
 
@@ -149,7 +166,15 @@ def validation_of(
         settings.micro_batch_size,
         tuple(groups),
         online=images,
+        misses=misses,
+        answers=_first_answers(split, [sample for rows in sequences.values() for row in rows for sample in row]),
     )
+
+
+def _first_answers(split: SplitIndex, samples: Sequence[int]) -> dict[str, int]:
+    """Index of each sample's first answer by the sample's id: a sample has at most as many answers as labels."""
+    ends = np.cumsum(split.label_tokens[list(samples)], dtype=np.int64)
+    return {split.ids[sample]: int(end - split.label_tokens[sample]) for sample, end in zip(samples, ends, strict=True)}
 
 
 def by_source(

@@ -7,7 +7,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -20,15 +19,15 @@ from vlmpipe.trainer.distributed.reduction_server import Reducers, connected_nod
 from vlmpipe.trainer.errors import print_warning
 from vlmpipe.trainer.models.image_threads import num_threads
 from vlmpipe.trainer.monitoring.gpu_telemetry import NOTHING, GpuFaultWatch, metrics_of, open_telemetry
-from vlmpipe.trainer.monitoring.hypertune import VALIDATION_LOSS
 from vlmpipe.trainer.monitoring.idle_watch import IdleWatch
 from vlmpipe.trainer.monitoring.metrics_writer import MetricsLog
 from vlmpipe.trainer.monitoring.rank_metrics import RankMetrics, StragglerWatch, gather_rank_metrics, straggler
 from vlmpipe.trainer.monitoring.run_facts import RunFacts
 from vlmpipe.trainer.monitoring.step_metrics import StepTotals
 from vlmpipe.trainer.monitoring.trackers import open_trackers
-from vlmpipe.trainer.monitoring.usage import UsageLog
+from vlmpipe.trainer.monitoring.usage import UsageLog, goodput
 from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.records.metrics import StepMetrics
 from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.sizing.flops import model_flops_per_sequence
 from vlmpipe.trainer.sizing.gpu_peaks import TERA, peak_of
@@ -45,21 +44,6 @@ def _scale_metrics(scale: LossScale) -> dict[str, float]:
 
 def _ema_metrics(job: JobConfig) -> dict[str, float]:
     return {"ema_decay": job.train.ema_decay} if job.train.ema_decay else {}
-
-
-def goodput(lines: Sequence[Mapping[str, Any]], *, until_s: float) -> float | None:
-    """Share of the time since the first step began, restarts included, that was spent on steps that count.
-
-    `lines` are those of metrics.jsonl, which holds each step once, without steps that were lost and repeated. Time that
-    training waited for data or a checkpoint does not count. None before anything was logged.
-    """
-    timed = [line for line in lines if "time_s" in line]  # earlier versions wrote no time
-    if not timed:
-        return None
-    steps = [line["step"] - before["step"] for before, line in zip([{"step": 0}, *lines], lines, strict=False)]
-    windows = [line["step_s"] * count for line, count in zip(lines, steps, strict=True) if "time_s" in line]
-    lost_s = sum(line["data_wait_s"] + line["checkpoint_stall_s"] for line in timed)
-    return (sum(windows) - lost_s) / (until_s - (timed[0]["time_s"] - windows[0]))
 
 
 class TrainingMonitor:
@@ -155,24 +139,33 @@ class TrainingMonitor:
                 self._write(self._last, strategy, ranks, mirror_lag)
 
     @property
+    def last_step(self) -> int:
+        """The newest counted step, or before the first one, the one that training continued from."""
+        return self._last_step
+
+    @property
     def last_loss(self) -> float:
         """The loss of the newest counted step, or before the first one, of the newest logged line."""
         assert self._last_loss is not None
         return self._last_loss
 
-    def lacks_validation(self) -> bool:
-        """Return whether the newest step has a line, and that no validation loss. Collective."""
+    def validation(self) -> Mapping[str, float] | None:
+        """Validation metrics in the newest step's line; empty where it has none, None without a line. Collective."""
 
-        def is_lacking() -> bool:
+        def measured() -> dict[str, float] | None:
             line = self._log.line_of(self._last_step)
-            return line is not None and VALIDATION_LOSS not in line
+            if line is None:
+                return None
+            figures = StepMetrics(self._last_step, line)
+            names = [name for name in line if name.startswith("validation_")]
+            return {name: value for name in names if (value := figures.number(name)) is not None}
 
-        return on_first(self._worker, is_lacking)
+        return on_first(self._worker, measured)
 
     def validated(self, losses: Mapping[str, float], seconds: float) -> None:
         """Add validation losses, by metric, to the newest step's line. Their time does not count as training time."""
         self._window_started += seconds
-        if self._worker.is_first:
+        if self._worker.is_first and self._log.line_of(self._last_step):
             self._log.amend(self._last_step, {**losses, "validation_s": seconds, **_ema_metrics(self._job)})
 
     def flush(self) -> None:
@@ -188,8 +181,9 @@ class TrainingMonitor:
         self._stall_s += seconds
         self._window_stall_s += seconds
 
-    def close(self, *, checkpoint: str, stopped: bool) -> None:
-        """Write the summary and close the log. A store that is away is waited for, as for a COMMIT."""
+    def close(self, *, checkpoint: str, stopped: bool, best: Mapping[str, object]) -> None:
+        """Write the summary, with its fields `best`, and close the log. A store that is away is waited for, as for a
+        COMMIT."""
         if self._telemetry:
             self._telemetry.close()
         if not self._worker.is_first:
@@ -197,25 +191,26 @@ class TrainingMonitor:
         doing, limit_s = "writing metrics and summary", self._job.checkpoint.max_s_without_commit
         if stopped:  # not to be held back
             with warned(doing):
-                self._store_results(checkpoint)
+                self._store_results(checkpoint, best)
         else:
-            patiently(doing, lambda: self._store_results(checkpoint), limit_s=limit_s)
+            patiently(doing, lambda: self._store_results(checkpoint, best), limit_s=limit_s)
+        ended_early = f": ended early, {best['ended_early']}" if best.get("ended_early") else ""
         if self._last_step == self._first_step:  # an earlier attempt made the last step
-            self._progress.finish("reused", f"all {self._last_step} steps were made before")
+            self._progress.finish("reused", f"all {self._last_step} steps were made before{ended_early}")
         elif stopped:
             self._progress.finish("stopped", f"stopped on request after step {self._last_step}; resumable")
         else:
             self._progress.update(self._last_step, self._facts.total_steps)
-            self._progress.finish(message=f"loss {self._last_loss:.4f} after {self._last_step} steps")
+            self._progress.finish(message=f"loss {self._last_loss:.4f} after {self._last_step} steps{ended_early}")
         self._log.close()  # last: W&B may take minutes, and this machine may be preempted
 
-    def _store_results(self, checkpoint: str) -> None:
+    def _store_results(self, checkpoint: str, best: Mapping[str, object]) -> None:
         self._log.store()
         store = open_storage(self._job.run.run_uri)
         nothing_left = self._last_step == self._first_step
         before = Summary.read_if_whole(store)  # one that is not is replaced
         if not nothing_left or before is None or before.steps != self._last_step:
-            store.write(Summary.FILE, self._summary(checkpoint).sealed())
+            store.write(Summary.FILE, self._summary(checkpoint, best).sealed())
 
     def _utilisation(self, seconds: float) -> dict[str, float]:
         """Model FLOP/s per device since the last line, and their share of the device's peak (MFU)."""
@@ -357,7 +352,7 @@ class TrainingMonitor:
         self._graphs = graphs
         return {"compiled_graphs": graphs}
 
-    def _summary(self, checkpoint: str) -> Summary:
+    def _summary(self, checkpoint: str, best: Mapping[str, object]) -> Summary:
         job, worker, facts = self._job, self._worker, self._facts
         self._note_usage()
         usage = self._usage.close()
@@ -392,6 +387,7 @@ class TrainingMonitor:
                 "features": facts.features,
                 "initial_weights": job.model.origins(),
                 "checkpoint": checkpoint,
+                **best,
                 "settings": facts.record.settings,
                 "versions": facts.record.versions,
             }

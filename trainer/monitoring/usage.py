@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import psutil
 
@@ -109,3 +110,18 @@ def total_of(starts: Sequence[StartUsage]) -> RunUsage:
 
 def _file(start: int) -> str:
     return f"{FOLDER}/{start:04d}.json"
+
+
+def goodput(lines: Sequence[Mapping[str, Any]], *, until_s: float) -> float | None:
+    """Share of the time since the first step began, restarts included, that was spent on steps that count.
+
+    `lines` are those of metrics.jsonl, which holds each step once, without steps that were lost and repeated. Time that
+    training waited for data or a checkpoint does not count. None before anything was logged.
+    """
+    timed = [line for line in lines if "time_s" in line]  # earlier versions wrote no time
+    if not timed:
+        return None
+    steps = [line["step"] - before["step"] for before, line in zip([{"step": 0}, *lines], lines, strict=False)]
+    windows = [line["step_s"] * count for line, count in zip(lines, steps, strict=True) if "time_s" in line]
+    lost_s = sum(line["data_wait_s"] + line["checkpoint_stall_s"] for line in timed)
+    return (sum(windows) - lost_s) / (until_s - (timed[0]["time_s"] - windows[0]))

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.records.validations import Validations
 
 FORMAT_VERSION = 4
 
@@ -38,6 +39,7 @@ class CommitRecord:
     degrees: tuple[int, int, int] = (1, 1, 1)  # of tensor, pipeline and context parallelism
     total_steps: int = 0  # of the whole training, by the settings that saved
     learning_rate: float | None = None  # that the next step would have had, of parameters without a rate of their own
+    validations: Validations | None = None  # before this save; of its own step where that was validated first
     manifests: Mapping[str, int] = field(default_factory=dict)  # name -> CRC32C
     manifests_sha256: Mapping[str, str] = field(default_factory=dict)  # name -> SHA-256, where there is a key
     format_version: int = FORMAT_VERSION

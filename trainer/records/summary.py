@@ -53,6 +53,11 @@ class Summary(Record):
     trainer: str = ""  # a program of the user's own
     result: str = ""  # of such a program: the folder under its results
     checkpoint: str = ""
+    best_metric: str = ""  # of the validations while training
+    best_step: int | None = None
+    best_value: float | None = None
+    best_checkpoint: str = ""  # the best of the committed ones, whose step may be another where a save has failed
+    ended_early: str = ""  # why, where training ended before total_steps
     settings: dict[str, JsonValue] | None = None  # that differ from their defaults, as a resume compares them
     settings_sha256: str = ""
     versions: dict[str, str] = Field(default_factory=dict)

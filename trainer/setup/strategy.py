@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from vlmpipe.trainer.config.compiling import CompileChoice, compile_choice
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.evaluation.answer_misses import AnswerMisses
 from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.models.base import Family
 from vlmpipe.trainer.models.layers.bf16 import use_tf32
@@ -23,6 +24,14 @@ from vlmpipe.trainer.sizing.model_shape import ModelShape
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.strategies.base import Strategy
 from vlmpipe.trainer.strategies.registry import build_strategy as strategy_of
+
+
+@dataclass(frozen=True)
+class LossNotes:
+    """What is counted of the loss of each label; None for what the run does not ask for."""
+
+    sources: SourceLosses | None = None
+    misses: AnswerMisses | None = None
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,7 @@ def build_strategy(
     data: TrainingData,
     built: BuiltModel,
     worker: ProcessContext,
-    source_losses: SourceLosses | None,
+    notes: LossNotes,
 ) -> ReadyStrategy:
     """The training module, with what features change in it, compiled and sharded."""
     shape = family.shape(job.model)
@@ -50,7 +59,8 @@ def build_strategy(
     Recompute.of(job.train).apply(family, module)
     use_tf32(job.train.precision, worker.device)
     units = dataclasses.replace(family.blocks(module), sequence_flops=built.sequence_flops)
-    units.loss.note_terms = source_losses.add if source_losses else None
+    units.loss.note_terms = notes.sources.add if notes.sources else None
+    units.loss.note_misses = notes.misses.add if notes.misses else None
     if built.deferred:
         fill = DeferredWeights(built.model, built.deferred, worker.device).fill
         units = dataclasses.replace(units, fill=fill)

@@ -11,7 +11,8 @@ from vlmpipe.trainer.dataloading.readers import Readers
 from vlmpipe.trainer.distributed.agreement import meet
 from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank, replica_of, require_divisible
 from vlmpipe.trainer.distributed.process import ProcessContext
-from vlmpipe.trainer.evaluation.validation_loss import Validation, validation_of
+from vlmpipe.trainer.evaluation.answer_misses import AnswerMisses
+from vlmpipe.trainer.evaluation.validation_loss import EXACT_MATCH, Validation, validation_of
 from vlmpipe.trainer.features.before_training import BeforeTraining, FindsReferences
 from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.models.registry import family_of
@@ -22,7 +23,7 @@ from vlmpipe.trainer.setup.data import TrainingData, open_data
 from vlmpipe.trainer.setup.loader import build_loader, image_source_of
 from vlmpipe.trainer.setup.model import BuiltModel, build_model, with_weights_from_data
 from vlmpipe.trainer.setup.record import record_of
-from vlmpipe.trainer.setup.strategy import ReadyStrategy, build_strategy
+from vlmpipe.trainer.setup.strategy import LossNotes, ReadyStrategy, build_strategy
 from vlmpipe.trainer.strategies.base import Strategy
 
 
@@ -50,7 +51,8 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     built = with_weights_from_data(job, built, data, loader)
     images = image_source_of(job, readers.features, built.tower_sha256, replica)
     losses = SourceLosses.of(job, worker.device)
-    ready = build_strategy(job, family, data, built, worker, losses)
+    misses = AnswerMisses(worker.device) if job.train.best_metric == EXACT_MATCH else None
+    ready = build_strategy(job, family, data, built, worker, LossNotes(losses, misses))
     record = record_of(job, ready.strategy, data, built, worker)
     loader.references = _references(
         BeforeTraining(job, ready.strategy, record, data.chat, data.index, readers.samples, images, replica, worker)
@@ -62,7 +64,7 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
         image_source=images,
         record=record,
         facts=_facts(ready, record, data, built),
-        validation=build_validation(job, data, readers, images, replica),
+        validation=build_validation(job, data, readers, images, replica, misses),
         source_losses=losses,
     )
 
@@ -100,9 +102,14 @@ def _facts(ready: ReadyStrategy, record: CommitRecord, data: TrainingData, built
 
 
 def build_validation(
-    job: JobConfig, data: TrainingData, readers: Readers, image_source: ImageSource, replica: DataParallelRank
+    job: JobConfig,
+    data: TrainingData,
+    readers: Readers,
+    image_source: ImageSource,
+    replica: DataParallelRank,
+    misses: AnswerMisses | None = None,
 ) -> Validation | None:
     """The validation loss of the evaluation split; None where the run does not validate."""
     images = replica.takes_images and not data.cached
     split = data.index.split("eval")
-    return validation_of(job, split, data.chat, readers.samples, image_source, replica, images=images)
+    return validation_of(job, split, data.chat, readers.samples, image_source, replica, images=images, misses=misses)

@@ -35,7 +35,7 @@ from vlmpipe.planner.time.external_trainer import external_time
 from vlmpipe.planner.time.feature_cache import CacheAdvice
 from vlmpipe.planner.time.reduction_server import Advice
 from vlmpipe.planner.time.step_time import Time, estimate_time
-from vlmpipe.planner.time.time_limit import time_limit_note
+from vlmpipe.planner.time.time_limit import time_limit_note, validation_notes
 from vlmpipe.planner.workload import Workload, is_cached
 from vlmpipe.trainer.config.compiling import CompileChoice
 from vlmpipe.trainer.config.job import RunPaths
@@ -306,6 +306,7 @@ def _estimated(bare: Plan, config: RunConfig, model: Architecture, nodes: Nodes,
     notes += map(str, rates_without_effect(config, shape))
     warmup = load.warmup_problem(config.train)
     notes += filter(None, (time_limit_note(config, time.train_hours), "" if load.is_prepared else warmup))
+    notes += validation_notes(config, time.steps)
     if not trainer and (advice := length_advice(load.fills, config)):
         notes.append(advice)
     for what in (machine, gpu):

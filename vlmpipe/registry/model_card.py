@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import jinja2
 import yaml
 
+from vlmpipe.trainer.checkpoint.attempts import step_of
 from vlmpipe.trainer.config.benchmarks import TITLES
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
@@ -177,7 +178,7 @@ def _training(config: JobConfig, summary: Summary) -> list[tuple[str, str]]:
         "Adapters": _adapters(model.lora) if model.lora else "",
         "Parameters": _count(summary.parameters),
         "Trained parameters": _count(summary.trainable_parameters),
-        "Optimizer steps": _count(summary.steps),
+        "Optimizer steps": _steps(config, summary),
         "Tokens": _count(summary.tokens) + _starts(summary),
         "Packed sequences per step": f"{train.global_batch_size} of {config.data.sequence_length} tokens",
         "Peak learning rate": f"{train.optimizer.learning_rate:g}, {train.lr_schedule}",
@@ -189,6 +190,15 @@ def _training(config: JobConfig, summary: Summary) -> list[tuple[str, str]]:
     if train.trainer:
         facts |= dict.fromkeys(OF_OUR_TRAINER, "") | {"Trainer": _trainer(train.trainer, summary)}
     return [(name, value) for name, value in facts.items() if value]
+
+
+def _steps(config: JobConfig, summary: Summary) -> str:
+    """Steps that the exported weights were trained for, and those of the training where it went on."""
+    if config.checkpoint.export == "last" or not summary.best_checkpoint:
+        return _count(summary.steps)
+    best = step_of(summary.best_checkpoint)
+    metric = summary.best_metric.replace("_", " ")
+    return f"{_count(best)}, the best of {_count(summary.steps)} by {metric}"
 
 
 def _starts(summary: Summary) -> str:

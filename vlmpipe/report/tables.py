@@ -238,6 +238,12 @@ def training_facts(files: RunFiles) -> list[tuple[str, str]]:
     speeds = [value for _, value in column(files.metrics, "tokens_per_s")]
     facts = [
         ("Optimizer steps", count(summary.steps)),
+        (
+            "Ended early",
+            summary.ended_early
+            and f"after {count(summary.steps)} of {count(summary.total_steps)} steps: {summary.ended_early}",
+        ),
+        ("Best validated step", _best(summary)),
         ("Starts", starts_sentence(summary)),
         ("Training loss, first and last", _pair(summary.first_loss, summary.final_loss)),
         ("Tokens", count(summary.tokens)),
@@ -261,6 +267,13 @@ def training_facts(files: RunFiles) -> list[tuple[str, str]]:
     if peaks := summary.peak_memory_gib:
         facts.append(("Peak memory of a rank", f"{min(peaks):,.2f} to {max(peaks):,.2f} GiB"))
     return [(name, value) for name, value in facts if value]
+
+
+def _best(summary: Summary) -> str:
+    """The best validated step; empty without validations while training."""
+    if summary.best_step is None:
+        return ""
+    return f"{count(summary.best_step)}, {summary.best_metric.replace('_', ' ')} {count(summary.best_value)}"
 
 
 def starts_sentence(summary: Summary) -> str:

@@ -26,7 +26,7 @@ from vlmpipe.trainer.models.hf_native import weight_files
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.setup.data import open_data
 from vlmpipe.trainer.setup.model import build_model
-from vlmpipe.trainer.setup.strategy import build_strategy
+from vlmpipe.trainer.setup.strategy import LossNotes, build_strategy
 
 MARK = "weighed: "
 
@@ -94,7 +94,7 @@ def main() -> int:
         before = from_disk()
         with Scales() as scales:
             built = build_model(job, family, data, replica_of(job.train, worker), worker)
-            ready = build_strategy(job, family, data, built, worker, None)
+            ready = build_strategy(job, family, data, built, worker, LossNotes())
             gc.collect()
             one = {"peak": scales.peak_bytes, "held": scales.held_bytes(), "reads": dict(CountingFile.reads)}
         one["from_disk"] = from_disk() - before

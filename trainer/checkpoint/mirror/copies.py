@@ -99,7 +99,11 @@ def newest_good_of(stores: Sequence[Storage], *, key: bytes = b"") -> tuple[Stor
 
 
 def newest_usable_of(
-    stores: Sequence[Storage], use: Callable[[Storage, str, Listing], Result], passed_over: list[str]
+    stores: Sequence[Storage],
+    use: Callable[[Storage, str, Listing], Result],
+    passed_over: list[str],
+    *,
+    first: Callable[[Storage, str], str] = lambda store, name: name,
 ) -> Result | None:
     """The result of `use` for the newest checkpoint of all stores that it does not find damaged; None without any.
 
@@ -109,16 +113,23 @@ def newest_usable_of(
     Args:
         use: raises DamagedError.
         passed_over: receives why newer checkpoints are not used, before `use` is called.
+        first: gives the name of the checkpoint to try before the newest, from the newest one's store and name.
     """
     listings, unreadable = list_stores(stores)
     passed_over[:] = [f"{stores[number].root_uri} cannot be read: {why.found}" for number, why in unreadable.items()]
-    for number, name in candidates(listings):
+    found = candidates(listings)
+    if found:
+        asked = first(stores[found[0][0]], found[0][1])
+        found = sorted(found, key=lambda candidate: candidate[1] != asked)  # stable: the others newest first
+        if asked != found[0][1]:
+            passed_over.append(f"{asked} is not there")
+    for number, name in found:
         store = stores[number]
         try:
             return use(store, name, listings[number])
         except DamagedError as error:
             if was_uncommitted(store, name):
-                return newest_usable_of(stores, use, passed_over)
+                return newest_usable_of(stores, use, passed_over, first=first)
             passed_over.append(f"in {store.root_uri}: {error}")
     for why in unreadable.values():
         raise why  # that store may hold the only good checkpoint: do not start afresh

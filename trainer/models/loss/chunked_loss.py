@@ -25,6 +25,8 @@ class TokenLoss(nn.Module):
     pair_loss: of the run; None where only log probabilities are asked for.
     note_terms: gets the losses of tokens or pairs and the index of each one's source, in training; None with a single
         source.
+    note_misses: gets whether each label is another token than the most probable one, and the index of its source, where
+        there are no gradients. With chunks only.
     """
 
     chunk_tokens = 0
@@ -33,6 +35,7 @@ class TokenLoss(nn.Module):
         super().__init__()
         self.pair_loss: PairLoss | None = None
         self.note_terms: Callable[[Tensor, Tensor], None] | None = None
+        self.note_misses: Callable[[Tensor, Tensor], None] | None = None
         self.of_logits = functools.partial(F.cross_entropy, reduction="none")  # replaced where ranks share a vocabulary
 
     def forward(
@@ -48,7 +51,9 @@ class TokenLoss(nn.Module):
         Of pairs without references, their log probabilities instead.
         """
         if self.chunk_tokens:
-            terms: Tensor = head(hidden, label_ids)  # (labels,)
+            terms, misses = head(hidden, label_ids)  # (labels,), (labels,) or nothing
+            if self.note_misses and sources is not None and not self.training:
+                self.note_misses(misses, sources)
         else:
             terms = self.of_logits(head(hidden).float(), label_ids)
         # Sequences of padding have no references that lack.
@@ -89,7 +94,7 @@ def compute_in_chunks(loss: TokenLoss, head: nn.Module, chunk_tokens: int) -> No
     The head does it because strategies gather the head's weight only while the head runs.
     """
 
-    def forward(layer: nn.Module, hidden: Tensor, label_ids: Tensor) -> Tensor:
+    def forward(layer: nn.Module, hidden: Tensor, label_ids: Tensor) -> tuple[Tensor, Tensor]:
         return chunked_losses(hidden, layer.weight, label_ids, chunk_tokens, rows=trained_rows_of(layer))
 
     loss.chunk_tokens = chunk_tokens
@@ -105,8 +110,9 @@ def chunked_losses(
     first: int = 0,
     group: ProcessGroup | None = None,
     rows: Tensor | None = None,
-) -> Tensor:
-    """Cross-entropy of `hidden @ weight.T` at each label, computed for at most `chunk_tokens` labels at a time.
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of `hidden @ weight.T` at each label, computed for at most `chunk_tokens` labels at a time; and,
+    where there are no gradients, whether another token than the label is more probable, else nothing.
 
     hidden: (labels, hidden). weight: (vocabulary, hidden); if the ranks of `group` share the vocabulary, this rank's
     part of it, from token `first` on. label_ids: (labels,). Each rank returns the whole losses, and its part's
@@ -114,8 +120,9 @@ def chunked_losses(
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    losses: Tensor = _ChunkedLosses.apply(hidden, weight, label_ids, chunk_tokens, dtype, first, group, rows)
-    return losses
+    misses = label_ids.new_empty(0 if torch.is_grad_enabled() else len(label_ids), dtype=torch.bool)
+    losses: Tensor = _ChunkedLosses.apply(hidden, weight, label_ids, chunk_tokens, dtype, first, group, rows, misses)
+    return losses, misses
 
 
 class _LossContext(FunctionCtx):
@@ -149,6 +156,7 @@ class _ChunkedLosses(torch.autograd.Function):
         first: int,
         group: ProcessGroup | None,
         rows: Tensor | None,
+        misses: Tensor,
     ) -> Tensor:
         size = _even_chunk(len(hidden), chunk_tokens)
         losses, log_sums = (hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in range(2))
@@ -169,6 +177,8 @@ class _ChunkedLosses(torch.autograd.Function):
                 if group:
                     dist.all_reduce(sums, group=group)
                 losses[start : start + size] = sums[0].log() - sums[1]
+                if len(misses):
+                    misses[start : start + size] = sums[1] < 0  # the largest score is 0
                 log_sums[start : start + size] = sums[0].log() + largest
         ctx.save_for_backward(hidden, weight, label_ids, log_sums)
         ctx.probabilities = scores.div_(sums[0].unsqueeze(1))  # of the last chunk
@@ -201,7 +211,7 @@ class _ChunkedLosses(torch.autograd.Function):
         if d_weight is not None and ctx.rows is not None:
             index, is_mine = on_this_rank(ctx.rows, ctx.first, len(weight))
             d_weight *= d_weight.new_zeros(len(weight)).index_add_(0, index, is_mine.float()).ne(0).unsqueeze(1)
-        return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), *[None] * 6
+        return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), *[None] * 7
 
 
 def trained_rows_of(layer: nn.Module) -> Tensor | None:

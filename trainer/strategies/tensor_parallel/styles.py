@@ -161,7 +161,7 @@ class ChunkedHeadLoss(ParallelStyle):
         first, group = first_row(module.weight.shape[0], device_mesh), device_mesh.get_group()
         _shard_parameter(module, "weight", device_mesh, Shard(0))
 
-        def forward(layer: nn.Module, hidden: Tensor, label_ids: Tensor) -> Tensor:
+        def forward(layer: nn.Module, hidden: Tensor, label_ids: Tensor) -> tuple[Tensor, Tensor]:
             weight, rows = _local(layer.weight), trained_rows_of(layer)
             return chunked_losses(hidden, weight, label_ids, self._chunk_tokens, first=first, group=group, rows=rows)
 

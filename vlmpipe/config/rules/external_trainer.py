@@ -45,6 +45,12 @@ def external_trainer_problems(config: RunFields) -> Iterator[Problem]:
     if any((source.weight, source.samples, source.epochs) != (None, None, None) for source in config.data.sources):
         text = "found shares with train.trainer, whose program gets each sample once; expected sources without weight, "
         yield Problem("data.sources", f"{text}samples and epochs")
+    if config.train.early_stopping:
+        text = "found with train.trainer, whose program decides itself when it ends; expected null"
+        yield Problem("train.early_stopping", text)
+    if config.checkpoint.export == "best":
+        text = "found best with train.trainer, whose program's result is what is exported; expected last"
+        yield Problem("checkpoint.export", text)
     if config.data.phases:
         yield Problem("data.phases", "found with train.trainer, whose program gets each sample once; expected none")
     if config.model.lora:

@@ -15,6 +15,7 @@ from vlmpipe.config.validation_errors import Problem
 from vlmpipe.trainer.config.data import NATIVE
 from vlmpipe.trainer.config.model import GRID_FAMILIES, MAX_ASPECT, PARTS, PUBLISHED_FAMILIES
 from vlmpipe.trainer.config.strategies import DECOMPOSING, PIPELINE_PARALLEL, QUANTIZING
+from vlmpipe.trainer.config.train import best_problem
 from vlmpipe.trainer.models.video_file import MOST_FRAMES
 from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH
 from vlmpipe.trainer.storage.base import in_bucket
@@ -60,6 +61,8 @@ def section_problems(config: RunFields) -> Iterator[Problem]:
             f"found {config.data.validation_fraction:g}, expected more than 0 and less than 1: a run trains on one "
             "part of its samples and is evaluated on the other",
         )
+    if config.checkpoint.export == "best" and train.trainer is None and (problem := best_problem(train, "export best")):
+        yield Problem("checkpoint.export", problem)
     yield from _capacity_problems(config)
     for name in sorted(config.secrets.keys() & config.cluster.env.keys()):
         yield Problem(f"secrets.{name}", "found in cluster.env too, which is set first; expected one of both")

@@ -132,7 +132,7 @@ def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices
     storage_bytes = 0
     if not config.train.trainer:  # what its checkpoints hold is not known
         saved = checkpoint_bytes(shape.trainable_parameters, config.train)
-        storage_bytes = config.train.keep_checkpoints * saved
+        storage_bytes = (config.train.keep_checkpoints + (config.checkpoint.export == "best")) * saved
     storage_bytes += shape.total_parameters * FP32_BYTES  # the exported model
     storage_bytes += cache.bytes or 0 if cache.state == "on" else 0
     storage = prices.storage(config.gcp.location)

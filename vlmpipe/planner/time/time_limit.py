@@ -1,6 +1,8 @@
-"""Check whether training ends before the service ends its job, or the step that watches it."""
+"""Notes on the end of training: by the service, by the step that watches it, or before its last step."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.cluster import MAX_WATCHED_S, duration_s
@@ -29,3 +31,32 @@ def time_limit_note(config: RunConfig, train_hours: float | None) -> str:
         f"Training takes {train_hours:.0f} h, and its job is ended after {max(limit_s, 0) / 3600:.0f} h by {why}: it "
         f"needs {jobs}, each of which continues from the newest checkpoint (submit with --run-id)."
     )
+
+
+def validation_notes(config: RunConfig, steps: int | None) -> Iterator[str]:
+    """Yield what early stopping and the choice of the best step may change in a plan of `steps`; None: not known."""
+    train, every = config.train, config.train.validate_every_steps
+    if not every or train.trainer:
+        return
+    if train.early_stopping:
+        earliest = every * (train.early_stopping.patience + 1)
+        if steps is not None and earliest >= steps:
+            yield (
+                f"train.early_stopping has no effect: it ends training after {earliest:,} steps at the earliest, and "
+                f"there are {steps:,}. Validate more often (train.validate_every_steps)."
+            )
+        else:
+            yield (
+                "Training may stop earlier (train.early_stopping), so its hours and its cost are upper bounds: after "
+                f"{earliest:,} steps at the earliest."
+            )
+    if config.checkpoint.export == "best" and steps is not None:
+        validated = set(range(every, steps, every))
+        more = len(validated - set(range(0, steps, train.checkpoint_every_steps)))
+        if not validated:
+            yield f"checkpoint.export best has the last step alone to choose from: {steps:,} steps, {every:,} apart."
+        elif more:
+            yield (
+                f"checkpoint.export best saves up to {more:,} more checkpoints, of validated steps that are the best "
+                "so far and no multiple of train.checkpoint_every_steps; the time of a step does not count them."
+            )

@@ -25,6 +25,7 @@ NUM_STEPS = 5
 RUN = {"train.max_steps": NUM_STEPS, "features.cache": "off", "data.pack": False, "data.validation_fraction": 0.2}
 # 5 rows: the copies' last micro-batches are partly empty. Checkpoints are taken where weights were just gathered.
 VALIDATING = {
+    "train.best_metric": "validation_exact_match",  # measured beside the loss
     "train.validate_every_steps": 2,
     "train.validation_sequences": 5,
     "train.checkpoint_every_steps": 2,
@@ -76,6 +77,10 @@ def held_out(job: JobConfig) -> dict[int, float]:
     return {line["step"]: line["validation_loss"] for line in metrics(job) if "validation_loss" in line}
 
 
+def exact_matches(job: JobConfig) -> dict[int, float]:
+    return {line["step"]: line["validation_exact_match"] for line in metrics(job) if "validation_exact_match" in line}
+
+
 def test_validation_runs_at_its_interval_and_at_the_end(runs: dict[str, JobConfig]) -> None:
     found = held_out(runs["plain"])
     assert list(found) == [2, 4, NUM_STEPS]
@@ -104,6 +109,7 @@ def test_every_strategy_finds_the_same_and_trains_on_the_same(strategy: str, run
     job, reference = runs[strategy], runs["of two sources"]
     assert summary(job)["world_size"] == 2 * STRATEGIES[strategy]
     assert held_out(job) == pytest.approx(held_out(reference), rel=RELATIVE)
+    assert exact_matches(job) == exact_matches(reference) and len(exact_matches(job)) == len(held_out(job))
     require_equal_training(job, reference)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from vlmpipe.trainer.checkpoint.manifest import FileSums
 from vlmpipe.trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
 from vlmpipe.trainer.checkpoint.verified_files import fetch_folder, verify
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.records.validations import Validations
 from vlmpipe.trainer.storage.base import crc32c_of
 from vlmpipe.trainer.storage.local import LocalStorage
 
@@ -53,7 +55,7 @@ def save(
     attempt: int = 1,
     commits: bool = True,
     key: bytes = b"",
-    loss: float | None = None,
+    validations: Validations | None = None,
 ) -> str:
     """A checkpoint of two nodes with one file each."""
     name = checkpoint_name(attempt, step, f"nonce{step}")
@@ -63,7 +65,7 @@ def save(
         (staging / "deep" / f"shard-{node}").write_bytes(bytes([step, node]) * 1000)
         upload_node_files(store, name, node, staging, key=key)
     if commits:
-        commit(store, name, record(attempt, step, loss=loss), key=key)
+        commit(store, name, record(attempt, step, validations=validations), key=key)
     return name
 
 
@@ -169,10 +171,15 @@ def test_clearing_spares_what_a_later_start_saved(store: LocalStorage, tmp_path:
 
 
 def test_multiples_of_a_step_and_the_best_stay(store: LocalStorage, tmp_path: Path) -> None:
-    losses = {1: 0.5, 2: 0.9, 3: 0.1, 4: None, 5: 0.7, 6: 0.8}
-    names = {step: save(store, tmp_path, step, loss=loss) for step, loss in losses.items()}
-    delete_old(store, Retention(1, keep_every_steps=4, keep_best=True), newest=names[6])
-    assert committed(store) == [names[step] for step in (3, 4, 6)]
+    """The best by the COMMIT of the newest one, which is kept until a later COMMIT names a better one."""
+    known, names = Validations("validation_loss", 100), {}
+    kept = {1: [1], 2: [1, 2], 3: [2, 3], 4: [2, 4], 5: [2, 4, 5], 6: [4, 5, 6], 7: [4, 5, 7]}
+    for step, loss in {1: 0.5, 2: 0.4, 3: 0.9, 4: math.nan, 5: 0.3, 6: 0.8, 7: 0.7}.items():
+        names[step] = save(store, tmp_path, step, validations=known)
+        delete_old(store, Retention(1, keep_every_steps=4, keep_best=True), newest=names[step])
+        assert committed(store) == [names[old] for old in kept[step]], step
+        known = known.counted(step, loss).committed(names[step], step)  # validated after its save
+    assert known.saved == names[5]
 
 
 def test_rejected_checkpoints_do_not_count_as_kept(store: LocalStorage, tmp_path: Path) -> None:

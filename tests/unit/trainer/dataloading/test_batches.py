@@ -44,6 +44,19 @@ def test_host_counts_image_tokens() -> None:
     assert batch.to(torch.device("cpu"))["image_tokens"] == 3
 
 
+def test_labels_of_one_answer_have_one_index_also_where_parts_cut_it() -> None:
+    """Two answers of the first sample, of two labels and of one; one of each other sample."""
+    first = dataclasses.replace(
+        row([IGNORED, 1, 2, IGNORED, 3, IGNORED, 4, 5]), sample_ids=("one", "other"), sample_tokens=(5, 3)
+    )
+    rows = [first, dataclasses.replace(row([IGNORED, 7] + [IGNORED] * 6), sample_ids=("third",))]
+    answers = {"third": 0, "one": 1, "other": 4}
+    whole = collate(rows, no_images, answers=answers).loss_sources
+    assert whole is not None and whole.tolist() == [1, 1, 3, 4, 4, 0]
+    parts = [collate(rows, no_images, part=part, parts=8, answers=answers).loss_sources for part in range(8)]
+    assert [index for part in parts if part is not None for index in part.tolist()] == whole.tolist()
+
+
 def test_each_label_and_each_part_of_a_batch_has_the_source_of_its_sample() -> None:
     first = dataclasses.replace(
         row([IGNORED, 1, 2, IGNORED, 3, IGNORED, IGNORED, IGNORED]),

@@ -39,7 +39,7 @@ def assert_equal(found: Any, expected: Any, relative: float = RELATIVE) -> None:
 def test_chunks_change_neither_the_loss_nor_its_gradients(labels: int, chunk: int, scale: float) -> None:
     hidden, weight, label_ids = problem(labels)
     plain = F.cross_entropy(F.linear(hidden, weight), label_ids, reduction="sum")
-    loss = chunked_losses(hidden, weight, label_ids, chunk).sum()
+    loss = chunked_losses(hidden, weight, label_ids, chunk)[0].sum()
     assert_equal([loss], [plain])
     assert_equal(*(torch.autograd.grad(one * scale, (hidden, weight)) for one in (loss, plain)))
 
@@ -72,7 +72,7 @@ def test_logits_of_more_than_a_chunk_never_exist() -> None:
     peaks = {}
     for size in (labels, chunk):
         with MemoryTracker([hidden, weight, label_ids]) as tracker:
-            loss = chunked_losses(hidden, weight, label_ids, size).sum()
+            loss = chunked_losses(hidden, weight, label_ids, size)[0].sum()
             forward = tracker.take_peak(next_category="backward").total_bytes
             loss.backward()
             peaks[size] = (forward, tracker.take_peak(next_category="backward").total_bytes - weight.nbytes)
@@ -80,6 +80,17 @@ def test_logits_of_more_than_a_chunk_never_exist() -> None:
     logits = 4 * labels * vocabulary
     assert all(peak >= logits for peak in peaks[labels]), "the comparison must mean something"
     assert all(peak < 3 * logits * chunk / labels + 4 * hidden.nbytes for peak in peaks[chunk])
+
+
+@settings(max_examples=20)
+@given(labels=st.integers(0, 40), chunk=st.integers(1, 50))
+def test_misses_are_labels_that_greedy_decoding_would_not_choose(labels: int, chunk: int) -> None:
+    hidden, weight, label_ids = problem(labels)
+    chosen = F.linear(hidden, weight).argmax(dim=-1)
+    label_ids[::2] = chosen[::2]
+    with torch.no_grad():
+        assert torch.equal(chunked_losses(hidden, weight, label_ids, chunk)[1], chosen != label_ids)
+    assert not len(chunked_losses(hidden, weight, label_ids, chunk)[1]), "training counts none"
 
 
 def test_a_sharded_head_gives_the_whole_loss_on_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +111,7 @@ def test_a_sharded_head_gives_the_whole_loss_on_each_rank(monkeypatch: pytest.Mo
         left = list(answers)
         monkeypatch.setattr(dist, "all_reduce", lambda tensor, *_, left=left, **__: tensor.copy_(left.pop(0)))
         group: Any = object()
-        loss = chunked_losses(hidden, half, label_ids, 5, first=first, group=group).sum()
+        loss = chunked_losses(hidden, half, label_ids, 5, first=first, group=group)[0].sum()
         assert not left
         assert_equal([loss], [expected])
         mine, own = torch.autograd.grad(loss, (hidden, half))
@@ -114,7 +125,7 @@ def test_a_trace_of_three_chunks_finds_the_peaks_of_all() -> None:
         hidden, weight = torch.randn(70, WIDTH).requires_grad_(), torch.randn(5000, WIDTH).requires_grad_()
         label_ids = torch.zeros(70, dtype=torch.int64)
         with MemoryTracker([hidden, weight, label_ids]) as tracker:
-            loss = chunked_losses(hidden, weight, label_ids, 4).sum()
+            loss = chunked_losses(hidden, weight, label_ids, 4)[0].sum()
             forward = tracker.take_peak(next_category="backward").total_bytes
             loss.backward()
             return [forward, tracker.take_peak(next_category="backward").total_bytes]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.planner.configs import run_config
 from vlmpipe.planner.time.goodput import expected_loss, mean_time_between_interruptions_s, young_daly_s
-from vlmpipe.trainer.monitoring.training_monitor import goodput
+from vlmpipe.trainer.monitoring.usage import goodput
 
 BEGAN_S = 1e9
 

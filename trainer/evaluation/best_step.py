@@ -1,0 +1,90 @@
+"""The best validated step of a training, and whether training ends because nothing has been better for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vlmpipe.trainer.checkpoint.attempts import step_of
+from vlmpipe.trainer.checkpoint.resume import Resumed
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.evaluation.validation_loss import LABEL_TOKENS, Validation
+from vlmpipe.trainer.records.validations import Validations
+
+WORDS = {"validation_loss": "validation loss", "validation_exact_match": "exact match of validation answers"}
+
+
+class BestStep:
+    """Counts the validations of a run. Given the same values, all ranks decide the same.
+
+    `state` goes into each COMMIT, so that a resumed run decides as one that was not interrupted; None where the run
+    takes no validation before its last step.
+    """
+
+    def __init__(self, job: JobConfig, validation: Validation | None, resumed: Resumed | None) -> None:
+        self._metric, self._stopping = job.train.best_metric, job.train.early_stopping
+        self._saves_best = job.checkpoint.export == "best"
+        self.state: Validations | None = None
+        self.notes: list[str] = []
+        if not (job.train.validate_every_steps and validation):
+            return
+        tokens = validation.label_tokens
+        self.state = Validations(self._metric, tokens)
+        if resumed and (before := resumed.checkpoint.record.validations):
+            if before.of_same(self._metric, tokens):
+                self.state = before.committed(resumed.checkpoint.name, resumed.checkpoint.record.step)
+            else:
+                self.notes = [
+                    f"the best step so far, {before.best_step} by {before.metric} on {before.label_tokens:,} label "
+                    f"tokens, is forgotten: values of {self._metric} on {tokens:,} cannot be compared with it"
+                ]
+
+    def lacks(self, metrics: Mapping[str, float]) -> bool:
+        """Return whether a validation is due that gave no metrics yet, or others than are compared."""
+        if self.state is None:
+            return not metrics
+        return self._metric not in metrics or metrics.get(LABEL_TOKENS) != self.state.label_tokens
+
+    def count(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Count the validation after `step`."""
+        if self.state:
+            least = self._stopping.min_improvement if self._stopping else 0.0
+            self.state = self.state.counted(step, metrics[self._metric], min_improvement=least)
+
+    def committed(self, name: str) -> None:
+        """Note the newest committed checkpoint; "" for none."""
+        if self.state and name:
+            self.state = self.state.committed(name, step_of(name))
+
+    def is_worth_saving(self, step: int) -> bool:
+        """Return whether the run exports its best step, and that is `step` so far."""
+        return self._saves_best and self.state is not None and self.state.best_step == step > 0
+
+    @property
+    def ends_training(self) -> bool:
+        """Return whether patience is at its end."""
+        return bool(self._stopping and self.state and self.state.waited >= self._stopping.patience)
+
+    @property
+    def why_ended(self) -> str:
+        """Why training ends early, a phrase; empty where it does not."""
+        if not self.ends_training:
+            return ""
+        assert self.state and self._stopping
+        by = f" by more than {self._stopping.min_improvement:g}" if self._stopping.min_improvement else ""
+        text = f"{WORDS[self._metric]} is not better{by} in {self.state.waited} validations"
+        if self.state.reference is None:
+            return f"{text}, none of which was a finite number"
+        return f"{text} since step {self.state.reference_step} ({self.state.reference:.4f})"
+
+    def summary(self) -> dict[str, object]:
+        """Fields of the run's summary; empty without validations."""
+        state = self.state
+        if state is None or state.best is None:
+            return {}
+        return {
+            "best_metric": self._metric,
+            "best_step": state.best_step,
+            "best_value": state.best,
+            "best_checkpoint": state.saved,
+            "ended_early": self.why_ended,
+        }
