@@ -1,4 +1,4 @@
-"""What the validations of a run have shown so far: the best step, since when nothing was better, what is saved of it.
+"""The best validated step of a run so far, the validations since then, and its checkpoint.
 
 A checkpoint's COMMIT holds it, so that a run that is resumed decides as one that nothing happened to.
 """
@@ -49,7 +49,7 @@ class Validations:
         return state
 
     def of_same(self, metric: str, label_tokens: int) -> bool:
-        """Return whether values of this metric on so many label tokens may be compared with these."""
+        """Return whether values of this metric on `label_tokens` label tokens compare with these."""
         return (self.metric, self.label_tokens) == (metric, label_tokens)
 
     def _gain(self, value: float, before: float) -> float:

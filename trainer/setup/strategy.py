@@ -28,7 +28,7 @@ from vlmpipe.trainer.strategies.registry import build_strategy as strategy_of
 
 @dataclass(frozen=True)
 class LossNotes:
-    """What is counted of the loss of each label; None for what the run does not ask for."""
+    """Counters that are given the loss of each label; None for those that a run has no use for."""
 
     sources: SourceLosses | None = None
     misses: AnswerMisses | None = None
