@@ -72,7 +72,11 @@ CASES: dict[str, dict[str, Any]] = {
     "deepspeed": {"train.deepspeed": {"zero_optimization": {"reduce_bucket_size": 1000}}},
     "seed": {"train.seed": 5},
     "log_every_steps": {"train.log_every_steps": 2},
-    "validate_every_steps": {"train.validate_every_steps": 2, "train.validation_sequences": 2},
+    "validate_every_steps": {
+        "train.validate_every_steps": 2,
+        "train.validation_sequences": 2,
+        "train.best_metric": "validation_exact_match",
+    },
     "checkpoint_every_steps": {"train.checkpoint_every_steps": 1, "train.keep_checkpoints": 1},
     "deterministic": {"train.deterministic": False},
     "freeze_gc": {"train.freeze_gc": False},
@@ -82,12 +86,14 @@ CASES: dict[str, dict[str, Any]] = {
 }
 # Fields that a case above changes beside its own, and those that have none.
 WITH_OTHERS = {
-    "optimizer.reference_batch_size", "compile_backend", "validation_sequences",
+    "optimizer.reference_batch_size", "compile_backend", "validation_sequences", "best_metric",
     "keep_checkpoints", "profile.start_step", "stall_floor_s",
 }  # fmt: skip
 NOT_HERE = {
     "virtual_stages": "the tiny model has too few layers",
     "float8": "needs a GPU",
+    "early_stopping.patience": "ends training: tests/integration/trainer/evaluation/test_early_stopping.py",
+    "early_stopping.min_improvement": "is one of early_stopping.patience",
     "dpo_beta": "needs data in pairs",
     "simpo_beta": "needs data in pairs",
     "simpo_gamma": "needs data in pairs",
