@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.environment import environment
+from benchmarks.support.suite import INTERRUPTED, stopped_by_signals
 
 VLMPIPE = "from vlmpipe.cli.entry import console; console()"
 SEEDS = 5
@@ -100,13 +101,29 @@ def scores(run_file: str, seed: int, run: Path) -> Scores:
 
 
 def train(run_file: str, seed: int, root: Path, overrides: Sequence[str]) -> Scores:
-    """Run the pipeline to its end. Its data are prepared once for all seeds under `root`."""
+    """Run the pipeline to its end, or stop it where this process is stopped. Its data are prepared once for all seeds
+    under `root`.
+    """
     before = set(root.glob("runs/*"))
     settings = [f"output.root_uri={root}", f"model.seed={seed}", f"train.seed={seed}", *overrides]
     command = [sys.executable, "-c", VLMPIPE, "run", f"configs/{run_file}.yaml", *settings]
-    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace")
-    if done.returncode:
-        raise SystemExit(f"seed {seed} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,  # Ctrl-C does not reach it: it is stopped once, below
+    ) as running:
+        try:
+            printed, _ = running.communicate()
+        except KeyboardInterrupt:
+            running.terminate()
+            running.communicate()
+            raise
+    if running.returncode:
+        raise SystemExit(f"seed {seed} ended with {running.returncode}:\n{printed[-6000:]}")
     (folder,) = set(root.glob("runs/*")) - before
     return scores(run_file, seed, folder)
 
@@ -151,17 +168,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the results to this file too")
     given = parser.parse_args(arguments)
     load = os.getloadavg()[0]
-    found = []
-    with tempfile.TemporaryDirectory(prefix="vlmpipe-starts-") as root:
-        for seed in range(given.seeds):
-            found.append(train(given.run_file, seed, Path(root), given.overrides))
-            print(row(given.run_file, found[-1]), flush=True)
-    about = environment(f"{given.run_file} from {given.seeds} random starts", load)
-    text = "\n".join(page(given.run_file, found, about))
-    print(text)
-    if given.markdown:
-        given.markdown.write_text(text + "\n", encoding="utf-8")
-    return 0
+    found: list[Scores] = []
+    with stopped_by_signals():
+        try:
+            with tempfile.TemporaryDirectory(prefix="vlmpipe-starts-") as root:
+                for seed in range(given.seeds):
+                    found.append(train(given.run_file, seed, Path(root), given.overrides))
+                    print(row(given.run_file, found[-1]), flush=True)
+        except KeyboardInterrupt:  # the starts that ended are worth having
+            print(f"stopped in start {len(found) + 1} of {given.seeds}", file=sys.stderr)
+        if found:
+            short = "" if len(found) == given.seeds else f", stopped before {given.seeds}"
+            about = environment(f"{given.run_file} from {len(found)} random starts{short}", load)
+            text = "\n".join(page(given.run_file, found, about)) + "\n"
+            print(text, end="")
+            if given.markdown:
+                given.markdown.write_text(text, encoding="utf-8")
+    return 0 if len(found) == given.seeds else INTERRUPTED
 
 
 if __name__ == "__main__":

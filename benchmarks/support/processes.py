@@ -32,9 +32,9 @@ def call(
     `at`. Raises CalledProcessError, with all that was printed as its output, when a process fails.
     """
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)) if ranks else ()
-    # One thread; DeepSpeed asks for LOCAL_RANK, which torchrun sets.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"} | ({} if ranks else {"LOCAL_RANK": "0"})
     with tempfile.TemporaryDirectory(prefix="vlmpipe-bench-") as scratch:
+        # One thread; DeepSpeed asks for LOCAL_RANK, which torchrun sets. A torchrun that is stopped leaves its folder.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": scratch} | ({} if ranks else {"LOCAL_RANK": "0"})
         output = Path(scratch, "result.json")
         start = [sys.executable, "-W", "ignore", *torchrun, *(started_by or ("-m", MODULE))]
         command = [*start, target, json.dumps(arguments), str(output)]

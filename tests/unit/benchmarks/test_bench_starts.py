@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import tempfile
 from pathlib import Path
 
 import pytest
 import yaml
 
+from benchmarks import bench_starts
 from benchmarks.bench_starts import RUN_FILES, Scores, scores, table
 from tests.support.paths import ROOT
 
@@ -69,6 +72,39 @@ def test_a_loss_is_no_share() -> None:
 
 def test_one_start_has_no_spread() -> None:
     assert table("digits", [Scores(0, 1100, (0.95, 0.21, 0.22, 0.275))])[-1].startswith("| range |")
+
+
+# In place of vlmpipe: the first start ends with scores; the second stops the benchmark and notes how it ends itself.
+RUN = """
+import json, os, pathlib, signal, sys, time
+root = pathlib.Path(next(each for each in sys.argv if each.startswith("output.root_uri=")).partition("=")[2])
+run = root / "runs" / str(len(list(root.glob("runs/*"))))
+run.mkdir(parents=True)
+(run / "evaluate.json").write_text(json.dumps(%r))
+if run.name == "1":
+    def end(*_):
+        pathlib.Path(%r).write_text("told")
+        raise SystemExit(130)
+    signal.signal(signal.SIGTERM, end)
+    os.kill(os.getppid(), %d)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_benchmark_prints_the_starts_that_ended_and_stops_its_run(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    monkeypatch.setattr(bench_starts, "VLMPIPE", RUN % (EVALUATED, str(tmp_path / "ended"), number))
+    assert bench_starts.main(["digits", "--markdown", str(tmp_path / "found.md")]) == 130
+    printed = (tmp_path / "found.md").read_text()
+    assert printed.startswith("# digits from 1 random starts, stopped before 5")
+    assert "| 0 | 1,100 | 95.0 % | 21.0 % | 21.0 % | 27.5 % |" in printed and "| 1 |" not in printed
+    assert printed in capsys.readouterr().out
+    assert (tmp_path / "ended").read_text() == "told", "the run that was going on"
+    assert not list((tmp_path / "scratch").iterdir())
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/reference/evidence.md"])

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -171,23 +172,25 @@ def test_a_run_that_is_stopped_prints_what_it_has_and_leaves_no_scratch(
 
 
 def sleeps_for_an_hour() -> None:
-    announce(str(os.getpid()))
+    announce(f"{os.getpid()} {tempfile.mkdtemp()}")
     time.sleep(3600)
 
 
-def test_a_run_that_is_stopped_stops_its_processes(tmp_path: Path) -> None:
-    started: list[int] = []
+def test_a_run_that_is_stopped_stops_its_processes_and_removes_their_temporary_files(tmp_path: Path) -> None:
+    started: list[str] = []
 
     def waits(bench: Bench) -> None:
         def stop_at(process: str) -> None:
-            started.append(int(process))
+            started.extend(process.split())
             os.kill(os.getpid(), signal.SIGTERM)
 
         call(f"{__name__}:sleeps_for_an_hour", {}, at=stop_at)
 
     assert Suite("test", [part("waits", waits)]).main(None, ["--folder", str(tmp_path)]) == 130
+    process, temporary = started
     with pytest.raises(ProcessLookupError):
-        os.kill(started[0], 0)
+        os.kill(int(process), 0)
+    assert not Path(temporary).exists()
 
 
 def test_only_and_list_name_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
