@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
-from benchmarks.support.timing import Clock
 from benchmarks.support.workloads import Workload
 from benchmarks.training.compiled_steps import compiling_anew, with_compile
+from benchmarks.training.products import MATRIX_PRODUCTS, Products
 from benchmarks.training.ready_steps import WARM_UP, SteadySteps, packed_steps
 from benchmarks.training.workloads import train_workloads
 from vlmpipe.trainer.cpu_products import use_default_products, use_fastest_products
 
-aten = torch.ops.aten
 Measure = TypeVar("Measure")
-PRODUCTS = (aten.mm.default, aten.addmm.default, aten.addmm_.default, aten.bmm.default, aten.baddbmm.default)
 ATTENTION = "vlmpipe::attend"  # begins the names of the operator and of its gradient, in which kernels run
 KERNELS, AROUND_KERNELS = "attention kernels", "around attention kernels"
 OTHER = "Python, dispatch, other operators"
@@ -69,20 +62,23 @@ def of_workload(bench: Bench, load: Workload, *, cached: bool) -> None:
     ready = packed_steps(load, WARM_UP + 1, cached=cached)
     job = with_compile(load.cached if cached else load.online, on=False)
     steps = SteadySteps(job, bench.worker, ready)
-    with FlopCounterMode(display=False) as counter, Products() as products:
+    with FlopCounterMode(display=False) as counter, Products(MATRIX_PRODUCTS) as products:
         steps()
     flops = counter.get_total_flops()
 
     def rate(measured: SteadySteps) -> float:
         return flops / 1e9 / measured().cpu_s
 
+    def rate_alone() -> float:
+        return 1 / products.alone().cpu_per_unit
+
     with compiling_anew(bench, data):
         compiled = SteadySteps(with_compile(job, on=True), bench.worker, ready)
         sides: dict[str, Callable[[], Any]] = {
             "the step": lambda: rate(steps),
             "the step, compiled": lambda: rate(compiled),
-            "alone": products.rate_alone,
-            "alone by MKL": lambda: by_mkl(products.rate_alone),
+            "alone": rate_alone,
+            "alone by MKL": lambda: by_mkl(rate_alone),
             "shares": lambda: shares(steps),
         }
         found = bench.take_turns(data, sides)
@@ -103,67 +99,6 @@ def by_mkl(measure: Callable[[], Measure]) -> Measure:
         return measure()
     finally:
         use_fastest_products()
-
-
-class Products(TorchDispatchMode):
-    """Notes the matrix products that run in it, and repeats them by themselves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._calls: Counter[Call] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in PRODUCTS:
-            self._calls[Call.of(func, args, kwargs or {})] += 1
-        return func(*args, **(kwargs or {}))
-
-    def rate_alone(self) -> float:
-        """GFLOP per CPU second."""
-        flops = cpu_s = 0.0
-        for call, count in self._calls.items():
-            arguments = call.arguments()
-            with FlopCounterMode(display=False) as counter:
-                call.run(arguments)  # also warms up
-            clock = Clock()
-            for _ in range(count):
-                call.run(arguments)
-            cpu_s += clock.stop(1).cpu_s
-            flops += count * counter.get_total_flops()
-        return flops / 1e9 / cpu_s
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of an operator, with the sizes and strides of its tensors in place of them."""
-
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
-
-    @classmethod
-    def of(cls, func: Any, args: Any, kwargs: dict[str, Any]) -> Call:
-        def layout(value: Any) -> Any:
-            return Layout(tuple(value.shape), value.stride(), value.dtype) if isinstance(value, Tensor) else value
-
-        return cls(func, tree_map(layout, tuple(args)), tuple(sorted(kwargs.items())))
-
-    def arguments(self) -> tuple[Any, ...]:
-        return tuple(value.filled() if isinstance(value, Layout) else value for value in self.args)
-
-    def run(self, arguments: tuple[Any, ...]) -> None:
-        self.func(*arguments, **dict(self.kwargs))
-
-
-@dataclass(frozen=True)
-class Layout:
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-    def filled(self) -> Tensor:
-        """With numbers of its own, also where it repeats some (strides of 0)."""
-        numbers = 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
-        return torch.randn(numbers).to(self.dtype).as_strided(self.shape, self.stride)
 
 
 def shares(steps: SteadySteps) -> dict[str, float]:
