@@ -196,6 +196,8 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
         yield Finding("plan", state, text, ExitCode.CONFIG if on_vertex else ExitCode.OK)
     if on_vertex and plan.time and (text := time_limit_note(config, plan.time.train_hours)):
         yield Finding("plan", "warning", text)
+    if on_vertex and plan.cost and plan.cost.requests_doubt:
+        yield Finding("plan", "warning", plan.cost.requests_doubt)
     if plan.load and not plan.load.is_prepared and (text := plan.load.warmup_problem(config.train)):
         yield Finding("plan", "warning", text)
 

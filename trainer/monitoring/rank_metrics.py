@@ -17,6 +17,7 @@ from torch import nn
 
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.monitoring.gpu_telemetry import NOTHING, GpuReading
+from vlmpipe.trainer.storage.bucket import REQUESTS
 
 if TYPE_CHECKING:
     from vlmpipe.trainer.config.train import TrainConfig
@@ -145,23 +146,31 @@ class RankMetrics:
     forward_s: list[float]  # 0 where it is not timed
     num_reducers: list[float]  # reducers that the rank is connected to
     gpus: list[GpuReading]  # at this moment
+    class_a: list[float]  # requests to buckets, see `RequestCounts`
+    class_b: list[float]
 
     @classmethod
     def at_start(cls, world_size: int) -> RankMetrics:
         zeros = [0.0] * world_size
-        return cls(zeros, zeros, zeros, zeros, [NOTHING] * world_size)
+        return cls(zeros, zeros, zeros, zeros, [NOTHING] * world_size, zeros, zeros)
+
+    def requests_since(self, before: RankMetrics) -> tuple[float, float]:
+        """Requests of class A and of class B of all ranks since an earlier reading."""
+        return sum(self.class_a) - sum(before.class_a), sum(self.class_b) - sum(before.class_b)
 
 
 def gather_rank_metrics(
     worker: ProcessContext, data_wait_s: float, forward_s: float, num_reducers: int, gpu: GpuReading
 ) -> RankMetrics:
     """All ranks' metrics, given this rank's own. Collective."""
-    own = [_peak_memory_bytes(worker) / GIB, data_wait_s, forward_s, num_reducers, *astuple(gpu)]
+    requests = REQUESTS.class_a, REQUESTS.class_b
+    own = [_peak_memory_bytes(worker) / GIB, data_wait_s, forward_s, num_reducers, *requests, *astuple(gpu)]
     mine = torch.tensor(own, dtype=torch.float64, device=worker.device)
     found = [torch.empty_like(mine) for _ in range(worker.world_size)]
     dist.all_gather(found, mine)
-    memory, waits, forward, reducers, *gauges = torch.stack(found).T.tolist()
-    return RankMetrics(memory, waits, forward, reducers, [GpuReading(*rank) for rank in zip(*gauges, strict=True)])
+    memory, waits, forward, reducers, class_a, class_b, *gauges = torch.stack(found).T.tolist()
+    gpus = [GpuReading(*rank) for rank in zip(*gauges, strict=True)]
+    return RankMetrics(memory, waits, forward, reducers, gpus, class_a, class_b)
 
 
 def _peak_memory_bytes(worker: ProcessContext) -> int:

@@ -262,6 +262,7 @@ class TrainingMonitor:
                 **gpus,
                 **self._reducer_metrics(ranks),
                 "checkpoint_stall_s": self._window_stall_s,
+                **self._request_metrics(ranks),
                 **self._mirror_metrics(mirror_lag),
                 "peak_memory_gib": max(ranks.peak_memory_gib),
                 "elapsed_s": now - self._started,
@@ -316,6 +317,14 @@ class TrainingMonitor:
             self._warn(f"{self._reducers.warning(connected, nodes)}")
         self._reduction = {"reduction_server": state, "reduction_server_nodes": connected}
         return self._reduction
+
+    def _request_metrics(self, ranks: RankMetrics) -> dict[str, float]:
+        """Requests of all ranks to buckets, a step, since the last line; empty for a run that uses none."""
+        class_a, class_b = ranks.requests_since(self._rank_metrics)
+        if not sum(ranks.class_a) + sum(ranks.class_b):
+            return {}
+        steps = self._window["steps"]
+        return {"class_a_requests": class_a / steps, "class_b_requests": class_b / steps}
 
     def _mirror_metrics(self, lag: MirrorLag | None) -> dict[str, float]:
         """Empty without a mirror."""
@@ -373,6 +382,8 @@ class TrainingMonitor:
                 **_ema_metrics(job),
                 "checkpoint_stall_s": usage.checkpoint_stall_s,
                 "goodput": goodput(self._log.lines(), until_s=time.time()),
+                "class_a_requests": int(sum(self._rank_metrics.class_a)) or None,
+                "class_b_requests": int(sum(self._rank_metrics.class_b)) or None,
                 "peak_memory_gib": self._rank_metrics.peak_memory_gib,
                 "world_size": worker.world_size,
                 "nodes": worker.num_nodes,

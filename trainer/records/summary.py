@@ -35,6 +35,8 @@ class Summary(Record):
     ema_decay: float | None = None
     checkpoint_stall_s: float | None = None
     goodput: float | None = None  # share of the time, restarts included, that was spent on steps that count
+    class_a_requests: int | None = None  # to buckets, of all ranks of the last start until its last logged step
+    class_b_requests: int | None = None
     peak_memory_gib: tuple[float, ...] = ()  # by rank
     world_size: int | None = None
     nodes: int | None = None

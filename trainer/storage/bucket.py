@@ -6,6 +6,7 @@ import fcntl
 import io
 import os
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, ClassVar
@@ -29,6 +30,28 @@ from vlmpipe.trainer.storage.transfer import DELETING, in_parallel
 
 TRANSFER_ATTEMPTS = 3  # for a body that arrived corrupted; anything else is retried by the store's library
 NONCE_KEY = "vlmpipe-write"  # of an object's metadata; see decision 6
+
+
+class RequestCounts:
+    """Requests of this process to object stores since it began, by the class in which they are billed.
+
+    Class A: writes, copies and lists. Class B: all other reads. Deletions cost nothing and are not counted. Those of S3
+    are counted alike (PUT, COPY, POST and LIST; GET and all other requests).
+
+    Sources: https://cloud.google.com/storage/pricing#operations-by-class, https://aws.amazon.com/s3/pricing/
+    """
+
+    def __init__(self) -> None:
+        self.class_a = self.class_b = 0
+        self._lock = threading.Lock()
+
+    def add(self, *, class_a: int = 0, class_b: int = 0) -> None:
+        with self._lock:
+            self.class_a += class_a
+            self.class_b += class_b
+
+
+REQUESTS = RequestCounts()
 
 
 class BucketStorage:

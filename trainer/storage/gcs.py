@@ -18,8 +18,9 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import IO
+from urllib.parse import urlsplit
 
-import requests.exceptions
+import requests
 from google.api_core import exceptions as api
 from google.api_core.retry import Retry
 from google.auth import exceptions as auth
@@ -36,7 +37,14 @@ from vlmpipe.trainer.storage.base import (
     changed_before_upload,
     crc32c_of,
 )
-from vlmpipe.trainer.storage.bucket import NONCE_KEY, TRANSFER_ATTEMPTS, BucketStorage, Summed, no_such_object
+from vlmpipe.trainer.storage.bucket import (
+    NONCE_KEY,
+    REQUESTS,
+    TRANSFER_ATTEMPTS,
+    BucketStorage,
+    Summed,
+    no_such_object,
+)
 from vlmpipe.trainer.storage.outage import SOON_S, must_answer_soon
 
 # The library's tracing reads each bucket's metadata, which needs a permission that jobs lack.
@@ -242,7 +250,19 @@ def _default_client() -> storage.Client:
 def _client_for(emulator: str) -> storage.Client:
     """One client per process: each new one looks for credentials. The library itself reads the emulator's address."""
     # Objects need no project, but storage.Client() refuses credentials that name none.
-    return storage.Client(project="unused")
+    client = storage.Client(project="unused")
+    client._http.hooks["response"].append(_count)
+    return client
+
+
+def _count(response: requests.Response, **_: object) -> None:
+    """Count an answered request, retries included. The parts of an upload are one write."""
+    method, url = str(response.request.method), urlsplit(str(response.request.url))
+    is_write = method == "POST" or (method in ("PUT", "PATCH") and "upload_id=" not in url.query)
+    if is_write or (method == "GET" and url.path.endswith("/o")):
+        REQUESTS.add(class_a=1)
+    elif method == "GET":
+        REQUESTS.add(class_b=1)
 
 
 def _size(blob: storage.Blob) -> int:

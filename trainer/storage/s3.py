@@ -35,7 +35,14 @@ from vlmpipe.trainer.storage.base import (
     changed_before_upload,
     crc32c_of,
 )
-from vlmpipe.trainer.storage.bucket import NONCE_KEY, TRANSFER_ATTEMPTS, BucketStorage, Summed, no_such_object
+from vlmpipe.trainer.storage.bucket import (
+    NONCE_KEY,
+    REQUESTS,
+    TRANSFER_ATTEMPTS,
+    BucketStorage,
+    Summed,
+    no_such_object,
+)
 from vlmpipe.trainer.storage.outage import SOON_S, must_answer_soon
 
 PART_BYTES = 64 << 20  # of an upload; 10,000 of them are 625 GiB, and each is in memory
@@ -321,7 +328,17 @@ def _client_for(endpoint: str, access_key: str, attempts: int, read_s: float) ->
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    return session.client("s3", endpoint_url=endpoint or None, region_name=region, config=settings)
+    client = session.client("s3", endpoint_url=endpoint or None, region_name=region, config=settings)
+    client.meta.events.register("after-call.s3", _count)
+    return client
+
+
+def _count(model: Any, **_: object) -> None:
+    """Count an answered call; the library's retries are not seen here."""
+    if model.name.startswith(("Get", "Head")):
+        REQUESTS.add(class_b=1)
+    elif not model.name.startswith(("Delete", "Abort")):
+        REQUESTS.add(class_a=1)
 
 
 def _encoded(checksum: int) -> str:

@@ -37,6 +37,14 @@ class Price:
         return (today - date_type.fromisoformat(self.date)).days > self.old_after_days
 
 
+@dataclass(frozen=True)
+class RequestPrices:
+    """Prices of 1,000 requests to a store."""
+
+    class_a: Price  # writes, copies and lists
+    class_b: Price  # other reads
+
+
 def _day(value: object) -> object:
     if not isinstance(value, str | date_type):  # pydantic takes a number as seconds since 1970
         raise ValueError("expected a date such as 2026-11-20")
@@ -80,6 +88,16 @@ class _Stores(_Sourced):
     usd_per_gb_month: dict[str, _Usd]
 
 
+class _RequestPrices(Section):
+    class_a: _Usd
+    class_b: _Usd
+
+
+class _Requests(_Sourced):
+    store: Literal["gs", "s3"]
+    usd_per_1000: _RequestPrices
+
+
 class PriceFile(Section):
     """The tables of a prices file. `prices.yaml` shows the form."""
 
@@ -89,6 +107,7 @@ class PriceFile(Section):
     accelerators: tuple[_Hourly, ...] = ()
     boot_disks: tuple[_Disks, ...] = ()
     storage: tuple[_Stores, ...] = ()
+    requests: tuple[_Requests, ...] = ()
 
     def price(self, table: _Sourced, usd: float) -> Price:
         """A price of this table, with the table's date and source."""
@@ -113,6 +132,11 @@ class PriceFile(Section):
         for table in self.storage:
             for region, usd in table.usd_per_gb_month.items():
                 yield region, self.price(table, usd)
+
+    def by_store(self) -> Iterator[tuple[str, RequestPrices]]:
+        for table in self.requests:
+            of_class = table.usd_per_1000
+            yield table.store, RequestPrices(self.price(table, of_class.class_a), self.price(table, of_class.class_b))
 
 
 def read_prices(path: Path) -> PriceFile:
@@ -141,7 +165,7 @@ def _problem(details: ErrorDetails) -> Problem:
     entry = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"]).lstrip(".")
     kind = details["type"]
     if kind == "extra_forbidden":
-        tables = (PriceFile, _Source, _Fee, _Hourly, _Disks, _Stores)
+        tables = (PriceFile, _Source, _Fee, _Hourly, _Disks, _Stores, _Requests, _RequestPrices)
         hint = did_you_mean(str(details["loc"][-1]), sorted({name for table in tables for name in table.model_fields}))
         return Problem(entry, f"found an unknown key, expected one of a prices file{hint}")
     if kind == "missing":
@@ -170,7 +194,7 @@ def _unknown_names(tables: PriceFile) -> Iterator[Problem]:
 
 def _undated(tables: PriceFile) -> Iterator[Problem]:
     entries: list[tuple[str, _Sourced]] = [("vertex_fee", tables.vertex_fee)] if tables.vertex_fee else []
-    for kind in ("machines", "accelerators", "boot_disks", "storage"):
+    for kind in ("machines", "accelerators", "boot_disks", "storage", "requests"):
         entries += [(f"{kind}[{index}]", table) for index, table in enumerate(getattr(tables, kind))]
     for entry, table in entries:
         if table.date is None and table.source not in tables.sources:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 
 from vlmpipe.catalog.machines import load_catalog, read_yaml
-from vlmpipe.catalog.price_schema import Price, PriceFile, Term, parse_prices, read_prices
+from vlmpipe.catalog.price_schema import Price, PriceFile, RequestPrices, Term, parse_prices, read_prices
 from vlmpipe.trainer.storage.user_folders import expanded
 
 FILE_NAME = "prices.yaml"
@@ -49,6 +49,7 @@ class Prices:
     hourly: Mapping[tuple[str, str, str], Price] = field(repr=False)  # by region, term and machine or GPU
     disks: Mapping[tuple[str, str], Price] = field(repr=False)  # by region and boot disk type
     stores: Mapping[str, Price] = field(repr=False)  # Cloud Storage, class Standard, by region
+    per_1000: Mapping[str, RequestPrices] = field(repr=False)  # requests, by the scheme of the store
     fee: Price  # Vertex AI's management fee; `usd` is its share of the standard price
 
     def machine(
@@ -92,6 +93,10 @@ class Prices:
             return MonthlyQuote(None, *self._origin({}, [name]))
         return MonthlyQuote(price.usd, *self._origin({name: price}, []))
 
+    def requests(self, uri: str) -> RequestPrices | None:
+        """Prices of requests to a bucket, class Standard in a single region; None where none is known."""
+        return self.per_1000.get(uri.partition(":")[0])
+
     def _fee_usd(self, standard: Price) -> float:
         without_fee = standard.usd / (1 + self.fee.usd) if standard.fee_included else standard.usd
         return self.fee.usd * without_fee
@@ -118,6 +123,7 @@ def load_prices(user_file: str = "", today: date | None = None) -> Prices:
         {key: price for file in files for key, price in file.hourly()},
         {key: price for file in files for key, price in file.monthly_disks()},
         {key: price for file in files for key, price in file.monthly_stores()},
+        {key: price for file in files for key, price in file.by_store()},
         fees[-1],
     )
 

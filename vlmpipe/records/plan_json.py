@@ -126,6 +126,15 @@ class TermCostJson(TypedDict):
     missing: list[str]
 
 
+class RequestsJson(TypedDict):
+    reading: str
+    step: float
+    save: float
+    class_a: float
+    class_b: float
+    usd: float | None
+
+
 class CostJson(TypedDict):
     by_term: dict[str, TermCostJson]
     elsewhere: dict[str, TermCostJson]
@@ -144,6 +153,7 @@ class CostJson(TypedDict):
     checkpoint_every_steps: int | None
     assumptions: list[str]
     missing: list[str]
+    requests: NotRequired[RequestsJson | None]  # plans of earlier releases have none
 
 
 class PipelineStepJson(TypedDict):

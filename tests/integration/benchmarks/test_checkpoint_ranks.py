@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
 from benchmarks.scale.checkpoint_ranks import KEEP, NODE_RANKS, PAGE, Simulation
+from vlmpipe.planner.cost.requests import KEPT_READS, MANIFEST_READS, RANK_FILES, SAVE_LISTS, SAVE_WRITES
 from vlmpipe.trainer.checkpoint.manifest import LEAST_BLOCK_BYTES, MAX_BLOCKS, MAX_SAVE_BLOCKS, block_bytes_of
 from vlmpipe.trainer.checkpoint.verified_files import total_bytes, union
 
@@ -32,6 +34,16 @@ def test_a_save_takes_requests_in_proportion_to_its_ranks(run: Simulation) -> No
     pages = -(-uploads.total // PAGE)
     assert cleared.kinds["list"] <= 3 + pages, "of the saves that are kept no file is listed"
     assert cleared.total - cleared.kinds["delete"] - pages <= SMALL_REQUESTS
+
+
+def test_a_save_takes_the_requests_that_plan_counts(run: Simulation) -> None:
+    """Of a rank's files the simulation has two: the state of a GPU's generator is missing."""
+    kinds = sum((part.kinds for part in run.save(SAVES + 1)), Counter[str]())
+    writes, reads = kinds["write"] + kinds["list"], kinds["read"] + kinds["stat"]
+    pages = run.ranks * RANK_FILES // PAGE
+    assert writes == pytest.approx((RANK_FILES - 1) * run.ranks + run.nodes + SAVE_WRITES + SAVE_LISTS, abs=2 + pages)
+    # The simulation does not wait for nodes, which is the other request of a manifest.
+    assert reads == pytest.approx((MANIFEST_READS - 1) * run.nodes + KEPT_READS * (KEEP + 1), abs=8)
 
 
 def test_a_resume_knows_all_files_after_three_requests_in_a_row(run: Simulation) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.support.trainer.runs import merged
 from vlmpipe.catalog.machines import Machine, load_catalog
+from vlmpipe.catalog.price_schema import Price, RequestPrices
 from vlmpipe.catalog.prices import MonthlyQuote, Quote
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.trainer.sizing.model_shape import ModelShape, Stack
@@ -120,3 +121,7 @@ class RoundPrices:
 
     def storage(self, region: str) -> MonthlyQuote:
         return MonthlyQuote(self.store, "2026-11-01", (), ())
+
+    def requests(self, uri: str) -> RequestPrices | None:
+        class_a, class_b = (Price(usd, "2026-11-01", "test") for usd in (0.005, 0.0004))
+        return RequestPrices(class_a, class_b)

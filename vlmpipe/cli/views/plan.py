@@ -328,6 +328,9 @@ def _cost(cost: CostJson) -> Iterator[RenderableType]:
 
 def _monthly(cost: CostJson) -> Iterator[str]:
     yield f"Storage: {_size(cost['storage_bytes'])}, {amount(cost['storage_usd_per_month'])} a month."
+    if requests := cost.get("requests"):  # plans of earlier releases have none
+        step = f"{requests['step']:,.3g} a step (data.shard_reading: {requests['reading']})"
+        yield f"Requests: {step}, {requests['save']:,.0f} a save; {amount(requests['usd'])} a run, beside the sums."
     runs, monthly = cost["schedule_runs_per_month"], cost["schedule_usd_per_month"]
     if runs is not None:
         yield f"Schedule: {runs:,.1f} runs a month, {amount(monthly)}."

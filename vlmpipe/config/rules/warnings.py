@@ -9,6 +9,7 @@ from vlmpipe.config.rules.external_trainer import command_warnings, unused_setti
 from vlmpipe.config.validation_errors import Problem
 from vlmpipe.trainer.config.data import OWN_FORMAT
 from vlmpipe.trainer.sizing.deepspeed_config import uses_hpz
+from vlmpipe.trainer.storage.base import in_bucket
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_fields import RunFields
@@ -28,6 +29,8 @@ def setting_warnings(config: RunFields) -> Iterator[Problem]:
             yield Problem(f"{field}image_folder", f"has no effect: {source.uri} brings its own images")
     if data.sources and data.weights(0) is None and "stopping_strategy" in data.model_fields_set:
         yield Problem("data.stopping_strategy", "has no effect: the sources have no weights")
+    if "shard_reading" in data.model_fields_set and not in_bucket(config.output.root_uri):
+        yield Problem("data.shard_reading", "has no effect: output.root_uri is a folder, and shards are read in place")
     if cluster.capacity_fallback and "scheduling_strategy" not in cluster.model_fields_set:
         text = "is left at standard, which features and evaluation use: capacity_fallback is for the training job only"
         yield Problem("cluster.scheduling_strategy", text)

@@ -16,6 +16,7 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S, ClusterConfig
 from vlmpipe.job_spec.build import Job, in_region, reducer_count
 from vlmpipe.planner.cost.cron import runs_per_month
+from vlmpipe.planner.cost.requests import BucketRequests, bucket_requests
 from vlmpipe.planner.jobs.hours import hours_beside_training
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.steps.estimate import HOURS_PER_MONTH, WHOLE, PipelinePlan, Stage, plan_steps, priced
@@ -33,6 +34,7 @@ TERMS: tuple[Term, ...] = get_args(Term)
 OLD_PRICES = "Old prices"
 HOURS_UNKNOWN, OTHER_REGIONS = "How long the", "Options in other regions"
 DECISIVE = (OLD_PRICES, HOURS_UNKNOWN, OTHER_REGIONS)  # begin assumptions that say what the sum lacks or a price hides
+MOST_REQUESTS = 0.1  # of a run's cost, which requests to buckets may cost without a doubt
 NOT_COUNTED = "Not counted: network traffic out of the region, storage of prepared data, and logs."
 PIPELINE = "pipeline steps"  # in place of a job: the pipeline's own steps, and the starts of the jobs' machines
 
@@ -94,12 +96,25 @@ class Cost:
     is_lower_bound: bool = False  # prices in `missing` are not in the sums
     never_ends: bool = False  # interruptions take more than is computed between them
     interrupted_every_s: float = math.inf  # mean time between interruptions on the run file's term
+    requests: BucketRequests | None = None  # of training to its buckets, which are not in `usd`
+
+    @property
+    def requests_doubt(self) -> str:
+        """Why requests to buckets deserve a look; empty where they cost little beside the run."""
+        asked = self.requests
+        if not (asked and asked.usd and self.usd) or asked.usd <= MOST_REQUESTS * self.usd:
+            return ""
+        return (
+            f"requests to buckets cost ${asked.usd:,.0f} more, {asked.usd / self.usd:.0%} of the run: raise "
+            "train.checkpoint_every_steps, or set data.shard_reading=whole"
+        )
 
     def doubts(self, max_lost: float) -> list[str]:
         """Why to look again before this is spent, a phrase each."""
         found, chosen, standard = [], self.by_term[self.term], self.by_term["standard"]
         if self.is_lower_bound:
             found.append(f"the cost is a lower bound, as no price is known for {'; '.join(self.missing)}")
+        found += [self.requests_doubt] if self.requests_doubt else []
         if self.term == "spot" and self.usd and standard.possible and standard.usd and self.usd > standard.usd:
             found.append(f"spot costs more than standard: ${self.usd:,.0f}, and ${standard.usd:,.0f} on standard")
         if chosen.lost and chosen.train_hours:
@@ -153,6 +168,7 @@ def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices
         usd_range=usd_range(chosen, time),
         is_lower_bound=chosen.is_lower_bound,
         never_ends=time.train_hours is not None and chosen.lost is None and not config.train.trainer,
+        requests=bucket_requests(case, prices),
         interrupted_every_s=mean_time_between_interruptions_s(config, preemptible=chosen.term == "spot"),
         steps=chosen.steps,
         storage_bytes=storage_bytes,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
 
 from tests.fakes.gcs.server import FakeGcs, Fault
@@ -77,16 +79,25 @@ def test_two_processes_train_from_a_bucket_as_from_a_folder(
     changes = {"data.max_samples": 200, "data.shard_samples": 8, "data.shuffle_shards": 2, "train.epochs": 2}
     changes |= {"features.shard_images": 8, "data.shard_cache_gib": 0.0002}  # ten shards of data
     online = [make_run(tmp_path, name, changes, features="off") for name in ("folder", "bucket")]
+    by_range = make_run(tmp_path, "ranges", {**changes, "data.shard_reading": "ranges"}, features="off")
     changes["data.shard_cache_gib"] = 0.0005  # as many, and ten of features
     cached = [make_run(tmp_path, f"{name}-cached", changes) for name in ("folder", "bucket")]
     encode_features(cached[0])
     prepared, features = (
         copied_to_bucket(uri) for uri in (cached[0].pointers().prepared_uri, cached[0].pointers().features_uri)
     )
-    for job in (online[1], cached[1]):
+    for job in (online[1], cached[1], by_range):
         pointers = job.pointers().model_copy(update={"prepared_uri": prepared, "features_uri": features})
         open_storage(job.run.run_uri).write("prepared.json", pointers.model_dump_json().encode())
+    train_runs([by_range], processes=2)
+    ranges = [line for line in map(unquote, gcs_server.requests) if "/shards/train-" in line and "alt=media" in line]
+    lines = [json.loads(line) for line in open_storage(by_range.run.run_uri).read("metrics.jsonl").splitlines()]
+    steps = np.diff([0, *(line["step"] for line in lines)])
+    counted = sum(count * line["class_b_requests"] for count, line in zip(steps, lines, strict=True))
+    assert 300 < len(ranges) <= counted + 1, "two epochs of some 180 samples, each by one request"
+    gcs_server.requests.clear()
     train_runs([*online, *cached], processes=2)
+    assert losses(by_range) == losses(online[0])
     for folder, bucket in (online, cached):
         assert losses(folder) == losses(bucket) and len(losses(folder)) > 2
     sent = Counter(unquote(line).partition("?")[0] for line in gcs_server.requests if "alt=media" in line)

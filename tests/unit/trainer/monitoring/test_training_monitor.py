@@ -70,7 +70,7 @@ def monitored(
 
 
 def told(gpus: Sequence[GpuReading], forward_s: Sequence[float] = (0.0,) * 4) -> RankMetrics:
-    return RankMetrics([1.0] * 4, [0.0] * 4, list(forward_s), [0.0] * 4, list(gpus))
+    return RankMetrics([1.0] * 4, [0.0] * 4, list(forward_s), [0.0] * 4, list(gpus), [0.0] * 4, [0.0] * 4)
 
 
 def test_a_gpu_that_is_throttled_again_and_again_is_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

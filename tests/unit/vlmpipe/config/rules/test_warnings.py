@@ -56,3 +56,11 @@ def test_the_rate_of_a_part_that_patterns_freeze_as_a_whole_has_no_effect(
     if idle == ["projector"]:
         assert set(map(str, found)) <= {finding.text for finding in check_run(config) if finding.state == "warning"}
         assert set(map(str, found)) <= set(plan_run(config).notes)
+
+
+@pytest.mark.parametrize(("root", "warns"), [("runs", True), ("gs://bucket/runs", False), ("s3://bucket/runs", False)])
+def test_reading_of_shards_in_a_folder_has_no_choice(root: str, warns: bool) -> None:
+    changes = {"data.shard_reading": "ranges", "output.root_uri": root}
+    found = [str(one) for one in warnings(parse_run_config(merged(TINY, changes), "a test"))]
+    assert any("data.shard_reading: has no effect" in text for text in found) == warns
+    assert not any("shard_reading" in str(one) for one in warnings(parse_run_config(merged(TINY, {}), "a test")))
