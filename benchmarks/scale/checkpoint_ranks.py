@@ -86,9 +86,9 @@ class CountingBucket:
 
     def folders(self, prefix: str) -> Sequence[str]:
         below = {name.removeprefix(f"{prefix}/") for name in self.objects if name.startswith(f"{prefix}/")}
-        found = sorted({name.partition("/")[0] for name in below if "/" in name})
-        self._pages("list", len(found))
-        return found
+        folders = sorted({name.partition("/")[0] for name in below if "/" in name})
+        self._pages("list", len(folders))
+        return folders
 
     def stat(self, name: str) -> ObjectInfo | None:
         self._count("stat")
@@ -266,16 +266,16 @@ def checkpoint_ranks(bench: Bench) -> None:
         with Simulation.of(bench.scratch, ranks) as run:
             for step in range(1, KEEP + 2):
                 uploads, committed, cleared = run.save(step)
-            files, found = run.find()
+            files, asked = run.find()
             metadata, described = run.described(files)
             rows: dict[str, tuple[str, float]] = {
                 "save: all nodes": ("requests", uploads.total),
                 "COMMIT: rank 0": ("requests", committed.total),
                 "COMMIT: one after the other": ("requests", committed.depth),
                 "retention: rank 0": ("requests", cleared.total),
-                "resume: rank 0": ("requests", found.total),
-                "resume: one after the other": ("requests", found.depth),
-                "resume: COMMITs and manifests": ("KiB", found.read_bytes / 1024),
+                "resume: rank 0": ("requests", asked.total),
+                "resume: one after the other": ("requests", asked.depth),
+                "resume: COMMITs and manifests": ("KiB", asked.read_bytes / 1024),
                 "resume: metadata, each node": ("KiB", described.read_bytes / 1024),
             }
             for resumed in (ranks, ranks // 2):

@@ -59,6 +59,11 @@ def read_attempts(store: Storage) -> Attempts:
     return _parsed(store, data)
 
 
+def attempts_of(store: Storage, data: bytes | None) -> Attempts:
+    """The state in the file's content; None: there is no file."""
+    return Attempts() if data is None else _parsed(store, data)
+
+
 def claim_attempt(store: Storage, *, fresh: bool, submission: str = "", above: int = 0) -> Attempts:
     """Take the next number, above `above`, a mirror's last one.
 

@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from vlmpipe.trainer.checkpoint.attempts import attempt_of, claim_attempt, order_of, read_attempts, require_current
+from vlmpipe.trainer.checkpoint.attempts import FILE as ATTEMPTS
+from vlmpipe.trainer.checkpoint.attempts import attempt_of, attempts_of, claim_attempt, order_of, require_current
 from vlmpipe.trainer.checkpoint.fault_points import crash_point
 from vlmpipe.trainer.checkpoint.manifest import (
     DamagedError,
@@ -148,17 +148,15 @@ class Listing:
     def read(cls, store: Storage) -> Listing:
         every = store.folders(FOLDER)
         saves = [name for name in every if attempt_of(name) >= 0]
-        asks: list[Callable[[], Any]] = [partial(read_attempts, store)]
-        asks += [partial(_commit_content, store, name) for name in saves]
-        asks += [partial(store.stat, f"{FOLDER}/{name}/{REJECTED}") for name in saves]
-        attempts, *answers = in_parallel(lambda ask: ask(), asks, threads=READING)
-        contents, notes = answers[: len(saves)], answers[len(saves) :]
+        files = [ATTEMPTS, *(f"{FOLDER}/{name}/{file}" for file in ("COMMIT", REJECTED) for name in saves)]
+        attempts, *contents = in_parallel(partial(_content, store), files, threads=READING)
+        commits, notes = contents[: len(saves)], contents[len(saves) :]
         return cls(
             folders=set(saves),
             strangers=set(every) - set(saves),
-            commits={name: content for name, content in zip(saves, contents, strict=True) if content is not None},
-            rejected={name for name, note in zip(saves, notes, strict=True) if note},
-            fresh_from=attempts.fresh_from,
+            commits={name: content for name, content in zip(saves, commits, strict=True) if content is not None},
+            rejected={name for name, note in zip(saves, notes, strict=True) if note is not None},
+            fresh_from=attempts_of(store, attempts).fresh_from,
         )
 
     @property
@@ -173,15 +171,18 @@ class Listing:
         return _record_of(self.commits[name], name, key)
 
 
-def _commit_content(store: Storage, name: str) -> bytes | None:
-    """Content of COMMIT; None without one, and empty if it is damaged in the store."""
+def _content(store: Storage, file: str) -> bytes | None:
+    """Content of a small file; None without one, and empty if it is damaged in the store."""
+    if file.endswith(REJECTED):  # it matters only that it is there
+        return b"" if store.stat(file) else None
     try:
-        return store.read(f"{FOLDER}/{name}/COMMIT")
+        return store.read(file)
     except UserError as error:
-        damage = damage_of(store, name, "COMMIT", error)
-        if not isinstance(damage, DamagedError):
+        if store.stat(file) is None:
+            return None
+        if not _is_damage(error):
             raise
-        return b"" if store.stat(f"{FOLDER}/{name}/COMMIT") else None
+        return b""
 
 
 def create_commit(store: Storage, name: str, body: bytes) -> None:
@@ -287,7 +288,7 @@ def none_verifies(passed_over: Sequence[str]) -> UserError:
 
 def vouched_manifests(store: Storage, checkpoint: Checkpoint) -> dict[str, bytes]:
     """Content of the manifests that COMMIT lists. Raises DamagedError when one has changed."""
-    record, found = checkpoint.record, {}
+    record, manifests = checkpoint.record, {}
 
     def read(manifest: str) -> bytes:
         return _read(store, checkpoint.name, manifest)
@@ -297,8 +298,8 @@ def vouched_manifests(store: Storage, checkpoint: Checkpoint) -> dict[str, bytes
         is_signed_for = not record.manifests_sha256 or sha256_of(data) == record.manifests_sha256.get(manifest)
         if crc32c_of(data) != crc32c or not is_signed_for:
             raise DamagedError(f"{checkpoint.name}: {manifest} has changed since COMMIT")
-        found[manifest] = data
-    return found
+        manifests[manifest] = data
+    return manifests
 
 
 def files_of(store: Storage, checkpoint: Checkpoint) -> Files:
@@ -338,9 +339,14 @@ def _read(store: Storage, name: str, file: str) -> bytes:
         raise damage_of(store, name, file, error) from error
 
 
+def _is_damage(error: UserError) -> bool:
+    """Return whether the bytes are at fault that the store or the disk has."""
+    return isinstance(error, CorruptObjectError) or getattr(error.__cause__, "errno", None) == errno.EIO
+
+
 def damage_of(store: Storage, name: str, file: str, error: UserError) -> Exception:
     """A DamagedError when the file itself is at fault; else, as for an unreachable store, the error."""
-    if isinstance(error, CorruptObjectError) or getattr(error.__cause__, "errno", None) == errno.EIO:
+    if _is_damage(error):
         return DamagedError(f"{name}: {file}: {error.found}")
     if store.stat(f"{FOLDER}/{name}/{file}") is None:
         return DamagedError(f"{name}: {file} is missing")

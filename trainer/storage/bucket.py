@@ -35,8 +35,8 @@ NONCE_KEY = "vlmpipe-write"  # of an object's metadata; see decision 6
 class RequestCounts:
     """Requests of this process to object stores since it began, by the class in which they are billed.
 
-    Class A: writes, copies and lists. Class B: all other reads. Deletions cost nothing and are not counted. Those of S3
-    are counted alike (PUT, COPY, POST and LIST; GET and all other requests).
+    Class A: writes, copies and lists; of S3 PUT, COPY, POST and LIST. Class B: all other reads; of S3 GET and HEAD.
+    Deletions cost nothing and are not counted.
 
     Sources: https://cloud.google.com/storage/pricing#operations-by-class, https://aws.amazon.com/s3/pricing/
     """

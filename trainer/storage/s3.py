@@ -23,6 +23,7 @@ from typing import IO, Any
 import boto3
 from botocore import exceptions as boto
 from botocore.config import Config
+from botocore.model import OperationModel
 
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage.base import (
@@ -333,7 +334,7 @@ def _client_for(endpoint: str, access_key: str, attempts: int, read_s: float) ->
     return client
 
 
-def _count(model: Any, **_: object) -> None:
+def _count(model: OperationModel, **_: object) -> None:
     """Count an answered call; the library's retries are not seen here."""
     if model.name.startswith(("Get", "Head")):
         REQUESTS.add(class_b=1)

@@ -47,10 +47,10 @@ def test_a_save_takes_the_requests_that_plan_counts(run: Simulation) -> None:
 
 
 def test_a_resume_knows_all_files_after_three_requests_in_a_row(run: Simulation) -> None:
-    _, found = run.find()
-    assert found.depth == 3, "folders, their COMMITs, the manifests of one"
-    assert found.kinds["list"] == 1, "no file is listed"
-    assert found.total <= run.nodes + SMALL_REQUESTS
+    _, asked = run.find()
+    assert asked.depth == 3, "folders, their COMMITs, the manifests of one"
+    assert asked.kinds["list"] == 1, "no file is listed"
+    assert asked.total <= run.nodes + SMALL_REQUESTS
 
 
 @pytest.mark.parametrize("share", [1, 2])

@@ -8,14 +8,13 @@ shard that was listed at the start, whose size, and checksum where the store lis
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vlmpipe.trainer.data.sample import Turn, sample_digest
 from vlmpipe.trainer.data.shards.index import SplitIndex
 from vlmpipe.trainer.data.shards.prepared_files import Manifest
-from vlmpipe.trainer.data.shards.tar import ShardReader, turns_of
+from vlmpipe.trainer.data.shards.tar import ShardReader, sample_of
 from vlmpipe.trainer.data.shards.verified_files import FOLDER, damaged_file
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.models.video_file import VideoFile
@@ -127,8 +126,7 @@ class SampleRanges:
         at = place.json_offset - start
         sha256 = self._split.image_sha256(number)
         try:
-            record = json.loads(data[at : at + place.json_bytes])
-            identity, turns = record["id"], turns_of(record)
+            identity, turns = sample_of(data[at : at + place.json_bytes])
             content = sample_digest(turns, sha256)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"its text cannot be read: {error}") from error

@@ -13,8 +13,8 @@ from typing import Literal
 GROUPS_AHEAD = 2  # of data.shuffle_shards, that the cache holds so that each shard is fetched once
 SHARED_TWICE = 1.1  # fetches of a shard in an epoch, of a cache of two groups: decision 0016
 LOOKED_UP = 3  # requests of each rank for a shard's sidecar: is it there, is the shard, what does it say
-# A range costs as much time as so many bytes: some 50 ms to a bucket's answer, of which a rank has 16 under way, at
-# about 100 MB/s a rank.
+# Bytes that take as long as a request: some 50 ms to a bucket's answer, of which a rank has 16 under way, at about
+# 100 MB/s a rank.
 REQUEST_BYTES = 256 << 10
 
 How = Literal["whole", "ranges"]
@@ -22,7 +22,7 @@ How = Literal["whole", "ranges"]
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one machine fetches in a run."""
+    """Bytes and requests of one machine in a run."""
 
     bytes: float
     requests: float

@@ -7,10 +7,9 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from vlmpipe.trainer.data.sample import Turn, stable_digest
 from vlmpipe.trainer.data.shards.disk_cache import open_shards
@@ -59,9 +58,10 @@ def sample_json(identity: str, turns: Sequence[Turn]) -> bytes:
     return json.dumps({"id": identity, "turns": spoken}, ensure_ascii=False).encode()
 
 
-def turns_of(record: Mapping[str, Any]) -> tuple[Turn, ...]:
-    """The conversation in a `<key>.json` member."""
-    return tuple(
+def sample_of(data: bytes) -> tuple[str, tuple[Turn, ...]]:
+    """The id and the conversation in a `<key>.json` member."""
+    record = json.loads(data)
+    return record["id"], tuple(
         Turn(**{**turn, "region": tuple(turn.get("region", ())), "results": tuple(turn.get("results", ()))})
         for turn in record["turns"]
     )
@@ -137,7 +137,7 @@ class ShardReader:
 
     def turns(self, members: Members) -> tuple[Turn, ...]:
         """The conversation of a sample."""
-        return turns_of(json.loads(self.read(members.shard, members.json_offset, members.json_bytes)))
+        return sample_of(self.read(members.shard, members.json_offset, members.json_bytes))[1]
 
     def images(self, members: Members) -> list[bytes]:
         """The encoded (JPEG, PNG or WebP) images of a sample, in order of their marks; of videos a VideoFile."""

@@ -31,9 +31,9 @@ def scenario(*, cached: bool = False, **run: Any) -> Scenario:
 
 
 def planned(*, cached: bool = False, **run: Any) -> BucketRequests:
-    found = bucket_requests(scenario(cached=cached, **run), RoundPrices())
-    assert found is not None
-    return found
+    requests = bucket_requests(scenario(cached=cached, **run), RoundPrices())
+    assert requests is not None
+    return requests
 
 
 def test_one_machine_fetches_whole_shards_and_many_read_by_range() -> None:
@@ -49,16 +49,16 @@ def test_the_run_file_decides_before_the_calculation(reading: str) -> None:
 
 def test_by_range_each_sample_is_one_request() -> None:
     case = scenario(**LARGE, data__shard_reading="ranges")
-    found = bucket_requests(case, RoundPrices())
-    assert found and case.load.samples and case.load.steps
-    assert found.step * case.load.steps == pytest.approx(case.load.samples * case.load.passes)
+    requests = bucket_requests(case, RoundPrices())
+    assert requests and case.load.samples and case.load.steps
+    assert requests.step * case.load.steps == pytest.approx(case.load.samples * case.load.passes)
 
 
 def test_dollars_are_those_of_both_classes() -> None:
-    found = planned(**LARGE)
-    assert found.usd == pytest.approx((found.class_a * 0.005 + found.class_b * 0.0004) / 1000)
+    requests = planned(**LARGE)
+    assert requests.usd == pytest.approx((requests.class_a * 0.005 + requests.class_b * 0.0004) / 1000)
     rarer = planned(**LARGE, train__checkpoint_every_steps=10**6)
-    assert rarer.class_a < found.class_a and rarer.step == found.step
+    assert rarer.class_a < requests.class_a and rarer.step == requests.step
 
 
 def test_cached_features_add_their_shards() -> None:
@@ -73,8 +73,13 @@ def test_without_a_bucket_or_an_amount_nothing_is_planned(change: dict[str, Any]
 def test_both_stores_have_prices_with_sources() -> None:
     prices = load_prices()
     for uri in ("gs://bucket", "s3://bucket"):
-        found = prices.requests(uri)
-        assert found and found.class_a.usd > found.class_b.usd > 0 and found.class_a.source and found.class_a.date
+        requests = prices.requests(uri)
+        assert (
+            requests
+            and requests.class_a.usd > requests.class_b.usd > 0
+            and requests.class_a.source
+            and requests.class_a.date
+        )
     assert prices.requests("runs") is None
     without = replace(prices, per_1000={})
     assert bucket_requests(scenario(**LARGE), without).usd is None  # type: ignore[union-attr]
