@@ -54,9 +54,9 @@ def load(path: str | Path, *overrides: str) -> RunConfig:
     Raises:
         RunFileError: Lists every problem, each with its field, what was found and what was expected.
     """
-    from vlmpipe.config.run_config import load_run_file
+    from vlmpipe.config.run_config import load_new_run
 
-    return load_run_file(path, overrides)
+    return load_new_run(path, overrides)
 
 
 @missing_packages()

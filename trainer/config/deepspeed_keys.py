@@ -38,7 +38,7 @@ DECIDED_HERE = {
     "zero_optimization.cpu_offload_use_pin_memory": "train.offload",
 }
 
-Kind = Literal["switch", "count", "steps", "number", "level", "section"]
+Kind = Literal["switch", "count", "steps", "number", "share", "level", "section"]
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -78,6 +78,7 @@ EXPECTED: Mapping[Kind, str] = {
     "count": "a whole number of at least 0",
     "steps": "a whole number of at least 1",
     "number": "a number above 0",
+    "share": "a number of at least 0",
     "level": f"one of {', '.join(LOG_LEVELS)}",
     "section": "a mapping",
 }
@@ -118,6 +119,61 @@ NOT_HERE = {
     "zero_optimization.save_muon_momentum_buffer_in_memory": "Muon is not an optimizer here",
     "zero_optimization.leaf_module": "the trainer says which modules are gathered whole",
 }
+
+# Keys that DeepSpeed 0.19 reads under some stages alone -> those stages, and why.
+# Source: engine.py, _configure_zero_optimizer.
+READ_UNDER: Mapping[str, tuple[frozenset[str], str]] = {
+    **dict.fromkeys(
+        (
+            *(name for name in PASSED_ON if name.startswith("zero_optimization.stage3_")),
+            *_zero("switch", "log_trace_cache_warnings enable_sanity_checks"),
+            "zero_optimization.sub_group_size",
+        ),
+        (frozenset({"zero3"}), "it is for ZeRO-3's weights"),
+    ),
+    **dict.fromkeys(
+        _zero(
+            "switch",
+            "use_multi_rank_bucket_allreduce allgather_bucket_size ignore_unused_parameters round_robin_gradients "
+            "parameter_alignment",
+        ),
+        (frozenset({"zero1", "zero2"}), "it is for the buffers of ZeRO-1 and 2"),
+    ),
+    "zero_optimization.allgather_partitions": (frozenset(), "DeepSpeed 0.19 does not use it"),
+    "aio": (frozenset(), "it is for state on a disk, which train.offload does not have"),
+}
+# Values inside of sections that DeepSpeed takes unseen.
+IN_SECTIONS: Mapping[str, Kind] = {
+    "flops_profiler.enabled": "switch",
+    "flops_profiler.detailed": "switch",
+    "flops_profiler.profile_step": "steps",
+    "flops_profiler.top_modules": "steps",
+    "flops_profiler.recompute_fwd_factor": "share",
+}
+
+
+def ignored_under(name: str, strategy: str) -> str:
+    """Say why DeepSpeed would not read a key under a strategy of ZeRO; empty where it does."""
+    strategies, why = READ_UNDER.get(name, (None, ""))
+    if strategies is None or strategy in strategies or not strategy.startswith("zero"):
+        return ""
+    return f"{why}, and {strategy} ignores it" if strategies else why
+
+
+def problems_of_new_runs(deepspeed: Mapping[str, object], strategy: str) -> list[str]:
+    """Keys and values without effect, all at once. Records of runs may have them, and are read and continued."""
+    texts: list[str] = []
+    for name in _flat(deepspeed):
+        if why := ignored_under(name, strategy):
+            strategies = " and ".join(sorted(READ_UNDER[name][0]))
+            other = f", or use {strategies}" if strategies else ""
+            texts.append(f"{name} would have no effect: {why}; take it out{other}")
+    for name, kind in IN_SECTIONS.items():
+        section, _, key = name.partition(".")
+        values = deepspeed.get(section)
+        if isinstance(values, dict) and key in values and not _is_of(kind, values[key]):
+            texts.append(f"{name}: found {json.dumps(values[key], default=repr)}, expected {EXPECTED[kind]}")
+    return texts
 
 
 def problems(deepspeed: Mapping[str, object], strategy: str) -> list[str]:
@@ -172,8 +228,8 @@ def _is_of(kind: Kind, value: object) -> bool:
             return isinstance(value, bool)
         case "count" | "steps":
             return is_number and float(value) >= (kind == "steps") and float(value).is_integer()  # type: ignore[arg-type]
-        case "number":
-            return is_number and float(value) > 0  # type: ignore[arg-type]
+        case "number" | "share":
+            return is_number and (float(value) > 0 or (kind == "share" and value == 0))  # type: ignore[arg-type]
         case "level":
             return value in LOG_LEVELS
         case "section":

@@ -28,6 +28,7 @@ from vlmpipe.config.validation_errors import (
     from_validation_error,
 )
 from vlmpipe.config.yaml_loader import read_run_file
+from vlmpipe.trainer.config.deepspeed_keys import problems_of_new_runs
 
 
 class RunConfig(RunFields):
@@ -48,6 +49,36 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     config = parse_run_config(with_overrides(read_run_file(Path(path)), parse_overrides(overrides)), str(path))
     config.__dict__["source"] = (str(path), *overrides)  # as cached_property stores it; not part of equality
     return config
+
+
+def load_new_run(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a run file as `load_run_file`, for a run that is to be checked or started.
+
+    Records of runs are read without what is asked here in addition: they were started, and may be continued.
+    """
+    try:
+        config = load_run_file(path, overrides)
+    except RunFileError as error:
+        content = with_overrides(read_run_file(Path(path)), parse_overrides(overrides))
+        raise RunFileError(error.source, [*error.problems, *_without_effect("", content.get("train"))]) from None
+    runs = [config, *(config.variant(each) for each in variants_of(config.sweep))] if config.sweep else [config]
+    found = dict.fromkeys(
+        problem
+        for run in runs
+        for name, stage in run.stage_runs().items()
+        for problem in _without_effect(name, stage.train.model_dump(include={"strategy", "deepspeed"}))
+    )
+    if found:
+        raise RunFileError(str(path), list(found))
+    return config
+
+
+def _without_effect(stage: str, train: object) -> Iterator[Problem]:
+    """Keys of train.deepspeed that the strategy ignores, also of a section that is not a valid one."""
+    if not isinstance(train, Mapping) or not isinstance(deepspeed := train.get("deepspeed"), Mapping):
+        return
+    for text in problems_of_new_runs(deepspeed, str(train.get("strategy"))):
+        yield Problem(path_in(stage, "train.deepspeed") if stage else "train.deepspeed", text)
 
 
 def parse_run_config(data: Mapping[str, Any], source: str) -> RunConfig:

@@ -135,13 +135,16 @@ class Ledger:
     def unanswered(self) -> list[Path]:
         return [leaf for leaf in self.values if leaf not in self._findings]
 
-    def refuse_field(self, field: str, reason: str) -> bool:
-        """A run-file field that was set cannot stay: its values are refused. Returns whether it has values."""
+    def refuse_field(self, field: str, reason: str, outcome: Outcome = Outcome.REFUSED) -> bool:
+        """A run-file field that was set cannot stay: its values are refused. Returns whether it has values.
+
+        outcome: DROPPED for values without effect.
+        """
         leaves = [leaf for leaf, finding in self._findings.items()
                   if finding.field == field and finding.outcome in (Outcome.EXPRESSED, Outcome.CHANGED)]  # fmt: skip
         for leaf in leaves:
             self._findings[leaf] = replace(
-                self._findings[leaf], outcome=Outcome.REFUSED, field="", reason=one_line(redact(reason))
+                self._findings[leaf], outcome=outcome, field="", reason=one_line(redact(reason))
             )
         return bool(leaves)
 

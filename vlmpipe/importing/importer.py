@@ -15,7 +15,7 @@ from vlmpipe.importing.launch_command import words_of_text
 from vlmpipe.importing.named_files import NamedFiles
 from vlmpipe.importing.named_settings import TOOLS, read_deepspeed_file
 from vlmpipe.importing.program import command_content, translate_command
-from vlmpipe.importing.settings.deepspeed import translate_deepspeed
+from vlmpipe.importing.settings.deepspeed import drop_what_is_ignored, translate_deepspeed
 from vlmpipe.importing.settings.model_words import run_name, translate_model
 from vlmpipe.importing.settings.sharding import translate_sharding
 from vlmpipe.importing.settings.training import translate_training
@@ -71,6 +71,7 @@ def import_run_file(source: Source) -> Imported:
     _examples(translation, source)
     translation.settle(source.name, mend_batch)
     settle_search(translation, source.name)
+    drop_what_is_ignored(translation)
     for leaf in translation.ledger.unanswered():
         translation.refuse(leaf, "nothing here takes it")
     findings = translation.ledger.findings()

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from vlmpipe.importing.cluster import EXAMPLE_GPUS, assume_cluster
-from vlmpipe.importing.findings import Path, path_text
+from vlmpipe.importing.findings import Outcome, Path, path_text
 from vlmpipe.importing.settings.concepts import Concepts, is_on, number
 from vlmpipe.importing.settings.training import translate_training
 from vlmpipe.importing.settings.words import unknown
 from vlmpipe.importing.translation import Translation
-from vlmpipe.trainer.config.deepspeed_keys import DECIDED_HERE, NOT_HERE, PASSED_ON
+from vlmpipe.trainer.config.deepspeed_keys import DECIDED_HERE, NOT_HERE, PASSED_ON, READ_UNDER, ignored_under
 
 VERSION = "DeepSpeed 0.19"
+PASSED = "train.deepspeed"
 # Values of keys -> concepts. Others are passed on, decided elsewhere or without use: deepspeed_keys has them.
 CONCEPTS = {
     "train_batch_size": "global_batch",
@@ -164,6 +165,17 @@ def _not_passed(translation: Translation, leaf: Path, name: str, parents: list[s
         translation.refuse(leaf, reason)
     else:
         translation.drop(leaf, reason)
+
+
+def drop_what_is_ignored(translation: Translation) -> None:
+    """Take out keys that DeepSpeed does not read under the strategy of the run file."""
+    strategy = translation.settings.get("train.strategy")
+    for field in [name for name in translation.settings if name.startswith(f"{PASSED}.")]:
+        name = field.removeprefix(f"{PASSED}.")
+        of_section = name if name in READ_UNDER else name.partition(".")[0]
+        if strategy and (why := ignored_under(of_section, str(strategy.value))):
+            del translation.settings[field]
+            translation.ledger.refuse_field(field, why, Outcome.DROPPED)
 
 
 def _clip(concepts: Concepts) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.pipelines.run_files import SMALL, problems_of, small
-from vlmpipe.config.run_config import load_run_file, parse_run_config, warnings
+from vlmpipe.config.run_config import load_new_run, load_run_file, parse_run_config, warnings
 from vlmpipe.config.run_fields import BUILTIN_SOURCES
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.platforms.local.runs.run import DEFAULT_ROOT
@@ -360,3 +360,31 @@ def test_the_builtin_sources_are_those_of_the_data_step() -> None:
     from vlmpipe.trainer.data.sources.builtin import BUILTIN_PREFIX
 
     assert set(BUILTIN_SOURCES) == {BUILTIN_PREFIX + name for name in _builtin_sources()}
+
+
+IGNORED = {"zero_optimization": {"stage3_max_live_parameters": 1, "allgather_partitions": True}, "aio": {}}
+
+
+def of_zero2() -> dict[str, Any]:
+    content = copy.deepcopy(SMALL)
+    content["train"] |= {"strategy": "zero2", "deepspeed": IGNORED}
+    return content
+
+
+def test_keys_that_deepspeed_ignores_are_refused_in_a_new_run_in_one_round_with_others(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps(of_zero2()))
+    with pytest.raises(RunFileError) as refused:
+        load_new_run(path)
+    assert [problem.field for problem in refused.value.problems] == ["train.deepspeed"] * 3
+    with pytest.raises(RunFileError) as both:
+        load_new_run(path, ["train.epoch=2"])
+    assert [problem.field for problem in both.value.problems] == ["train.epoch", *["train.deepspeed"] * 3]
+    assert load_new_run(path, ["train.deepspeed={}"]).train.deepspeed == {}
+
+
+def test_a_record_with_keys_that_deepspeed_ignores_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "run_file.json"
+    path.write_text(json.dumps(of_zero2()))
+    content = load_run_file(path).to_run_json(RunPaths(run_id="r", root_uri=str(tmp_path)))
+    assert JobConfig.model_validate(content).train.deepspeed == IGNORED

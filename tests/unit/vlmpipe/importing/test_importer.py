@@ -153,6 +153,15 @@ def test_a_warm_up_without_a_schedule_meets_no_assumed_one() -> None:
     assert (train := config_of(imported).train).warmup_steps == 1000 and train.warmup_fraction is None
 
 
+def test_keys_that_a_stage_ignores_are_dropped() -> None:
+    zero = {"stage": 2, "stage3_prefetch_bucket_size": 5, "allgather_partitions": True, "reduce_bucket_size": 5000}
+    imported = import_run_file(Source("ds.json", Kind.DEEPSPEED, {"zero_optimization": zero}))
+    assert config_of(imported).train.deepspeed == {"zero_optimization": {"reduce_bucket_size": 5000}}
+    dropped = {found.path: found.reason for found in imported.findings if found.outcome is Outcome.DROPPED}
+    assert "zero2 ignores it" in dropped["zero_optimization.stage3_prefetch_bucket_size"]
+    assert "does not use it" in dropped["zero_optimization.allgather_partitions"]
+
+
 def test_two_values_with_control_characters_are_both_refused() -> None:
     content = {"zero_optimization": {"stage": 2, "overlap_comm": "\x1b[31m", "contiguous_gradients": "\x1b[31m"}}
     imported = import_run_file(Source("ds.json", Kind.DEEPSPEED, content))

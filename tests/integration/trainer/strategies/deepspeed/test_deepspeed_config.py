@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from deepspeed.runtime.config import _REMOVED_TOP_LEVEL_CONFIG_KEYS, DeepSpeedConfig
+from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pydantic import ValidationError
 
@@ -219,6 +221,21 @@ def test_all_values_that_deepspeed_refuses_or_would_ignore_are_said_at_once() ->
     )
     assert len(said) == len(expected) and all(map(str.startswith, said, expected))
     assert value_problems(settings("zero2", {**GIVEN, "timers": {"throughput": {"enabled": True}}})) == []
+
+
+def test_keys_without_effect_are_those_that_deepspeeds_engine_does_not_read_under_a_stage() -> None:
+    source = inspect.getsource(DeepSpeedEngine._configure_zero_optimizer)
+    of_1_and_2, of_3 = source.split("elif zero_stage == ZeroStageEnum.weights:")
+    others = {"stage3_use_all_reduce_for_fetch_params": "zero3", "log_trace_cache_warnings": "zero3"}
+    accessors = {"use_multi_rank_bucket_allreduce": "zero_multi_rank_bucket_allreduce",
+                 "enable_sanity_checks": "is_sanity_checks_enabled"}  # fmt: skip
+    for key in deepspeed_keys.PASSED_ON:
+        section, _, name = key.partition(".")
+        if section != "zero_optimization" or not name or name in others:
+            continue
+        accessor = f"self.{accessors.get(name, 'zero_' + name.removeprefix('stage3_'))}()"
+        for strategy, text in (("zero1", of_1_and_2), ("zero2", of_1_and_2), ("zero3", of_3)):
+            assert bool(deepspeed_keys.ignored_under(key, strategy)) == (accessor not in text), (key, strategy)
 
 
 def test_kinds_of_values_are_those_of_deepspeeds_own_class() -> None:
