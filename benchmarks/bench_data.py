@@ -65,6 +65,13 @@ SUITE = Suite(
             "packing plans once a machine, beside one of each rank",
             default=False,
         ),
+        Part(
+            "shard-reading",
+            "scale.shard_reading",
+            30,
+            "requests and bytes of samples of a bucket: whole shards, by cache, beside ranges",
+            default=False,
+        ),
         Part("mixture-scale", "data.mixture", 1200, "the same with ten sources of texts", default=False),
     ],
     rounds=9,

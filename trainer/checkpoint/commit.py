@@ -153,7 +153,7 @@ class Listing:
         commits, notes = contents[: len(saves)], contents[len(saves) :]
         return cls(
             folders=set(saves),
-            strangers=set(every) - set(saves),
+            strangers={name for name in every if name not in saves and store.list(f"{FOLDER}/{name}")},
             commits={name: content for name, content in zip(saves, commits, strict=True) if content is not None},
             rejected={name for name, note in zip(saves, notes, strict=True) if note is not None},
             fresh_from=attempts_of(store, attempts).fresh_from,

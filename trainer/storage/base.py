@@ -80,7 +80,10 @@ class Storage(Protocol):
         ...
 
     def folders(self, prefix: str) -> Sequence[str]:
-        """Names of the folders directly in the folder `prefix`, sorted; what is in them is not listed."""
+        """Names of the folders directly in the folder `prefix`, sorted; what is in them is not listed.
+
+        Servers of S3's API that store objects as files (SeaweedFS is one) also name folders whose objects are deleted.
+        """
         ...
 
     def stat(self, name: str) -> ObjectInfo | None: ...

@@ -195,6 +195,17 @@ def test_list_gives_a_folder_and_what_is_below_it_sorted(store: Storage) -> None
     assert store.list("steps/train.json")[0] == store.stat("steps/train.json")
 
 
+def test_folders_are_those_with_a_file_directly_in_a_folder(store: Storage) -> None:
+    for name in ("runs/b/x.json", "runs/a/deep/COMMIT", "runs/LATEST", "runs2/c/x.json", "runs.json"):
+        store.write(name, b"12")
+    assert store.folders("runs") == ["a", "b"]
+    assert store.folders("runs/a") == ["deep"] and store.folders("runs/b") == []
+    assert store.folders("absent") == []
+    store.delete("runs/b/x.json")
+    if not store.root_uri.startswith("s3://"):  # the server of these tests keeps it
+        assert store.folders("runs") == ["a"], "a folder is gone with its last file"
+
+
 @pytest.mark.parametrize("size_bytes", [0, 1000, 9 << 20, 40 << 20])
 def test_an_uploaded_file_is_fetched_with_equal_bytes(store: Storage, tmp_path: Path, size_bytes: int) -> None:
     data = bytes(range(250)) * (size_bytes // 250)
