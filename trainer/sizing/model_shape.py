@@ -90,6 +90,15 @@ class CountedFlops:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """Weights of the language model's layers that the default of `model.lora.targets` leaves without adapters."""
+
+    name: str  # within a layer
+    reason: str
+    parameters: int  # in all layers
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """A vision-language model: tower, projector, embedding, language layers with adapters, and head.
 
@@ -109,6 +118,7 @@ class ModelShape:
     behind_features: int = 0  # tower parameters after the layer whose output is used: never trained
     adapters: dict[str, int] = field(default_factory=dict)  # adapted layer -> adapter parameters in one language layer
     adapter_rank: int = 0
+    without_adapters: tuple[LeftOut, ...] = ()
     merge: int = 0  # side of a token in patches, if images differ in tokens (1 where it has none); else 0
     levels: int = 1  # outputs of the tower, each with a merger; all but one are added to a language layer (DeepStack)
     windows: Windows | None = None

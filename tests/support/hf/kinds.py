@@ -21,6 +21,10 @@ SQUARE = {"height": 16, "width": 16}
 PINPOINTS = [[16, 32], [32, 16], [32, 32]]
 # Encoders of patches with a merger, and positions of three axes.
 MROPE: dict[str, Any] = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}}
+HYBRID = MROPE | {
+    "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+}  # fmt: skip
 WHOLE_MROPE = {"rope_parameters": MROPE["rope_parameters"] | {"partial_rotary_factor": 1.0}}
 # Experts of a width that torch multiplies in bf16 too: rows of a multiple of 16 bytes.
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
@@ -100,13 +104,24 @@ KINDS: dict[str, Kind] = {
     ),
     "qwen3_5": Kind(
         "<|image_pad|>",
-        text=MROPE
-        | {
-            "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8, "linear_value_head_dim": 8,
-            "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-        },
+        text=HYBRID,
         vision=PATCHES | {"out_hidden_size": WIDTH, "num_position_embeddings": 16},
         **QWEN,
+    ),
+    "qwen3_5_moe": Kind(
+        "<|image_pad|>",
+        text=HYBRID | EXPERTS | {"shared_expert_intermediate_size": 16},
+        vision=PATCHES | {"out_hidden_size": WIDTH, "num_position_embeddings": 16},
+        **QWEN,
+    ),
+    "paddleocr_vl": Kind(
+        "<|image_pad|>",
+        text=MROPE,
+        vision={"spatial_merge_size": 2},
+        images={"min_pixels": 256, "max_pixels": 2048, "patch_size": 4, "merge_size": 2, "temporal_patch_size": 1},
+        tokens=("<|video_pad|>", "<|vision_start|>", "<|vision_end|>"),
+        named={"image_token": "<|image_pad|>"},
+        around=("<|vision_start|>", "<|vision_end|>"),
     ),
     "glm4v": Kind(
         "<|image|>", text=WHOLE_MROPE, vision=PATCHES | {"out_hidden_size": WIDTH, "intermediate_size": 24}, **GLM

@@ -1,4 +1,4 @@
-"""Frozen linear layers with 4-bit weights, for adapters on a quantized language model (QLoRA).
+"""Frozen linear layers and experts with 4-bit weights, for adapters on a quantized language model (QLoRA).
 
 Dettmers et al. 2023 (arXiv 2305.14314): a weight is stored as one of the 16 NF4 levels times the largest magnitude of
 its block of 64, and these magnitudes are stored in 8 bits (double quantization). bitsandbytes quantizes, always on the
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.hooks.feature import Feature, Weights
+from vlmpipe.trainer.models.layers.experts import STORED, compute_weights, is_experts, weights_in
 from vlmpipe.trainer.models.layers.freeze import is_adapter, plain_name
 
 BLOCK, SCALES_BLOCK = 64, 256  # weights that share a magnitude, and magnitudes that share one
@@ -23,7 +24,7 @@ LEVELS, SCALE_LEVELS = 16, 256
 
 
 class QuantizedBase(Feature):
-    """Quantizes the frozen linear layers of the language model."""
+    """Quantizes the frozen linear layers and experts of the language model."""
 
     def require(self, device: torch.device) -> None:
         require_bitsandbytes()
@@ -38,17 +39,13 @@ class QuantizedBase(Feature):
         return QuantizedWeights(initial, quantized_names(model))
 
 
-class Nf4Linear(nn.Module):
-    """A linear layer whose weight rests in 4 bits and is dequantized for each product, in the type of the input.
+class Nf4Weight(nn.Module):
+    """A weight that rests in 4 bits: of a linear layer, (rows, columns), or of experts, (experts, rows, columns)."""
 
-    The backward pass dequantizes again: no layer holds on to a dequantized weight.
-    """
-
-    def __init__(self, linear: nn.Linear, *, has_values: bool = True) -> None:
+    def __init__(self, weight: Tensor, *, has_values: bool = True) -> None:
         """`has_values`: False leaves the buffers undefined, for meta and fake tensors."""
         super().__init__()
-        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
-        weight = linear.weight
+        self.shape = weight.shape
         blocks = -(-weight.numel() // BLOCK)
         groups = -(-blocks // SCALES_BLOCK)
         sizes = {
@@ -67,7 +64,7 @@ class Nf4Linear(nn.Module):
             self.register_buffer(name, tensor.to(weight.device), persistent=False)
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
-        """The weight, (out_features, in_features)."""
+        """The weight, in its shape."""
         from bitsandbytes.functional import QuantState, dequantize_4bit
 
         of_scales = QuantState(
@@ -75,7 +72,7 @@ class Nf4Linear(nn.Module):
         )
         state = QuantState(
             absmax=self.scales,
-            shape=torch.Size((self.out_features, self.in_features)),
+            shape=self.shape,
             code=self.levels,
             blocksize=BLOCK,
             quant_type="nf4",
@@ -84,19 +81,30 @@ class Nf4Linear(nn.Module):
             state2=of_scales,
         )
         weight: Tensor = dequantize_4bit(self.packed, state)
-        return weight.reshape(self.out_features, self.in_features)  # of two numbers it returns the transposed matrix
+        return weight.reshape(self.shape)  # of two numbers it returns the transposed matrix
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Nf4Weight:
+        """Move with the module, but never cast: scales in half precision would be other scales."""
+        own = {id(buffer) for buffer in self._buffers.values()}
+        super()._apply(lambda tensor: tensor.to(fn(tensor).device) if id(tensor) in own else fn(tensor), recurse)
+        return self
+
+
+class Nf4Linear(Nf4Weight):
+    """A linear layer whose weight rests in 4 bits and is dequantized for each product, in the type of the input.
+
+    The backward pass dequantizes again: no layer holds on to a dequantized weight.
+    """
+
+    def __init__(self, linear: nn.Linear, *, has_values: bool = True) -> None:
+        super().__init__(linear.weight, has_values=has_values)
+        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
 
     def forward(self, hidden: Tensor) -> Tensor:
         if torch.is_autocast_enabled(hidden.device.type):
             hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
         output: Tensor = _Product.apply(hidden, self)
         return output if self.bias is None else output + self.bias.to(output.dtype)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Nf4Linear:
-        """Move with the module, but never cast: scales in half precision would be other scales."""
-        own = {id(buffer) for buffer in self._buffers.values()}
-        super()._apply(lambda tensor: tensor.to(fn(tensor).device) if id(tensor) in own else fn(tensor), recurse)
-        return self
 
 
 class _Product(torch.autograd.Function):
@@ -122,13 +130,12 @@ class QuantizedWeights:
         weight = self._weights.read(name)
         if name not in self._names:
             return weight
-        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-        linear.weight = nn.Parameter(weight, requires_grad=False)
-        return Nf4Linear(linear).dequantized(weight.dtype)
+        return Nf4Weight(weight).dequantized(weight.dtype)
 
 
 def quantize_base(model: nn.Module, *, has_values: bool = True) -> None:
-    """Replace every frozen linear layer in the language model's blocks by an `Nf4Linear`.
+    """Replace every frozen linear layer in the language model's blocks by an `Nf4Linear`, and store the frozen weights
+    of experts as `Nf4Weight`.
 
     Raises UserError (exit 69) where bitsandbytes is not installed.
     """
@@ -137,20 +144,30 @@ def quantize_base(model: nn.Module, *, has_values: bool = True) -> None:
     for name, linear in list(_frozen_linear(layers)):
         parent, _, own = name.rpartition(".")
         setattr(layers.get_submodule(parent), own, Nf4Linear(linear, has_values=has_values))
+    for name, experts, weights in list(_frozen_experts(layers)):
+        stored = {own: Nf4Weight(weight, has_values=has_values) for own, weight in weights.items()}
+        for own in stored:
+            delattr(experts, own)
+        experts.add_module(STORED, nn.ModuleDict(stored))
+        compute_weights(layers.get_submodule(plain_name(f"{name}.").rstrip(".")), experts)
 
 
 def quantized_names(model: nn.Module) -> set[str]:
     """Weights that `quantize_base` would quantize, by their names in the model without adapters."""
     decoder = model.get_decoder()
     prefix = next(name for name, module in model.named_modules() if module is decoder)
-    return {plain_name(f"{prefix}.layers.{name}.weight") for name, _ in _frozen_linear(decoder.layers)}
+    linear = {f"{name}.weight" for name, _ in _frozen_linear(decoder.layers)}
+    experts = {f"{name}.{own}" for name, _, weights in _frozen_experts(decoder.layers) for own in weights}
+    return {plain_name(f"{prefix}.layers.{name}") for name in linear | experts}
 
 
 def quantized_size(model: nn.Module) -> tuple[int, int]:
     """Weights that `quantize_base` quantizes, and the bytes that these take then."""
-    linear = [module for _, module in _frozen_linear(model.get_decoder().layers)]
-    buffers = [buffer for module in linear for buffer in Nf4Linear(module, has_values=False).buffers()]
-    return sum(module.weight.numel() for module in linear), sum(buffer.nbytes for buffer in buffers)
+    layers = model.get_decoder().layers
+    weights = [linear.weight for _, linear in _frozen_linear(layers)]
+    weights += [weight for _, _, of_experts in _frozen_experts(layers) for weight in of_experts.values()]
+    buffers = [buffer for weight in weights for buffer in Nf4Weight(weight, has_values=False).buffers()]
+    return sum(weight.numel() for weight in weights), sum(buffer.nbytes for buffer in buffers)
 
 
 def require_bitsandbytes() -> None:
@@ -172,6 +189,14 @@ def _frozen_linear(layers: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     for name, module in layers.named_modules():
         if isinstance(module, nn.Linear) and not is_adapter(f"{name}.") and not module.weight.requires_grad:
             yield name, module
+
+
+def _frozen_experts(layers: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Tensor]]]:
+    for name, module in layers.named_modules():
+        if is_experts(module):
+            frozen = {own: weight for own, weight in weights_in(module).items() if not weight.requires_grad}
+            if frozen:
+                yield name, module, frozen
 
 
 def _quantize(weight: Tensor) -> dict[str, Tensor]:

@@ -18,8 +18,9 @@ from transformers import PreTrainedModel
 
 from vlmpipe.trainer.config.model import LoraConfig, ModelConfig, WeightsConfig
 from vlmpipe.trainer.errors import ConfigError, os_errors
+from vlmpipe.trainer.models.layers.adapter_targets import Targets
 from vlmpipe.trainer.models.layers.freeze import is_adapter, plain_name, tied_names
-from vlmpipe.trainer.models.layers.lora import ADAPTER, MAGNITUDE, peft_settings, rows_in
+from vlmpipe.trainer.models.layers.lora import ADAPTER, MAGNITUDE, adapters_of, peft_settings, rows_in
 from vlmpipe.trainer.models.published import model_file, published_json
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -35,8 +36,11 @@ def write_adapter(model: nn.Module, config: ModelConfig, read: Callable[[str], T
     """Write what was trained of `model`, which may be on the meta device. read: a trained weight by its name."""
     assert config.lora and config.pretrained
     names = stored_names(model)
-    adapted = {name.partition(".lora_")[0] for name in names if is_adapter(name)}
-    settings = peft_settings(config.lora, sorted(adapted | set(older_names(model, adapted).values())))
+    weights = adapters_of(model)
+    experts = {name for name in weights if not name.endswith(".weight")}
+    adapted = {name.removesuffix(".weight") for name in weights.keys() - experts}
+    layers = sorted(adapted | set(older_names(model, adapted).values()))
+    settings = peft_settings(config.lora, Targets(tuple(layers), tuple(sorted(experts))))
     settings.base_model_name_or_path = config.pretrained.weights
     settings.revision = config.pretrained.revision or None
     rows = rows_in(model)

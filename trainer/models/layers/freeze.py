@@ -26,7 +26,7 @@ TOWER_NAMES = ("vision_tower.", "visual.", "vision_model.", "vision_encoder.", "
 BESIDE = (
     "image_newline", "view_seperator", "embed_vision.", "visual_embeddings_table.", "vision_projection.", "aligner.",
 )  # fmt: skip
-BASE = ".base_layer."  # in peft's name of an adapted layer's own weight
+BASE = "base_layer."  # in peft's name of an adapted layer's own weight, twice where it adapts two of a module
 MIN_SHARED_LETTERS = 3  # consecutive, between a name and a pattern, to count as similar
 NUM_SUGGESTIONS = 3  # names in the error for a pattern that matches none
 
@@ -49,7 +49,7 @@ def is_adapter(name: str) -> bool:
 
 def plain_name(name: str) -> str:
     """A weight's name in the model without adapters."""
-    return name.replace(BASE, ".")
+    return name.replace(BASE, "")
 
 
 def freeze(model: nn.Module, config: ModelConfig, *, unused: Iterable[nn.Module] = (), is_whole: bool) -> None:

@@ -1,4 +1,4 @@
-"""LoRA adapters on linear layers of frozen parts of a model, through peft.
+"""LoRA adapters on linear layers and experts of frozen parts of a model, through peft.
 
 Hu et al. 2021 (arXiv 2106.09685): a layer returns W x + alpha / rank * B A x, and only A (rank, in) and B (out, rank)
 are trained. B starts at 0, so that training begins with the original model. rsLoRA (arXiv 2312.03732) scales by alpha /
@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from vlmpipe.trainer.config.model import LoraConfig, ModelConfig
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.models.layers.freeze import freeze, part_of, tied_names, tower_layers_of
+from vlmpipe.trainer.models.layers.adapter_targets import Targets, targets_of
+from vlmpipe.trainer.models.layers.experts import compute_weights, factors
+from vlmpipe.trainer.models.layers.freeze import freeze, plain_name, tied_names
 from vlmpipe.trainer.models.loss.chunked_loss import TRAINED_ROWS, trained_rows_of
 
 if TYPE_CHECKING:
@@ -39,9 +41,13 @@ class Adapter:
     b: str
     magnitude: str  # empty without DoRA
     scale: float
+    is_transposed: bool = False  # of experts: (experts, in, out)
 
     def merged(self, weight: Tensor, read: Callable[[str], Tensor]) -> Tensor:
-        """W + scale B A, with DoRA's row lengths: (out, in), a new tensor."""
+        """W + scale B A, with DoRA's row lengths: (out, in) or that of each expert, a new tensor."""
+        if weight.ndim > 2:
+            pair = factors(read(self.a), read(self.b), len(weight), is_transposed=self.is_transposed)
+            return torch.baddbmm(weight, *pair, alpha=self.scale)
         merged = torch.addmm(weight, read(self.b), read(self.a), alpha=self.scale)
         return merged * (read(self.magnitude) / row_lengths(merged))[:, None] if self.magnitude else merged
 
@@ -70,42 +76,54 @@ def add_adapters(model: nn.Module, config: LoraConfig, *, unused: Iterable[nn.Mo
     import peft
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    targets = _targets(model, config, unused)
+    targets = targets_of(model, config, unused)
     try:
         with torch.device("meta"):  # peft moves drawn weights to the layer's device, which fails for fake tensors
             peft.inject_adapter_in_model(peft_settings(config, targets), model, adapter_name=ADAPTER)
     except ValueError as error:  # of what it takes for experts, without DoRA and dropout
         raise _adapts_others(model, str(error).rstrip(".")) from error
     _require_adapted(model, targets)
+    for outer in model.modules():
+        if hasattr(outer, "parameter_name"):
+            compute_weights(outer, outer.get_base_layer())
     for parameter in trained:
         parameter.requires_grad_(True)  # peft freezes all but adapters
     draw_adapters(model, next(model.parameters()).device)
 
 
-def _require_adapted(model: nn.Module, targets: list[str]) -> None:
-    """Raise ConfigError where PEFT has not adapted exactly these layers.
+def _require_adapted(model: nn.Module, targets: Targets) -> None:
+    """Raise ConfigError where PEFT has not adapted exactly these layers and experts.
 
-    For some types it takes layers for experts, by their names, and adapts the experts' parameters instead, which no
-    export would merge.
+    For some types it takes layers for experts, by their names, and adapts the experts' parameters instead.
     """
-    adapted = {name for name, module in model.named_modules() if hasattr(module, "lora_A")}
-    wanted = set(targets)
+    adapted, wanted = adapted_names(model), {f"{name}.weight" for name in targets.layers} | set(targets.experts)
     if adapted == wanted:
         return
-    names = [min(some) for some in (adapted - wanted, wanted - adapted) if some]
+    names = [min(some).removesuffix(".weight") for some in (adapted - wanted, wanted - adapted) if some]
     raise _adapts_others(model, f"{' and '.join(names)} differ")
+
+
+def adapted_names(model: nn.Module) -> set[str]:
+    """The weights with adapters, by their names in the model without them."""
+    return {weight_name(name, module) for name, module in model.named_modules() if hasattr(module, "lora_A")}
+
+
+def weight_name(name: str, module: Any) -> str:
+    """The name of the weight that an adapted module (or one of PEFT's wrappers of experts) adapts."""
+    return plain_name(f"{name}.{getattr(module, 'parameter_name', 'weight')}")
 
 
 def _adapts_others(model: nn.Module, how: str) -> ConfigError:
     return ConfigError(
         f"PEFT adapts other layers of a {model.config.model_type} model than model.lora names: {how}",
-        expected="adapters of the linear layers that model.lora names, and of no experts",
-        fix="set model.lora.targets to the layers of the attention, such as [q_proj, k_proj, v_proj, o_proj]",
+        expected="adapters of the linear layers and experts that model.lora names, and of no others",
+        fix="set model.lora.targets to the layers of the attention, such as [q_proj, k_proj, v_proj, o_proj], or leave "
+        "use_dora and dropout out",
     )
 
 
-def peft_settings(config: LoraConfig, names: list[str]) -> peft.LoraConfig:
-    """peft's own settings. names: of the adapted layers."""
+def peft_settings(config: LoraConfig, targets: Targets) -> peft.LoraConfig:
+    """peft's own settings."""
     import peft
 
     return peft.LoraConfig(
@@ -114,7 +132,8 @@ def peft_settings(config: LoraConfig, names: list[str]) -> peft.LoraConfig:
         lora_dropout=config.dropout,
         use_rslora=config.use_rslora,
         use_dora=config.use_dora,
-        target_modules=names,
+        target_modules=list(targets.layers),
+        target_parameters=list(targets.experts) or None,
         bias="none",
     )
 
@@ -164,11 +183,12 @@ def rows_in(model: nn.Module) -> dict[str, Tensor]:
 def adapters_of(model: nn.Module) -> dict[str, Adapter]:
     """Every adapter in a model, by the name of its weight in the model without adapters."""
     return {
-        f"{name}.weight": Adapter(
+        weight_name(name, module): Adapter(
             a=f"{name}.lora_A.{ADAPTER}.weight",
             b=f"{name}.lora_B.{ADAPTER}.weight",
             magnitude=f"{name}{MAGNITUDE}" if ADAPTER in module.lora_magnitude_vector else "",
             scale=module.scaling[ADAPTER],
+            is_transposed=getattr(module.get_base_layer(), "is_transposed", False),
         )
         for name, module in model.named_modules()
         if hasattr(module, "lora_A")
@@ -178,48 +198,3 @@ def adapters_of(model: nn.Module) -> dict[str, Adapter]:
 def without_adapters(config: ModelConfig) -> ModelConfig:
     """The exported model: adapters are merged into its weights."""
     return config.model_copy(update={"lora": None, "freeze": tuple(sorted(config.frozen))})
-
-
-def _targets(model: nn.Module, config: LoraConfig, unused: Iterable[nn.Module]) -> list[str]:
-    """Names of the layers to adapt. A target is a layer's name within its block (of the projector: within that), or
-    the last components of one."""
-    linear = _linear_in(model, config, unused)
-    kind = model.config.text_config.model_type
-    for part in config.parts:
-        if not any(part_of(name) == part for name in linear):
-            raise ConfigError(
-                f"the {part.replace('_', ' ')} of a {kind} model has no linear layers that model.lora could adapt",
-                fix=f"leave {part} out of model.lora.parts, or take another model",
-            )
-    for target in config.targets:
-        if not any(_matches(target, name) for name in linear.values()):
-            raise ConfigError(
-                f"model.lora.targets has {target!r}, which no linear layer of the {' and '.join(config.parts)} of a "
-                f"{kind} model is called",
-                expected=f"some of {', '.join(dict.fromkeys(linear.values()))}, or their last parts",
-                fix="leave targets out to adapt all of them",
-            )
-    wanted = config.targets
-    return [full for full, name in linear.items() if not wanted or any(_matches(target, name) for target in wanted)]
-
-
-def _linear_in(model: nn.Module, config: LoraConfig, unused: Iterable[nn.Module]) -> dict[str, str]:
-    """Linear layers that may get adapters: full name -> name within the block. Without those that get no gradient."""
-    idle = {module for part in unused for module in part.modules()}
-    blocks = {*model.get_decoder().layers, *tower_layers_of(model)}
-    found: dict[str, str] = {}
-    block = ""
-    for name, module in model.named_modules():
-        if module in blocks:
-            block = f"{name}."
-        if not isinstance(module, nn.Linear) or module in idle or part_of(name) not in config.parts:
-            continue
-        if part_of(name) == "projector":
-            found[name] = name
-        elif block and name.startswith(block):
-            found[name] = name.removeprefix(block)
-    return found
-
-
-def _matches(target: str, name: str) -> bool:
-    return name == target or name.endswith(f".{target}")

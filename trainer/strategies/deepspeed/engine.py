@@ -22,6 +22,7 @@ from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.hooks.table import average_of
 from vlmpipe.trainer.models.attention.mixers import BY_SAMPLE
 from vlmpipe.trainer.models.base import ShardingUnits
+from vlmpipe.trainer.models.layers.experts import COMPUTES_WEIGHTS
 from vlmpipe.trainer.optimizer.build import build_optimizer, set_rates
 from vlmpipe.trainer.sizing.deepspeed_config import Sizes, engine_settings, laid_over, node_weights, offloading
 from vlmpipe.trainer.strategies.base import SavedFiles, StepResult
@@ -55,8 +56,8 @@ class Zero:
         deepspeed = _import_deepspeed(worker)
         if stage == 3:
             recompute_gathered_linear(module)
-            for part in module.modules():  # gathered once, however often it calls its parts for a rank's samples
-                if getattr(part, BY_SAMPLE, False):
+            for part in module.modules():  # gathered once, whatever it calls, or reads, of its parts
+                if getattr(part, BY_SAMPLE, False) or getattr(part, COMPUTES_WEIGHTS, False):
                     deepspeed.utils.set_z3_leaf_module(part, True)
         data_parallel = worker.world_size // config.context_parallel
         micro_steps = config.global_batch_size // (config.micro_batch_size * data_parallel)

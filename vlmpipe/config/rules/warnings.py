@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vlmpipe.config.rules.external_trainer import command_warnings, unused_settings
@@ -14,7 +14,7 @@ from vlmpipe.trainer.storage.base import in_bucket
 if TYPE_CHECKING:
     from vlmpipe.config.run_fields import RunFields
     from vlmpipe.trainer.config.model import ModelConfig
-    from vlmpipe.trainer.sizing.model_shape import ModelShape
+    from vlmpipe.trainer.sizing.model_shape import LeftOut, ModelShape
 
 
 def setting_warnings(config: RunFields) -> Iterator[Problem]:
@@ -96,3 +96,22 @@ def rates_without_effect(config: RunFields, shape: ModelShape) -> list[Problem]:
         for part, rate, trains in rates
         if rate and not trains and (part not in model.freeze or model.train_parameters) and not config.train.trainer
     ]
+
+
+def layers_without_adapters(shape: ModelShape) -> list[Problem]:
+    """What the default of `model.lora.targets` leaves out, with its share: none where it adapts every matrix."""
+    if not shape.without_adapters:
+        return []
+    whole = shape.parameters["language_layers"]
+    groups: dict[str, list[LeftOut]] = {}
+    for one in shape.without_adapters:
+        groups.setdefault(one.reason, []).append(one)
+    parts = [
+        f"{', '.join(one.name for one in some)} ({_share(some, whole)}, {reason})" for reason, some in groups.items()
+    ]
+    text = f"leaves {_share(shape.without_adapters, whole)} of the language model's layers without adapters: "
+    return [Problem("model.lora", text + "; ".join(parts))]
+
+
+def _share(some: Sequence[LeftOut], whole: int) -> str:
+    return f"{sum(one.parameters for one in some) / whole:.2%}"

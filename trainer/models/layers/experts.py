@@ -1,0 +1,145 @@
+"""Experts whose weights, (experts, rows, columns), are computed for each pass: from adapters, or from 4 bits.
+
+Of adapters PEFT's wrappers hold the matrices, by its names; what they add is computed here. PEFT's own way registers
+parametrizations in each pass, and keeps the sums of all layers for the backward pass: as many bytes as the experts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+COMPUTES_WEIGHTS = "vlmpipe_computes_weights"  # an attribute of modules whose weights are computed for each pass
+STORED = "stored_weights"  # a submodule of experts: by a weight's name, what gives it by `dequantized(dtype)`
+EXPERT_AXES = 3
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Return whether a module is experts whose layout transformers states."""
+    return isinstance(getattr(module, "is_transposed", None), bool) and bool(weights_in(module))
+
+
+def weights_in(experts: nn.Module) -> dict[str, Tensor]:
+    """The matrices of experts by name, without those in 4 bits."""
+    named = experts.named_parameters(recurse=False)
+    return {name: parameter for name, parameter in named if parameter.ndim == EXPERT_AXES}
+
+
+def factors(a: Tensor, b: Tensor, num_experts: int, *, is_transposed: bool) -> tuple[Tensor, Tensor]:
+    """Two tensors of which a product by expert is what an adapter adds, without its scale.
+
+    a: (experts * rank, in), b: (out, rank * experts), in PEFT's order. The product is (experts, out, in), or (experts,
+    in, out) if transposed.
+    """
+    a = a.reshape(num_experts, -1, a.shape[-1])
+    b = b.reshape(b.shape[0], -1, num_experts).permute(2, 0, 1)
+    return (a.transpose(1, 2), b.transpose(1, 2)) if is_transposed else (b, a)
+
+
+def compute_weights(outer: Any, experts: Any) -> None:
+    """Have experts take weights that are computed in each pass, and in the backward pass again.
+
+    outer: PEFT's outermost wrapper of the experts, or the experts themselves where they have no adapters.
+    """
+    if getattr(outer, COMPUTES_WEIGHTS, False):
+        return
+    setattr(outer, COMPUTES_WEIGHTS, True)
+    plain = experts.forward if outer is experts else experts
+
+    @torch.compiler.disable  # attributes of the module are replaced
+    def forward(hidden: Tensor, *args: object, **named: object) -> Tensor:
+        kind = hidden.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+        weights = {name: make() for name, make in _makers(outer, experts, dtype).items()}
+        own = vars(experts)
+        own |= weights  # in front of parameters of these names
+        try:
+            with _recomputed(weights, functools.partial(_makers, outer, experts, dtype)):
+                output: Tensor = plain(hidden, *args, **named)
+        finally:
+            for name in weights:
+                own.pop(name, None)
+        return output
+
+    outer.forward = forward
+
+
+def _makers(outer: Any, experts: Any, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
+    stored = dict(getattr(experts, STORED, None) or {})
+    adapters = {module.parameter_name: module for module in wrappers_of(outer)}
+    names = dict.fromkeys((*stored, *adapters))
+    return {name: functools.partial(_weight, experts, name, stored, adapters.get(name), dtype) for name in names}
+
+
+def wrappers_of(outer: Any) -> Iterator[Any]:
+    """PEFT's wrappers of the parameters of one module, the outermost first."""
+    while hasattr(outer, "parameter_name"):
+        yield outer
+        outer = outer.base_layer
+
+
+def _weight(experts: Any, name: str, stored: dict[str, Any], adapter: Any, dtype: torch.dtype) -> Tensor:
+    weight: Tensor = stored[name].dequantized(dtype) if name in stored else experts._parameters[name]
+    if adapter is None:
+        return weight
+    (chosen,) = adapter.active_adapters
+    a, b = (matrices[chosen].weight.to(weight.dtype) for matrices in (adapter.lora_A, adapter.lora_B))
+    left, right = factors(a, b, weight.shape[0], is_transposed=experts.is_transposed)
+    with torch.autocast(weight.device.type, enabled=False):
+        return torch.baddbmm(weight, left, right, alpha=adapter.scaling[chosen])
+
+
+@dataclass
+class _Part:
+    """A view of a computed weight, saved for the backward pass in its place."""
+
+    name: str
+    layout: tuple[Any, ...]  # sizes, strides, and where it begins
+
+
+class _Recomputed:
+    """Saves how computed weights are made, and not these, for the backward pass."""
+
+    def __init__(self, weights: dict[str, Tensor], makers: Callable[[], dict[str, Callable[[], Tensor]]]) -> None:
+        self._names = {weight.untyped_storage()._cdata: name for name, weight in weights.items()}
+        self._makers = makers
+        self._made: dict[str, Tensor] = {}
+        self._saved = Counter[str]()  # parts that the backward pass has not read
+
+    def pack(self, tensor: Tensor) -> Tensor | _Part:
+        name = self._names.get(tensor.untyped_storage()._cdata)
+        if name is None:
+            return tensor
+        self._saved[name] += 1
+        return _Part(name, (tensor.shape, tensor.stride(), tensor.storage_offset()))
+
+    def unpack(self, saved: Tensor | _Part) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        if saved.name not in self._made:
+            with torch.no_grad():
+                self._made[saved.name] = self._makers()[saved.name]()
+        whole = self._made[saved.name]
+        self._saved[saved.name] -= 1
+        if self._saved[saved.name] <= 0:
+            del self._made[saved.name]
+        return whole.as_strided(*saved.layout)
+
+
+def _recomputed(weights: dict[str, Tensor], makers: Callable[[], dict[str, Callable[[], Tensor]]]) -> Any:
+    """Hooks for the pass of experts.
+
+    None where others decide about saved tensors already, as activation checkpointing does: inside of its hooks, these
+    would keep all that it drops.
+    """
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        return contextlib.nullcontext()
+    hooks = _Recomputed(weights, makers)
+    return torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack)
