@@ -84,8 +84,8 @@ class LoraConfig(Section):
     )
     targets: tuple[str, ...] = Field(
         (),
-        description="Linear layers with adapters: names inside the layers of tower and language model, such as q_proj "
-        "or mlp.up_proj, and of the projector; empty is all of them.",
+        description="Linear layers and experts with adapters: names inside the layers of tower and language model, "
+        "such as q_proj or mlp.experts.down_proj, and of the projector; empty is all of them but gates of a few rows.",
     )
     train_tokens: Literal["added"] | tuple[str, ...] = Field(
         (),
@@ -105,9 +105,9 @@ class LoraConfig(Section):
     )
     quantize_base: Annotated[Literal["nf4"] | None, OfFeature("quantized_base")] = Field(
         None,
-        description="Storage of the frozen linear layers of the language model: nf4 takes 4 bits a weight (QLoRA) and "
-        "makes steps slower, null does not quantize. For ddp, fsdp and hsdp. A merged export has adapters merged into "
-        "the quantized weights; an adapter export is for the full base, and is evaluated on it.",
+        description="Storage of the language model's frozen linear layers and experts: nf4 takes 4 bits a weight "
+        "(QLoRA) and makes steps slower, null does not quantize. For ddp, fsdp and hsdp. A merged export has adapters "
+        "merged into the quantized weights; an adapter export is for the full base, and is evaluated on it.",
     )
 
 

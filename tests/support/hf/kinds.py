@@ -58,6 +58,8 @@ class Kind:
     images_of: str = ""  # the type whose image processor it has, where transformers maps none to it
     around: tuple[str, str] = ("", "")  # written by the template before and behind each placeholder
     needs_torchvision: bool = False  # for its processor
+    packs: bool = True  # samples in one sequence are kept apart
+    processor_class: str = ""  # in its files, where transformers maps none to the type
     begins: str = ""  # what the template writes first
 
 
@@ -113,6 +115,36 @@ KINDS: dict[str, Kind] = {
         text=HYBRID | EXPERTS | {"shared_expert_intermediate_size": 16},
         vision=PATCHES | {"out_hidden_size": WIDTH, "num_position_embeddings": 16},
         **QWEN,
+    ),
+    "lfm3_vl": Kind(
+        "<|image_pad|>",
+        text={"model_type": "lfm3", "layer_types": ["conv", "full_attention"], "sliding_window": 6},
+        vision={"spatial_merge_size": 2, "temporal_patch_size": 2, "num_key_value_heads": 2, "head_dim": 8},
+        config={"projector_hidden_size": 24},
+        packs=False,
+        **QWEN,
+    ),
+    "glm5_next": Kind(
+        "<|image|>",
+        text=EXPERTS
+        | {
+            "layer_types": ["linear_attention", "deepseek_sparse_attention"], "n_routed_experts": 4,
+            "n_shared_experts": 1, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_head_dim": 8,
+            "v_head_dim": 8, "index_head_dim": 8, "index_n_heads": 2, "linear_head_dim": 8, "linear_num_heads": 4,
+            "num_key_value_heads": 4, "mlp_layer_types": ["dense", "sparse"], "head_dim": 0, "n_group": 1,
+            "topk_group": 1, "hc_mult": 2,
+        },
+        vision=PATCHES | {"out_hidden_size": WIDTH, "intermediate_size": 24, "projection_intermediate_size": 24},
+        packs=False,
+        **GLM,
+    ),
+    "glm_ocr": Kind(
+        "<|image|>",
+        text=WHOLE_MROPE,
+        vision=PATCHES | {"out_hidden_size": WIDTH, "intermediate_size": 24},
+        images_of="glm46v",
+        processor_class="Glm46VProcessor",
+        **GLM,
     ),
     "paddleocr_vl": Kind(
         "<|image_pad|>",

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PreTrainedTokenizerFast
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
-from tests.support.hf.kinds import END, KINDS, TEXT, VISION, VOCABULARY
+from tests.support.hf.kinds import END, KINDS, TEXT, VISION, VOCABULARY, Kind
 from vlmpipe.trainer.models.hf.processor import without_video
 
 
@@ -43,7 +44,7 @@ def publish(
     kind = KINDS[model_type]
     tokenizer = tokenizer_of(model_type)
     torch.manual_seed(seed)
-    config = config_of(model_type, tokenizer, text or {}, vision or {})
+    config = config_of(kind, model_type, tokenizer, text or {}, vision or {})
     model = AutoModelForImageTextToText.from_config(config).float()
     with torch.no_grad():
         for weight in model.parameters():
@@ -51,8 +52,8 @@ def publish(
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(END)
     model.save_pretrained(folder)
     pictures = image_processor_class(kind.images_of or model_type)(**kind.images)
-    processor_kind = PROCESSOR_MAPPING[CONFIG_MAPPING[model_type]]
-    bare = without_video(processor_kind)
+    named = kind.processor_class and getattr(transformers, kind.processor_class)
+    bare = without_video(named or PROCESSOR_MAPPING[CONFIG_MAPPING[model_type]])
     own = {"image_processor": pictures, "tokenizer": tokenizer}
     processor = bare(*[own.get(name) for name in bare.get_attributes()], **kind.processor)
     processor.image_processor.save_pretrained(folder)
@@ -71,8 +72,7 @@ def image_processor_class(model_type: str) -> Any:
     return classes["pil"] if "pil" in classes else classes["torchvision"]
 
 
-def config_of(model_type: str, tokenizer: Any, own_text: dict[str, Any], own_vision: dict[str, Any]) -> Any:
-    kind = KINDS[model_type]
+def config_of(kind: Kind, model_type: str, tokenizer: Any, own_text: dict[str, Any], own_vision: dict[str, Any]) -> Any:
     token = tokenizer.convert_tokens_to_ids(kind.image_token or kind.placeholder)
     vision = VISION | kind.vision | own_vision
     text = TEXT | kind.text | own_text
@@ -86,8 +86,11 @@ def config_of(model_type: str, tokenizer: Any, own_text: dict[str, Any], own_vis
 
 @functools.cache
 def tokenizer_of(model_type: str) -> PreTrainedTokenizerFast:
+    return tokenizer_for(KINDS[model_type])
+
+
+def tokenizer_for(kind: Kind) -> PreTrainedTokenizerFast:
     """Trained in place, with the type's special tokens."""
-    kind = KINDS[model_type]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -41,7 +41,7 @@ MODELS = (*KINDS, *NATIVE)
 
 def config_named(name: str) -> PreTrainedConfig:
     if name in KINDS:
-        found: PreTrainedConfig = config_of(name, tokenizer_of(name), own_text={}, own_vision={})
+        found: PreTrainedConfig = config_of(KINDS[name], name, tokenizer_of(name), own_text={}, own_vision={})
         return found
     return AutoConfig.for_model(**NATIVE[name])
 

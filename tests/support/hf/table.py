@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from PIL import Image
 
 from tests.support.hf.kinds import INSTALLED, KINDS
 from tests.support.hf.publish import model_section, publish
+from tests.support.hf.refused import LACKED, REFUSED, refusal
 from tests.support.paths import ROOT
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
@@ -52,6 +54,17 @@ COLUMNS = (
     "torchvision", "inputs",
 )  # fmt: skip
 HEADER += f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|\n"
+
+
+REFUSED_HEADER = """
+## Types that are refused
+
+Types that people tune, and what `vlmpipe check` says of a model of each. Where a package is lacking, a machine that has
+it examines the type as any other.
+
+| type | why |
+|---|---|
+"""
 
 
 def row(model_type: str, folder: Path) -> str:
@@ -108,7 +121,19 @@ def page() -> str:
     for model_type in INSTALLED:
         with tempfile.TemporaryDirectory() as folder:
             rows[model_type] = row(model_type, publish(model_type, Path(folder)))
-    return HEADER + "\n".join(line for _, line in sorted(rows.items())) + "\n"
+    for model_type in REFUSED:
+        if not find_spec(LACKED.get(model_type, "no package")):
+            with tempfile.TemporaryDirectory() as folder:
+                rows[model_type] = refused_row(model_type, Path(folder))
+    trained, refused = (
+        "".join(f"{line}\n" for name, line in sorted(rows.items()) if (name in REFUSED) == is_refused)
+        for is_refused in (False, True)
+    )
+    return HEADER + trained + REFUSED_HEADER + refused
+
+
+def refused_row(model_type: str, folder: Path) -> str:
+    return f"| `{model_type}` | {refusal(model_type, folder).found.replace(str(folder), 'the model')} |"
 
 
 if __name__ == "__main__":

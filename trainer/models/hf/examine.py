@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +20,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from vlmpipe.trainer.config.model import IMAGE_TOKEN, ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
-from vlmpipe.trainer.models.hf.model import BLANK, HfVLM, encoder_of, fewer_layers, has_merger, names_from_end
-from vlmpipe.trainer.models.hf.processor import PublishedImages, join, kind_of, published_images
+from vlmpipe.trainer.models.hf.model import HfVLM, encoder_of, fewer_layers, has_merger, names_from_end
+from vlmpipe.trainer.models.hf.processor import BLANK, PublishedImages, join, kind_of, needs_package, published_images
 from vlmpipe.trainer.models.hf.stored import StoredOutput, find_stored_output
 from vlmpipe.trainer.models.hf_native.pretrained import part_config
 from vlmpipe.trainer.models.layers.freeze import part_of
@@ -30,7 +30,9 @@ SIZES = ((96, 64), (64, 80))  # of the two samples' images, in pixels
 TEXTS = ("one two three", "four five")
 WIDTH = 64  # of the small model's language model
 NARROW = ("intermediate_size", "moe_intermediate_size")
-MOST_DIFFERENCE = 1e-3  # of the largest hidden state: sums in another order make some 1e-6
+# Types that the examination is made in: some models multiply in bf16 alone. The most that equal hidden states differ,
+# of the largest: sums in another order make some 1e-6 and 2e-2; samples that see each other make more than 0.5.
+DTYPES = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 
 @dataclass(frozen=True)
@@ -92,23 +94,27 @@ def examine(config: ModelConfig) -> Examination:
 def _examine(section: str) -> Examination:
     config = ModelConfig.model_validate_json(section)
     images, problems = published_images(config.tower, config.image_processor), []
+    kind = part_config(config.tower).model_type
     for whole in _small(part_config(config.tower)):
-        try:
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
-                torch.manual_seed(0)
-                return _found(config, images, whole)
-        except ConfigError:
-            raise
-        except Exception as error:  # any code of any model type, with sizes that it was not made for
-            problems.append(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
+        for dtype in DTYPES:
+            try:
+                with torch.random.fork_rng(devices=[]), torch.no_grad():
+                    torch.manual_seed(0)
+                    return _found(config, images, whole, dtype)
+            except ConfigError:
+                raise
+            except ImportError as error:
+                raise needs_package(f"a {kind} model", error) from error
+            except Exception as error:  # any code of any model type, with sizes that it was not made for
+                problems.append(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
     raise ConfigError(
-        f"a {part_config(config.tower).model_type} model does not run on two packed samples: {problems[-1]}",
+        f"a {kind} model does not run on two packed samples: {problems[-len(DTYPES)]}",
         expected="a model type whose forward pass takes token ids, positions and its image processor's output",
     )
 
 
-def _found(config: ModelConfig, images: PublishedImages, whole: PreTrainedConfig) -> Examination:
-    model = kind_of(type(whole))(whole).float()
+def _found(config: ModelConfig, images: PublishedImages, whole: PreTrainedConfig, dtype: torch.dtype) -> Examination:
+    model = kind_of(type(whole))(whole).to(dtype)
     for weight in model.parameters():  # so large that attention tells tokens apart
         weight.copy_(torch.randn_like(weight) * (2 / weight.shape[-1] ** 0.5) if weight.ndim > 1 else weight)
     head = model.get_output_embeddings()
@@ -134,6 +140,7 @@ def _found(config: ModelConfig, images: PublishedImages, whole: PreTrainedConfig
     with torch.enable_grad():
         hidden(ids[:1], made[0]).sum().backward()
     idle = {name for name, parameter in model.named_parameters() if parameter.grad is None}
+    _require_all_reached(model, idle)
     return Examination(
         stored=_stored(images, model, pictures),
         merges_inside=has_merger(encoder_of(model)),
@@ -147,16 +154,39 @@ def _found(config: ModelConfig, images: PublishedImages, whole: PreTrainedConfig
 
 def _require_known_parts(model: PreTrainedModel) -> None:
     """Parts are told apart by parameters' names, here and in files."""
-    modules = {module: f"{name}." for name, module in model.named_modules()}
-    language = tuple(modules[part] for part in (model.get_decoder(), model.get_output_embeddings()))
-    wrong = [
-        name for name, _ in model.named_parameters() if name.startswith(language) != (part_of(name) == "language_model")
-    ]
-    if wrong:
+    kind = model.config.model_type
+    try:
+        parts = (model.get_decoder(), model.get_output_embeddings(), encoder_of(model))
+        modules = {module: f"{name}." for name, module in model.named_modules()}
+        names = [modules[part] for part in parts]
+    except (AttributeError, NotImplementedError, KeyError) as error:
         raise ConfigError(
-            f"{wrong[0]} of a {model.config.model_type} model lies beside its vision encoder and language model, and "
-            "has no name that is known of a projector",
-            expected="one of the model types that are tested (vlmpipe docs model-types)",
+            f"transformers does not say what a {kind} model's vision encoder, decoder and head are",
+            expected="a model type with get_encoder, get_decoder and get_output_embeddings for its images and texts",
+        ) from error
+    if not hasattr(model.base_model, "get_image_features"):  # as in Mllama, which reads images in cross-attention
+        raise ConfigError(
+            f"a {kind} model has no image features that take the place of tokens",
+            expected="a model that puts projected image features among the embeddings of tokens",
+        )
+    language = tuple(names[:2])
+    for name, _ in model.named_parameters():
+        if name.startswith(language) != (part_of(name) == "language_model"):
+            raise ConfigError(
+                f"{name} of a {kind} model has no name by which it is known as part of "
+                + ("its language model" if name.startswith(language) else "its vision encoder or projector"),
+                expected="one of the model types that are tested (vlmpipe docs model-types)",
+            )
+
+
+def _require_all_reached(model: Any, idle: Collection[str]) -> None:
+    """Raise ConfigError for parts beside encoder and language model, such as an audio encoder, that images and texts
+    do not reach: they would count as a projector, and get no gradient."""
+    encoder = next(name for name, module in model.named_modules() if module is encoder_of(model))
+    if beside := sorted(name for name in idle if part_of(name) == "projector" and not name.startswith(f"{encoder}.")):
+        raise ConfigError(
+            f"{beside[0]} of a {model.config.model_type} model gets no gradient from an image and its text",
+            expected="a model of images and texts alone",
         )
 
 
@@ -187,7 +217,7 @@ def _ids(images: PublishedImages, size: tuple[int, int], text: str) -> Tensor:
 
 
 def _equal(found: Tensor, expected: Tensor) -> bool:
-    return bool((found - expected).abs().max() <= MOST_DIFFERENCE * expected.abs().max())
+    return bool((found - expected).abs().max() <= DTYPES[expected.dtype] * expected.abs().max())
 
 
 def _small(whole: PreTrainedConfig) -> Iterator[PreTrainedConfig]:

@@ -28,8 +28,8 @@ from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.base import ShardingUnits
 from vlmpipe.trainer.models.hf.examine import examine, require_trainable
 from vlmpipe.trainer.models.hf.flops import counted_flops
-from vlmpipe.trainer.models.hf.model import BLANK, HfVLM, encoder_of, fewer_layers, layers_of, names_from_end
-from vlmpipe.trainer.models.hf.processor import PublishedImages, Tensors, kind_of, published_images
+from vlmpipe.trainer.models.hf.model import HfVLM, encoder_of, fewer_layers, layers_of, names_from_end
+from vlmpipe.trainer.models.hf.processor import BLANK, PublishedImages, Tensors, kind_of, published_images
 from vlmpipe.trainer.models.hf.stored import StoredOutput, encoder_output
 from vlmpipe.trainer.models.hf_native.family import NativeFamily
 from vlmpipe.trainer.models.hf_native.pretrained import part_config, weights_description

@@ -18,10 +18,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.attention.varlen import use_varlen_attention
-from vlmpipe.trainer.models.hf.processor import FEATURES, PIXEL_SHAPE, TYPES, PublishedImages, Tensors
+from vlmpipe.trainer.models.hf.processor import BLANK, FEATURES, PIXEL_SHAPE, TYPES, PublishedImages, Tensors
 from vlmpipe.trainer.models.hf.stored import PROJECTED_OUTPUTS, StoredEncoder, StoredOutput, tensors_in
 from vlmpipe.trainer.models.image_inputs import NamedImages
 from vlmpipe.trainer.models.layers.freeze import part_of, trains
@@ -29,7 +30,7 @@ from vlmpipe.trainer.models.layers.image_placeholders import places_of, put
 from vlmpipe.trainer.models.loss.chunked_loss import TokenLoss
 from vlmpipe.trainer.models.packed_vlm import PackedInputs, loss_of
 
-BLANK = (64, 64)  # pixels
+ROPE_AXES = 3  # of positions: time, height and width
 Nested: TypeAlias = "Tensor | Sequence[Nested]"
 PROJECTED = "projected"  # in traces, in place of the model's inputs: (image tokens, hidden)
 
@@ -188,6 +189,9 @@ class HfVLM(nn.Module):
             takes = inspect.signature(self.model.base_model.get_rope_index).parameters
             given = {name: value for name, value in (inputs | rows).items() if name in takes}
             found, _ = self.model.base_model.get_rope_index(**given, attention_mask=own.long())
+            if len(found) != ROPE_AXES:
+                kind = self.model.config.model_type
+                raise ConfigError(f"positions of a {kind} model have {len(found)} axes", expected=f"{ROPE_AXES} axes")
             places[1:, index[own]] = found[:, own].to(places)
         return places.view(4, *input_ids.shape)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import transformers
 from PIL import Image
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -32,13 +33,17 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.utils import PROCESSOR_NAME
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN, WeightsConfig
-from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.errors import ConfigError, UserError
 from vlmpipe.trainer.models.hf_native.pretrained import load_pretrained, part_config
 from vlmpipe.trainer.models.image_inputs import NamedImages
 from vlmpipe.trainer.models.published import published_json
 
 Size = tuple[int, int]  # width and height in pixels
 Tensors = dict[str, Tensor]
+BLANK = (64, 64)  # of an image without content, in pixels
+LONGEST_CAUSE_CHARS = 300
+# In the words of transformers' errors.
+LACKS_PACKAGE = re.compile(r"(?:requires the|[Pp]ackage|Missing optional dependencies:) `?(\w+)`?")
 KEPT_TEXTS = 1 << 16  # of samples' image sizes
 KEPT_LAYOUTS = 1 << 8  # of images' sizes; some hold a mask of all pixels
 FEATURES, PIXEL_SHAPE = "features", "pixel_shape"  # in place of pixel values that were encoded before
@@ -187,7 +192,63 @@ class PublishedImages:
 
 @functools.lru_cache(8)
 def _published(weights: str, revision: str, settings: str) -> PublishedImages:
-    return PublishedImages(WeightsConfig(weights=weights, revision=revision), json.loads(settings))
+    """Raises ConfigError for a processor that cannot be made, or that does not say what stands for an image: whatever
+    it raises, since its code is that of any model type."""
+    part = WeightsConfig(weights=weights, revision=revision)
+    try:
+        images = PublishedImages(part, json.loads(settings))
+        images.texts((BLANK,))
+    except UserError as error:
+        if isinstance(cause := error.__cause__, Exception) and LACKS_PACKAGE.search(str(cause)):
+            raise needs_package(f"the image processor of {weights}", cause) from error
+        raise
+    except ImportError as error:
+        raise needs_package(f"the processor of {weights}", error) from error
+    except NotImplementedError as error:
+        raise ConfigError(
+            f"the processor of {weights}, a {part_config(part).model_type} model, does not say what stands for an "
+            "image in a text",
+            expected="a model whose processor of transformers writes the tokens of each image",
+        ) from error
+    except Exception as error:
+        raise ConfigError(
+            f"the processor of {weights}, a {part_config(part).model_type} model, cannot be made or fails on an image: "
+            f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_CAUSE_CHARS]}",
+            expected="a folder or hub id with the tokenizer and the processor that the model was published with",
+        ) from error
+    return images
+
+
+def needs_package(what: str, error: Exception) -> ConfigError:
+    """The refusal of a model whose code or processor asks for a package that is not installed."""
+    named = LACKS_PACKAGE.search(str(error))
+    package = named[1].lower() if named else ""
+    fix = f"pip install {package}" if package else "install it"
+    if package == "torchvision":
+        fix = torchvision_release()
+    elif package == "timm":  # which asks for torchvision
+        fix = f"{torchvision_release()}; then pip install timm"
+    return ConfigError(
+        f"{what} needs {package or 'a package'}, which is not installed",
+        expected=f"{package or ' '.join(str(error).split())}, here and in the trainer image",
+        fix=fix,
+    )
+
+
+def torchvision_release() -> str:
+    """How torchvision is installed beside the torch of this machine.
+
+    Releases come together, torch 2.x and torchvision 0.(x + 15), and so do builds (the table in torchvision's README).
+    """
+    release, _, build = torch.__version__.partition("+")
+    _, minor, patch = release.split(".")[:3]
+    fitting = f"torchvision==0.{int(minor) + 15}.{patch}"
+    if not build:
+        return f"pip install {fitting}"
+    return (
+        f"pip install {fitting}+{build} from the index that torch {torch.__version__} came from; PyPI has that release "
+        "for its own build of torch only, and it fails beside this one"
+    )
 
 
 def published_images(part: WeightsConfig, settings: Mapping[str, object] | None) -> PublishedImages:
@@ -235,6 +296,9 @@ def without_video(kind: type) -> type[ProcessorMixin]:
 
 def _processor(part: WeightsConfig, config: type[PreTrainedConfig], settings: Mapping[str, object]) -> ProcessorMixin:
     kind: type[ProcessorMixin] | None = PROCESSOR_MAPPING.get(config, None)
+    if kind is None:  # as of GLM-OCR, whose files name it
+        named = str(published_json(part, PROCESSOR_NAME).get("processor_class") or "")
+        kind = getattr(transformers, named, None) if named.endswith("Processor") else None
     if kind is None:
         raise ConfigError(
             f"transformers has no processor for {part.weights}", expected="a model whose images it knows how to prepare"
@@ -247,12 +311,13 @@ def _processor(part: WeightsConfig, config: type[PreTrainedConfig], settings: Ma
         bare = without_video(kind)
         arguments = [own.get(name) for name in bare.get_attributes()]
         return bare.from_args_and_dict(arguments, published_json(part, PROCESSOR_NAME))
-    except ImportError as error:
-        raise ConfigError(
-            f"the processor of {part.weights}: {' '.join(str(error).split('. ')[0].split())}",
-            fix="install it in the trainer image and here (torchvision in the version that fits torch)",
-        ) from error
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if "'NoneType' object has no attribute" in str(error) and "video_processor" in bare.get_attributes():
+            raise ConfigError(
+                f"the processor of {part.weights} ({kind.__name__}) asks for a video processor, and none is made here: "
+                "it needs torchvision",
+                expected="a model whose processor of transformers takes images without one",
+            ) from error
         raise ConfigError(
             f"the processor of {part.weights} ({kind.__name__}) cannot be made: {error}",
             expected="a folder or hub id with the tokenizer and the processor that the model was published with",

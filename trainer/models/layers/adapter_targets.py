@@ -87,9 +87,9 @@ def left_out(model: Any, config: LoraConfig) -> tuple[LeftOut, ...]:
     for layer in model.get_decoder().layers:
         for full, parameter in layer.named_parameters():
             name = plain_name(full).removesuffix(".weight")
-            if parameter.ndim > 1 and not is_adapter(full):
-                if reason := found.left_out.get(name, "" if name in known else NOT_LINEAR):
-                    counts[name, reason] += parameter.numel()
+            reason = found.left_out.get(name, "" if name in known else NOT_LINEAR)
+            if parameter.ndim > 1 and reason and not is_adapter(full):
+                counts[name, reason] += parameter.numel()
     return tuple(LeftOut(name, reason, count) for (name, reason), count in counts.most_common())
 
 

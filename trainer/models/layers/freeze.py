@@ -22,20 +22,24 @@ if TYPE_CHECKING:  # the planner imports this module without torch
 PROJECTOR_NAMES = ("projector", "merger", "connector.")  # transformers' names
 TOWER_LAYERS = ("EncoderLayer", "VisionBlock", "Dinov2Layer")  # how their classes' names end
 TOWER_NAMES = ("vision_tower.", "visual.", "vision_model.", "vision_encoder.", "image_tower.")
-# What else lies beside tower and language model in some models: rows and tables that join images to texts.
-BESIDE = (
-    "image_newline", "view_seperator", "embed_vision.", "visual_embeddings_table.", "vision_projection.", "aligner.",
-)  # fmt: skip
+# Names of what is neither of these: language models, their heads, and what chooses tokens for them.
+LANGUAGE_NAMES = ("language_model.", "text_model.", "lm_head.", "relevance.")
 BASE = "base_layer."  # in peft's name of an adapted layer's own weight, twice where it adapts two of a module
 MIN_SHARED_LETTERS = 3  # consecutive, between a name and a pattern, to count as similar
 NUM_SUGGESTIONS = 3  # names in the error for a pattern that matches none
 
 
 def part_of(name: str) -> ModelPart:
-    """The part of the model that a parameter belongs to, by its name."""
-    if any(word in name for word in (*PROJECTOR_NAMES, *BESIDE)):
+    """The part of the model that a parameter (or a module) belongs to, by its name.
+
+    A projector is what is called so, also inside of a vision encoder, and what is neither encoder nor language model.
+    """
+    name += "."
+    if any(word in name for word in PROJECTOR_NAMES):
         return "projector"
-    return "tower" if any(word in name for word in TOWER_NAMES) else "language_model"
+    if any(word in name for word in TOWER_NAMES):
+        return "tower"
+    return "language_model" if any(word in name for word in LANGUAGE_NAMES) else "projector"
 
 
 def tower_layers_of(tower: nn.Module) -> list[nn.Module]:

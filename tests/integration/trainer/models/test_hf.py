@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ import torch
 from PIL import Image
 
 from tests.support.hf import table
-from tests.support.hf.kinds import INSTALLED, KINDS, Kind
-from tests.support.hf.publish import publish
+from tests.support.hf.kinds import INSTALLED, KINDS
 from tests.support.hf.published import config_of
+from tests.support.hf.refused import REFUSED, refusal
 from tests.support.paths import ROOT
 from tests.support.short_form import chosen
 from tests.support.trainer.native_models import SIZES, picture
@@ -44,14 +45,44 @@ SHORT = ("qwen3_5", "gemma3", "glm46v", "idefics3", "llava_onevision", "ovis2", 
 TYPES = chosen(INSTALLED, lambda name: name in SHORT)
 EVIDENCE = ROOT / "docs/reference/evidence.md"
 PREFIX = ("paligemma",)  # answers that are seen before they come
+UNPACKED = tuple(name for name, kind in KINDS.items() if not kind.packs)
 IN_ENCODER = dict.fromkeys(  # the projector, which cached features leave as it is
-    ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "glm46v", "qwen3_vl_moe", "glm4v_moe"), ("projector",)
+    (
+        "qwen2_vl",
+        "qwen2_5_vl",
+        "qwen3_vl",
+        "qwen3_5",
+        "glm4v",
+        "glm46v",
+        "qwen3_vl_moe",
+        "glm4v_moe",
+        "qwen3_5_moe",
+        "glm_ocr",
+        "glm5_next",
+    ),
+    ("projector",),
 )
 UNSPLIT = (  # layers in which tensor parallelism knows not all matrices
-    "qwen3_5", "lfm2_vl", "kimi_k25", "gemma4", "glm4v", "glm46v", "qwen3_vl_moe", "glm4v_moe"
+    "qwen3_5", "lfm2_vl", "kimi_k25", "gemma4", "glm4v", "glm46v", "qwen3_vl_moe", "glm4v_moe", "qwen3_5_moe",
+    "glm_ocr", "lfm3_vl", "glm5_next",
 )  # fmt: skip
+# What the refusal says, and what it advises. The rest of `REFUSED` is refused in the same ways.
+REFUSALS = chosen(
+    {
+        "idefics2": ("does not say what stands for an image in a text", ""),
+        "granite_docling": ("changes logits behind its head", ""),
+        "mllama": ("has no image features that take the place of tokens", ""),
+        "hunyuan_vl": ("positions of a hunyuan_vl model have 4 axes", ""),
+        "gemma3n": ("a gemma3n model needs timm", "pip install timm"),
+        "minicpmv4_6": ("asks for a video processor", ""),
+        "smolvlm": ("num2words", "pip install num2words"),
+        "llama4": ("torchvision", "from the index that torch"),
+        "gemma4_unified": ("torchvision", "from the index that torch"),
+    },
+    lambda name: name == "llama4",
+)
 # Files hold weights in other pieces than the model, or transposed.
-REGROUPED = ("glm4v_moe", "qwen3_vl_moe", "qianfan_ocr", "molmo2", "kimi_k25")
+REGROUPED = ("glm4v_moe", "qwen3_vl_moe", "qwen3_5_moe", "qianfan_ocr", "molmo2", "kimi_k25", "glm5_next")
 
 
 def ids_of(chat: Chat, config: ModelConfig, sizes: list[tuple[int, int]]) -> list[int]:
@@ -59,7 +90,7 @@ def ids_of(chat: Chat, config: ModelConfig, sizes: list[tuple[int, int]]) -> lis
     return chat.encode(turns, sample_image_tokens(config)(sizes), sizes).input_ids
 
 
-@pytest.mark.parametrize("model_type", [name for name in TYPES if name not in PREFIX])
+@pytest.mark.parametrize("model_type", [name for name in TYPES if name not in (*PREFIX, *UNPACKED)])
 def test_packed_samples_equal_plain_transformers_on_each(model_type: str, published: Callable[[str], Path]) -> None:
     """Loss and gradients of every token; without an image, every trained part still has a gradient."""
     config = config_of(published(model_type), freeze=())
@@ -176,32 +207,49 @@ def test_tensor_parallelism_splits_all_matrices_or_is_refused(
         require_shardable(config, 2, cached=False)
 
 
-def test_a_type_with_a_projector_of_unknown_name_is_refused(
+def test_a_projector_of_any_name_is_what_is_neither_encoder_nor_language_model(
     published: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would train as part of the language model."""
+    """And a language model of an unknown name is refused: it would train as a projector."""
+    config = config_of(published("internvl"))
     monkeypatch.setattr("vlmpipe.trainer.models.layers.freeze.PROJECTOR_NAMES", ())
     examine._examine.cache_clear()
-    with pytest.raises(ConfigError, match="no name that is known of a projector"):
-        examine.require_trainable(config_of(published("internvl")), pack=True, cached=False)
+    examine.require_trainable(config, pack=True, cached=False)
+    monkeypatch.setattr("vlmpipe.trainer.models.layers.freeze.LANGUAGE_NAMES", ("lm_head.",))
+    examine._examine.cache_clear()
+    with pytest.raises(ConfigError, match=r"language_model\S+ of a internvl model has no name .* its language model"):
+        examine.require_trainable(config, pack=True, cached=False)
     examine._examine.cache_clear()
 
 
-def test_a_type_without_a_place_for_its_features_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mllama reads images in cross-attention: no feature takes the place of a token."""
-    mllama = Kind(
-        "<|image|>",
-        text={"cross_attention_layers": [1], "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
-        vision={
-            "attention_heads": 2, "num_global_layers": 1, "intermediate_layers_indices": [0], "vision_output_dim": 32,
-            "supported_aspect_ratios": [[1, 1], [1, 2]], "max_num_tiles": 2,
-        },
-        images={"size": {"height": 16, "width": 16}, "max_image_tiles": 2},
-        config={"image_token_index": 0},
-    )  # fmt: skip
-    monkeypatch.setitem(KINDS, "mllama", mllama)
-    with pytest.raises(ConfigError, match="a mllama model does not run on two packed samples"):
-        examine.require_trainable(config_of(publish("mllama", tmp_path)), pack=True, cached=False)
+def test_a_model_that_multiplies_in_bf16_alone_is_examined_in_it(
+    published: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Llama 4's experts; there, too, samples that see each other are told from those that do not."""
+    config, plain = config_of(published("internvl")), examine.HfVLM.hidden_states
+
+    def in_bf16(self: Any, *args: Any, **named: Any) -> Any:
+        if next(self.parameters()).dtype != torch.bfloat16:
+            raise RuntimeError("expected m1 and m2 to have the same dtype, but got: float != c10::BFloat16")
+        return plain(self, *args, **named)
+
+    monkeypatch.setattr(examine.HfVLM, "hidden_states", in_bf16)
+    examine._examine.cache_clear()
+    examine.require_trainable(config, pack=True, cached=False)
+    monkeypatch.setattr("vlmpipe.trainer.models.hf.model.block_diagonal_mask", lambda *_: {})
+    examine._examine.cache_clear()
+    with pytest.raises(ConfigError, match="samples in one sequence see each other"):
+        examine.require_trainable(config, pack=True, cached=False)
+    examine._examine.cache_clear()
+
+
+@pytest.mark.parametrize("model_type", REFUSALS)
+def test_a_type_that_cannot_be_trained_is_refused_in_a_sentence(model_type: str, tmp_path: Path) -> None:
+    found, fix = REFUSALS[model_type]
+    error = refusal(model_type, tmp_path)
+    assert re.search(found, error.found) and fix in error.fix, str(error)
+    assert not re.search(r"object has no attribute|Error:|0x", error.found)
+    assert table.refused_row(model_type, tmp_path) in rows_of_docs()[1]
 
 
 def inputs_of(samples: Sequence[list[int]]) -> dict[str, Any]:
@@ -254,15 +302,20 @@ def test_the_docs_say_what_is_found(model_type: str, published: Callable[[str], 
     assert table.row(model_type, published(model_type)) in table.PAGE.read_text().splitlines()
 
 
+def rows_of_docs() -> tuple[list[str], list[str]]:
+    """Of types that are examined, and of those that are refused before."""
+    examined, refused = table.PAGE.read_text().split("## Types that are refused")
+    return tuple([line for line in text.splitlines() if line.startswith("| `")] for text in (examined, refused))  # type: ignore[return-value]
+
+
 def test_the_docs_list_these_types() -> None:
-    listed = [line.split("`")[1] for line in table.PAGE.read_text().splitlines() if line.startswith("| `")]
-    assert listed == sorted(KINDS)
+    listed = [[line.split("`")[1] for line in rows] for rows in rows_of_docs()]
+    assert listed == [sorted(KINDS), sorted(REFUSED)]
 
 
 def test_the_docs_count_the_types_that_train() -> None:
     """All but those whose row says that they are refused; some of them are tested with a further package only."""
-    rows = [line for line in table.PAGE.read_text().splitlines() if line.startswith("| `")]
-    trained = sum("| refused: its texts" not in row for row in rows)
+    trained = sum("| refused: its texts" not in row for row in rows_of_docs()[0])
     (claim,) = (line for line in EVIDENCE.read_text().splitlines() if "Any image-text model of transformers" in line)
     assert f"{trained} types train" in claim
     assert f"{sum(kind.needs_torchvision for kind in KINDS.values())} of the types only where torchvision" in claim

@@ -19,7 +19,15 @@ from tests.support.trainer.native_models import picture
 from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models import image_threads
-from vlmpipe.trainer.models.hf.processor import ImageText, _in_runs, join, published_images
+from vlmpipe.trainer.models.hf import processor
+from vlmpipe.trainer.models.hf.processor import (
+    ImageText,
+    PublishedImages,
+    _in_runs,
+    join,
+    published_images,
+    torchvision_release,
+)
 from vlmpipe.trainer.models.image_processor import published_inputs
 
 SAMPLES = {1: ((16, 16),), 10: ((64, 16), (16, 64)), 20: ((48, 32),), 30: ((32, 48), (64, 64), (16, 32))}
@@ -52,9 +60,36 @@ def test_a_processor_that_needs_torchvision_is_refused_in_words(tmp_path: Path) 
     (tmp_path / "config.json").write_text(json.dumps(content | {"vision_config": VISION | {"model_type": "pixtral"}}))
     tokenizer_of("llava").save_pretrained(tmp_path)
     PixtralImageProcessorPil().save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"PixtralProcessor requires the Torchvision library") as raised:
+    with pytest.raises(ConfigError, match=r"needs torchvision, which is not installed") as raised:
         published_images(WeightsConfig(weights=str(tmp_path)), None)
-    assert "install" in raised.value.fix and "torchvision" in raised.value.fix
+    assert raised.value.fix == torchvision_release()
+
+
+@pytest.mark.parametrize(
+    ("installed", "line"),
+    [
+        ("2.13.0", "pip install torchvision==0.28.0"),
+        ("2.13.0+cpu", "pip install torchvision==0.28.0+cpu from the index that torch 2.13.0+cpu came from; PyPI"),
+        ("2.14.1+cu126", "pip install torchvision==0.29.1+cu126 from the index"),
+    ],
+)
+def test_the_release_of_torchvision_is_that_of_the_installed_torch(
+    installed: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", installed)
+    assert torchvision_release().startswith(line)
+
+
+def test_whatever_a_processor_raises_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code is that of any model type."""
+    part, plain = WeightsConfig(weights=str(publish("internvl", tmp_path))), PublishedImages._processed
+    for error in (KeyError("frames"), NotImplementedError(), IndexError("list index out of range"), ImportError("x")):
+        monkeypatch.setattr(PublishedImages, "_processed", lambda *_, error=error: (_ for _ in ()).throw(error))
+        processor._published.cache_clear()
+        with pytest.raises(ConfigError, match=r"processor of \S+"):
+            published_images(part, None)
+    monkeypatch.setattr(PublishedImages, "_processed", plain)
+    processor._published.cache_clear()
 
 
 def test_a_model_that_takes_no_images_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from transformers import GPT2Config, LlavaConfig, PreTrainedTokenizerFast
 from tests.support.hf.publish import model_section, publish
 from tests.support.hf.publish import tokenizer_of as published_tokenizer
 from tests.support.trainer.flop_cases import CASES, LLAMA, QWEN2, model_config
+from vlmpipe.config.rules.warnings import layers_without_adapters
 from vlmpipe.trainer.config.model import LoraConfig, ModelConfig
 from vlmpipe.trainer.config.optimizer import OptimizerConfig
 from vlmpipe.trainer.data.tokenize import make_tokenizer
@@ -70,20 +71,34 @@ def test_adapters_start_without_effect_and_the_same_in_every_process(tokenizer: 
         assert torch.equal(first.eval()(**inputs).logits, plain.eval()(**inputs).logits)
 
 
-def test_adapters_that_peft_would_put_on_experts_are_refused(tmp_path: Path) -> None:
-    """By the names of dense layers. No export merges what is trained there: it would be lost."""
+def test_layers_that_peft_takes_for_experts_are_left_out_or_refused_where_they_are_named(tmp_path: Path) -> None:
+    """By the names of dense layers, of which it would adapt the experts, with another rank."""
     base = publish("glm4v_moe", tmp_path)
 
+    def section(**lora: Any) -> ModelConfig:
+        return ModelConfig.model_validate(model_section(base, freeze=["tower"], lora={"rank": 2, **lora}))
+
     def build(**lora: Any) -> nn.Module:
-        config = ModelConfig.model_validate(model_section(base, freeze=["tower"], lora={"rank": 2, **lora}))
+        config = section(**lora)
         return family_of(config).blueprint(config, published_tokenizer("glm4v_moe"))
 
-    for settings, named in (({}, r"mlp\.experts and"), ({"use_dora": True}, "use_dora"), ({"dropout": 0.1}, "dropout")):
-        with pytest.raises(ConfigError, match=f"glm4v_moe model than model.lora names: .*{named}") as caught:
-            build(**settings)
+    for named in (["gate_proj", "up_proj"], ["down_proj"]):
+        with pytest.raises(ConfigError, match=r"glm4v_moe model than model.lora names: .*mlp") as caught:
+            build(targets=named)
         assert "model.lora.targets" in caught.value.fix
-    adapted = adapters_of(build(targets=["q_proj", "k_proj", "v_proj", "o_proj"]))
-    assert adapted and all(".self_attn." in name for name in adapted)
+    experts = {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
+    for more, expected in (({}, experts), ({"use_dora": True}, set()), ({"dropout": 0.1}, set())):
+        names = {name.partition("layers.")[2][2:].removesuffix(".weight") for name in adapters_of(build(**more))}
+        assert names == expected | {f"self_attn.{name}_proj" for name in "qkvo"}
+    shape = family_of(section()).shape(section())
+    (problem,) = layers_without_adapters(shape)
+    plain = family_of(section()).blueprint(without_adapters(section()), published_tokenizer("glm4v_moe")).get_decoder()
+    idle = ("mlp.gate.weight", "gate_proj.weight", "mlp.up_proj.weight", "experts.up_proj.weight", "down_proj.weight")
+    named = dict(plain.layers.named_parameters())
+    left_out = sum(weight.numel() for name, weight in named.items() if name.endswith(idle))
+    whole = sum(weight.numel() for weight in plain.parameters()) - plain.embed_tokens.weight.numel()
+    assert problem.field == "model.lora" and f"leaves {left_out / whole:.2%} of the language model's" in problem.text
+    assert "mlp.shared_experts.gate_proj" in problem.text and "layers that PEFT takes for experts" in problem.text
 
 
 @pytest.mark.parametrize("case", CASES)
