@@ -124,20 +124,6 @@ KINDS: dict[str, Kind] = {
         packs=False,
         **QWEN,
     ),
-    "glm5_next": Kind(
-        "<|image|>",
-        text=EXPERTS
-        | {
-            "layer_types": ["linear_attention", "deepseek_sparse_attention"], "n_routed_experts": 4,
-            "n_shared_experts": 1, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_head_dim": 8,
-            "v_head_dim": 8, "index_head_dim": 8, "index_n_heads": 2, "linear_head_dim": 8, "linear_num_heads": 4,
-            "num_key_value_heads": 4, "mlp_layer_types": ["dense", "sparse"], "head_dim": 0, "n_group": 1,
-            "topk_group": 1, "hc_mult": 2,
-        },
-        vision=PATCHES | {"out_hidden_size": WIDTH, "intermediate_size": 24, "projection_intermediate_size": 24},
-        packs=False,
-        **GLM,
-    ),
     "glm_ocr": Kind(
         "<|image|>",
         text=WHOLE_MROPE,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
-from tests.support.hf.kinds import KINDS, LAYERS, PATCHES, SQUARE, WIDTH, Kind
+from tests.support.hf.kinds import EXPERTS, GLM, KINDS, LAYERS, PATCHES, SQUARE, WIDTH, Kind
 from tests.support.hf.publish import config_of, model_section, tokenizer_for
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
@@ -42,6 +42,19 @@ REFUSED: dict[str, Kind] = {
         },
         images={"size": SQUARE, "max_image_tiles": 2},
         config={"image_token_index": 0},
+    ),
+    "glm5_next": Kind(
+        "<|image|>",
+        text=EXPERTS
+        | {
+            "layer_types": ["linear_attention", "deepseek_sparse_attention"], "n_routed_experts": 4,
+            "n_shared_experts": 1, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_head_dim": 8,
+            "v_head_dim": 8, "index_head_dim": 8, "index_n_heads": 2, "linear_head_dim": 8, "linear_num_heads": 4,
+            "num_key_value_heads": 4, "mlp_layer_types": ["dense", "sparse"], "head_dim": 0, "n_group": 1,
+            "topk_group": 1, "hc_mult": 2,
+        },
+        vision=PATCHES | {"out_hidden_size": WIDTH, "intermediate_size": 24, "projection_intermediate_size": 24},
+        **GLM,
     ),
     "hunyuan_vl": Kind(
         "<|image_pad|>",

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from PIL import Image
@@ -140,7 +143,7 @@ def _found(config: ModelConfig, images: PublishedImages, whole: PreTrainedConfig
     with torch.enable_grad():
         hidden(ids[:1], made[0]).sum().backward()
     idle = {name for name, parameter in model.named_parameters() if parameter.grad is None}
-    _require_all_reached(model, idle)
+    _require_all_reached(config, model, idle)
     return Examination(
         stored=_stored(images, model, pictures),
         merges_inside=has_merger(encoder_of(model)),
@@ -179,14 +182,23 @@ def _require_known_parts(model: PreTrainedModel) -> None:
             )
 
 
-def _require_all_reached(model: Any, idle: Collection[str]) -> None:
-    """Raise ConfigError for parts beside encoder and language model, such as an audio encoder, that images and texts
-    do not reach: they would count as a projector, and get no gradient."""
-    encoder = next(name for name, module in model.named_modules() if module is encoder_of(model))
-    if beside := sorted(name for name in idle if part_of(name) == "projector" and not name.startswith(f"{encoder}.")):
+def _require_all_reached(config: ModelConfig, model: Any, idle: Collection[str]) -> None:
+    """Raise ConfigError for trained weights that images and texts do not reach, such as an audio encoder, which would
+    count as a projector, or an indexer that learns by a loss of its own. Experts may be left out by a router."""
+    apart = {encoder_of(model), model.get_output_embeddings()}  # hidden states are asked for, before the head
+    names = tuple(f"{name}." for name, module in model.named_modules() if module in apart)
+    without = [
+        name
+        for name in sorted(idle)
+        if not name.startswith(names) and ".experts." not in name and part_of(name) not in config.frozen
+        if not any(fnmatchcase(name, pattern) for pattern in config.freeze_parameters)
+    ]
+    if without:
+        patterns = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in without)
         raise ConfigError(
-            f"{beside[0]} of a {model.config.model_type} model gets no gradient from an image and its text",
-            expected="a model of images and texts alone",
+            f"{without[0]} of a {model.config.model_type} model gets no gradient from an image and its text",
+            expected="trained weights that all get one",
+            fix=f"set model.freeze_parameters to {[*config.freeze_parameters, *patterns]}",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from tests.support.hf.kinds import INSTALLED, KINDS
 from tests.support.hf.published import config_of
 from tests.support.hf.refused import REFUSED, refusal
 from tests.support.paths import ROOT
-from tests.support.short_form import chosen
+from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.native_models import SIZES, picture
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.model import IMAGE_TOKEN, ModelConfig
@@ -58,13 +59,12 @@ IN_ENCODER = dict.fromkeys(  # the projector, which cached features leave as it 
         "glm4v_moe",
         "qwen3_5_moe",
         "glm_ocr",
-        "glm5_next",
     ),
     ("projector",),
 )
 UNSPLIT = (  # layers in which tensor parallelism knows not all matrices
     "qwen3_5", "lfm2_vl", "kimi_k25", "gemma4", "glm4v", "glm46v", "qwen3_vl_moe", "glm4v_moe", "qwen3_5_moe",
-    "glm_ocr", "lfm3_vl", "glm5_next",
+    "glm_ocr", "lfm3_vl",
 )  # fmt: skip
 # What the refusal says, and what it advises. The rest of `REFUSED` is refused in the same ways.
 REFUSALS = chosen(
@@ -72,6 +72,10 @@ REFUSALS = chosen(
         "idefics2": ("does not say what stands for an image in a text", ""),
         "granite_docling": ("changes logits behind its head", ""),
         "mllama": ("has no image features that take the place of tokens", ""),
+        "glm5_next": (
+            r"self_attn\.indexer\.\S+ of a glm5_next model gets no gradient",
+            "self_attn.indexer.k_norm.weight'",
+        ),
         "hunyuan_vl": ("positions of a hunyuan_vl model have 4 axes", ""),
         "gemma3n": ("a gemma3n model needs timm", "pip install timm"),
         "minicpmv4_6": ("asks for a video processor", ""),
@@ -82,7 +86,7 @@ REFUSALS = chosen(
     lambda name: name == "llama4",
 )
 # Files hold weights in other pieces than the model, or transposed.
-REGROUPED = ("glm4v_moe", "qwen3_vl_moe", "qwen3_5_moe", "qianfan_ocr", "molmo2", "kimi_k25", "glm5_next")
+REGROUPED = ("glm4v_moe", "qwen3_vl_moe", "qwen3_5_moe", "qianfan_ocr", "molmo2", "kimi_k25")
 
 
 def ids_of(chat: Chat, config: ModelConfig, sizes: list[tuple[int, int]]) -> list[int]:
@@ -181,6 +185,14 @@ def test_features_of_a_projector_inside_of_the_encoder_are_stored_where_it_is_fr
     examine.require_trainable(config_of(published(model_type), freeze=("tower", "projector")), pack=False, cached=True)
     with pytest.raises(ConfigError, match=r"projector in model\.freeze"):
         examine.require_trainable(config_of(published(model_type)), pack=False, cached=True)
+
+
+@only_whole
+def test_a_type_with_weights_that_learn_otherwise_is_trained_with_these_frozen(tmp_path: Path) -> None:
+    """As the refusal advises."""
+    error = refusal("glm5_next", tmp_path)
+    patterns = ast.literal_eval(error.fix.partition(" to ")[2])
+    examine.require_trainable(config_of(tmp_path, freeze_parameters=patterns), pack=False, cached=False)
 
 
 def test_a_template_without_what_the_processor_puts_before_each_text_is_refused(

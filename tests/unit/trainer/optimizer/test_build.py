@@ -111,7 +111,7 @@ def test_warmup_that_is_given_twice_never_or_beyond_the_last_step_is_refused(
 
 
 def test_groups_separate_the_projector_and_what_decays() -> None:
-    module = nn.ModuleDict({"projector": nn.Linear(2, 2), "body": nn.Linear(2, 2), "frozen": nn.Linear(2, 2)})
+    module = nn.ModuleDict({"projector": nn.Linear(2, 2), "language_model": nn.Linear(2, 2), "frozen": nn.Linear(2, 2)})
     module["frozen"].requires_grad_(False)
     config = OptimizerConfig(learning_rate=1e-3, projector_learning_rate=5e-3, weight_decay=0.1)
     optimizer = build_optimizer(module, config)
