@@ -355,7 +355,7 @@ def test_a_type_whose_mixers_are_not_known_is_refused_in_packed_sequences(
     examine._examine.cache_clear()
 
 
-@pytest.mark.parametrize("model_type", [name for name in TYPES if name not in PREFIX])
+@pytest.mark.parametrize("model_type", [name for name in TYPES if name not in (*PREFIX, *UNPACKED)])
 def test_a_type_that_keeps_samples_apart_passes(model_type: str, published: Callable[[str], Path]) -> None:
     found = examine.examine(config_of(published(model_type)))
     assert found.keeps_apart and found.is_causal and found.has_plain_head
