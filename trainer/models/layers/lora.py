@@ -108,7 +108,7 @@ def adapted_names(model: nn.Module) -> set[str]:
     return {weight_name(name, module) for name, module in model.named_modules() if hasattr(module, "lora_A")}
 
 
-def weight_name(name: str, module: Any) -> str:
+def weight_name(name: str, module: nn.Module) -> str:
     """The name of the weight that an adapted module (or one of PEFT's wrappers of experts) adapts."""
     return plain_name(f"{name}.{getattr(module, 'parameter_name', 'weight')}")
 
