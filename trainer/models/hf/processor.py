@@ -236,7 +236,7 @@ def needs_package(what: str, error: Exception) -> ConfigError:
 
 
 def torchvision_release() -> str:
-    """How torchvision is installed beside the torch of this machine.
+    """Return how torchvision is installed beside the torch of this machine.
 
     Releases come together, torch 2.x and torchvision 0.(x + 15), and so do builds (the table in torchvision's README).
     """

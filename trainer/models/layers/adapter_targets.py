@@ -36,7 +36,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Candidates:
-    """What may get adapters, by its full name -> by its name within the block (of the projector: within that).
+    """Weights that may get adapters, by its full name -> by its name within the block (of the projector: within that).
 
     left_out: by that name, why a default leaves it out.
     """
@@ -51,11 +51,11 @@ def targets_of(model: Any, config: LoraConfig, unused: Iterable[nn.Module]) -> T
 
     Raises ConfigError for a target that is none of `config.parts`.
     """
-    found = _candidates(model, config, unused)
-    names = [*found.layers.values(), *found.experts.values()]
+    candidates = _candidates(model, config, unused)
+    names = [*candidates.layers.values(), *candidates.experts.values()]
     kind = model.config.text_config.model_type
     for part in config.parts:
-        if not any(part_of(name) == part for name in (*found.layers, *found.experts)):
+        if not any(part_of(name) == part for name in (*candidates.layers, *candidates.experts)):
             raise ConfigError(
                 f"the {part.replace('_', ' ')} of a {kind} model has no linear layers that model.lora could adapt",
                 fix=f"leave {part} out of model.lora.parts, or take another model",
@@ -71,23 +71,25 @@ def targets_of(model: Any, config: LoraConfig, unused: Iterable[nn.Module]) -> T
 
     def chosen(some: Mapping[str, str]) -> tuple[str, ...]:
         if not config.targets:
-            return tuple(full for full, name in some.items() if name not in found.left_out)
+            return tuple(full for full, name in some.items() if name not in candidates.left_out)
         return tuple(full for full, name in some.items() if any(_matches(target, name) for target in config.targets))
 
-    return Targets(chosen(found.layers), chosen(found.experts))
+    return Targets(chosen(candidates.layers), chosen(candidates.experts))
 
 
 def left_out(model: Any, config: LoraConfig) -> tuple[LeftOut, ...]:
-    """What the default of `targets` leaves without adapters in the language model's layers; norms and biases have none
-    in any case. model: with adapters or without them."""
+    """Return what the default of `targets` leaves without adapters in the language model's layers.
+
+    Norms and biases have none in any case. model: with adapters or without them.
+    """
     if config.targets or "language_model" not in config.parts:
         return ()
-    found, counts = _candidates(model, config, ()), Counter[tuple[str, str]]()
-    known = {*found.layers.values(), *found.experts.values()}
+    candidates, counts = _candidates(model, config, ()), Counter[tuple[str, str]]()
+    known = {*candidates.layers.values(), *candidates.experts.values()}
     for layer in model.get_decoder().layers:
         for full, parameter in layer.named_parameters():
             name = plain_name(full).removesuffix(".weight")
-            reason = found.left_out.get(name, "" if name in known else NOT_LINEAR)
+            reason = candidates.left_out.get(name, "" if name in known else NOT_LINEAR)
             if parameter.ndim > 1 and reason and not is_adapter(full):
                 counts[name, reason] += parameter.numel()
     return tuple(LeftOut(name, reason, count) for (name, reason), count in counts.most_common())

@@ -99,7 +99,7 @@ def rates_without_effect(config: RunFields, shape: ModelShape) -> list[Problem]:
 
 
 def layers_without_adapters(shape: ModelShape) -> list[Problem]:
-    """What the default of `model.lora.targets` leaves out, with its share: none where it adapts every matrix."""
+    """Return what the default of `model.lora.targets` leaves out, with its share."""
     if not shape.without_adapters:
         return []
     whole = shape.parameters["language_layers"]
