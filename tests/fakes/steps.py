@@ -5,10 +5,16 @@ TEST_DECISION ("killed" ends the step with SIGKILL), TEST_FAIL (a job that ends 
 the file they append their names to.
 """
 
+import inspect
+import linecache
+import textwrap
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 from kfp.dsl import HTML, ClassificationMetrics, Metrics, Model, Output, PipelineTaskFinalStatus
+
+from vlmpipe.platforms.job_step import run_custom_job
 
 
 def prepare_data(run_uri: str, metrics: Output[Metrics]) -> NamedTuple(
@@ -64,41 +70,35 @@ def hold_data(run_uri: str, metrics: Output[Metrics]) -> NamedTuple(
     return ("somewhere", "off")
 
 
-def run_job(
-    display_name: str,
-    location: str = "",
-    worker_pool_specs: list[dict[str, Any]] = [],  # noqa: B006
-    timeout: str = "604800s",
-    restart_job_on_worker_restart: bool = False,
-    service_account: str = "",
-    tensorboard: str = "",
-    enable_web_access: bool = False,
-    network: str = "",
-    reserved_ip_ranges: list[str] = [],  # noqa: B006
-    base_output_directory: str = "",
-    labels: dict[str, str] = {},  # noqa: B006
-    encryption_spec_key_name: str = "",
-    persistent_resource_id: str = "",
-    project: str = "",
-    strategy: str = "STANDARD",
-    max_wait_duration: str = "86400s",
-    psc_interface_config: dict[str, Any] = {},  # noqa: B006
-) -> NamedTuple("Outputs", [("gcp_resources", str)]):  # type: ignore[valid-type]
+def _job(inputs):  # type: ignore[no-untyped-def]  # kfp runs this source in a process of its own
     import os
 
     from vlmpipe.job_spec.parse import parse_job_spec
     from vlmpipe.platforms.step_context import step_context
     from vlmpipe.trainer.errors import DataError
 
-    name = labels["vlmpipe-step"]
+    name, run_uri = inputs["labels"]["vlmpipe-step"], inputs["base_output_directory"]
     with open(os.environ["TEST_TRACE"], "a", encoding="utf-8") as trace:
         trace.write(f"{name}\n")
-    with step_context(base_output_directory, name):
-        job = parse_job_spec({"worker_pool_specs": worker_pool_specs, "scheduling": {"strategy": strategy}})
-        assert job.worker_pool_specs[0].container_spec.args[-1] == f"{base_output_directory}/run.json"
+    with step_context(run_uri, name):
+        scheduling = {"strategy": inputs["strategy"]}
+        job = parse_job_spec({"worker_pool_specs": inputs["worker_pool_specs"], "scheduling": scheduling})
+        assert job.worker_pool_specs[0].container_spec.args[-1] == f"{run_uri}/run.json"
         if os.environ.get("TEST_FAIL") == name:
             raise DataError("the picture is upside down")
     return (name,)
+
+
+def job_step() -> Callable[..., object]:
+    """A stand-in for the job's step: its own inputs and output, which are written there, around `_job`."""
+    head, _, _ = inspect.getsource(run_custom_job).partition('    """')
+    body = f"inputs = dict(locals())\n{inspect.getsource(_job)}\nreturn _job(inputs)\n"
+    source, file = head + textwrap.indent(body, "    "), "<the job's step>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)  # where kfp looks for it
+    names: dict[str, Any] = {"NamedTuple": NamedTuple}
+    exec(compile(source, file, "exec"), names)
+    step: Callable[..., object] = names["run_custom_job"]
+    return step
 
 
 def collect_features(run_uri: str, gcp_resources: str, metrics: Output[Metrics]) -> str:
@@ -170,4 +170,4 @@ def replace_steps(monkeypatch: pytest.MonkeyPatch, *, kept: str = "") -> None:
     for step in (*preparing, sync_checkpoint, decide, register_model, notify):
         if step.__name__ != kept:
             monkeypatch.setattr(f"vlmpipe.pipelines.training.{step.__name__}", step)
-    monkeypatch.setattr("vlmpipe.platforms.local.graph.run_custom_job", run_job)
+    monkeypatch.setattr("vlmpipe.platforms.local.graph.run_custom_job", job_step())
