@@ -8,6 +8,7 @@ from datetime import datetime
 
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.job_spec.build import check_job_spec, job_settings
+from vlmpipe.job_spec.forms import CustomJobSpec
 from vlmpipe.job_spec.probe import ProbedMachine, probe_spec, probed_machines
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 from vlmpipe.pipelines.submit_job import SubmittedJob, record_job
@@ -104,7 +105,7 @@ def submit_probe(
     return SubmittedProbe(tuple(jobs), tuple(machine.step for machine in machines), spending, paths.run_uri)
 
 
-def _submission(machine: ProbedMachine, spec: dict[str, object]) -> JobSubmission:
+def _submission(machine: ProbedMachine, spec: CustomJobSpec) -> JobSubmission:
     config = machine.config
     settings = job_settings(config, machine.job)
     return JobSubmission.of(

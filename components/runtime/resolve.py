@@ -20,6 +20,7 @@ from vlmpipe.config.sections.stages import naming_stage, run_uri, stage_run_id
 from vlmpipe.config.sections.sweep import SweepConfig, Variant, variants_of
 from vlmpipe.config.yaml_loader import parse_yaml
 from vlmpipe.job_spec.build import check_jobs, worker_pools
+from vlmpipe.job_spec.forms import WorkerPool
 from vlmpipe.platforms.table import platform_of
 from vlmpipe.records.compiled import CompiledSettings
 from vlmpipe.records.plan import PlannedRun
@@ -46,10 +47,10 @@ class Resolved:
 
     config: RunConfig
     run_uri: str
-    features_pools: list[dict[str, object]]
-    train_pools: list[dict[str, object]]
-    evaluate_pools: list[dict[str, object]]
-    benchmark_pools: list[dict[str, object]]  # empty without evaluate.lmms_eval
+    features_pools: list[WorkerPool]
+    train_pools: list[WorkerPool]
+    evaluate_pools: list[WorkerPool]
+    benchmark_pools: list[WorkerPool]  # empty without evaluate.lmms_eval
     differences: Differences = field(default_factory=dict)  # from the compiled run file
     since_last_start: list[str] = field(default_factory=list)  # what an earlier start of this run had otherwise
 

@@ -18,12 +18,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmpipe.config.overrides import apply_overrides
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.sections.tune import OF_ADAPTERS, ParameterSpec, TuneConfig, Value
 from vlmpipe.job_spec.build import check_job_spec, job_settings, trials_spec
+from vlmpipe.job_spec.forms import CustomJobSpec
 from vlmpipe.platforms.local.search import LocalSearch
 from vlmpipe.platforms.searches import SEARCH_FILE, TABLE, Trial, ranked
 from vlmpipe.trainer.config.job import RunPaths
@@ -172,7 +173,7 @@ def _search_file(tuning: TuneConfig, settings: str) -> bytes:
     return json.dumps({**content, "num_trials": num_points(tuning), "settings": settings}, indent=1).encode()
 
 
-def trial_spec(search: Search) -> dict[str, Any]:
+def trial_spec(search: Search) -> CustomJobSpec:
     """The CustomJobSpec of every trial, without its values. Raises ConfigError for what Vertex AI would refuse."""
     arguments = ["--config", join_uri(search.uri, "run.json"), "--metric", search.tune.metric]
     spec = trials_spec(search.config, search.uri, "vlmpipe.trainer.trials.tune", arguments)
@@ -216,13 +217,15 @@ def submit_search(search: Search) -> api.HyperparameterTuningJob:
 
     token, place = secrets.token_hex(8), Place.of(search.config)
     job, client = tuning_job(search, token=token), job_client(place.location)
-    wanted = api.ListHyperparameterTuningJobsRequest(parent=place.parent, filter=f"labels.{SUBMISSION_LABEL}={token}")
+    requested = api.ListHyperparameterTuningJobsRequest(
+        parent=place.parent, filter=f"labels.{SUBMISSION_LABEL}={token}"
+    )
     with translate_errors(place, what="tuning job"):
         try:
             create = client.create_hyperparameter_tuning_job
             return send_once(create, parent=place.parent, hyperparameter_tuning_job=job)
         except PASSING:
-            if found := list_all(client.list_hyperparameter_tuning_jobs, wanted):
+            if found := list_all(client.list_hyperparameter_tuning_jobs, requested):
                 return found[0]
             raise
 

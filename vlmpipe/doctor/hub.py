@@ -19,17 +19,17 @@ from vlmpipe.trainer.storage.user_folders import expanded
 
 def hub_rows(model: ModelConfig) -> Iterator[Row]:
     """A row for each model and tokenizer on the hub, by one request for its smallest file's header."""
-    wanted = [
+    requested = [
         (f"model.{name}", part.weights, part.revision, "config.json")
         for name, part in model.sources.items()
         if part and _is_on_hub(part.weights)
     ]
     if not model.tokenizer.startswith("train:") and _is_on_hub(model.tokenizer):
-        wanted.append(("model.tokenizer", model.tokenizer, model.tokenizer_source.revision, "tokenizer_config.json"))
-    if wanted and model.hub_token_secret:
+        requested.append(("model.tokenizer", model.tokenizer, model.tokenizer_source.revision, "tokenizer_config.json"))
+    if requested and model.hub_token_secret:
         yield _token(model.hub_token_secret)
     silent = ""
-    for field, name, revision, file in wanted:
+    for field, name, revision, file in requested:
         try:
             yield _hub_file(field, name, revision, file) if not silent else unseen("hub", f"{field}: {name}: {silent}")
         except CannotSee as error:  # the others are not waited for

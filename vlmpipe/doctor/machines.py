@@ -11,6 +11,7 @@ from vlmpipe.doctor import remedies
 from vlmpipe.doctor.google_api import CannotSee, GoogleApi
 from vlmpipe.doctor.rows import Row, missing, ok, unseen
 from vlmpipe.job_spec.build import capacity_options, job_spec, jobs_of
+from vlmpipe.job_spec.forms import MachineSpec
 from vlmpipe.trainer.storage.base import join_uri
 
 if TYPE_CHECKING:
@@ -37,20 +38,20 @@ class Wanted:
 
 def machine_rows(config: RunConfig, api: GoogleApi) -> Iterator[Row]:
     """A row for each machine and region of the plan, by one request for each machine type and each attached GPU."""
-    for wanted, regions in machines_of(config).items():
+    for requested, regions in machines_of(config).items():
         try:
-            zones, down = zones_of("machineTypes", wanted.machine, api)
-            if wanted.gpu:
-                zones, gpus_down = _with_gpu(wanted.gpu, zones, api)
+            zones, down = zones_of("machineTypes", requested.machine, api)
+            if requested.gpu:
+                zones, gpus_down = _with_gpu(requested.gpu, zones, api)
                 down |= gpus_down
         except CannotSee as error:
             for region in regions:
-                row = unseen("machine", f"{wanted} in {region}: {error.why}", error.fix)
+                row = unseen("machine", f"{requested} in {region}: {error.why}", error.fix)
                 yield row.showing(GPU_NAMES, False) if isinstance(error, UnknownGpu) else row
             continue
         for region in regions:
-            row = _row(wanted, region, zones, down)
-            yield row.showing(GPU_NAMES, True) if wanted.gpu else row
+            row = _row(requested, region, zones, down)
+            yield row.showing(GPU_NAMES, True) if requested.gpu else row
 
 
 def _row(wanted: Wanted, region: str, zones: list[str], down: set[str]) -> Row:
@@ -79,8 +80,8 @@ def machines_of(config: RunConfig) -> dict[Wanted, list[str]]:
     return {machine: list(regions) for machine, regions in found.items()}
 
 
-def _wanted(machine_spec: dict[str, object]) -> Wanted:
-    machine_type, gpu = str(machine_spec["machine_type"]), str(machine_spec.get("accelerator_type", ""))
+def _wanted(machine_spec: MachineSpec) -> Wanted:
+    machine_type, gpu = machine_spec["machine_type"], machine_spec.get("accelerator_type", "")
     known = load_catalog().machines.get(machine_type)
     return Wanted(machine_type, "" if known and known.accelerators_fixed else gpu)
 

@@ -70,14 +70,14 @@ def askers(config: RunConfig, own: GoogleApi) -> list[Asker]:
 
 def permission_rows(config: RunConfig, asker: Asker) -> Iterator[Row]:
     """A row for each resource that the account needs, and one for the project. One request each."""
-    wanted = [need for need in needs(config) if need.account == asker.account]
+    requested = [need for need in needs(config) if need.account == asker.account]
     if isinstance(asker.api, CannotSee):
-        text = f"{len(wanted) + 1} questions about {asker.email or 'this account'} are open: {asker.api.why}"
+        text = f"{len(requested) + 1} questions about {asker.email or 'this account'} are open: {asker.api.why}"
         yield unseen(asker.account, text, asker.api.fix)
         return
     if asker.account != "submitter":
         yield ok(asker.account, f"asked as {asker.email}")
-    for need in wanted:
+    for need in requested:
         try:
             answer = _ask(asker.api, need)
             yield _answered(asker, answer, _row(config, asker, need, answer))

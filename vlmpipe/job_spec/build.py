@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from vlmpipe.access.needs import addresses_read
 from vlmpipe.catalog.machines import load_catalog, reducers_needed
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.cluster import CapacityOption, ClusterConfig, ReservationAffinityConfig
+from vlmpipe.job_spec.forms import (
+    CustomJobSpec,
+    JobSettings,
+    MachineSpec,
+    Node,
+    OwnStepFields,
+    Scheduling,
+    Variable,
+    WorkerPool,
+)
 from vlmpipe.job_spec.rules import check_spec
 from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import LOCAL_PORT_VARIABLE, STEP_LABEL, STOP_GRACE_VARIABLE
@@ -45,7 +55,7 @@ def step_of(job: Job) -> str:
     return job.replace("_", "-")
 
 
-def worker_pools(config: RunConfig, job: Job, run_uri: str) -> list[dict[str, Any]]:
+def worker_pools(config: RunConfig, job: Job, run_uri: str) -> list[WorkerPool]:
     """The job's WorkerPoolSpecs, snake_case: the chief, the workers and, for training, the Reduction Server, or
     parameter servers and evaluators.
 
@@ -54,7 +64,7 @@ def worker_pools(config: RunConfig, job: Job, run_uri: str) -> list[dict[str, An
     """
     cluster = config.cluster.of_job(job)
     node = _node(config, job, run_uri)
-    pools = [{**node, "replica_count": 1}]
+    pools: list[WorkerPool] = [{**node, "replica_count": 1}]
     if cluster.replica_count > 1:
         pools.append({**node, "replica_count": cluster.replica_count - 1})
     if config.train.trainer and job == "train":
@@ -95,14 +105,14 @@ def reducer_count(cluster: ClusterConfig) -> int:
     return reducers_needed(cluster.replica_count, machine.nic_gbps)
 
 
-def job_settings(config: RunConfig, job: Job) -> dict[str, Any]:
+def job_settings(config: RunConfig, job: Job) -> JobSettings:
     """Inputs of the job step that are fixed when the pipeline is compiled, without those that are not set.
 
     The names are CustomTrainingJobOp's, whose defaults apply to settings left out: the project is the pipeline's.
     """
     cluster, gcp = capacity_options(config, job)[0].cluster, config.gcp
     strategy = cluster.scheduling_strategy.upper()
-    settings = {
+    settings: JobSettings = {
         "display_name": f"{config.name}-{step_of(job)}",
         "project": gcp.project,
         "location": gcp.location if gcp.project else "",
@@ -120,7 +130,7 @@ def job_settings(config: RunConfig, job: Job) -> dict[str, Any]:
         "persistent_resource_id": gcp.persistent_resource_id,
         "labels": {**gcp.labels, STEP_LABEL: step_of(job)},
     }
-    return {name: value for name, value in settings.items() if value}
+    return cast(JobSettings, {name: value for name, value in settings.items() if value})
 
 
 def capacity_options(config: RunConfig, job: Job) -> list[RunConfig]:
@@ -149,36 +159,33 @@ def in_region(config: RunConfig, location: str) -> RunConfig:
     return config.model_copy(update={"gcp": config.gcp.model_copy(update={"location": location, "tensorboard": ""})})
 
 
-def job_spec(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
+def job_spec(config: RunConfig, job: Job, run_uri: str) -> CustomJobSpec:
     """The job's CustomJobSpec as its step sends it."""
     settings = job_settings(config, job)
-    scheduling = {
-        name: settings[name]
-        for name in ("timeout", "strategy", "max_wait_duration", "restart_job_on_worker_restart")
-        if name in settings
-    }
+    scheduled = ("timeout", "strategy", "max_wait_duration", "restart_job_on_worker_restart")
+    scheduling = cast(Scheduling, {name: value for name, value in settings.items() if name in scheduled})
     own = own_step_fields(config.cluster.disable_retries, config.gcp.enable_dashboard_access)
     not_in_spec = {"display_name", "project", "location", "labels", "encryption_spec_key_name"}
-    return {
+    spec: CustomJobSpec = {
         "worker_pool_specs": worker_pools(config, job, run_uri),
         "scheduling": scheduling | own.pop("scheduling", {}),
         "base_output_directory": {"output_uri_prefix": run_uri},
-        **{name: value for name, value in settings.items() if name not in not_in_spec and name not in scheduling},
-        **own,
     }
+    rest = {name: value for name, value in settings.items() if name not in not_in_spec and name not in scheduling}
+    return cast(CustomJobSpec, {**spec, **rest, **own})
 
 
-def trials_spec(config: RunConfig, run_uri: str, module: str, arguments: Sequence[str]) -> dict[str, object]:
+def trials_spec(config: RunConfig, run_uri: str, module: str, arguments: Sequence[str]) -> CustomJobSpec:
     """The spec of a training job whose nodes run `module`, which starts the trainer itself, with these arguments."""
     spec = job_spec(config, "train", run_uri)
     processes = ["--nproc-per-node", str(config.cluster.processes)]
     for pool in spec["worker_pool_specs"][:2]:
-        task = {"command": ["python", "-m", module], "args": [*arguments, *processes]}
-        pool["container_spec"] = {**pool["container_spec"], **task}
+        command = ["python", "-m", module]
+        pool["container_spec"] = {**pool["container_spec"], "command": command, "args": [*arguments, *processes]}
     return spec
 
 
-def sweep_job_spec(config: RunConfig, run_uri: str, number: int) -> dict[str, Any]:
+def sweep_job_spec(config: RunConfig, run_uri: str, number: int) -> CustomJobSpec:
     """The spec of a sweep's job, whose trainings the sweep in `run_uri` lists."""
     arguments = ["--config", join_uri(run_uri, Sweep.FILE), "--job", str(number)]
     return trials_spec(config, run_uri, "vlmpipe.trainer.trials.sweep", arguments)
@@ -197,10 +204,12 @@ def needs_own_step(config: RunConfig, job: Job) -> bool:
     return falls_back or bool(own_fields) or job_settings(config, job)["strategy"] == FLEX_START
 
 
-def own_step_fields(disable_retries: bool, enable_dashboard_access: bool) -> dict[str, Any]:
+def own_step_fields(disable_retries: bool, enable_dashboard_access: bool) -> OwnStepFields:
     """Fields of a CustomJobSpec that CustomTrainingJobOp has no input for; empty where it can run the job."""
-    fields: dict[str, Any] = {"scheduling": {"disable_retries": True}} if disable_retries else {}
-    return fields | ({"enable_dashboard_access": True} if enable_dashboard_access else {})
+    fields: OwnStepFields = {"scheduling": {"disable_retries": True}} if disable_retries else {}
+    if enable_dashboard_access:
+        fields["enable_dashboard_access"] = True
+    return fields
 
 
 def job_violations(config: RunConfig, job: Job, run_uri: str) -> list[Violation]:
@@ -285,12 +294,13 @@ def _raise_errors(violations: Mapping[str, list[Violation]]) -> None:
     raise ConfigError("\n".join([f"{len(where)} errors in the job specs", *lines]))
 
 
-def _node(config: RunConfig, job: Job, run_uri: str, *, own_machine: str = "") -> dict[str, object]:
+def _node(config: RunConfig, job: Job, run_uri: str, *, own_machine: str = "") -> Node:
     """A pool without its number of replicas. own_machine: its machine type, without GPUs; empty takes the job's."""
     cluster = config.cluster.of_job(job)
-    machine_spec: dict[str, Any] = {"machine_type": own_machine or cluster.machine_type}
+    machine_spec: MachineSpec = {"machine_type": own_machine or cluster.machine_type}
     if cluster.accelerator_count and not own_machine:
-        machine_spec |= {"accelerator_type": cluster.accelerator_type, "accelerator_count": cluster.accelerator_count}
+        machine_spec["accelerator_type"] = cluster.accelerator_type
+        machine_spec["accelerator_count"] = cluster.accelerator_count
     if not own_machine and (affinity := _affinity(cluster, job)):
         machine_spec["reservation_affinity"] = affinity
     env = dict(cluster.env)
@@ -303,20 +313,27 @@ def _node(config: RunConfig, job: Job, run_uri: str, *, own_machine: str = "") -
     if cluster.local_port:
         env[LOCAL_PORT_VARIABLE] = str(cluster.local_port)
     image_uri, command, args = _task(config, job, join_uri(run_uri, "run.json"))
-    variables = [{"name": name, "value": value} for name, value in env.items()]
-    task: dict[str, Any] = {"container_spec": {"image_uri": image_uri, "command": command, "args": args}}
+    variables: list[Variable] = [{"name": name, "value": value} for name, value in env.items()]
+    node: Node = {"machine_spec": machine_spec}
     if trainer and job == "train" and trainer.kind == "package":
-        package = {"executor_image_uri": trainer.executor_image_uri, "package_uris": list(trainer.package_uris)}
-        task = {"python_package_spec": {**package, "python_module": command[-1], "args": args}}
-    if variables:
-        next(iter(task.values()))["env"] = variables
-    mounts = {"nfs_mounts": cluster.nfs_mounts, "lustre_mounts": cluster.lustre_mounts}
-    return {
-        "machine_spec": machine_spec,
-        **task,
-        **{name: [_set_fields(mount) for mount in found] for name, found in mounts.items() if found},
-        "disk_spec": {"boot_disk_type": cluster.boot_disk_type, "boot_disk_size_gb": cluster.boot_disk_size_gb},
-    }
+        node["python_package_spec"] = {
+            "executor_image_uri": trainer.executor_image_uri,
+            "package_uris": list(trainer.package_uris),
+            "python_module": command[-1],
+            "args": args,
+        }
+        if variables:
+            node["python_package_spec"]["env"] = variables
+    else:
+        node["container_spec"] = {"image_uri": image_uri, "command": command, "args": args}
+        if variables:
+            node["container_spec"]["env"] = variables
+    if cluster.nfs_mounts:
+        node["nfs_mounts"] = [_set_fields(mount) for mount in cluster.nfs_mounts]
+    if cluster.lustre_mounts:
+        node["lustre_mounts"] = [_set_fields(mount) for mount in cluster.lustre_mounts]
+    node["disk_spec"] = {"boot_disk_type": cluster.boot_disk_type, "boot_disk_size_gb": cluster.boot_disk_size_gb}
+    return node
 
 
 def _bought_machine(config: RunConfig, job: Job) -> bought.BoughtMachine:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.cluster import ClusterConfig
 from vlmpipe.job_spec.build import Job, capacity_options, job_spec, jobs_of, step_of
+from vlmpipe.job_spec.forms import CustomJobSpec, Variable, WorkerPool
 from vlmpipe.trainer.preflight.bought import VARIABLE, BoughtMachine
 from vlmpipe.trainer.preflight.probe_plan import LIMIT_S, LOOK_S, STEP
 from vlmpipe.trainer.storage.base import join_uri
@@ -53,7 +54,7 @@ class ProbedMachine:
 
 def probed_machines(config: RunConfig) -> list[ProbedMachine]:
     """The run's machines, training's first. Jobs with the same machine and image share a probe, also over stages."""
-    found: dict[tuple[Any, ...], list[tuple[str, RunConfig, Job]]] = {}
+    found: dict[tuple[object, ...], list[tuple[str, RunConfig, Job]]] = {}
     for stage, run in config.stage_runs().items():
         for job in sorted(jobs_of(run), key=lambda job: job != "train"):
             if job == "cache_features" and (run.features.cache == "off" or run.train.trainer):
@@ -73,7 +74,7 @@ def probed_machines(config: RunConfig) -> list[ProbedMachine]:
     ]
 
 
-def _kind(pool: Mapping[str, Any]) -> tuple[object, ...]:
+def _kind(pool: WorkerPool) -> tuple[object, ...]:
     """Machine, disk and image of a pool."""
     machine = {name: value for name, value in pool["machine_spec"].items() if name != "reservation_affinity"}
     task = pool.get("container_spec") or pool["python_package_spec"]
@@ -81,24 +82,29 @@ def _kind(pool: Mapping[str, Any]) -> tuple[object, ...]:
     return (*machine.items(), *pool["disk_spec"].items(), image)
 
 
-def probe_spec(machine: ProbedMachine, run_uri: str) -> dict[str, object]:
+def probe_spec(machine: ProbedMachine, run_uri: str) -> CustomJobSpec:
     """The probe's CustomJobSpec: the job's own, with one replica, its program and its time replaced."""
     spec = job_spec(machine.config, machine.job, run_uri)
     scheduling = {name: value for name, value in spec["scheduling"].items() if name not in _NOT_OF_PROBES}
-    pool = {**spec["worker_pool_specs"][0], "replica_count": 1}
+    pool: WorkerPool = {**spec["worker_pool_specs"][0], "replica_count": 1}
     arguments = ["--nproc-per-node", str(_processes(machine)), "--", MODULE]
     arguments += ["--config", join_uri(run_uri, "run.json"), "--step", machine.step]
-    kind = "container_spec" if "container_spec" in pool else "python_package_spec"
-    task = {**pool[kind], "args": arguments}
-    task |= {"command": ["python", "-m", LAUNCHER]} if kind == "container_spec" else {"python_module": LAUNCHER}
-    task["env"] = [_only_warned(variable, machine.step) for variable in task.get("env", [])]
-    if not task["env"]:
-        del task["env"]
-    return {
+    if "container_spec" in pool:
+        task = pool["container_spec"]
+        pool["container_spec"] = {**task, "args": arguments, "command": ["python", "-m", LAUNCHER]}
+        if "env" in task:
+            pool["container_spec"]["env"] = _only_warned(task["env"], machine.step)
+    else:
+        package = pool["python_package_spec"]
+        pool["python_package_spec"] = {**package, "args": arguments, "python_module": LAUNCHER}
+        if "env" in package:
+            pool["python_package_spec"]["env"] = _only_warned(package["env"], machine.step)
+    of_probe = {
         **{name: value for name, value in spec.items() if name != "tensorboard"},
-        "worker_pool_specs": [{**pool, kind: task}],
+        "worker_pool_specs": [pool],
         "scheduling": {**scheduling, "timeout": f"{LIMIT_S}s", "disable_retries": True},
     }
+    return cast(CustomJobSpec, of_probe)
 
 
 def _processes(machine: ProbedMachine) -> int:
@@ -106,10 +112,14 @@ def _processes(machine: ProbedMachine) -> int:
     return 1 if machine.config.train.trainer else machine.cluster.processes
 
 
-def _only_warned(variable: Mapping[str, str], step: str) -> dict[str, str]:
+def _only_warned(env: Sequence[Variable], step: str) -> list[Variable]:
     """Let a probe look at everything before a missing thing ends it."""
-    if variable["name"] != VARIABLE:
-        return dict(variable)
-    bought = BoughtMachine.model_validate_json(variable["value"])
-    changed = bought.model_copy(update={"check": "warn", "step": step, "look_timeout_s": LOOK_S})
-    return {**variable, "value": changed.model_dump_json(exclude_defaults=True)}
+    changed: list[Variable] = []
+    for variable in env:
+        value = variable["value"]
+        if variable["name"] == VARIABLE:
+            bought = BoughtMachine.model_validate_json(value)
+            update = {"check": "warn", "step": step, "look_timeout_s": LOOK_S}
+            value = bought.model_copy(update=update).model_dump_json(exclude_defaults=True)
+        changed.append({"name": variable["name"], "value": value})
+    return changed

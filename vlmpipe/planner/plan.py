@@ -14,6 +14,7 @@ from vlmpipe.catalog.this_machine import LocalMachine
 from vlmpipe.config.rules.warnings import layers_without_adapters, rates_without_effect
 from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.job_spec.build import Job, job_spec, job_violations, jobs_of, unknown_gpu_code
+from vlmpipe.job_spec.forms import WorkerPool
 from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import is_reducers
 from vlmpipe.planner.cost import estimate as cost
@@ -37,6 +38,7 @@ from vlmpipe.planner.time.reduction_server import Advice
 from vlmpipe.planner.time.step_time import Time, estimate_time
 from vlmpipe.planner.time.time_limit import time_limit_note, validation_notes
 from vlmpipe.planner.workload import Workload, is_cached
+from vlmpipe.records.plan_json import PoolJson
 from vlmpipe.trainer.config.compiling import CompileChoice
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.config.model import PARTS
@@ -55,7 +57,7 @@ class Plan:
 
     name: str
     findings: tuple[Violation, ...]
-    jobs: dict[str, list[dict[str, Any]]]
+    jobs: dict[str, list[PoolJson]]
     model: Architecture | None = None
     load: Workload | None = None
     memory: Memory | None = None
@@ -201,7 +203,7 @@ def plan_run(config: RunConfig, *, here: LocalMachine | None = None, stage: Stag
     `here`: the machine of a local run, which has no cost and no steps with machines of their own.
     """
     paths = RunPaths(run_id=config.name, root_uri=config.output.root_uri)
-    jobs: dict[str, list[dict[str, Any]]] = {}
+    jobs: dict[str, list[PoolJson]] = {}
     findings: list[Violation] = []
     notes = [str(problem) for problem in warnings(config)]
     if here:
@@ -349,23 +351,23 @@ def _unsupported(config: RunConfig, gpu: Device | None) -> tuple[str, ...]:
     )
 
 
-def _pool(number: int, pool: dict[str, Any]) -> dict[str, object]:
-    machine, disk, container = pool["machine_spec"], pool.get("disk_spec", {}), pool.get("container_spec", {})
-    args = container.get("args", [])
+def _pool(number: int, pool: WorkerPool) -> PoolJson:
+    machine, disk, container = pool["machine_spec"], pool.get("disk_spec"), pool.get("container_spec")
+    args = container.get("args", []) if container else []
     return {
         "role": f"{number} {'parameter servers' if number == 2 and not is_reducers(pool) else ROLES[number]}",
         "replica_count": pool["replica_count"],
         "machine_type": machine["machine_type"],
         "accelerator_type": machine.get("accelerator_type", ""),
         "accelerator_count": machine.get("accelerator_count", 0),
-        "boot_disk_type": disk.get("boot_disk_type", ""),
-        "boot_disk_size_gb": disk.get("boot_disk_size_gb", 0),
-        "image_uri": container.get("image_uri", "") or pool["python_package_spec"]["executor_image_uri"],
+        "boot_disk_type": disk["boot_disk_type"] if disk else "",
+        "boot_disk_size_gb": disk["boot_disk_size_gb"] if disk else 0,
+        "image_uri": container["image_uri"] if container else pool["python_package_spec"]["executor_image_uri"],
         "runs": args[args.index("--") + 1] if "--" in args else "",
     }
 
 
-def _launchers(config: RunConfig, job: Job) -> dict[str, object]:
+def _launchers(config: RunConfig, job: Job) -> PoolJson:
     """A job's launchers on this machine, in the form of a worker pool."""
     cluster = config.cluster.of_job(job)
     return {

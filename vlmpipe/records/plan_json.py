@@ -32,6 +32,8 @@ class PoolJson(TypedDict):
     accelerator_count: int
     boot_disk_type: str
     boot_disk_size_gb: int
+    image_uri: str
+    runs: str  # module that a launcher starts
     processes_per_replica: NotRequired[int]  # of a job's launchers on this machine
 
 

@@ -53,21 +53,21 @@ def _pair(pool: Pool) -> Iterator[Violation]:
 
 
 def _accelerators(catalog: Catalog, pool: Pool, machine: Machine) -> Iterator[Violation]:
-    wanted, count = pool.accelerator_type, pool.accelerator_count
+    requested, count = pool.accelerator_type, pool.accelerator_count
     name_path, count_path = _paths(pool)
-    if wanted and wanted not in machine.accelerators:
+    if requested and requested not in machine.accelerators:
         takes = ", ".join(machine.accelerators) or "no accelerator"
-        others = catalog.machines_with(wanted)
-        fix = f"{wanted} is on {_some(others)}" if others else f"no machine in the catalogue has {wanted}"
+        others = catalog.machines_with(requested)
+        fix = f"{requested} is on {_some(others)}" if others else f"no machine in the catalogue has {requested}"
         expected = f"{takes}: what {machine.machine_type} takes"
-        yield Violation("VP303", name_path, f"{wanted} on {machine.machine_type}", expected, fix)
-    elif wanted and count and count not in machine.accelerators[wanted]:
-        allowed = machine.accelerators[wanted]
-        others = tuple(other for other in catalog.machines_with(wanted) if count in other.accelerators[wanted])
-        fix = f"{count} x {wanted} is on {_some(others)}" if others else ""
+        yield Violation("VP303", name_path, f"{requested} on {machine.machine_type}", expected, fix)
+    elif requested and count and count not in machine.accelerators[requested]:
+        allowed = machine.accelerators[requested]
+        others = tuple(other for other in catalog.machines_with(requested) if count in other.accelerators[requested])
+        fix = f"{count} x {requested} is on {_some(others)}" if others else ""
         expected = f"{' or '.join(map(str, allowed))} on {machine.machine_type}"
         yield Violation("VP304", count_path, str(count), expected, fix)
-    elif machine.accelerators_fixed and not wanted and not count and pool.knows("machine_spec", "accelerator_type"):
+    elif machine.accelerators_fixed and not requested and not count and pool.knows("machine_spec", "accelerator_type"):
         (count, *_) = machine.accelerator_counts
         fix = f"write accelerator_type: {machine.accelerator_type} and accelerator_count: {count}"
         yield Violation("VP307", name_path, "nothing", f"the accelerators of {machine.machine_type}", fix)

@@ -7,6 +7,7 @@ from collections import Counter
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.job_spec.build import capacity_options, job_spec, jobs_of
+from vlmpipe.job_spec.forms import MachineSpec
 from vlmpipe.trainer.storage.base import join_uri
 
 # As error messages and quota requests of others spell them, read on 2026-11-22. Of other GPUs none was seen.
@@ -42,7 +43,7 @@ def quotas(config: RunConfig) -> dict[str, int]:
             kind = "preemptible_" if spec["scheduling"].get("strategy") in PREEMPTIBLE else ""
             for pool in filter(None, spec["worker_pool_specs"]):
                 for name, count in _of_machine(pool["machine_spec"]).items():
-                    one[f"custom_model_training_{kind}{name}"] += count * int(pool["replica_count"])
+                    one[f"custom_model_training_{kind}{name}"] += count * pool["replica_count"]
             needed |= one  # the larger count of each
     return dict(needed)
 
@@ -52,20 +53,21 @@ def serving_quotas(config: RunConfig) -> dict[str, int]:
     deploy = config.deploy
     if deploy is None or not deploy.image_uri:
         return {}
-    machine: dict[str, object] = {"machine_type": deploy.machine_type}
+    machine: MachineSpec = {"machine_type": deploy.machine_type}
     if deploy.accelerator_count:
-        machine |= {"accelerator_type": deploy.accelerator_type, "accelerator_count": deploy.accelerator_count}
+        machine["accelerator_type"] = deploy.accelerator_type
+        machine["accelerator_count"] = deploy.accelerator_count
     found = _of_machine(machine)
     return {f"custom_model_serving_{name}": count * deploy.max_replicas for name, count in found.items()}
 
 
-def _of_machine(machine: dict[str, object]) -> dict[str, int]:
+def _of_machine(machine: MachineSpec) -> dict[str, int]:
     """Quotas of one machine, by the end of the quota's name."""
     found: dict[str, int] = {}
-    gpu = GPU_NAMES.get(str(machine.get("accelerator_type", "")))
+    gpu = GPU_NAMES.get(machine.get("accelerator_type", ""))
     if gpu:
-        found[f"nvidia_{gpu}_gpus"] = int(str(machine["accelerator_count"]))
-    name = str(machine["machine_type"])
+        found[f"nvidia_{gpu}_gpus"] = machine["accelerator_count"]
+    name = machine["machine_type"]
     known = load_catalog().machines.get(name)
     if known and name.startswith(CPU_FAMILIES):
         found["cpus"] = known.vcpus

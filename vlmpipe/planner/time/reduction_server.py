@@ -59,8 +59,8 @@ def advise(config: RunConfig, layout: Layout, time: Time, machine: Machine, pric
         return Advice("not possible", why=refusal)
     nodes = layout.nodes
     needed = reducers_needed(nodes, machine.nic_gbps)
-    wanted = config.cluster.reduction_server
-    reducers = wanted.replica_count if wanted and isinstance(wanted.replica_count, int) else needed
+    requested = config.cluster.reduction_server
+    reducers = requested.replica_count if requested and isinstance(requested.replica_count, int) else needed
     if machine.machine_type.startswith(UNDOCUMENTED):
         why = f"nothing documents a Reduction Server with {machine.machine_type}: the log of a first run must show it"
         return Advice("unknown", needed, why=why)

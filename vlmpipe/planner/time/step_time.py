@@ -194,13 +194,15 @@ def _calibration(case: Scenario) -> Calibration:
     uri = case.config.plan.calibrate_from
     if not uri:
         return Calibration(1.0, "", "")
-    wanted = case.config.cluster.accelerator_type
+    requested = case.config.cluster.accelerator_type
     if uri == LATEST:
-        return latest_calibration(case.config.bucket_root_uri, case.config.name, wanted)
+        return latest_calibration(case.config.bucket_root_uri, case.config.name, requested)
     found = calibration_of(uri)
-    if found.accelerator_type != wanted:
+    if found.accelerator_type != requested:
         ran_on = found.accelerator_type or "CPUs"
-        return Calibration(1.0, "", f"Not calibrated: {uri} (plan.calibrate_from) ran on {ran_on}, this is {wanted}.")
+        return Calibration(
+            1.0, "", f"Not calibrated: {uri} (plan.calibrate_from) ran on {ran_on}, this is {requested}."
+        )
     return found
 
 

@@ -44,7 +44,7 @@ class VertexGraph(Graph):
             boot_disk_size_gb=disk_gb,
             service_account=config.gcp.service_account,  # the pipeline's, which reads what its steps read
             labels={**config.gcp.labels, STEP_LABEL: step},
-            **{name: settings[name] for name in of_jobs if name in settings},
+            **{name: value for name, value in settings.items() if name in of_jobs},
         )
 
     def configure_task(
