@@ -61,16 +61,18 @@ def by_digest(answer: Any, registry: str, tag: str) -> dict[str, str]:
     """
     found = {}
     for name in IMAGES:
-        wanted = f"{registry}/{name}"
-        digests = _of_docker(answer, wanted, tag) if isinstance(answer, list) else _of_cloud_build(answer, wanted, tag)
+        requested = f"{registry}/{name}"
+        digests = (
+            _of_docker(answer, requested, tag) if isinstance(answer, list) else _of_cloud_build(answer, requested, tag)
+        )
         if len(digests) != 1 or not _DIGEST.fullmatch(min(digests)):
             raise UserError(
-                f"the builder names {len(digests)} digests of {wanted}:{tag}",
+                f"the builder names {len(digests)} digests of {requested}:{tag}",
                 expected="one, sha256: and 64 hexadecimal digits: a builder knows it once the image is pushed",
                 fix="look at what the builder printed above; then make build again",
                 code=ExitCode.UNAVAILABLE,
             )
-        found[name] = f"{wanted}@{digests.pop()}"
+        found[name] = f"{requested}@{digests.pop()}"
     return found
 
 
@@ -96,12 +98,12 @@ def pin(text: str, values: dict[str, str], source: str) -> str:
 
     Raises ConfigError when a section is missing, or written in a way that has no line to change.
     """
-    wanted = copy.deepcopy(parse_yaml(text, source))
+    requested = copy.deepcopy(parse_yaml(text, source))
     for name, value in values.items():
         section, field = FIELDS[name]
         text = _with_field(text, section, field, value, source)
-        wanted[section][field] = value
-    if parse_yaml(text, source) != wanted:
+        requested[section][field] = value
+    if parse_yaml(text, source) != requested:
         raise _not_ours_to_write(source, *FIELDS["trainer"], values["trainer"])
     return text
 

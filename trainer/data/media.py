@@ -81,7 +81,7 @@ class MediaFiles:
         return self.of_video(file, lambda video: (video.duration_s, video.num_frames))
 
     def of_video(self, file: str, read: Callable[[Video], Result]) -> Result:
-        """What a function reads of a video. Raises as `picture`."""
+        """Return the result of a function of a video. Raises as `picture`."""
         opened = self._opened(file)
         return _decoded(file, lambda: read(opened.video()))
 

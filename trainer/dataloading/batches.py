@@ -91,7 +91,7 @@ class MicroBatches(Sized, Iterable[PackedBatch], Protocol):
 
 
 def collate(
-    rows: Sequence[PackedSequence],
+    sequences: Sequence[PackedSequence],
     image_source: ImageSource,
     *,
     part: int = 0,
@@ -105,41 +105,43 @@ def collate(
     answers: index of each sample's first answer by the sample's id, in place of sources: a sample takes as many indexes
         as it has labels.
     """
-    labels = np.stack([row.labels for row in rows])
+    labels = np.stack([sequence.labels for sequence in sequences])
     next_is_label = np.zeros(labels.shape, dtype=bool)
     next_is_label[:, :-1] = labels[:, 1:] != IGNORED
     start, end = labels.size * part // parts, labels.size * (part + 1) // parts
     places = np.flatnonzero(next_is_label.reshape(-1))  # of the labels of all parts
     is_mine = (places >= start) & (places < end)
     label_index = places[is_mine] - start
-    loss_sources = _loss_sources(rows, places[is_mine], sources) if sources else None
+    loss_sources = _loss_sources(sequences, places[is_mine], sources) if sources else None
     if answers:
-        loss_sources = torch.from_numpy(_answers(rows, places, answers)[is_mine])
-    images = image_source(rows)
-    positions = np.stack([row.position_ids for row in rows], axis=-2)  # (rows, tokens) or (axes, rows, tokens)
+        loss_sources = torch.from_numpy(_answers(sequences, places, answers)[is_mine])
+    images = image_source(sequences)
+    positions = np.stack(
+        [sequence.position_ids for sequence in sequences], axis=-2
+    )  # (sequences, tokens) or (axes, sequences, tokens)
     return PackedBatch(
-        input_ids=torch.from_numpy(np.stack([row.input_ids for row in rows])),
+        input_ids=torch.from_numpy(np.stack([sequence.input_ids for sequence in sequences])),
         position_ids=torch.from_numpy(positions),
         label_index=torch.from_numpy(label_index),
         label_ids=torch.from_numpy(labels.reshape(-1)[start + label_index + 1]),
         images=images.values,
         image_grids=images.grids,
-        samples=CuSeqlens.of([row.sample_tokens for row in rows], labels.shape[1]),
-        image_tokens=sum(sum(row.image_token_counts) for row in rows),
-        pairs=_pairs(rows, label_index),
-        selection=selection_inputs(rows, label_index) if rows[0].selectable else None,
+        samples=CuSeqlens.of([sequence.sample_tokens for sequence in sequences], labels.shape[1]),
+        image_tokens=sum(sum(sequence.image_token_counts) for sequence in sequences),
+        pairs=_pairs(sequences, label_index),
+        selection=selection_inputs(sequences, label_index) if sequences[0].selectable else None,
         loss_sources=loss_sources,
     )
 
 
-def _answers(rows: Sequence[PackedSequence], places: Int64Array, answers: Mapping[str, int]) -> Int64Array:
+def _answers(sequences: Sequence[PackedSequence], places: Int64Array, answers: Mapping[str, int]) -> Int64Array:
     """Return the index of each label's answer. The labels of an answer follow each other; those of a sample's next
     answer follow its question.
 
     places: positions before those of all labels, in the flattened sequences.
     """
-    samples = np.searchsorted(_sample_ends(rows), places + 1, side="right")
-    first = np.array([answers[sample] for row in rows for sample in row.sample_ids], np.int64)
+    samples = np.searchsorted(_sample_ends(sequences), places + 1, side="right")
+    first = np.array([answers[sample] for sequence in sequences for sample in sequence.sample_ids], np.int64)
     labels = np.arange(len(places))
     of_sample = np.maximum.accumulate(np.where(np.diff(samples, prepend=-2) != 0, labels, 0))
     of_answer = np.maximum.accumulate(np.where(np.diff(places, prepend=-2) != 1, labels, 0))
@@ -147,33 +149,35 @@ def _answers(rows: Sequence[PackedSequence], places: Int64Array, answers: Mappin
     return index
 
 
-def _loss_sources(rows: Sequence[PackedSequence], places: Int64Array, sources: Mapping[str, int]) -> Tensor:
+def _loss_sources(sequences: Sequence[PackedSequence], places: Int64Array, sources: Mapping[str, int]) -> Tensor:
     """Return the source index of each label, or of each pair.
 
     places: positions before those of labels, in the flattened sequences.
     """
-    of_samples = np.array([sources[sample.partition("/")[0]] for row in rows for sample in row.sample_ids], np.int64)
-    if rows[0].references is not None:
+    of_samples = np.array(
+        [sources[sample.partition("/")[0]] for sequence in sequences for sample in sequence.sample_ids], np.int64
+    )
+    if sequences[0].references is not None:
         return torch.from_numpy(of_samples)
-    return torch.from_numpy(of_samples[np.searchsorted(_sample_ends(rows), places + 1, side="right")])
+    return torch.from_numpy(of_samples[np.searchsorted(_sample_ends(sequences), places + 1, side="right")])
 
 
-def _sample_ends(rows: Sequence[PackedSequence]) -> list[int]:
+def _sample_ends(sequences: Sequence[PackedSequence]) -> list[int]:
     """Return the index after the last token of each sample, or conversation of a pair, in the flattened sequences."""
-    length, ends = len(rows[0].input_ids), []
-    for number, row in enumerate(rows):
-        ends += (number * length + np.cumsum(row.sample_tokens, dtype=np.int64)).tolist()
+    length, ends = len(sequences[0].input_ids), []
+    for number, sequence in enumerate(sequences):
+        ends += (number * length + np.cumsum(sequence.sample_tokens, dtype=np.int64)).tolist()
     return ends
 
 
-def _pairs(rows: Sequence[PackedSequence], label_index: Int64Array) -> PreferencePairs | None:
-    """label_index: positions before those of labels, in the flattened rows."""
-    if rows[0].references is None:
+def _pairs(sequences: Sequence[PackedSequence], label_index: Int64Array) -> PreferencePairs | None:
+    """label_index: positions before those of labels, in the flattened sequences."""
+    if sequences[0].references is None:
         return None
-    references = np.concatenate([row.references for row in rows if row.references is not None])
+    references = np.concatenate([sequence.references for sequence in sequences if sequence.references is not None])
     is_known = not np.isnan(references).any()
     return PreferencePairs(
-        torch.from_numpy(np.searchsorted(_sample_ends(rows), label_index + 1, side="right")),
+        torch.from_numpy(np.searchsorted(_sample_ends(sequences), label_index + 1, side="right")),
         len(references),
         torch.from_numpy(references) if is_known else None,
     )
@@ -184,11 +188,13 @@ def cached_images(reader: FeatureReader, config: ModelConfig) -> ImageSource:
     published = image_form_of(config).published
     shape = () if published else family_of(config).feature_shape(config)
 
-    def read(rows: Sequence[PackedSequence]) -> Images:
-        images = [image for row in rows for image in row.image_sha256]
+    def read(sequences: Sequence[PackedSequence]) -> Images:
+        images = [image for sequence in sequences for image in sequence.image_sha256]
         features = reader.read_all(images) if images else join_features([], shape)
         if published:
-            return Images(published.encoded(features, [size for row in rows for size in row.image_sizes]))
+            return Images(
+                published.encoded(features, [size for sequence in sequences for size in sequence.image_sizes])
+            )
         return Images(features.view(-1, *shape))
 
     return read
@@ -197,9 +203,10 @@ def cached_images(reader: FeatureReader, config: ModelConfig) -> ImageSource:
 def online_images(prepare: PrepareImages) -> ImageSource:
     """Pixel values, for a vision tower that runs in the training step."""
 
-    def read(rows: Sequence[PackedSequence]) -> Images:
+    def read(sequences: Sequence[PackedSequence]) -> Images:
         return prepare(
-            [image for row in rows for image in row.images], [count for row in rows for count in row.sample_images]
+            [image for sequence in sequences for image in sequence.images],
+            [count for sequence in sequences for count in sequence.sample_images],
         )
 
     return read

@@ -80,7 +80,7 @@ class PrefetchingLoader:
         """sources: their names, where losses are told apart by them."""
         self.waited_s = 0.0
         self._pins = device.type == "cuda"
-        self._loader, self._image_source, self._micro_rows = loader, image_source, micro_batch_size
+        self._loader, self._image_source, self._micro_sequences = loader, image_source, micro_batch_size
         self._steps = range(first_step, end_step)
         self._replica, self._sources = replica, {name: number for number, name in enumerate(sources)}
         self._queue: MicroBatchQueue[StepBatches | MicroBatch | BaseException | None] = MicroBatchQueue(ahead_bytes)
@@ -145,8 +145,8 @@ class PrefetchingLoader:
     def _put_step(self, step: int, pool: Executor) -> bool:
         """Make a step's micro-batches. False once the queue is closed."""
         replica, batch = self._replica, self._loader.sampler.batch(step)
-        sequences = len(batch.sequences_of(replica.index, replica.count))
-        batches = _Taken(self, -(-sequences // self._micro_rows))
+        count = len(batch.sequences_of(replica.index, replica.count))
+        batches = _Taken(self, -(-count // self._micro_sequences))
         data = StepBatches(
             step=step,
             epoch=batch.epoch,
@@ -157,37 +157,37 @@ class PrefetchingLoader:
         batches.data = data
         if not self._queue.put(data, begins_step=True):
             return False
-        rows = self._loader.read_step(step, replica.index, replica.count)
-        return all(self._put(list(islice(rows, self._micro_rows)), pool) for _ in range(len(batches)))
+        sequences = self._loader.read_step(step, replica.index, replica.count)
+        return all(self._put(list(islice(sequences, self._micro_sequences)), pool) for _ in range(len(batches)))
 
-    def _put(self, rows: Sequence[PackedSequence], pool: Executor) -> bool:
+    def _put(self, sequences: Sequence[PackedSequence], pool: Executor) -> bool:
         """Make a micro-batch, in another thread where there are several."""
-        images, threads = max(1, sum(len(row.image_sha256) for row in rows)), num_threads()
+        images, threads = max(1, sum(len(sequence.image_sha256) for sequence in sequences)), num_threads()
         place = self._queue.reserve(images, threads)
         if place is None:
             return False
         if threads == 1:
-            self._make(rows, place)
+            self._make(sequences, place)
         else:
             try:
-                pool.submit(self._make, rows, place)
+                pool.submit(self._make, sequences, place)
             except RuntimeError as error:  # no thread can be started, and maybe none fills the place
                 self._queue.fill(place, error)
                 return False
         return True
 
     def _make(
-        self, rows: Sequence[PackedSequence], place: Place[StepBatches | MicroBatch | BaseException | None]
+        self, sequences: Sequence[PackedSequence], place: Place[StepBatches | MicroBatch | BaseException | None]
     ) -> None:
         try:
             part, parts = self._replica.part, self._replica.parts
-            batch = collate(rows, self._image_source, part=part, parts=parts, sources=self._sources)
+            batch = collate(sequences, self._image_source, part=part, parts=parts, sources=self._sources)
             made = MicroBatch(
                 batch.pinned() if self._pins else batch,
-                useful_tokens=sum(row.tokens for row in rows),
-                slot_tokens=sum(len(row.input_ids) for row in rows),
-                images=sum(row.tiles for row in rows),
-                sample_ids=tuple(sample for row in rows for sample in row.sample_ids),
+                useful_tokens=sum(sequence.tokens for sequence in sequences),
+                slot_tokens=sum(len(sequence.input_ids) for sequence in sequences),
+                images=sum(sequence.tiles for sequence in sequences),
+                sample_ids=tuple(sample for sequence in sequences for sample in sequence.sample_ids),
             )
             self._queue.fill(place, made, held_bytes=batch.held_bytes(pinned=self._pins))
         except BaseException as error:  # raised in the loop, at its place

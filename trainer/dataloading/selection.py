@@ -13,13 +13,15 @@ from vlmpipe.trainer.data.packing import Int64Array
 from vlmpipe.trainer.models.layers.selection_inputs import SelectionInputs
 
 
-def selection_inputs(rows: Sequence[PackedSequence], label_index: Int64Array) -> SelectionInputs:
+def selection_inputs(sequences: Sequence[PackedSequence], label_index: Int64Array) -> SelectionInputs:
     """label_index: positions before those of labels, in the flattened sequences."""
-    length = len(rows[0].input_ids)
-    selectable = [row.selectable for row in rows if row.selectable is not None]
-    ends = np.concatenate([n * length + np.cumsum(row.sample_tokens, dtype=np.int64) for n, row in enumerate(rows)])
+    length = len(sequences[0].input_ids)
+    selectable = [sequence.selectable for sequence in sequences if sequence.selectable is not None]
+    ends = np.concatenate(
+        [n * length + np.cumsum(sequence.sample_tokens, dtype=np.int64) for n, sequence in enumerate(sequences)]
+    )
     question_index = np.flatnonzero(np.concatenate([one.is_question for one in selectable]))
-    images = [count for row in rows for count in row.sample_images]
+    images = [count for sequence in sequences for count in sequence.sample_images]
     return SelectionInputs(
         question_index=torch.from_numpy(question_index),
         question_samples=torch.from_numpy(np.searchsorted(ends, question_index, side="right")),
@@ -28,5 +30,5 @@ def selection_inputs(rows: Sequence[PackedSequence], label_index: Int64Array) ->
         grids=tuple(grid for one in selectable for grid in one.grids),
         slots=tuple(count for one in selectable for count in one.slots),
         seeds=tuple(one.seed + place for one in selectable for place in range(len(one.slots))),
-        sample_tokens=tuple(row.sample_tokens for row in rows),
+        sample_tokens=tuple(sequence.sample_tokens for sequence in sequences),
     )

@@ -55,7 +55,7 @@ def cider_d(pictures: Sequence[Captioned]) -> list[float]:
     are 0 for a single image.
     """
     return cider_d_of_tokens(
-        [([tokens(text) for text in picture.references], tokens(picture.caption)) for picture in pictures]
+        [([tokens(text) for text in image.references], tokens(image.caption)) for image in pictures]
     )
 
 

@@ -86,21 +86,21 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     store = open_storage(job.run.run_uri)
     champion = champion_of(store)
     subject = load_subject(job, worker)
-    held_out, split, stats = subject.held_out, subject.split, json.loads(subject.prepared.read("stats.json"))
-    questions = held_out.questions(job.evaluate.max_samples, job.evaluate.earlier_turns)
+    validation, split, stats = subject.held_out, subject.split, json.loads(subject.prepared.read("stats.json"))
+    questions = validation.questions(job.evaluate.max_samples, job.evaluate.earlier_turns)
     mine = questions[worker.rank :: worker.world_size]
     controls: list[str] = [*job.evaluate.controls]
     for feature in features_of(job):
         controls += feature.controls(job.model)
     examiner = examiner_of(job)
-    shuffled = ShuffledImages(split, held_out.shards, subject.model.chat.form)
+    shuffled = ShuffledImages(split, validation.shards, subject.model.chat.form)
     benchmarks = open_benchmarks(job)
     answered, resized = dict[str, list[Prediction]](), 0
     for control in ["", *controls]:
         answered[control] = []
         for start in range(0, len(mine), job.evaluate.batch_questions):
             batch = mine[start : start + job.evaluate.batch_questions]
-            asked = with_images(held_out, batch, shuffled if control == "shuffled_image" else None)
+            asked = with_images(validation, batch, shuffled if control == "shuffled_image" else None)
             answered[control] += answer(job, subject.model, asked, worker.device, control=control)
             resized += sum(not one.shown.are_cached for _, one in asked)
             if progress:
@@ -124,13 +124,13 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     gc.collect()
     if worker.device.type == "cuda":
         torch.cuda.empty_cache()
-    rescored = rescore(job, champion, held_out, mine, budget, worker) if champion else None
+    rescored = rescore(job, champion, validation, mine, budget, worker) if champion else None
     if not progress:
         return
     validated = _as_in_training(job, store, loss)
     majority = majority_baseline(questions, stats["slices"])
-    pictures = {(q.id, q.turn): (*split.image_sha256(q.sample), q.question) for q in questions}
-    scored_by_slice = scores(predictions[""], pictures, job.evaluate.cider_d)
+    images = {(q.id, q.turn): (*split.image_sha256(q.sample), q.question) for q in questions}
+    scored_by_slice = scores(predictions[""], images, job.evaluate.cider_d)
     for name, scored in scored_by_slice["slices"].items():
         scored["chance"] = majority["slices"][name]["exact_match"]
     found = [one for _, part, *_ in everyone for one in part]

@@ -36,8 +36,8 @@ def require_module(trainer: ExternalTrainerConfig, packages: Sequence[str]) -> N
         if "://" in uri:
             return
         # Of a project that is not built yet, files may be renamed.
-        wanted = path.rpartition("/")[2] if Path(uri).is_dir() else path
-        ends = tuple(f"/{name}" for name in (f"{wanted}.py", f"{wanted}/__main__.py"))
+        requested = path.rpartition("/")[2] if Path(uri).is_dir() else path
+        ends = tuple(f"/{name}" for name in (f"{requested}.py", f"{requested}/__main__.py"))
         try:
             names = _members(Path(uri))
         except (OSError, tarfile.TarError, zipfile.BadZipFile) as error:

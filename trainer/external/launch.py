@@ -108,8 +108,8 @@ class Session:
         self._model = ModelFolder.of(os.environ) if node.is_chief else None
         self._attempt: int | None = None  # None on a replica that does not train
         self._states: SavedStates | None = None
-        wanted = node.is_chief and not platform_has_one(os.environ)
-        self._endpoint = ProgressEndpoint(self._scratch) if wanted else None
+        requested = node.is_chief and not platform_has_one(os.environ)
+        self._endpoint = ProgressEndpoint(self._scratch) if requested else None
 
     def run(self) -> ExitCode:
         """Prepare the inputs, run the program, judge what it leaves."""
@@ -235,9 +235,9 @@ class Session:
         report.log(progress, last=True)
         states.save_last(lambda: process.stopping, failed=self._has_failed(process, code))
         report.note(states.take_warnings())
-        wanted = steps_wanted(trainer, self._job.train.max_steps, progress)
+        requested = steps_wanted(trainer, self._job.train.max_steps, progress)
         with report.failing():
-            if not judge(trainer, code, progress, wanted, stopped=process.stopping):
+            if not judge(trainer, code, progress, requested, stopped=process.stopping):
                 states.ended("preempted")
                 report.stopped(progress, states.newest_step)
                 return ExitCode.PREEMPTED
@@ -247,7 +247,7 @@ class Session:
             require_change(trainer, folder, Path(base))
             name = states.save_result(folder, progress.step, trainer.result)
         states.ended("done")
-        report.done(progress, wanted, name)
+        report.done(progress, requested, name)
         return ExitCode.OK
 
 

@@ -155,8 +155,8 @@ def _torch(gpus: FoundGpus) -> str:
 def _too_few(bought: BoughtMachine, gpus: FoundGpus) -> Finding:
     count, who = len(gpus.gpus), "torch" if gpus.torch else "NVIDIA's library"
     seen = f"{who} sees {count}" if count else f"{who} sees none: {gpus.reason}"
-    wanted = bought.accelerator_count
-    expected = f"{wanted} GPU{'s' if wanted > 1 else ''} that {who} sees"
+    requested = bought.accelerator_count
+    expected = f"{requested} GPU{'s' if requested > 1 else ''} that {who} sees"
     versions = f"{_torch(gpus)}, NVIDIA's driver {gpus.driver or 'not found'}"
     if gpus.torch and not gpus.cuda:
         fix = "build the trainer image with make build: its torch has CUDA; this is a build for CPUs"

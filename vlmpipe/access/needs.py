@@ -56,8 +56,8 @@ class Need:
         """The least roles that give the `missing` permissions."""
         table = load_table()
         of_kind = table.uses[self.kind]
-        wanted = {use for use in self.uses if missing & set(of_kind[use].permissions)}
-        return tuple(of_kind[use].role for use in table.smallest_roles(self.kind, wanted))
+        requested = {use for use in self.uses if missing & set(of_kind[use].permissions)}
+        return tuple(of_kind[use].role for use in table.smallest_roles(self.kind, requested))
 
 
 def named(config: RunConfig) -> list[Named]:

@@ -246,19 +246,19 @@ def _compare(settings: RunConfig, config: str, overrides: list[str], goal: str, 
     from vlmpipe.planner.sequence_fill import length_advice
     from vlmpipe.trainer.storage.outage import answering_soon
 
-    wanted = Goal.parse(goal) if goal else None
+    requested = Goal.parse(goal) if goal else None
     with doing(f"comparing {'machines and ' * bool(goal)}strategies for {config}"), answering_soon():
         model, load, prices = plan_basis(settings)
-        if wanted is None:
+        if requested is None:
             strategies = compare_strategies(settings, model, load, prices)
         else:
-            found = suggest(settings, model, load, prices, wanted)
-    if wanted is None:
+            found = suggest(settings, model, load, prices, requested)
+    if requested is None:
         print_json(strategies.as_dict()) if as_json else print_strategies(strategies, settings, config, overrides)
     elif as_json:
         print_json({"goal": goal, **found.as_dict(), "sequence_lengths": [vars(fill) for fill in load.fills]})
     else:
-        print_suggestions(found, wanted, settings, config, overrides)
+        print_suggestions(found, requested, settings, config, overrides)
         if advice := length_advice(load.fills, settings):
             print_lines([advice])
 

@@ -140,12 +140,12 @@ def docs(
         width = max(map(len, titles))
         print_lines([f"{page:<{width}}  {title}" for page, title in titles.items()])
         return
-    wanted = name.removeprefix("docs/").removesuffix(".md")
-    found = [page for page in pages if wanted in (page, page.rpartition("/")[2])]
+    requested = name.removeprefix("docs/").removesuffix(".md")
+    found = [page for page in pages if requested in (page, page.rpartition("/")[2])]
     if len(found) != 1:
-        close = found or difflib.get_close_matches(wanted, [page.rpartition("/")[2] for page in pages], 3)
+        close = found or difflib.get_close_matches(requested, [page.rpartition("/")[2] for page in pages], 3)
         raise ConfigError(
-            f"there {'are several pages' if found else 'is no page'} {wanted}",
+            f"there {'are several pages' if found else 'is no page'} {requested}",
             expected="one of vlmpipe docs",
             fix=f"did you mean {' or '.join(close)}?" if close else "to list them: vlmpipe docs",
         )

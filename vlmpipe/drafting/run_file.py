@@ -135,16 +135,16 @@ def _questions(facts: Facts, changes: Mapping[str, object]) -> list[str]:
         )
     if not facts.splits.keys() - {"none"}:
         share = _held_out_share(facts)
-        held_out = share * sum(facts.questions.values())
+        validation = share * sum(facts.questions.values())
         if share > DEFAULT_SHARE:
             questions.append(
                 f"Only {facts.distinct_images} different images, which are never on both sides: {share:.0%} are held "
                 "out. Are there more?"
             )
-        if held_out < FEW_HELD_OUT and not facts.is_part:
+        if validation < FEW_HELD_OUT and not facts.is_part:
             questions.append(
-                f"About {held_out:.0f} questions are in the validation split: too few to tell models apart. Are there "
-                "more data?"
+                f"About {validation:.0f} questions are in the validation split: too few to tell models apart. Are "
+                "there more data?"
             )
         questions.append("Do records belong together (a patient, a document)? Then name their field in data.split_by.")
     if facts.answer_tokens > MAX_ANSWER_TOKENS:

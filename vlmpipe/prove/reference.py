@@ -67,8 +67,8 @@ class Reference:
         spans, lengths = [], []
         images = [Image.open(sample.picture).convert("RGB")] if sample.picture else None
         for number, (question, answer) in enumerate(sample.turns):
-            picture = [{"type": "image"}] if images and not number else []
-            messages.append({"role": "user", "content": [*picture, {"type": "text", "text": question}]})
+            image = [{"type": "image"}] if images and not number else []
+            messages.append({"role": "user", "content": [*image, {"type": "text", "text": question}]})
             prompt = self._inputs(messages, images, prompt=True)
             messages.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
             inputs = self._inputs(messages, images)

@@ -41,14 +41,14 @@ def write_samples(folder: Path, *, text_only: bool = False) -> list[Sample]:
 
 
 def _sample(folder: Path, draw: random.Random, number: int, *, has_picture: bool) -> Sample:
-    picture = folder / f"{number:02d}.png" if has_picture else None
-    if picture:
+    image = folder / f"{number:02d}.png" if has_picture else None
+    if image:
         noise = np.random.default_rng(number).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
-        Image.fromarray(noise).save(picture)
+        Image.fromarray(noise).save(image)
     turns = [("What do you see?", _answer(draw, number))]
     if number % 4 == 3:
         turns.append(("And below?", _answer(draw, number + 1)))
-    return Sample(f"sample-{number:02d}", picture, tuple(turns))
+    return Sample(f"sample-{number:02d}", image, tuple(turns))
 
 
 def _answer(draw: random.Random, number: int) -> str:

@@ -123,8 +123,8 @@ class GcsServer(LocalServer):
         del self.buckets[bucket][name]
 
     def _check_precondition(self, found: StoredObject | None, query: dict[str, str]) -> None:
-        wanted = query.get("ifGenerationMatch")
-        if wanted is not None and int(wanted) != (found.generation if found else 0):
+        requested = query.get("ifGenerationMatch")
+        if requested is not None and int(requested) != (found.generation if found else 0):
             raise ApiError(412, "At least one of the pre-conditions you specified did not hold.")
 
 

@@ -137,8 +137,8 @@ def _config(config: dict[str, object]) -> dict[str, list[tuple[str, object]]]:
 
 def _charts(files: RunFiles) -> list[dict[str, object]]:
     """Charts over optimizer steps of the metrics that were logged."""
-    resumed, held_out = files.summary.resumed_from_step, number(files.evaluation.loss)
-    evaluated = None if held_out is None else (held_out, f"evaluation loss {held_out:.3g}")
+    resumed, validation = files.summary.resumed_from_step, number(files.evaluation.loss)
+    evaluated = None if validation is None else (validation, f"evaluation loss {validation:.3g}")
     charts = list[dict[str, object]]()
     for name, (title, unit, from_zero) in _charted(files.metrics).items():
         points = column(files.metrics, name)

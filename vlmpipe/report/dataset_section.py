@@ -113,13 +113,13 @@ def _warnings(stats: dict[str, object]) -> list[str]:
 
 
 def _rejects(rejects: dict[str, object], store: Storage | None) -> list[dict[str, object]]:
-    examples, pictures = mapping(rejects.get("examples")), mapping(rejects.get("pictures"))
+    examples, images = mapping(rejects.get("examples")), mapping(rejects.get("pictures"))
     return [
         {
             "code": code,
             "samples": samples,
             "example": next(iter(sequence(examples.get(code))), ""),
-            "pictures": [_picture(str(name), store) for name in sequence(pictures.get(code)) if name],
+            "pictures": [_picture(str(name), store) for name in sequence(images.get(code)) if name],
         }
         for code, samples in mapping(rejects.get("by_code")).items()
     ]

@@ -43,11 +43,11 @@ class Card:
 def card_of(sample: InspectedSample, seen: SeenImages) -> Card:
     """The sample with the images that the model is given."""
     found = seen(sample.images) if sample.images else []
-    pictures = [as_png(picture) for picture in found[:SHOWN_PICTURES]]
+    images = [as_png(image) for image in found[:SHOWN_PICTURES]]
     if sample.images and not found:
-        pictures = [Picture(problem="This model's pixel values have a form of their own and cannot be shown.")]
+        images = [Picture(problem="This model's pixel values have a form of their own and cannot be shown.")]
     labels = sum(piece.tokens for piece in sample.pieces if piece.is_label)
-    return Card(sample, tuple(pictures), max(0, len(found) - SHOWN_PICTURES), len(sample.encoded.input_ids), labels)
+    return Card(sample, tuple(images), max(0, len(found) - SHOWN_PICTURES), len(sample.encoded.input_ids), labels)
 
 
 def as_png(picture: Image.Image) -> Picture:

@@ -145,7 +145,7 @@ def prediction_browser(images: PreparedImages, predictions: Sequence[dict[str, o
         identity = shown[-1]
         if identity not in places and len(places) < LISTED_PICTURES and picture_bytes > 0:
             found, _ = images.pictures(identity, 1, LISTED_PIXELS)  # none of a sample of text alone
-            shown_picture = next((picture for picture in found if picture.data_uri), None)
+            shown_picture = next((image for image in found if image.data_uri), None)
             places[identity] = len(pictures) if shown_picture else None
             if shown_picture:
                 pictures.append((shown_picture.data_uri, shown_picture.width, shown_picture.height))

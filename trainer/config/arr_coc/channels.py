@@ -26,5 +26,5 @@ PRESETS: dict[str, tuple[str, ...]] = {
 
 def expand_channels(names: Iterable[str]) -> tuple[str, ...]:
     """Channels of these names and presets, each once, in the order of CHANNELS."""
-    wanted = {channel for name in names for channel in PRESETS.get(name, (name,))}
-    return tuple(channel for channel in CHANNELS if channel in wanted)
+    requested = {channel for name in names for channel in PRESETS.get(name, (name,))}
+    return tuple(channel for channel in CHANNELS if channel in requested)

@@ -73,8 +73,8 @@ def selections_at(index: Tensor, grid: tuple[int, int]) -> list[Kept]:
 def budget(config: RelevanceConfig, compress: Tensor | float, tokens: int) -> int:
     """How many of an image's tokens are kept, between min_tokens and max_tokens by the tension `compress`."""
     least, most = config.lower_bound, config.upper_bound
-    wanted = most if least == most else round(most - (most - least) * float(compress))
-    return min(tokens, wanted)
+    requested = most if least == most else round(most - (most - least) * float(compress))
+    return min(tokens, requested)
 
 
 def allocate(config: RelevanceConfig, relevance: Tensor, balance: Balance, grid: tuple[int, int], seed: int) -> Kept:

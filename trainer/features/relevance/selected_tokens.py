@@ -77,9 +77,9 @@ def target_kept(selected: Selected, region: Region) -> float | None:
     if not region or len(selected.kept) != 1:
         return None
     (kept,) = selected.kept
-    wanted = tokens_in(region, kept.grid)
+    requested = tokens_in(region, kept.grid)
     own = {(row, column) for row, column, height, width in kept.cells.tolist() if height == width == 1}
-    return len(wanted & own) / len(wanted) if wanted else None
+    return len(requested & own) / len(requested) if requested else None
 
 
 def tokens_in(region: Region, grid: tuple[int, int]) -> set[tuple[int, int]]:

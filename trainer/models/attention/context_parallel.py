@@ -66,7 +66,7 @@ def _(parts: Tensor, _group: str) -> Tensor:
 
 
 class _GroupContext(FunctionCtx):
-    """What the backward pass needs."""
+    """Values saved for the backward pass."""
 
     group: str
 

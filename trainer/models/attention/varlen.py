@@ -208,7 +208,7 @@ def _(_gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object) 
 
 
 class _AttendContext(FunctionCtx):
-    """What the backward pass needs."""
+    """Values saved for the backward pass."""
 
     saved_tensors: tuple[Tensor, ...]
     scale: float

@@ -256,7 +256,7 @@ def same_sample(position_ids: Tensor) -> Tensor:
 
 
 class _EncodedContext(FunctionCtx):
-    """What the backward pass needs."""
+    """Values saved for the backward pass."""
 
     kept: Tensor
     size: VisionBytes

@@ -70,10 +70,10 @@ def projector_settings(config: ModelConfig, vision: PreTrainedConfig, text: PreT
     ours = {"feature_layer": config.feature_layer % (depth + 1), "feature_select": config.feature_select}
     for name, value in theirs.items():
         if ours[name] != value:
-            wanted = layer if name == "feature_layer" else value
+            requested = layer if name == "feature_layer" else value
             raise ConfigError(
-                f"model.{name} is {getattr(config, name)}, but the projector of {source} was trained with {wanted}",
-                fix=f"set model.{name} to {wanted}",
+                f"model.{name} is {getattr(config, name)}, but the projector of {source} was trained with {requested}",
+                fix=f"set model.{name} to {requested}",
             )
     widths = int(whole.vision_config.hidden_size), int(whole.text_config.hidden_size)
     if widths != (int(vision.hidden_size), int(text.hidden_size)):

@@ -126,7 +126,7 @@ def chunked_losses(
 
 
 class _LossContext(FunctionCtx):
-    """What the backward pass needs."""
+    """Values saved for the backward pass."""
 
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
@@ -172,8 +172,8 @@ class _ChunkedLosses(torch.autograd.Function):
                     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
                 scores -= largest.unsqueeze(1)
                 columns, is_mine = on_this_rank(labels, first, len(weight))
-                wanted = scores.gather(1, columns.unsqueeze(1)).squeeze(1) * is_mine
-                sums = torch.stack([scores.exp_().sum(dim=-1), wanted])
+                requested = scores.gather(1, columns.unsqueeze(1)).squeeze(1) * is_mine
+                sums = torch.stack([scores.exp_().sum(dim=-1), requested])
                 if group:
                     dist.all_reduce(sums, group=group)
                 losses[start : start + size] = sums[0].log() - sums[1]

@@ -59,8 +59,8 @@ def publish_to_kubeflow(api: KubeflowApi, compiled: Compiled) -> PublishedToKube
 
 def _pipeline(api: KubeflowApi, name: str) -> str:
     """Id of the pipeline of that name, which is made, empty, where there is none."""
-    wanted = json.dumps({"predicates": [{"operation": "EQUALS", "key": "display_name", "stringValue": name}]})
-    answer = api.client.list_pipelines(page_size=PAGE_SIZE, filter=wanted, namespace=api.namespace or None)
+    requested = json.dumps({"predicates": [{"operation": "EQUALS", "key": "display_name", "stringValue": name}]})
+    answer = api.client.list_pipelines(page_size=PAGE_SIZE, filter=requested, namespace=api.namespace or None)
     if answer.pipelines:
         return str(answer.pipelines[0].pipeline_id)
     return str(api.client.create_pipeline(name, api.namespace).pipeline_id)

@@ -219,13 +219,13 @@ class VertexEndpoint:
             return None
 
     def _create(self) -> api.Endpoint:
-        wanted = api.Endpoint(
+        requested = api.Endpoint(
             display_name=self._deploy.endpoint, labels=dict(self._labels), dedicated_endpoint_enabled=True
         )
         if self._encryption_key:
-            wanted.encryption_spec = api.EncryptionSpec(kms_key_name=self._encryption_key)
+            requested.encryption_spec = api.EncryptionSpec(kms_key_name=self._encryption_key)
         request = api.CreateEndpointRequest(
-            parent=self._place.parent, endpoint=wanted, endpoint_id=self._deploy.endpoint
+            parent=self._place.parent, endpoint=requested, endpoint_id=self._deploy.endpoint
         )
         self._finished(send_once(self._client.create_endpoint, request), api.Endpoint, SHORT_S)
         found = self._get()

@@ -79,16 +79,16 @@ def search_on_vertex(name: str) -> VertexSearch | None:
 
 def status_of_job(job: api.HyperparameterTuningJob, name: str, place: Place) -> SearchStatus:
     """The search from the service's answer about its job."""
-    wanted = job.study_spec.metrics[0]
+    requested = job.study_spec.metrics[0]
     number = job.name.rpartition("/")[2]
     return SearchStatus(
         search_id=name if "/" not in name else job.display_name,
         uri=job.trial_job_spec.base_output_directory.output_uri_prefix,
         outcome=OUTCOMES.get(_state(job), "running"),
-        metric=wanted.metric_id,
-        goal=wanted.goal.name,
+        metric=requested.metric_id,
+        goal=requested.goal.name,
         num_trials=job.max_trial_count,
-        trials=tuple(ranked((_trial(trial, wanted.metric_id) for trial in job.trials), wanted.goal.name)),
+        trials=tuple(ranked((_trial(trial, requested.metric_id) for trial in job.trials), requested.goal.name)),
         error=job.error.message,
         resource_name=job.name,
         console_url=place.console_url(number, in_pipelines=False),

@@ -137,9 +137,9 @@ def state_of(job: api.CustomJob | api.HyperparameterTuningJob) -> str:
 
 def labelled(jobs: Iterable[Labelled], call: Call) -> list[Labelled]:
     """The jobs with the label, and in the state, that the listing's filter asks for."""
-    wanted = call.query.get("filter", "")
-    if not (match := LABEL_FILTER.fullmatch(wanted)):
-        raise ApiError(501, f"a filter that this fake does not know: {wanted}")
+    requested = call.query.get("filter", "")
+    if not (match := LABEL_FILTER.fullmatch(requested)):
+        raise ApiError(501, f"a filter that this fake does not know: {requested}")
     label, value, state = match.groups()
     return [job for job in jobs if job.labels.get(label) == value and state in (None, state_of(job))]
 

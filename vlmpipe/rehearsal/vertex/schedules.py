@@ -68,10 +68,10 @@ class Schedules:
         return as_dict(schedule)
 
     def _list(self, call: Call) -> Json:
-        wanted = call.query.get("filter", "")
-        match = FILTER.fullmatch(wanted)
-        if wanted and not match:
-            raise ApiError(501, f"a filter that this fake does not know: {wanted}")
+        requested = call.query.get("filter", "")
+        match = FILTER.fullmatch(requested)
+        if requested and not match:
+            raise ApiError(501, f"a filter that this fake does not know: {requested}")
         found = [schedule for schedule in self.schedules.values() if not match or schedule.display_name == match[1]]
         return call.page(found, PAGE)
 

@@ -55,8 +55,8 @@ class _Client(Client):
         return bytes(answer.data).decode(errors="replace")
 
     def create_pipeline(self, name: str, namespace: str = "") -> kfp_server_api.V2beta1Pipeline:
-        wanted = kfp_server_api.V2beta1Pipeline(display_name=name, name=name, namespace=namespace or None)
-        return self._pipelines_api.pipeline_service_create_pipeline(wanted)
+        requested = kfp_server_api.V2beta1Pipeline(display_name=name, name=name, namespace=namespace or None)
+        return self._pipelines_api.pipeline_service_create_pipeline(requested)
 
 
 def _request_in_time(send: Callable[..., object], *arguments: object, **named: object) -> object:

@@ -72,8 +72,8 @@ class CustomJobs:
 
     def running(self, step: str, run_uri: str) -> list[api.CustomJob]:
         """The jobs that run a step of the run in this folder."""
-        wanted = f'labels.{STEP_LABEL}={step} AND state="JOB_STATE_RUNNING"'
-        request = api.ListCustomJobsRequest(parent=self._place.parent, filter=wanted)
+        requested = f'labels.{STEP_LABEL}={step} AND state="JOB_STATE_RUNNING"'
+        request = api.ListCustomJobsRequest(parent=self._place.parent, filter=requested)
         with translate_errors(self._place, role=VIEWER, what=WHAT):
             found = list_all(self._client.list_custom_jobs, request)
         return [one for one in found if one.job_spec.base_output_directory.output_uri_prefix == run_uri]

@@ -91,8 +91,8 @@ def _uri_of(status: VertexStatus, step: Step | None) -> str:
 
 
 def _step_of_interest(status: VertexStatus, outcome: str) -> Step | None:
-    wanted = {"failed": "failed", "stopped": "stopped", "running": "running"}.get(outcome)
-    return next((step for step in status.state.steps if step.state == wanted), None)
+    requested = {"failed": "failed", "stopped": "stopped", "running": "running"}.get(outcome)
+    return next((step for step in status.state.steps if step.state == requested), None)
 
 
 def _job_names(address: Address, job: PipelineJob, status: VertexStatus, step: Step) -> list[str]:
@@ -190,8 +190,8 @@ def _notes(status: VertexStatus) -> list[str]:
 
 def _waiting_note(step: Step, job: CustomJob) -> str:
     number = job.name.rpartition("/")[2]
-    wanted = "machines" if step.name in JOB_STEPS else "a machine"
-    return f"step {step.title} waits for {wanted}: custom job {number} is {_state(job)}"
+    requested = "machines" if step.name in JOB_STEPS else "a machine"
+    return f"step {step.title} waits for {requested}: custom job {number} is {_state(job)}"
 
 
 def _state(job: CustomJob) -> str:

@@ -68,12 +68,12 @@ def read(place: Place, jobs: dict[str, str], *, since: str = "", last: int = 0) 
     if not jobs:
         return
     numbers = " OR ".join(f'"{number}"' for number in sorted(jobs))
-    wanted = f'resource.type="ml_job" AND resource.labels.job_id=({numbers})'
+    requested = f'resource.type="ml_job" AND resource.labels.job_id=({numbers})'
     if since:
-        wanted += f' AND timestamp>="{since}"'
+        requested += f' AND timestamp>="{since}"'
     request = {
         "resourceNames": [f"projects/{place.project}"],
-        "filter": wanted,
+        "filter": requested,
         "orderBy": "timestamp desc" if last else "timestamp asc",
         "pageSize": min(last or PAGE, PAGE),
     }
