@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import get_args
 
 from vlmpipe.components.runtime.step_logic import why_nothing_is_encoded
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.run_settings import run_config_of
 from vlmpipe.job_spec.build import Job, job_settings, job_spec, jobs_of, step_of
+from vlmpipe.job_spec.forms import CustomJobSpec
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 from vlmpipe.platforms.table import PLATFORMS, platform_of
 from vlmpipe.trainer.errors import ConfigError
@@ -19,7 +19,7 @@ from vlmpipe.trainer.storage import open_storage
 NOTHING_RAN = "{}"  # gcp_resources of a job that has nothing to do
 
 
-def run_on_target(config: RunConfig, spec: Mapping[str, object], step: str, target: str) -> str:
+def run_on_target(config: RunConfig, spec: CustomJobSpec, step: str, target: str) -> str:
     """Run the job of a CustomJobSpec and watch it to its end. Returns its `gcp_resources`.
 
     Args:

@@ -13,6 +13,7 @@ from vlmpipe.config.run_settings import earlier_run_file, run_config_of
 from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.config.sections.sweep import SweepConfig, Variant, baseline_of
 from vlmpipe.job_spec.build import job_spec, sweep_job_spec
+from vlmpipe.job_spec.forms import CustomJobSpec
 from vlmpipe.platforms.table import platform_of
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, print_error
@@ -213,7 +214,7 @@ def train_variants(job: str, target: str) -> str:
     return _run(config, spec, f"{JOB_STEP}-{number}", target, run_uri)[0]
 
 
-def _run(config: RunConfig, spec: Mapping[str, object], step: str, target: str, run_uri: str) -> tuple[str, str]:
+def _run(config: RunConfig, spec: CustomJobSpec, step: str, target: str, run_uri: str) -> tuple[str, str]:
     """Run the job on the target. Returns how it ended, and its error: a failure is none here, but for a request to
     stop."""
     try:

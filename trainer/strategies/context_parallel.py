@@ -37,7 +37,7 @@ def require_context_parallel(config: ModelConfig, ranks: int) -> None:
         )
     with torch.device("meta"):
         model = family.skeleton(config, vocabulary=shape.vocabulary)  # all layers, which may differ
-    language_model: Any = family.training_module(config, model, cached=True).language_model
+    language_model: nn.Module = family.training_module(config, model, cached=True).language_model
     name = f"train.context_parallel {ranks}: {type(language_model).__name__}"
     if any(getattr(part, BY_SAMPLE, False) for part in language_model.modules()):
         raise ConfigError(
@@ -59,7 +59,7 @@ def share_sequences(module: nn.Module, ranks: int, worker: ProcessContext) -> No
     split_tokens(module, ContextParallel(ranks, mesh.get_local_rank("context"), mesh.get_group("context").group_name))
 
 
-def split_tokens(module: Any, context: ContextParallel) -> None:
+def split_tokens(module: nn.Module, context: ContextParallel) -> None:
     """Have the language model of a training module compute and return the tokens of one rank."""
     module.language_model.register_forward_pre_hook(
         lambda _module, args, inputs: (args, inputs | inputs_of_rank(inputs, context)), with_kwargs=True

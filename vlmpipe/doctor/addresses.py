@@ -68,7 +68,7 @@ def _address(client: storage.Client, config: RunConfig, one: Named, uri: str) ->
     field, (bucket, _, path) = one.field, uri.removeprefix("gs://").partition("/")
     prefix = _before_pattern(path)
     try:
-        found = list(client.list_blobs(bucket, prefix=prefix, max_results=1, timeout=TIMEOUT_S, retry=None))
+        result = list(client.list_blobs(bucket, prefix=prefix, max_results=1, timeout=TIMEOUT_S, retry=None))
     except exceptions.NotFound:
         fix = remedies.create_bucket(bucket, config.gcp.project or "PROJECT", config.gcp.location)
         return missing("address", f"{field}: there is no bucket {bucket}", f"{fix}\nor correct {field}")
@@ -84,7 +84,7 @@ def _address(client: storage.Client, config: RunConfig, one: Named, uri: str) ->
         raise CannotSee(login.found, login.fix) from error
     except exceptions.GoogleAPICallError as error:
         return unseen("address", f"{field}: Cloud Storage answers {error.code} for {uri}", "try again")
-    if not found:
+    if not result:
         return missing("address", f"{field}: nothing is stored under gs://{bucket}/{prefix}", f"correct {field}")
     return ok("address", f"{field}: {uri} is there")
 
@@ -120,10 +120,10 @@ def _s3_address(field: str, uri: str) -> Row:
     from vlmpipe.trainer.storage.s3 import holds_objects  # its library comes with an extra
 
     try:
-        found = holds_objects(_before_pattern(uri))
+        result = holds_objects(_before_pattern(uri))
     except UserError as error:
         return unseen("address", f"{field}: {uri}: {error.found}", error.fix)
-    if not found:
+    if not result:
         return missing("address", f"{field}: nothing is stored at {uri}", f"correct {field}")
     return ok("address", f"{field}: {uri} exists")
 

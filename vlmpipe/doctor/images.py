@@ -62,17 +62,17 @@ def _row(field: str, image: str, api: GoogleApi, libraries: str) -> Row:
         return missing("image", f"{field}: there is no {image}", build)
     if answer.status != 200:
         return unseen("image", f"{field}: {image}: {answer.status} {answer.message}".strip(), _let_read(parts, api))
-    found = _architectures(api, host, name, answer.content)
-    if not found:
+    result = _architectures(api, host, name, answer.content)
+    if not result:
         return unseen("image", f"{field}: {image} is there; its manifest names no architecture").showing(READ, False)
-    if NEEDED in found:
+    if NEEDED in result:
         lost = _lost_folders(_settings(api, host, name, answer.content), libraries) if libraries else ()
         if lost:
             text = f"{field}: {image} finds libraries in {', '.join(lost)}, which deploy.env.{LIBRARIES} leaves out"
             fix = f"set deploy.env.{LIBRARIES}: {':'.join((libraries, *lost))}"
             return missing("image", text, fix).showing(READ, True)
         return ok("image", f"{field}: {image} is there, for {NEEDED}").showing(READ, True)
-    text = f"{field}: {image} is for {', '.join(sorted(found))}, and Vertex AI's machines are {NEEDED}"
+    text = f"{field}: {image} is for {', '.join(sorted(result))}, and Vertex AI's machines are {NEEDED}"
     fix = "build it for them: make build config=CONFIG does, on machines of any kind"
     return missing("image", text, fix).showing(READ, True)
 

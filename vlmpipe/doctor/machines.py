@@ -70,14 +70,14 @@ def _row(wanted: Wanted, region: str, zones: list[str], down: set[str]) -> Row:
 
 def machines_of(config: RunConfig) -> dict[Wanted, list[str]]:
     """Machines of all jobs, each with the regions in which the run may start it."""
-    found: dict[Wanted, dict[str, None]] = {}
+    result: dict[Wanted, dict[str, None]] = {}
     uri = join_uri(config.bucket_root_uri, "runs", config.name)
     for run in config.stage_runs().values():
         for job in jobs_of(run):
             for option in capacity_options(run, job):
                 for pool in filter(None, job_spec(option, job, uri)["worker_pool_specs"]):
-                    found.setdefault(_wanted(pool["machine_spec"]), {})[option.gcp.location] = None
-    return {machine: list(regions) for machine, regions in found.items()}
+                    result.setdefault(_wanted(pool["machine_spec"]), {})[option.gcp.location] = None
+    return {machine: list(regions) for machine, regions in result.items()}
 
 
 def _wanted(machine_spec: MachineSpec) -> Wanted:

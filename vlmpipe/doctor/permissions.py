@@ -54,18 +54,18 @@ def askers(config: RunConfig, own: GoogleApi) -> list[Asker]:
         "pipeline": config.gcp.service_account,
         "trainer": config.gcp.job_service_account or config.gcp.service_account,
     }
-    found = [Asker("submitter", own.email, own, own)]
+    result = [Asker("submitter", own.email, own, own)]
     for account in ACCOUNTS[1:]:
         email = emails[account]
         if not email:
             unnamed = CannotSee("gcp.service_account is empty: Vertex AI takes a default account")
-            found.append(Asker(account, "", unnamed, own))
+            result.append(Asker(account, "", unnamed, own))
             continue
         try:
-            found.append(Asker(account, email, own.as_account(email), own))
+            result.append(Asker(account, email, own.as_account(email), own))
         except CannotSee as error:
-            found.append(Asker(account, email, error, own))
-    return found
+            result.append(Asker(account, email, error, own))
+    return result
 
 
 def permission_rows(config: RunConfig, asker: Asker) -> Iterator[Row]:

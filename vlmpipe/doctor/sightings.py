@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 def sightings_of(rows: Sequence[Row]) -> list[Sighting]:
     """One for each assumption of which the rows show something. One that contradicts it outranks all others."""
-    found: dict[str, list[tuple[bool, str]]] = {}
+    result: dict[str, list[tuple[bool, str]]] = {}
     for row in rows:
         for name, holds in row.shows:
-            found.setdefault(name, []).append((holds, f"{row.subject}: {row.text}"))
-    return [Sighting(name, *_decided(seen), tool="doctor") for name, seen in found.items()]
+            result.setdefault(name, []).append((holds, f"{row.subject}: {row.text}"))
+    return [Sighting(name, *_decided(seen), tool="doctor") for name, seen in result.items()]
 
 
 def _decided(seen: list[tuple[bool, str]]) -> tuple[bool, str]:

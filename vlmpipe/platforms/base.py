@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.job_spec.forms import CustomJobSpec
 from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ class Platform(ABC):
     # inside a step
 
     @abstractmethod
-    def run_job(self, config: RunConfig, name: str, spec: Mapping[str, object], labels: dict[str, str]) -> str:
+    def run_job(self, config: RunConfig, name: str, spec: CustomJobSpec, labels: dict[str, str]) -> str:
         """Run the job of a CustomJobSpec and watch it to its end; returns its `gcp_resources`.
 
         Raises UserError with the job's exit code where it fails.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
+
+from vlmpipe.job_spec.forms import CustomJobSpec
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class JobInputs:
     max_wait_duration: str
     psc_interface_config: Mapping[str, object]
 
-    def spec(self) -> dict[str, object]:
+    def spec(self) -> CustomJobSpec:
         """Return the CustomJobSpec, snake_case, without empty fields."""
         fields = {
             "worker_pool_specs": self.worker_pool_specs,
@@ -48,4 +51,4 @@ class JobInputs:
             "persistent_resource_id": self.persistent_resource_id,
             "psc_interface_config": self.psc_interface_config,
         }
-        return {name: value for name, value in fields.items() if value}
+        return cast(CustomJobSpec, {name: value for name, value in fields.items() if value})

@@ -119,8 +119,8 @@ class Schedules(ABC, Generic[AnySchedule]):
 
         Raises UserError when there are two, because the one to change is ambiguous.
         """
-        found = list(self._named(name))
-        going = [live for live in found if not live.is_over]
+        result = list(self._named(name))
+        going = [live for live in result if not live.is_over]
         if len(going) > 1:
             names = ", ".join(live.address for live in going)
             raise UserError(
@@ -129,7 +129,7 @@ class Schedules(ABC, Generic[AnySchedule]):
                 fix=f"delete all but one in {self._page}",
                 code=ExitCode.UNAVAILABLE,
             )
-        return next(iter(going or found), None)
+        return next(iter(going or result), None)
 
     def require(self, name: str) -> AnySchedule:
         """Find the schedule. Raises ConfigError if none still starts runs."""

@@ -53,8 +53,8 @@ def as_steps(search_id: str, trials: Iterable[Trial], metric: str) -> RunState:
     """The trials by number, as the steps of a run for a view."""
 
     def step(one: Trial) -> Step:
-        found = f"{metric} {one.metric:.4f}, " if one.metric is not None else ""
-        return Step(f"trial-{one.trial}", one.state, one.elapsed_s, message=f"{found}{one.error or one.settings}")
+        result = f"{metric} {one.metric:.4f}, " if one.metric is not None else ""
+        return Step(f"trial-{one.trial}", one.state, one.elapsed_s, message=f"{result}{one.error or one.settings}")
 
     return RunState(search_id, tuple(map(step, sorted(trials, key=lambda one: one.trial))))
 

@@ -37,16 +37,16 @@ def full_name(name: str, root: str) -> str:
     if not name or Path(name, MARKER).is_file():
         return name
     known = _ids(root)
-    found = [run_id for run_id in known if run_id.startswith(name)]
-    if name in known or not found:
+    result = [run_id for run_id in known if run_id.startswith(name)]
+    if name in known or not result:
         return name
-    if len(found) > 1:
+    if len(result) > 1:
         raise ConfigError(
-            f"{len(found)} runs begin with {name}, the newest: {_shown(found)}",
+            f"{len(result)} runs begin with {name}, the newest: {_shown(result)}",
             expected="an id, or as much of its beginning as no other run has",
             fix=f"give more of it, or {LAST}:{name} for the newest of them",
         )
-    return found[0]
+    return result[0]
 
 
 def run_to_continue(name: str, config: RunConfig) -> str:

@@ -46,5 +46,5 @@ def services() -> list[str]:
 
 def in_order_of_search() -> Iterator[Platform]:
     """The platforms in the order in which they are asked for a run: this machine first."""
-    found = [platform_of(name) for name in reversed(PLATFORMS)]
-    return iter(sorted(found, key=lambda platform: not platform.is_here))
+    result = [platform_of(name) for name in reversed(PLATFORMS)]
+    return iter(sorted(result, key=lambda platform: not platform.is_here))

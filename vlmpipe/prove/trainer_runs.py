@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import psutil
 
@@ -33,7 +33,7 @@ OWN_CODE = re.compile(r"^launcher: train\.trainer \S+ ended with exit code (\d+)
 LONG_STEPS = 5000
 SEQUENCE_TOKENS, PACKED_TOKENS = 512, 4096
 # Of the run file's train section; everything else there, such as the strategy, is the user's.
-SAME_FOR_ALL: dict[str, Any] = {
+SAME_FOR_ALL: dict[str, object] = {
     "epochs": 10_000, "precision": "fp32", "compile": "off", "lr_schedule": "constant", "warmup_fraction": 0.0,
     "warmup_steps": None, "clip_grad_norm": 0.0, "ema_decay": 0.0, "log_every_steps": 1, "validate_every_steps": 0,
     "seed": 0, "keep_checkpoints": 5,
@@ -98,7 +98,7 @@ class LocalTrainer:
     """The trainer that a run file names, started on this machine's CPU."""
 
     config: RunConfig
-    model: Mapping[str, Any]  # the model section
+    model: Mapping[str, object]  # the model section
     samples: Path  # holds samples.json, and text_only/samples.json
     root: Path
     limit_s: float

@@ -94,10 +94,10 @@ def _tail(least: int, trials: int, share: float) -> float:
     last = min(trials, int(trials * share + reach))
     if least > last:
         return 0.0
-    found = total = _binomial(least, trials, share)
+    result = total = _binomial(least, trials, share)
     for count in range(least, last):
-        found *= (trials - count) / (count + 1) * share / (1 - share)
-        total += found
+        result *= (trials - count) / (count + 1) * share / (1 - share)
+        total += result
     return min(1.0, total)
 
 

@@ -68,7 +68,7 @@ class Claims:
     def _named(self) -> dict[int, Owner]:
         names = (info.name.rpartition("/")[2] for info in self._store.list(f"{self._folder}/claims"))
         matches = filter(None, map(NAME.fullmatch, names))
-        return {int(found["number"]): Owner(unquote(found["run_id"]), found["digest"]) for found in matches}
+        return {int(result["number"]): Owner(unquote(result["run_id"]), result["digest"]) for result in matches}
 
     def _unnamed(self, named: Mapping[int, Owner]) -> dict[int, Owner]:
         """Claims without a name: any of a registry without names, else those between the named ones and after them."""
@@ -77,10 +77,10 @@ class Claims:
             return {_number(info.name): self._owner(info.name) for info in objects if info.name.endswith("/CLAIM")}
         last = max(named)
         between = sorted(set(range(1, last)) - named.keys())
-        found = {number: self._claim(number) for number in between if self._store.stat(self._claim(number))}
+        result = {number: self._claim(number) for number in between if self._store.stat(self._claim(number))}
         while self._store.stat(self._claim(last := last + 1)):
-            found[last] = self._claim(last)
-        return {number: self._owner(name) for number, name in found.items()}
+            result[last] = self._claim(last)
+        return {number: self._owner(name) for number, name in result.items()}
 
     def _owner(self, name: str) -> Owner:
         record = read_record(self._store, name)

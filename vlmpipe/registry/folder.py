@@ -140,7 +140,7 @@ class FolderRegistry:
         folder = _folder(model)
         names = (info.name for info in self._store.list(f"{folder}/versions"))
         entries = filter(None, (re.fullmatch(r".*/versions/(\d{6,})\.json", name) for name in names))
-        return [self._entry(folder, number) for number in sorted(int(found[1]) for found in entries)]
+        return [self._entry(folder, number) for number in sorted(int(result[1]) for result in entries)]
 
     def register(self, model: str, candidate: Candidate, model_card: str) -> Entry:
         """Copy the candidate's export and `model_card` into a new version.

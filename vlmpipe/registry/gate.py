@@ -74,14 +74,14 @@ def decide(evaluation: Evaluation, gate: GateConfig, against: AgainstChampion | 
     for metric, floor in sorted(gate.min_scores.items()):
         checks.append(_limit(SCORE_NAMES[metric], metric, getattr(evaluation, metric), floor))
     checks += [_slice_check(name, floor, evaluation.slices) for name, floor in sorted(gate.per_slice.items())]
-    found = {name: benchmark.scores for name, benchmark in evaluation.benchmarks.items()}
+    result = {name: benchmark.scores for name, benchmark in evaluation.benchmarks.items()}
     checks += [
         _limit(
             f"{TITLES.get(metric, metric)} of {name}",
             f"benchmarks.{name}.{metric}",
-            found.get(name, {}).get(metric),
+            result.get(name, {}).get(metric),
             floor,
-            questions=evaluation.benchmarks[name].questions if name in found else None,
+            questions=evaluation.benchmarks[name].questions if name in result else None,
         )
         for name, floors in sorted(gate.benchmarks.items())
         for metric, floor in sorted(floors.items())
@@ -162,9 +162,9 @@ def _limit(
 
 def _slice_check(name: str, floor: float, slices: Mapping[str, Scores]) -> Check:
     if name in slices:
-        found = slices[name]
+        result = slices[name]
         title = f"exact match of {name}"
-        return _limit(title, "exact_match", found.exact_match, floor, slice_name=name, questions=found.questions)
+        return _limit(title, "exact_match", result.exact_match, floor, slice_name=name, questions=result.questions)
     known = ", ".join(sorted(slices)) or "none"
     why = f"the evaluation has no slice {name!r}; its slices are: {known}"
     return Check(

@@ -240,14 +240,14 @@ def _rows(evaluation: Evaluation) -> Iterator[tuple[str, ...]]:
 
 def _benchmarks(evaluation: Evaluation) -> Iterator[tuple[str, ...]]:
     """Cells of the benchmarks' table: each score with its interval."""
-    for name, found in evaluation.benchmarks.items():
-        for metric, value in found.scores.items():
-            low, high = found.intervals.get(metric) or (None, None)
+    for name, result in evaluation.benchmarks.items():
+        for metric, value in result.scores.items():
+            low, high = result.intervals.get(metric) or (None, None)
             between = "" if low is None else f" ({_share(low)} to {_share(high)})"
             yield (
                 _escaped(name),
-                found.format,
-                _count(found.questions),
+                result.format,
+                _count(result.questions),
                 TITLES.get(metric, metric),
                 _share(value) + between,
             )

@@ -86,20 +86,20 @@ class VertexRegistry:
     def champion(self, model: str) -> Entry | None:
         """The version that the alias names, or None. Raises ConfigError for one that vlmpipe did not register."""
         with self._translated_errors():
-            found = self._get(self._alias)
-        return None if found is None else self._entry(found, model)
+            result = self._get(self._alias)
+        return None if result is None else self._entry(result, model)
 
     def version(self, model: str, number: int) -> Entry | None:
         """The version of this number, or None where there is none. Raises ConfigError as `champion`."""
         with self._translated_errors():
-            found = self._get(str(number))
-        return None if found is None else self._entry(found, model)
+            result = self._get(str(number))
+        return None if result is None else self._entry(result, model)
 
     def versions(self, model: str) -> list[Entry]:
         """All versions that vlmpipe registered, oldest first."""
         with self._translated_errors():
-            found = self._list()
-        return [self._entry(one, model) for one in found if self._is_ours(one)]
+            result = self._list()
+        return [self._entry(one, model) for one in result if self._is_ours(one)]
 
     def register(self, model: str, candidate: Candidate, model_card: str) -> Entry:
         """Copy the candidate's export and `model_card`, and upload them as a new version, without the alias.
@@ -184,8 +184,8 @@ class VertexRegistry:
         may_be_under_way = self._store.stat(note) is not None
         fault: Exception | None = None
         for _ in range(ATTEMPTS):
-            if found := self._find(uri, wait_s=SETTLE_S if may_be_under_way else 0.0):
-                return found
+            if result := self._find(uri, wait_s=SETTLE_S if may_be_under_way else 0.0):
+                return result
             self._store.write(note, dt.datetime.now(dt.UTC).isoformat().encode())
             may_be_under_way = True
             try:
@@ -211,12 +211,12 @@ class VertexRegistry:
                 fix="run the step again: it finds that upload when it has ended",
                 code=ExitCode.UNAVAILABLE,
             ) from None
-        found = self._get(answer.model_version_id)
-        if found is None:
+        result = self._get(answer.model_version_id)
+        if result is None:
             raise exceptions.InternalServerError(
                 f"{self._name}@{answer.model_version_id} was uploaded and is not there"
             )
-        return found
+        return result
 
     def _request(self, model: str, uri: str, record: Mapping[str, Any]) -> api.UploadModelRequest:
         serving = self._serving
@@ -258,9 +258,9 @@ class VertexRegistry:
         """The oldest version with these files, looked for until `wait_s` is over."""
         until_s = time.monotonic() + wait_s
         while True:
-            for found in self._list():
-                if found.artifact_uri == uri:
-                    return found
+            for result in self._list():
+                if result.artifact_uri == uri:
+                    return result
             if time.monotonic() >= until_s:
                 return None
             time.sleep(min(LOOK_S, wait_s))
@@ -268,8 +268,8 @@ class VertexRegistry:
     def _list(self) -> list[api.Model]:
         """All versions, oldest first; none where there is no such model."""
         try:
-            found = list_all(self._client.list_model_versions, name=self._name)
-            return sorted(found, key=lambda one: int(one.version_id))
+            result = list_all(self._client.list_model_versions, name=self._name)
+            return sorted(result, key=lambda one: int(one.version_id))
         except exceptions.NotFound:
             return []
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.hooks.feature import Feature, Weights
@@ -107,16 +107,22 @@ class Nf4Linear(Nf4Weight):
         return output if self.bias is None else output + self.bias.to(output.dtype)
 
 
+class _ProductContext(FunctionCtx):
+    """Values saved for the backward pass."""
+
+    layer: Nf4Linear
+
+
 class _Product(torch.autograd.Function):
     """hidden x weight^T, which saves no dequantized weight for the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, layer: Nf4Linear) -> Tensor:
+    def forward(ctx: _ProductContext, hidden: Tensor, layer: Nf4Linear) -> Tensor:
         ctx.layer = layer
         return nn.functional.linear(hidden, layer.dequantized(hidden.dtype))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _ProductContext, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient @ ctx.layer.dequantized(gradient.dtype), None
 
 

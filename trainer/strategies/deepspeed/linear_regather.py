@@ -8,10 +8,10 @@ gathers again before the gradient is computed. The result is the same.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.nn import functional as F
 
 
@@ -27,11 +27,19 @@ def _forward(layer: nn.Linear, rows: Tensor) -> Tensor:
     return product
 
 
+class _LinearContext(FunctionCtx):
+    """Values saved for the backward pass."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    compute_dtype: torch.dtype
+
+
 class _Linear(torch.autograd.Function):
     """(..., inputs) -> (..., outputs), in autocast's type where it is on."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: _LinearContext, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         device = rows.device.type
         ctx.compute_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else rows.dtype
         ctx.save_for_backward(rows, weight)
@@ -40,7 +48,7 @@ class _Linear(torch.autograd.Function):
             return F.linear(rows.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: _LinearContext, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         rows, weight = ctx.saved_tensors
         gradient = gradients[0].flatten(0, -2)  # (rows, outputs)
         of_rows = of_weight = of_bias = None

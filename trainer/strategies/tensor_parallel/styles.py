@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
@@ -231,7 +232,7 @@ def _with_own_dropout(module: nn.Module, ranks: int, number: int) -> nn.Module:
     return with_forward(module, forward)
 
 
-def with_forward(module: nn.Module, forward: Any) -> nn.Module:
+def with_forward(module: nn.Module, forward: Callable[..., object]) -> nn.Module:
     module.forward = functools.partial(forward, module)
     return module
 
@@ -241,17 +242,23 @@ def _local(parameter: Tensor) -> Tensor:
     return parameter.to_local()
 
 
+class _GroupContext(FunctionCtx):
+    """Values saved for the backward pass."""
+
+    group: ProcessGroup
+
+
 class _CopyToModelParallel(torch.autograd.Function):
     """Identity forward, all-reduce backward: in place, since only linear layers consume it and nothing else holds their
     gradient."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup) -> Tensor:
+    def forward(ctx: _GroupContext, tensor: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _GroupContext, gradient: Tensor) -> tuple[Tensor, None]:
         gradient = gradient.contiguous()
         dist.all_reduce(gradient, group=ctx.group)
         return gradient, None
@@ -261,7 +268,7 @@ class _ReduceFromModelParallel(torch.autograd.Function):
     """In-place all-reduce forward, identity backward."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup) -> Tensor:
+    def forward(ctx: FunctionCtx, tensor: Tensor, group: ProcessGroup) -> Tensor:
         ctx.mark_dirty(tensor)
         dist.all_reduce(tensor, group=group)
         return tensor
@@ -271,11 +278,17 @@ class _ReduceFromModelParallel(torch.autograd.Function):
         return gradient, None
 
 
+class _LossContext(FunctionCtx):
+    """Values saved for the backward pass."""
+
+    saved_tensors: tuple[Tensor, ...]
+
+
 class _VocabParallelCrossEntropy(torch.autograd.Function):
     """Every rank returns all losses, (labels,), and computes the gradient of its own logits."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, label_ids: Tensor, first: int, group: ProcessGroup) -> Tensor:
+    def forward(ctx: _LossContext, logits: Tensor, label_ids: Tensor, first: int, group: ProcessGroup) -> Tensor:
         largest = logits.amax(dim=-1)  # (labels,)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
         columns, is_mine = on_this_rank(label_ids, first, logits.shape[1])
@@ -287,7 +300,7 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         return sums[0].log() - sums[1]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: _LossContext, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         probabilities, columns, is_mine = ctx.saved_tensors
         of_logits = probabilities * gradient.unsqueeze(1)
         labels = torch.arange(len(columns), device=columns.device)

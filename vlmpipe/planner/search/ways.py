@@ -70,7 +70,7 @@ class Goal:
 class Suggestion:
     """One way to run the training. `change` are fields of the run file."""
 
-    change: dict[str, Any]
+    change: dict[str, object]
     machines: str
     strategy: str
     memory_gib: float
@@ -102,7 +102,7 @@ class Candidate:
     """A possible suggestion. Its memory is not known yet, and `config` is not validated: there are thousands."""
 
     cluster: Cluster
-    change: dict[str, Any]
+    change: dict[str, object]
     config: RunConfig
     time: Time
     price: TermCost

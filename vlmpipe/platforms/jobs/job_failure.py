@@ -35,8 +35,8 @@ def failure(code: int, replica: str, reason: str, *, log: str, restarts: int = 0
         return UserError("stopped on request, resumable", fix="run again to continue", code=code)
     again = f", after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
     if not reason:
-        found = f"replica {replica} ended with exit code {code}{meaning(code)}{again}"
-        return UserError(found, fix=f"read {log}", code=code)
+        result = f"replica {replica} ended with exit code {code}{meaning(code)}{again}"
+        return UserError(result, fix=f"read {log}", code=code)
     where = f"  where:    replica {replica}, exit code {code}{meaning(code)}{again}"
     return UserError(f"{reason}\n{where}", code=code)
 

@@ -52,16 +52,16 @@ class InferenceService:
         When the block raises, the service has its former spec again, or is gone if there was none. What an attempt
         that ended halfway left is found by its annotations.
         """
-        found = self._get()
-        before = None if found is None else found["spec"]
-        if found and BEFORE in found["metadata"].get("annotations", {}):
-            before = json.loads(found["metadata"]["annotations"][BEFORE])
+        result = self._get()
+        before = None if result is None else result["spec"]
+        if result and BEFORE in result["metadata"].get("annotations", {}):
+            before = json.loads(result["metadata"]["annotations"][BEFORE])
         body = self._manifest(model_uri, run_id, before)
-        if found:  # an update replaces all annotations: those of others stay
+        if result:  # an update replaces all annotations: those of others stay
             own = body["metadata"]["annotations"]
-            body["metadata"]["annotations"] = {**found["metadata"].get("annotations", {}), **own}
+            body["metadata"]["annotations"] = {**result["metadata"].get("annotations", {}), **own}
         try:
-            self._send(body, found)
+            self._send(body, result)
             yield self._address(body, alone=before is not None)
         except BaseException:
             self._undo(before)
@@ -72,14 +72,14 @@ class InferenceService:
 
     def promote(self) -> int:
         """Give the new model its final share of the traffic. Returns the share."""
-        found = self._get()
-        assert found, "deployed just now"
-        first = json.loads(found["metadata"]["annotations"].pop(BEFORE)) is None
+        result = self._get()
+        assert result, "deployed just now"
+        first = json.loads(result["metadata"]["annotations"].pop(BEFORE)) is None
         percent = 100 if first else self._deploy.traffic_percent
-        found["spec"]["predictor"].pop("canaryTrafficPercent", None)
+        result["spec"]["predictor"].pop("canaryTrafficPercent", None)
         if percent < 100:
-            found["spec"]["predictor"]["canaryTrafficPercent"] = percent
-        self._send({**found, "status": {}}, found)
+            result["spec"]["predictor"]["canaryTrafficPercent"] = percent
+        self._send({**result, "status": {}}, result)
         return percent
 
     def _manifest(self, model_uri: str, run_id: str, before: Json | None) -> Json:
@@ -127,11 +127,11 @@ class InferenceService:
         """Wait until the newest revision is ready and return its address. Raises UserError after the timeout."""
         until, why = time.monotonic() + self._deploy.deployment_timeout_s, "it has no status yet"
         while time.monotonic() < until:
-            found = self._get() or {}
-            status = found.get("status", {})
+            result = self._get() or {}
+            status = result.get("status", {})
             predictor = status.get("components", {}).get("predictor", {})
             newest = predictor.get("latestCreatedRevision")
-            is_seen = status.get("observedGeneration") == found.get("metadata", {}).get("generation")
+            is_seen = status.get("observedGeneration") == result.get("metadata", {}).get("generation")
             conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
             if is_seen and newest and predictor.get("latestReadyRevision") == newest:
                 tagged = [
@@ -156,17 +156,17 @@ class InferenceService:
         )
 
     def _undo(self, before: Json | None) -> None:
-        found = self._get()
-        if found is None:
+        result = self._get()
+        if result is None:
             return
         if before is None:
             with self._errors("delete"), contextlib.suppress(NoSuchObject):
                 self._api.delete_namespaced_custom_object(**self._place, name=self._deploy.endpoint, **LIMIT)
             return
-        former = copy.deepcopy(found)
+        former = copy.deepcopy(result)
         former["spec"] = before
         former["metadata"]["annotations"].pop(BEFORE, None)
-        self._send(former, found)
+        self._send(former, result)
 
     def _send(self, body: Json, found: Json | None) -> None:
         """Create the service, or replace what was found."""
@@ -185,8 +185,10 @@ class InferenceService:
     def _get(self) -> Json | None:
         try:
             with self._errors("get"):
-                found: Json = self._api.get_namespaced_custom_object(**self._place, name=self._deploy.endpoint, **LIMIT)
-            return found
+                result: Json = self._api.get_namespaced_custom_object(
+                    **self._place, name=self._deploy.endpoint, **LIMIT
+                )
+            return result
         except NoSuchObject:
             return None
 

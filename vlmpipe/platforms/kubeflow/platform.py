@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from vlmpipe.job_spec.forms import CustomJobSpec
 from vlmpipe.platforms.base import Order, Platform
 from vlmpipe.trainer.errors import ConfigError
 
@@ -62,7 +63,7 @@ class Kubeflow(Platform):
 
         return KubeflowGraph()
 
-    def run_job(self, config: RunConfig, name: str, spec: Mapping[str, object], labels: dict[str, str]) -> str:
+    def run_job(self, config: RunConfig, name: str, spec: CustomJobSpec, labels: dict[str, str]) -> str:
         from vlmpipe.platforms.kubeflow.jobs.job import run_on_kubeflow
 
         return run_on_kubeflow(name, spec, labels=labels)
@@ -95,9 +96,9 @@ class Kubeflow(Platform):
         deploy = require_deploy(run)
         service = InferenceService(deploy, run.kubeflow, arguments_of(run, FOLDER))
         with service.canary(registered.uri, run.run.run_id) as url:
-            found = measure_agreement(questions, service.ask(url, run.model_name))
-            require_agreement(found, deploy.min_agreement)
-        return found, {"inference_service": deploy.endpoint, "traffic_percent": service.promote()}
+            result = measure_agreement(questions, service.ask(url, run.model_name))
+            require_agreement(result, deploy.min_agreement)
+        return result, {"inference_service": deploy.endpoint, "traffic_percent": service.promote()}
 
     def find(self, name: str, *, root: str, project: str, location: str) -> RunOnKubeflow | None:
         from vlmpipe.platforms.kubeflow.run import RunOnKubeflow

@@ -94,15 +94,15 @@ def require_reached_files(config: RunConfig) -> None:
 
 def unused_on_kubeflow(config: RunConfig) -> list[Problem]:
     """Settings that have no effect on Kubeflow, each with what applies instead."""
-    found = []
+    result = []
     if config.cluster.strategies != ("standard",):
         named = ", ".join(config.cluster.strategies)
         path = "cluster.capacity_fallback" if config.cluster.capacity_fallback else "cluster.scheduling_strategy"
         text = f"{named}: has no effect on Kubeflow: kubeflow.node_selector says which nodes to take"
-        found.append(Problem(path, text))
+        result.append(Problem(path, text))
     for path, instead in NOT_ON_KUBEFLOW.items():
         section, _, field = path.partition(".")
         content = getattr(config, section)
         if getattr(content, field) and field in content.model_fields_set:
-            found.append(Problem(path, f"has no effect on Kubeflow: {instead}"))
-    return found
+            result.append(Problem(path, f"has no effect on Kubeflow: {instead}"))
+    return result

@@ -45,10 +45,10 @@ class RunOnKubeflow:
         from vlmpipe.platforms.kubeflow.runs.client import OVER
 
         while True:
-            found = runs.get(self.run)
-            for line in pods.read(found, step=step, last=last):
+            result = runs.get(self.run)
+            for line in pods.read(result, step=step, last=last):
                 yield LogLine(line.line(), line.time, line.step, line.pod, line.text)
-            if not follow or found.state in OVER:
+            if not follow or result.state in OVER:
                 return
             last = 0
             time.sleep(SERVICE_POLL_S)

@@ -166,17 +166,17 @@ class KubeflowSchedules(Schedules[KubeflowSchedule]):
         return require_version(self._api, wanted.package)
 
     def all(self) -> list[KubeflowSchedule]:
-        found: list[KubeflowSchedule] = []
+        result: list[KubeflowSchedule] = []
         token = ""
         while True:
             with self._api.translated("list the recurring runs of"):
                 answer = self._api.client.list_recurring_runs(
                     page_token=token, page_size=PAGE_SIZE, namespace=self._api.namespace or None
                 )
-            found += [live for live in map(_live, answer.recurring_runs or ()) if live]
+            result += [live for live in map(_live, answer.recurring_runs or ()) if live]
             token = answer.next_page_token or ""
             if not token:
-                return sorted(found, key=lambda one: one.name)
+                return sorted(result, key=lambda one: one.name)
 
     def create(self, wanted: KubeflowSchedule) -> KubeflowSchedule:
         return self._create(wanted, is_enabled=True)
@@ -235,9 +235,9 @@ class KubeflowSchedules(Schedules[KubeflowSchedule]):
 
     def _get(self, live: KubeflowSchedule) -> KubeflowSchedule:
         with self._api.translated(f"read {live.name} of"):
-            found = _live(self._api.client.get_recurring_run(live.address))
-        assert found
-        return found
+            result = _live(self._api.client.get_recurring_run(live.address))
+        assert result
+        return result
 
 
 def _live(found: kfp_server_api.V2beta1RecurringRun) -> KubeflowSchedule | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.spending.approval import Spending, fail_on_error, spending_of
@@ -33,7 +32,7 @@ class SubmittedToKubeflow:
     endpoint: str
     compiled: Compiled
     spending: Spending
-    parameters: dict[str, Any]
+    parameters: dict[str, str]
     run_uri: str
     run: KubeflowRun | None = None
     note: str = ""
@@ -71,14 +70,14 @@ class SubmittedToKubeflow:
 
 def endpoint_of(config: RunConfig) -> str:
     """Address of Kubeflow Pipelines. Raises ConfigError without one."""
-    found = config.kubeflow.endpoint or os.environ.get(ENDPOINT_VARIABLE, "")
-    if not found:
+    result = config.kubeflow.endpoint or os.environ.get(ENDPOINT_VARIABLE, "")
+    if not result:
         raise ConfigError(
             f"kubeflow.endpoint and {ENDPOINT_VARIABLE} are empty",
             expected="the address of Kubeflow Pipelines, such as https://kubeflow.example.org/pipeline",
             fix="add kubeflow.endpoint=ADDRESS; kubectl port-forward svc/ml-pipeline 8888 gives http://localhost:8888",
         )
-    return found if "://" in found else f"https://{found}"
+    return result if "://" in result else f"https://{result}"
 
 
 def submit_to_kubeflow(order: Order) -> SubmittedToKubeflow:
@@ -98,9 +97,9 @@ def submit_to_kubeflow(order: Order) -> SubmittedToKubeflow:
     name = job_id_at(config, datetime.now())
     parameters = {"run_id": order.run_id or name}  # named here, so that its folder is known
     run_uri = join_uri(root_uri_of(config), "runs", parameters["run_id"])
-    found = SubmittedToKubeflow(name, endpoint, compiled, spending, parameters, run_uri)
+    result = SubmittedToKubeflow(name, endpoint, compiled, spending, parameters, run_uri)
     if order.dry_run:
-        return found
+        return result
     from vlmpipe.platforms.kubeflow.runs.client import KubeflowRuns
     from vlmpipe.platforms.kubeflow.runs.version import require_version
 

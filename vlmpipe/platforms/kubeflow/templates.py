@@ -49,11 +49,11 @@ def publish_to_kubeflow(api: KubeflowApi, compiled: Compiled) -> PublishedToKube
     note = require_version(api, compiled.path)
     with api.translated("publish on"):
         pipeline = _pipeline(api, compiled.name)
-        found = next((one for one in _versions(api, pipeline) if one.display_name == version), None)
-        uploaded = found is None
-        if found is None:
-            found = api.client.upload_pipeline_version(str(compiled.path), version, pipeline_id=pipeline)
-    page = f"{api.endpoint.rstrip('/')}/#/pipelines/details/{pipeline}/version/{found.pipeline_version_id}"
+        result = next((one for one in _versions(api, pipeline) if one.display_name == version), None)
+        uploaded = result is None
+        if result is None:
+            result = api.client.upload_pipeline_version(str(compiled.path), version, pipeline_id=pipeline)
+    page = f"{api.endpoint.rstrip('/')}/#/pipelines/details/{pipeline}/version/{result.pipeline_version_id}"
     return PublishedToKubeflow(compiled, page, version, uploaded, note)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vlmpipe.job_spec.forms import CustomJobSpec
 from vlmpipe.platforms.base import Platform
 from vlmpipe.trainer.storage.base import join_uri
 
@@ -41,7 +42,7 @@ class Local(Platform):
 
         return LocalGraph()
 
-    def run_job(self, config: RunConfig, name: str, spec: Mapping[str, object], labels: dict[str, str]) -> str:
+    def run_job(self, config: RunConfig, name: str, spec: CustomJobSpec, labels: dict[str, str]) -> str:
         from vlmpipe.platforms.local.jobs.job import run_job
 
         return run_job(name, spec, labels=labels)
@@ -60,9 +61,9 @@ class Local(Platform):
         from vlmpipe.trainer.serving.local_server import serving
 
         with serving(run_uri) as server:
-            found = measure_agreement(questions, ChatServer(f"{server.url}{CHAT_PATH}", server.model).ask)
-            require_agreement(found, require_deploy(run).min_agreement)
-        return found, {"server": "transformers serve"}
+            result = measure_agreement(questions, ChatServer(f"{server.url}{CHAT_PATH}", server.model).ask)
+            require_agreement(result, require_deploy(run).min_agreement)
+        return result, {"server": "transformers serve"}
 
     def find(self, name: str, *, root: str, project: str, location: str) -> RunHere | None:
         from vlmpipe.platforms.local.run import RunHere

@@ -56,12 +56,12 @@ class Registry:
     def version_of(self, name: str, tag: str) -> str:
         """The version that a tag names; empty where there is no such tag."""
         try:
-            found = self._call(lambda: self._send("get", f"{API}/{self._package(name)}/tags/{tag}").json())
+            result = self._call(lambda: self._send("get", f"{API}/{self._package(name)}/tags/{tag}").json())
         except UserError as error:
             if isinstance(error.__cause__, exceptions.NotFound):
                 return ""
             raise
-        return str(found["version"]).rpartition("/")[2]
+        return str(result["version"]).rpartition("/")[2]
 
     def put_tag(self, name: str, tag: str, version: str) -> str:
         """Let the tag name this version. Returns what was done: new, moved, or there."""

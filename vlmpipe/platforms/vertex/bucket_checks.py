@@ -57,13 +57,13 @@ class Named:
 
 def buckets_of(config: RunConfig) -> list[Named]:
     """The buckets that a run on Vertex AI opens, each once, in the order of the table of accesses."""
-    found: dict[str, Named] = {}
+    result: dict[str, Named] = {}
     for one in named(config):
         if one.kind == "bucket":
             bucket = Named(one.resource, one.field, one.row in NEAR)
-            if one.resource not in found or bucket.near > found[one.resource].near:
-                found[one.resource] = bucket
-    return list(found.values())
+            if one.resource not in result or bucket.near > result[one.resource].near:
+                result[one.resource] = bucket
+    return list(result.values())
 
 
 def require_buckets(config: RunConfig) -> list[str]:

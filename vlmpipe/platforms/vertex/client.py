@@ -177,10 +177,10 @@ def credentials_for(address: str) -> Credentials:
     if is_local(address):
         return AnonymousCredentials()
     try:
-        found, _ = google.auth.default(scopes=[SCOPE])
+        result, _ = google.auth.default(scopes=[SCOPE])
     except DefaultCredentialsError as error:
         raise no_credentials(error) from error
-    return found
+    return result
 
 
 def no_credentials(error: Exception) -> UserError:

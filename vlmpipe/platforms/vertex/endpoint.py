@@ -104,9 +104,9 @@ class VertexEndpoint:
         it is gone. An attempt that ended halfway is found by its title and continued.
         """
         with translate_errors(self._place, what="endpoint"):
-            found = self._get()
-            made = found is None
-            current = found or self._create()
+            result = self._get()
+            made = result is None
+            current = result or self._create()
             before = {one: share for one, share in current.traffic_split.items() if one not in _titled(current, title)}
             before = _scaled(before, 100)
         try:
@@ -228,10 +228,10 @@ class VertexEndpoint:
             parent=self._place.parent, endpoint=requested, endpoint_id=self._deploy.endpoint
         )
         self._finished(send_once(self._client.create_endpoint, request), api.Endpoint, SHORT_S)
-        found = self._get()
-        if found is None:
+        result = self._get()
+        if result is None:
             raise exceptions.InternalServerError(f"{self.name} was made and is not there")
-        return found
+        return result
 
     def _cancel(self, sent: Any) -> None:
         """End a deployment, or print that it may still come about."""
@@ -276,10 +276,10 @@ def _scaled(split: Mapping[str, int], total: int) -> dict[str, int]:
     whole = sum(split.values())
     if not whole:
         return {}
-    found = {one: share * total // whole for one, share in split.items()}
-    for one in sorted(split, key=lambda each: -split[each])[: total - sum(found.values())]:
-        found[one] += 1
-    return found
+    result = {one: share * total // whole for one, share in split.items()}
+    for one in sorted(split, key=lambda each: -split[each])[: total - sum(result.values())]:
+        result[one] += 1
+    return result
 
 
 class _Headers:

@@ -123,9 +123,9 @@ def send(submission: Submission, client: PipelineServiceClient) -> PipelineJob:
                     faults=faults,
                 )
             except exceptions.Conflict as conflict:
-                found = send_request(client.get_pipeline_job, name=submission.resource_name, faults=faults)
-                if found.labels.get(SUBMISSION_LABEL) == submission.job.labels[SUBMISSION_LABEL]:
-                    return found  # our own, whose answer was lost
+                result = send_request(client.get_pipeline_job, name=submission.resource_name, faults=faults)
+                if result.labels.get(SUBMISSION_LABEL) == submission.job.labels[SUBMISSION_LABEL]:
+                    return result  # our own, whose answer was lost
                 taken = conflict
         except (exceptions.GoogleAPICallError, GoogleAuthError, RequestException) as error:
             if not may_have_arrived(faults):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlmpipe.job_spec.forms import CustomJobSpec, Scheduling
 from vlmpipe.platforms.base import Order, Platform
 
 if TYPE_CHECKING:
@@ -60,10 +61,10 @@ class Vertex(Platform):
 
         return VertexGraph()
 
-    def run_job(self, config: RunConfig, name: str, spec: Mapping[str, Any], labels: dict[str, str]) -> str:
+    def run_job(self, config: RunConfig, name: str, spec: CustomJobSpec, labels: dict[str, str]) -> str:
         from vlmpipe.platforms.vertex.jobs.capacity_fallback import run_with_fallback
 
-        scheduling = dict(spec["scheduling"])
+        scheduling: Scheduling = {**spec["scheduling"]}
         settings = {
             "display_name": name,
             "project": config.gcp.project,
@@ -89,7 +90,8 @@ class Vertex(Platform):
             "strategy": inputs.strategy,
             "max_wait_duration": inputs.max_wait_duration,
         }
-        scheduling = {"timeout": inputs.timeout, "restart_job_on_worker_restart": inputs.restart_job_on_worker_restart}
+        restarts = inputs.restart_job_on_worker_restart
+        scheduling: Scheduling = {"timeout": inputs.timeout, "restart_job_on_worker_restart": restarts}
         with stop_as_error(inputs.labels.get(STEP_LABEL, "train")):
             return run_with_fallback(settings, {**inputs.spec(), "scheduling": scheduling})
 
@@ -120,9 +122,9 @@ class Vertex(Platform):
         endpoint = VertexEndpoint(place, deploy, labels=gcp.labels, encryption_key=gcp.encryption_spec_key_name)
         endpoint.require_public(questions, run.model_name)
         with endpoint.canary(registered.resource, run.run.run_id) as canary:
-            found = measure_agreement(questions, endpoint.ask(canary, run.model_name))
-            require_agreement(found, deploy.min_agreement)
-        return found, {"endpoint": endpoint.name, "traffic_split": endpoint.promote(canary)}
+            result = measure_agreement(questions, endpoint.ask(canary, run.model_name))
+            require_agreement(result, deploy.min_agreement)
+        return result, {"endpoint": endpoint.name, "traffic_split": endpoint.promote(canary)}
 
     def find(self, name: str, *, root: str, project: str, location: str) -> RunOnVertex | None:
         from vlmpipe.platforms.vertex.run import RunOnVertex

@@ -95,16 +95,16 @@ class VertexSchedule:
         """Changes that turn this live schedule into the wanted one."""
         fields = [*FIELDS, *(["start_time"] if wanted.schedule.start_time else [])]
         ours, theirs = (json_format.MessageToDict(Schedule.pb(one.schedule)) for one in (self, wanted))
-        found = []
+        result = []
         for field in fields:
             key = _camel(field)
             if ours.get(key) != theirs.get(key):
-                found.append(Change(field, _shown(ours.get(key)), _shown(theirs.get(key))))
+                result.append(Change(field, _shown(ours.get(key)), _shown(theirs.get(key))))
         if self.digest != wanted.digest:
-            found.append(Change(REQUEST, f"job {self.digest or 'not ours'}", f"job {wanted.digest}"))
+            result.append(Change(REQUEST, f"job {self.digest or 'not ours'}", f"job {wanted.digest}"))
         elif path := _first_difference(_job_dict(wanted.job), _job_dict(self.job)):
-            found.append(Change(REQUEST, f"{path} was changed", "as in the run file"))
-        return found
+            result.append(Change(REQUEST, f"{path} was changed", "as in the run file"))
+        return result
 
 
 def wanted_schedule(submission: Submission, name: str, settings: ScheduleConfig) -> VertexSchedule:
@@ -252,8 +252,8 @@ class VertexSchedules(Schedules[VertexSchedule]):
         return [live for live in self._ours(request) if live.name == name]
 
     def _ours(self, request: ListSchedulesRequest) -> Iterator[VertexSchedule]:
-        found = map(VertexSchedule, send_once(self._client.list_schedules, request=request))
-        return (live for live in found if live.name)
+        result = map(VertexSchedule, send_once(self._client.list_schedules, request=request))
+        return (live for live in result if live.name)
 
     def _call(self, call: Callable[[], Answer], faults: list[Exception] | None = None) -> Answer:
         with translate_errors(self._where):

@@ -96,9 +96,9 @@ def status_of_job(job: api.HyperparameterTuningJob, name: str, place: Place) -> 
 
 
 def _trial(trial: api.Trial, metric: str) -> Trial:
-    found = {one.metric_id: one.value for one in trial.final_measurement.metrics}
+    result = {one.metric_id: one.value for one in trial.final_measurement.metrics}
     state = TRIAL_STATES.get(trial.state.name, "running")
     values = {parameter.parameter_id: parameter.value for parameter in trial.parameters}
     end_s = trial.end_time.timestamp() if trial.end_time else time.time()
     elapsed_s = max(0.0, end_s - trial.start_time.timestamp()) if trial.start_time else 0.0
-    return Trial(int(trial.id), values, found.get(metric), trial.infeasible_reason, state, elapsed_s)
+    return Trial(int(trial.id), values, result.get(metric), trial.infeasible_reason, state, elapsed_s)

@@ -85,7 +85,7 @@ class Jobs:
         fields = ("apiVersion", "kind", "name", "uid")
         return next(({key: one[key] for key in fields} for one in owners if one["kind"] == "Workflow"), None)
 
-    def create(self, body: dict[str, Any]) -> None:
+    def create(self, body: dict[str, object]) -> None:
         """Create a TrainJob, with strict validation: otherwise an API server drops fields unknown to its version."""
         with translated_errors("create"):
             self._custom.create_namespaced_custom_object(**self._place, body=body, field_validation="Strict", **LIMIT)
@@ -93,8 +93,8 @@ class Jobs:
     def get(self, name: str) -> dict[str, Any]:
         """The TrainJob. Raises NoSuchObject."""
         with translated_errors("get"):
-            found: dict[str, Any] = self._custom.get_namespaced_custom_object(**self._place, name=name, **LIMIT)
-        return found
+            result: dict[str, Any] = self._custom.get_namespaced_custom_object(**self._place, name=name, **LIMIT)
+        return result
 
     def delete(self, name: str) -> None:
         """Request the deletion of the TrainJob, pods first. Does nothing where there is none."""
@@ -151,14 +151,14 @@ def is_workflow_over(name: str, namespace: str) -> bool:
     api, _ = connection()
     try:
         with translated_errors("look at the workflow of another run, for", WORKFLOW):
-            found = client.CustomObjectsApi(api).get_namespaced_custom_object(
+            result = client.CustomObjectsApi(api).get_namespaced_custom_object(
                 "argoproj.io", "v1alpha1", namespace, "workflows", name, **LIMIT
             )
     except NoSuchObject:
         return True
     except Unreachable as error:
         raise UserError(str(error), code=ExitCode.UNAVAILABLE) from error
-    return str((found.get("status") or {}).get("phase")) in WORKFLOW_ENDS
+    return str((result.get("status") or {}).get("phase")) in WORKFLOW_ENDS
 
 
 def has_no_log(error: ApiException) -> bool:

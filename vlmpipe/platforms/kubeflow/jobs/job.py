@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.config.sections.kubeflow import KubeflowConfig
+from vlmpipe.job_spec.forms import CustomJobSpec
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import REDUCTION_SERVER_POOL, STEP_LABEL, is_reducers
 from vlmpipe.platforms.jobs.finished_program import FinishedProgram
@@ -27,7 +27,7 @@ SYSTEM_MEMORY_SHARE = 0.2
 FIRST_STEP = "resolve-run"
 
 
-def run_on_kubeflow(display_name: str, job_spec: Mapping[str, Any], *, labels: Mapping[str, str]) -> str:
+def run_on_kubeflow(display_name: str, job_spec: CustomJobSpec, *, labels: Mapping[str, str]) -> str:
     """Run the job and return its `gcp_resources`, a JSON text that names the TrainJob.
 
     `job_spec` has the fields of the API's CustomJobSpec. Must be called from the main thread: it takes over SIGINT and
@@ -50,7 +50,7 @@ def run_on_kubeflow(display_name: str, job_spec: Mapping[str, Any], *, labels: M
     return json.dumps({"resources": [{"resourceType": "TrainJob", "resourceUri": path}]})
 
 
-def without_reducers(job_spec: Mapping[str, Any]) -> dict[str, object]:
+def without_reducers(job_spec: CustomJobSpec) -> dict[str, object]:
     """The spec without a Reduction Server, which no cluster has. Prints that it is left out."""
     pools = list(job_spec["worker_pool_specs"])
     if len(pools) > REDUCTION_SERVER_POOL and is_reducers(pools[REDUCTION_SERVER_POOL]):
@@ -68,7 +68,7 @@ def _start_of(store: Storage) -> str:
     return str(record.started_s) if record else ""
 
 
-def placement(section: KubeflowConfig, job_spec: Mapping[str, Any]) -> KubeflowConfig:
+def placement(section: KubeflowConfig, job_spec: CustomJobSpec) -> KubeflowConfig:
     """The section, with CPUs and memory of 0 replaced by what a machine of the job's type leaves for a pod."""
     machine_type = job_spec["worker_pool_specs"][0].get("machine_spec", {}).get("machine_type", "")
     if not (machine := load_catalog().machines.get(machine_type)):

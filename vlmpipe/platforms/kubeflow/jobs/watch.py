@@ -84,13 +84,13 @@ class Watch:
         self._patiently(
             lambda: self._jobs.pods(self._name), FIRST_CONTACT_S
         )  # shows that it is allowed before a job is created
-        found = self._patiently(self._find, FIRST_CONTACT_S)
-        if found and job_state(found).phase == "failed":
+        result = self._patiently(self._find, FIRST_CONTACT_S)
+        if result and job_state(result).phase == "failed":
             say(f"TrainJob {self._name} failed before: it is deleted and created again")
             self._patiently(lambda: self._jobs.delete(self._name), PATIENCE_S)
-            found = self._patiently(self._find, PATIENCE_S)
+            result = self._patiently(self._find, PATIENCE_S)
         deadline_s = time.monotonic() + GONE_S
-        while found and job_state(found).phase in ("deleting", "failed"):
+        while result and job_state(result).phase in ("deleting", "failed"):
             if time.monotonic() >= deadline_s:
                 raise UserError(
                     f"TrainJob {self._name} is still being deleted after {GONE_S:g} s",
@@ -98,8 +98,8 @@ class Watch:
                     code=ExitCode.UNAVAILABLE,
                 )
             self._wait(FIRST_POLL_S)
-            found = self._patiently(self._find, PATIENCE_S)
-        if found:
+            result = self._patiently(self._find, PATIENCE_S)
+        if result:
             say(f"TrainJob {self._name} is there already: it is watched")
             return
         # A step that is killed deletes nothing: what it leaves then goes with the run, when that is deleted.
@@ -183,10 +183,10 @@ class Watch:
         log = f"kubectl -n {self._jobs.namespace} logs --tail -1 -l jobset.sigs.k8s.io/jobset-name={self._name}"
         ended = cause(self._ended)
         if ended is None or state.reason == DEADLINE_EXCEEDED:
-            found = f"TrainJob {self._name} failed: {state.why or 'its pods are gone and left no exit code'}"
+            result = f"TrainJob {self._name} failed: {state.why or 'its pods are gone and left no exit code'}"
             if state.reason == DEADLINE_EXCEEDED:
-                found = f"the job ran longer than its timeout of {self._body['spec']['activeDeadlineSeconds']} s"
-            return UserError(found, fix=f"read {log}", code=ExitCode.UNEXPECTED)
+                result = f"the job ran longer than its timeout of {self._body['spec']['activeDeadlineSeconds']} s"
+            return UserError(result, fix=f"read {log}", code=ExitCode.UNEXPECTED)
         reason = self._log.last_error(ended.pod)
         if ended.reason == OUT_OF_MEMORY:
             reason = (

@@ -10,7 +10,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import kfp_server_api
 from kfp.client import Client
@@ -121,12 +120,12 @@ class KubeflowRuns:
     def __init__(self, endpoint: str, namespace: str = "") -> None:
         self.api = KubeflowApi(endpoint, namespace)
 
-    def start(self, package: Path, *, name: str, experiment: str, parameters: dict[str, Any]) -> KubeflowRun:
+    def start(self, package: Path, *, name: str, experiment: str, parameters: dict[str, str]) -> KubeflowRun:
         """Start a run of a compiled pipeline. Raises UserError where it was not started, or that is not known."""
         with self.api.translated("start a run on"):
-            found = self.api.experiment(experiment)
+            result = self.api.experiment(experiment)
             with self._known(name):
-                answer = self.api.client.run_pipeline(found, name, str(package), params=parameters)
+                answer = self.api.client.run_pipeline(result, name, str(package), params=parameters)
         return KubeflowRun(self.api.endpoint.rstrip("/"), str(answer.run_id), name, self.api.namespace)
 
     @contextlib.contextmanager

@@ -25,15 +25,15 @@ LOGS = "vlmpipe logs"
 def diagnose_kubeflow(run: KubeflowRun) -> Diagnosis:
     """Diagnose the run. Raises UserError where the service does not return it."""
     runs = KubeflowRuns(run.endpoint, run.namespace)
-    found = runs.get(run)
-    status = status_of(run, found)
+    result = runs.get(run)
+    status = status_of(run, result)
     outcome = status.outcome if status.is_over else "running"
     step = next((one for one in status.state.steps if one.state == outcome), None)
     notes, texts = _notes(status), list[Text]()
     if outcome in ("failed", "stopped"):
         texts = _texts(status, step)
         try:
-            lines = PodLogs(run).read(found, step=step.title if step else "", last=LAST_LOG_LINES)
+            lines = PodLogs(run).read(result, step=step.title if step else "", last=LAST_LOG_LINES)
         except UserError as error:
             notes.append(f"the logs could not be read: {error.found}")
         else:

@@ -17,10 +17,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from google.cloud.aiplatform_v1.types import custom_job as api
 
+from vlmpipe.job_spec.forms import CustomJobSpec
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 from vlmpipe.platforms.jobs.job_failure import failure
@@ -52,7 +52,7 @@ TRAIN_STEP = "train"  # the job into which faults are injected
 
 def run_job(
     display_name: str,
-    job_spec: Mapping[str, Any],
+    job_spec: CustomJobSpec,
     *,
     labels: Mapping[str, str] | None = None,
     project: str = "",

@@ -28,12 +28,12 @@ def fault_lines(lines: Iterable[dict[str, Any]], *, survived: bool) -> list[str]
 
     The number of repeated steps is a lower bound: steps after training's last record are not known.
     """
-    found = Counter(line["event"] for line in lines)
-    events = ", ".join(_count(found[kind], name) for kind, name in NAMES.items() if found[kind])
+    result = Counter(line["event"] for line in lines)
+    events = ", ".join(_count(result[kind], name) for kind, name in NAMES.items() if result[kind])
     repeated = sum(line.get("steps_repeated", 0) for line in lines)
     said = []
     if events:
-        cost = f"{_count(found['restart'], 'restart')}, at least {_count(repeated, 'step')} made twice"
+        cost = f"{_count(result['restart'], 'restart')}, at least {_count(repeated, 'step')} made twice"
         said.append(f"{'survived' if survived else 'met'} {events}: {cost} ({FAULTS_FILE})")
     return said + [f"did not happen: {line['faults']}" for line in lines if line["event"] == "missed"]
 

@@ -202,8 +202,8 @@ def require_writable(root: Path) -> Path:
 
 def all_markers(folder: Path) -> list[Marker]:
     """The markers of all runs in a folder of runs, oldest first. One file of each run is opened."""
-    found = (read_marker(path) for path in folders_in(folder))
-    return sorted((marker for marker in found if marker), key=lambda marker: marker.started_s)
+    result = (read_marker(path) for path in folders_in(folder))
+    return sorted((marker for marker in result if marker), key=lambda marker: marker.started_s)
 
 
 def folders_in(folder: Path) -> list[Path]:
@@ -313,12 +313,12 @@ def _process(line: bytes) -> psutil.Process | None:
 
 def lock_holders(folder: Path) -> list[psutil.Process]:
     """All processes of this user that hold the run's lock, other than this one: its owner and its subreaper."""
-    locks, found = {str((folder / LOCK).resolve()), str(_lock_of_this_machine(folder).resolve())}, []
+    locks, result = {str((folder / LOCK).resolve()), str(_lock_of_this_machine(folder).resolve())}, []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.pid != os.getpid() and any(file.path in locks for file in process.open_files()):
-                found.append(process)
-    return found
+                result.append(process)
+    return result
 
 
 def run_argument(folder: Path) -> str:

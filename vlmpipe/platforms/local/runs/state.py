@@ -103,10 +103,10 @@ def _step_of_sweep(folder: Path, name: str, now_s: float, since_s: float) -> Ste
     state = "running" if not is_over else "stopped" if "stopped" in states else max(states, key=_AGGREGATED.index)
     began_s = min(record.started_s for record in records)
     ended_s = max(record.ended_s for record in records) if is_over else now_s
-    found = Step(name, state, max(0.0, ended_s - began_s), started_s=began_s, message=records[-1].message)
+    result = Step(name, state, max(0.0, ended_s - began_s), started_s=began_s, message=records[-1].message)
     if name == "train-variants":
-        return replace(found, done=outcomes, total=trainings, unit="trainings", message="")
-    return replace(found, done=sum(one.done for one in records), total=sum(one.total for one in records))
+        return replace(result, done=outcomes, total=trainings, unit="trainings", message="")
+    return replace(result, done=sum(one.done for one in records), total=sum(one.total for one in records))
 
 
 def _record(folder: Path, name: str, since_s: float) -> StepRecord | None:
@@ -132,11 +132,11 @@ def _earlier(folder: Path, name: str, now_s: float, since_s: float) -> Step:
 
 
 def _metrics_tail(path: Path) -> list[dict[str, object]]:
-    found = []
+    result = []
     for line in read_tail(path, METRICS_TAIL_BYTES).splitlines()[-RATE_LINES:]:
         with contextlib.suppress(ValueError):  # the first line of the tail may be half a line
-            found.append(unseal(line.encode()))
-    return found
+            result.append(unseal(line.encode()))
+    return result
 
 
 def read_tail(path: Path, num_bytes: int) -> str:

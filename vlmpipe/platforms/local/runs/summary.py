@@ -344,7 +344,7 @@ def _said(report: RunReport) -> list[str]:
 def notes(report: RunReport) -> list[str]:
     """Faults that the run survived: faults, restarts, a damaged checkpoint."""
     faults = read_faults(report.folder, since_s=report.marker.started_s)
-    found = [f"note: {note}" for note in report.state.notes]
-    found += fault_lines(faults, survived=report.outcome == "done")
-    found += [f"note: {line}" for line in restart_lines(report.state)] if not faults else []
-    return ["", *found] if found else []
+    result = [f"note: {note}" for note in report.state.notes]
+    result += fault_lines(faults, survived=report.outcome == "done")
+    result += [f"note: {line}" for line in restart_lines(report.state)] if not faults else []
+    return ["", *result] if result else []

@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from google.api_core import exceptions
 from google.auth.exceptions import GoogleAuthError
@@ -26,6 +26,7 @@ from requests.exceptions import RequestException
 from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.config.sections.cluster import MAX_WATCHED_S, RESERVATION, CapacityOption, duration_s
 from vlmpipe.job_spec.build import own_step_fields
+from vlmpipe.job_spec.forms import CustomJobSpec, MachineSpec, Scheduling, WorkerPool
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 from vlmpipe.platforms.jobs.finished_program import FinishedProgram
@@ -53,7 +54,7 @@ NO_CAPACITY = re.compile(
 )
 
 
-def run_with_fallback(settings: Mapping[str, object], job_spec: Mapping[str, object]) -> str:
+def run_with_fallback(settings: Mapping[str, object], job_spec: CustomJobSpec) -> str:
     """Run the job on the first option that finds machines; its `gcp_resources`.
 
     Args:
@@ -76,7 +77,7 @@ class CapacityFallback:
     def __init__(
         self,
         settings: Mapping[str, Any],
-        job_spec: Mapping[str, Any],
+        job_spec: CustomJobSpec,
         *,
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
@@ -88,7 +89,8 @@ class CapacityFallback:
         run = RunSettings.read(self._store)
         cluster = run.cluster
         own = own_step_fields(cluster.disable_retries, run.gcp.enable_dashboard_access)
-        self._spec = {**job_spec, **own, "scheduling": {**job_spec["scheduling"], **own.get("scheduling", {})}}
+        scheduling = job_spec["scheduling"] | own.get("scheduling", {})
+        self._spec = cast(CustomJobSpec, {**job_spec, **own, "scheduling": scheduling})
         step = settings["labels"].get(STEP_LABEL, "train")
         fallback = cluster.capacity_fallback
         self._falls_back = bool(fallback) and step == "train"
@@ -157,8 +159,8 @@ class CapacityFallback:
     def _abandon(self, attempt: Attempt, place: Place) -> None:
         """Cancel the option's job, also one whose creation was not answered; print it where that fails."""
         try:
-            if not attempt.job and (found := find_job(self._client(place.location), place, attempt.token)):
-                attempt.job = found.name
+            if not attempt.job and (result := find_job(self._client(place.location), place, attempt.token)):
+                attempt.job = result.name
             if not attempt.job:
                 return  # its label stays on record, should it be listed later
             attempt.cancelled_for = "stop"
@@ -237,14 +239,14 @@ class CapacityFallback:
         request = self._request(attempt, option)
         self._write()
         place = self._place(option)
-        found = create_job(self._client(place.location), place, request, self._sleep)
-        attempt.job = found.name
+        result = create_job(self._client(place.location), place, request, self._sleep)
+        attempt.job = result.name
         self._write()
-        print(f"{attempt.strategy}: {found.name}", flush=True)
-        return found
+        print(f"{attempt.strategy}: {result.name}", flush=True)
+        return result
 
     def _request(self, attempt: Attempt, option: CapacityOption) -> api.CustomJob:
-        scheduling = {**self._spec["scheduling"], "strategy": option.scheduling_strategy.upper()}
+        scheduling: Scheduling = {**self._spec["scheduling"], "strategy": option.scheduling_strategy.upper()}
         # If this step is killed, nothing cancels the job: it ends by its own timeout, and not long after this step.
         left_s = max(0, int(self._until_s - self._now())) + AFTER_S
         scheduling["timeout"] = f"{min(duration_s(scheduling.get('timeout', '604800s')), left_s)}s"
@@ -255,7 +257,7 @@ class CapacityFallback:
         pools = self._spec["worker_pool_specs"]
         if self._falls_back and not option.reservation:
             pools = [_without_reservation(pool) for pool in pools]
-        spec = {**self._spec, "scheduling": scheduling, "worker_pool_specs": pools}
+        spec: CustomJobSpec = {**self._spec, "scheduling": scheduling, "worker_pool_specs": pools}
         if option.location:
             spec.pop("tensorboard", None)  # it is one of the run's own region
         return api.CustomJob(
@@ -323,19 +325,19 @@ def _only_option(settings: Mapping[str, Any]) -> CapacityOption:
     return CapacityOption(scheduling_strategy=strategy, wait=wait)
 
 
-def _without_reservation(pool: Mapping[str, Any]) -> dict[str, object]:
+def _without_reservation(pool: WorkerPool) -> WorkerPool:
     machine = {name: value for name, value in pool["machine_spec"].items() if name != "reservation_affinity"}
-    return {**pool, "machine_spec": machine}
+    return {**pool, "machine_spec": cast(MachineSpec, machine)}
 
 
 def _prices(plan: PlannedRun, step: str) -> dict[str, float | None]:
     """US dollars an hour of the job's machines, by strategy, and by option for those in other regions."""
     known = {**plan.cost.by_term, **plan.cost.elsewhere} if plan.cost else {}
     return {
-        term: found.usd_per_hour
+        term: result.usd_per_hour
         for term, of_term in known.items()
-        for found in of_term.steps
-        if found.job == step.replace("-", "_")
+        for result in of_term.steps
+        if result.job == step.replace("-", "_")
     }
 
 

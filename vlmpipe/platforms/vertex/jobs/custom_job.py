@@ -72,8 +72,8 @@ def create_job(
     token = request.labels[SUBMISSION_LABEL]
     fault: Exception | None = None
     for number in range(ATTEMPTS):
-        if found := find_job(client, place, token):
-            return found
+        if result := find_job(client, place, token):
+            return result
         try:
             return send_once(client.create_custom_job, parent=place.parent, custom_job=request)
         except (*PASSING, exceptions.TooManyRequests) as error:
@@ -81,8 +81,8 @@ def create_job(
                 raise
             fault = error
             sleep(POLL_S * (number + 1))
-    if found := find_job(client, place, token):
-        return found
+    if result := find_job(client, place, token):
+        return result
     assert fault
     raise fault
 

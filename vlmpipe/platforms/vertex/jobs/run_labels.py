@@ -25,14 +25,14 @@ def run_labels() -> dict[str, str]:
     if not text:
         return {}
     try:
-        found = json.loads(text)
+        result = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        result = None
+    if not isinstance(result, dict):
         print(f"note: {RUN_LABELS_VARIABLE} is no JSON object, so the run's cost lacks this step's jobs", flush=True)
         return {}
-    labels = {key: value for key, value in found.items() if key and _is_label(key) and _is_label(value)}
-    if left_out := sorted(found.keys() - labels.keys()):
+    labels = {key: value for key, value in result.items() if key and _is_label(key) and _is_label(value)}
+    if left_out := sorted(result.keys() - labels.keys()):
         names = ", ".join(map(repr, left_out))
         print(f"note: labels of {RUN_LABELS_VARIABLE} that are no labels are left out: {names}", flush=True)
     return labels

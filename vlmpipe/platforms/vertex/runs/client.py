@@ -64,14 +64,14 @@ def cancel_job(what: str, argument: str, state: Callable[[], str], send: Callabl
     """
 
     def is_cancelled() -> bool:
-        found = state()
-        if found in ENDED:
+        result = state()
+        if result in ENDED:
             raise ConfigError(
-                f"{what} is over ({found.lower()}), so there is nothing to cancel",
+                f"{what} is over ({result.lower()}), so there is nothing to cancel",
                 expected="one that is running",
                 fix=f"vlmpipe status {argument}",
             )
-        return found in ("CANCELLING", "CANCELLED")
+        return result in ("CANCELLING", "CANCELLED")
 
     if is_cancelled():
         return False

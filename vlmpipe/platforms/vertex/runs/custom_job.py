@@ -75,8 +75,8 @@ class CustomJobs:
         requested = f'labels.{STEP_LABEL}={step} AND state="JOB_STATE_RUNNING"'
         request = api.ListCustomJobsRequest(parent=self._place.parent, filter=requested)
         with translate_errors(self._place, role=VIEWER, what=WHAT):
-            found = list_all(self._client.list_custom_jobs, request)
-        return [one for one in found if one.job_spec.base_output_directory.output_uri_prefix == run_uri]
+            result = list_all(self._client.list_custom_jobs, request)
+        return [one for one in result if one.job_spec.base_output_directory.output_uri_prefix == run_uri]
 
 
 @dataclass(frozen=True)
@@ -196,10 +196,10 @@ def with_web_access(status: VertexStatus, job: PipelineJob) -> VertexStatus:
         return status
     try:
         jobs = CustomJobs(status.address.place)
-        found = [one for step in running for one in jobs.running(step.name, status.run_uri)]
+        result = [one for step in running for one in jobs.running(step.name, status.run_uri)]
     except UserError as error:
         return replace(status, web_access_unknown=error.found.splitlines()[0])
-    return replace(status, web_access={name: uri for one in found for name, uri in one.web_access_uris.items()})
+    return replace(status, web_access={name: uri for one in result for name, uri in one.web_access_uris.items()})
 
 
 def log_source(address: Address, step: str) -> Callable[[], tuple[dict[str, str], bool]]:
@@ -231,5 +231,5 @@ def _run_file(job: PipelineJob) -> dict[str, Any]:
     inputs: Any = job.pipeline_spec or {}
     for key in ("root", "inputDefinitions", "parameters", "run_file"):
         inputs = inputs.get(key) or {}
-    found: dict[str, object] = json.loads(inputs.get("defaultValue") or "{}")
-    return found
+    result: dict[str, object] = json.loads(inputs.get("defaultValue") or "{}")
+    return result

@@ -59,7 +59,7 @@ def diagnose_job(address: Address, job: PipelineJob, status: VertexStatus) -> Di
     texts = _texts(address, job, status, step, jobs, notes) if outcome in ("failed", "stopped") else []
     code = status.exit_code
     if code == ExitCode.UNEXPECTED:  # no record has a code; the service may name one
-        code = next((found for one in jobs if (found := named_code(one.error.message))), code)
+        code = next((result for one in jobs if (result := named_code(one.error.message))), code)
     # A run that was cancelled ended for that: 75 alone could as well mean a machine taken back.
     pattern, hit, also = decide(texts, None if outcome == "stopped" else code) if texts else (None, None, [])
     # 1 is also the code of a step that only waited for its job. A cause that the service itself names is more exact.
@@ -105,14 +105,14 @@ def _job_names(address: Address, job: PipelineJob, status: VertexStatus, step: S
 
 def _custom_jobs(address: Address, names: Iterable[str], notes: list[str]) -> list[CustomJob]:
     """The jobs that can be read; a note where one cannot."""
-    found: list[CustomJob] = []
+    result: list[CustomJob] = []
     try:
         with translate_errors(address.place, role=VIEWER, what="custom job"):
             for name in names:  # one of a capacity fallback may be in another region
-                found.append(send_request(job_client(name.split("/")[3]).get_custom_job, name=name))
+                result.append(send_request(job_client(name.split("/")[3]).get_custom_job, name=name))
     except UserError as error:
         notes.append(f"a custom job could not be read: {error.found}")
-    return found
+    return result
 
 
 def _texts(

@@ -28,7 +28,7 @@ BEGUN = {
 def sightings_of(job: PipelineJob, run_uri: str, pattern: Pattern | None = None) -> list[Sighting]:
     """Evidence on the assumptions in the service's answer about a run. pattern: the cause of its failure, if known."""
     run, states = job.name.rpartition("/")[2], _states(job)
-    found = {
+    result = {
         name: (True, f"the task {step} began")
         for name, steps in BEGUN.items()
         for step in steps
@@ -36,15 +36,15 @@ def sightings_of(job: PipelineJob, run_uri: str, pattern: Pattern | None = None)
     }
     mail = states.get("mail")
     if mail in ("SUCCEEDED", "FAILED"):
-        found["vertex-two-exit-tasks"] = (mail == "SUCCEEDED", f"the task mail ended as {mail}")
+        result["vertex-two-exit-tasks"] = (mail == "SUCCEEDED", f"the task mail ended as {mail}")
     if run_uri:
         folder = run_uri.rpartition("/")[2]
-        found["vertex-placeholders-in-constants"] = ("{{" not in folder, f"the run's folder is {folder}")
+        result["vertex-placeholders-in-constants"] = ("{{" not in folder, f"the run's folder is {folder}")
     if job.schedule_name:
-        found["vertex-scheduled-run-ids"] = (bool(RUN_ID.fullmatch(run)), f"{job.schedule_name} started {run}")
+        result["vertex-scheduled-run-ids"] = (bool(RUN_ID.fullmatch(run)), f"{job.schedule_name} started {run}")
     if pattern:
-        found |= {assumption.id: (False, f"the run failed: {pattern.cause}") for assumption in refuted_by(pattern.id)}
-    return [Sighting(name, holds, said, "diagnose", run) for name, (holds, said) in found.items()]
+        result |= {assumption.id: (False, f"the run failed: {pattern.cause}") for assumption in refuted_by(pattern.id)}
+    return [Sighting(name, holds, said, "diagnose", run) for name, (holds, said) in result.items()]
 
 
 def recorded_notes(run_uri: str, sightings: list[Sighting]) -> list[str]:

@@ -244,12 +244,12 @@ def _by_name(details: Iterable[PipelineTaskDetail]) -> dict[str, PipelineTaskDet
         state = _state(task)
         return order.index(state) if state in order else len(order)
 
-    found: dict[str, PipelineTaskDetail] = {}
+    result: dict[str, PipelineTaskDetail] = {}
     for task in details:
-        before = found.get(task.task_name)
+        before = result.get(task.task_name)
         if before is None or rank(task) < rank(before):
-            found[task.task_name] = task
-    return found
+            result[task.task_name] = task
+    return result
 
 
 def _step(
