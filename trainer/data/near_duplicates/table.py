@@ -32,7 +32,7 @@ SCHEMA = pa.schema(
     ]
 )
 SHOWN_PAIRS = 12
-# With a tenth of the images for validation, MAX_COMPARISONS are spent before so many were searched.
+# With a tenth of the images for validation, MAX_COMPARISONS are spent before this number was searched.
 MAX_VALIDATION_IMAGES = 1 << 17
 
 

@@ -122,7 +122,7 @@ def advise(
 
 
 def _large(images: int, total: int, monthly: float | None, epochs: float | None, months: float | None) -> str:
-    """What a large store takes, and when encoding online is cheaper."""
+    """Time of a large store, and when encoding online is cheaper."""
     costs = "" if monthly is None else f" and cost ${monthly:,.0f} a month"
     text = f"features of {images / 1e6:,.3g} million images are {total / 1e12:,.1f} TB{costs}"
     if epochs is None or months is None:
