@@ -17,7 +17,7 @@ def plan_data(run_uri: str) -> list[str]:
 
     with step_context(run_uri, "plan-data") as progress:
         job = JobConfig.load(f"{run_uri}/run.json")
-        chunks = plan_chunks(job, progress)
-        shares = shares_of(run_uri, min(job.data.tasks, chunks))
-        progress.finish(message=f"{chunks} chunks for {len(shares)} tasks")
+        planned = plan_chunks(job, progress)
+        shares = shares_of(run_uri, min(job.data.tasks, planned.chunks), planned.fingerprint)
+        progress.finish(message=f"{planned.chunks} chunks for {len(shares)} tasks")
     return shares

@@ -15,8 +15,8 @@ def prepare_chunks(share: str) -> int:
     from vlmpipe.trainer.config.job import JobConfig
     from vlmpipe.trainer.data.prepare.pipeline import prepare_share
 
-    task, tasks, run_uri = read_share(share)
+    task, tasks, fingerprint, run_uri = read_share(share)
     with step_context(run_uri, f"prepare-chunks-{task}") as progress:
-        prepared = prepare_share(JobConfig.load(f"{run_uri}/run.json"), task, tasks, progress)
+        prepared = prepare_share(JobConfig.load(f"{run_uri}/run.json"), fingerprint, task, tasks, progress)
         progress.finish(message=f"{prepared} chunks prepared")
     return prepared

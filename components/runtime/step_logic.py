@@ -64,19 +64,19 @@ def _note_changes(run_uri: str, prepared: Prepared) -> None:
     write_record(store, CHANGES_FILE, content, indent=1)
 
 
-def shares_of(run_uri: str, tasks: int) -> list[str]:
+def shares_of(run_uri: str, tasks: int, fingerprint: str) -> list[str]:
     """The inputs of each task in one text.
 
     In a loop, kfp.local 2.17 passes the item to every input that comes from another step, not only to its own.
     """
-    return [f"{task}/{tasks} {run_uri}" for task in range(tasks)]
+    return [f"{task}/{tasks} {fingerprint} {run_uri}" for task in range(tasks)]
 
 
-def read_share(share: str) -> tuple[int, int, str]:
-    """Number of the task, of how many, and the run's folder."""
-    place, _, run_uri = share.partition(" ")
+def read_share(share: str) -> tuple[int, int, str, str]:
+    """Number of the task, of how many, the fingerprint of the prepared data, and the run's folder."""
+    place, fingerprint, run_uri = share.split(" ", 2)
     task, _, tasks = place.partition("/")
-    return int(task), int(tasks), run_uri
+    return int(task), int(tasks), fingerprint, run_uri
 
 
 def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:

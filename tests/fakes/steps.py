@@ -42,7 +42,7 @@ def plan_data(run_uri: str) -> list[str]:
 
     with open(os.environ["TEST_TRACE"], "a", encoding="utf-8") as trace:
         trace.write("plan-data\n")
-    return shares_of(run_uri, int(os.environ["TEST_TASKS"]))
+    return shares_of(run_uri, int(os.environ["TEST_TASKS"]), "fingerprint")
 
 
 def prepare_chunks(share: str) -> int:
@@ -50,7 +50,7 @@ def prepare_chunks(share: str) -> int:
 
     from vlmpipe.components.runtime.step_logic import read_share
 
-    task, tasks, run_uri = read_share(share)
+    task, tasks, _, run_uri = read_share(share)
     with open(os.environ["TEST_TRACE"], "a", encoding="utf-8") as trace:
         trace.write(f"prepare-chunks {task} of {tasks} for {os.path.basename(run_uri)}\n")
     return task

@@ -179,29 +179,37 @@ def mixture_note(stats: dict[str, Any], data: DataConfig) -> str:
     return described_passes(data, [of_splits["train"]["samples"] for of_splits in stats["sources"].values()])
 
 
-def plan_chunks(config: JobConfig, progress: Progress) -> int:
-    """Plan the source's chunks for `prepare_share`. Returns their number; 0 where there is nothing to share."""
+@dataclass(frozen=True)
+class PlannedChunks:
+    """Chunks that tasks may share, 0 where there is nothing to share; `fingerprint`: of the prepared data."""
+
+    chunks: int
+    fingerprint: str
+
+
+def plan_chunks(config: JobConfig, progress: Progress) -> PlannedChunks:
+    """Plan the source's chunks for `prepare_share`."""
     config = with_fetched_folder(config)
     if config.data.fetch:
         fetch_images(config, progress)
     source = open_source(config.data)
     identity = _fingerprint(config, source)
     if _done_counts(open_storage(join_uri(config.run.prepared_root, identity))) is not None:
-        return 0
+        return PlannedChunks(0, identity)
     with scratch() as folder:
         planned = _planned(config, source, identity, folder, progress)
-        return 0 if isinstance(planned, Chunk) else len(planned.chunks)
+        return PlannedChunks(0 if isinstance(planned, Chunk) else len(planned.chunks), identity)
 
 
-def prepare_share(config: JobConfig, task: int, tasks: int, progress: Progress) -> int:
+def prepare_share(config: JobConfig, identity: str, task: int, tasks: int, progress: Progress) -> int:
     """Prepare the chunks of one of `tasks` shares. Returns how many were missing.
 
-    A share's chunks are consecutive: each task then reads the source's files that hold them, and no others.
+    A share's chunks are consecutive: each task then reads the source's files that hold them, and no others. So it takes
+    the fingerprint from `plan_chunks`, for which all records may be read; a change is found in the chunks.
     """
     config = with_fetched_folder(config)
     source = open_source(config.data)
     with scratch() as folder:
-        identity = _fingerprint(config, source)
         if not find_plan(config, identity, folder):
             return 0
         planned = ChunkedPreparation(config, source, folder, SAMPLES_VERSION)

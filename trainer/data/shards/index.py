@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import pairwise
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
@@ -90,15 +90,15 @@ class SplitIndex:
         images, self._shard_column = columns.column("images"), columns.column("shard")
         values = {field.name: images.values.field(number) for number, field in enumerate(images.type.value_type)}
         self._sha256 = _hashes(values.pop("sha256"))  # (images,), as all columns of images
-        self._of_images = {field: column.to_numpy() for field, column in values.items()}
-        self._first_image = images.offsets.to_numpy()  # (samples + 1,)
+        self._of_images = {field: _numbers(column) for field, column in values.items()}
+        self._first_image = _numbers(images.offsets)  # (samples + 1,)
         self.ids, self._keys = Texts(columns.column("id")), Texts(columns.column("key"))
-        self.tokens: Int32Array = columns.column("tokens").to_numpy()  # (samples,)
-        self.label_tokens: Int32Array = columns.column("label_tokens").to_numpy()  # (samples,)
-        self.image_tokens: Int32Array = columns.column("image_tokens").to_numpy()  # (samples,) of all images of each
-        self.turns: Int32Array = columns.column("turns").to_numpy()  # (samples,)
-        self._json_offset: Int64Array = columns.column("json_offset").to_numpy()
-        self._json_bytes: Int32Array = columns.column("json_bytes").to_numpy()
+        self.tokens: Int32Array = _numbers(columns.column("tokens"))  # (samples,)
+        self.label_tokens: Int32Array = _numbers(columns.column("label_tokens"))  # (samples,)
+        self.image_tokens: Int32Array = _numbers(columns.column("image_tokens"))  # (samples,) of all images of each
+        self.turns: Int32Array = _numbers(columns.column("turns"))  # (samples,)
+        self._json_offset: Int64Array = _numbers(columns.column("json_offset"))
+        self._json_bytes: Int32Array = _numbers(columns.column("json_bytes"))
         self._content = _rows_of(columns.column("content"), CONTENT_BYTES)
 
     def __len__(self) -> int:
@@ -118,7 +118,7 @@ class SplitIndex:
     @cached_property
     def shards(self) -> list[str]:
         """The names of the split's shards, in order."""
-        names, numbers = self._shard_column.dictionary, self._shard_column.indices.to_numpy()
+        names, numbers = self._shard_column.dictionary, _numbers(self._shard_column.indices)
         first, last = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, -1)
         if not 0 <= first <= last + 1 <= len(names):
             raise _damaged(f"shards {first} to {last} of {len(names)}")
@@ -132,7 +132,7 @@ class SplitIndex:
     @cached_property
     def shard_numbers(self) -> Int32Array:
         """(samples,) position of each sample's shard in `shards`."""
-        numbers: Int32Array = self._shard_column.indices.to_numpy()
+        numbers: Int32Array = _numbers(self._shard_column.indices)
         first = int(numbers.min()) if len(numbers) else 0
         return numbers - np.int32(first) if first else numbers
 
@@ -272,6 +272,14 @@ class Index:
 def _rows_of(column: pa.FixedSizeBinaryArray, width: int) -> NDArray[np.uint8]:
     """(rows, width) bytes of a column."""
     return np.frombuffer(column.buffers()[1] if len(column) else b"", np.uint8).reshape(-1, width)
+
+
+def _numbers(column: pa.Array) -> NDArray[Any]:
+    """The numbers of a column where they lie. `to_numpy` of pyarrow imports pandas: a second and 22 MiB a process."""
+    kind = np.dtype(str(column.type))
+    if not len(column):
+        return np.empty(0, kind)
+    return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * kind.itemsize)
 
 
 def _hashes(column: pa.FixedSizeBinaryArray) -> NDArray[np.bytes_]:

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from types import MappingProxyType
 from typing import Any
 
@@ -190,9 +190,7 @@ class SeveralSources(Source):
         return [part for name in self._sources for part in self._parts_of(name)]
 
     def first_parts(self) -> Sequence[int]:
-        return [
-            sum(len(self._parts_of(before)) for before in list(self._sources)[:n]) for n in range(len(self._sources))
-        ]
+        return list(accumulate(map(len, map(self._parts_of, self._sources)), initial=0))[:-1]
 
     def notes(self) -> Sequence[str]:
         return [f"{name}: {note}" for name, source in self._sources.items() for note in source.notes()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -105,12 +106,12 @@ def test_a_task_fetches_only_the_files_that_hold_its_chunks(
         return [name.rpartition("/")[2] for name in sent]
 
     bucket.requests.clear()
-    chunks = plan_chunks(remote, progress_of(remote))
+    chunks, identity = astuple(plan_chunks(remote, progress_of(remote)))
     assert sorted(fetched()) == sorted(path.name for path in folder.iterdir())
     for task in range(tasks):  # each on a machine of its own, with room for three files
         cache = tmp_path / f"cache-{task}"
         monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(cache))
-        mine = prepare_share(remote, task, tasks, progress_of(remote))
+        mine = prepare_share(remote, identity, task, tasks, progress_of(remote))
         assert 0 < mine < chunks
         names = fetched()
         # About 8 records a chunk, 5 a file: a third of the chunks needs some two thirds of the files at most.

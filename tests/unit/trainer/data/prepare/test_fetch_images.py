@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,9 @@ def test_each_address_is_asked_once_and_prepared(web: WebServer, tmp_path: Path)
 def test_chunks_of_other_tasks_read_what_the_plan_has_fetched(web: WebServer, tmp_path: Path) -> None:
     config = config_of(tmp_path, pictures(web), chunk_samples=4, workers=1)
     progress = Progress(config.run.run_uri, "prepare-data", quiet=True)
-    chunks = plan_chunks(config, progress)
+    chunks, identity = astuple(plan_chunks(config, progress))
     assert chunks > 1 and set(web.asked.values()) == {1}
-    assert sum(prepare_share(config, task, 2, progress) for task in range(2)) == chunks
+    assert sum(prepare_share(config, identity, task, 2, progress) for task in range(2)) == chunks
     assert run_prepare(config).counts["accepted"] == 2 * ROWS and set(web.asked.values()) == {1}
 
 

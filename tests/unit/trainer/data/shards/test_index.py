@@ -201,3 +201,14 @@ def test_the_writers_memory_does_not_grow_with_the_samples(tmp_path: Path) -> No
             peaks.append(pa.total_allocated_bytes() - before)
         assert len(open_index(tmp_path / str(times) / NAME)["train"]) == times * 2_000
     assert peaks[1] <= peaks[0] + 100_000
+
+
+def test_opening_imports_no_pandas(tmp_path: Path) -> None:
+    """Each rank would take a second and 22 MiB for it."""
+    folder = write_index(tmp_path / "set", MANY, "train")
+    code = (
+        "import sys; from vlmpipe.trainer.data.shards.index import Index; "
+        "split = Index.load(sys.argv[1]).split('train'); "
+        "split.image_count, split.shards, split.sample_location(0); assert 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True)

@@ -21,7 +21,8 @@ from vlmpipe.trainer.data.prepare.chunks import prepare as prepare_module
 from vlmpipe.trainer.data.prepare.chunks.plan import LARGEST, SMALLEST, ends_chunk
 from vlmpipe.trainer.data.prepare.chunks.prepare import processes_for
 from vlmpipe.trainer.data.prepare.pipeline import ChunkCounts, plan_chunks, prepare_share
-from vlmpipe.trainer.data.sample import SPLITS, stable_digest
+from vlmpipe.trainer.data.sample import SPLITS, Sample, stable_digest
+from vlmpipe.trainer.data.sources.llava import LlavaSource
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage import open_storage
 
@@ -72,8 +73,9 @@ def test_a_record_in_the_middle_changes_few_chunks(change: str) -> None:
 
 def in_tasks(config: JobConfig) -> None:
     tasks = config.data.tasks
-    assert plan_chunks(config, progress_of(config)) > 3
-    assert all(prepare_share(config, task, tasks, progress_of(config)) for task in range(tasks))
+    planned = plan_chunks(config, progress_of(config))
+    assert planned.chunks > 3
+    assert all(prepare_share(config, planned.fingerprint, task, tasks, progress_of(config)) for task in range(tasks))
 
 
 @pytest.mark.parametrize("fields", [{"tasks": 3}, {"tasks": 4, "duplicates": "drop"}], ids=["keep", "drop"])
@@ -88,6 +90,27 @@ def test_the_bytes_do_not_depend_on_the_number_of_tasks(data: ChunkedSet, fields
     # What repeats across chunks is only known when all are done: the one with it is prepared again, without it.
     assert together.chunks.prepared == (1 if "duplicates" in fields else 0)
     assert prepared_files(together.uri) == prepared_files(alone.uri)
+
+
+def test_tasks_read_each_record_of_the_source_once(data: ChunkedSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the records of a file before a task's first one."""
+    lines = [json.dumps(line) + "\n" for line in data.records]
+    folder = data.folder / "files"
+    folder.mkdir()
+    for start in range(0, RECORDS, 5):
+        (folder / f"{start:03}.jsonl").write_text("".join(lines[start : start + 5]))
+    config, tasks, read = data.config(source=str(folder)), 4, list[str]()
+    plain = LlavaSource.sample
+
+    def reading(self: LlavaSource, where: str, record: dict[str, Any]) -> Sample:
+        read.append(where)
+        return plain(self, where, record)
+
+    planned = plan_chunks(config, progress_of(config))
+    monkeypatch.setattr(LlavaSource, "sample", reading)
+    for task in range(tasks):
+        assert prepare_share(config, planned.fingerprint, task, tasks, progress_of(config))
+    assert len(set(read)) == RECORDS and len(read) <= RECORDS + 5 * tasks
 
 
 @pytest.mark.parametrize("duplicates", ["keep", "drop"])
