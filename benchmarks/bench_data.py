@@ -50,6 +50,7 @@ SUITE = Suite(
             default=False,
         ),
         Part("scale", "scale.index_memory", 400, "opening the index of 0.1, 1 and 10 million samples", default=False),
+        Part("duplicates", "scale.duplicates", 600, "duplicates, ids and groups of 10 million samples", default=False),
         Part("manifest", "scale.manifests", 120, "100,000 shards: opening, listing and verifying", default=False),
         Part(
             "preparation-tasks",

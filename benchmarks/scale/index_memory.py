@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.scale.other_indexes import other_indexes
+from benchmarks.scale.private_memory import MIB, private_mib
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from vlmpipe.trainer.config.data import DataConfig
@@ -29,7 +31,6 @@ from vlmpipe.trainer.storage.file_sums import FileSum
 SIZES = (100_000, 1_000_000, 10_000_000)
 MAX_WHOLE = MAX_PLANNED = 1_000_000  # samples whose index is read whole, and packed, beside it
 LINES_AT_ONCE, SHARD_SAMPLES, LOOKED_UP = 1 << 16, 1_000, 1_000
-MIB = 1 << 20
 ONE_IMAGE = "one image a sample, index only"
 # What every step of a run without cached features reads.
 STEP_COLUMNS = ("shard", "json_offset", "json_bytes", "tokens", "label_tokens", "image_tokens")
@@ -72,6 +73,8 @@ def scale(bench: Bench) -> None:
             bench.report.figure("an epoch's packing plan, by each rank", data, "s", Side("plan", [rank["plan_s"]]))
             bench.report.figure("its private memory", data, "MiB", Side("plan", [rank["plan_mib"]]))
         shutil.rmtree(folder)
+        bench.at(f"{samples:,} samples: other loaders", (number + 0.9) / len(sizes))
+        other_indexes(bench, samples, f"{samples:,} samples", shard_samples=SHARD_SAMPLES)
     for few, many in itertools.pairwise(sizes):
         grown = (opened[many]["private_mib"] - opened[few]["private_mib"]) * MIB / (many - few)
         between = f"{few:,} to {many:,} samples"
@@ -202,11 +205,3 @@ def _lines(samples: int) -> Iterator[pa.Table]:
 def _hex(random: np.random.Generator, count: int, width: int) -> list[str]:
     digits = random.bytes(count * width).hex()
     return [digits[start : start + 2 * width] for start in range(0, len(digits), 2 * width)]
-
-
-def private_mib() -> float:
-    """Memory of this process that no other shares and that is not a file's."""
-    for line in Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines():
-        if line.startswith("Private_Dirty:"):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError("no Private_Dirty in /proc/self/smaps_rollup")

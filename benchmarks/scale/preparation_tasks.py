@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.scale.index_memory import MIB, private_mib
+from benchmarks.scale.private_memory import MIB, private_mib
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.timing import Clock
@@ -43,6 +43,7 @@ def preparation_tasks(bench: Bench) -> None:
         arguments: dict[str, Any] = {"folder": str(folder), "records": records}
         bench.at(f"{records:,} records: plan", number / len(sizes))
         plan = bench.call(f"{__name__}:measured", arguments | {"step": "plan"})
+        arguments["fingerprint"] = plan["fingerprint"]
         bench.at(f"{records:,} records: {TASKS} tasks", (number + 0.3) / len(sizes))
         shares = _shares(bench, arguments)
         bench.at(f"{records:,} records: merge", (number + 0.8) / len(sizes))
@@ -85,20 +86,21 @@ def write_texts(folder: Path, records: int) -> None:
         pq.write_table(pa.table(columns), folder / f"part-{start // FILE_RECORDS:05d}.parquet")
 
 
-def measured(folder: str, records: int, step: str, task: int = 0) -> dict[str, float]:
+def measured(folder: str, records: int, step: str, fingerprint: str = "", task: int = 0) -> dict[str, Any]:
     """Run a step. Returns its CPU time, and the most memory beyond what the process had before."""
     job = _job(Path(folder))
     progress = Progress(job.run.run_uri, step, quiet=True)
     before, clock, peak = private_mib(), Clock(), _Peak()
     accepted = 0
     if step == "plan":
-        plan_chunks(job, progress)
+        fingerprint = plan_chunks(job, progress).fingerprint
     elif step == "share":
-        prepare_share(job, task, TASKS, progress)
+        prepare_share(job, fingerprint, task, TASKS, progress)
     else:
         accepted = prepare(job, progress).counts["accepted"]
     used = clock.stop(records)
-    return {"accepted": accepted, "cpu_s": used.cpu_per_unit * records, "mib": peak.stop() - before}
+    figures = {"cpu_s": used.cpu_per_unit * records, "mib": peak.stop() - before}
+    return figures | {"accepted": accepted, "fingerprint": fingerprint}
 
 
 def _job(folder: Path) -> JobConfig:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import torch.distributed as dist
 
-from benchmarks.scale.index_memory import private_mib
+from benchmarks.scale.private_memory import private_mib
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from vlmpipe.trainer.config.data import DataConfig

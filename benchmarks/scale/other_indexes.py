@@ -1,0 +1,104 @@
+"""What other loaders hold of the same samples: MosaicML Streaming, WebDataset and Grain, where they are installed.
+
+Each has shards of as many samples as prepared data has, and lists them; none of these lists has a sample's lengths,
+which packing needs. One shard is written and the others are further names of it: nothing reads them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.scale.private_memory import private_mib
+from benchmarks.support.report import Side
+from benchmarks.support.suite import Bench
+
+PACKAGES = {"MosaicML Streaming": "streaming", "WebDataset": "webdataset", "Grain": "grain"}
+CLAIMS = (("opened", "s", "open_s"), ("private memory", "MiB", "open_mib"), ("an epoch's order", "s", "order_s"),
+          ("private memory of the order", "MiB", "order_mib"))  # fmt: skip
+
+
+def other_indexes(bench: Bench, samples: int, data: str, *, shard_samples: int) -> None:
+    """Figures of each loader that is installed, in a process of its own; says which are not."""
+    for name, package in PACKAGES.items():
+        if importlib.util.find_spec(package) is None:
+            bench.report.note(f"{name} is not installed here, so that its index is missing: pip install {package}")
+            continue
+        folder = bench.scratch / f"{package}-{samples}"
+        arguments = {"package": package, "folder": str(folder), "samples": samples, "shard_samples": shard_samples}
+        found = bench.call(f"{__name__}:opened", arguments)
+        bench.report.require(found["samples"] == samples, f"every sample is in the index of {name}")
+        for claim, unit, figure in CLAIMS:
+            if figure in found:
+                bench.report.figure(f"{name}: {claim}", data, unit, Side(name, [found[figure]]))
+
+
+def opened(package: str, folder: str, samples: int, shard_samples: int) -> dict[str, float]:
+    """Open the samples with a loader, and let it make the first epoch's order, if it makes one."""
+    place = Path(folder)
+    place.mkdir()
+    return OPEN[package](place, samples, shard_samples)
+
+
+def _measured(action: Callable[[], Any]) -> tuple[Any, float, float]:
+    """The result, seconds, and MiB of private memory that it added."""
+    before, began = private_mib(), time.perf_counter()
+    result = action()
+    return result, time.perf_counter() - began, private_mib() - before
+
+
+def _module(name: str) -> Any:
+    """A package that vlmpipe does not need, and so no type checker sees."""
+    return importlib.import_module(name)
+
+
+def _streaming(folder: Path, samples: int, shard_samples: int) -> dict[str, float]:
+    streaming, batching, world = map(_module, ("streaming", "streaming.base.batching", "streaming.base.world"))
+
+    with streaming.MDSWriter(out=str(folder), columns={"text": "bytes"}) as writer:
+        for _ in range(shard_samples):
+            writer.write({"text": b"text"})
+    index = json.loads((folder / "index.json").read_text())
+    (shard,) = index["shards"]
+    names = (f"shard.{number:05d}.mds" for number in range(samples // shard_samples))
+    shards = [shard | {"raw_data": shard["raw_data"] | {"basename": name}} for name in names]
+    (folder / "index.json").write_text(json.dumps(index | {"shards": shards}))
+    settings = {"shuffle": True, "batch_size": 8, "num_canonical_nodes": 1}
+    dataset, open_s, open_mib = _measured(lambda: streaming.StreamingDataset(local=str(folder), **settings))
+    own = world.World.detect()
+    dataset._set_shuffle_block_size(own)  # as at the start of an epoch
+    _, order_s, order_mib = _measured(lambda: batching.generate_work("random", dataset, own, 0, 0))
+    return {"samples": len(dataset), "open_s": open_s, "open_mib": open_mib, "order_s": order_s, "order_mib": order_mib}
+
+
+def _webdataset(folder: Path, samples: int, shard_samples: int) -> dict[str, float]:
+    """Shards in random order, whose samples are read one after the other: there is no index of samples."""
+    webdataset = _module("webdataset")
+    names = [str(folder / f"{number:06d}.tar") for number in range(samples // shard_samples)]
+    dataset, open_s, open_mib = _measured(lambda: webdataset.WebDataset(names, shardshuffle=len(names)))
+    assert dataset is not None
+    return {"samples": len(names) * shard_samples, "open_s": open_s, "open_mib": open_mib}
+
+
+def _grain(folder: Path, samples: int, shard_samples: int) -> dict[str, float]:
+    """The order is computed for each place, so that it takes no memory."""
+    grain, array_record = map(_module, ("grain.python", "array_record.python.array_record_module"))
+
+    writer = array_record.ArrayRecordWriter(str(folder / "0"), "group_size:1")
+    for _ in range(shard_samples):
+        writer.write(b"text")
+    writer.close()
+    for number in range(1, samples // shard_samples):
+        os.link(folder / "0", folder / str(number))
+    paths = [str(folder / str(number)) for number in range(samples // shard_samples)]
+    source, open_s, open_mib = _measured(lambda: grain.ArrayRecordDataSource(paths))
+    return {"samples": len(source), "open_s": open_s, "open_mib": open_mib}
+
+
+OPEN = {"streaming": _streaming, "webdataset": _webdataset, "grain": _grain}
