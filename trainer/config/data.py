@@ -78,6 +78,11 @@ class DataConfig(Section):
     columns: Columns = Field(
         Columns(), description="Names of the records' keys or columns, such as {image: image_path, answer: label}."
     )
+    slices: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (),
+        description="Fields of the records by whose values answers are compared, such as [camera, weather]: a text, a "
+        "number or true and false. The evaluation, the report and vlmpipe compare show each value as a slice.",
+    )
     chat_template: StorageUri = Field(
         "",
         description="Form of conversations: native, the template of model.tokenizer; vlmpipe, a short format for "

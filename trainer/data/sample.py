@@ -53,6 +53,7 @@ class Turn:
     tools: str = ""  # of the conversation, in its first turn: a JSON list of functions
     calls: str = ""  # of tools, behind the answer: a JSON list
     results: tuple[str, ...] = ()  # of the calls before, in place of a question
+    fields: tuple[tuple[str, str], ...] = ()  # of its record, with their values, that data.slices names
 
     @property
     def has_tools(self) -> bool:
@@ -155,7 +156,7 @@ class Sample:
 
     def content_digest(self) -> str:
         """Equal for two samples with the same turns and images. Hexadecimal."""
-        turns = [(*turn.identity(), turn.slice) for turn in self.turns]
+        turns = [(*turn.identity(), turn.slice, *turn.fields) for turn in self.turns]
         return stable_digest(*turns, *(image.name for image in self.images), *self.boxes)
 
 

@@ -14,7 +14,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from vlmpipe.trainer.evaluation.benchmarks.like_train import validation_images_l
 from vlmpipe.trainer.evaluation.benchmarks.run import open_benchmarks, run_benchmarks
 from vlmpipe.trainer.evaluation.confusion_matrix import confusions
 from vlmpipe.trainer.evaluation.examiner import Examiner, examiner_of
+from vlmpipe.trainer.evaluation.field_slices import field_slices
 from vlmpipe.trainer.evaluation.held_out.champion import rescore
 from vlmpipe.trainer.evaluation.held_out.champion_pointer import champion_of
 from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, answer, with_images
@@ -117,7 +118,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         for control in answered
     }
     if progress:  # before what may run out of memory
-        store.write("predictions.jsonl", seal_lines(map(asdict, predictions[""])))
+        store.write("predictions.jsonl", seal_lines(one.line() for one in predictions[""]))
     loss = validation_loss(job, subject, worker)
     chat = subject.model.chat
     del subject  # its model, before another one is loaded; transformers' own are part of reference cycles
@@ -155,6 +156,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         "out_of_memory": out_of_memory,
         "batch_tokens": min(part[4] for part in everyone),
         "confusion": confusions(predictions[""]),
+        **({"by_field": field_slices(job.data.slices, predictions[""])} if job.data.slices else {}),
         **({"benchmarks": benchmarked} if benchmarked else {}),
         "controls": {
             one: control_scores(predictions[one], len(questions), resized if one == "shuffled_image" else 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from statistics import fmean
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from vlmpipe.trainer.data.prepare.deduplicate import counted_question
 from vlmpipe.trainer.data.sample import DEFAULT_SLICE, Turn
 from vlmpipe.trainer.evaluation.cider import MIN_PICTURES, Captioned, cider_d, looks_like_captions
 from vlmpipe.trainer.evaluation.vqa_answers import normalise_answer
-from vlmpipe.trainer.records.evaluation import BenchmarkScores, Evaluation
+from vlmpipe.trainer.records.evaluation import BenchmarkScores, Evaluation, FieldSlices
 
 MIN_SIMILARITY = 0.5  # this and lower similarities score 0
 
@@ -33,6 +33,7 @@ class Question:
     earlier: tuple[Turn, ...] = ()  # turns before it, asked with their reference answers
     images: int | None = None  # the first ones of its sample that it sees; None: all
     image_group: str = ""  # equal for questions of samples with the same images (`image_group`)
+    fields: tuple[tuple[str, str], ...] = ()  # of its record, that data.slices names
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,13 @@ class Prediction:
     correct: bool
     finish_reason: str = ""  # why it ends, as in OpenAI's API: stop or length
     image_group: str = ""  # of its question: answers of one group are no independent evidence
+    fields: tuple[tuple[str, str], ...] = ()  # of its question
+
+    def line(self) -> dict[str, Any]:
+        """Content of its line in predictions.jsonl, with fields as an object where there are any."""
+        values = asdict(self)
+        fields = dict(values.pop("fields"))
+        return values | ({"fields": fields} if fields else {})
 
 
 def image_group(sample: str, images: Sequence[str]) -> str:
@@ -163,7 +171,16 @@ def evaluation_notes(evaluation: Evaluation) -> list[str]:
             limit = f"cut at {_tokens(one.max_new_tokens)}; raise its max_new_tokens"
             notes.append(f"{_answers_were(one.cut_answers, f' to {name}')} {limit}")
     notes += [_turns_sentence(evaluation), overlap_sentence(evaluation), _memory_sentence(evaluation)]
+    notes += [_field_sentence(name, of_field) for name, of_field in evaluation.by_field.items()]
     return [note for note in notes if note]
+
+
+def _field_sentence(name: str, of_field: FieldSlices) -> str:
+    if of_field.obstacle:
+        return f"{name} of data.slices gives no slices: {of_field.obstacle}"
+    if of_field.without:
+        return f"{of_field.without:,} questions have no {name} (data.slices), and are in none of its slices"
+    return ""
 
 
 def _memory_sentence(evaluation: Evaluation) -> str:

@@ -69,6 +69,33 @@ class ChampionScores(Open):
     paired: dict[str, JsonValue] | None = None  # PairedCounts
 
 
+class FieldSlice(Part):
+    """Questions with one value of a field.
+
+    share_of_errors: of all wrong answers. exact_match_interval: 95 %, by image. p_corrected: of a difference from all
+    other questions, corrected for all values of all fields; None for too few images.
+    """
+
+    value: str
+    questions: int
+    images: int
+    errors: int
+    exact_match: float
+    exact_match_interval: tuple[float, float]
+    share_of_errors: float
+    p_corrected: float | None = None
+    verdict: str = ""  # worse, better, no difference shown, or too few images
+
+
+class FieldSlices(Part):
+    """The values of a field of data.slices, those with the most errors first; or the obstacle to showing them."""
+
+    values: int
+    without: int  # questions whose record has no value
+    obstacle: str = ""
+    slices: tuple[FieldSlice, ...] = ()
+
+
 class ConfusionTable(Part):
     """Counts by expected answer (rows) and given answer (columns)."""
 
@@ -138,6 +165,7 @@ class Evaluation(Record, Scores):
     confusion: Confusions | None = None
     benchmarks: dict[str, BenchmarkScores] = Field(default_factory=dict)
     controls: dict[str, Control] = Field(default_factory=dict)
+    by_field: dict[str, FieldSlices] = Field(default_factory=dict)
     images: Count = None
     images_also_in_train: Count = None
     images_like_train: Count = None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from vlmpipe.comparison.by_field import FieldDifference, field_differences
 from vlmpipe.comparison.settings import SettingsRow, settings_rows
 from vlmpipe.comparison.sides import Side
 from vlmpipe.trainer.config.benchmarks import SCORES
@@ -95,6 +96,7 @@ class Comparison:
     scores: tuple[ScoreRow, ...]
     benchmarks: tuple[ScoreRow, ...]
     agreement: tuple[Agreement, ...]
+    by_field: tuple[FieldDifference, ...]
     disagreements: tuple[Disagreement, ...]
     notes: tuple[str, ...]
 
@@ -115,6 +117,7 @@ class Comparison:
             "scores": [_row_json(row) for row in self.scores],
             "benchmarks": [_row_json(row) for row in self.benchmarks],
             "agreement": [asdict(one) for one in self.agreement],
+            "by_field": [asdict(one) for one in self.by_field],
             "disagreements": [asdict(disagreement) for disagreement in self.disagreements],
             "notes": self.notes,
         }
@@ -139,7 +142,8 @@ def compare(sides: Sequence[Side]) -> Comparison:
     slices = [str(line["slice"]) for line in lines[0]]
     names = tuple(side.name for side in sides)
     tallies = [_scores(key[3], [of_run[number] for of_run in lines]) for number, key in enumerate(shared)]
-    rows = _rows(names, METRICS, [sides[0].image_groups.get(key[0], key[0]) for key in shared], tallies, slices)
+    groups = [sides[0].image_groups.get(key[0], key[0]) for key in shared]
+    rows = _rows(names, METRICS, groups, tallies, slices)
     rows = [replace(row, baseline=_baseline(sides[0], row)) for row in rows]
     benchmarks, notes = _benchmarks(sides)
     if not sides[0].image_groups:
@@ -164,6 +168,7 @@ def compare(sides: Sequence[Side]) -> Comparison:
         tuple(rows),
         tuple(benchmarks),
         tuple(_agreement(name, [(one[0], one[place]) for one in right]) for place, name in enumerate(names) if place),
+        tuple(field_differences(names, lines, groups)),
         tuple(disagreements),
         tuple(notes),
     )

@@ -20,6 +20,7 @@ from markupsafe import Markup
 from vlmpipe.config.sections.stages import earlier_stages
 from vlmpipe.report import tables
 from vlmpipe.report.dataset_section import data_view
+from vlmpipe.report.field_slices import field_rows
 from vlmpipe.report.load import RunFiles, column, flatten, number, read_run
 from vlmpipe.report.near_duplicates import near_duplicate_view, recorded_pairs
 from vlmpipe.report.pages import STYLE, page_template
@@ -91,6 +92,7 @@ def _context(files: RunFiles, stages: dict[str, RunFiles]) -> dict[str, object]:
         "notes": [f"{note[0].upper()}{note[1:]}." for note in evaluation_notes(files.evaluation)],
         "controls": controls,
         "slices": slices,
+        "field_rows": field_rows(files.evaluation, files.predictions, images),
         "benchmarks": tables.benchmark_rows(files.evaluation),
         "confusions": confusions,
         "not_confused": not_confused,

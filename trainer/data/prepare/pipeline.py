@@ -39,6 +39,7 @@ from vlmpipe.trainer.data.prepare.dataset_diff import Changes, changes_since_las
 from vlmpipe.trainer.data.prepare.fetch_images import fetch_images, with_fetched_folder
 from vlmpipe.trainer.data.prepare.previews import REJECTS_FOLDER
 from vlmpipe.trainer.data.prepare.scratch import scratch
+from vlmpipe.trainer.data.prepare.statistics import unknown_slices
 from vlmpipe.trainer.data.prepare.validate_sample import SampleValidator
 from vlmpipe.trainer.data.rejects import KEPT, REJECTS, SUMMARY
 from vlmpipe.trainer.data.sample import Sample, Turn
@@ -73,19 +74,9 @@ NOT_TOKENIZER = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onn
 
 # Fields that came later: at their defaults they leave the fingerprints of data prepared before as they were.
 LATER_FIELDS = {
-    "allowed_tokens",
-    "columns",
-    "fetch",
-    "grey_bits",
-    "file_splits",
-    "max_image_share",
-    "max_split_error",
-    "max_media_bytes",
-    "video",
-    "video_frames",
-    "video_fps",
-    "video_times",
-}
+    "allowed_tokens", "columns", "slices", "fetch", "grey_bits", "file_splits", "max_image_share",
+    "max_split_error", "max_media_bytes", "video", "video_frames", "video_fps", "video_times",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -148,6 +139,7 @@ def prepare(config: JobConfig, progress: Progress) -> Prepared:
             counts, chunks = built.counts, built.chunks
             _publish(config, identity, folder / "set", built)
     notes = _notes(json.loads(storage.read(STATS)), config.data) + (f"; {fetched}" if fetched else "")
+    notes += "".join(f"; {note}" for note in unknown_slices(uri, config.data.slices))
     changes = None
     try:
         changes = changes_since_last(config, identity)

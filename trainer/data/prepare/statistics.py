@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,12 @@ from vlmpipe.trainer.data.packing import plan_packing
 from vlmpipe.trainer.data.prepare.deduplicate import AnswerCounts, ContentCounts
 from vlmpipe.trainer.data.prepare.digest_files import DIGEST_BYTES
 from vlmpipe.trainer.data.sample import SPLITS
+from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.data.shards.index_file import CONTENT_BYTES, NAME, SHA256_BYTES, byte_rows, read_columns
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.data.shards.tar import ShardReader
 
+SLICE_SAMPLES = 100  # of the validation split, that are looked at for the fields of data.slices
 COLUMNS = ["tokens", "label_tokens", "turns", "images", "image_tokens"]
 PERCENTILES = (5, 50, 95, 100)
 HISTOGRAM_BINS = 24
@@ -185,3 +190,17 @@ def _up_to_the_last(counts: NDArray[np.int64], most: int) -> list[int]:
     """Return the counts without trailing zeros; the last one is the sum of those beyond `most`."""
     together = np.append(counts[:most], counts[most:].sum())
     return together[: int(np.flatnonzero(together).max(initial=-1)) + 1].tolist()
+
+
+def unknown_slices(prepared_uri: str, fields: Sequence[str]) -> Iterator[str]:
+    """Describe the fields of data.slices that none of the first validation samples has."""
+    if not fields:
+        return
+    split = Index.load(prepared_uri).split("eval")
+    reader = ShardReader.open(open_prepared(prepared_uri))
+    looked_at = min(len(split), SLICE_SAMPLES)
+    turns = [turn for number in range(looked_at) for turn in reader.turns(split.sample_location(number))]
+    known = {name for turn in turns for name, _ in turn.fields}
+    for name in fields:
+        if name not in known:
+            yield f"none of the first {looked_at:,} validation samples has a value of {name} (data.slices)"

@@ -53,7 +53,9 @@ def shard_name(split: str, number: int) -> str:
 def sample_json(identity: str, turns: Sequence[Turn]) -> bytes:
     """The `<key>.json` member."""
     spoken = [
-        {name: value for name in TURN_FIELDS if (value := getattr(turn, name)) or name in REQUIRED} for turn in turns
+        {name: value for name in TURN_FIELDS if (value := getattr(turn, name)) or name in REQUIRED}
+        | ({"fields": dict(turn.fields)} if turn.fields else {})
+        for turn in turns
     ]
     return json.dumps({"id": identity, "turns": spoken}, ensure_ascii=False).encode()
 
@@ -62,7 +64,14 @@ def sample_of(data: bytes) -> tuple[str, tuple[Turn, ...]]:
     """The id and the conversation in a `<key>.json` member."""
     record = json.loads(data)
     return record["id"], tuple(
-        Turn(**{**turn, "region": tuple(turn.get("region", ())), "results": tuple(turn.get("results", ()))})
+        Turn(
+            **{
+                **turn,
+                "region": tuple(turn.get("region", ())),
+                "results": tuple(turn.get("results", ())),
+                "fields": tuple(turn.get("fields", {}).items()),
+            }
+        )
         for turn in record["turns"]
     )
 

@@ -15,7 +15,14 @@ from typing import Any
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.accounting.keys import Record
 from vlmpipe.trainer.data.conversations.grounding import require_no_marks, with_names
-from vlmpipe.trainer.data.conversations.records import SHAPES, group_named, require_media, split_named, turns_of
+from vlmpipe.trainer.data.conversations.records import (
+    SHAPES,
+    group_named,
+    require_media,
+    split_named,
+    turns_of,
+)
+from vlmpipe.trainer.data.conversations.slice_fields import fields_named
 from vlmpipe.trainer.data.rejects import Reject, RejectedError
 from vlmpipe.trainer.data.sample import DEFAULT_SLICE, ImageRef, Sample, Split, Turn, stable_digest
 from vlmpipe.trainer.data.sources.file_patterns import Files
@@ -151,6 +158,8 @@ class FileSource(Source):
         turns = turns_of(record, len(images), self.config.caption_question, self.shapes)
         turns, boxes = with_names(record, turns, len(images), videos)
         split, group = split_named(record), group_named(record, self.config.split_by)
+        if fields := fields_named(record, self.config.slices):
+            turns = tuple(replace(turn, fields=fields) for turn in turns)
         unread = record.unread(has_media=bool(images) or bool(videos))
         require_media(record, turns, len(images), videos, unread)
         require_no_marks(turns, are_filled=bool(boxes))
@@ -227,7 +236,7 @@ def _in_slice(turn: Turn, name: str) -> Turn:
     # Each record is read three times or more, and dataclasses.replace takes four times as long.
     part = name if turn.slice == DEFAULT_SLICE else f"{name}/{turn.slice}"
     texts = (turn.question, turn.answer, part, turn.system, turn.thinking, turn.rejected)
-    return Turn(*texts, turn.is_context, turn.region, turn.tools, turn.calls, turn.results)
+    return Turn(*texts, turn.is_context, turn.region, turn.tools, turn.calls, turn.results, turn.fields)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class HeldOut:
                     earlier = tuple(turns[:number])
                     marks = sum(one.question.count(IMAGE_TOKEN) for one in turns[: number + 1])
                 asked = (turn.slice, turn.question, turn.answer, system)
-                questions.append(Question(sample, identity, number, *asked, earlier, marks, group))
+                questions.append(Question(sample, identity, number, *asked, earlier, marks, group, turn.fields))
         return by_text(questions)
 
 
@@ -117,6 +117,7 @@ def answer(
             is_right(q.answer, one.text),
             one.finish_reason,
             q.image_group,
+            q.fields,
         )
         for (q, _), one in zip(asked, answers, strict=True)
     ]

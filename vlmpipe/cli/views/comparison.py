@@ -20,6 +20,7 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(f"{comparison.questions:,} questions that all runs were asked; compared with {first}\n", markup=False)
     rows = [row for row in comparison.scores if not row.slice or row.metric == "exact_match"]
     _print_scores([*rows, *comparison.benchmarks])
+    _print_by_field(comparison)
     table = ruled_table("right on", "both", f"only {first}", "only this run", "neither", right=("both",))
     for one in comparison.agreement:
         counts = (one.both_right, one.only_first, one.only_this, one.both_wrong)
@@ -32,6 +33,24 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(table)
     for note in comparison.notes:
         console.print(f"note: {note}", markup=False)
+
+
+def _print_by_field(comparison: Comparison) -> None:
+    """The values whose difference is beyond chance, or the number of those that were compared."""
+    if not comparison.by_field:
+        return
+    shown = [one for one in comparison.by_field if one.verdict in VERDICT_STYLES]
+    if shown:
+        table = ruled_table("by field", "run", "questions", "differs", "verdict", right=("questions", "differs"))
+        for one in shown:
+            name = Text(f"{one.field}: {one.value}")
+            cells = (f"{one.questions:,}", f"{one.difference:+.3f}", one.verdict)
+            table.add_row(name, Text(one.run), *cells, style=VERDICT_STYLES[one.verdict])
+        standard_output().print(table)
+    left = len(comparison.by_field) - len(shown)
+    if left:
+        print(f"{left:,} values of fields (data.slices) with no difference shown: --json and the page have them")
+    print()
 
 
 def _print_settings(comparison: Comparison) -> None:

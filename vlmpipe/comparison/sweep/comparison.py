@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from vlmpipe.comparison.sweep.intervals import LEVEL, Resampled, holm, pareto, resample
+from vlmpipe.comparison.sweep.intervals import LEVEL, Resampled, pareto, resample
 from vlmpipe.comparison.sweep.results import SweepResults, Training, read_results
 from vlmpipe.records.sweep_comparison import Answer, ComparedVariant, Hypothesis, Measured, SweepComparison
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.evaluation.significance.bootstrap import MIN_GROUPS
+from vlmpipe.trainer.evaluation.significance.slices import holm
 from vlmpipe.trainer.records.sweep import Claim
 from vlmpipe.trainer.storage import open_storage
 

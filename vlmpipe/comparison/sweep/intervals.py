@@ -146,17 +146,6 @@ def resample(
     return Resampled(variants, count, is_share=bool(((every >= 0) & (every <= 1)).all()))
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """The p values of several tests, corrected for their number (Holm 1979, A simple sequentially rejective multiple
-    test procedure)."""
-    corrected, least = dict[str, float](), 0.0
-    ordered = sorted(p_values.items(), key=lambda one: one[1])
-    for place, (name, value) in enumerate(ordered):
-        least = max(least, min(1.0, (len(ordered) - place) * value))
-        corrected[name] = least
-    return {name: corrected[name] for name in p_values}
-
-
 def pareto(points: Mapping[str, tuple[float, float]]) -> set[str]:
     """The names whose cost and score (cost, score) no other has at most and at least, and one of both better."""
     return {

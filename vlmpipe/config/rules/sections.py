@@ -46,6 +46,7 @@ def section_problems(config: RunFields) -> Iterator[Problem]:
         yield from _generic_model_problems(config)
     yield from external_trainer_problems(config)
     yield from _sample_problems(config)
+    yield from _slice_problems(config)
     yield from _mirror_problems(config)
     yield from _adapter_problems(config)
     if model.family in GRID_FAMILIES and config.data.max_image_aspect > MAX_ASPECT:
@@ -112,6 +113,19 @@ def _video_problems(config: RunFields) -> Iterator[Problem]:
     if data.video_times:
         text = "found true with data.video native, which gives times as the model's own processor does; expected false"
         yield Problem("data.video_times", text)
+
+
+def _slice_problems(config: RunFields) -> Iterator[Problem]:
+    """Fields of records that no source has, or that a program of one's own is not told."""
+    data = config.data
+    if not data.slices:
+        return
+    if len(set(data.slices)) < len(data.slices):
+        yield Problem("data.slices", "found a field twice; expected fields that differ")
+    uris = [source.uri for source in data.by_field().values()]
+    if uris and all(uri.startswith("builtin:") for uri in uris):
+        text = "whose samples have no records with fields; expected a source of your own, or no slices"
+        yield Problem("data.slices", f"found with {uris[0]}, {text}")
 
 
 def _sample_problems(config: RunFields) -> Iterator[Problem]:

@@ -135,6 +135,7 @@ POPE = {"name": "pope", "format": "pope", "uri": "pope.json", "images": "images"
         ({"train__objective": "dpo", "train__strategy": "tp", "train__tensor_parallel": 2}, "train"),
         ({"train__objective": "dpo", "train__context_parallel": 2, "cluster__replica_count": 2}, "train"),
         ({"train__objective": "dpo", "train__validate_every_steps": 5}, "train"),
+        ({"data__slices": ["camera"]}, "data.slices"),  # of a built-in set
         ({"train__objective": "dpo", "train__early_stopping": {}}, "train"),
         ({"train__early_stopping": {}, "train__validate_every_steps": 0}, "train"),
         ({"train__early_stopping": {"patience": 0}}, "train.early_stopping.patience"),

@@ -22,7 +22,7 @@ def digest_of(entry: Entry | Reject, content: Content) -> bytes:
     # Only the suffix of a name: the rest may contain the image's place in the source.
     suffixes = [image.name.rpartition(".")[2].lower() for image in sample.images]
     images = list(zip(suffixes, map(content, sample.images), strict=True))
-    turns = [(*turn.identity(), turn.slice) for turn in sample.turns]
+    turns = [(*turn.identity(), turn.slice, *turn.fields) for turn in sample.turns]
     return bytes.fromhex(stable_digest(sample.id, entry.repairs, turns, images, *sample.boxes))
 
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmpipe.comparison.sweep.intervals import LEVEL, holm, pareto, resample
+from vlmpipe.comparison.sweep.intervals import LEVEL, pareto, resample
+from vlmpipe.trainer.evaluation.significance.slices import holm
 
 SAMPLES = [f"sample-{number}" for number in range(40)]
 

@@ -1,0 +1,42 @@
+"""Runs compared on slices by fields: the test is the gate's, and is corrected for the number of slices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vlmpipe.comparison.by_field import field_differences
+from vlmpipe.trainer.evaluation.significance.paired import paired_counts
+from vlmpipe.trainer.evaluation.significance.slices import p_of_pair
+
+COUNT = 80
+
+
+def line(number: int, correct: bool) -> dict[str, Any]:
+    fields = {"camera": "rear" if number % 2 else "front", "serial": str(number), "hour": str(number % 4)}
+    return {"correct": correct, "fields": fields if number < COUNT - 2 else {}}
+
+
+def test_differences_are_paired_and_corrected() -> None:
+    """The second run answers 12 questions of the rear camera that the first one does not."""
+    first = [line(number, number >= 40) for number in range(COUNT)]
+    second = [line(number, number >= 40 or (number % 2 == 1 and number < 24)) for number in range(COUNT)]
+    groups = [f"image-{number}" for number in range(COUNT)]
+    rows = {(one.field, one.value): one for one in field_differences(["first", "second"], [first, second], groups)}
+    assert {field for field, _ in rows} == {"camera", "hour"}, "a field with a value for each question gives none"
+    rear, front = rows["camera", "rear"], rows["camera", "front"]
+    assert (rear.questions, rear.images, rear.verdict, front.verdict) == (39, 39, "better", "no difference shown")
+    assert rear.difference == pytest.approx(12 / 39) and rear.this - rear.first == pytest.approx(rear.difference)
+    assert rear.difference_interval[0] > 0 == front.difference
+    numbers = [number for number in range(COUNT - 2) if number % 2]
+    counts = paired_counts(
+        [groups[n] for n in numbers], [second[n]["correct"] for n in numbers], [first[n]["correct"] for n in numbers]
+    )
+    own = p_of_pair(counts)
+    assert own is not None and rear.p_corrected == pytest.approx(6 * own), "the smallest of six"
+
+
+def test_runs_without_fields_have_no_rows() -> None:
+    answers = [{"correct": True} for _ in range(COUNT)]
+    assert not field_differences(["first", "second"], [answers, answers], list(map(str, range(COUNT))))

@@ -1,0 +1,83 @@
+"""Differences of runs on the values of the records' fields that `data.slices` names, by a paired test.
+
+The gate's test, two-sided, by image; p values are corrected for all values of all fields and all runs (Holm).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class FieldDifference:
+    """Exact match of a run and the first one on the questions with one value of a field.
+
+    difference_interval: 95 %, not corrected. p_corrected: None for too few images.
+    """
+
+    field: str
+    value: str
+    run: str
+    questions: int
+    images: int
+    first: float
+    this: float
+    difference: float
+    difference_interval: tuple[float, float]
+    p_corrected: float | None
+    verdict: str
+
+
+def field_differences(
+    names: Sequence[str], lines: Sequence[Sequence[Mapping[str, Any]]], groups: Sequence[str]
+) -> list[FieldDifference]:
+    """The largest differences first. lines: of each run, to the same questions; fields are the first run's."""
+    from vlmpipe.trainer.evaluation.field_slices import LEVEL, MAX_VALUES
+    from vlmpipe.trainer.evaluation.significance.paired import interval, paired_counts
+    from vlmpipe.trainer.evaluation.significance.slices import holm, p_of_pair
+
+    members: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for number, line in enumerate(lines[0]):
+        for field, value in (line.get("fields") or {}).items():
+            members[field][value].append(number)
+    pairs = {
+        (field, value, place): paired_counts(
+            [groups[number] for number in numbers],
+            [bool(lines[place][number]["correct"]) for number in numbers],
+            [bool(lines[0][number]["correct"]) for number in numbers],
+        )
+        for field, of_values in members.items()
+        if 1 < len(of_values) <= MAX_VALUES
+        for value, numbers in of_values.items()
+        for place in range(1, len(names))
+    }
+    p_values = {key: p_of_pair(counts) for key, counts in pairs.items()}
+    corrected = holm({key: p for key, p in p_values.items() if p is not None})
+    found = []
+    for (field, value, place), counts in pairs.items():
+        numbers, p = members[field][value], corrected.get((field, value, place))
+        verdict = "too few images" if p is None else "no difference shown"
+        if p is not None and p < LEVEL:
+            verdict = "better" if counts.difference > 0 else "worse"
+        first, this = (
+            sum(bool(lines[run][number]["correct"]) for number in numbers) / len(numbers) for run in (0, place)
+        )
+        found.append(
+            FieldDifference(
+                field=field,
+                value=value,
+                run=names[place],
+                questions=len(numbers),
+                images=counts.images,
+                first=first,
+                this=this,
+                difference=counts.difference,
+                difference_interval=interval(counts, LEVEL / 2),
+                p_corrected=p,
+                verdict=verdict,
+            )
+        )
+    return sorted(found, key=lambda one: (-abs(one.difference) * one.questions, one.field, one.value, one.run))
