@@ -36,9 +36,9 @@ from vlmpipe.trainer.evaluation.benchmarks.like_train import validation_images_l
 from vlmpipe.trainer.evaluation.benchmarks.run import open_benchmarks, run_benchmarks
 from vlmpipe.trainer.evaluation.confusion_matrix import confusions
 from vlmpipe.trainer.evaluation.examiner import Examiner, examiner_of
-from vlmpipe.trainer.evaluation.field_slices import field_slices
 from vlmpipe.trainer.evaluation.held_out.champion import rescore
 from vlmpipe.trainer.evaluation.held_out.champion_pointer import champion_of
+from vlmpipe.trainer.evaluation.held_out.field_slices import field_slices
 from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, answer, with_images
 from vlmpipe.trainer.evaluation.held_out.result import (
     Pairs,
@@ -118,7 +118,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         for control in answered
     }
     if progress:  # before what may run out of memory
-        store.write("predictions.jsonl", seal_lines(one.line() for one in predictions[""]))
+        store.write("predictions.jsonl", seal_lines(prediction.line() for prediction in predictions[""]))
     loss = validation_loss(job, subject, worker)
     chat = subject.model.chat
     del subject  # its model, before another one is loaded; transformers' own are part of reference cycles

@@ -35,7 +35,7 @@ def field_differences(
     names: Sequence[str], lines: Sequence[Sequence[Mapping[str, Any]]], groups: Sequence[str]
 ) -> list[FieldDifference]:
     """The largest differences first. lines: of each run, to the same questions; fields are the first run's."""
-    from vlmpipe.trainer.evaluation.field_slices import LEVEL, MAX_VALUES
+    from vlmpipe.trainer.evaluation.held_out.field_slices import LEVEL, MAX_VALUES
     from vlmpipe.trainer.evaluation.significance.paired import interval, paired_counts
     from vlmpipe.trainer.evaluation.significance.slices import holm, p_of_pair
 
@@ -56,7 +56,7 @@ def field_differences(
     }
     p_values = {key: p_of_pair(counts) for key, counts in pairs.items()}
     corrected = holm({key: p for key, p in p_values.items() if p is not None})
-    found = []
+    rows = []
     for (field, value, place), counts in pairs.items():
         numbers, p = members[field][value], corrected.get((field, value, place))
         verdict = "too few images" if p is None else "no difference shown"
@@ -65,7 +65,7 @@ def field_differences(
         first, this = (
             sum(bool(lines[run][number]["correct"]) for number in numbers) / len(numbers) for run in (0, place)
         )
-        found.append(
+        rows.append(
             FieldDifference(
                 field=field,
                 value=value,
@@ -80,4 +80,4 @@ def field_differences(
                 verdict=verdict,
             )
         )
-    return sorted(found, key=lambda one: (-abs(one.difference) * one.questions, one.field, one.value, one.run))
+    return sorted(rows, key=lambda row: (-abs(row.difference) * row.questions, row.field, row.value, row.run))

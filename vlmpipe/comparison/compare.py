@@ -117,7 +117,7 @@ class Comparison:
             "scores": [_row_json(row) for row in self.scores],
             "benchmarks": [_row_json(row) for row in self.benchmarks],
             "agreement": [asdict(one) for one in self.agreement],
-            "by_field": [asdict(one) for one in self.by_field],
+            "by_field": [asdict(row) for row in self.by_field],
             "disagreements": [asdict(disagreement) for disagreement in self.disagreements],
             "notes": self.notes,
         }

@@ -16,15 +16,15 @@ def field_rows(
     evaluation: Evaluation, predictions: Sequence[dict[str, Any]], images: PreparedImages | None
 ) -> list[dict[str, object]]:
     """A line for each value of each field, the largest share of the errors first, with cards of wrong answers."""
-    slices = [(field, one) for field, found in evaluation.by_field.items() for one in found.slices]
+    slices = [(field, part) for field, of_field in evaluation.by_field.items() for part in of_field.slices]
     slices.sort(key=lambda pair: (-pair[1].errors, pair[0], pair[1].value))
     rows: list[dict[str, object]] = []
-    for place, (field, one) in enumerate(slices):
+    for place, (field, part) in enumerate(slices):
         wrong = [
             line
             for line in predictions
-            if not line.get("correct") and (line.get("fields") or {}).get(field) == one.value
+            if not line.get("correct") and (line.get("fields") or {}).get(field) == part.value
         ]
         chosen = spread(wrong, SHOWN_WRONG) if images and place < SLICES_WITH_IMAGES else []
-        rows.append({"field": field, "slice": one, "cards": sample_cards(images, chosen) if images and chosen else []})
+        rows.append({"field": field, "slice": part, "cards": sample_cards(images, chosen) if images and chosen else []})
     return rows

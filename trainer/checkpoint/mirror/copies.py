@@ -117,13 +117,13 @@ def newest_usable_of(
     """
     listings, unreadable = list_stores(stores)
     passed_over[:] = [f"{stores[number].root_uri} cannot be read: {why.found}" for number, why in unreadable.items()]
-    found = candidates(listings)
-    if found:
-        asked = first(stores[found[0][0]], found[0][1])
-        found = sorted(found, key=lambda candidate: candidate[1] != asked)  # stable: the others newest first
-        if asked != found[0][1]:
+    names = candidates(listings)
+    if names:
+        asked = first(stores[names[0][0]], names[0][1])
+        names = sorted(names, key=lambda candidate: candidate[1] != asked)  # stable: the others newest first
+        if asked != names[0][1]:
             passed_over.append(f"{asked} is not there")
-    for number, name in found:
+    for number, name in names:
         store = stores[number]
         try:
             return use(store, name, listings[number])

@@ -26,15 +26,15 @@ def p_of_slice(groups: Sequence[Hashable], right: Sequence[bool], is_in: Sequenc
     inside = sum(is_in)
     outside = len(is_in) - inside
     images = min(
-        len({group for group, one in zip(groups, is_in, strict=True) if one}),
-        len({group for group, one in zip(groups, is_in, strict=True) if not one}),
+        len({group for group, inner in zip(groups, is_in, strict=True) if inner}),
+        len({group for group, inner in zip(groups, is_in, strict=True) if not inner}),
     )
     if images < MIN_GROUPS:
         return None
     mean = sum(right) / len(right)
     sums: dict[Hashable, float] = defaultdict(float)
-    for group, answered, one in zip(groups, right, is_in, strict=True):
-        sums[group] += (answered - mean) / (inside if one else -outside)
+    for group, answered, inner in zip(groups, right, is_in, strict=True):
+        sums[group] += (answered - mean) / (inside if inner else -outside)
     variance = sum(value * value for value in sums.values()) * len(sums) / (len(sums) - 1)
     if variance <= 0:
         return 1.0
@@ -54,7 +54,7 @@ def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
     """The p values of several tests, corrected for their number (Holm 1979, A simple sequentially rejective multiple
     test procedure)."""
     corrected, least = dict[Key, float](), 0.0
-    ordered = sorted(p_values.items(), key=lambda one: one[1])
+    ordered = sorted(p_values.items(), key=lambda test: test[1])
     for place, (name, value) in enumerate(ordered):
         least = max(least, min(1.0, (len(ordered) - place) * value))
         corrected[name] = least

@@ -39,13 +39,13 @@ def _print_by_field(comparison: Comparison) -> None:
     """The values whose difference is beyond chance, or the number of those that were compared."""
     if not comparison.by_field:
         return
-    shown = [one for one in comparison.by_field if one.verdict in VERDICT_STYLES]
+    shown = [row for row in comparison.by_field if row.verdict in VERDICT_STYLES]
     if shown:
         table = ruled_table("by field", "run", "questions", "differs", "verdict", right=("questions", "differs"))
-        for one in shown:
-            name = Text(f"{one.field}: {one.value}")
-            cells = (f"{one.questions:,}", f"{one.difference:+.3f}", one.verdict)
-            table.add_row(name, Text(one.run), *cells, style=VERDICT_STYLES[one.verdict])
+        for row in shown:
+            name = Text(f"{row.field}: {row.value}")
+            cells = (f"{row.questions:,}", f"{row.difference:+.3f}", row.verdict)
+            table.add_row(name, Text(row.run), *cells, style=VERDICT_STYLES[row.verdict])
         standard_output().print(table)
     left = len(comparison.by_field) - len(shown)
     if left:

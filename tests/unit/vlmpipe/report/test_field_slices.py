@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.support.reports import make_run
 from vlmpipe.report.build import build_report
-from vlmpipe.trainer.evaluation.field_slices import field_slices
+from vlmpipe.trainer.evaluation.held_out.field_slices import field_slices
 from vlmpipe.trainer.evaluation.metrics import Prediction
 
 HOSTILE = "<img src=x onerror=alert(1)>"

@@ -12,7 +12,7 @@ from vlmpipe.trainer.data.accounting.keys import Record
 from vlmpipe.trainer.data.conversations.slice_fields import fields_named
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.shards.tar import sample_json, turns_of
-from vlmpipe.trainer.evaluation.field_slices import MAX_VALUES, field_slices
+from vlmpipe.trainer.evaluation.held_out.field_slices import MAX_VALUES, field_slices
 from vlmpipe.trainer.evaluation.metrics import Prediction, evaluation_notes
 from vlmpipe.trainer.evaluation.significance.slices import p_of_slice
 from vlmpipe.trainer.records.evaluation import Evaluation

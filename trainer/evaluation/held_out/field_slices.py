@@ -23,7 +23,7 @@ def field_slices(fields: Sequence[str], predictions: Sequence[Prediction]) -> di
                 members[name][value].append(number)
     obstacles = {name: _obstacle(of_values, len(predictions)) for name, of_values in members.items()}
     shown = {name: of_values for name, of_values in members.items() if not obstacles[name]}
-    groups, right = [one.image_group for one in predictions], [one.correct for one in predictions]
+    groups, right = [asked.image_group for asked in predictions], [asked.correct for asked in predictions]
     p_values = {
         (name, value): p_of_slice(groups, right, [number in inside for number in range(len(right))])
         for name, of_values in shown.items()
@@ -52,16 +52,16 @@ def field_slices(fields: Sequence[str], predictions: Sequence[Prediction]) -> di
             verdict=verdict,
         )
 
-    found = {}
+    by_field = {}
     for name, of_values in members.items():
         slices = [sliced(name, value, numbers) for value, numbers in shown.get(name, {}).items()]
-        found[name] = FieldSlices(
+        by_field[name] = FieldSlices(
             values=len(of_values),
             without=len(predictions) - sum(map(len, of_values.values())),
             obstacle=obstacles[name],
-            slices=tuple(sorted(slices, key=lambda one: (-one.errors, one.value))),
+            slices=tuple(sorted(slices, key=lambda part: (-part.errors, part.value))),
         )
-    return found
+    return by_field
 
 
 def _obstacle(of_values: dict[str, list[int]], questions: int) -> str:
