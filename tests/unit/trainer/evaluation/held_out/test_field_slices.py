@@ -11,7 +11,7 @@ from tests.support.short_form import WHOLE
 from vlmpipe.trainer.data.accounting.keys import Record
 from vlmpipe.trainer.data.conversations.slice_fields import fields_named
 from vlmpipe.trainer.data.sample import Turn
-from vlmpipe.trainer.data.shards.tar import sample_json, turns_of
+from vlmpipe.trainer.data.shards.tar import sample_json, sample_of
 from vlmpipe.trainer.evaluation.held_out.field_slices import MAX_VALUES, field_slices
 from vlmpipe.trainer.evaluation.metrics import Prediction, evaluation_notes
 from vlmpipe.trainer.evaluation.significance.slices import p_of_slice
@@ -33,8 +33,8 @@ def test_fields_are_read_as_text_and_kept_in_shards() -> None:
     assert fields == (("camera", "rear"), ("hour", "7"), ("lux", "0.25"), ("night", "true"))
     assert record.used >= {"camera", "hour", "tags"}, "they count as read"
     turns = (Turn("?", "a", fields=fields), Turn("?", "b"))
-    stored = json.loads(sample_json("one", turns))
-    assert turns_of(stored) == turns and "fields" not in stored["turns"][1]
+    stored = sample_json("one", turns)
+    assert sample_of(stored) == ("one", turns) and "fields" not in json.loads(stored)["turns"][1]
 
 
 def test_slices_are_sorted_by_what_they_cost() -> None:
