@@ -31,6 +31,7 @@ T = TypeVar("T")
 BUDGET_MINUTES = 10.0
 QUICK_ROUNDS = 2
 INTERRUPTED = 130  # exit code, also of vlmpipe
+AGAIN_S = 0.05  # until a dropped interrupt is raised again
 FOLDER = Path("/var/tmp")  # on a disk, where /tmp may be memory
 
 
@@ -254,19 +255,33 @@ class Bench:
 
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does. Once: what follows, another leaves in peace."""
+    """SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does. Once: what follows, another leaves in peace.
+
+    Python drops an exception that is raised in a finalizer, such as a weak reference's. It is raised again then.
+    """
 
     def stop(_number: int, _frame: object) -> None:
         for number in before:
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    def dropped(unraisable: Any) -> None:
+        if unraisable.exc_type is KeyboardInterrupt:
+            signal.signal(signal.SIGALRM, stop)
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+        else:
+            hook(unraisable)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
+    before, hook = {number: signal.getsignal(number) for number in numbers}, sys.unraisablehook
     for number in before:
         signal.signal(number, stop)
+    sys.unraisablehook = dropped
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
 

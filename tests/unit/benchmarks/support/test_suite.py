@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -169,6 +170,25 @@ def test_a_run_that_is_stopped_prints_what_it_has_and_leaves_no_scratch(
     assert said in " ".join(capsys.readouterr().out.split())
     assert not list((tmp_path / "scratch").iterdir())
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
+
+
+class EndsWithASignal:
+    """Something whose finalizer runs while the signal comes: Python drops what is raised in it."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_run_is_stopped_although_python_drops_the_interrupt() -> None:
+    def stopped(_bench: Bench) -> None:
+        EndsWithASignal()
+        for _ in range(40):
+            time.sleep(0.05)
+        pytest.fail("the part ran to its end")
+
+    hook = sys.unraisablehook
+    assert Suite("test", [part("stopped", stopped)]).main(None, []) == 130
+    assert sys.unraisablehook is hook
 
 
 def sleeps_for_an_hour() -> None:
