@@ -11,6 +11,7 @@ from vlmpipe.catalog.machines import Catalog
 from vlmpipe.importing.findings import Outcome, Path
 from vlmpipe.importing.job_specs.draft import SpecDraft
 from vlmpipe.importing.job_specs.form import cut_word, mend_form, pools_path
+from vlmpipe.importing.job_specs.launch_numbers import with_right_number
 from vlmpipe.job_spec.rules import CHECKS
 from vlmpipe.job_spec.rules.base import Job, Pool
 from vlmpipe.job_spec.rules.machines import BOOT_DISK_TYPES, LEAST_BOOT_DISK_GB, MAX_BOOT_DISK_GB
@@ -39,6 +40,10 @@ def repair(draft: SpecDraft, catalog: Catalog, region: str) -> None:
         raise ConfigError("the job spec has no worker pool", expected="at least pool 0, the chief")
     for _ in range(MAX_REPAIRS):
         violations = _violations(draft, catalog, region)
+        if number := next((each for each in violations if with_right_number(draft, each)), None):
+            path, words = with_right_number(draft, number) or ((), [])
+            draft.put(path, words, f"{number.code}: {number.sentence}")
+            continue
         found = next((each for each in violations if _is_mended(each)), None)
         if found is None:
             for violation in violations:
