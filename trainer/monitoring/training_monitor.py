@@ -154,11 +154,7 @@ class TrainingMonitor:
 
         def measured() -> dict[str, float] | None:
             line = self._log.line_of(self._last_step)
-            if line is None:
-                return None
-            figures = StepMetrics(self._last_step, line)
-            names = [name for name in line if name.startswith("validation_")]
-            return {name: value for name in names if (value := figures.number(name)) is not None}
+            return None if line is None else StepMetrics(self._last_step, line).validation()
 
         return on_first(self._worker, measured)
 
@@ -182,8 +178,7 @@ class TrainingMonitor:
         self._window_stall_s += seconds
 
     def close(self, *, checkpoint: str, stopped: bool, best: Mapping[str, object]) -> None:
-        """Write the summary, with its fields `best`, and close the log. A store that is away is waited for, as for a
-        COMMIT."""
+        """Write the summary, with `best`, and close the log. A store that is away is waited for, as for a COMMIT."""
         if self._telemetry:
             self._telemetry.close()
         if not self._worker.is_first:

@@ -26,6 +26,11 @@ class StepMetrics:
         value = self.figures.get(name)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
+    def validation(self) -> dict[str, float]:
+        """Return the figures of a validation by name; empty where the step has none."""
+        names = [name for name in self.figures if name.startswith("validation_")]
+        return {name: value for name in names if (value := self.number(name)) is not None}
+
 
 def read_metrics(store: Storage) -> list[StepMetrics]:
     """Return the logged steps, in the order of the file; none where there is no file. Raises DataError."""

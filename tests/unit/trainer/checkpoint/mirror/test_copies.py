@@ -20,7 +20,7 @@ from vlmpipe.trainer.checkpoint.commit import (
     reject,
     upload_node_files,
 )
-from vlmpipe.trainer.checkpoint.mirror.copies import mirror_checkpoint, newest_good_of
+from vlmpipe.trainer.checkpoint.mirror.copies import mirror_checkpoint, newest_good_of, newest_usable_of
 from vlmpipe.trainer.checkpoint.verified_files import verify
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.storage.base import CorruptObjectError
@@ -196,6 +196,29 @@ def test_the_newest_over_both_wins_wherever_it_is(store: LocalStorage, mirror: L
     flip(mirror, f"checkpoints/{newest.name}/COMMIT")
     found, checkpoint, passed_over = newest_good_of([store, mirror])
     assert (found, checkpoint) == (store, older) and len(passed_over) == 1
+
+
+def test_the_best_is_tried_before_the_newest_which_replaces_it_with_a_reason(
+    store: LocalStorage, mirror: LocalStorage, tmp_path: Path
+) -> None:
+    best, newest = save(store, tmp_path, 1), save(store, tmp_path, 2)
+    mirror_checkpoint(store, mirror, best)
+    passed_over: list[str] = []
+
+    def used(name: str) -> str | None:
+        return newest_usable_of(
+            [store, mirror],
+            lambda source, name, _: verify(source, name, key=KEY).name,
+            passed_over,
+            first=lambda source, latest: name if (source, latest) == (store, newest.name) else "",
+        )
+
+    assert used(best.name) == best.name and not passed_over
+    flip(store, f"checkpoints/{best.name}/deep/shard-0-0")
+    assert used(best.name) == best.name and len(passed_over) == 1, "the mirror's copy"
+    mirror.delete_folder(f"checkpoints/{best.name}")
+    assert used(best.name) == newest.name and "shard-0-0" in passed_over[0]
+    assert used("0001-00000009-gone") == newest.name and passed_over == ["0001-00000009-gone is not there"]
 
 
 def test_no_checkpoint_is_none_and_only_damaged_ones_are_74(
