@@ -34,7 +34,8 @@ def full_name(name: str, root: str) -> str:
     """
     if _is_last(name):
         return _last(name, _ids(root), root, root, fix=LOOK)
-    if not name or Path(name, MARKER).is_file():
+    # A whole id needs no look at other runs, of which one may be damaged.
+    if not name or any(Path(folder, MARKER).is_file() for folder in (name, join_uri(root, "runs", name))):
         return name
     known = _ids(root)
     result = [run_id for run_id in known if run_id.startswith(name)]

@@ -20,6 +20,7 @@ from vlmpipe.inventory.removal import Policy, pruning_of
 from vlmpipe.inventory.run_folder import BULK, RunFolder
 from vlmpipe.inventory.tags import change_tags
 from vlmpipe.platforms.local.runs.run import Marker, all_markers, take_lock
+from vlmpipe.platforms.local.runs.summary import find_run
 from vlmpipe.platforms.short_names import full_name
 from vlmpipe.registry.folder import FolderRegistry
 
@@ -69,7 +70,8 @@ LAWS: dict[str, tuple[Callable[[Path], object], float]] = {
     "list": (lambda root: newest_runs(str(root), last=SHOWN), 1.0),
     "@last": (lambda root: full_name("@last", str(root)), 1.0),
     "@last:NAME": (lambda root: full_name("@last:digits", str(root)), 1.0),
-    "a beginning": (lambda root: full_name("r007", str(root)), 1.0),
+    "a beginning": (lambda root: full_name("x", str(root)), 1.0),
+    "an id": (lambda root: find_run(str(root), full_name("r007", str(root))), 0.0),
     "markers": (lambda root: all_markers(root / "runs"), 1.0),
     "prune": (lambda root: pruning_of(read_inventory(str(root)), Policy(keep=1)), 3.25),
 }

@@ -15,7 +15,7 @@ from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.platforms.short_names import full_name, run_to_continue, submitted_to_continue
 from vlmpipe.platforms.vertex.run import RunOnVertex
 from vlmpipe.runs.submitted import RunRecord
-from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
 
@@ -49,6 +49,13 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 )
 def test_a_short_name_is_one_run(root: str, short: str, long: str) -> None:
     assert full_name(short, root) == long
+
+
+def test_a_whole_id_is_found_beside_a_damaged_run(root: str) -> None:
+    Path(root, "runs/digits-dpo-1/local.json").write_text("{")
+    assert full_name("digits-20260101-000000", root) == "digits-20260101-000000"
+    with pytest.raises(DataError, match=r"digits-dpo-1/local\.json is damaged"):
+        full_name("@last", root)
 
 
 def test_runs_whose_ids_were_chosen_are_of_their_run_file(root: str) -> None:
