@@ -17,6 +17,7 @@ from vlmpipe.inventory.run_folder import SETTINGS, ListedRun, RunFolder, size_of
 from vlmpipe.platforms.local.runs.run import folders_in
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.trainer.errors import ConfigError, UserError
+from vlmpipe.trainer.gc_control import collector_off
 from vlmpipe.trainer.storage.base import in_bucket
 from vlmpipe.trainer.storage.user_folders import expanded
 
@@ -82,6 +83,7 @@ class Listing:
     sizes: dict[str, int | None] | None = None
 
 
+@collector_off()  # which would take two thirds of the time of ten thousand runs
 def newest_runs(root: str, *, last: int = 0, chosen: Callable[[ListedRun], bool] | None = None) -> Listing:
     """The newest `last` runs under `root`, 0 for all, and those whose start is not known.
 
@@ -106,6 +108,7 @@ def newest_runs(root: str, *, last: int = 0, chosen: Callable[[ListedRun], bool]
     return replace(found, shared=shared, sizes=sizes)
 
 
+@collector_off()
 def read_inventory(root: str) -> Inventory:
     """Read what refers to what in the output folder `root`. A run whose records are damaged is listed as such.
 
