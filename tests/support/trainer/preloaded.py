@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import Any
 
 from tests.support.paths import ROOT
@@ -62,13 +63,24 @@ class Preloaded:
         """
         request = {"module": module, "arguments": arguments, "ranks": ranks, "timeout_s": timeout_s}
         with self._lock:
-            self._here.sendall(json.dumps(request).encode() + b"\n")
-            answer = self._answers.readline()
+            try:
+                self._here.sendall(json.dumps(request).encode() + b"\n")
+                answer = self._answers.readline()
+            except BaseException:  # a test's time limit: its answer must not be read as the next one's
+                self._kill_with_ranks()
+                preloaded.cache_clear()
+                raise
         assert answer, f"the preloaded process has ended with {self._process.wait()}"
         codes = json.loads(answer)
         if codes is None:
             raise TimeoutError(f"{module} was not done after {timeout_s:.0f} s")
         return list(codes)
+
+    def _kill_with_ranks(self) -> None:
+        ranks = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        for pid in [self._process.pid, *map(int, ranks)]:
+            with contextlib.suppress(ProcessLookupError):  # it ended just now
+                os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         self._here.close()

@@ -60,7 +60,7 @@ def ends_of_ranks(
             for rank, output in enumerate(outputs)
         ]
         codes = preloaded().run(module, arguments, ranks, timeout_s=PATIENCE * timeout_s)
-        return codes, [output.read_text() for output in outputs]
+        return codes, [output.read_text() if output.exists() else "" for output in outputs]
 
 
 def _environment(rank: int, processes: int, nodes: int, port: int) -> dict[str, str]:

@@ -43,6 +43,7 @@ from vlmpipe.trainer.evaluation.generate import generate_answers
 from vlmpipe.trainer.models.base import Family
 from vlmpipe.trainer.models.image_processor import PixelPreparer
 from vlmpipe.trainer.models.image_tokens import image_tokens_of
+from vlmpipe.trainer.models.packed_vlm import PackedInputs
 from vlmpipe.trainer.models.registry import family_of
 
 TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -75,7 +76,11 @@ def sequence_loss(module: torch.nn.Module, samples: list[list[int]], labels_from
         index += list(range(start + labels_from, start + len(sample) - 1))
         start += len(sample)
     label_index = torch.tensor(index)
-    return float(module(ids[None], positions[None], label_index, ids[label_index + 1], images))
+    inputs = PackedInputs(
+        input_ids=ids[None], position_ids=positions[None], label_index=label_index, label_ids=ids[label_index + 1],
+        images=images,
+    )  # fmt: skip
+    return float(module(**inputs))
 
 
 def answers(
@@ -132,7 +137,11 @@ def test_a_sequence_without_image_gives_every_trained_part_a_gradient(
     ids = torch.tensor([Chat(tokenizer).prompt(Turn("is it even?", ""), [])])
     label_index = torch.arange(3)
     images = PixelPreparer(config)([])
-    module(ids, torch.arange(ids.shape[1])[None], label_index, ids[0, 1:4], images).backward()
+    inputs = PackedInputs(
+        input_ids=ids, position_ids=torch.arange(ids.shape[1])[None], label_index=label_index, label_ids=ids[0, 1:4],
+        images=images,
+    )  # fmt: skip
+    module(**inputs).backward()
     projector = module.model.model.multi_modal_projector
     assert all(parameter.grad is not None for parameter in projector.parameters())
     tower = [parameter.grad is not None for parameter in module.model.model.vision_tower.encoder.parameters()]

@@ -7,7 +7,6 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,6 +40,7 @@ from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of
 from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights
 from vlmpipe.trainer.models.layers.freeze import part_of
+from vlmpipe.trainer.models.packed_vlm import PackedInputs
 from vlmpipe.trainer.models.pixels import decoded
 from vlmpipe.trainer.models.qwen_vl import model as qwen_row
 from vlmpipe.trainer.models.qwen_vl.vision_metadata import sizes_of
@@ -92,13 +92,20 @@ def test_a_packed_sample_equals_plain_transformers_on_it_alone(family_name: str,
         found: list[torch.Tensor] = []
         module.token_loss.forward = lambda head, hidden, label_ids, *_: found.append(head(hidden)) or torch.zeros(())
         index = torch.arange(row.shape[1])
-        module(row, places, index, index, *given_to_module(all_images))
+        module(**inputs_of(row, places, index, index, all_images))
     torch.testing.assert_close(found[0], torch.cat(expected), rtol=1e-4, atol=1e-4)
     assert torch.cat(expected).std() > 0.1, "the tolerance must be far below what logits differ by"
 
 
-def given_to_module(images: Images) -> list[Any]:
-    return [one for one in (images.values, images.grids) if one is not None]
+def inputs_of(
+    ids: torch.Tensor, places: torch.Tensor, label_index: torch.Tensor, label_ids: torch.Tensor, images: Images
+) -> PackedInputs:
+    inputs = PackedInputs(
+        input_ids=ids, position_ids=places, label_index=label_index, label_ids=label_ids, images=images.values
+    )
+    if images.grids is not None:
+        inputs["image_grids"] = images.grids
+    return inputs
 
 
 @pytest.mark.parametrize("family_name", FAMILIES)
@@ -117,7 +124,7 @@ def test_a_packed_sequences_loss_and_gradients_equal_its_samples(family_name: st
             stops = np.cumsum(lengths)
             index = torch.cat([torch.arange(end - one, end - 1, 2) for end, one in zip(stops, lengths, strict=True)])
             images = prepare([picture(*one) for sample in samples for one in sample])
-            loss = module(ids, places, index, ids[0, index + 1], *given_to_module(images))
+            loss = module(**inputs_of(ids, places, index, ids[0, index + 1], images))
             loss.backward()
             total += float(loss.detach())
         return total, [each.grad.clone() for each in module.parameters() if each.grad is not None]
@@ -140,7 +147,7 @@ def test_a_sequence_without_image_gives_every_trained_part_a_gradient(
     module = family.training_module(config, family.build(config, tokenizer_of(family_name)), cached=False).train()
     ids, places = sequence_of(config, [[]])
     made = image_preparer(config)([])
-    module(ids, places, torch.arange(3), ids[0, 1:4], *given_to_module(made)).backward()
+    module(**inputs_of(ids, places, torch.arange(3), ids[0, 1:4], made)).backward()
     without = [name for name, each in module.named_parameters() if each.requires_grad and each.grad is None]
     assert not without
     frozen_names = [name for name, each in module.named_parameters() if not each.requires_grad]
