@@ -1,4 +1,4 @@
-"""The memory of one device as a bar with a legend, for a terminal.
+"""A plan's memory for a terminal: one device as a bar with a legend, its host, and the other jobs.
 
 Each segment of the bar repeats its letter, in the segment's own colour on the same colour: a solid block in a terminal
 with colours, and still readable in a file without.
@@ -6,16 +6,21 @@ with colours, and still readable in a file without.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from vlmpipe.catalog.this_machine import NAME as THIS_MACHINE
 from vlmpipe.cli.views.amounts import UNKNOWN
 from vlmpipe.cli.views.tables import ruled_table
+from vlmpipe.config.overrides import override_texts
 from vlmpipe.records.plan import MemoryPart
-from vlmpipe.records.plan_json import MemoryJson
+from vlmpipe.records.plan_json import JobMemoryJson, MemoryJson
 from vlmpipe.report.plan_section import merged_parts
 
 GIB = 2**30
@@ -85,3 +90,37 @@ def memory_text(memory: MemoryJson | None) -> Text:
         return Text(UNKNOWN)
     text = f"{memory['total_bytes'] / GIB:,.1f} of {memory['capacity_bytes'] / GIB:,.1f} GiB"
     return Text(text) if memory["fits"] else Text(f"{text}, does not fit", style="bold red")
+
+
+def memory_blocks(memory: MemoryJson, width: int) -> Iterator[RenderableType]:
+    """The bar of the fullest device, the memory of its host, and settings near these."""
+    yield ""
+    yield Text(f"Memory of one {memory['device']}, at its peak ({memory['moment']})", style="bold")
+    yield from memory_bar(memory, width)
+    for host, when in ((memory["host"], "while training"), (memory["start"], "at the start")):
+        if host:
+            names = ", ".join(part["name"] for part in host["parts"])
+            room = f"{host['total_bytes'] / GIB:,.1f} of {host['capacity_bytes'] / GIB:,.1f} GiB"
+            is_here = host["machine"] == THIS_MACHINE
+            where = "each launcher's share of this machine" if is_here else f"each {host['machine']}"
+            yield Text(f"Host memory of {where} {when}: {room} ({names})", style="" if host["fits"] else "bold red")
+    if memory["nearest"]:
+        yield Text("Settings near these:" if memory["fits"] else "Nearest settings:", style="bold")
+        for setting in memory["nearest"]:
+            change = shlex.join(override_texts(setting["change"]))
+            fits = "fits" if setting["fits"] else "does not fit"
+            yield Padding(Text(f"{setting['total_bytes'] / GIB:,.1f} GiB, {fits}: {change}"), (0, 0, 0, 2))
+
+
+def jobs_memory(jobs: Sequence[JobMemoryJson]) -> Iterator[RenderableType]:
+    """The other jobs' memory, a line each."""
+    for job in jobs:
+        rooms = []
+        if job["capacity_bytes"]:
+            copies = f"each of the {job['devices']} GPUs of a copy" if job["devices"] > 1 else "each GPU"
+            rooms.append(f"{job['total_bytes'] / GIB:,.1f} of {job['capacity_bytes'] / GIB:,.1f} GiB on {copies}")
+        elif job["parts"]:
+            rooms.append(f"{job['total_bytes'] / GIB:,.1f} GiB on a GPU of your own, or spread over several")
+        if host := job["host"]:
+            rooms.append(f"{host['total_bytes'] / GIB:,.1f} of {host['capacity_bytes'] / GIB:,.1f} GiB of host memory")
+        yield Text(f"Memory of {job['job'].replace('_', '-')}: {', '.join(rooms)}", "" if job["fits"] else "bold red")

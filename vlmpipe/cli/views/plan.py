@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from rich.console import Console, RenderableType
-from rich.padding import Padding
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from vlmpipe.catalog.this_machine import NAME as THIS_MACHINE
 from vlmpipe.cli.views.amounts import UNKNOWN, amount, between, hours_text
-from vlmpipe.cli.views.memory_bar import GIB, memory_bar, share_text
+from vlmpipe.cli.views.memory_bar import GIB, jobs_memory, memory_blocks, share_text
 from vlmpipe.cli.views.pipeline_steps import pipeline_steps
 from vlmpipe.cli.views.stages import stages_headline, stages_table
 from vlmpipe.cli.views.sweep import sweep_headline, sweep_table
 from vlmpipe.cli.views.tables import FINDING_LOOKS, PLAN_LOOKS, grid, ruled_table, standard_output
-from vlmpipe.config.overrides import override_texts
 from vlmpipe.planner.cost.estimate import DECISIVE
 from vlmpipe.planner.spending.approval import dollars
 from vlmpipe.records.plan_json import (
     CostJson,
     FindingJson,
-    JobMemoryJson,
     LostJson,
     MemoryJson,
     ModelJson,
@@ -112,8 +107,8 @@ def _blocks(plan: PlanJson, width: int) -> Iterator[RenderableType]:
         yield ""
         yield from (_finding(finding) for finding in sorted(plan["findings"], key=lambda one: one["severity"]))
     if plan["memory"]:
-        yield from _memory(plan["memory"], width)
-    yield from _jobs_memory(plan["memory_beside_training"])
+        yield from memory_blocks(plan["memory"], width)
+    yield from jobs_memory(plan["memory_beside_training"])
     if plan["time"]:
         yield from _time(plan["time"])
     if plan["cost"]:
@@ -236,39 +231,6 @@ def _finding(finding: FindingJson) -> Table:
     if finding["fix"]:
         table.add_row("", Text(finding["fix"], style="dim"))
     return table
-
-
-def _memory(memory: MemoryJson, width: int) -> Iterator[RenderableType]:
-    yield ""
-    yield Text(f"Memory of one {memory['device']}, at its peak ({memory['moment']})", style="bold")
-    yield from memory_bar(memory, width)
-    for host, when in ((memory["host"], "while training"), (memory["start"], "at the start")):
-        if host:
-            names = ", ".join(part["name"] for part in host["parts"])
-            room = f"{host['total_bytes'] / GIB:,.1f} of {host['capacity_bytes'] / GIB:,.1f} GiB"
-            is_here = host["machine"] == THIS_MACHINE
-            where = "each launcher's share of this machine" if is_here else f"each {host['machine']}"
-            yield Text(f"Host memory of {where} {when}: {room} ({names})", style="" if host["fits"] else "bold red")
-    if memory["nearest"]:
-        yield Text("Settings near these:" if memory["fits"] else "Nearest settings:", style="bold")
-        for setting in memory["nearest"]:
-            change = shlex.join(override_texts(setting["change"]))
-            fits = "fits" if setting["fits"] else "does not fit"
-            yield Padding(Text(f"{setting['total_bytes'] / GIB:,.1f} GiB, {fits}: {change}"), (0, 0, 0, 2))
-
-
-def _jobs_memory(jobs: Sequence[JobMemoryJson]) -> Iterator[RenderableType]:
-    """The other jobs' memory, a line each."""
-    for job in jobs:
-        rooms = []
-        if job["capacity_bytes"]:
-            copies = f"each of the {job['devices']} GPUs of a copy" if job["devices"] > 1 else "each GPU"
-            rooms.append(f"{job['total_bytes'] / GIB:,.1f} of {job['capacity_bytes'] / GIB:,.1f} GiB on {copies}")
-        elif job["parts"]:
-            rooms.append(f"{job['total_bytes'] / GIB:,.1f} GiB on a GPU of your own, or spread over several")
-        if host := job["host"]:
-            rooms.append(f"{host['total_bytes'] / GIB:,.1f} of {host['capacity_bytes'] / GIB:,.1f} GiB of host memory")
-        yield Text(f"Memory of {job['job'].replace('_', '-')}: {', '.join(rooms)}", "" if job["fits"] else "bold red")
 
 
 def _time(time: TimeJson) -> Iterator[RenderableType]:
