@@ -87,11 +87,11 @@ class PackedLoader:
             ahead.advance(step)
         batch = self.sampler.batch(step)
         plan = self.sampler.plan(batch.epoch)
-        rows = batch.sequences_of(rank, world_size)
-        samples = [[] if row is None else plan.row(row).tolist() for row in rows]
-        self._samples.expect([number for of_row in samples for number in of_row])
-        for row, of_row in zip(rows, samples, strict=True):
-            yield self.pack_sequence(of_row, draw_seed(self.sampler.seed, batch.epoch, row))
+        sequences = batch.sequences_of(rank, world_size)
+        samples = [[] if sequence is None else plan.row(sequence).tolist() for sequence in sequences]
+        self._samples.expect([number for members in samples for number in members])
+        for sequence, members in zip(sequences, samples, strict=True):
+            yield self.pack_sequence(members, draw_seed(self.sampler.seed, batch.epoch, sequence))
 
     def close(self) -> None:
         """Stop the prefetchers."""
