@@ -41,7 +41,7 @@ class Claims:
 
     def take(self, run_id: str, checkpoint: str) -> int:
         """The number of this checkpoint: the one that was claimed for it before, or the next free one."""
-        own = Owner.of(run_id, checkpoint)
+        claimant = Owner.of(run_id, checkpoint)
         claim = seal({"run_id": run_id, "checkpoint": checkpoint})
         while True:
             named = self._named()
@@ -50,14 +50,14 @@ class Claims:
             for number in sorted(unnamed, reverse=True):
                 self._name(number, unnamed[number])
             taken = named | unnamed
-            if number := next((number for number, owner in taken.items() if owner == own), 0):
+            if number := next((number for number, owner in taken.items() if owner == claimant), 0):
                 return number
             number = max(taken, default=0) + 1
             try:
                 self._store.create(self._claim(number), claim)
             except AlreadyExistsError:
                 continue  # another run was faster: try the next number
-            self._name(number, own)
+            self._name(number, claimant)
             return number
 
     def taken(self) -> Mapping[int, Owner]:
