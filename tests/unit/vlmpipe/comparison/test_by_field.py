@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.unit.vlmpipe.comparison.test_compare import compared, make
+from vlmpipe.cli.views.comparison import print_comparison
 from vlmpipe.comparison.by_field import field_differences
+from vlmpipe.comparison.page import build_page
 from vlmpipe.trainer.evaluation.significance.paired import paired_counts
 from vlmpipe.trainer.evaluation.significance.slices import p_of_pair
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import seal_lines, unseal_lines
 
-COUNT = 80
+COUNT, HOSTILE = 80, "<script>alert(1)</script>"
 
 
 def line(number: int, correct: bool) -> dict[str, Any]:
@@ -40,3 +46,20 @@ def test_differences_are_paired_and_corrected() -> None:
 def test_runs_without_fields_have_no_rows() -> None:
     answers = [{"correct": True} for _ in range(COUNT)]
     assert not field_differences(["first", "second"], [answers, answers], list(map(str, range(COUNT))))
+
+
+def test_page_and_screen_show_values_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, more in (("first", 0), ("second", 24)):
+        answers = [(f"s{n}", "red", "red" if n >= 40 or (n % 2 and n < more) else "blue") for n in range(COUNT)]
+        store = open_storage(str(make(tmp_path, name, answers)))
+        lines = unseal_lines(store.read("predictions.jsonl"))
+        for number, answered in enumerate(lines):
+            answered["fields"] = {"camera": HOSTILE if number % 2 else "front"}
+        store.write("predictions.jsonl", seal_lines(lines))
+    comparison = compared(tmp_path, "first", "second")
+    page = build_page(comparison)
+    assert HOSTILE not in page and "&lt;script&gt;" in page[page.index("By field") :]
+    print_comparison(comparison)
+    said = capsys.readouterr().out
+    assert f"camera: {HOSTILE}" in said and "1 values of fields (data.slices) with no difference shown" in said
+    assert [row.verdict for row in comparison.by_field] == ["better", "no difference shown"]
