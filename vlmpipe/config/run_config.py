@@ -61,7 +61,7 @@ def load_new_run(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     except RunFileError as error:
         content = with_overrides(read_run_file(Path(path)), parse_overrides(overrides))
         raise RunFileError(error.source, [*error.problems, *_without_effect("", content.get("train"))]) from None
-    runs = [config, *(config.variant(each) for each in variants_of(config.sweep))] if config.sweep else [config]
+    runs = [config, *(config.variant(variant) for variant in variants_of(config.sweep))] if config.sweep else [config]
     found = dict.fromkeys(
         problem
         for run in runs

@@ -40,7 +40,7 @@ def repair(draft: SpecDraft, catalog: Catalog, region: str) -> None:
         raise ConfigError("the job spec has no worker pool", expected="at least pool 0, the chief")
     for _ in range(MAX_REPAIRS):
         violations = _violations(draft, catalog, region)
-        if number := next((each for each in violations if with_right_number(draft, each)), None):
+        if number := next((found for found in violations if with_right_number(draft, found)), None):
             path, words = with_right_number(draft, number) or ((), [])
             draft.put(path, words, f"{number.code}: {number.sentence}")
             continue

@@ -124,7 +124,7 @@ def _parameter(
     reasons: list[str],
 ) -> None:
     name = str(parameter.get("parameter_id", ""))
-    kind = next((each for each in VALUES if each in parameter), "")
+    kind = next((name for name in VALUES if name in parameter), "")
     field = field_of(name)
     if not field:
         known = [*FIELDS, *OTHER_NAMES, "weight_decay", "max_grad_norm"]
@@ -167,7 +167,9 @@ def _values(
         if scale in ("UNIT_LOG_SCALE", "UNIT_REVERSE_LOG_SCALE"):
             spec["scale_type"] = scale
     elif kind == VALUES[2]:
-        spec[kind] = {"values": [int(each) if float(each).is_integer() else each for each in values.get("values", [])]}
+        spec[kind] = {
+            "values": [int(value) if float(value).is_integer() else value for value in values.get("values", [])]
+        }
     else:
         spec[kind], reason = _texts(field, values.get("values", []))
     processes = ranks(translation)

@@ -30,11 +30,11 @@ def repair_study(study: StudyDraft, trial: SpecDraft) -> None:
     for _ in range(MAX_REPAIRS):
         # What was mended is in the API's types, so that its own reading finds nothing.
         violations = list(study_violations(study.spec, trial.spec, "snake_case"))
-        found = next((each for each in violations if RULES[each.code].severity == "error"), None)
+        found = next((violation for violation in violations if RULES[violation.code].severity == "error"), None)
         if found is None:
-            for each in violations:
-                place, path = _place(study, trial, each)
-                place.comment(path, f"{each.code}: {each.sentence}")
+            for violation in violations:
+                place, path = _place(study, trial, violation)
+                place.comment(path, f"{violation.code}: {violation.sentence}")
             return
         before = copy.deepcopy((study.spec, trial.spec))
         place, path = _place(study, trial, found)
