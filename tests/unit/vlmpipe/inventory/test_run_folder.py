@@ -24,7 +24,7 @@ from vlmpipe.platforms.local.runs.summary import find_run
 from vlmpipe.platforms.short_names import full_name
 from vlmpipe.registry.folder import FolderRegistry
 
-FEW, MANY = 8, 16
+FEW, MANY = 5, 9
 SHOWN = 3
 _opened: list[str] = []  # paths, while they are counted
 _counting: list[str] = []  # the root below which they are
@@ -71,7 +71,7 @@ LAWS: dict[str, tuple[Callable[[Path], object], float]] = {
     "@last": (lambda root: full_name("@last", str(root)), 1.0),
     "@last:NAME": (lambda root: full_name("@last:digits", str(root)), 1.0),
     "a beginning": (lambda root: full_name("x", str(root)), 1.0),
-    "an id": (lambda root: find_run(str(root), full_name("r007", str(root))), 0.0),
+    "an id": (lambda root: find_run(str(root), full_name("r003", str(root))), 0.0),
     "markers": (lambda root: all_markers(root / "runs"), 1.0),
     "prune": (lambda root: pruning_of(read_inventory(str(root)), Policy(keep=1)), 3.25),
 }

@@ -41,14 +41,14 @@ def write_claim(folder: Path, number: int, run_id: str, checkpoint: str = "c") -
 
 def test_a_number_is_taken_in_as_many_requests_whatever_versions_there_are(tmp_path: Path) -> None:
     taken: list[Counter[str]] = []
-    for number in range(1, 13):
+    for number in range(1, 8):
         store = Counting(tmp_path)
         assert Claims(store, "m").take(f"run-{number}", "c") == number
         taken.append(store.calls)
-    assert taken[5] == taken[-1] and taken[-1]["read"] == 0 and taken[-1]["list"] == 1, taken[-1]
+    assert taken[3] == taken[-1] and taken[-1]["read"] == 0 and taken[-1]["list"] == 1, taken[-1]
     again = Counting(tmp_path)
     assert Claims(again, "m").take("run-7", "c") == 7 and again.calls["read"] == again.calls["create"] == 0
-    assert len(claims(tmp_path).taken()) == 12
+    assert len(claims(tmp_path).taken()) == 7
 
 
 @pytest.mark.parametrize("run_id", ["a", "A.b_c-1", "with/slash", "1-2-3", "0" * 128])
