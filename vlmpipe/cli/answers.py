@@ -80,13 +80,13 @@ def predict(
         return
     batches = predictor.answer(questions, batch=batch)
     if as_json:
-        print_json({"answers": [asdict(row) for rows in batches for row in rows]})
+        print_json({"answers": [asdict(line) for rows in batches for line in rows]})
         return
     asks_one = len({one.question for one in questions}) == 1
-    for row in (row for rows in batches for row in rows):
-        asked = "" if asks_one else f"{one_line(row.question)}  "
-        text = row.prediction if not row.error else f"not asked: {row.error}"
-        print_lines([f"{one_line(row.image)}  {asked}{one_line(text)}"])
+    for line in (line for rows in batches for line in rows):
+        asked = "" if asks_one else f"{one_line(line.question)}  "
+        text = line.prediction if not line.error else f"not asked: {line.error}"
+        print_lines([f"{one_line(line.image)}  {asked}{one_line(text)}"])
 
 
 def ask(
@@ -119,7 +119,7 @@ def ask(
                 raise
             print_error(error, as_json=False)
             continue
-        answers += [asdict(row) for row in rows]
+        answers += [asdict(line) for line in rows]
         if not as_json:
             print_lines([one_line(rows[0].prediction)])
     if as_json:

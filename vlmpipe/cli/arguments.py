@@ -48,7 +48,9 @@ def run_files(incomplete: str) -> list[str]:
     folder, _, name = incomplete.rpartition("/")
     prefix = f"{folder}/" if "/" in incomplete else ""
     pattern = (f"{name}*.y*ml", f"{name}*/*.y*ml")
-    found = [path.relative_to(folder or (prefix or ".")) for each in pattern for path in Path(prefix or ".").glob(each)]
+    found = [
+        path.relative_to(folder or (prefix or ".")) for entry in pattern for path in Path(prefix or ".").glob(entry)
+    ]
     return sorted(f"{prefix}{path}" for path in found)
 
 

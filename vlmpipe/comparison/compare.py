@@ -112,12 +112,12 @@ class Comparison:
                 }
                 for side in self.sides
             ],
-            "settings": [asdict(row) for row in self.settings],
+            "settings": [asdict(line) for line in self.settings],
             "questions": self.questions,
-            "scores": [_row_json(row) for row in self.scores],
-            "benchmarks": [_row_json(row) for row in self.benchmarks],
+            "scores": [_row_json(line) for line in self.scores],
+            "benchmarks": [_row_json(line) for line in self.benchmarks],
             "agreement": [asdict(one) for one in self.agreement],
-            "by_field": [asdict(row) for row in self.by_field],
+            "by_field": [asdict(line) for line in self.by_field],
             "disagreements": [asdict(disagreement) for disagreement in self.disagreements],
             "notes": self.notes,
         }
@@ -261,7 +261,7 @@ def _benchmarks(sides: Sequence[Side]) -> tuple[list[ScoreRow], list[str]]:
     of_each = [side.evaluation.benchmarks for side in sides]
     for name in dict.fromkeys(name for found in of_each for name in found):
         described = [found.get(name) or BenchmarkScores() for found in of_each]
-        if len({each.questions_sha256 for each in described}) > 1:
+        if len({entry.questions_sha256 for entry in described}) > 1:
             notes.append(f"benchmark {name} is left out: not all runs were asked the same questions")
             continue
         metric = described[0].compared

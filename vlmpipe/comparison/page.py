@@ -27,8 +27,8 @@ def build_page(comparison: Comparison) -> str:
         comparison=comparison,
         names=[side.name for side in comparison.sides],
         titles=TITLES,
-        whole=[row for row in comparison.scores if not row.slice],
-        slices=[row for row in comparison.scores if row.slice and row.metric == "exact_match"],
+        whole=[line for line in comparison.scores if not line.slice],
+        slices=[line for line in comparison.scores if line.slice and line.metric == "exact_match"],
         cards=sample_cards(images, spread([asdict(disagreement) for disagreement in comparison.disagreements], SHOWN)),
         usage=[
             {"name": side.name, "run_id": side.run_id, "figures": usage_figures(side.usage)}

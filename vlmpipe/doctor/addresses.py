@@ -60,7 +60,7 @@ def address_rows(config: RunConfig, credentials: Credentials | None) -> Iterator
 
 def written_fields() -> frozenset[str]:
     """Fields below whose addresses a run makes everything itself."""
-    return frozenset(name for row in load_table().fields if row.write for name in row.names)
+    return frozenset(name for line in load_table().fields if line.write for name in line.names)
 
 
 def _address(client: storage.Client, config: RunConfig, one: Named, uri: str) -> Row:

@@ -34,7 +34,7 @@ def examine(config: RunConfig) -> list[Row]:
     questions += [("hub", functools.partial(hub_rows, run.model)) for run in config.stage_runs().values()]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = list(pool.map(_answered, questions))
-    return list(dict.fromkeys([*first, *(row for rows in answers for row in rows)]))
+    return list(dict.fromkeys([*first, *(line for rows in answers for line in rows)]))
 
 
 def _login(config: RunConfig) -> tuple[list[Row], GoogleApi | None]:
@@ -65,7 +65,7 @@ def _of_project(config: RunConfig, own: GoogleApi | None) -> list[Question]:
         ("quota", lambda: quota_rows(config, own)),
         ("image", lambda: image_rows(config, own)),
         ("machine", lambda: machine_rows(config, own)),
-        ("accounts", lambda: [row for asker in askers(config, own) for row in permission_rows(config, asker)]),
+        ("accounts", lambda: [line for asker in askers(config, own) for line in permission_rows(config, asker)]),
     ]
 
 

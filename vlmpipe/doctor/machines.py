@@ -46,12 +46,12 @@ def machine_rows(config: RunConfig, api: GoogleApi) -> Iterator[Row]:
                 down |= gpus_down
         except CannotSee as error:
             for region in regions:
-                row = unseen("machine", f"{requested} in {region}: {error.why}", error.fix)
-                yield row.showing(GPU_NAMES, False) if isinstance(error, UnknownGpu) else row
+                line = unseen("machine", f"{requested} in {region}: {error.why}", error.fix)
+                yield line.showing(GPU_NAMES, False) if isinstance(error, UnknownGpu) else line
             continue
         for region in regions:
-            row = _row(requested, region, zones, down)
-            yield row.showing(GPU_NAMES, True) if requested.gpu else row
+            line = _row(requested, region, zones, down)
+            yield line.showing(GPU_NAMES, True) if requested.gpu else line
 
 
 def _row(wanted: Wanted, region: str, zones: list[str], down: set[str]) -> Row:

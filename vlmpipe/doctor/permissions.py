@@ -170,8 +170,8 @@ def _project_row(config: RunConfig, asker: Asker, api: GoogleApi) -> Row:
     """Permissions of the account on the whole project."""
     project = config.gcp.project
     given = {"": True, "tensorboard": bool(config.gcp.tensorboard)}
-    roles = [row for row in load_table().project if row.account == asker.account and given.get(row.when, False)]
-    permissions = tuple(dict.fromkeys(permission for row in roles for permission in row.permissions))
+    roles = [line for line in load_table().project if line.account == asker.account and given.get(line.when, False)]
+    permissions = tuple(dict.fromkeys(permission for line in roles for permission in line.permissions))
     answer = api.granted("cloudresourcemanager", f"/v1/projects/{project}", permissions)
     question = f"roles on project {project}"
     if answer.status == 404:
@@ -179,14 +179,14 @@ def _project_row(config: RunConfig, asker: Asker, api: GoogleApi) -> Row:
     if answer.status != 200:
         return _answered(asker, answer, unseen(asker.account, f"{question}: {answer.status} {answer.message}"))
     has = set(answer.content.get("permissions", ()))
-    lacking = [row for row in roles if not set(row.permissions) <= has]
+    lacking = [line for line in roles if not set(line.permissions) <= has]
     if not lacking:
-        row = ok(asker.account, question)
-        return _answered(asker, answer, row.showing(UPLOADS, True) if UPLOAD in permissions else row)
-    names = ", ".join(permission for row in lacking for permission in row.permissions if permission not in has)
-    fixes = [remedies.grant_on_project(project, asker.member, row.role) for row in lacking]
-    row = _unless_conditional(asker, "", f"{question}: may not {names}", "\n".join(fixes))
-    of_role = {permission for row in roles if UPLOAD in row.permissions for permission in row.permissions}
+        line = ok(asker.account, question)
+        return _answered(asker, answer, line.showing(UPLOADS, True) if UPLOAD in permissions else line)
+    names = ", ".join(permission for line in lacking for permission in line.permissions if permission not in has)
+    fixes = [remedies.grant_on_project(project, asker.member, line.role) for line in lacking]
+    line = _unless_conditional(asker, "", f"{question}: may not {names}", "\n".join(fixes))
+    of_role = {permission for line in roles if UPLOAD in line.permissions for permission in line.permissions}
     if UPLOAD in of_role - has and has & of_role:  # it has the role, by its other permissions
-        row = row.showing(UPLOADS, False)
-    return _answered(asker, answer, row)
+        line = line.showing(UPLOADS, False)
+    return _answered(asker, answer, line)

@@ -38,8 +38,8 @@ def api_rows(config: RunConfig, api: GoogleApi) -> Iterator[Row]:
     if answer.status != 200:
         role = "roles/serviceusage.serviceUsageViewer"
         fix = remedies.grant_on_project(api.project, api.member, role)
-        row = unseen("APIs", f"Service Usage answers {answer.status} for {api.project}: {answer.message}", fix)
-        yield row.showing(BY_NAME, False) if answer.status == 400 else row
+        line = unseen("APIs", f"Service Usage answers {answer.status} for {api.project}: {answer.message}", fix)
+        yield line.showing(BY_NAME, False) if answer.status == 400 else line
         return
     states = {one["name"].rpartition("/")[2]: one.get("state") for one in answer.content.get("services", ())}
     if off := [name for name in needed if states.get(name) != ENABLED]:

@@ -49,7 +49,7 @@ def unseen(subject: str, text: str, fix: str = "") -> Row:
 
 def exit_code(rows: Sequence[Row]) -> int:
     """NOT_READY where something is missing, UNAVAILABLE where nothing at all could be seen, and 0 otherwise."""
-    states = {row.state for row in rows}
+    states = {line.state for line in rows}
     if "missing" in states:
         return ExitCode.NOT_READY
     return ExitCode.UNAVAILABLE if states == {"cannot see"} else ExitCode.OK
@@ -57,7 +57,7 @@ def exit_code(rows: Sequence[Row]) -> int:
 
 def decision(rows: Sequence[Row]) -> str:
     """The first line that a person reads."""
-    count = {state: sum(row.state == state for row in rows) for state in STATES}
+    count = {state: sum(line.state == state for line in rows) for state in STATES}
     seen = f"{count['ok']} ok, {count['cannot see']} cannot be seen"
     if count["missing"]:
         return f"Not ready: {count['missing']} missing, {seen}."
@@ -74,6 +74,6 @@ def as_json(rows: Sequence[Row]) -> dict[str, object]:
         "ok": exit_code(rows) == ExitCode.OK,
         "exit_code": int(exit_code(rows)),
         "decision": decision(rows),
-        "counts": {state: sum(row.state == state for row in rows) for state in STATES},
-        "rows": [{"subject": row.subject, "state": row.state, "text": row.text, "fix": row.fix} for row in rows],
+        "counts": {state: sum(line.state == state for line in rows) for state in STATES},
+        "rows": [{"subject": line.subject, "state": line.state, "text": line.text, "fix": line.fix} for line in rows],
     }

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def sightings_of(rows: Sequence[Row]) -> list[Sighting]:
     """One for each assumption of which the rows show something. One that contradicts it outranks all others."""
     result: dict[str, list[tuple[bool, str]]] = {}
-    for row in rows:
-        for name, holds in row.shows:
-            result.setdefault(name, []).append((holds, f"{row.subject}: {row.text}"))
+    for line in rows:
+        for name, holds in line.shows:
+            result.setdefault(name, []).append((holds, f"{line.subject}: {line.text}"))
     return [Sighting(name, *_decided(seen), tool="doctor") for name, seen in result.items()]
 
 

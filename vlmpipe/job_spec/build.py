@@ -164,15 +164,15 @@ def job_spec(config: RunConfig, job: Job, run_uri: str) -> CustomJobSpec:
     settings = job_settings(config, job)
     scheduled = ("timeout", "strategy", "max_wait_duration", "restart_job_on_worker_restart")
     scheduling = cast(Scheduling, {name: value for name, value in settings.items() if name in scheduled})
-    own = own_step_fields(config.cluster.disable_retries, config.gcp.enable_dashboard_access)
+    step_fields = own_step_fields(config.cluster.disable_retries, config.gcp.enable_dashboard_access)
     not_in_spec = {"display_name", "project", "location", "labels", "encryption_spec_key_name"}
     spec: CustomJobSpec = {
         "worker_pool_specs": worker_pools(config, job, run_uri),
-        "scheduling": scheduling | own.pop("scheduling", {}),
+        "scheduling": scheduling | step_fields.pop("scheduling", {}),
         "base_output_directory": {"output_uri_prefix": run_uri},
     }
     rest = {name: value for name, value in settings.items() if name not in not_in_spec and name not in scheduling}
-    return cast(CustomJobSpec, {**spec, **rest, **own})
+    return cast(CustomJobSpec, {**spec, **rest, **step_fields})
 
 
 def trials_spec(config: RunConfig, run_uri: str, module: str, arguments: Sequence[str]) -> CustomJobSpec:

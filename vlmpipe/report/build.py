@@ -84,7 +84,7 @@ def _context(files: RunFiles, stages: dict[str, RunFiles]) -> dict[str, object]:
         "name": files.config.get("name", "run"),
         "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "outcome": stages_outcome(*list(stages.items())[-1]) if stages and not files.config else tables.outcome(files),
-        "stages": [stage_view(name, each, _charts(each)) for name, each in (stages | {"": files}).items()]
+        "stages": [stage_view(name, entry, _charts(entry)) for name, entry in (stages | {"": files}).items()]
         if stages
         else [],
         "reached": _reached(files),

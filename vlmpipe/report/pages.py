@@ -16,7 +16,7 @@ STYLE = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 @functools.cache
 def page_template(module: str, name: str) -> jinja2.Template:
     """The template of that name beside a module, which may import `parts.html.j2`. Text is escaped."""
-    loaders = [jinja2.PackageLoader(each, ".") for each in (module, "vlmpipe.report.pages")]
+    loaders = [jinja2.PackageLoader(entry, ".") for entry in (module, "vlmpipe.report.pages")]
     environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader(loaders), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )

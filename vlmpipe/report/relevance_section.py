@@ -58,9 +58,9 @@ def relevance_map(
         for place, value in enumerate(relevance)
     ]
     frames = [
-        f'<rect x="{column * unit + 1:.1f}" y="{row * unit + 1:.1f}" width="{width * unit - 2:.1f}" '
+        f'<rect x="{column * unit + 1:.1f}" y="{line * unit + 1:.1f}" width="{width * unit - 2:.1f}" '
         f'height="{height * unit - 2:.1f}" fill="none" stroke="#fff" stroke-width="2"/>'
-        for row, column, height, width in cells
+        for line, column, height, width in cells
     ]
     wide, high_pixels = columns * unit, rows * unit
     style = "image-rendering:pixelated" if picture.pixelated else ""

@@ -229,7 +229,7 @@ def changed_settings(files: RunFiles) -> list[tuple[str, str, str]]:
     """Field, compiled value and the run's value where they differ."""
     record = next((step for step in files.steps if step.step == "resolve-run"), StepRecord("resolve-run"))
     rows = sequence(record.detail.get("changed_settings"))
-    return [(str(row[0]), str(row[1]), str(row[2])) for row in rows if isinstance(row, list) and len(row) == 3]
+    return [(str(line[0]), str(line[1]), str(line[2])) for line in rows if isinstance(line, list) and len(line) == 3]
 
 
 def training_facts(files: RunFiles) -> list[tuple[str, str]]:

@@ -121,8 +121,8 @@ def _verbatim_parts(text: str) -> list[str | None]:
     """Parts that our own chat template writes as `text`: it ends the line behind an image that something follows."""
     first, *behind = text.split(IMAGE_TOKEN)
     parts: list[str | None] = [first]
-    for each in behind:
-        parts += [None, each.removeprefix("\n")]
+    for entry in behind:
+        parts += [None, entry.removeprefix("\n")]
     return [part for part in parts if part != ""]
 
 

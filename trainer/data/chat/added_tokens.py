@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN, ModelConfig, WeightsConfig
 from vlmpipe.trainer.data.tokenize import PAD, TRAINED_PREFIX, control_tokens, pretrained_tokenizer
@@ -10,10 +10,13 @@ from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.layers.freeze import token_rows
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
 SHOWN = 4  # tokens named in an error
 
 
-def added_tokens(config: ModelConfig, tokenizer: Any) -> list[str]:
+def added_tokens(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> list[str]:
     """Tokens without a row of their own in the pretrained language model, sorted: those beyond its embedding, and where
     another tokenizer is taken those that the model's own does not have at the same place.
 
@@ -32,7 +35,7 @@ def added_tokens(config: ModelConfig, tokenizer: Any) -> list[str]:
     return sorted(added - {PAD, IMAGE_TOKEN, form.placeholder_in(tokenizer), *control_tokens(form)})
 
 
-def trained_tokens(config: ModelConfig, tokenizer: Any) -> list[int]:
+def trained_tokens(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """Ids of `model.lora.train_tokens`, sorted; empty without.
 
     Raises ConfigError for a token that the tokenizer lacks, for added ones where it adds none, and where PEFT could not

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from vlmpipe.trainer.config.data import NATIVE, OWN_FORMAT, DataConfig
 from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
@@ -108,7 +108,7 @@ def _forms(model: ModelConfig, tokenizer: PreTrainedTokenizerFast, form: ImageFo
     return (False,) if model.pretrained else (False, True)
 
 
-def _published(source: WeightsConfig, form: ImageForm) -> Any:
+def _published(source: WeightsConfig, form: ImageForm) -> PreTrainedTokenizerFast:
     """A published tokenizer as it is, but for the token of padding and, for llava, that of images."""
     tokenizer = pretrained_tokenizer(source.weights, source.revision)
     image_token = form.placeholder_in(tokenizer)
@@ -132,7 +132,7 @@ def read_template(address: str) -> str:
     return storage.read(name).decode("utf-8", "replace")
 
 
-def native_template(source: WeightsConfig, tokenizer: Any) -> str:
+def native_template(source: WeightsConfig, tokenizer: PreTrainedTokenizerFast) -> str:
     """The template that comes with a tokenizer or with the processor beside it. Raises ConfigError for none."""
     own = published_json(source, PROCESSOR_TEMPLATE).get("chat_template") or tokenizer.chat_template
     if isinstance(own, dict):

@@ -12,7 +12,6 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 import torch
 from PIL import Image
@@ -182,7 +181,7 @@ def _require_known_parts(model: PreTrainedModel) -> None:
             )
 
 
-def _require_all_reached(config: ModelConfig, model: Any, idle: Collection[str]) -> None:
+def _require_all_reached(config: ModelConfig, model: PreTrainedModel, idle: Collection[str]) -> None:
     """Raise ConfigError for trained weights that images and texts do not reach, such as an audio encoder, which would
     count as a projector, or an indexer that learns by a loss of its own. Experts may be left out by a router."""
     apart = {encoder_of(model), model.get_output_embeddings()}  # hidden states are asked for, before the head

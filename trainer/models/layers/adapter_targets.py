@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
@@ -46,7 +45,7 @@ class Candidates:
     left_out: Mapping[str, str]
 
 
-def targets_of(model: Any, config: LoraConfig, unused: Iterable[nn.Module]) -> Targets:
+def targets_of(model: nn.Module, config: LoraConfig, unused: Iterable[nn.Module]) -> Targets:
     """The layers and experts to adapt. A target is a name within a block, or the last components of one.
 
     Raises ConfigError for a target that is none of `config.parts`.
@@ -77,7 +76,7 @@ def targets_of(model: Any, config: LoraConfig, unused: Iterable[nn.Module]) -> T
     return Targets(chosen(candidates.layers), chosen(candidates.experts))
 
 
-def left_out(model: Any, config: LoraConfig) -> tuple[LeftOut, ...]:
+def left_out(model: nn.Module, config: LoraConfig) -> tuple[LeftOut, ...]:
     """Return what the default of `targets` leaves without adapters in the language model's layers.
 
     Norms and biases have none in any case. model: with adapters or without them.
@@ -95,7 +94,7 @@ def left_out(model: Any, config: LoraConfig) -> tuple[LeftOut, ...]:
     return tuple(LeftOut(name, reason, count) for (name, reason), count in counts.most_common())
 
 
-def _candidates(model: Any, config: LoraConfig, unused: Iterable[nn.Module]) -> Candidates:
+def _candidates(model: nn.Module, config: LoraConfig, unused: Iterable[nn.Module]) -> Candidates:
     """Linear layers and experts that may get adapters, without those that get no gradient."""
     idle = {module for part in unused for module in part.modules()}
     blocks = {*model.get_decoder().layers, *tower_layers_of(model)}
@@ -128,7 +127,7 @@ def _candidates(model: Any, config: LoraConfig, unused: Iterable[nn.Module]) -> 
     return Candidates(layers, experts, reasons)
 
 
-def _taken_for_experts(model: Any) -> frozenset[str]:
+def _taken_for_experts(model: nn.Module) -> frozenset[str]:
     """Last names of layers that PEFT, for this type of model, takes for experts of an older release."""
     from peft.utils import transformers_weight_conversion as peft_names
 

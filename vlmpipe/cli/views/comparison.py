@@ -18,7 +18,7 @@ def print_comparison(comparison: Comparison) -> None:
     first = comparison.sides[0].name
     _print_settings(comparison)
     console.print(f"{comparison.questions:,} questions that all runs were asked; compared with {first}\n", markup=False)
-    rows = [row for row in comparison.scores if not row.slice or row.metric == "exact_match"]
+    rows = [line for line in comparison.scores if not line.slice or line.metric == "exact_match"]
     _print_scores([*rows, *comparison.benchmarks])
     _print_by_field(comparison)
     table = ruled_table("right on", "both", f"only {first}", "only this run", "neither", right=("both",))
@@ -39,13 +39,13 @@ def _print_by_field(comparison: Comparison) -> None:
     """The values whose difference is beyond chance, or the number of those that were compared."""
     if not comparison.by_field:
         return
-    shown = [row for row in comparison.by_field if row.verdict in VERDICT_STYLES]
+    shown = [line for line in comparison.by_field if line.verdict in VERDICT_STYLES]
     if shown:
         table = ruled_table("by field", "run", "questions", "differs", "verdict", right=("questions", "differs"))
-        for row in shown:
-            name = Text(f"{row.field}: {row.value}")
-            cells = (f"{row.questions:,}", f"{row.difference:+.3f}", row.verdict)
-            table.add_row(name, Text(row.run), *cells, style=VERDICT_STYLES[row.verdict])
+        for line in shown:
+            name = Text(f"{line.field}: {line.value}")
+            cells = (f"{line.questions:,}", f"{line.difference:+.3f}", line.verdict)
+            table.add_row(name, Text(line.run), *cells, style=VERDICT_STYLES[line.verdict])
         standard_output().print(table)
     left = len(comparison.by_field) - len(shown)
     if left:
@@ -58,8 +58,8 @@ def _print_settings(comparison: Comparison) -> None:
         standard_output().print("Settings, prepared data and packages of these runs are equal.\n")
         return
     table = ruled_table("differs in", *(side.name for side in comparison.sides))
-    for row in comparison.settings:
-        table.add_row(*map(Text, (row.field, *row.values)))
+    for line in comparison.settings:
+        table.add_row(*map(Text, (line.field, *line.values)))
     standard_output().print(table)
     print()
 
@@ -67,14 +67,18 @@ def _print_settings(comparison: Comparison) -> None:
 def _print_scores(rows: list[ScoreRow]) -> None:
     """A line for each run below that of its score, so that ids of runs fit on a terminal of 80 columns."""
     table = ruled_table("score", "value", "differs", "95 %", "verdict", right=("value", "differs"))
-    for row in rows:
+    for line in rows:
         score = (
-            row.metric if not row.slice else row.slice if row.metric == "exact_match" else f"{row.slice}: {row.metric}"
+            line.metric
+            if not line.slice
+            else line.slice
+            if line.metric == "exact_match"
+            else f"{line.slice}: {line.metric}"
         )
-        table.add_row(Text(f"{score}, {row.questions:,} questions"))
-        if row.baseline is not None:
-            table.add_row("  majority baseline", f"{row.baseline:.3f}")
-        for run in row.runs:
+        table.add_row(Text(f"{score}, {line.questions:,} questions"))
+        if line.baseline is not None:
+            table.add_row("  majority baseline", f"{line.baseline:.3f}")
+        for run in line.runs:
             is_first = run.difference is None
             between, sign = (run.interval, "") if is_first else (run.difference_interval, "+")
             table.add_row(

@@ -161,8 +161,8 @@ def _on_this_machine(jobs: Mapping[str, Sequence[PoolJson]], machine: str) -> st
     started = []
     for job, (pool,) in jobs.items():
         launchers, processes = pool["replica_count"], pool["processes_per_replica"]
-        each = f"{processes} process{'es' if processes > 1 else ''}"
-        several = f"{launchers} launchers of {each} each" if launchers > 1 else each
+        entry = f"{processes} process{'es' if processes > 1 else ''}"
+        several = f"{launchers} launchers of {entry} each" if launchers > 1 else entry
         started.append(f"{job.replace('_', '-')} in {several}")
     return f"On this machine ({machine}): {', '.join(started)}."
 

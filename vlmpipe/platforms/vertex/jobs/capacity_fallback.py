@@ -88,9 +88,9 @@ class CapacityFallback:
         self._store = open_storage(job_spec["base_output_directory"]["output_uri_prefix"])
         run = RunSettings.read(self._store)
         cluster = run.cluster
-        own = own_step_fields(cluster.disable_retries, run.gcp.enable_dashboard_access)
-        scheduling = job_spec["scheduling"] | own.get("scheduling", {})
-        self._spec = cast(CustomJobSpec, {**job_spec, **own, "scheduling": scheduling})
+        step_fields = own_step_fields(cluster.disable_retries, run.gcp.enable_dashboard_access)
+        scheduling = job_spec["scheduling"] | step_fields.get("scheduling", {})
+        self._spec = cast(CustomJobSpec, {**job_spec, **step_fields, "scheduling": scheduling})
         step = settings["labels"].get(STEP_LABEL, "train")
         fallback = cluster.capacity_fallback
         self._falls_back = bool(fallback) and step == "train"

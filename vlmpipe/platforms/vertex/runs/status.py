@@ -191,9 +191,9 @@ def status_of(address: Address, job: PipelineJob, *, now_s: float | None = None)
     created_s = seconds_of(job.create_time)
     stages, files_of = stages_of_job(job), dict[str, RunFiles]()
     for stage in stages:
-        own = uri if stage == stages[-1] else join_uri(uri, STAGES_FOLDER, stage)
+        folder = uri if stage == stages[-1] else join_uri(uri, STAGES_FOLDER, stage)
         since_s = created_s - CLOCKS_APART_S
-        files_of[stage] = read_files(own, since_s=since_s) if uri else RunFiles(unreadable="it is not of vlmpipe")
+        files_of[stage] = read_files(folder, since_s=since_s) if uri else RunFiles(unreadable="it is not of vlmpipe")
     tasks = _by_name(job.job_detail.task_details)
     is_over = state_of(job) in OVER
     last = f"{stages[-1]}-" if stages[-1] else ""
