@@ -64,16 +64,16 @@ def _streaming(folder: Path, samples: int, shard_samples: int) -> dict[str, floa
     with streaming.MDSWriter(out=str(folder), columns={"text": "bytes"}) as writer:
         for _ in range(shard_samples):
             writer.write({"text": b"text"})
-    index = json.loads((folder / "index.json").read_text())
+    index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
     (shard,) = index["shards"]
     names = (f"shard.{number:05d}.mds" for number in range(samples // shard_samples))
     shards = [shard | {"raw_data": shard["raw_data"] | {"basename": name}} for name in names]
-    (folder / "index.json").write_text(json.dumps(index | {"shards": shards}))
+    (folder / "index.json").write_text(json.dumps(index | {"shards": shards}), encoding="utf-8")
     settings = {"shuffle": True, "batch_size": 8, "num_canonical_nodes": 1}
     dataset, open_s, open_mib = _measured(lambda: streaming.StreamingDataset(local=str(folder), **settings))
-    own = world.World.detect()
-    dataset._set_shuffle_block_size(own)  # as at the start of an epoch
-    _, order_s, order_mib = _measured(lambda: batching.generate_work("random", dataset, own, 0, 0))
+    detected = world.World.detect()
+    dataset._set_shuffle_block_size(detected)  # as at the start of an epoch
+    _, order_s, order_mib = _measured(lambda: batching.generate_work("random", dataset, detected, 0, 0))
     return {"samples": len(dataset), "open_s": open_s, "open_mib": open_mib, "order_s": order_s, "order_mib": order_mib}
 
 

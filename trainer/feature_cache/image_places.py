@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,7 +165,7 @@ def _write(path: Path, shards: Shards) -> None:
                 done += len(rows)
     part.replace(path)
     found = listing.found()
-    content: dict[str, Any] = asdict(replace(found, sidecars=())) | {"file": asdict(FileSum.once_a_machine(path))}
+    content: dict[str, object] = asdict(replace(found, sidecars=())) | {"file": asdict(FileSum.once_a_machine(path))}
     content["sidecars"] = [[one.shard, one.samples, one.bytes, one.crc32c] for one in found.sidecars]
     path.with_suffix(".json").write_bytes(seal(content))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,10 +123,10 @@ class AnswerCounts:
         """Add another table's `rows`."""
         self._table.executemany("INSERT INTO given VALUES (?, ?, ?, ?, ?)", rows)
 
-    def slices(self) -> dict[str, Any]:
+    def slices(self) -> dict[str, dict[str, object]]:
         """Number of questions of each slice, its most frequent training answer and those of its repeated questions,
         and what these answers score on the eval split."""
-        found = {}
+        found: dict[str, dict[str, object]] = {}
         self._table.execute("DROP TABLE IF EXISTS answers")
         self._table.execute(
             f"CREATE TABLE answers ({ANSWER_COLUMNS}, PRIMARY KEY (slice, question, answer)) WITHOUT ROWID"

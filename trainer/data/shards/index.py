@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, overload
+from typing import TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,7 @@ from vlmpipe.trainer.sizing.image_grids import VideoSize
 from vlmpipe.trainer.storage.base import Storage
 
 Int32Array = NDArray[np.int32]
+Number = TypeVar("Number", bound=np.generic)
 BLOCK = 1 << 16  # samples at a time, where all are read
 PATCHES, PATCH_S = VIDEO_FIELDS
 
@@ -90,15 +91,17 @@ class SplitIndex:
         images, self._shard_column = columns.column("images"), columns.column("shard")
         values = {field.name: images.values.field(number) for number, field in enumerate(images.type.value_type)}
         self._sha256 = _hashes(values.pop("sha256"))  # (images,), as all columns of images
-        self._of_images = {field: _numbers(column) for field, column in values.items()}
-        self._first_image = _numbers(images.offsets)  # (samples + 1,)
+        self._of_images = {field: _numbers(column, np.dtype(str(column.type)).type) for field, column in values.items()}
+        self._first_image = _numbers(images.offsets, np.int64)  # (samples + 1,)
         self.ids, self._keys = Texts(columns.column("id")), Texts(columns.column("key"))
-        self.tokens: Int32Array = _numbers(columns.column("tokens"))  # (samples,)
-        self.label_tokens: Int32Array = _numbers(columns.column("label_tokens"))  # (samples,)
-        self.image_tokens: Int32Array = _numbers(columns.column("image_tokens"))  # (samples,) of all images of each
-        self.turns: Int32Array = _numbers(columns.column("turns"))  # (samples,)
-        self._json_offset: Int64Array = _numbers(columns.column("json_offset"))
-        self._json_bytes: Int32Array = _numbers(columns.column("json_bytes"))
+        self.tokens: Int32Array = _numbers(columns.column("tokens"), np.int32)  # (samples,)
+        self.label_tokens: Int32Array = _numbers(columns.column("label_tokens"), np.int32)  # (samples,)
+        self.image_tokens: Int32Array = _numbers(
+            columns.column("image_tokens"), np.int32
+        )  # (samples,) of all images of each
+        self.turns: Int32Array = _numbers(columns.column("turns"), np.int32)  # (samples,)
+        self._json_offset: Int64Array = _numbers(columns.column("json_offset"), np.int64)
+        self._json_bytes: Int32Array = _numbers(columns.column("json_bytes"), np.int32)
         self._content = _rows_of(columns.column("content"), CONTENT_BYTES)
 
     def __len__(self) -> int:
@@ -118,7 +121,7 @@ class SplitIndex:
     @cached_property
     def shards(self) -> list[str]:
         """The names of the split's shards, in order."""
-        names, numbers = self._shard_column.dictionary, _numbers(self._shard_column.indices)
+        names, numbers = self._shard_column.dictionary, _numbers(self._shard_column.indices, np.int32)
         first, last = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, -1)
         if not 0 <= first <= last + 1 <= len(names):
             raise _damaged(f"shards {first} to {last} of {len(names)}")
@@ -132,7 +135,7 @@ class SplitIndex:
     @cached_property
     def shard_numbers(self) -> Int32Array:
         """(samples,) position of each sample's shard in `shards`."""
-        numbers: Int32Array = _numbers(self._shard_column.indices)
+        numbers: Int32Array = _numbers(self._shard_column.indices, np.int32)
         first = int(numbers.min()) if len(numbers) else 0
         return numbers - np.int32(first) if first else numbers
 
@@ -274,12 +277,11 @@ def _rows_of(column: pa.FixedSizeBinaryArray, width: int) -> NDArray[np.uint8]:
     return np.frombuffer(column.buffers()[1] if len(column) else b"", np.uint8).reshape(-1, width)
 
 
-def _numbers(column: pa.Array) -> NDArray[Any]:
+def _numbers(column: pa.Array, kind: type[Number]) -> NDArray[Number]:
     """The numbers of a column where they lie. `to_numpy` of pyarrow imports pandas: a second and 22 MiB a process."""
-    kind = np.dtype(str(column.type))
     if not len(column):
         return np.empty(0, kind)
-    return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * kind.itemsize)
+    return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * np.dtype(kind).itemsize)
 
 
 def _hashes(column: pa.FixedSizeBinaryArray) -> NDArray[np.bytes_]:

@@ -6,8 +6,7 @@ import functools
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from vlmpipe.trainer.data.shards.verified_files import damaged_file
 from vlmpipe.trainer.storage.base import Storage, crc32c_of
@@ -53,11 +52,11 @@ class FilePages(Mapping[str, FileSum]):
         return cls(storage, list(in_parallel(write, pages, threads=UPLOADS)))
 
     @classmethod
-    def of_json(cls, storage: Storage, pages: Sequence[Mapping[str, Any]]) -> FilePages:
-        return cls(storage, [Page(**page) for page in pages])
+    def of_json(cls, storage: Storage, pages: Sequence[tuple[str, str, int, int]]) -> FilePages:
+        return cls(storage, [Page(*page) for page in pages])
 
-    def as_json(self) -> list[dict[str, object]]:
-        return [asdict(page) for page in self.pages]
+    def as_json(self) -> list[tuple[str, str, int, int]]:
+        return [(page.name, page.first, page.files, page.crc32c) for page in self.pages]
 
     def __len__(self) -> int:
         return sum(page.files for page in self.pages)
