@@ -163,10 +163,16 @@ def _stack_of(config: PreTrainedConfig, layer: nn.Module) -> Stack:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=int(getattr(config, "head_dim", None) or hidden // heads),
-        intermediate=int(getattr(config, "intermediate_size", 0) or hidden * config.mlp_ratio),
+        intermediate=int(getattr(config, "intermediate_size", 0) or _of_experts(config) or hidden * config.mlp_ratio),
         gated=any("gate_proj" in name or "gate_up_proj" in name for name, _ in layer.named_parameters()),
         layer_parameters=count_parameters(layer, lambda name: not is_adapter(name)),
     )
+
+
+def _of_experts(config: PreTrainedConfig) -> int:
+    """Width of the experts that compute a token, the shared one too; 0 for a model without experts."""
+    of_one = getattr(config, "moe_intermediate_size", 0) * getattr(config, "num_experts_per_tok", 0)
+    return int(of_one + (getattr(config, "shared_expert_intermediate_size", 0) or 0))
 
 
 def _adapter_parameters(layers: Sequence[nn.Module]) -> dict[str, int]:

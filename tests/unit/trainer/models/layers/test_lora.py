@@ -101,6 +101,15 @@ def test_layers_that_peft_takes_for_experts_are_left_out_or_refused_where_they_a
     assert "mlp.shared_experts.gate_proj" in problem.text and "layers that PEFT takes for experts" in problem.text
 
 
+def test_a_model_whose_layers_are_all_experts_has_a_shape(tmp_path: Path) -> None:
+    """Its configuration has no intermediate_size."""
+    base = publish("qwen3_5_moe", tmp_path)
+    config = ModelConfig.model_validate(model_section(base, freeze=["tower"], lora={"rank": 2}))
+    shape = family_of(config).shape(config)
+    assert shape.language.intermediate == 2 * 16 + 16, "two experts compute a token, and the shared one"
+    assert shape.adapters["mlp.experts"] == 4 * 2 * (32 + 16) and "linear_attn.in_proj_qkv" in shape.adapters
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_frozen_weights_have_the_names_of_the_export(case: str) -> None:
     """By these a checkpoint's base is told from another, in training and in an export."""
