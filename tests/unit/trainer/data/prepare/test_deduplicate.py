@@ -116,7 +116,7 @@ def test_answers_are_counted_as_a_counter_would(given_answers: list[tuple[Split,
         assert of_slice["chance"] == (sum(right) / len(right) if right else None)
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(ids=st.lists(st.text(max_size=8), unique=True, max_size=40), data=st.data())
 def test_index_is_sorted_and_whole(
     tmp_path_factory: pytest.TempPathFactory, ids: list[str], data: st.DataObject
