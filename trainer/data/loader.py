@@ -91,7 +91,7 @@ class PackedLoader:
         samples = [[] if sequence is None else plan.row(sequence).tolist() for sequence in sequences]
         self._samples.expect([number for members in samples for number in members])
         for sequence, members in zip(sequences, samples, strict=True):
-            yield self.pack_sequence(members, draw_seed(self.sampler.seed, batch.epoch, sequence))
+            yield self._pack(members, draw_seed(self.sampler.seed, batch.epoch, sequence))
 
     def close(self) -> None:
         """Stop the prefetchers."""
@@ -103,6 +103,11 @@ class PackedLoader:
 
         seed: of selections of image tokens that training draws.
         """
+        self._samples.expect(samples)
+        return self._pack(samples, seed)
+
+    def _pack(self, samples: list[int], seed: int) -> PackedSequence:
+        """The sequence of samples that `self._samples` expects next."""
         length = self.sampler.data.sequence_length
         input_ids = np.full(length, self._chat.tokenizer.pad_token_id, np.int64)
         labels = np.full(length, IGNORED, np.int64)

@@ -67,25 +67,22 @@ class SampleRanges:
         self._current: _Sample | None = None
 
     def expect(self, numbers: Sequence[int]) -> None:
-        """Begin to read these samples, in this order."""
+        """Begin to read these samples, in this order; one that is drawn several times is read as often."""
         self._current = None
         self._expected = in_parallel(
             self._read, numbers, threads=THREADS, weigh=self._num_bytes, max_bytes=IN_FLIGHT_BYTES
         )
 
     def turns(self, number: int) -> tuple[Turn, ...]:
-        """The conversation of a sample."""
-        return self._sample(number).turns
+        """The conversation of the next sample."""
+        self._current = next(self._expected)
+        assert self._current.number == number, "samples are read in the expected order"
+        return self._current.turns
 
     def images(self, number: int) -> list[bytes]:
-        """The encoded images of a sample, in order of their marks; of videos a VideoFile."""
-        return self._sample(number).images
-
-    def _sample(self, number: int) -> _Sample:
-        if self._current is None or self._current.number != number:
-            self._current = next(self._expected)
-        assert self._current.number == number, "samples are read in the expected order"
-        return self._current
+        """The encoded images of the sample of the last `turns`, in order of their marks; of videos a VideoFile."""
+        assert self._current is not None and self._current.number == number, "a sample's turns are read first"
+        return self._current.images
 
     def _num_bytes(self, number: int) -> int:
         start, end = self._range(number)

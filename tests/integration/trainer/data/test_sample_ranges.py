@@ -166,3 +166,13 @@ def test_requests_of_whole_shards_are_about_what_is_calculated(data: BucketShard
     calculated = case.whole().requests - LOOKED_UP * len(data.sizes)
     fetched = sum(count for name, count in data.downloads().items() if name.endswith(".tar"))
     assert fetched == pytest.approx(calculated, rel=0.35), (fetched, calculated)
+
+
+def test_sequences_out_of_order_and_samples_drawn_twice_in_a_row_are_those_of_whole_shards(data: BucketShards) -> None:
+    """A small source is drawn several times an epoch; the centre of questions is of the epoch's first sequences."""
+    first, *others = data.sequence.first_rows(2)
+    for samples in ([*first, *first[-1:], *first[-1:]], *others):
+        whole = data.loader(data.local, 0).pack_sequence(samples)
+        by_range = data.by_range().pack_sequence(samples)
+        assert (by_range.sample_ids, by_range.images) == (whole.sample_ids, whole.images)
+        assert by_range.input_ids.tolist() == whole.input_ids.tolist()
