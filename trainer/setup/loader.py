@@ -49,7 +49,7 @@ def build_loader(
 def _sample_ranges(
     job: JobConfig, data: TrainingData, readers: Readers, worker: ProcessContext, *, images: bool
 ) -> SampleRanges | None:
-    """Reads training samples by range, where the run file says so or `auto` finds it faster; None: whole shards."""
+    """Reads training samples by range, where the run file says so or `auto` finds it best; None: whole shards."""
     how = job.data.shard_reading
     if not isinstance(readers.data, ShardCache):
         if how == "ranges" and worker.is_first:

@@ -1,0 +1,46 @@
+"""By which calculation samples of a bucket are read by range."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from vlmpipe.trainer.data.shards.shard_reading import ShardReading
+
+# 100 GB of a million samples, read once by one machine whose disk holds them all.
+ONE = ShardReading(
+    shards=1000,
+    shard_bytes=1e8,
+    sample_bytes=1e5,
+    samples_drawn=1e6,
+    epochs=1.0,
+    steps=2000,
+    machines=1,
+    machine_ranks=8,
+    cache_bytes=4e11,
+    shuffle_shards=64,
+)
+
+
+@pytest.mark.parametrize(
+    ("case", "how"),
+    [
+        (ONE, "whole"),
+        (replace(ONE, machines=4), "whole"),  # ranges are less, but not clearly
+        (replace(ONE, machines=10), "whole"),
+        (replace(ONE, machines=11), "ranges"),
+        (replace(ONE, machines=11, samples_drawn=3e6, epochs=3.0), "whole"),  # the disk keeps what is read thrice
+        (replace(ONE, machines=8), "whole"),
+        (replace(ONE, machines=8, sample_bytes=2e3), "ranges"),  # cached features leave images unread
+        (replace(ONE, cache_bytes=2 * 64e8), "whole"),  # two groups
+        (replace(ONE, cache_bytes=32e8), "ranges"),  # half of one
+    ],
+)
+def test_ranges_are_taken_where_they_take_clearly_less_time(case: ShardReading, how: str) -> None:
+    assert case.best() == how
+
+
+def test_few_machines_whose_saving_is_small_read_whole_shards() -> None:
+    case = replace(ONE, machines=4)
+    assert case.ranges().weight < case.whole().weight and case.best() == "whole"
