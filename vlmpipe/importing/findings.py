@@ -135,13 +135,17 @@ class Ledger:
     def unanswered(self) -> list[Path]:
         return [leaf for leaf in self.values if leaf not in self._findings]
 
+    def leaves_of(self, field: str) -> list[Path]:
+        """The values that became a run-file field."""
+        taken = (Outcome.EXPRESSED, Outcome.CHANGED)
+        return [leaf for leaf, found in self._findings.items() if found.field == field and found.outcome in taken]
+
     def refuse_field(self, field: str, reason: str, outcome: Outcome = Outcome.REFUSED) -> bool:
         """A run-file field that was set cannot stay: its values are refused. Returns whether it has values.
 
         outcome: DROPPED for values without effect.
         """
-        leaves = [leaf for leaf, finding in self._findings.items()
-                  if finding.field == field and finding.outcome in (Outcome.EXPRESSED, Outcome.CHANGED)]  # fmt: skip
+        leaves = self.leaves_of(field)
         for leaf in leaves:
             self._findings[leaf] = replace(
                 self._findings[leaf], outcome=outcome, field="", reason=one_line(redact(reason))

@@ -28,7 +28,7 @@ class _Loader(RunFileLoader):
         keys = [key.value for key, _ in node.value if key.tag != MERGE]
         if len(set(map(str, keys))) == len(keys):  # else the run file's loader names the one that is given twice
             self.flatten_mapping(node)
-            node.value = list({key.value: (key, value) for key, value in node.value}.values())
+            node.value = list({str(key.value): (key, value) for key, value in node.value}.values())
         return super().construct_mapping(node, deep)
 
 
@@ -50,16 +50,16 @@ def parse_with_aliases(text: str, source: str) -> Any:
             )
         return None if node is None else loader.construct_document(node)
     except (yaml.YAMLError, RecursionError) as error:
-        problem = getattr(error, "problem", "") or "an alias that stands for a part of itself"
+        problem = getattr(error, "problem", "") or "nested too deeply"
         raise RunFileError(source, [Problem("", f"not valid YAML: {problem}")]) from error
     finally:
         loader.dispose()
 
 
 def _size(node: yaml.Node, sizes: dict[int, int], open_nodes: set[int]) -> int:
-    """Number of nodes with each alias in full. Raises RecursionError for a node inside of itself."""
+    """Number of nodes with each alias in full. Raises MarkedYAMLError for a node inside of itself."""
     if id(node) in open_nodes:
-        raise RecursionError
+        raise yaml.MarkedYAMLError(problem="an alias that stands for a part of itself", problem_mark=node.start_mark)
     if id(node) in sizes:
         return sizes[id(node)]
     open_nodes.add(id(node))

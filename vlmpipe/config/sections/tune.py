@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -69,8 +70,16 @@ class ParameterSpec(Section):
 
     @property
     def extremes(self) -> list[Value]:
-        """Values that stand for all in a check: the ends of a range, and every value of a choice."""
-        return list(dict.fromkeys((self.points[0], self.points[-1]) if self.range else self.points))
+        """Values that stand for all in a check: every value of a choice, the ends of a range, and one between them.
+
+        That one is no whole number in a range of real numbers, and the smallest but one in a range of whole numbers:
+        a field may take both ends alone, such as a batch that the ranks divide.
+        """
+        if not self.range:
+            return list(dict.fromkeys(self.points))
+        low, high = self.range.min_value, self.range.max_value
+        between = low + 1 if self.integer_value_spec else low + (high - low) / math.pi
+        return list(dict.fromkeys((low, min(between, high), high)))
 
     @model_validator(mode="after")
     def _one_kind(self) -> ParameterSpec:

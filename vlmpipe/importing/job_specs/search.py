@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -23,6 +24,7 @@ from vlmpipe.importing.settings.words import table_of
 from vlmpipe.importing.translation import Setting, Translation
 from vlmpipe.job_spec.study import RANGES, VALUES
 from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.config.train_fields import ONE_OF_TWO
 from vlmpipe.trainer.monitoring.hypertune import VALIDATION_LOSS
 
 STUDY = ("study_spec",)
@@ -71,17 +73,18 @@ NOT_TAKEN = {
 NO_CONDITIONS = "parameters are searched independently of each other: one under a condition has no field"
 
 
-def translate_search(translation: Translation, answers: Answers[StudyDraft]) -> bool:
-    """Set the section tune from a corrected study. Returns whether any parameter is a field that can be searched."""
+def translate_search(translation: Translation, answers: Answers[StudyDraft], passes: int = 1) -> bool:
+    """Set the section tune from a corrected study. Returns whether any parameter is a field that can be searched.
+
+    passes: the trials' gradient accumulation, by which a rank's batch counts.
+    """
     parameters: dict[str, dict[str, Any]] = {}
-    reasons: list[str] = []
     for index, parameter in enumerate(answers.draft.get((*STUDY, "parameters")) or ()):
         path: Path = (*STUDY, "parameters", index)
         _conditions(answers, path, parameter)
-        _parameter(answers, path, parameter, parameters, reasons)
+        _parameter(answers, path, parameter, parameters, passes)
     if parameters:
-        translation.settings["tune.parameters"] = Setting(parameters, "; ".join(reasons), is_given=True)
-        _batch(translation, parameters)
+        translation.settings["tune.parameters"] = Setting(parameters, "", is_given=True)
         _adapters(translation, parameters)
         _metric(answers)
         _algorithm(answers, parameters)
@@ -121,7 +124,7 @@ def _parameter(
     path: Path,
     parameter: Mapping[str, Any],
     found: dict[str, dict[str, Any]],
-    reasons: list[str],
+    passes: int,
 ) -> None:
     name = str(parameter.get("parameter_id", ""))
     kind = next((name for name in VALUES if name in parameter), "")
@@ -131,10 +134,13 @@ def _parameter(
         reason = "trials search fields of train and the size of adapters, and none has this name"
         answers.refuse(path, f"{reason}{did_you_mean(name, known)}")
         return
-    if field in found:
-        answers.refuse(path, f"another parameter sets {field}, and was taken")
+    section, _, last = field.rpartition(".")
+    if taken := next((each for each in (field, f"{section}.{ONE_OF_TWO.get(last)}") if each in found), None):
+        answers.refuse(path, f"another parameter sets {taken}, and was taken")
         return
-    spec, reason = _values(answers.translation, name, field, kind, parameter)
+    spec, reason = _values(name, field, kind, parameter)
+    if field == "train.global_batch_size":
+        spec, reason = _batches(spec, ranks(answers.translation), passes if _is_of_a_rank(name) else 0)
     try:
         ParameterSpec.model_validate(spec)
     except ValidationError as error:
@@ -145,17 +151,13 @@ def _parameter(
         answers.drop((*path, "scale_type"), "values of a choice are drawn as they stand, and linear is the default")
     found[field] = spec
     target = f"tune.parameters.{field}"
-    because = f"{name} there{f', {reason}' if reason else ''}" if name != field else ""
-    answers.note((*path, "parameter_id"), Outcome.CHANGED if because else None, target, because and f"{field} here")
+    because = f"{name} there{f', {reason}' if reason else ''}" if name != field else reason
+    answers.note((*path, "parameter_id"), Outcome.CHANGED if because else None, target, because)
     answers.note((*path, kind), Outcome.CHANGED if reason else None, target, reason)
     answers.note(path, None, target, "")
-    if because:
-        reasons.append(f"{field}: {because}")
 
 
-def _values(
-    translation: Translation, name: str, field: str, kind: str, parameter: Mapping[str, Any]
-) -> tuple[dict[str, Any], str]:
+def _values(name: str, field: str, kind: str, parameter: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """A parameter's values for its field, and what was changed in them."""
     values, scale = parameter[kind], parameter.get("scale_type", "")
     spec: dict[str, Any] = {}
@@ -172,15 +174,14 @@ def _values(
         }
     else:
         spec[kind], reason = _texts(field, values.get("values", []))
-    processes = ranks(translation)
-    if field == "train.global_batch_size" and FIELDS.get(_concept(name)) and _concept(name) != "global_batch":
-        return _per_rank(spec, kind, processes)
     return spec, reason
 
 
-def _concept(name: str) -> str:
-    entry = table_of("transformers").get(name.lstrip("-").lower().replace("-", "_"))
-    return str(entry.get("is", "")) if isinstance(entry, Mapping) else ""
+def _is_of_a_rank(name: str) -> bool:
+    """Return whether a batch of that name counts the samples of one rank in one pass."""
+    bare = name.lstrip("-").lower().replace("-", "_")
+    entry = table_of("transformers").get(bare)
+    return bare == "bs" or (isinstance(entry, Mapping) and entry.get("is") == "micro_batch")
 
 
 def _texts(field: str, values: list[str]) -> tuple[dict[str, Any], str]:
@@ -191,31 +192,38 @@ def _texts(field: str, values: list[str]) -> tuple[dict[str, Any], str]:
     return {"values": list(values)}, ""
 
 
-def _per_rank(spec: dict[str, Any], kind: str, processes: int) -> tuple[dict[str, Any], str]:
-    """Samples of a rank as those of a step on all ranks."""
-    if processes == 1:
-        return spec, ""
+def _batches(spec: dict[str, Any], processes: int, passes: int) -> tuple[dict[str, Any], str]:
+    """Batches of a step that all ranks divide. passes: those of a rank's samples; 0 for samples of all ranks."""
+    (kind, given), *_ = spec.items()
+    if kind == RANGES[0]:
+        return spec, ""  # which has no whole numbers, and is refused
     if kind == RANGES[1]:
-        low, high = spec[kind]["min_value"], spec[kind]["max_value"]
-        values = list(range(low, high + 1, max(1, -(-(high - low + 1) // MAX_VALUES))))
-    elif kind == VALUES[2]:
-        values = spec[kind]["values"]
+        low, high = given["min_value"], given["max_value"]
+        step = 1 if passes else processes
+        low = -(-low // step) * step
+        values: list[Any] = list(range(low, high + 1, step * max(1, -(-(high - low + step) // (step * MAX_VALUES)))))
     else:
+        values = [int(value) if str(value).isdecimal() else value for value in given["values"]]
+    if not values or not all(isinstance(value, int) for value in values):
         return spec, ""
-    steps = {"discrete_value_spec": {"values": [value * processes for value in values]}}
-    return steps, f"a rank's samples, on {processes} ranks"
+    whole = {"discrete_value_spec": {"values": [value * (processes * passes or 1) for value in values]}}
+    if not passes:
+        return whole, f"batches that {processes} ranks divide" if kind == RANGES[1] and processes > 1 else ""
+    in_passes = f" in {passes} passes" if passes > 1 else ""
+    return whole, f"a rank's samples, on {processes} ranks{in_passes}" if processes * passes > 1 else ""
 
 
-def _batch(translation: Translation, parameters: Mapping[str, dict[str, Any]]) -> None:
+def _settle_micro_batch(translation: Translation, parameters: Mapping[str, dict[str, Any]]) -> None:
     """A micro-batch that divides every batch that is tried."""
-    spec = parameters.get("train.global_batch_size")
-    if spec is None:
+    batches = parameters.get("train.global_batch_size", {}).get("discrete_value_spec", {}).get("values")
+    before = translation.settings.get("train.micro_batch_size")
+    if not batches or before is None or not all(isinstance(value, int) for value in batches):
         return
-    values = spec.get("discrete_value_spec", {}).get("values") or [1]
-    processes = ranks(translation)
-    whole = [int(value) for value in values if float(value).is_integer()]
-    size = math.gcd(EXAMPLE_MICRO_BATCH, *(value // processes for value in whole)) or 1
-    translation.assume("train.micro_batch_size", size, "a divisor of every batch that is tried")
+    size = math.gcd(before.value, *(value // ranks(translation) for value in batches)) or 1
+    if size != before.value:
+        why = "a divisor of every batch that is tried"
+        given = translation.ledger.leaves_of("train.micro_batch_size")
+        translation.change(given, "train.micro_batch_size", size, f"{before.value} there; {why}" if given else why)
 
 
 def _adapters(translation: Translation, parameters: Mapping[str, dict[str, Any]]) -> None:
@@ -298,11 +306,19 @@ def _counts(answers: Answers[StudyDraft]) -> None:
             answers.take((name,), f"tune.{name}")
 
 
+def _there(translation: Translation, field: str) -> str:
+    """What a parameter is in the study, and what was changed in its values."""
+    ledger, target = translation.ledger, f"tune.parameters.{field}"
+    names = [leaf for leaf in ledger.leaves_of(target) if leaf[-1] in ("parameterId", "parameter_id")]
+    return ledger.finding(names[0]).reason if names else ""
+
+
 def settle_search(translation: Translation, source: str) -> None:
     """Refuse parameters with a value that the run file does not take. Without any, there is no search."""
     found = translation.settings.get("tune.parameters")
     if found is None:
         return
+    _settle_micro_batch(translation, found.value)
     content = translation.content()
     for field, spec in list(found.value.items()):
         try:
@@ -314,6 +330,9 @@ def settle_search(translation: Translation, source: str) -> None:
                 f"tune.parameters.{field}", f"{field} {value}: {problem.field}: {problem.text}"
             )
             del found.value[field]
+    changed = {field: _there(translation, field) for field in found.value}
+    reason = "; ".join(f"{field}: {text}" for field, text in changed.items() if text)
+    translation.settings["tune.parameters"] = replace(found, reason=reason)
     if not found.value:
         for field in [name for name in translation.settings if name.startswith("tune.")]:
             del translation.settings[field]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,6 +68,9 @@ OF_THE_REQUEST = {  # fields around the spec
     "error": "the service makes it",
     "web_access_uris": "the service makes it",
 }
+
+# Names of gradient accumulation in the table of programs' words, with its number.
+ACCUMULATION = re.compile(r"(?:^|\s)--?(?:gradient|grad)[-_]accum(?:ulation)?(?:[-_]steps)?[= ](\d{1,6})(?=\s|$)")
 
 
 def corrected_spec(content: Any, ledger: Ledger) -> list[str]:
@@ -141,7 +145,16 @@ def _search(translation: Translation, file: SpecFile, trial: SpecDraft) -> bool:
         for leaf in study.at:
             translation.refuse(leaf, error.found)
         return False
-    return translate_search(translation, Answers(translation, study))
+    return translate_search(translation, Answers(translation, study), _passes(trial))
+
+
+def _passes(trial: SpecDraft) -> int:
+    """Passes of a step, where words of pool 0 say their number."""
+    for kind in ("container_spec", "python_package_spec"):
+        words = [str(word) for name in ("command", "args") for word in trial.get((POOLS, CHIEF_POOL, kind, name)) or ()]
+        if said := ACCUMULATION.search(" ".join(words)):
+            return max(1, int(said[1]))
+    return 1
 
 
 def _job_fields(answers: Answers[SpecDraft]) -> None:
@@ -285,7 +298,8 @@ def _program(answers: Answers[SpecDraft], *, is_search: bool) -> None:
     for leaf in (first, *others):
         draft.at.pop(leaf, None)
     for leaf in others:
-        translation.ledger.note(leaf, Outcome.CHANGED, "train.trainer.command", "joined to the command")
+        field = "train" if is_search else "train.trainer.command"
+        translation.ledger.note(leaf, Outcome.CHANGED, field, "joined to the command")
     translate_command(translation, launch, first)
 
 

@@ -31,6 +31,8 @@ def test_aliases_that_stand_for_much_are_refused_before_they_are_read() -> None:
         ("a: &a [*a]\n", "part of itself"),
         ("a: *nothing\n", "undefined alias"),
         ("a: &x 1\na: *x\n", "given twice"),
+        ("a: &x 1\n? [b]\n: *x\n", "a key must be text"),
+        ("a: &x 1\nb: *x\nc: " + "[" * 400 + "]" * 400, "nested too deeply"),
     ],
 )
 def test_what_is_wrong_is_said(text: str, words: str) -> None:

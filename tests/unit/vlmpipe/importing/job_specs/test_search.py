@@ -45,9 +45,9 @@ def test_a_study_becomes_the_section_tune() -> None:
     assert (tune.max_trial_count, tune.parallel_trial_count, tune.max_failed_trial_count) == (20, 20, 5)
     assert tune.algorithm == "RANDOM_SEARCH"
     assert {name: spec.extremes for name, spec in tune.parameters.items()} == {
-        "train.optimizer.learning_rate": [1e-6, 1e-4],
+        "train.optimizer.learning_rate": [1e-6, pytest.approx(3.25e-5, rel=0.01), 1e-4],
         "train.global_batch_size": [64, 128, 256],  # of 16 ranks
-        "model.lora.rank": [4, 64],
+        "model.lora.rank": [4, 5, 64],
         "train.lr_schedule": ["cosine", "linear"],
     }
     assert tune.parameters["train.optimizer.learning_rate"].scale_type == "UNIT_LOG_SCALE"
@@ -79,6 +79,52 @@ def test_each_value_of_a_study_has_its_reason(path: str, outcome: Outcome, reaso
     found = finding(as_written()[0], path)
     assert found.outcome is outcome
     assert reason in found.reason
+
+
+BATCHES = [
+    ("per_device_train_batch_size", {"discreteValueSpec": {"values": [1, 2]}}, [1, 2], "on 16 ranks in 8 passes"),
+    ("per_device_train_batch_size", {"categoricalValueSpec": {"values": ["1", "2"]}}, [1, 2], "in 8 passes"),
+    ("batch_size", {"integerValueSpec": {"minValue": 3, "maxValue": 5}}, [3, 4, 5], "a rank's samples"),
+    ("global_batch_size", {"discreteValueSpec": {"values": [128, 256]}}, [1, 2], "global_batch_size there"),
+    ("global_batch_size", {"integerValueSpec": {"minValue": 100, "maxValue": 150}}, [0.875, 1, 1.125], "16 ranks divide"),
+]
+
+
+@pytest.mark.parametrize(("name", "values", "of_a_rank", "reason"), BATCHES)
+def test_a_batch_is_that_of_all_ranks_and_passes(
+    name: str, values: dict[str, Any], of_a_rank: list[float], reason: str
+) -> None:
+    job = copy.deepcopy(JOB)
+    job["studySpec"]["parameters"] = [{"parameterId": name, **values}]
+    job["trialJobSpec"]["workerPoolSpecs"][0]["containerSpec"]["args"] += [
+        "--per_device_train_batch_size=4", "--gradient_accumulation_steps", "8"
+    ]  # fmt: skip
+    result = import_run_file(Source("tuning.yaml", Kind.JOB_SPEC, job))
+    config = parse_run_config(parse_yaml(result.text, "tuning.yaml"), "tuning.yaml")
+    batches = require_tuning(config).parameters["train.global_batch_size"].points
+    assert batches == [128 * value for value in of_a_rank]
+    assert all(batch % (16 * config.train.micro_batch_size) == 0 for batch in batches if isinstance(batch, int))
+    assert reason in finding(result, "studySpec.parameters[0].parameterId").reason
+    if config.train.micro_batch_size != 4:
+        given = finding(result, "trialJobSpec.workerPoolSpecs[0].containerSpec.command.arguments.per_device_train_batch_size")
+        assert given.outcome is Outcome.CHANGED and "a divisor of every batch" in given.reason
+
+
+def test_one_of_two_forms_is_searched() -> None:
+    steps = {"parameterId": "warmup_steps", "integerValueSpec": {"minValue": 0, "maxValue": 500}}
+    share = {"parameterId": "warmup_ratio", "doubleValueSpec": {"minValue": 0, "maxValue": 0.1}}
+    result, config = imported(parameters=[steps, share])
+    assert config.tune and list(config.tune.parameters) == ["train.warmup_steps"]
+    assert "sets train.warmup_steps" in finding(result, "studySpec.parameters[1].parameterId").reason
+
+
+def test_a_range_of_real_numbers_is_none_of_whole_numbers() -> None:
+    rank = {"parameterId": "lora_r", "doubleValueSpec": {"minValue": 8, "maxValue": 64}}
+    rate = {"parameterId": "lr", "doubleValueSpec": {"minValue": 1e-5, "maxValue": 1e-4}}
+    result, config = imported(parameters=[rank, rate])
+    assert config.tune and list(config.tune.parameters) == ["train.optimizer.learning_rate"]
+    assert "expected a whole number" in finding(result, "studySpec.parameters[0].parameterId").reason
+    assert "lora_r there" not in result.text  # what was refused is no part of the comment beside the others
 
 
 def test_early_stopping_needs_a_metric_of_training() -> None:
