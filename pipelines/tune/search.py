@@ -293,7 +293,12 @@ def num_points(tuning: TuneConfig) -> int:
     """Number of trials: a small grid has fewer points than `max_trial_count`."""
     if tuning.algorithm != "GRID_SEARCH":
         return tuning.max_trial_count
-    return min(tuning.max_trial_count, math.prod(len(parameter.points) for parameter in tuning.parameters.values()))
+    return min(tuning.max_trial_count, math.prod(len(choice) for choice in _choices(tuning)))
+
+
+def _choices(tuning: TuneConfig) -> list[Sequence[Value]]:
+    """Values of each parameter that a grid can reach: a range may have more than fit into memory."""
+    return [parameter.points[: tuning.max_trial_count] for parameter in tuning.parameters.values()]
 
 
 def points(tuning: TuneConfig) -> Iterator[dict[str, Value]]:
@@ -305,8 +310,7 @@ def points(tuning: TuneConfig) -> Iterator[dict[str, Value]]:
             fix="add tune.algorithm=RANDOM_SEARCH, or --target vertex",
         )
     if tuning.algorithm == "GRID_SEARCH":
-        names, choices = list(tuning.parameters), [parameter.points for parameter in tuning.parameters.values()]
-        grid = (dict(zip(names, point, strict=True)) for point in itertools.product(*choices))
+        grid = (dict(zip(tuning.parameters, point, strict=True)) for point in itertools.product(*_choices(tuning)))
         return itertools.islice(grid, tuning.max_trial_count)
     chance = random.Random(tuning.seed)
     return (

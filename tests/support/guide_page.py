@@ -56,7 +56,7 @@ def _output(command: str) -> str:
     assert program == "vlmpipe"
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout  # beside it, a command that takes long says what it does
 
 
 @contextlib.contextmanager

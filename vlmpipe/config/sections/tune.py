@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -60,10 +61,10 @@ class ParameterSpec(Section):
         return self.double_value_spec or self.integer_value_spec
 
     @property
-    def points(self) -> list[Value]:
+    def points(self) -> Sequence[Value]:
         """Every value; for a range of real numbers, its ends."""
-        if self.integer_value_spec:
-            return list(range(self.integer_value_spec.min_value, self.integer_value_spec.max_value + 1))
+        if self.integer_value_spec:  # not as a list: a range may have more numbers than memory
+            return range(self.integer_value_spec.min_value, self.integer_value_spec.max_value + 1)
         if self.double_value_spec:
             return [self.double_value_spec.min_value, self.double_value_spec.max_value]
         return list((self.discrete_value_spec or self.categorical_value_spec).values)  # type: ignore[union-attr]

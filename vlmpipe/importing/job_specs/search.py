@@ -19,7 +19,7 @@ from vlmpipe.importing.job_specs.answers import Answers
 from vlmpipe.importing.job_specs.draft import StudyDraft
 from vlmpipe.importing.settings.concepts import is_on
 from vlmpipe.importing.settings.model_words import EXAMPLE_RANK
-from vlmpipe.importing.settings.training import EXAMPLE_MICRO_BATCH, SCHEDULES
+from vlmpipe.importing.settings.training import SCHEDULES
 from vlmpipe.importing.settings.words import table_of
 from vlmpipe.importing.translation import Setting, Translation
 from vlmpipe.job_spec.study import RANGES, VALUES
@@ -215,9 +215,9 @@ def _batches(spec: dict[str, Any], processes: int, passes: int) -> tuple[dict[st
 
 def _settle_micro_batch(translation: Translation, parameters: Mapping[str, dict[str, Any]]) -> None:
     """A micro-batch that divides every batch that is tried."""
-    batches = parameters.get("train.global_batch_size", {}).get("discrete_value_spec", {}).get("values")
+    batches = parameters.get("train.global_batch_size", {}).get("discrete_value_spec", {}).get("values") or [""]
     before = translation.settings.get("train.micro_batch_size")
-    if not batches or before is None or not all(isinstance(value, int) for value in batches):
+    if before is None or not all(isinstance(value, int) for value in (before.value, *batches)):
         return
     size = math.gcd(before.value, *(value // ranks(translation) for value in batches)) or 1
     if size != before.value:

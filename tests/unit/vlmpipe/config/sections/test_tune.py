@@ -12,6 +12,7 @@ from vlmpipe.config.sections.tune import ParameterSpec
     [
         ({"integer_value_spec": {"min_value": 32, "max_value": 64}}, [32, 33, 64]),
         ({"integer_value_spec": {"min_value": 1, "max_value": 2}}, [1, 2]),
+        ({"integer_value_spec": {"min_value": 64, "max_value": 10**17}}, [64, 65, 10**17]),  # more than memory holds
         ({"double_value_spec": {"min_value": 8, "max_value": 64}}, [8, pytest.approx(25.8, abs=0.1), 64]),
         ({"discrete_value_spec": {"values": [8, 16, 32]}}, [8, 16, 32]),
         ({"categorical_value_spec": {"values": ["linear", "cosine"]}}, ["linear", "cosine"]),

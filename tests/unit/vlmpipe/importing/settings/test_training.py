@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.guide_files import LISTINGS
 from vlmpipe.config.yaml_loader import parse_yaml
-from vlmpipe.importing.findings import Finding
+from vlmpipe.importing.findings import Finding, Outcome
 from vlmpipe.importing.importer import Imported, import_run_file
 from vlmpipe.importing.sources import source_of
 
@@ -80,6 +80,13 @@ def test_deepspeed_clips_nothing_and_keeps_the_rate_by_default() -> None:
     content, _ = imported_of(DEEPSPEED)
     assert content["train"]["clip_grad_norm"] == 0.0
     assert (content["train"]["lr_schedule"], content["train"]["warmup_fraction"]) == ("constant", 0.0)
+
+
+def test_bf16_false_is_fp32() -> None:
+    content, imported = imported_of(TRL | {"bf16": False})
+    assert content["train"]["precision"] == "fp32"
+    found = finding_of(imported, "bf16")
+    assert found.outcome is Outcome.CHANGED and "fp32; bf16 is faster" in found.reason
 
 
 def test_fp16_becomes_bf16_where_the_gpu_has_it() -> None:
