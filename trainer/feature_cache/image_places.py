@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +32,7 @@ from vlmpipe.trainer.storage.records import seal, unseal
 SHARED_FROM_BYTES = 16 << 20  # of sidecars, of some 240,000 images; below, each process reads them in about a second
 CACHE_FOLDER = ".features"  # in the cache folder
 KEPT = 4  # stores on a machine, those used last
+LEFT_S = 86_400  # from which age on nobody still writes an array that nothing describes
 FILES = 64  # that rows are sorted into
 ROW = np.dtype([("image", HASHES), ("shard", "<i4"), ("place", "<i4")])
 IN_MEMORY = (
@@ -89,16 +92,15 @@ def open_places(uri: str, files: Sequence[ObjectInfo], read: Read) -> tuple[Stor
         folder.mkdir(exist_ok=True)
     except (UserError, OSError) as error:
         return _without_files(read, error)
-    with alone(folder / f"{key[:2]}.lock"):
-        found = _open(folder / key)
-        if found is None:
-            try:
-                _write(folder / key, read())
-            except OSError as error:  # a full disk
-                (folder / key).with_suffix(".part").unlink(missing_ok=True)
-                return _without_files(read, error)
-            _delete_oldest(folder)
+    try:
+        with alone(folder / f"{key[:2]}.lock"):
             found = _open(folder / key)
+            if found is None:
+                _write(folder / key, read())
+                _delete_oldest(folder)
+                found = _open(folder / key)
+    except OSError as error:  # a full disk, or a folder that cannot be written to or locked
+        return _without_files(read, error)
     return found or _in_memory(read())
 
 
@@ -150,24 +152,33 @@ def _write(path: Path, shards: Shards) -> None:
             for number in np.unique(numbers).tolist():
                 files[number].write(rows[numbers == number].tobytes())
             counts += np.bincount(numbers, minlength=FILES)
-        total, done = int(counts.sum()), 0
-        with part.open("wb") as out:
-            out.truncate(total * ROW.itemsize)
-            for file in files:
-                file.seek(0)
-                rows = _in_order(np.frombuffer(file.read(), ROW))
-                start = 0
-                for name in ROW.names or ():
-                    width = ROW[name].itemsize
-                    out.seek(start + done * width)
-                    out.write(np.ascontiguousarray(rows[name]).tobytes())
-                    start += total * width
-                done += len(rows)
+        try:
+            _write_columns(part, files, int(counts.sum()))
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
     part.replace(path)
     found = listing.found()
     content: dict[str, object] = asdict(replace(found, sidecars=())) | {"file": asdict(FileSum.once_a_machine(path))}
     content["sidecars"] = [[one.shard, one.samples, one.bytes, one.crc32c] for one in found.sidecars]
     path.with_suffix(".json").write_bytes(seal(content))
+
+
+def _write_columns(part: Path, files: Iterable[IO[bytes]], total: int) -> None:
+    """Write the columns of the rows in `files`, one after the other."""
+    done = 0
+    with part.open("wb") as out:
+        out.truncate(total * ROW.itemsize)
+        for file in files:
+            file.seek(0)
+            rows = _in_order(np.frombuffer(file.read(), ROW))
+            start = 0
+            for name in ROW.names or ():
+                width = ROW[name].itemsize
+                out.seek(start + done * width)
+                out.write(np.ascontiguousarray(rows[name]).tobytes())
+                start += total * width
+            done += len(rows)
 
 
 def _open(path: Path) -> tuple[StoredShards, ImagePlaces] | None:
@@ -200,7 +211,14 @@ def _arrays(rows: NDArray[np.void]) -> ImagePlaces:
 
 
 def _delete_oldest(folder: Path) -> None:
-    """Delete the files whose last use is longest ago. Whoever has mapped one keeps its content."""
-    for described in sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)[:-KEPT]:
-        for path in (described, described.with_suffix("")):
-            path.unlink(missing_ok=True)
+    """Delete the files whose last use is longest ago, and what killed processes left. Whoever has mapped one keeps its
+    content.
+    """
+    with suppress(FileNotFoundError):  # another process deletes, too
+        for described in sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)[:-KEPT]:
+            for path in (described, described.with_suffix("")):
+                path.unlink(missing_ok=True)
+        for path in folder.iterdir():
+            is_array = path.suffix in ("", ".part")
+            if is_array and not path.with_suffix(".json").exists() and time.time() - path.stat().st_mtime > LEFT_S:
+                path.unlink(missing_ok=True)

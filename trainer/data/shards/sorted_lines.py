@@ -24,6 +24,9 @@ from vlmpipe.trainer.storage.base import TEMPORARY_PREFIX
 
 SORTED_ROWS = 1 << 17  # in memory at a time, some 400 bytes each
 EVERY = 256  # lines, of which one's id is looked at
+# From which line on in each chunk: another one than in the chunks before, so that chunks whose ids are spread alike do
+# not all show the same parts of the ids, while all lines of the parts between lie in one range.
+STRIDE = 159
 MAX_FILES = 64  # that are written at a time
 
 Key = tuple[Split, str]  # split and id, by which lines are sorted
@@ -40,7 +43,8 @@ class SortedLines:
 
     def add(self, lines: pa.Table, again: ReadLines) -> None:
         """Add a chunk. `again` returns the same lines."""
-        few = lines.select(["split", "id"]).take(np.arange(0, len(lines), EVERY))
+        first = len(self._chunks) * STRIDE % EVERY
+        few = lines.select(["split", "id"]).take(np.arange(first, len(lines), EVERY))
         self._keys += zip(few.column("split").to_pylist(), few.column("id").to_pylist(), strict=True)
         self._with_videos = self._with_videos or lines.schema == WITH_VIDEOS
         self._chunks.append(again)
@@ -57,7 +61,7 @@ class SortedLines:
 
 
 def _sorted(tables: Iterable[pa.Table], keys: Sequence[Key], folder: Path) -> Iterator[pa.Table]:
-    """Sort lines. Each table is sorted, and `keys` are those of one in EVERY line."""
+    """Sort lines. Each table is sorted, and `keys` are those of about one in EVERY line."""
     files = min(MAX_FILES, -(-len(keys) * EVERY // SORTED_ROWS))
     cuts = sorted({keys[len(keys) * number // files] for number in range(1, files)} - {*keys[:1]})
     if not cuts:

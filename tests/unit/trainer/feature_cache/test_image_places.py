@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,6 +110,30 @@ def test_without_a_cache_folder_each_process_reads_the_sidecars(
     cache.parent.parent.joinpath("file").write_text("")
     monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(cache.parent.parent / "file" / "below"))
     assert opened([[1]])[1] == 1 and "set VLMPIPE_CACHE_DIR" in capsys.readouterr().err
+
+
+def test_without_locks_or_room_each_process_reads_the_sidecars(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", refuse)
+        assert opened([[1, 2]])[1] == 1 and "No locks available" in capsys.readouterr().err
+    monkeypatch.setattr(Path, "replace", refuse)
+    assert opened([[1, 2]])[1] == 2 and "set VLMPIPE_CACHE_DIR" in capsys.readouterr().err
+
+
+def test_what_killed_processes_left_is_deleted(cache: Path) -> None:
+    opened([[1]])
+    left = [cache / "ab.part", cache / "cd", cache / "ef.part"]
+    for path in left:
+        path.write_bytes(b"half")
+    for path in left[:2]:
+        os.utime(path, (0, 0))
+    opened([[2]], [ObjectInfo("shard-0.json", 1, "later")])
+    assert [path.exists() for path in left] == [False, False, True], "another process may be writing the last"
 
 
 def test_what_is_wrong_with_a_sidecar_is_raised_and_leaves_no_file(cache: Path) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -141,6 +144,28 @@ def test_index_is_sorted_and_whole(
     assert [(row["split"], row["id"], len(row["images"])) for row in rows] == [
         (split, identity, len(identity) % 3) for split, identity in sorted(lines)
     ]
+
+
+def test_no_more_lines_than_asked_for_are_sorted_at_once(tmp_path: Path) -> None:
+    """Also of chunks of few lines whose ids are spread alike, as hashes of images are."""
+    chance = random.Random(57)
+    lengths: list[int] = []
+    in_order = sorted_lines._in_order
+
+    def counted(lines: pa.Table) -> pa.Table:
+        lengths.append(len(lines))
+        return in_order(lines)
+
+    lines = sorted_lines.SortedLines()
+    sizes = {"EVERY": 16, "SORTED_ROWS": 256, "MAX_FILES": 4, "_in_order": counted}
+    with mock.patch.multiple(sorted_lines, **sizes):
+        for _ in range(64):
+            table = pa.Table.from_pylist(
+                [next(lines_of({f"{chance.getrandbits(64):016x}": []}, "eval")) for _ in range(64)], SCHEMA
+            ).sort_by("id")
+            lines.add(table, partial(lambda table: table, table))
+        lines.write_index(tmp_path, {"train": [], "eval": ["shard"]})
+    assert sum(lengths) == 64 * 64 and max(lengths) <= 256 + 64, sorted(lengths)[-3:]
 
 
 # ---- duplicates and leakage, from end to end
