@@ -44,7 +44,7 @@ from vlmpipe.trainer.errors import ConfigError, UserError, os_errors
 from vlmpipe.trainer.records.commit import CommitRecord
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.strategies.base import Strategy
-from vlmpipe.trainer.strategies.named_checkpoint import METADATA_FILE
+from vlmpipe.trainer.strategies.named_checkpoint import METADATA_FILE, metadata_of, require_adapters_read
 
 T = TypeVar("T")
 VERSIONED = ("torch", "transformers", "deepspeed", "safetensors", "peft")
@@ -180,6 +180,8 @@ def _try_to_load(
             _fetch_together(worker, files, folder, described)
             here = _FetchedFiles(files.sizes_bytes, folder)
             by_rank = _each(worker, f"reading checkpoint {name}", lambda: union([_reads(strategy, here, worker)]))
+            if described:
+                on_first(worker, lambda: require_adapters_read(metadata_of(here), union(by_rank)))
             ranges = _of_node(worker, by_rank)
             if worker.is_node_leader:
                 read, held = total_bytes(ranges), total_bytes(files.whole())

@@ -173,7 +173,7 @@ def union(several: Iterable[Ranges]) -> dict[str, list[Range]]:
     found: dict[str, list[Range]] = {}
     for ranges in several:
         for file, of_file in ranges.items():
-            found[file] = [*found.get(file, ()), *of_file]
+            found.setdefault(file, []).extend(of_file)
     return {file: merged(of_file) for file, of_file in found.items()}
 
 

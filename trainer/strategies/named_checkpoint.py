@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
@@ -16,11 +17,14 @@ from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.layers.freeze import is_adapter
 from vlmpipe.trainer.strategies.base import SavedFiles
 from vlmpipe.trainer.strategies.tensor_pieces import with_pieces
 
 FORMAT = "dcp"
 METADATA_FILE = ".metadata"  # what is where, a pickle
+WEIGHTS = "model."  # prefix of trained weights' names in a checkpoint
 EMA = "ema"  # entry of a state, beside "model" and "optimizer"
 
 
@@ -49,7 +53,14 @@ def metadata_of(files: SavedFiles) -> Metadata:
 
 
 def ranges_of(target: Mapping[str, object], metadata: Metadata, files: SavedFiles) -> dict[str, list[tuple[int, int]]]:
-    """The items that DCP's own plan for this rank's `target` asks for, by file. See `Strategy.reads`."""
+    """The items that DCP's own plan for this rank's `target` asks for, by file. See `Strategy.reads`.
+
+    Raises ConfigError for a trained weight that the checkpoint lacks.
+    """
+    weights = target["model"]
+    assert isinstance(weights, Mapping)
+    if missing := sorted(name for name in weights if f"{WEIGHTS}{name}" not in metadata.state_dict_metadata):
+        raise _of_other_weights(f"lacks {len(missing)} of the weights that are trained, for example {missing[0]}")
     planner = dcp.DefaultLoadPlanner()
     planner.set_up_planner(with_pieces(target), metadata, is_coordinator=False)
     ranges = {METADATA_FILE: [(0, files.sizes_bytes[METADATA_FILE])]}
@@ -57,6 +68,34 @@ def ranges_of(target: Mapping[str, object], metadata: Metadata, files: SavedFile
         place = metadata.storage_data[item.storage_index]
         ranges.setdefault(place.relative_path, []).append((place.offset, place.offset + place.length))
     return ranges
+
+
+def require_adapters_read(metadata: Metadata, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+    """Raise ConfigError for an adapter in a checkpoint that no rank reads: the model would lose it in silence.
+
+    ranges: what all ranks read, sorted and apart.
+    """
+    starts = {file: [start for start, _ in parts] for file, parts in ranges.items()}
+
+    def is_read(file: str, offset: int) -> bool:
+        before = bisect_right(starts.get(file, ()), offset)
+        return before > 0 and offset < ranges[file][before - 1][1]
+
+    saved = ((index.fqn, place) for index, place in metadata.storage_data.items() if index.fqn.startswith(WEIGHTS))
+    adapters = [(name, place) for name, place in saved if is_adapter(name)]
+    read = {name for name, place in adapters if is_read(place.relative_path, place.offset)}
+    if unread := sorted({name for name, _ in adapters} - read):
+        name = unread[0].removeprefix(WEIGHTS)
+        raise _of_other_weights(f"holds {len(unread)} matrices of adapters that the model lacks, for example {name}")
+
+
+def _of_other_weights(how: str) -> ConfigError:
+    return ConfigError(
+        f"the checkpoint cannot be continued: it {how}",
+        expected="a checkpoint of the weights that are trained; an earlier vlmpipe may have had another default of "
+        "model.lora.targets",
+        fix="continue with the vlmpipe that began it, or start a new run (train.resume=never, or another run id)",
+    )
 
 
 def load_state(target: Mapping[str, object], reader: dcp.FileSystemReader) -> None:

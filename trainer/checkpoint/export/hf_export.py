@@ -209,7 +209,8 @@ class Merged:
     """Trained weights from the checkpoint, frozen ones from their source with adapters merged in, by their names in the
     model without adapters.
 
-    A `vlmpipe.trainer.models.base.Weights`. Raises ConfigError when the checkpoint lacks a trained weight.
+    A `vlmpipe.trainer.models.base.Weights`. Raises ConfigError when the checkpoint lacks a trained weight, or has
+    adapters that the model lacks.
     """
 
     def __init__(self, model: nn.Module, trained: WeightReader, initial: Weights) -> None:
@@ -222,6 +223,14 @@ class Merged:
         self._trainable = {plain_name(name) for name in named if name not in in_adapters} - self._tied_to.keys()
         if missing := sorted((self._trainable | in_adapters) - trained.names):
             raise ConfigError(f"the checkpoint lacks {len(missing)} trained weights, for example {missing[0]}")
+        if unknown := sorted(name for name in trained.names if is_adapter(name) and name not in in_adapters):
+            raise ConfigError(
+                f"the checkpoint holds {len(unknown)} matrices of adapters that the model lacks, for example "
+                f"{unknown[0]}",
+                expected="adapters of the layers that model.lora names; an earlier vlmpipe may have had another "
+                "default of model.lora.targets",
+                fix="export it with the vlmpipe that trained it",
+            )
 
     def read(self, name: str) -> Tensor:
         name = self._tied_to.get(name, name)

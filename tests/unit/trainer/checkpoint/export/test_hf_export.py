@@ -178,3 +178,11 @@ def test_check_refuses_what_no_adapter_folder_can_hold(tmp_path: Path) -> None:
     section = model_section(publish("llava_next", tmp_path), **LORA)
     found = check_run(parse_run_config(merged(TINY, {}) | {"model": section}, "run.yaml"))
     assert [one.subject for one in found if "no adapter folder can hold it" in one.text and one.state == "failed"]
+
+
+def test_a_checkpoint_with_adapters_of_other_layers_is_not_exported() -> None:
+    """Their part of what was learned would be left out in silence: an earlier default adapted gates too."""
+    model = nn.Sequential(nn.Linear(2, 2)).requires_grad_(False)
+    reader = WeightReader({"0.lora_A.default.weight"}, lambda _: torch.empty(0))
+    with pytest.raises(ConfigError, match=r"1 matrices of adapters that the model lacks, for example 0\.lora_A"):
+        Merged(model, reader, reader)

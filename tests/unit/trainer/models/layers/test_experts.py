@@ -92,6 +92,19 @@ def test_outputs_gradients_and_merged_weights_are_pefts(is_transposed: bool) -> 
         torch.testing.assert_close(plain.get_parameter(name.removeprefix("experts.")), weight)
 
 
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_adapters_change_no_bit_before_they_are_trained(is_transposed: bool) -> None:
+    model, hidden = adapted(is_transposed=is_transposed), torch.randn(5, WIDTH)
+    experts = model.experts.get_base_layer()
+    expected = Experts.forward(experts, hidden)
+    compute_weights(model.experts, experts)
+    assert not torch.equal(model(hidden), expected)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.zeros_(parameter)
+    assert torch.equal(model(hidden), expected)
+
+
 @pytest.mark.parametrize("is_checkpointed", [False, True])
 def test_no_computed_weight_is_held_from_the_forward_to_the_backward_pass(
     is_checkpointed: bool, monkeypatch: pytest.MonkeyPatch
