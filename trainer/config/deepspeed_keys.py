@@ -168,12 +168,20 @@ def problems_of_new_runs(deepspeed: Mapping[str, object], strategy: str) -> list
             strategies = " and ".join(sorted(READ_UNDER[name][0]))
             other = f", or use {strategies}" if strategies else ""
             texts.append(f"{name} would have no effect: {why}; take it out{other}")
-    for name, kind in IN_SECTIONS.items():
+    for name in IN_SECTIONS:
         section, _, key = name.partition(".")
         values = deepspeed.get(section)
-        if isinstance(values, dict) and key in values and not _is_of(kind, values[key]):
-            texts.append(f"{name}: found {json.dumps(values[key], default=repr)}, expected {EXPECTED[kind]}")
+        if isinstance(values, dict) and key in values and (problem := problem_in_section(name, values[key])):
+            texts.append(problem)
     return texts
+
+
+def problem_in_section(name: str, value: object) -> str:
+    """Say what is wrong with a value that DeepSpeed takes unseen; empty for nothing, and for other names."""
+    kind = IN_SECTIONS.get(name)
+    if kind is None or _is_of(kind, value):
+        return ""
+    return f"{name}: found {json.dumps(value, default=repr)}, expected {EXPECTED[kind]}"
 
 
 def problems(deepspeed: Mapping[str, object], strategy: str) -> list[str]:

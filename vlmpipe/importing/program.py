@@ -92,7 +92,8 @@ def command_content(
     if launch.program and (tool or launch.program[0].startswith("-") or takes_settings or launch.settings_file):
         start = _num_words_of_program(launch.program)
         content["program"] = launch.program[:start]
-        rest = launch.program[start:]
+        # A file of arguments that was not read is no value of the option before it.
+        rest = [word for word in launch.program[start:] if word not in argument_files]
         if tool == "llama_factory":
             rest = [f"--{word}" if re.match(r"[A-Za-z_]\w*=", word) else word for word in rest]
         content["arguments"] = arguments_of(rest)

@@ -10,7 +10,14 @@ from vlmpipe.importing.settings.concepts import Concepts, is_on, number
 from vlmpipe.importing.settings.training import translate_training
 from vlmpipe.importing.settings.words import unknown
 from vlmpipe.importing.translation import Translation
-from vlmpipe.trainer.config.deepspeed_keys import DECIDED_HERE, NOT_HERE, PASSED_ON, READ_UNDER, ignored_under
+from vlmpipe.trainer.config.deepspeed_keys import (
+    DECIDED_HERE,
+    NOT_HERE,
+    PASSED_ON,
+    READ_UNDER,
+    ignored_under,
+    problem_in_section,
+)
 
 VERSION = "DeepSpeed 0.19"
 PASSED = "train.deepspeed"
@@ -168,7 +175,7 @@ def _not_passed(translation: Translation, leaf: Path, name: str, parents: list[s
 
 
 def drop_what_is_ignored(translation: Translation) -> None:
-    """Take out keys that DeepSpeed does not read under the strategy of the run file."""
+    """Take out keys that DeepSpeed does not read under the strategy of the run file, and wrong values that it takes."""
     strategy = translation.settings.get("train.strategy")
     for field in [name for name in translation.settings if name.startswith(f"{PASSED}.")]:
         name = field.removeprefix(f"{PASSED}.")
@@ -176,6 +183,9 @@ def drop_what_is_ignored(translation: Translation) -> None:
         if strategy and (why := ignored_under(of_section, str(strategy.value))):
             del translation.settings[field]
             translation.ledger.refuse_field(field, why, Outcome.DROPPED)
+        elif problem := problem_in_section(name, translation.settings[field].value):
+            del translation.settings[field]
+            translation.ledger.refuse_field(field, problem)
 
 
 def _clip(concepts: Concepts) -> None:

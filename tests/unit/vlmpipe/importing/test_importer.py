@@ -20,6 +20,7 @@ from vlmpipe.importing.sources import Kind, Source, command_source, source_of
 from vlmpipe.job_spec.build import job_violations, jobs_of
 from vlmpipe.job_spec.file import spec_of
 from vlmpipe.pipelines.checks.finding import exit_code
+from vlmpipe.trainer.config.deepspeed_keys import problems_of_new_runs
 
 FILES = {
     **LISTINGS,
@@ -160,6 +161,17 @@ def test_keys_that_a_stage_ignores_are_dropped() -> None:
     dropped = {found.path: found.reason for found in imported.findings if found.outcome is Outcome.DROPPED}
     assert "zero2 ignores it" in dropped["zero_optimization.stage3_prefetch_bucket_size"]
     assert "does not use it" in dropped["zero_optimization.allgather_partitions"]
+
+
+def test_values_that_deepspeed_takes_unseen_are_refused() -> None:
+    profiler = {"enabled": "yes", "profile_step": 0, "top_modules": 3}
+    content = {"zero_optimization": {"stage": 2}, "flops_profiler": profiler}
+    imported = import_run_file(Source("ds.json", Kind.DEEPSPEED, content))
+    assert (deepspeed := config_of(imported).train.deepspeed) == {"flops_profiler": {"top_modules": 3}}
+    assert not problems_of_new_runs(deepspeed, "zero2")
+    refused = {found.path: found.reason for found in imported.findings if found.outcome is Outcome.REFUSED}
+    assert set(refused) == {"flops_profiler.enabled", "flops_profiler.profile_step"}
+    assert "expected true or false" in refused["flops_profiler.enabled"]
 
 
 def test_two_values_with_control_characters_are_both_refused() -> None:

@@ -99,6 +99,13 @@ def test_words_of_a_file_stand_in_its_place() -> None:
     assert finding(result, "files of arguments.@args.txt").outcome is Outcome.DROPPED
 
 
+def test_arguments_that_are_not_read_are_no_value_of_the_option_before_them() -> None:
+    result, config = imported(f"torchrun sft_vlm.py {MODEL} @none.txt --learning_rate 1e-5")
+    assert config.train.optimizer.learning_rate == 1e-5
+    assert finding(result, "arguments.model_name_or_path").outcome is Outcome.EXPRESSED
+    assert finding(result, "files of arguments.@none.txt").outcome is Outcome.REFUSED
+
+
 @pytest.mark.parametrize(
     ("command", "path"),
     [
