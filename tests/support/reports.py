@@ -177,7 +177,8 @@ def write_export(run: Path) -> None:
     (run / "export").mkdir(parents=True)
     (run / "export/config.json").write_text("{}")
     sums = FileSum.of(run / "export/config.json")
-    write_description(open_storage(str(run)), {"files": {"config.json": asdict(sums)}})
+    described = {"checkpoint": "0005-00000400-9f3c2a", "files": {"config.json": asdict(sums)}}
+    write_description(open_storage(str(run)), described)
 
 
 def _write_training(run: Path) -> None:

@@ -55,6 +55,7 @@ class Checkpoints:
         self._record = dataclasses.replace(record, attempt=self._mine.attempt)
         self._name = ""
         self._last: CommitRecord | None = None  # saved or to be saved again
+        self._is_left_out = False  # the last one, for lack of time
         self._failures = FailedSaves(self._settings.max_s_without_commit, quiet=not worker.is_first)
         self._copies: BackgroundMirror | None = None  # of rank 0, once `resume` has read the stores
         self._saver = CheckpointSaver(
@@ -124,7 +125,8 @@ class Checkpoints:
             learning_rate=self._learning_rate(step),
             validations=validations,
         )
-        if not agree(self._no_time_left(stop)):
+        self._is_left_out = agree(self._no_time_left(stop))
+        if not self._is_left_out:
             self._saver.finish()
             if validations and self.committed:
                 validations = validations.committed(self.committed, step_of(self.committed))
@@ -144,8 +146,13 @@ class Checkpoints:
             raise
 
     def settle(self, stop: StopRequest) -> bool:
-        """Wait for the last save's COMMIT; save again, as often as it fails. False if a stop request came first."""
+        """Wait for the last save's COMMIT; save again, as often as it fails.
+
+        False if a stop request came first, or left no time to save: the next start makes those steps again.
+        """
         self._saver.finish()
+        if self._is_left_out:
+            return False
         while self._saver.has_failed and self._last:
             while agree(self._failures.is_waiting) and not on_any(self._worker, stop.requested):
                 time.sleep(POLL_S)

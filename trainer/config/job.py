@@ -41,7 +41,7 @@ GONE: dict[str, dict[str, object]] = {
         "nvme_path": "",
         "powersgd": ANY_VALUE,
     },
-    "checkpoint": {"keep_best": False},  # the lowest training loss, for which checkpoint.export best is better
+    "checkpoint": {"keep_best": ANY_VALUE},  # it changed no result, only which old checkpoints stayed
     "plan": {"disk_gbytes_per_s": ANY_VALUE},  # of the disk under train.nvme_path
 }
 PREPARED_FOLDER, CHUNKS_FOLDER = "prepared", "chunks"  # under the root of all runs

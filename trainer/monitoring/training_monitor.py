@@ -66,9 +66,7 @@ class TrainingMonitor:
         self._last_step = first_step
         self._started = self._window_started = time.perf_counter()
         self._window: Counter[str] = Counter()  # since the last line
-        self._sources: Counter[tuple[str, str]] = (
-            Counter()
-        )  # of each source losses and their terms, since the last line
+        self._sources = Counter[tuple[str, str]]()  # of each source losses and their terms, since the last line
         self._totals = Counter(tokens=0, label_tokens=0)
         self._graphs: int | None = None  # compiled before the last line
         self._stall_s = self._window_stall_s = 0.0
@@ -206,6 +204,8 @@ class TrainingMonitor:
         before = Summary.read_if_whole(store)  # one that is not is replaced
         if not nothing_left or before is None or before.steps != self._last_step:
             store.write(Summary.FILE, self._summary(checkpoint, best).sealed())
+        elif (now := before.model_copy(update=best)) != before:  # the start before ended ahead of the last validation
+            store.write(Summary.FILE, now.sealed())
 
     def _utilisation(self, seconds: float) -> dict[str, float]:
         """Model FLOP/s per device since the last line, and their share of the device's peak (MFU)."""

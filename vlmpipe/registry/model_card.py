@@ -67,7 +67,7 @@ def _form(model: ModelConfig) -> str:
     return "grids" if model.family in GRID_FAMILIES else "squares"
 
 
-def model_card(config: JobConfig, evaluation: Evaluation, summary: Summary, *, model: str) -> str:
+def model_card(config: JobConfig, evaluation: Evaluation, summary: Summary, *, model: str, checkpoint: str = "") -> str:
     """The card's text.
 
     Args:
@@ -75,6 +75,7 @@ def model_card(config: JobConfig, evaluation: Evaluation, summary: Summary, *, m
         evaluation: `evaluate.json`.
         summary: `summary.json` of training.
         model: name of the model in the registry.
+        checkpoint: that was exported; "" for the newest one.
     """
     controls = evaluation.controls
     scored = {name: one.exact_match for name, one in evaluation.slices.items() if one.exact_match is not None}
@@ -84,7 +85,7 @@ def model_card(config: JobConfig, evaluation: Evaluation, summary: Summary, *, m
         header=yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True),
         model=model,
         config=config,
-        facts=_training(config, summary),
+        facts=_training(config, summary, checkpoint),
         loss="" if loss is None else f"{loss:.4g}",
         controls=[_control_title(name, control) for name, control in controls.items()],
         rows=list(_rows(evaluation)),
@@ -168,7 +169,7 @@ def _data(data: DataConfig) -> str:
     )
 
 
-def _training(config: JobConfig, summary: Summary) -> list[tuple[str, str]]:
+def _training(config: JobConfig, summary: Summary, checkpoint: str) -> list[tuple[str, str]]:
     train, model = config.train, config.model
     origins = {PART_NAMES[name]: _origin(part) for name, part in model.sources.items()}
     facts = {
@@ -178,7 +179,7 @@ def _training(config: JobConfig, summary: Summary) -> list[tuple[str, str]]:
         "Adapters": _adapters(model.lora) if model.lora else "",
         "Parameters": _count(summary.parameters),
         "Trained parameters": _count(summary.trainable_parameters),
-        "Optimizer steps": _steps(config, summary),
+        "Optimizer steps": "" if train.trainer else _steps(summary, checkpoint),
         "Tokens": _count(summary.tokens) + _starts(summary),
         "Packed sequences per step": f"{train.global_batch_size} of {config.data.sequence_length} tokens",
         "Peak learning rate": f"{train.optimizer.learning_rate:g}, {train.lr_schedule}",
@@ -192,13 +193,14 @@ def _training(config: JobConfig, summary: Summary) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts.items() if value]
 
 
-def _steps(config: JobConfig, summary: Summary) -> str:
+def _steps(summary: Summary, checkpoint: str) -> str:
     """Steps that the exported weights were trained for, and those of the training where it went on."""
-    if config.checkpoint.export == "last" or not summary.best_checkpoint:
+    if checkpoint in ("", summary.checkpoint):
         return _count(summary.steps)
-    best = step_of(summary.best_checkpoint)
-    metric = summary.best_metric.replace("_", " ")
-    return f"{_count(best)}, the best of {_count(summary.steps)} by {metric}"
+    steps = f"{_count(step_of(checkpoint))}, "
+    if checkpoint != summary.best_checkpoint:
+        return f"{steps}of {_count(summary.steps)}"
+    return f"{steps}the best of {_count(summary.steps)} by {summary.best_metric.replace('_', ' ')}"
 
 
 def _starts(summary: Summary) -> str:

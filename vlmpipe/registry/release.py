@@ -25,8 +25,9 @@ from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage, join_uri
+from vlmpipe.trainer.storage.export_manifest import NAME as EXPORT
 from vlmpipe.trainer.storage.export_manifest import require_whole_export
-from vlmpipe.trainer.storage.records import write_record
+from vlmpipe.trainer.storage.records import read_record, write_record
 
 MAX_RACES = 10  # with other runs, for the champion's place
 
@@ -56,7 +57,8 @@ def _against(
     champion, asked = entry.as_champion(), evaluation.champion
     if entry.run_id == settings.run.run_id:
         obstacle = "it is an earlier checkpoint of this run, whose recorded answers are replaced"
-        return AgainstChampion(champion, obstacle=obstacle, is_this_run=entry.checkpoint == summary.checkpoint)
+        is_this_run = entry.checkpoint == _exported(store, summary)
+        return AgainstChampion(champion, obstacle=obstacle, is_this_run=is_this_run)
     if asked and (asked.version, asked.run_id) == (entry.version, entry.run_id):
         if asked.obstacle:
             return AgainstChampion(champion, obstacle=asked.obstacle)
@@ -73,6 +75,14 @@ def _against(
         obstacle = "this evaluation did not ask it, and its run has left no answers to at least half of its questions"
         return AgainstChampion(champion, obstacle=obstacle)
     return AgainstChampion(champion, paired, where=", by the answers that its run has recorded,")
+
+
+def _exported(store: Storage, summary: Summary) -> str:
+    """Name of the exported checkpoint, which is not the newest one with checkpoint.export best or where that is
+    damaged.
+    """
+    described = read_record(store, EXPORT) if store.stat(EXPORT) else {}
+    return str(described.get("checkpoint", summary.checkpoint))
 
 
 def point_to_champion(run_uri: str) -> None:
@@ -129,20 +139,21 @@ def register_run(run_uri: str) -> Entry:
     evaluation, summary = Evaluation.require(store), Summary.require(store)
     pointers = DataPointers.require(store)
     require_whole_export(store)
+    checkpoint = _exported(store, summary)
     registry, model, alias = open_registry(settings)
     config = settings.job()
     base = config.model.pretrained if config.model.exports_adapter else None
     candidate = Candidate(
         run_id=settings.run.run_id,
         export_uri=join_uri(run_uri, "export"),
-        checkpoint=summary.checkpoint,
+        checkpoint=checkpoint,
         metrics=evaluation.as_json(),
         data_fingerprint=pointers.prepared_uri.rstrip("/").rpartition("/")[2],
         config_digest=run_sha256(store),
         base=base.origin(config.model.seed) if base else "",
     )
     trained = config if summary.settings is None else as_trained(config, summary.settings)
-    card = model_card(trained, evaluation, summary, model=model)
+    card = model_card(trained, evaluation, summary, model=model, checkpoint=checkpoint)
     champion = registry.champion(model)
     is_itself = champion and (champion.run_id, champion.checkpoint) == (candidate.run_id, candidate.checkpoint)
     if _version(champion) != _version(decision.champion) and not is_itself:

@@ -21,5 +21,5 @@ def _shown(name: str, value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return f"{value:g}" if math.isfinite(value) else ""
+        return repr(int(value) if value.is_integer() else value) if math.isfinite(value) else ""  # all of its digits
     return text(str(value), name).strip() if isinstance(value, str | int) else ""

@@ -75,6 +75,8 @@ def test_save_that_exceeds_the_preemption_notice_is_not_begun(
     checkpoints.finish("done")
     checkpoints._saver.saved = dataclasses.replace(checkpoints._saver.saved, seconds=5.0)
     checkpoints.save(2, 0, 16, 1.0, Stop(seconds_ago))  # type: ignore[arg-type]
+    is_saved = checkpoints.settle(Stop(seconds_ago))  # type: ignore[arg-type]
+    assert is_saved == (saved == [1, 2]), "a training whose last step is not saved has not ended"
     checkpoints.finish("preempted")
     assert [int(name.split("-")[1]) for name in committed(store)] == saved
     assert ("no time to save step 2" in capsys.readouterr().out) == (saved == [1])

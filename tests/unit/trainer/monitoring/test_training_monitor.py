@@ -121,7 +121,12 @@ def test_a_summary_that_cannot_be_read_is_replaced_at_the_end(tmp_path: Path) ->
     write_record(store, Summary.FILE, {"steps": "all of them"})
     monitor: Any = SimpleNamespace(
         _log=SimpleNamespace(store=lambda: None), _job=SimpleNamespace(run=SimpleNamespace(run_uri=str(tmp_path))),
-        _first_step=3, _last_step=3, _summary=lambda checkpoint: Summary(steps=3, checkpoint=checkpoint),
+        _first_step=3, _last_step=3, _summary=lambda checkpoint, _: Summary(steps=3, tokens=9, checkpoint=checkpoint),
     )  # fmt: skip
-    TrainingMonitor._store_results(monitor, "step-3")
+    TrainingMonitor._store_results(monitor, "step-3", {})
     assert Summary.read(store).checkpoint == "step-3"
+    # The start that wrote it was stopped before its last validation, which now ends training early.
+    monitor._summary = lambda *_: pytest.fail("this start has counted no tokens")
+    TrainingMonitor._store_results(monitor, "step-3", {"best_step": 1, "ended_early": "no better in 2"})
+    written = Summary.read(store)
+    assert (written.tokens, written.best_step, written.ended_early) == (9, 1, "no better in 2")

@@ -33,6 +33,24 @@ def test_tokens_are_those_of_all_starts_and_the_card_says_so() -> None:
 
 
 @pytest.mark.parametrize(
+    ("checkpoint", "said"),
+    [
+        ("", "60"),
+        ("0001-00000060-abcdef", "60"),
+        ("0001-00000040-abcdef", "40, the best of 60 by validation loss"),
+        ("0001-00000050-abcdef", "50, of 60"),
+    ],
+    ids=["not known", "the newest", "the best", "another, as the best is damaged"],
+)
+def test_steps_are_those_of_the_exported_checkpoint(checkpoint: str, said: str) -> None:
+    job = JobConfig.model_validate(TINY | {"run": {"run_id": "r", "root_uri": "/runs"}})
+    names = {"checkpoint": "0001-00000060-abcdef", "best_checkpoint": "0001-00000040-abcdef"}
+    summary = Summary(steps=60, best_metric="validation_loss", **names)
+    card = model_card(job, Evaluation(), summary, model="m", checkpoint=checkpoint)
+    assert f"| Optimizer steps | {said} |" in card
+
+
+@pytest.mark.parametrize(
     "text", ["a\n---\nb: c\n", "\u2028x\u0085y\r\x7f\x80", "'\"#: {x}", "---", "größe \U0001f600", "\n"]
 )
 def test_the_cards_header_reads_as_it_was_meant_whatever_texts_are_in_it(text: str) -> None:

@@ -15,6 +15,8 @@ from vlmpipe.registry.release import MAX_RACES, decide_run, register_run, was_ac
 from vlmpipe.trainer.checkpoint.resume_rules import settings_of
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.export_manifest import write_description
 from vlmpipe.trainer.storage.records import read_record_file
 
 
@@ -62,6 +64,14 @@ def test_an_accepted_run_becomes_the_champion(run: Path, tmp_path: Path) -> None
     registered = read_record_file(run / "registered.json")
     assert registered == {"model": "digits", "version": 1, "uri": entry.model_uri, "alias": "champion"}
     assert register_run(str(run)) == entry  # a repeated step changes nothing
+
+
+def test_the_registered_checkpoint_is_the_exported_one(run: Path) -> None:
+    """By its name, a later evaluation finds the champion; with checkpoint.export best it is not the newest one."""
+    edit(run / "summary.json", checkpoint="0005-00000420-9f3c2a", best_checkpoint="0005-00000400-9f3c2a")
+    assert decide_run(str(run)).accepted
+    assert register_run(str(run)).checkpoint == "0005-00000400-9f3c2a"
+    assert "is this very run" in decide_run(str(run)).reason
 
 
 def test_a_worse_run_is_rejected_and_cannot_be_registered(run: Path) -> None:
@@ -199,7 +209,9 @@ def test_deciding_about_the_champion_itself_is_refused(run: Path) -> None:
 def test_a_run_that_has_trained_on_is_not_compared_with_what_it_was_and_gets_a_version(run: Path) -> None:
     decide_run(str(run))
     register_run(str(run))
-    edit(run / "summary.json", checkpoint="0001-00000020-bb")
+    trained_on = {"checkpoint": "0001-00000020-bb"}
+    edit(run / "summary.json", **trained_on)
+    write_description(open_storage(str(run)), read_record_file(run / "export/vlmpipe.json") | trained_on)
     assert "an earlier checkpoint of this run" in decide_run(str(run)).reason
     settings = json.loads((run / "run.json").read_text())
     edit(run / "run.json", gate={**settings["gate"], "when_not_comparable": "skip"})

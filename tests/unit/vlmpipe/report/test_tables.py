@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 
 from tests.support.reports import predictions
-from vlmpipe.report.tables import comparison, confusions
+from vlmpipe.report.load import RunFiles
+from vlmpipe.report.tables import comparison, confusions, training_facts
 from vlmpipe.trainer.records.evaluation import Evaluation
+from vlmpipe.trainer.records.summary import Summary
 
 
 def test_the_interval_is_by_images_where_the_answers_name_them() -> None:
@@ -35,3 +37,13 @@ def test_every_prediction_is_counted_once_in_its_confusion_table(lines: list[dic
         assert sum(map(sum, table.counts)) == len(of_slice)
         diagonal = sum(line[number] for number, line in enumerate(table.counts))
         assert diagonal == sum(line["correct"] for line in of_slice)
+
+
+def test_the_report_says_why_training_ended_early_and_which_step_was_the_best() -> None:
+    best: dict[str, Any] = {"best_metric": "validation_loss", "best_step": 14, "best_value": 0.43218}
+    summary = Summary(steps=1018, total_steps=1400, ended_early="validation loss is not better", **best)
+    said = dict(training_facts(RunFiles("", "one", summary=summary)))
+    assert said["Ended early"] == "after 1,018 of 1,400 steps: validation loss is not better"
+    assert said["Best validated step"] == "14, validation loss 0.4322"
+    said = dict(training_facts(RunFiles("", "one", summary=Summary(steps=1400, total_steps=1400))))
+    assert not {"Ended early", "Best validated step"} & said.keys()

@@ -37,6 +37,13 @@ def test_fields_are_read_as_text_and_kept_in_shards() -> None:
     assert sample_of(stored) == ("one", turns) and "fields" not in json.loads(stored)["turns"][1]
 
 
+def test_large_numbers_with_a_fraction_and_without_one_stay_apart() -> None:
+    """Whole numbers of a column where some are missing are read as numbers with a fraction."""
+    values = [1000001.0, 1000002.0, 1234567.25, 1234567.5, 7.0, -0.0]
+    shown = [dict(fields_named(Record({"id": value}), ["id"]))["id"] for value in values]
+    assert shown == ["1000001", "1000002", "1234567.25", "1234567.5", "7", "0"]
+
+
 def test_slices_are_sorted_by_what_they_cost() -> None:
     predictions = [
         answered(n, n % 10 > 3 * (n % 2), camera="rear" if n % 2 else "front", serial=str(n), one="same")

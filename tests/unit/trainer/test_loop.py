@@ -1,0 +1,193 @@
+"""The loop ends early at the same step, with the same best checkpoint, wherever it is killed, and trains no step again.
+
+Model, files and ranks are stand-ins; the integration test has them (`evaluation/test_early_stopping.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.trainer.checkpoints import record
+from vlmpipe.trainer import loop
+from vlmpipe.trainer.checkpoint.attempts import step_of
+from vlmpipe.trainer.checkpoint.commit import checkpoint_name
+from vlmpipe.trainer.config.train_options import EarlyStoppingConfig
+from vlmpipe.trainer.errors import ExitCode
+from vlmpipe.trainer.records.commit import parse_commit
+from vlmpipe.trainer.records.validations import Validations
+
+EVERY, SAVED_EVERY, TOTAL = 2, 8, 40
+LOSSES = [9, 8, 7, 8, 6, 5, 4, 5, float("nan")]  # after steps 2, 4, ...
+
+
+class KilledError(Exception):
+    """Ends the process wherever it is."""
+
+
+class Run:
+    """What is left of a run between its starts."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []  # made, by all starts
+        self.lines: dict[int, dict[str, float]] = {}
+        self.commits: dict[str, Any] = {}
+        self.summary: dict[str, object] = {}
+        self.points = itertools.count(1)
+        self.killed_at = 0
+
+    def point(self) -> None:
+        if next(self.points) == self.killed_at:
+            raise KilledError
+
+    def train(self, monkeypatch: pytest.MonkeyPatch, *, least: float, killed_at: int = 0) -> ExitCode:
+        self.points, self.killed_at = itertools.count(1), killed_at
+        stands_in: dict[str, Any] = {
+            "build_training": lambda *_: self.setup(), "require_room": lambda *_: None, "open_storage": lambda _: None,
+            "Checkpoints": lambda *_: Checkpoints(self), "TrainingMonitor": lambda *_, **facts: Monitor(self, **facts),
+            "StepProfiler": lambda *_, **__: SimpleNamespace(end_step=lambda *_: None), "agree": lambda value: value,
+            "MetricsQueue": lambda _: SimpleNamespace(add=lambda pending, **_: [pending], rest=list),
+            "Watchdog": lambda *_: SimpleNamespace(pause=contextlib.nullcontext, beat=id, close=lambda: None),
+            "PrefetchingLoader": lambda *_, first_step, end_step, **__: Stream(self, first_step, end_step),
+            "AsyncStepMetrics": lambda loss, result, data, **_: data.step + 1, "rate_factor": lambda *_: 1.0,
+        }  # fmt: skip
+        for name, stand_in in stands_in.items():
+            monkeypatch.setattr(loop, name, stand_in)
+        job: Any = SimpleNamespace(
+            train=SimpleNamespace(
+                best_metric="validation_loss", early_stopping=EarlyStoppingConfig(patience=2, min_improvement=least),
+                validate_every_steps=EVERY, checkpoint_every_steps=SAVED_EVERY, freeze_gc=False, micro_batch_size=1,
+            ),
+            checkpoint=SimpleNamespace(export="best"), run=SimpleNamespace(run_uri=""),
+        )  # fmt: skip
+        worker, stop = SimpleNamespace(device="cpu"), SimpleNamespace(requested=False)
+        return loop.train(job, worker, stop)  # type: ignore[arg-type]
+
+    def setup(self) -> Any:
+        batch = SimpleNamespace(sequences_consumed=0)
+        loader = SimpleNamespace(sampler=SimpleNamespace(batch=lambda _: batch), close=lambda: None)
+        strategy = SimpleNamespace(forward_backward=lambda *_: 1.0, step=lambda _: None)
+        return SimpleNamespace(
+            strategy=strategy, loader=loader, record=None, source_losses=None, image_source=None, replica=None,
+            facts=SimpleNamespace(total_steps=TOTAL, num_trainable=1),
+            validation=SimpleNamespace(label_tokens=10, losses=lambda *_: self.validation()),
+        )  # fmt: skip
+
+    def validation(self) -> dict[str, float]:
+        self.point()
+        return {"validation_loss": LOSSES[max(self.lines) // EVERY - 1], "validation_label_tokens": 10}
+
+
+class Stream:
+    def __init__(self, run: Run, first: int, end: int) -> None:
+        self._run, self._steps, self.waited_s = run, range(first, end), 0.0
+
+    def __iter__(self) -> Iterator[Any]:
+        for step in self._steps:
+            self._run.point()
+            self._run.steps.append(step + 1)
+            yield SimpleNamespace(step=step, epoch=0, batches=[], global_loss_terms=1)
+
+    def close(self) -> None:
+        pass
+
+
+class Checkpoints:
+    """Saves in the background: that a checkpoint is committed is known at the next save, or at the end."""
+
+    start, wants_again = None, False
+
+    def __init__(self, run: Run) -> None:
+        self._run, self.committed = run, next(reversed(run.commits), "")
+        self._attempt = len(run.commits) + 1
+
+    def resume(self) -> Any:
+        if not self.committed:
+            return None
+        checkpoint = SimpleNamespace(name=self.committed, record=self._run.commits[self.committed])
+        return SimpleNamespace(checkpoint=checkpoint)
+
+    def save(self, step: int, _: int, __: int, ___: float, ____: object, validations: Validations) -> None:
+        self._run.point()
+        self.settle()
+        if self.committed:
+            validations = validations.committed(self.committed, step_of(self.committed))
+        name = checkpoint_name(self._attempt, step, "abcdef")
+        self._run.commits[name] = parse_commit(record(step=step, validations=validations).text(), name)
+        self._run.point()
+
+    def settle(self, *_: object) -> bool:
+        self.committed = next(reversed(self._run.commits), "")
+        return True
+
+    def finish(self, _: str) -> str:
+        return self.committed
+
+    def notes(self, _: object) -> list[str]:
+        return []
+
+    def take_warnings(self) -> list[str]:
+        return []
+
+    def mirror_lag(self, _: int) -> None:
+        pass
+
+    finished_before_errors = contextlib.nullcontext
+
+
+class Monitor:
+    last_loss, stop_requested, save_requested = 1.0, False, False
+
+    def __init__(self, run: Run, *, first_step: int, **_: object) -> None:
+        self._run, self.last_step = run, first_step
+        run.lines = {step: line for step, line in run.lines.items() if step <= first_step}
+
+    def count(self, steps: list[int]) -> None:
+        for step in steps:
+            self.last_step = step
+            self._run.lines.setdefault(step, {})
+
+    def validation(self) -> dict[str, float] | None:
+        return self._run.lines.get(self.last_step)
+
+    def validated(self, losses: dict[str, float], _: float) -> None:
+        self._run.lines[self.last_step].update(losses)
+        self._run.point()
+
+    def close(self, *, checkpoint: str, stopped: bool, best: dict[str, object]) -> None:
+        self._run.summary = {"steps": self.last_step, "checkpoint": step_of(checkpoint), **best}
+
+    def nothing(self, *_: object, **__: object) -> bool:
+        return False
+
+    is_due = step = flush = saved = note = nothing  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("least", "last", "best"), [(0.0, 18, 14), (1.0, 10, 10)], ids=["by anything", "by more than 1"]
+)
+def test_a_run_ends_early_wherever_it_is_killed(
+    least: float, last: int, best: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight = Run()
+    assert straight.train(monkeypatch, least=least) == ExitCode.OK
+    points = next(straight.points)
+    said = straight.summary
+    assert (said["steps"], said["checkpoint"], said["best_step"]) == (last, last, best) and said["ended_early"]
+    assert step_of(str(said["best_checkpoint"])) == best and straight.steps == list(range(1, last + 1))
+    for killed_at in range(1, points):
+        run = Run()
+        with pytest.raises(KilledError):
+            run.train(monkeypatch, least=least, killed_at=killed_at)
+        for _ in range(2):  # the second time all is done
+            made = len(run.steps)
+            run.train(monkeypatch, least=least)
+            found = run.summary | {"best_checkpoint": step_of(str(run.summary["best_checkpoint"]))}
+            assert found == said | {"best_checkpoint": best}, killed_at
+            assert [step for step in run.lines if run.lines[step]] == list(range(EVERY, last + 1, EVERY)), killed_at
+        assert len(run.steps) == made, "no step is made after the end"
