@@ -12,6 +12,9 @@ SUITE = Suite(
         Part("gate", "evaluation.gate", 180, "how often the gate accepts equal, better and worse models, simulated"),
         Part("compare", "evaluation.compare", 240, "how often a comparison tells equal models apart, simulated"),
         Part("sweeps", "evaluation.sweeps", 120, "how often a sweep tells equal and better variants apart, simulated"),
+        Part(
+            "slices", "evaluation.slices", 60, "how often equal and lower values of a field are told apart, simulated"
+        ),
         Part("answers", "evaluation.answers", 120, "batch prediction beside the evaluation; the share of scoring"),
     ],
 )

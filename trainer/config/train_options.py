@@ -27,7 +27,7 @@ class EarlyStoppingConfig(Section):
     min_improvement: float = Field(
         0.0,
         ge=0,
-        description="By how much train.best_metric must be better than at the last improvement to be one.",
+        description="By more than this train.best_metric must be better than at the last improvement to be one.",
     )
 
 
