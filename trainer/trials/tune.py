@@ -109,11 +109,13 @@ def open_trial(config_uri: str, values: dict[str, object], trial: str) -> JobCon
 
 
 def report(job: JobConfig, metric: str) -> float:
-    """Report the trial's metric to the service. Raises ConfigError when it was not measured."""
+    """Report the trial's metric after its last step to the service. Raises ConfigError when it was not measured."""
     store = open_storage(job.run.run_uri)
     if metric == VALIDATION_LOSS:
-        measured = [(line.number(metric), line.step) for line in read_metrics(store) if metric in line.figures]
-        found, step = measured[-1] if measured else (None, 0)
+        measured = {line.step: line.number(metric) for line in read_metrics(store) if metric in line.figures}
+        step = max(measured, default=0)
+        best = Summary.read(store).best_step if job.checkpoint.export == "best" else None
+        found = measured.get(best or step)  # of the step that a run of these settings exports
     else:
         found = Evaluation.read(store).figure(metric)
         step = Summary.read(store).steps or 0
