@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.vlmpipe.comparison.test_compare import compared, make
+from tests.support.compared_runs import compared, make
 from vlmpipe.cli.views.comparison import print_comparison
 from vlmpipe.comparison.by_field import field_differences
 from vlmpipe.comparison.page import build_page

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
 import runpy
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +12,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.compared_runs import Answers, compared, make, run_file
 from vlmpipe.cli.views import comparison as comparison_view
 from vlmpipe.cli.views.comparison import print_comparison
-from vlmpipe.comparison.compare import SEEDS, Comparison, compare
+from vlmpipe.comparison.compare import SEEDS
 from vlmpipe.comparison.page import NOT_RECORDED, build_page, usage_figures
 from vlmpipe.comparison.predictions import write_predictions
 from vlmpipe.comparison.sides import read_sides
-from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.registry.folder import Candidate, FolderRegistry
 from vlmpipe.runs.terminal import TerminalConsole
 from vlmpipe.trainer.config.benchmarks import BenchmarkConfig
@@ -35,40 +32,8 @@ from vlmpipe.trainer.evaluation.significance.bootstrap import MIN_GROUPS, differ
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import seal_lines, write_record
 
-Answers = Sequence[tuple[str, str, str]]  # id of the sample, expected, predicted
 FIRST: Answers = [("a", "red", "red"), ("a", "two", "two"), ("b", "red", "blue"), ("c", "two", "three")]
 BETTER: Answers = [("a", "red", "red"), ("a", "two", "2"), ("b", "red", "red"), ("c", "two", "two")]
-
-
-@functools.cache
-def run_file() -> RunConfig:
-    return load_run_file(ROOT / "configs/digits.yaml")
-
-
-def make(root: Path, name: str, answers: Answers, images: int = 0, **records: dict[str, Any]) -> Path:
-    """An evaluated run under `root`: answers in two slices, and other records in place of the usual ones.
-
-    images: that samples share in turn; 0: each sample has one of its own.
-    """
-    folder, lines = root / "runs" / name, []
-    for turn, (sample, answer, said) in enumerate(answers):
-        place = {"id": sample, "turn": turn, "slice": "count" if answer == "two" else "colour", "question": "What?"}
-        place["image_group"] = f"image-{turn % images}" if images else f"image of {sample}"
-        lines.append(place | {"answer": answer, "prediction": said, "correct": answer == said})
-    store = open_storage(str(folder))
-    store.write("predictions.jsonl", seal_lines(lines))
-    usual = {
-        "run": run_file().to_run_json(RunPaths(run_id=name, root_uri=str(root))),
-        "evaluate": {"questions": len(lines)},
-        "prepared": {"prepared_uri": str(root / "none"), "features_uri": "", "features": "off"},
-    }
-    for file, record in (usual | records).items():
-        write_record(store, f"{file}.json", record)
-    return folder
-
-
-def compared(root: Path, *names: str) -> Comparison:
-    return compare(read_sides(names, str(root)))
 
 
 def test_scores_differences_and_agreement_are_those_of_the_answers(tmp_path: Path) -> None:
