@@ -32,7 +32,7 @@ def shard_reading(bench: Bench) -> None:
             samples_drawn=sum(len(data.sequence.plan(epoch).members) for epoch in range(EPOCHS)),
             epochs=EPOCHS,
             steps=steps,
-            machines=1,
+            groups=1,
             machine_ranks=1,
             cache_bytes=0.0,
             shuffle_shards=SHUFFLE_SHARDS,

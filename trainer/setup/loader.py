@@ -34,7 +34,7 @@ def build_loader(
     )
     readers = open_readers(job, set_aside_bytes=of_checkpoints)  # they keep their room on this node
     images = replica.takes_images and not data.cached
-    ranges = _sample_ranges(job, data, readers, worker, images=images)
+    ranges = _sample_ranges(job, data, readers, replica, worker)
     ahead = readers.fetch_ahead(
         data.train, data.sampler, data.total_steps, job.data.shuffle_shards, has_ranges=ranges is not None
     )
@@ -47,10 +47,10 @@ def build_loader(
 
 
 def _sample_ranges(
-    job: JobConfig, data: TrainingData, readers: Readers, worker: ProcessContext, *, images: bool
+    job: JobConfig, data: TrainingData, readers: Readers, replica: DataParallelRank, worker: ProcessContext
 ) -> SampleRanges | None:
     """Reads training samples by range, where the run file says so or `auto` finds it best; None: whole shards."""
-    how = job.data.shard_reading
+    how, images = job.data.shard_reading, replica.takes_images and not data.cached
     if not isinstance(readers.data, ShardCache):
         if how == "ranges" and worker.is_first:
             print_warning("data.shard_reading=ranges has no effect: the prepared data is in a folder of this machine")
@@ -64,7 +64,7 @@ def _sample_ranges(
         samples_drawn=data.sampler.totals(0).samples * epochs,
         epochs=epochs,
         steps=data.total_steps,
-        machines=worker.num_nodes,
+        groups=replica.count,
         machine_ranks=worker.local_world_size,
         cache_bytes=readers.data.limit_bytes,
         shuffle_shards=job.data.shuffle_shards,

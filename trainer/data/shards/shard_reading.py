@@ -44,6 +44,7 @@ class ShardReading:
         sample_bytes: mean of what is read of a sample.
         samples_drawn: in the run, each as often as it is drawn.
         steps: of the run.
+        groups: of ranks that train on the same sequences: all ranks, without tensor, pipeline and context parallelism.
         cache_bytes: for data shards, on each machine.
     """
 
@@ -53,7 +54,7 @@ class ShardReading:
     samples_drawn: float
     epochs: float
     steps: int
-    machines: int
+    groups: int
     machine_ranks: int
     cache_bytes: float
     shuffle_shards: int
@@ -64,8 +65,8 @@ class ShardReading:
         return Traffic(fetches * self.shard_bytes, fetches + LOOKED_UP * self.machine_ranks * self.shards)
 
     def ranges(self) -> Traffic:
-        """Each rank's own samples, one request each."""
-        samples = self.samples_drawn / self.machines
+        """Each rank's samples, one request each; those of a group ask for the same ones."""
+        samples = self.samples_drawn / self.groups * self.machine_ranks
         return Traffic(samples * self.sample_bytes, samples)
 
     def best(self) -> How:

@@ -68,7 +68,7 @@ def _reading(case: Scenario, samples: int, steps: int) -> ShardReading:
         samples_drawn=samples * case.load.passes,
         epochs=case.load.passes,
         steps=steps,
-        machines=config.cluster.replica_count,
+        groups=case.layout.data_parallel,
         machine_ranks=max(1, config.cluster.accelerator_count),
         cache_bytes=_cache_bytes(case),
         shuffle_shards=config.data.shuffle_shards,

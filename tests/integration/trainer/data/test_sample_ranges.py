@@ -158,7 +158,7 @@ def test_requests_of_whole_shards_are_about_what_is_calculated(data: BucketShard
         samples_drawn=len(samples_read(data)),
         epochs=EPOCHS,
         steps=steps,
-        machines=1,
+        groups=1,
         machine_ranks=1,
         cache_bytes=cached_shards * largest,
         shuffle_shards=SHUFFLE_SHARDS,

@@ -16,7 +16,7 @@ ONE = ShardReading(
     samples_drawn=1e6,
     epochs=1.0,
     steps=2000,
-    machines=1,
+    groups=8,
     machine_ranks=8,
     cache_bytes=4e11,
     shuffle_shards=64,
@@ -27,12 +27,13 @@ ONE = ShardReading(
     ("case", "how"),
     [
         (ONE, "whole"),
-        (replace(ONE, machines=4), "whole"),  # ranges are less, but not clearly
-        (replace(ONE, machines=10), "whole"),
-        (replace(ONE, machines=11), "ranges"),
-        (replace(ONE, machines=11, samples_drawn=3e6, epochs=3.0), "whole"),  # the disk keeps what is read thrice
-        (replace(ONE, machines=8), "whole"),
-        (replace(ONE, machines=8, sample_bytes=2e3), "ranges"),  # cached features leave images unread
+        (replace(ONE, groups=32), "whole"),  # ranges are less, but not clearly
+        (replace(ONE, groups=80), "whole"),
+        (replace(ONE, groups=88), "ranges"),
+        (replace(ONE, groups=11), "whole"),  # as many ranks: the 8 of a machine ask for the same samples
+        (replace(ONE, groups=88, samples_drawn=3e6, epochs=3.0), "whole"),  # the disk keeps what is read thrice
+        (replace(ONE, groups=64), "whole"),
+        (replace(ONE, groups=64, sample_bytes=2e3), "ranges"),  # cached features leave images unread
         (replace(ONE, cache_bytes=2 * 64e8), "whole"),  # two groups
         (replace(ONE, cache_bytes=32e8), "ranges"),  # half of one
     ],
@@ -42,5 +43,5 @@ def test_ranges_are_taken_where_they_take_clearly_less_time(case: ShardReading, 
 
 
 def test_few_machines_whose_saving_is_small_read_whole_shards() -> None:
-    case = replace(ONE, machines=4)
+    case = replace(ONE, groups=32)
     assert case.ranges().weight < case.whole().weight and case.best() == "whole"

@@ -52,6 +52,9 @@ def test_by_range_each_sample_is_one_request() -> None:
     requests = bucket_requests(case, RoundPrices())
     assert requests and case.load.samples and case.load.steps
     assert requests.step * case.load.steps == pytest.approx(case.load.samples * case.load.passes)
+    split = scenario(**LARGE, data__shard_reading="ranges", train__strategy="tp", train__tensor_parallel=2)
+    of_all = bucket_requests(split, RoundPrices())
+    assert of_all and of_all.step == pytest.approx(2 * requests.step), "both ranks of a group read its samples"
 
 
 def test_dollars_are_those_of_both_classes() -> None:
