@@ -139,13 +139,13 @@ def require_fitting_adapter(model: nn.Module, lora: LoraConfig) -> None:
         raise ConfigError(
             f"model.lora.pretrained {lora.pretrained} holds {name}, which {text} of this model",
             expected="adapters of the layers in model.lora.parts and targets, and weights that this run trains",
-            fix="set parts, targets and model.freeze as the adapter's run had them",
+            fix=f"{_own_targets(lora)}, and model.lora.parts and model.freeze as the adapter's run had them",
         )
     if missing := sorted(expected.keys() - found.keys()):
         raise ConfigError(
             f"model.lora.pretrained {lora.pretrained} lacks {len(missing)} of the {len(expected)} matrices of this "
             f"model's adapters, for example {missing[0]}",
-            fix="set model.lora.parts and targets as the adapter's run had them",
+            fix=f"{_own_targets(lora)}, and model.lora.parts as the adapter's run had them",
         )
     shapes = expected | {stored: tuple(model.get_parameter(name).shape) for name, stored in stored_names(model).items()}
     if wrong := sorted(name for name in found if found[name] != shapes[name]):
@@ -154,6 +154,14 @@ def require_fitting_adapter(model: nn.Module, lora: LoraConfig) -> None:
             f"instead of {shapes[wrong[0]]}",
             expected="the base that the adapter was trained on",
         )
+
+
+def _own_targets(lora: LoraConfig) -> str:
+    """Advice that names the adapter's layers: a run of an earlier vlmpipe, with no targets, may have had others."""
+    settings = published_json(WeightsConfig(weights=lora.pretrained), SETTINGS)
+    named = [settings.get(field) for field in ("target_modules", "target_parameters")]
+    targets = {str(name).rpartition(".")[2] for names in named if isinstance(names, list) for name in names}
+    return f"set model.lora.targets to [{', '.join(sorted(targets))}]"
 
 
 def load_adapter(model: nn.Module, lora: LoraConfig) -> None:

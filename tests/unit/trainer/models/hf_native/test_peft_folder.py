@@ -4,6 +4,7 @@ that does not fit is refused."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,26 @@ def test_an_adapter_of_other_layers_is_refused(
     started = with_adapter(config, folder, **changes).model_copy(update={"freeze": freeze})
     with torch.device("meta"), pytest.raises(ConfigError, match=found):
         family_of(started).skeleton(started, vocabulary=300)
+
+
+@pytest.mark.parametrize(("own", "asked"), [(["q_proj", "up_proj"], []), (["q_proj", "up_proj"], ["q_proj"])])
+def test_the_targets_that_the_refusal_of_other_layers_names_load_the_adapter(
+    own: list[str], asked: list[str], tmp_path: Path
+) -> None:
+    config, folder = on_base(SMOLVLM, tmp_path / "base", {"targets": own}, ("tower",)), tmp_path / "adapter"
+    model = trained(config)
+    write_adapter(model, config, Weights(model).read, folder)
+
+    def build(targets: list[str]) -> None:
+        started = with_adapter(config, folder, targets=targets)
+        with torch.device("meta"):
+            family_of(started).skeleton(started, vocabulary=300)
+
+    with pytest.raises(ConfigError) as caught:
+        build(asked)
+    named = re.search(r"set model.lora.targets to \[(.*?)\]", caught.value.fix)
+    assert named
+    build(named[1].split(", "))
 
 
 def test_an_adapter_of_other_shapes_is_refused(adapter: tuple[ModelConfig, Path], tmp_path: Path) -> None:
