@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.pipelines.tune.search import dearest_trial, open_search
+from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.pipelines.tune.search import dearest_trial, num_points, open_search, points, require_tuning
 from vlmpipe.planner.plan import plan_run
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -28,6 +31,22 @@ def test_values_of_which_the_plan_says_that_they_fail_do_not_count() -> None:
     wrong = plan_run(load_run_file(LLAVA, ["train.micro_batch_size=2", "train.precision=fp32"]))
     assert wrong.state == "red" and wrong.cost and (wrong.cost.usd or 0) > 1000
     assert dearest_trial(config).train.precision == "bf16"
+
+
+def test_a_grid_over_more_numbers_than_memory_holds_has_its_first_trials() -> None:
+    seeds = "{train.seed: {integer_value_spec: {min_value: 1, max_value: 100000000000000000}}, "
+    epochs = "train.epochs: {discrete_value_spec: {values: [1, 2]}}}"
+    tune = f"tune={{algorithm: GRID_SEARCH, max_trial_count: 3, parameters: {seeds}{epochs}}}"
+    tuning = require_tuning(load_run_file(LLAVA, [tune, "train.validate_every_steps=10"]))
+    assert num_points(tuning) == 3
+    assert [tuple(point.values()) for point in points(tuning)] == [(1, 1), (1, 2), (2, 1)]
+
+
+def test_a_batch_between_the_ends_of_a_range_is_tried_by_check() -> None:
+    batches = "{train.global_batch_size: {integer_value_spec: {min_value: 128, max_value: 256}}}"
+    config = load_run_file(LLAVA, [f"tune={{parameters: {batches}}}", "train.validate_every_steps=10"])
+    with pytest.raises(RunFileError, match="found 129, expected a multiple"):
+        require_tuning(config)
 
 
 def test_trials_share_the_data_of_a_run_where_it_was_moved_to(tmp_path: Path) -> None:
