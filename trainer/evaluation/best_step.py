@@ -29,9 +29,15 @@ class BestStep:
             return
         tokens = validation.label_tokens
         self.state = Validations(self._metric, tokens)
-        if resumed and (before := resumed.checkpoint.record.validations):
-            if before.of_same(self._metric, tokens):
-                self.state = before.committed(resumed.checkpoint.name, resumed.checkpoint.record.step)
+        if resumed:
+            record, name = resumed.checkpoint.record, resumed.checkpoint.name
+            if (before := record.validations) is None:
+                if self._stopping or self._saves_best:
+                    self.notes = [
+                        f"{name} records no validations: the best step is looked for from step {record.step} on"
+                    ]
+            elif before.of_same(self._metric, tokens):
+                self.state = before.committed(name, record.step)
             else:
                 self.notes = [
                     f"the best step so far, {before.best_step} by {before.metric} on {before.label_tokens:,} label "

@@ -34,14 +34,17 @@ class FieldDifference:
 def field_differences(
     names: Sequence[str], lines: Sequence[Sequence[Mapping[str, Any]]], groups: Sequence[str]
 ) -> list[FieldDifference]:
-    """The largest differences first. lines: of each run, to the same questions; fields are the first run's."""
+    """The largest differences first. lines: of each run, to the same questions. A question's fields are those of the
+    first run that has any: data prepared before data.slices named them has none.
+    """
     from vlmpipe.trainer.evaluation.held_out.field_slices import LEVEL, MAX_VALUES
     from vlmpipe.trainer.evaluation.significance.paired import interval, paired_counts
     from vlmpipe.trainer.evaluation.significance.slices import holm, p_of_pair
 
     members: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for number, line in enumerate(lines[0]):
-        for field, value in (line.get("fields") or {}).items():
+    for number, of_question in enumerate(zip(*lines, strict=True)):
+        fields = next(filter(None, (line.get("fields") for line in of_question)), {})
+        for field, value in fields.items():
             members[field][value].append(number)
     pairs = {
         (field, value, place): paired_counts(

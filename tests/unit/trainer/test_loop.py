@@ -19,6 +19,7 @@ from vlmpipe.trainer.checkpoint.attempts import step_of
 from vlmpipe.trainer.checkpoint.commit import checkpoint_name
 from vlmpipe.trainer.config.train_options import EarlyStoppingConfig
 from vlmpipe.trainer.errors import ExitCode
+from vlmpipe.trainer.evaluation.best_step import BestStep
 from vlmpipe.trainer.records.commit import parse_commit
 from vlmpipe.trainer.records.validations import Validations
 
@@ -191,3 +192,19 @@ def test_a_run_ends_early_wherever_it_is_killed(
             assert found == said | {"best_checkpoint": best}, killed_at
             assert [step for step in run.lines if run.lines[step]] == list(range(EVERY, last + 1, EVERY)), killed_at
         assert len(run.steps) == made, "no step is made after the end"
+
+
+def test_a_checkpoint_without_validations_is_said_where_they_decide() -> None:
+    """Of an earlier version, or saved while the run did not validate."""
+    validation: Any = SimpleNamespace(label_tokens=10)
+    resumed: Any = SimpleNamespace(checkpoint=SimpleNamespace(name="old", record=record(step=8)))
+    for export, said in (
+        ("last", []),
+        ("best", ["old records no validations: the best step is looked for from step 8 on"]),
+    ):
+        job: Any = SimpleNamespace(
+            train=SimpleNamespace(best_metric="validation_loss", early_stopping=None, validate_every_steps=2),
+            checkpoint=SimpleNamespace(export=export),
+        )
+        assert BestStep(job, validation, resumed).notes == said
+        assert BestStep(job, validation, None).notes == []

@@ -41,6 +41,9 @@ def test_differences_are_paired_and_corrected() -> None:
     )
     own = p_of_pair(counts)
     assert own is not None and rear.p_corrected == pytest.approx(6 * own), "the smallest of six"
+    unnamed = [{"correct": one["correct"]} for one in first]
+    later = field_differences(["first", "second"], [unnamed, second], groups)
+    assert later == list(rows.values()), "the first run's data was prepared before fields were named"
 
 
 def test_runs_without_fields_have_no_rows() -> None:
