@@ -43,7 +43,7 @@ def field_differences(
 
     members: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for number, of_question in enumerate(zip(*lines, strict=True)):
-        fields = next(filter(None, (line.get("fields") for line in of_question)), {})
+        fields: Mapping[str, str] = next(filter(None, (line.get("fields") for line in of_question)), {})
         for field, value in fields.items():
             members[field][value].append(number)
     pairs = {

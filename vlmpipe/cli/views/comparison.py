@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from rich.text import Text
 
 from vlmpipe.cli.views.tables import ruled_table, standard_output
@@ -9,6 +11,7 @@ from vlmpipe.comparison.compare import Comparison, ScoreRow
 from vlmpipe.comparison.page import usage_figures
 
 SHORT_VERDICTS = {"no difference shown": "none shown", "too few images": "few images"}
+MAX_NAME = 80  # characters of a value, of which a record may have any number
 VERDICT_STYLES = {"better": "green", "worse": "red"}
 
 
@@ -43,7 +46,7 @@ def _print_by_field(comparison: Comparison) -> None:
     if shown:
         table = ruled_table("by field", "run", "questions", "differs", "verdict", right=("questions", "differs"))
         for line in shown:
-            name = Text(f"{line.field}: {line.value}")
+            name = Text(textwrap.shorten(f"{line.field}: {line.value}", MAX_NAME, placeholder=" ..."))
             cells = (f"{line.questions:,}", f"{line.difference:+.3f}", line.verdict)
             table.add_row(name, Text(line.run), *cells, style=VERDICT_STYLES[line.verdict])
         standard_output().print(table)

@@ -57,12 +57,13 @@ def test_page_and_screen_show_values_as_text(tmp_path: Path, capsys: pytest.Capt
         store = open_storage(str(make(tmp_path, name, answers)))
         lines = unseal_lines(store.read("predictions.jsonl"))
         for number, answered in enumerate(lines):
-            answered["fields"] = {"camera": HOSTILE if number % 2 else "front"}
+            answered["fields"] = {"camera": f"{HOSTILE}\n{'x' * 999}" if number % 2 else "front"}
         store.write("predictions.jsonl", seal_lines(lines))
     comparison = compared(tmp_path, "first", "second")
     page = build_page(comparison)
     assert HOSTILE not in page and "&lt;script&gt;" in page[page.index("By field") :]
     print_comparison(comparison)
     said = capsys.readouterr().out
-    assert f"camera: {HOSTILE}" in said and "1 values of fields (data.slices) with no difference shown" in said
+    assert f"camera: {HOSTILE} ... " in said and "xxx" not in said
+    assert "1 values of fields (data.slices) with no difference shown" in said
     assert [row.verdict for row in comparison.by_field] == ["better", "no difference shown"]
