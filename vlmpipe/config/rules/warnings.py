@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vlmpipe.config.rules.external_trainer import command_warnings, unused_settings
 from vlmpipe.config.validation_errors import Problem
 from vlmpipe.trainer.config.data import OWN_FORMAT
+from vlmpipe.trainer.config.train_fields import ONE_OF_TWO
 from vlmpipe.trainer.sizing.deepspeed_config import uses_hpz
 from vlmpipe.trainer.storage.base import in_bucket
 
@@ -31,6 +32,10 @@ def setting_warnings(config: RunFields) -> Iterator[Problem]:
         yield Problem("data.stopping_strategy", "has no effect: the sources have no weights")
     if "shard_reading" in data.model_fields_set and not in_bucket(config.output.root_uri):
         yield Problem("data.shard_reading", "has no effect: output.root_uri is a folder, and shards are read in place")
+    for name in config.tune.parameters if config.tune else ():
+        other = ONE_OF_TWO.get(name.removeprefix("train."), "")
+        if other in config.train.model_fields_set and getattr(config.train, other) is not None:
+            yield Problem(f"train.{other}", f"has no effect on trials: tune searches {name}")
     if cluster.capacity_fallback and "scheduling_strategy" not in cluster.model_fields_set:
         text = "is left at standard, which features and evaluation use: capacity_fallback is for the training job only"
         yield Problem("cluster.scheduling_strategy", text)

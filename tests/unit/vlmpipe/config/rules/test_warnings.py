@@ -64,3 +64,14 @@ def test_reading_of_shards_in_a_folder_has_no_choice(root: str, warns: bool) -> 
     found = [str(one) for one in warnings(parse_run_config(merged(TINY, changes), "a test"))]
     assert any("data.shard_reading: has no effect" in text for text in found) == warns
     assert not any("shard_reading" in str(one) for one in warnings(parse_run_config(merged(TINY, {}), "a test")))
+
+
+WARM_UPS = [({"train.warmup_steps": 3, "train.warmup_fraction": None}, True), ({"train.warmup_fraction": 0.1}, False)]
+
+
+@pytest.mark.parametrize(("given", "warns"), WARM_UPS)
+def test_the_form_of_a_warm_up_that_is_not_searched_has_no_effect(given: dict[str, Any], warns: bool) -> None:
+    shares = {"train.warmup_fraction": {"double_value_spec": {"min_value": 0.0, "max_value": 0.2}}}
+    config = parse_run_config(merged(TINY, {"tune": {"parameters": shares}, **given}), "a test")
+    found = [one.text for one in warnings(config) if one.field == "train.warmup_steps"]
+    assert found == (["has no effect on trials: tune searches train.warmup_fraction"] if warns else [])
