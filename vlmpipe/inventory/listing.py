@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vlmpipe.inventory.registries import Registries
 from vlmpipe.inventory.run_folder import SETTINGS, ListedRun, RunFolder, size_of
-from vlmpipe.platforms.local.runs.run import folders_in
+from vlmpipe.platforms.local.runs.run import folders_in, where_permitted
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.trainer.errors import ConfigError, UserError
 from vlmpipe.trainer.gc_control import collector_off
@@ -118,7 +118,7 @@ def read_inventory(root: str) -> Inventory:
     folders, unknown = _runs_in(top)
     registries = Registries(top / "registry")
     runs = tuple(_registered(run, registries, all_versions=True) for run in folders if run.folder.is_dir())
-    named = {other.run_id: other.names(RUN_FILE_COPY, SETTINGS) - {other.run_id} for other in unknown}
+    named = {other.run_id: _names_of(other) for other in unknown}
     shared = tuple(_shared_in(top, runs, unknown))
     return Inventory(top, runs, shared, tuple(other.folder for other in unknown), named, registries.problems)
 
@@ -175,6 +175,14 @@ def _uses_of(folder: RunFolder) -> set[str] | None:
     with contextlib.suppress(UserError):
         return folder.uses()
     return None
+
+
+def _names_of(folder: RunFolder) -> set[str]:
+    """Runs that a folder without a run's records names; none where this user may not read it."""
+    names = set[str]()
+    with where_permitted():
+        names = folder.names(RUN_FILE_COPY, SETTINGS) - {folder.run_id}
+    return names
 
 
 def _size_of(folder: Path) -> int | None:

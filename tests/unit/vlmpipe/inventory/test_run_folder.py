@@ -5,11 +5,13 @@ No times: files that are opened and folders that are listed are counted.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,6 +124,27 @@ def test_a_run_that_is_removed_while_runs_are_listed_is_left_out(
         monkeypatch.setattr(RunFolder, "has_run", property(then_removed))
         assert [run.run_id for run in read(str(tmp_path)).runs] == ["r0", "r2"]
         write_run(tmp_path, "r1", started_s=2.0)
+
+
+def test_a_folder_that_this_user_may_not_read_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As lost+found, where runs is a disk of its own."""
+    for number in range(2):
+        write_run(tmp_path, f"r{number}", started_s=number + 1.0)
+    (tmp_path / "runs/lost+found").mkdir()
+
+    def refusing(work: Callable[..., Any]) -> Callable[..., Any]:
+        def called(path: Any, *arguments: Any, **named: Any) -> Any:
+            if "lost+found" in str(path):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return work(path, *arguments, **named)
+
+        return called
+
+    for name in ("open", "scandir"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    assert full_name("@last", str(tmp_path)) == "r1" and len(newest_runs(str(tmp_path)).runs) == 2
+    removal = pruning_of(read_inventory(str(tmp_path)), Policy(keep=1))
+    assert [run.run_id for run in removal.runs] == ["r0"] and "lost+found" in removal.notes[0]
 
 
 @pytest.mark.parametrize("place", ["stages/export", "variants/logs/0", "trial-1", "mine/deep/folder"])

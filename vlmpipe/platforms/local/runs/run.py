@@ -11,7 +11,7 @@ import re
 import shlex
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -201,9 +201,25 @@ def require_writable(root: Path) -> Path:
 
 
 def all_markers(folder: Path) -> list[Marker]:
-    """The markers of all runs in a folder of runs, oldest first. One file of each run is opened."""
-    result = (read_marker(path) for path in folders_in(folder))
+    """The markers of all runs in a folder of runs, oldest first. One file of each run is opened.
+
+    Folders that this user may not read, such as a disk's lost+found, have no runs of this user.
+    """
+    result = []
+    for path in folders_in(folder):
+        with where_permitted():
+            result.append(read_marker(path))
     return sorted((marker for marker in result if marker), key=lambda marker: marker.started_s)
+
+
+@contextlib.contextmanager
+def where_permitted() -> Iterator[None]:
+    """End the block at what this user may not read."""
+    try:
+        yield
+    except UserError as error:
+        if error.code != ExitCode.NO_PERMISSION:
+            raise
 
 
 def folders_in(folder: Path) -> list[Path]:
