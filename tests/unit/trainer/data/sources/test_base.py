@@ -90,7 +90,8 @@ class OneSample(Source):
 
 def test_nothing_else_of_a_sample_changes() -> None:
     turn = Turn(
-        "q", "a", "sums", "system", "thinking", "rejected", True, (0.0, 0.1, 0.2, 0.3), "tools", "calls", ("result",)
+        "q", "a", "sums", "system", "thinking", "rejected", True, (0.0, 0.1, 0.2, 0.3), "tools", "calls", ("result",),
+        (("camera", "left"),),
     )  # fmt: skip
     sample = Sample(
         "one", (turn, Turn("q", "a")), (ImageRef("i", bytes),), "line 1", "eval", "group", (Unread("url", ""),), True,
