@@ -32,7 +32,7 @@ from vlmpipe.trainer.storage.records import seal, unseal
 SHARED_FROM_BYTES = 16 << 20  # of sidecars, of some 240,000 images; below, each process reads them in about a second
 CACHE_FOLDER = ".features"  # in the cache folder
 KEPT = 4  # stores on a machine, those used last
-LEFT_S = 86_400  # from which age on nobody still writes an array that nothing describes
+LEFT_S = 86_400  # an array without a description that is older is no longer being written
 FILES = 64  # that rows are sorted into
 ROW = np.dtype([("image", HASHES), ("shard", "<i4"), ("place", "<i4")])
 IN_MEMORY = (

@@ -307,7 +307,7 @@ def _counts(answers: Answers[StudyDraft]) -> None:
 
 
 def _there(translation: Translation, field: str) -> str:
-    """What a parameter is in the study, and what was changed in its values."""
+    """The parameter of the study, and the changes made to its values."""
     ledger, target = translation.ledger, f"tune.parameters.{field}"
     names = [leaf for leaf in ledger.leaves_of(target) if leaf[-1] in ("parameterId", "parameter_id")]
     return ledger.finding(names[0]).reason if names else ""
