@@ -24,8 +24,8 @@ from vlmpipe.trainer.storage.base import TEMPORARY_PREFIX
 
 SORTED_ROWS = 1 << 17  # in memory at a time, some 400 bytes each
 EVERY = 256  # lines, of which one's id is looked at
-# From which line on in each chunk: another one than in the chunks before, so that chunks whose ids have equal spreads do
-# not all show the same parts of the ids, while all lines of the parts between lie in one range.
+# From which line on in each chunk: another one than in the chunks before, so that chunks whose ids have equal spreads
+# do not all show the same parts of the ids, while all lines of the parts between lie in one range.
 STRIDE = 159
 MAX_FILES = 64  # that are written at a time
 

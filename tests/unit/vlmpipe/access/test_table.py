@@ -51,7 +51,8 @@ data.sources.[].columns.question data.sources.[].columns.answer data.sources.[].
 data.sources.[].columns.id data.sources.[].columns.split data.sources.[].columns.weight
 data.sources.[].columns.ignored.[]
 data.allowed_tokens.[] data.answer_end data.caption_question data.sources.[].caption_question
-data.slices.[] data.sources.[].license data.split_by deploy.accelerator_type deploy.args.[] deploy.env.* deploy.machine_type
+data.slices.[] data.sources.[].license data.split_by deploy.accelerator_type deploy.args.[] deploy.env.*
+deploy.machine_type
 evaluate.benchmarks.[].prompt evaluate.lmms_eval.python gcp.labels.* gcp.persistent_resource_id gcp.project
 gcp.psc_interface_config.dns_peering_configs.[].domain
 gcp.psc_interface_config.dns_peering_configs.[].target_network
