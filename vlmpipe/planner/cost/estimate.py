@@ -104,9 +104,10 @@ class Cost:
         asked = self.requests
         if not (asked and asked.usd and self.usd) or asked.usd <= MOST_REQUESTS * self.usd:
             return ""
+        of_data = "set data.shard_reading=whole" if asked.reading == "ranges" else "raise data.shard_cache_gib"
         return (
             f"requests to buckets cost ${asked.usd:,.0f} more, {asked.usd / self.usd:.0%} of the run: raise "
-            "train.checkpoint_every_steps, or set data.shard_reading=whole"
+            f"train.checkpoint_every_steps, or {of_data}"
         )
 
     def doubts(self, max_lost: float) -> list[str]:

@@ -98,5 +98,8 @@ def test_requests_that_cost_a_tenth_of_the_run_are_a_doubt() -> None:
     cost = replace(estimated, usd=100.0, requests=requests)
     assert "requests to buckets cost $11 more, 11% of the run" in cost.requests_doubt
     assert cost.requests_doubt in cost.doubts(1.0)
+    assert "or set data.shard_reading=whole" in cost.requests_doubt
+    whole = replace(cost, requests=replace(requests, reading="whole"))
+    assert "or raise data.shard_cache_gib" in whole.requests_doubt
     for usd in (9.0, None):
         assert replace(cost, requests=replace(requests, usd=usd)).requests_doubt == ""
