@@ -254,7 +254,11 @@ class Simulation:
         rows = ROWS // ranks
         local = torch.zeros(rows, ROW_BYTES // 4)
         pieces = {torch.Size([rank * rows, 0]): local}
-        return {name: TensorPieces(torch.Size([ROWS, ROW_BYTES // 4]), local, pieces) for name in self._names()}
+        state: dict[str, dict[str, torch.Tensor]] = {}
+        for name in self._names():
+            part, rest = name.split(".", 1)
+            state.setdefault(part, {})[rest] = TensorPieces(torch.Size([ROWS, ROW_BYTES // 4]), local, pieces)
+        return dict(state)
 
     def _names(self) -> Iterator[str]:
         return (f"{state}.layers.{number}.weight" for number in range(self.tensors) for state in STATES)
