@@ -34,6 +34,7 @@ CACHE_FOLDER = ".features"  # in the cache folder
 KEPT = 4  # stores on a machine, those used last
 LEFT_S = 86_400  # an array without a description that is older is no longer being written
 FILES = 64  # that rows are sorted into
+SPOOLED_BYTES = 1 << 16  # of each file, in memory
 ROW = np.dtype([("image", HASHES), ("shard", "<i4"), ("place", "<i4")])
 IN_MEMORY = (
     "each process reads the sidecars and holds some 40 bytes an image; set VLMPIPE_CACHE_DIR to a disk with room"
@@ -146,7 +147,11 @@ def _write(path: Path, shards: Shards) -> None:
     listing, counts = _Listing(), np.zeros(FILES, np.int64)
     part = path.with_suffix(".part")
     with ExitStack() as opened:
-        files = [opened.enter_context(tempfile.TemporaryFile(dir=path.parent)) for _ in range(FILES)]
+        # In memory until there is much in them: making 64 files takes longer than listing a small store.
+        files = [
+            opened.enter_context(tempfile.SpooledTemporaryFile(SPOOLED_BYTES, "w+b", dir=str(path.parent)))
+            for _ in range(FILES)
+        ]
         for rows in listing.rows(shards):
             numbers = np.frombuffer(rows["image"].tobytes(), np.uint8)[::HASH_BYTES] // (256 // FILES)
             for number in np.unique(numbers).tolist():

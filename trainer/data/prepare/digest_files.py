@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 DIGEST_BYTES = 16
 FILES = 64  # of 100 million rows each has 50 MB
+SPOOLED_BYTES = 1 << 16  # of each file, in memory
 BUFFERED_ROWS = 1 << 17  # before they are sorted into the files
 SUMMED_ROWS = 1 << 20  # of a file, from which its equal rows are summed, so that one frequent digest does not fill it
 # Digests as two numbers. `count` is summed over equal digests, and of `first` the smallest is kept.
@@ -28,7 +29,8 @@ class DigestFiles:
     def __init__(self, *, summed: bool = True) -> None:
         """`summed`: equal digests become one row, and else their rows follow each other in the order of `first`."""
         self._summed = summed
-        self._files = [tempfile.TemporaryFile() for _ in range(FILES)]  # noqa: SIM115, they live as long as this
+        # In memory until there is much in them: making 64 files takes longer than preparing a small data set.
+        self._files = [tempfile.SpooledTemporaryFile(SPOOLED_BYTES, "w+b") for _ in range(FILES)]  # noqa: SIM115
         self._rows, self._sum_from = [0] * FILES, [SUMMED_ROWS] * FILES
         self._buffered: list[Rows] = []
         self._num_buffered = 0
