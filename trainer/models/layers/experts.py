@@ -1,7 +1,8 @@
 """Experts whose weights, (experts, rows, columns), are computed for each pass: from adapters, or from 4 bits.
 
-Of adapters PEFT's wrappers hold the matrices, by its names; what they add is computed here. PEFT's own way registers
-parametrizations in each pass, and keeps the sums of all layers for the backward pass: as many bytes as the experts.
+PEFT's wrappers hold the adapters' matrices under PEFT's names, and this module computes the product that they add. PEFT
+itself registers parametrizations in each pass and keeps the sums of all layers for the backward pass, which takes as
+many bytes as the experts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 COMPUTES_WEIGHTS = "vlmpipe_computes_weights"  # an attribute of modules whose weights are computed for each pass
-STORED = "stored_weights"  # a submodule of experts: by a weight's name, what gives it by `dequantized(dtype)`
+STORED = "stored_weights"  # a submodule of experts: stored weights by name, each with `dequantized(dtype)`
 EXPERT_AXES = 3
 
 
@@ -33,7 +34,7 @@ def weights_in(experts: nn.Module) -> dict[str, Tensor]:
 
 
 def factors(a: Tensor, b: Tensor, num_experts: int, *, is_transposed: bool) -> tuple[Tensor, Tensor]:
-    """Two tensors of which a product by expert is what an adapter adds, without its scale.
+    """Return two tensors whose product for each expert is the adapter's update without its scale.
 
     a: (experts * rank, in), b: (out, rank * experts), in PEFT's order. The product is (experts, out, in), or (experts,
     in, out) if transposed.
