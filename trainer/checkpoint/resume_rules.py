@@ -97,7 +97,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "refused",
-        (*_in("train", "seed global_batch_size"), *_in("data", "pack shuffle_shards stopping_strategy")),
+        (*_in("train", "seed global_batch_size"), *_in("data", "pack shuffle_shards stopping_strategy train_share")),
         "Which samples a step reads.",
     ),
     Rule(

@@ -99,6 +99,14 @@ class DataConfig(Section):
         "Qwen2-VL or <ref> of InternVL; never those that end turns or stand for images.",
     )
     max_samples: int = Field(0, ge=0, description="Use only the first N samples of the source; 0 is all.")
+    train_share: float = Field(
+        1.0,
+        gt=0.0,
+        le=1.0,
+        description="Share of the training samples that a run trains on, of each source; 1 is all. Smaller shares are "
+        "parts of larger ones with the same train.seed; samples that share images stay together, unless split_by is "
+        "record. All shares have the same prepared data and features.",
+    )
     validation_fraction: Fraction = Field(
         0.1, description="Share of the groups by split_by in the validation split, if the source names no splits."
     )
@@ -322,6 +330,12 @@ def _require_mixture(data: DataConfig) -> None:
     builtin = [source.uri for source in data.sources if source.uri.startswith("builtin:")]
     if builtin and data.split_by not in (BY_IMAGE, BY_RECORD):
         raise ValueError(f"is split by {data.split_by}, a field of records, which {builtin[0]} has none of")
+    counted = [source.name for source in data.sources if source.samples is not None]
+    if counted and data.train_share < 1:
+        raise ValueError(
+            f"has train_share {data.train_share:g} and a source with a number of samples an epoch, {counted[0]}: "
+            "expected weights or epochs, or train_share 1"
+        )
     weighted = [source.name for source in data.sources if source.weight is not None]
     drawn = [*weighted, *(s.name for s in data.sources if s.samples is not None or s.epochs is not None)]
     if data.phases and drawn:

@@ -15,6 +15,7 @@ import numpy as np
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.packing import Int64Array, shuffled_by_shards
 from vlmpipe.trainer.data.shards.index import SplitIndex
+from vlmpipe.trainer.data.subsets.nested import nested_samples
 from vlmpipe.trainer.errors import DataError
 
 MANY_PASSES = 10  # of a source in an epoch
@@ -26,14 +27,17 @@ class Mixture:
     def __init__(self, split: SplitIndex, data: DataConfig, *, seed: int) -> None:
         self._data, self._seed = data, seed
         self._names = [source.name for source in data.sources]
-        self._samples = [_samples_of(split, name) for name in self._names]
+        spans = [_samples_of(split, name) for name in self._names]
+        self._samples = _shares(split, data, spans, seed) if data.train_share < 1 else spans
         self._shards = split.shard_numbers
         assert all(map(len, self._samples)), "preparation refuses a source without training samples"
 
     @property
-    def spans(self) -> Int64Array:
-        """(sources, 2) first and last sample number of each source."""
-        return np.array([(samples[0], samples[-1]) for samples in self._samples], np.int64)
+    def decides(self) -> Int64Array:
+        """(numbers,) what the order depends on beside the settings: first and last sample number of each source, or all
+        numbers of a share."""
+        spans = [np.array([one[0], one[-1]], np.int64) if isinstance(one, range) else one for one in self._samples]
+        return np.concatenate(spans)
 
     def draws(self, epoch: int) -> list[int]:
         """How many samples the epoch draws from each source."""
@@ -56,13 +60,14 @@ class Mixture:
 
     def _pass(self, number: int, of_source: int) -> Int64Array:
         samples = self._samples[number]
-        _, shards = np.unique(self._shards[samples.start : samples.stop], return_inverse=True)
+        places = slice(samples.start, samples.stop) if isinstance(samples, range) else samples
+        _, shards = np.unique(self._shards[places], return_inverse=True)
         # All sources together mix as many shards at a time as a single one would.
         at_a_time = max(1, self._data.shuffle_shards // len(self._names))
         order, _ = shuffled_by_shards(
             len(samples), self._seed, of_source, shards, at_a_time, stream=f"{self._names[number]}/"
         )
-        return samples.start + order
+        return samples.start + order if isinstance(samples, range) else samples[order]
 
 
 def draws_of(data: DataConfig, sizes: Sequence[int], epoch: int) -> list[int]:
@@ -120,6 +125,12 @@ def alternating(draws: Sequence[int]) -> Int64Array:
     """
     places = [(np.arange(count) + 0.5) / max(1, count) for count in draws]
     return np.argsort(np.concatenate(places), kind="stable").astype(np.int64)
+
+
+def _shares(split: SplitIndex, data: DataConfig, spans: Sequence[range], seed: int) -> Sequence[range | Int64Array]:
+    """Numbers of the samples of each source that `data.train_share` takes."""
+    taken = nested_samples(split, data, seed=seed, sources=spans)
+    return [taken[(taken >= span.start) & (taken < span.stop)] for span in spans]
 
 
 def _samples_of(split: SplitIndex, name: str) -> range:

@@ -19,7 +19,8 @@ from vlmpipe.trainer.data.machine_plans import FROM_SAMPLES, MachinePlans, of_ma
 from vlmpipe.trainer.data.mixture import Mixture
 from vlmpipe.trainer.data.packing import Int64Array, PackingPlan, plan_packing
 from vlmpipe.trainer.data.shards.index import SplitIndex
-from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.data.subsets.nested import NestedSubset
+from vlmpipe.trainer.errors import ConfigError, DataError
 
 PLANS_KEPT = 2  # this epoch's and the one being prefetched
 
@@ -70,7 +71,7 @@ class PackedBatchSampler:
         tile_tokens: int = 0,
         in_pairs: bool = False,
         max_kept: int | None = None,
-        mixture: Mixture | None = None,
+        mixture: Mixture | NestedSubset | None = None,
         share_from: int | None = None,
     ) -> None:
         """
@@ -105,7 +106,7 @@ class PackedBatchSampler:
             tile_tokens=tile_tokens,
             in_pairs=job.train.in_pairs,
             max_kept=job.model.relevance.max_tokens if job.model.relevance else None,
-            mixture=Mixture(split, job.data, seed=job.train.seed) if job.data.sources else None,
+            mixture=_mixture_of(split, job.data, job.train.seed) if len(split) else None,
             share_from=FROM_SAMPLES,
         )
 
@@ -143,7 +144,7 @@ class PackedBatchSampler:
 
     def _machine_plans(self) -> MachinePlans | None:
         lengths = [self.tokens, self._tiles, self._split.shard_numbers]
-        sources = [self._mixture.spans] if self._mixture else []
+        sources = [self._mixture.decides] if self._mixture else []
         return of_machine([f"{self._seed} {self.data.model_dump_json()}".encode(), *lengths, *sources], self._planned)
 
     def num_sequences(self, epoch: int) -> int:
@@ -166,6 +167,16 @@ class PackedBatchSampler:
             if 0 < max_steps <= steps:
                 return max_steps
         return steps
+
+    def require_batch(self) -> None:
+        """Raise ConfigError where the samples that `data.train_share` takes do not fill one global batch."""
+        if self.data.train_share < 1 and self.num_sequences(0) < self.global_batch_size:
+            found = f"the {len(self.plan(0).members):,} samples of data.train_share {self.data.train_share:g}"
+            raise ConfigError(
+                f"{found} are {self.num_sequences(0):,} packed sequences, fewer than a batch",
+                expected=f"at least train.global_batch_size {self.global_batch_size:,}",
+                fix="set a larger data.train_share, or a smaller train.global_batch_size for all shares",
+            )
 
     def batch_at(self, sequences_consumed: int) -> GlobalBatch:
         """The global batch after `sequences_consumed` sequences."""
@@ -226,3 +237,10 @@ class PackedBatchSampler:
 
     def _steps_of(self, epoch: int) -> int:
         return -(-self.num_sequences(epoch) // self.global_batch_size)
+
+
+def _mixture_of(split: SplitIndex, data: DataConfig, seed: int) -> Mixture | NestedSubset | None:
+    """What each epoch draws; None: every sample once."""
+    if data.sources:
+        return Mixture(split, data, seed=seed)
+    return NestedSubset(split, data, seed=seed) if data.train_share < 1 else None

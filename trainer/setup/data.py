@@ -42,6 +42,7 @@ def open_data(job: JobConfig) -> TrainingData:
     total_steps = sampler.num_steps(job.train.epochs, max_steps=job.train.max_steps)
     if problem := warmup_problem(job.train, total_steps):
         raise ConfigError(f"train.{problem.partition(': ')[0]}", fix=problem.partition(": ")[2])
+    sampler.require_batch()
     return TrainingData(
         pointers=pointers,
         cached=pointers.features != "off",

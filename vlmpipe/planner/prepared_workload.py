@@ -56,6 +56,7 @@ def _prepared_here(config: RunConfig, job: JobConfig, paths: RunPaths) -> tuple[
         return None
     passes = mixture_note(stats, job.data)
     sampler = PackedBatchSampler.of_training(split, job, tile_tokens=tile_tokens)
+    sampler.require_batch()
     epoch, conversations = sampler.totals(0), 1 + job.train.in_pairs
     workload = Workload.from_index(
         config,

@@ -106,7 +106,7 @@ class Workload:
         one sample full of images; all text tokens are labels; an image is as large as the model and its sample allow.
         """
         plan, data, train = config.plan, config.data, config.train
-        samples = min(plan.samples, data.max_samples or plan.samples) or None
+        samples = math.ceil(data.train_share * min(plan.samples, data.max_samples or plan.samples)) or None
         image_tokens, sample_tiles = shape.image_tokens, plan.sample_images
         if not plan.sample_tokens:
             image_tokens = min(image_tokens, data.sequence_length) if shape.images_differ else image_tokens

@@ -64,7 +64,7 @@ TOKENIZER_SAMPLES = 200_000  # a tokenizer is trained on the first ones: its tra
 # Settings that do not change the prepared bytes, and the source, whose own fingerprint covers its content.
 NOT_IN_FINGERPRINT = {
     "source", "source_arguments", "sources", "stopping_strategy", "phases", "max_source_passes", "image_folder",
-    "pack", "shuffle_shards", "shard_cache_gib", "shard_reading",
+    "pack", "shuffle_shards", "shard_cache_gib", "shard_reading", "train_share",
     "workers", "loader_threads", "tasks", "max_fetched_images", "max_fetched_gib", "max_fetch_hours",
 }  # fmt: skip
 

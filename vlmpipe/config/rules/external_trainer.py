@@ -51,6 +51,9 @@ def external_trainer_problems(config: RunFields) -> Iterator[Problem]:
     if config.checkpoint.export == "best":
         text = "found best with train.trainer, whose program's result is what is exported; expected last"
         yield Problem("checkpoint.export", text)
+    if config.data.train_share < 1:
+        text = f"found {config.data.train_share:g} with train.trainer, whose program gets every sample; expected 1"
+        yield Problem("data.train_share", text)
     if config.data.phases:
         yield Problem("data.phases", "found with train.trainer, whose program gets each sample once; expected none")
     if config.model.lora:

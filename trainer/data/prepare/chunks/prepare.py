@@ -35,7 +35,7 @@ PLANS = "chunk-plans"  # folder in the chunk store, by the prepared set's finger
 # Settings that do not change a chunk's bytes, given its records, which the plan decides.
 NOT_IN_A_CHUNK = {
     "source", "sources", "stopping_strategy", "phases", "image_folder", "pack", "shuffle_shards", "shard_cache_gib",
-    "shard_reading", "max_samples",
+    "shard_reading", "max_samples", "train_share",
     "max_media_bytes", "video", "video_frames", "video_fps", "max_reject_fraction", "chunk_samples",
     "workers", "loader_threads", "tasks", "max_source_passes", "split_by", "validation_fraction", "file_splits",
     "max_image_share", "max_split_error", "fetch", "max_fetched_images", "max_fetched_gib", "max_fetch_hours",

@@ -22,6 +22,7 @@ GPUS = {"cluster__accelerator_type": "NVIDIA_L4", "cluster__accelerator_count": 
     ("trainer", "changes", "field"),
     [
         ({}, {"features__cache": "on"}, "features.cache"),
+        ({}, {"data__train_share": 0.5}, "data.train_share"),
         ({}, {"model__lora": {}, "model__freeze": ["tower"]}, "model.lora"),
         ({"launch": "horovod"}, {"cluster__replica_count": 2}, "train.trainer.launch"),
         (

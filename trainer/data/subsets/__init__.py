@@ -1,0 +1,1 @@
+"""Parts of the training samples that a run trains on."""
