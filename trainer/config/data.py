@@ -78,6 +78,11 @@ class DataConfig(Section):
     columns: Columns = Field(
         Columns(), description="Names of the records' keys or columns, such as {image: image_path, answer: label}."
     )
+    exclude: StorageUri = Field(
+        "",
+        description="File with ids of samples that are left out, local or in a bucket: JSON Lines "
+        "with a key id, or CSV with a column id. Empty leaves out none.",
+    )
     slices: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (),
         description="Fields of the records by whose values answers are compared, such as [camera, weather]: a text, a "

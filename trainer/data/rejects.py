@@ -37,6 +37,7 @@ class RejectCode(StrEnum):
     ID_UNSAFE = "id.unsafe"  # empty, too long, a path out of a folder, or with control characters
     ID_DUPLICATE = "id.duplicate"  # the same id with the same content came before
     SAMPLE_DUPLICATE = "sample.duplicate"  # the same images with the same text came before (data.duplicates=drop)
+    SAMPLE_EXCLUDED = "sample.excluded"  # the file that data.exclude names has its id
     CONV_ROLES = "conv.roles"  # turns do not alternate human, gpt
     CONV_IMAGE_COUNT = "conv.image_count"  # <image> marks and images differ in number, or a system text has one
     CONV_NO_MEDIA = "conv.no_media"  # a caption without an image, or <video> or <audio> without a file
@@ -67,7 +68,7 @@ class RejectCode(StrEnum):
     )
 
 
-ASKED_FOR = frozenset({RejectCode.SAMPLE_DUPLICATE})
+ASKED_FOR = frozenset({RejectCode.SAMPLE_DUPLICATE, RejectCode.SAMPLE_EXCLUDED})
 """Codes of samples that the run file asks to drop. They do not count against data.max_reject_fraction."""
 
 

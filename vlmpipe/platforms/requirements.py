@@ -43,6 +43,8 @@ def _files(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield from config.data.addresses().items()
     if config.data.chat_template not in NAMED_TEMPLATES:
         yield "data.chat_template", config.data.chat_template
+    if config.data.exclude:
+        yield "data.exclude", config.data.exclude
     if config.evaluate.lmms_eval:
         yield "evaluate.lmms_eval.include_path", config.evaluate.lmms_eval.include_path
     for number, benchmark in enumerate(config.evaluate.benchmarks):

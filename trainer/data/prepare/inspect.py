@@ -9,6 +9,7 @@ from itertools import chain, groupby, islice
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.chat.encode import IGNORED, Chat, Encoded
 from vlmpipe.trainer.data.chat.make import make_chat
+from vlmpipe.trainer.data.exclusions.exclusion_file import read_exclusions
 from vlmpipe.trainer.data.prepare.deduplicate import NEW
 from vlmpipe.trainer.data.prepare.fetch_images import with_fetched_folder
 from vlmpipe.trainer.data.prepare.pipeline import find_prepared
@@ -52,7 +53,8 @@ def inspect(config: JobConfig, *, first: int, count: int) -> tuple[Chat, Iterato
     validator = SampleValidator(config, chat)
     members = open_source(config.data).members()
     records = chain.from_iterable(islice(member, first, first + count) for member in members)
-    results = (validator(final_entry(record, NEW, "train")) for record in records)
+    excluded = read_exclusions(config.data.exclude).ids
+    results = (validator(final_entry(record, NEW, "train", excluded)) for record in records)
     return chat, (
         _inspected(chat, one)
         for result in results

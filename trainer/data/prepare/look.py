@@ -10,6 +10,7 @@ from typing import Literal
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.accounting.coverage import Coverage
+from vlmpipe.trainer.data.exclusions.exclusion_file import read_exclusions
 from vlmpipe.trainer.data.prepare.checks import check_clip, check_image, check_turns
 from vlmpipe.trainer.data.prepare.deduplicate import NEW
 from vlmpipe.trainer.data.prepare.validate_sample import Accepted, Entry, final_entry
@@ -99,10 +100,13 @@ def look_at(
             if clock() > until_s:
                 look.is_part |= next(part, None) is not None
                 break
+    excluded = read_exclusions(config.exclude).ids
     for place in stable_shuffle(range(len(sample.held)), "look"):
         if look.checked and clock() > start_s + budget_s:
             break
         record = sample.held[place]
+        if record.id in excluded:
+            continue
         look.checked += 1
         try:
             check.run(record)

@@ -22,6 +22,7 @@ from vlmpipe.trainer.config.job import CHUNKS_FOLDER, PREPARED_FOLDER, JobConfig
 from vlmpipe.trainer.data.accounting.coverage import COVERAGE, not_read
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.chat.make import format_identity, make_chat
+from vlmpipe.trainer.data.exclusions.exclusion_file import read_exclusions
 from vlmpipe.trainer.data.mixture import described_passes
 from vlmpipe.trainer.data.prepare.chunks.chunk import build_chunk
 from vlmpipe.trainer.data.prepare.chunks.merge import STATS, Part, Shard, merge
@@ -64,7 +65,7 @@ TOKENIZER_SAMPLES = 200_000  # a tokenizer is trained on the first ones: its tra
 # Settings that do not change the prepared bytes, and the source, whose own fingerprint covers its content.
 NOT_IN_FINGERPRINT = {
     "source", "source_arguments", "sources", "stopping_strategy", "phases", "max_source_passes", "image_folder",
-    "pack", "shuffle_shards", "shard_cache_gib", "shard_reading", "train_share",
+    "exclude", "pack", "shuffle_shards", "shard_cache_gib", "shard_reading", "train_share",
     "workers", "loader_threads", "tasks", "max_fetched_images", "max_fetched_gib", "max_fetch_hours",
 }  # fmt: skip
 
@@ -249,6 +250,7 @@ def _fingerprint(config: JobConfig, source: Source) -> str:
         "tokenizer_files": [hashlib.sha256(read_regular(path, LARGEST_TOKENIZER_BYTES)).hexdigest() for path in files],
         "image_tokens": image_rule(config.model),
         **({"pairs": True} if config.train.in_pairs else {}),
+        **({"exclude": excluded} if (excluded := read_exclusions(config.data.exclude).digest) else {}),
         **({"caption_questions": questions} if (questions := _caption_questions(config)) else {}),
         **({"source_columns": columns} if (columns := _columns(config)) else {}),
     }
@@ -339,7 +341,8 @@ def _build_at_once(config: JobConfig, source: Source, place: Path, planned: Chun
         progress.update(read, planned.records, unit="samples", message=f"{rejected} rejected")
 
     validator = SampleValidator(config, Chat.load(LocalStorage(folder), image_form_of(config.model)))
-    entries = planned.entries(iter(source), config.data.described())
+    excluded = read_exclusions(config.data.exclude)
+    entries = planned.entries(iter(source), config.data.described(), excluded)
     content = build_chunk(entries, chunk, config.data, validator, threads=threads_for(1), report=report)
     if content != planned.content:
         raise SourceChangedError(config.data.described())
@@ -354,12 +357,14 @@ def _build_at_once(config: JobConfig, source: Source, place: Path, planned: Chun
 def _chat(config: JobConfig, source: Source, plan: Path, records: int, progress: Progress) -> Chat:
     """The run's chat. A tokenizer is trained on the texts of the training split where the run file asks for one."""
 
+    excluded = read_exclusions(config.data.exclude).ids
+
     def turns() -> Iterator[Turn]:
         splits = chain.from_iterable(chunk.splits() for chunk in read_plan(plan))
         taken = 0
         for read, (sample, split) in enumerate(zip(source, splits, strict=False), 1):
             progress.update(read, records, unit="samples", message="reading texts")
-            if isinstance(sample, Sample) and split == "train":
+            if isinstance(sample, Sample) and split == "train" and sample.id not in excluded:
                 yield from sample.turns
                 taken += 1
                 if taken == TOKENIZER_SAMPLES:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -80,7 +80,18 @@ def with_met_ids(source: Iterable[Sample | Reject]) -> Iterator[tuple[Sample | R
         yield sample, met
 
 
-def final_entry(sample: Sample | Reject, met: Met, split: Split) -> Entry | Reject:
+def final_entry(
+    sample: Sample | Reject, met: Met, split: Split, excluded: Collection[str] = frozenset()
+) -> Entry | Reject:
+    """The sample with its final id, or a reject for one whose final id is excluded (`data.exclude`)."""
+    entry = _with_final_id(sample, met, split)
+    if excluded and isinstance(entry, Entry) and entry.sample.id in excluded:
+        # Without its image: what is left out must not be read.
+        return Reject(entry.sample.where, entry.sample.id, RejectCode.SAMPLE_EXCLUDED, "data.exclude names its id")
+    return entry
+
+
+def _with_final_id(sample: Sample | Reject, met: Met, split: Split) -> Entry | Reject:
     """Reject a sample that repeats an id of its own; add a suffix to a used id with other content, because LLaVA's sets
     repeat ids, and to that of a repeated record without one, which `data.duplicates` keeps or drops.
     """

@@ -124,8 +124,9 @@ IN_TARS: dict[RejectCode, Callable[[tarfile.TarFile], None]] = {
     RejectCode.TAR_INCOMPLETE: lambda tar: add_member(tar, "bad.png", png()),
 }
 
-# Tokenizers of bytes, as trained ones are, know every character (prepare/test_validate_sample.py).
-ELSEWHERE = frozenset({RejectCode.TEXT_NO_TOKENS})
+# Tokenizers of bytes, as trained ones are, know every character (prepare/test_validate_sample.py); exclusions have a
+# file of their own (exclusions/test_exclusion_file.py).
+ELSEWHERE = frozenset({RejectCode.TEXT_NO_TOKENS, RejectCode.SAMPLE_EXCLUDED})
 
 LIMITS = {
     "max_reject_fraction": 0.5,

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.exclusions.exclusion_file import read_exclusions
 from vlmpipe.trainer.data.malloc_trim import trim_memory
 from vlmpipe.trainer.data.near_duplicates.table import SignatureWriter
 from vlmpipe.trainer.data.prepare.chunks.plan import PARTS, RECORDS_AHEAD, Chunk
@@ -58,7 +59,7 @@ class ChunkMaker:
         """`plan`: folder of the plan. `settings`: digest of all that decides a chunk's files beside its records."""
         self._config, self._settings, self._threads = config, settings, threads
         self._parts, self._part_starts = source.parts(), json.loads((plan / PARTS).read_text(encoding="utf-8"))
-        self._validator = SampleValidator(config, chat)
+        self._validator, self._excluded = SampleValidator(config, chat), read_exclusions(config.data.exclude)
         self._store = ChunkStore(config.run.chunks_root)
         self._records: Iterator[Sample | Reject] = iter(())
         self._position = -1  # of the next record; nothing is open yet
@@ -87,7 +88,7 @@ class ChunkMaker:
         for _ in islice(self._records, chunk.start - self._position):
             pass
         self._position = chunk.start
-        for entry in chunk.entries(self._records, self._config.data.described()):
+        for entry in chunk.entries(self._records, self._config.data.described(), self._excluded):
             self._position += 1
             yield entry
 

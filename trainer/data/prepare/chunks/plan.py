@@ -19,11 +19,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.exclusions.exclusion_file import Exclusions
 from vlmpipe.trainer.data.prepare.chunks.witness import content_now, digest_of
 from vlmpipe.trainer.data.prepare.deduplicate import NEW, Met
 from vlmpipe.trainer.data.prepare.split_groups import SampleGroups, group_of
 from vlmpipe.trainer.data.prepare.validate_sample import Entry, final_entry, image_bytes, with_met_ids
-from vlmpipe.trainer.data.rejects import Reject
+from vlmpipe.trainer.data.rejects import Reject, RejectCode
 from vlmpipe.trainer.data.sample import Sample, Split, stable_digest
 from vlmpipe.trainer.data.sqlite_table import disk_table
 from vlmpipe.trainer.errors import DataError
@@ -36,6 +37,7 @@ WHERE_SCHEMA = pa.schema([("where", pa.string())])
 LARGEST = 2  # times data.chunk_samples
 SMALLEST = 0.5
 RECORDS_AHEAD = 4  # records in memory for each thread
+NONE_EXCLUDED = Exclusions()
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,9 @@ class Chunk:
         held_out = frozenset(self.held_out)
         return ("eval" if place in held_out else "train" for place in range(self.records))
 
-    def entries(self, records: Iterator[Sample | Reject], source: str) -> Iterator[Entry | Reject]:
+    def entries(
+        self, records: Iterator[Sample | Reject], source: str, excluded: Exclusions = NONE_EXCLUDED
+    ) -> Iterator[Entry | Reject]:
         """The chunk's records, taken from the front of `records`, with their final ids and splits.
 
         Raises DataError, which names `source`, when there are too few.
@@ -76,7 +80,7 @@ class Chunk:
                     expected="a source that does not change while it is prepared",
                     fix="run again, which reads it from the start",
                 )
-            yield final_entry(record, self.met.get(place, NEW), split)
+            yield final_entry(record, self.met.get(place, NEW), split, excluded.ids)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -108,12 +112,14 @@ def write_plan(
     threads: int,
     borders: Callable[[], Collection[int]] = tuple,
     notes: list[str] | None = None,
+    excluded: Exclusions = NONE_EXCLUDED,
 ) -> Iterator[int]:
     """Read the source once, write `chunks.jsonl` and `where.parquet`; yields the number of records read so far.
 
     Groups of samples are complete only at the end of the source, so digests and groups wait on disk until then.
     `borders`, known by then: numbers of records with which a chunk begins in any case. What is decided about them all
-    is appended to `notes`. Raises DataError where the share held out is not `data.validation_fraction`.
+    is appended to `notes`. Raises DataError where the share held out is not `data.validation_fraction`, or where no
+    sample is left of those that are not `excluded`.
     """
     # `split` where the source names it; otherwise `member`, any member of the sample's group.
     table = disk_table(
@@ -121,17 +127,20 @@ def write_plan(
     )
     groups = SampleGroups(config)
     records = in_parallel(
-        lambda record: _look_at(*record, config.split_by),
+        lambda record: _look_at(*record, config.split_by, excluded),
         with_met_ids(source),
         threads=threads,
         ahead=RECORDS_AHEAD,
         weigh=lambda record: image_bytes(record[0]),
         max_bytes=threads * config.max_image_bytes,
     )
-    for read, (line, group) in enumerate(records, 1):
+    left_out = set[str]()
+    for read, (line, group, identity) in enumerate(records, 1):
+        left_out |= {identity} if identity else set()
         groups.add(read, group)
         table.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?)", (*line, group[0] if group else None))
         yield read
+    _require_samples(table, excluded, frozenset(left_out))
     with (
         (folder / CHUNKS).open("w", encoding="utf-8") as chunks,
         pq.ParquetWriter(folder / WHERE, WHERE_SCHEMA) as places,
@@ -139,7 +148,7 @@ def write_plan(
         draft, begins = _Draft(0, 0), borders()
         groups.join()
         if notes is not None:
-            notes += groups.notes(_places_in(table))
+            notes += [*groups.notes(_places_in(table)), *filter(None, [excluded.note(frozenset(left_out))])]
         for place, met, identity, digest, named, member in table.execute("SELECT * FROM records ORDER BY rowid"):
             split = named or groups.split_of(draft.start + len(draft.where) + 1, member)
             draft.add(place, met, digest, split)
@@ -227,11 +236,26 @@ class Places:
 Line = tuple[str, Met, str, bytes, Split | None]  # place, whether the id was met, id ("" for a reject), digest, split
 
 
-def _look_at(record: Sample | Reject, met: Met, split_by: str) -> tuple[Line, tuple[str, ...]]:
-    """A record's line in the plan, and its group, which is empty where the source names the split."""
-    entry = final_entry(record, met, "train")
+def _require_samples(table: sqlite3.Connection, excluded: Exclusions, left_out: frozenset[str]) -> None:
+    """Raise DataError where samples were left out and none is left."""
+    if left_out and not table.execute("SELECT 1 FROM records WHERE identity != '' LIMIT 1").fetchone():
+        raise DataError(
+            f"data.exclude {excluded.address!r} leaves out all {len(left_out):,} samples",
+            expected="a list that leaves samples for training",
+            fix="shorten the list, or leave data.exclude out",
+        )
+
+
+def _look_at(
+    record: Sample | Reject, met: Met, split_by: str, excluded: Exclusions
+) -> tuple[Line, tuple[str, ...], str]:
+    """A record's line in the plan; its group, which is empty where the source names the split; and its id where that is
+    excluded, else "".
+    """
+    entry = final_entry(record, met, "train", excluded.ids)
     if isinstance(entry, Reject):
-        return (_printable(entry.where), met, "", digest_of(entry, content_now), "train"), ()
+        identity = entry.id if entry.code == RejectCode.SAMPLE_EXCLUDED else ""
+        return (_printable(entry.where), met, "", digest_of(entry, content_now), "train"), (), identity
     sample = entry.sample
     contents = [content_now(image) for image in sample.images]
     of_image = {id(image): content for image, content in zip(sample.images, contents, strict=True)}
@@ -239,7 +263,7 @@ def _look_at(record: Sample | Reject, met: Met, split_by: str) -> tuple[Line, tu
     # By the original id: samples that share an id are usually about one image and must stay together.
     assert isinstance(record, Sample)
     group = () if record.split else group_of(record, contents, split_by)
-    return (_printable(sample.where), met, sample.id, digest, sample.split), group
+    return (_printable(sample.where), met, sample.id, digest, sample.split), group, ""
 
 
 def _printable(where: str) -> str:

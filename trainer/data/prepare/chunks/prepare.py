@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.accounting.coverage import COVERAGE, Coverages
 from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.exclusions.exclusion_file import read_exclusions
 from vlmpipe.trainer.data.prepare.chunks.chunk import ChunkMaker
 from vlmpipe.trainer.data.prepare.chunks.merge import Part
 from vlmpipe.trainer.data.prepare.chunks.plan import PARTS, Chunk, Places, StoredChunks, read_plan, write_plan
@@ -38,7 +39,8 @@ NOT_IN_A_CHUNK = {
     "shard_reading", "max_samples", "train_share",
     "max_media_bytes", "video", "video_frames", "video_fps", "max_reject_fraction", "chunk_samples",
     "workers", "loader_threads", "tasks", "max_source_passes", "split_by", "validation_fraction", "file_splits",
-    "max_image_share", "max_split_error", "fetch", "max_fetched_images", "max_fetched_gib", "max_fetch_hours",
+    "max_image_share", "max_split_error", "exclude",
+    "fetch", "max_fetched_images", "max_fetched_gib", "max_fetch_hours",
 }  # fmt: skip
 
 MIN_CHUNKS, MIN_RECORDS = 2, 1_000  # for each process, which takes as long to start as some 400 records take
@@ -168,6 +170,7 @@ def make_plan(config: JobConfig, source: Source, folder: Path, progress: Progres
         threads=threads_for(1),
         borders=lambda: {part_starts[part] for part in source.first_parts() if part < len(part_starts)},
         notes=notes,
+        excluded=read_exclusions(config.data.exclude),
     )
     read = 0
     for read in reading:

@@ -1,0 +1,1 @@
+"""Samples that `data.exclude` leaves out: the file of their ids."""
