@@ -31,26 +31,32 @@ def address_rows(config: RunConfig, credentials: Credentials | None) -> Iterator
     for field, uri in config.data.addresses().items():
         if uri.startswith("s3://"):
             yield _s3_address(field, uri)
-    read = {one.value: one for one in named(config) if one.kind == "bucket" and one.row not in written_fields()}
-    near = [one for one in buckets_of(config) if one.near]
+    read = {
+        bucket.value: bucket
+        for bucket in named(config)
+        if bucket.kind == "bucket" and bucket.row not in written_fields()
+    }
+    near = [bucket for bucket in buckets_of(config) if bucket.near]
     if not (read or near):
         return
     if credentials is None:
-        for uri, one in read.items():
+        for uri, place in read.items():
             yield unseen(
-                "address", f"{one.field}: {uri}: Cloud Storage is asked with a login and a project of your own"
+                "address", f"{place.field}: {uri}: Cloud Storage is asked with a login and a project of your own"
             )
         return
     client = storage.Client(project=config.gcp.project or "none", credentials=credentials)
     silent = ""
-    for uri, one in read.items():
+    for uri, place in read.items():
         try:
             yield (
-                _address(client, config, one, uri) if not silent else unseen("address", f"{one.field}: {uri}: {silent}")
+                _address(client, config, place, uri)
+                if not silent
+                else unseen("address", f"{place.field}: {uri}: {silent}")
             )
         except CannotSee as error:
             silent = error.why
-            yield unseen("address", f"{one.field}: {uri}: {error.why}", error.fix)
+            yield unseen("address", f"{place.field}: {uri}: {error.why}", error.fix)
     for bucket in near:
         try:
             yield from _place(client, config, bucket) if not silent else ()
@@ -63,9 +69,9 @@ def written_fields() -> frozenset[str]:
     return frozenset(name for line in load_table().fields if line.write for name in line.names)
 
 
-def _address(client: storage.Client, config: RunConfig, one: Named, uri: str) -> Row:
+def _address(client: storage.Client, config: RunConfig, place: Named, uri: str) -> Row:
     """List one object below `uri`. Raises CannotSee without an answer."""
-    field, (bucket, _, path) = one.field, uri.removeprefix("gs://").partition("/")
+    field, (bucket, _, path) = place.field, uri.removeprefix("gs://").partition("/")
     prefix = _before_pattern(path)
     try:
         result = list(client.list_blobs(bucket, prefix=prefix, max_results=1, timeout=TIMEOUT_S, retry=None))

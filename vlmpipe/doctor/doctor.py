@@ -29,8 +29,8 @@ Question = tuple[str, Callable[[], Iterable[Row]]]  # with the subject of its ro
 
 def examine(config: RunConfig) -> list[Row]:
     """A row for each question about what the run file names, in the order in which a person reads them."""
-    first, own = _login(config)
-    questions = [*_of_project(config, own), ("address", lambda: address_rows(config, own and own.credentials))]
+    first, api = _login(config)
+    questions = [*_of_project(config, api), ("address", lambda: address_rows(config, api and api.credentials))]
     questions += [("hub", functools.partial(hub_rows, run.model)) for run in config.stage_runs().values()]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = list(pool.map(_answered, questions))
@@ -46,26 +46,26 @@ def _login(config: RunConfig) -> tuple[list[Row], GoogleApi | None]:
     if project == EXAMPLE_PROJECT:
         text = f"gcp.project: {project} is the example project, not one of yours"
         return [unseen("project", text, "set gcp.project, or source env.sh and use make"), *rows], None
-    if not any(one.kind != "image" for one in named(config)):
+    if not any(resource.kind != "image" for resource in named(config)):
         return rows, None
     try:
-        own = GoogleApi.own(project)
+        api = GoogleApi.own(project)
     except CannotSee as error:
         return [unseen("login", error.why, error.fix), *rows], None
     except UserError as error:
         return [missing("login", error.found, error.fix.splitlines()[0]), *rows], None
-    return [ok("login", f"asked as {own.email or 'yourself'}, in the place of submitter"), *rows], own
+    return [ok("login", f"asked as {api.email or 'yourself'}, in the place of submitter"), *rows], api
 
 
-def _of_project(config: RunConfig, own: GoogleApi | None) -> list[Question]:
-    if own is None or not own.project:
+def _of_project(config: RunConfig, api: GoogleApi | None) -> list[Question]:
+    if api is None or not api.project:
         return []
     return [
-        ("APIs", lambda: api_rows(config, own)),
-        ("quota", lambda: quota_rows(config, own)),
-        ("image", lambda: image_rows(config, own)),
-        ("machine", lambda: machine_rows(config, own)),
-        ("accounts", lambda: [line for asker in askers(config, own) for line in permission_rows(config, asker)]),
+        ("APIs", lambda: api_rows(config, api)),
+        ("quota", lambda: quota_rows(config, api)),
+        ("image", lambda: image_rows(config, api)),
+        ("machine", lambda: machine_rows(config, api)),
+        ("accounts", lambda: [line for asker in askers(config, api) for line in permission_rows(config, asker)]),
     ]
 
 

@@ -168,7 +168,11 @@ def _error_of(content: dict[str, object]) -> tuple[str, str]:
     """Reason and message of an error: Google's form, or that of the OCI distribution specification."""
     error = content.get("error")
     if isinstance(error, dict):
-        reasons = (str(one["reason"]) for one in error.get("details", ()) if isinstance(one, dict) and "reason" in one)
+        reasons = (
+            str(detail["reason"])
+            for detail in error.get("details", ())
+            if isinstance(detail, dict) and "reason" in detail
+        )
         return next(reasons, ""), str(error.get("message", ""))
     errors = content.get("errors")
     first = errors[0] if isinstance(errors, list) and errors and isinstance(errors[0], dict) else {}

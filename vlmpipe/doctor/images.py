@@ -30,15 +30,15 @@ def image_rows(config: RunConfig, api: GoogleApi) -> Iterator[Row]:
     Two more for the image of an endpoint, whose environment is compared with what its container gets.
     """
     fields: dict[str, list[Named]] = {}
-    for one in named(config):
-        if one.kind == "image":
-            fields.setdefault(one.resource, []).append(one)
+    for resource in named(config):
+        if resource.kind == "image":
+            fields.setdefault(resource.resource, []).append(resource)
     for image, of_image in fields.items():
-        field = ", ".join(one.field for one in of_image)
-        served = any(one.row == SERVED for one in of_image) and config.deploy is not None
-        given = config.deploy.environment.get(LIBRARIES, "") if served and config.deploy else ""
+        field = ", ".join(resource.field for resource in of_image)
+        served = any(resource.row == SERVED for resource in of_image) and config.deploy is not None
+        libraries = config.deploy.environment.get(LIBRARIES, "") if served and config.deploy else ""
         try:
-            yield _row(field, image, api, given)
+            yield _row(field, image, api, libraries)
         except CannotSee as error:
             yield unseen("image", f"{field}: {image}: {error.why}", error.fix)
 
@@ -80,7 +80,7 @@ def _row(field: str, image: str, api: GoogleApi, libraries: str) -> Row:
 def _architectures(api: GoogleApi, host: str, name: str, manifest: dict[str, Any]) -> set[str]:
     """The architectures for which the image has Linux files."""
     if "manifests" in manifest:
-        platforms = [one.get("platform", {}) for one in manifest["manifests"]]
+        platforms = [entry.get("platform", {}) for entry in manifest["manifests"]]
         return {str(platform.get("architecture")) for platform in platforms if platform.get("os") == "linux"}
     settings = _settings(api, host, name, manifest)
     return {str(settings["architecture"])} if settings.get("architecture") else set()
@@ -88,9 +88,9 @@ def _architectures(api: GoogleApi, host: str, name: str, manifest: dict[str, Any
 
 def _settings(api: GoogleApi, host: str, name: str, manifest: dict[str, Any]) -> dict[str, object]:
     """The settings of an image's amd64 form; empty where its manifest names none."""
-    for one in manifest.get("manifests", ()):
-        if one.get("platform", {}).get("architecture") == NEEDED and one.get("digest"):
-            path = f"/v2/{name}/manifests/{one['digest']}"
+    for entry in manifest.get("manifests", ()):
+        if entry.get("platform", {}).get("architecture") == NEEDED and entry.get("digest"):
+            path = f"/v2/{name}/manifests/{entry['digest']}"
             accept = {"Accept": ", ".join(MANIFESTS)}
             manifest = api.ask("GET", "images", path, host=host, headers=accept).content
             break
@@ -100,9 +100,9 @@ def _settings(api: GoogleApi, host: str, name: str, manifest: dict[str, Any]) ->
 
 def _lost_folders(settings: dict[str, Any], libraries: str) -> tuple[str, ...]:
     """Folders of the image's own LD_LIBRARY_PATH that are not in the container's, which takes its place."""
-    variables = dict(one.partition("=")[::2] for one in settings.get("config", {}).get("Env") or ())
-    kept = libraries.split(":")
-    return tuple(folder for folder in variables.get(LIBRARIES, "").split(":") if folder and folder not in kept)
+    variables = dict(variable.partition("=")[::2] for variable in settings.get("config", {}).get("Env") or ())
+    image_folders = libraries.split(":")
+    return tuple(folder for folder in variables.get(LIBRARIES, "").split(":") if folder and folder not in image_folders)
 
 
 def _let_read(parts: re.Match[str], api: GoogleApi) -> str:

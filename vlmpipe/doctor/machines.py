@@ -54,17 +54,17 @@ def machine_rows(config: RunConfig, api: GoogleApi) -> Iterator[Row]:
             yield line.showing(GPU_NAMES, True) if requested.gpu else line
 
 
-def _row(wanted: Wanted, region: str, zones: list[str], down: set[str]) -> Row:
+def _row(machine: Wanted, region: str, zones: list[str], down: set[str]) -> Row:
     """down: zones of which Compute Engine says nothing at the moment."""
     here = [zone for zone in zones if zone.startswith(f"{region}-")]
     if here:
-        return ok("machine", f"{wanted} in {region}: in {', '.join(here)} of Compute Engine. {NOT_ALL}")
+        return ok("machine", f"{machine} in {region}: in {', '.join(here)} of Compute Engine. {NOT_ALL}")
     if unknown := sorted(zone for zone in down if zone.startswith(f"{region}-")):
-        text = f"{wanted} in {region}: Compute Engine cannot reach {', '.join(unknown)}, and no other zone has it"
+        text = f"{machine} in {region}: Compute Engine cannot reach {', '.join(unknown)}, and no other zone has it"
         return unseen("machine", text, "try again")
     others = sorted({zone.rpartition("-")[0] for zone in zones})
     elsewhere = f"regions that have it: {', '.join(others) or 'none'}"
-    text = f"{wanted} in {region}: in no zone of Compute Engine; {elsewhere}"
+    text = f"{machine} in {region}: in no zone of Compute Engine; {elsewhere}"
     return missing("machine", text, "change gcp.location or cluster.machine_type")
 
 
@@ -109,7 +109,7 @@ def zones_of(
                 f"Compute Engine answers {answer.status}: {answer.message}", fix if answer.status == 403 else ""
             )
         items = answer.content.get("items", {})
-        zones += [place.removeprefix("zones/") for place, one in items.items() if one.get(kind)]
+        zones += [place.removeprefix("zones/") for place, item in items.items() if item.get(kind)]
         down |= {place.rpartition("/")[2] for place in answer.content.get("unreachables", ())}
         if not (following := answer.content.get("nextPageToken")):
             return sorted(zones), down

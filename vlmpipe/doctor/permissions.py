@@ -48,23 +48,23 @@ class Asker:
         return remedies.member(self.email) if self.email else "user:YOUR_ACCOUNT"
 
 
-def askers(config: RunConfig, own: GoogleApi) -> list[Asker]:
+def askers(config: RunConfig, submitter_api: GoogleApi) -> list[Asker]:
     """The run's accounts: this machine's, the pipeline's, the jobs'."""
     emails = {
         "pipeline": config.gcp.service_account,
         "trainer": config.gcp.job_service_account or config.gcp.service_account,
     }
-    result = [Asker("submitter", own.email, own, own)]
+    result = [Asker("submitter", submitter_api.email, submitter_api, submitter_api)]
     for account in ACCOUNTS[1:]:
         email = emails[account]
         if not email:
             unnamed = CannotSee("gcp.service_account is empty: Vertex AI takes a default account")
-            result.append(Asker(account, "", unnamed, own))
+            result.append(Asker(account, "", unnamed, submitter_api))
             continue
         try:
-            result.append(Asker(account, email, own.as_account(email), own))
+            result.append(Asker(account, email, submitter_api.as_account(email), submitter_api))
         except CannotSee as error:
-            result.append(Asker(account, email, error, own))
+            result.append(Asker(account, email, error, submitter_api))
     return result
 
 
@@ -169,8 +169,10 @@ def _creation(config: RunConfig, need: Need) -> str:
 def _project_row(config: RunConfig, asker: Asker, api: GoogleApi) -> Row:
     """Permissions of the account on the whole project."""
     project = config.gcp.project
-    given = {"": True, "tensorboard": bool(config.gcp.tensorboard)}
-    roles = [line for line in load_table().project if line.account == asker.account and given.get(line.when, False)]
+    conditions = {"": True, "tensorboard": bool(config.gcp.tensorboard)}
+    roles = [
+        line for line in load_table().project if line.account == asker.account and conditions.get(line.when, False)
+    ]
     permissions = tuple(dict.fromkeys(permission for line in roles for permission in line.permissions))
     answer = api.granted("cloudresourcemanager", f"/v1/projects/{project}", permissions)
     question = f"roles on project {project}"

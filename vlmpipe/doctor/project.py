@@ -24,7 +24,7 @@ BY_NAME = "apis-by-name"
 
 def services_of(config: RunConfig) -> list[Service]:
     """The APIs that a run of this run file needs."""
-    kinds = {one.kind for one in named(config)}
+    kinds = {resource.kind for resource in named(config)}
     return [service for service in load_table().services if service.kind is None or service.kind in kinds]
 
 
@@ -33,7 +33,7 @@ def api_rows(config: RunConfig, api: GoogleApi) -> Iterator[Row]:
     needed = [service.name for service in services_of(config)]
     parent = f"projects/{api.project}"
     answer = api.get(
-        "serviceusage", f"/v1/{parent}/services:batchGet", names=[f"{parent}/services/{one}" for one in needed]
+        "serviceusage", f"/v1/{parent}/services:batchGet", names=[f"{parent}/services/{service}" for service in needed]
     )
     if answer.status != 200:
         role = "roles/serviceusage.serviceUsageViewer"
@@ -41,7 +41,9 @@ def api_rows(config: RunConfig, api: GoogleApi) -> Iterator[Row]:
         line = unseen("APIs", f"Service Usage answers {answer.status} for {api.project}: {answer.message}", fix)
         yield line.showing(BY_NAME, False) if answer.status == 400 else line
         return
-    states = {one["name"].rpartition("/")[2]: one.get("state") for one in answer.content.get("services", ())}
+    states = {
+        service["name"].rpartition("/")[2]: service.get("state") for service in answer.content.get("services", ())
+    }
     if off := [name for name in needed if states.get(name) != ENABLED]:
         text = f"not enabled in {api.project}: {', '.join(off)}"
         yield missing("APIs", text, remedies.enable(api.project, *off)).showing(BY_NAME, True)

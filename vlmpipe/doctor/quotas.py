@@ -65,8 +65,8 @@ def limit_of(metric: Mapping[str, Any], region: str) -> int | None:
         if "{region}" not in limit.get("unit", ""):
             continue
         buckets = limit.get("quotaBuckets", ())
-        of_region = [one for one in buckets if one.get("dimensions", {}).get("region") == region]
-        of_all = [one for one in buckets if not one.get("dimensions")]
+        of_region = [bucket for bucket in buckets if bucket.get("dimensions", {}).get("region") == region]
+        of_all = [bucket for bucket in buckets if not bucket.get("dimensions")]
         for bucket in [*of_region, *of_all]:
             return int(bucket.get("effectiveLimit", 0))  # proto3's JSON leaves out 0
     return None

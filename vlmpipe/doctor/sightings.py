@@ -46,6 +46,7 @@ def note_rows(config: RunConfig, rows: Sequence[Row]) -> list[str]:
     except UserError as error:
         return [f"note: what the answers show was not recorded: {error.found.splitlines()[0]}"]
     return [
-        f"note: {one.id} {'holds' if one.holds else 'is contradicted'}: {one.said} (vlmpipe docs unproved)"
-        for one in new
+        f"note: {sighting.id} {'holds' if sighting.holds else 'is contradicted'}: {sighting.said} "
+        "(vlmpipe docs unproved)"
+        for sighting in new
     ]

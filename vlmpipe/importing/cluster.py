@@ -59,7 +59,7 @@ def assume_cluster(translation: Translation, *, gpus: int | None = None, nodes: 
 
 
 def _example_machines(translation: Translation, gpus: int | None, nodes: int | None) -> None:
-    said = gpus is not None or nodes is not None
+    is_named = gpus is not None or nodes is not None
     total = gpus or EXAMPLE_GPUS * (nodes or 1)
     count = nodes or max(1, -(-total // EXAMPLE_GPUS))
     per_node = max(1, total // count)
@@ -69,10 +69,12 @@ def _example_machines(translation: Translation, gpus: int | None, nodes: int | N
     size = min((size for size in sizes if size >= per_node), default=max(sizes))
     machine = next(m for m in load_catalog().machines_with(EXAMPLE_GPU) if size in m.accelerators[EXAMPLE_GPU])
     why = "the file does not name a machine: an example; vlmpipe plan --suggest cheapest compares others"
-    translation.assume("cluster.replica_count", count, "" if said else "not in the file: an example")
+    translation.assume("cluster.replica_count", count, "" if is_named else "not in the file: an example")
     translation.assume("cluster.machine_type", machine.machine_type, why)
     translation.assume("cluster.accelerator_type", EXAMPLE_GPU, "")
-    translation.assume("cluster.accelerator_count", size, "" if said else f"not in the file: {size} GPUs are assumed")
+    translation.assume(
+        "cluster.accelerator_count", size, "" if is_named else f"not in the file: {size} GPUs are assumed"
+    )
     if size != per_node:
         translation.assume("cluster.processes_per_replica", per_node, f"no machine has {per_node} of these GPUs")
 

@@ -51,12 +51,12 @@ def leaves(content: object) -> dict[Path, Any]:
 
     Raises ConfigError for more than MAX_VALUES values or a nesting deeper than MAX_DEPTH.
     """
-    found: dict[Path, Any] = {}
+    values: dict[Path, Any] = {}
     for path, value in _leaves(content, ()):
-        found[path] = value
-        if len(found) > MAX_VALUES:
+        values[path] = value
+        if len(values) > MAX_VALUES:
             raise ConfigError(f"the file has more than {MAX_VALUES:,} values", expected="one configuration or job spec")
-    return found
+    return values
 
 
 def _leaves(value: object, path: Path) -> Iterator[tuple[Path, object]]:
@@ -88,7 +88,7 @@ def is_secret(path: Path, value: object, name: str = "") -> bool:
         return any(secret_in_word(word, previous) for previous, word in zip(["", *words], words, strict=False))
     if not isinstance(value, str):
         return False
-    named = any(is_secret_name(each) and may_be_secret(each, value) for each in names)
+    named = any(is_secret_name(candidate) and may_be_secret(candidate, value) for candidate in names)
     return named or bool(form_of_secret(value)) or bool(secret_in_word(value, ""))
 
 
@@ -138,7 +138,7 @@ class Ledger:
     def leaves_of(self, field: str) -> list[Path]:
         """The values that became a run-file field."""
         taken = (Outcome.EXPRESSED, Outcome.CHANGED)
-        return [leaf for leaf, found in self._findings.items() if found.field == field and found.outcome in taken]
+        return [leaf for leaf, finding in self._findings.items() if finding.field == field and finding.outcome in taken]
 
     def refuse_field(self, field: str, reason: str, outcome: Outcome = Outcome.REFUSED) -> bool:
         """A run-file field that was set cannot stay: its values are refused. Returns whether it has values.

@@ -51,8 +51,8 @@ class Imported:
 
     def counts(self) -> dict[str, int]:
         """Number of values by outcome; every outcome is named."""
-        found = Counter(finding.outcome for finding in self.findings)
-        return {outcome.value: found[outcome] for outcome in Outcome}
+        counts = Counter(finding.outcome for finding in self.findings)
+        return {outcome.value: counts[outcome] for outcome in Outcome}
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -120,10 +120,10 @@ def _translate(source: Source) -> Translation:
     concepts = translate_words(translation, TOOLS[source.kind])
     read_deepspeed_file(concepts)
     machines, processes = concepts.count("machines"), concepts.count("processes")
-    if given := concepts.take("processes"):
-        translation.drop(given.path, "the GPUs of all machines, which cluster names")
-    if given := concepts.take("machines"):
-        translation.drop(given.path, "the machines, which cluster names")
+    if entry := concepts.take("processes"):
+        translation.drop(entry.path, "the GPUs of all machines, which cluster names")
+    if entry := concepts.take("machines"):
+        translation.drop(entry.path, "the machines, which cluster names")
     assume_cluster(translation, gpus=processes, nodes=machines)
     translate_sharding(concepts)
     translate_training(concepts)
@@ -145,8 +145,8 @@ def _examples(translation: Translation, source: Source) -> None:
 
 def _heading(source: Source, findings: list[Finding], command: str) -> Iterator[str]:
     counts = Counter(finding.outcome for finding in findings)
-    said = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome if counts[outcome])
-    yield f"Made by {command} from {source.name}, {source.kind.value}. Its values: {said or 'none'}."
+    summary = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome if counts[outcome])
+    yield f"Made by {command} from {source.name}, {source.kind.value}. Its values: {summary or 'none'}."
     yield "Names of example-project and example-bucket are examples: put in your own."
 
 

@@ -104,28 +104,28 @@ def _without_shell(words: list[str], launch: Launch) -> list[str]:
             text, behind = words_of_text(words[index + 1]), words[index + 3 :]
             if not any(part in ALL_ARGUMENTS for part in text):
                 launch.unused += words[index + 2 :]
-            return [part for each in text for part in (behind if each in ALL_ARGUMENTS else [each])]
+            return [part for piece in text for part in (behind if piece in ALL_ARGUMENTS else [piece])]
     return words
 
 
 def _without_redirections(words: list[str], launch: Launch) -> list[str]:
     """The words without 2>&1, > FILE and their like, which are for the shell; they are noted in `launch`."""
-    kept: list[str] = []
+    remaining: list[str] = []
     index = 0
     while index < len(words):
         taken = 1
         if words[index] == "&" and re.fullmatch(r">>?.*", "".join(words[index + 1 : index + 2])):  # &> FILE
             taken = 2
-        found = _REDIRECTION.fullmatch(words[index + taken - 1])
-        if not found:
-            kept.append(words[index])
+        match = _REDIRECTION.fullmatch(words[index + taken - 1])
+        if not match:
+            remaining.append(words[index])
             index += 1
             continue
-        if not found[1]:
+        if not match[1]:
             taken += 2 if words[index + taken : index + taken + 1] == ["&"] else 1
         launch.redirections.append("".join(words[index : index + taken]))
         index += taken
-    return kept
+    return remaining
 
 
 def _filled_in(word: str, variables: Mapping[str, str]) -> str:
@@ -134,9 +134,9 @@ def _filled_in(word: str, variables: Mapping[str, str]) -> str:
     Others stay as $NAME, without braces, which a run file would fill in.
     """
 
-    def value(found: re.Match[str]) -> str:
-        name = found[1] or found[3]
-        return variables.get(name, found[2] if found[2] is not None else f"${name}")
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[3]
+        return variables.get(name, match[2] if match[2] is not None else f"${name}")
 
     return re.sub(r"\$(?:\{(\w+)(?::?-([^${}]*))?\}|(\w+))", value, word)
 
@@ -183,7 +183,7 @@ def _one_command(words: list[str], launch: Launch) -> list[str]:
 def _with_values(commands: list[list[str]], launch: Launch) -> list[list[str]]:
     """The commands with variables that the text sets before them, also by export. Secrets are not filled in."""
     known: dict[str, str] = {}
-    found: list[list[str]] = []
+    with_values: list[list[str]] = []
     for command in commands:
         while command[0] in _PREFIXES and len(command) > 1:
             command = command[1:]
@@ -195,8 +195,8 @@ def _with_values(commands: list[list[str]], launch: Launch) -> list[list[str]]:
             if filled[0] != "export":
                 launch.shell |= values
                 continue
-        found.append(filled)
-    return found
+        with_values.append(filled)
+    return with_values
 
 
 def _take_options(words: list[str], launch: Launch) -> list[str]:
@@ -239,13 +239,13 @@ def method_of(launch: Launch) -> str:
 
 def arguments_of(words: Sequence[str]) -> dict[str, Any]:
     """Options with their values: --a 1, --a=1 and --flag; words without an option have their position as name."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     index = 0
     while index < len(words):
         word = words[index]
         index += 1
         if not re.match(r"--?[A-Za-z]", word):
-            found[f"word {index}"] = word
+            options[f"word {index}"] = word
             continue
         name, sign, value = word.lstrip("-").partition("=")
         values: list[str] = [value] if sign else []
@@ -253,10 +253,10 @@ def arguments_of(words: Sequence[str]) -> dict[str, Any]:
             values.append(words[index])
             index += 1
         key = name
-        while key in found:
+        while key in options:
             key += "'"
-        found[key] = True if not values else _plain(values[0]) if len(values) == 1 else values
-    return found
+        options[key] = True if not values else _plain(values[0]) if len(values) == 1 else values
+    return options
 
 
 def _plain(text: str) -> Any:

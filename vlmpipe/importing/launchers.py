@@ -69,7 +69,7 @@ def translate_launcher(
         machines = known.value if known else nodes or 1
         per_node = per_node or (max(1, in_all // machines) if in_all else None)
         for name, what in (("processes", "the GPUs of all machines"), ("machines", "the machines")):
-            if setting := configuration.given.pop(name, None):
+            if setting := configuration.entries.pop(name, None):
                 translation.drop(setting.path, f"{what}, which cluster names")
     return per_node or _visible_gpus(launch), nodes or _nodes_variable(launch), configuration
 
@@ -107,16 +107,18 @@ def _configuration(translation: Translation, launch: Launch, under: Path) -> Con
 def _options(translation: Translation, launch: Launch, under: Path) -> tuple[int | None, int | None]:
     """Processes of a node and nodes, where options say them."""
     place = (*under, launch.launcher)
-    said = {str(leaf[-1]): leaf for leaf in translation.ledger.below(place) if len(leaf) > len(place)}
-    nodes = next((_count(translation, leaf) for name, leaf in said.items() if name in NODES), None)
-    nodes = nodes or next((str(translation.value(said[name])).count(",") + 1 for name in HOSTS if name in said), None)
+    options = {str(leaf[-1]): leaf for leaf in translation.ledger.below(place) if len(leaf) > len(place)}
+    nodes = next((_count(translation, leaf) for name, leaf in options.items() if name in NODES), None)
+    nodes = nodes or next(
+        (str(translation.value(options[name])).count(",") + 1 for name in HOSTS if name in options), None
+    )
     known = translation.settings.get("cluster.replica_count")
-    in_all = [_count(translation, leaf) or 0 for name, leaf in said.items() if name in IN_ALL]
+    in_all = [_count(translation, leaf) or 0 for name, leaf in options.items() if name in IN_ALL]
     if not known and not nodes and launch.launcher != "torchrun" and max(in_all, default=0) > EXAMPLE_GPUS:
         nodes = -(-max(in_all) // EXAMPLE_GPUS)
     num_nodes = known.value if known else nodes or 1
     per_node: int | None = None
-    for name, leaf in said.items():
+    for name, leaf in options.items():
         count = _count(translation, leaf)
         if name in NODES:
             _nodes_option(translation, leaf, count, known)
@@ -140,7 +142,7 @@ def _options(translation: Translation, launch: Launch, under: Path) -> tuple[int
 
 def _visible_gpus(launch: Launch) -> int | None:
     """GPUs of a node that the command may use, or processes that its variables start; None where nothing says them."""
-    variables = dict(each.partition("=")[::2] for each in launch.variables)
+    variables = dict(variable.partition("=")[::2] for variable in launch.variables)
     if (processes := variables.get("NPROC_PER_NODE", "")).isdigit() and 0 < int(processes) <= 100_000:
         return int(processes)
     included = re.fullmatch(r"[\w.-]+:([\d,]+)", dict(launch.options).get("include", ""))
@@ -149,7 +151,7 @@ def _visible_gpus(launch: Launch) -> int | None:
 
 
 def _nodes_variable(launch: Launch) -> int | None:
-    text = dict(each.partition("=")[::2] for each in launch.variables).get("NNODES", "")
+    text = dict(variable.partition("=")[::2] for variable in launch.variables).get("NNODES", "")
     return int(text) if text.isdigit() and 0 < int(text) <= 100_000 else None
 
 

@@ -50,24 +50,24 @@ class NamedFiles:
 
 def with_argument_files(words: list[str], files: NamedFiles) -> tuple[list[str], dict[str, str]]:
     """Words with those of @FILE in its place, and what became of each such file: its words, or why it is not read."""
-    found: list[str] = []
+    expanded: list[str] = []
     notes: dict[str, str] = {}
     for word in words:
         name = word[1:]
         if not word.startswith("@") or not name or name.startswith("@") or "=" in name:
-            found.append(word)
+            expanded.append(word)
             continue
         try:
             lines = files.text(name).splitlines()
         except NotOpenedError as error:
             notes[word] = str(error)
-            found.append(word)
+            expanded.append(word)
             continue
         inner = [part for line in lines if not line.lstrip().startswith("#") for part in line.split()]
         if len(inner) > MAX_WORDS or any(part.startswith("@") for part in inner):
             notes[word] = f"{name} has more than {MAX_WORDS:,} words, or names files itself"
-            found.append(word)
+            expanded.append(word)
         else:
             notes[word] = ""
-            found += inner
-    return found, notes
+            expanded += inner
+    return expanded, notes

@@ -79,11 +79,11 @@ def read_deepspeed_file(concepts: Concepts) -> None:
     opened = open_settings(translation.files, named.value)
     if opened.source is None or opened.source.kind is not Kind.DEEPSPEED:
         return
-    del concepts.given["deepspeed"]
+    del concepts.entries["deepspeed"]
     name, under = named.value, (named.value,)
     add_values(translation, under, opened.source.content)
     merge(concepts, translate_deepspeed(translation, under, is_whole=False))
-    if "zero_stage" in concepts.given:
+    if "zero_stage" in concepts.entries:
         translation.change([named.path], "train.strategy", "", f"its values were read from {name}")
         del translation.settings["train.strategy"]  # which the stage says
     else:
@@ -92,11 +92,11 @@ def read_deepspeed_file(concepts: Concepts) -> None:
 
 def merge(concepts: Concepts, of_file: Concepts) -> None:
     """Add the concepts of a named file. What names the file comes first."""
-    for concept, value in of_file.given.items():
-        if concept in concepts.given and concepts.given[concept].value is not None:
-            concepts.translation.drop(value.path, f"{concepts.given[concept]} comes first")
+    for concept, value in of_file.entries.items():
+        if concept in concepts.entries and concepts.entries[concept].value is not None:
+            concepts.translation.drop(value.path, f"{concepts.entries[concept]} comes first")
         elif value.value != "auto":
-            concepts.given[concept] = value
+            concepts.entries[concept] = value
 
 
 def read_program_settings(translation: Translation, name: str) -> Concepts | None:
@@ -115,14 +115,14 @@ def prefer(translation: Translation, command: Path, file: Path) -> None:
     unanswered = set(ledger.unanswered())
     fields = {ledger.finding(leaf).field for leaf in ledger.below(command) if leaf not in unanswered}
     for leaf in ledger.below(file):
-        if leaf not in unanswered and (found := ledger.finding(leaf)).outcome in answered and found.field in fields:
+        if leaf not in unanswered and (finding := ledger.finding(leaf)).outcome in answered and finding.field in fields:
             translation.drop(leaf, "the command says another value, which comes first")
 
 
 def leave_to_program(configuration: Concepts) -> None:
     """Answer accelerate's configuration for a program of one's own, which torchrun starts without it."""
     translation = configuration.translation
-    for concept, setting in configuration.given.items():
+    for concept, setting in configuration.entries.items():
         if concept == "mixed_precision":
             before = translation.settings.get("cluster.env")
             variables = {**(before.value if before else {}), "ACCELERATE_MIXED_PRECISION": str(setting.value)}

@@ -69,7 +69,7 @@ def command_content(
     if argument_files:
         content["files of arguments"] = {name: name[1:] for name in argument_files}
     if launch.variables:
-        content["variables"] = dict(each.partition("=")[::2] for each in launch.variables)
+        content["variables"] = dict(variable.partition("=")[::2] for variable in launch.variables)
     if launch.shell:
         content["shell variables"] = dict(launch.shell)
     if launch.launcher:
@@ -124,21 +124,21 @@ def has_own_program(words: Sequence[str]) -> bool:
 
 def _take_secrets(launch: Launch) -> dict[str, str]:
     """Take secrets, and braces that a run file would fill in, out of the program's words."""
-    found: dict[str, str] = {}
-    kept: list[str] = []
+    secrets: dict[str, str] = {}
+    public: list[str] = []
     for word in launch.program:
-        previous = kept[-1] if kept else ""
+        previous = public[-1] if public else ""
         if secret_in_word(word, previous) or is_secret((), word):
             name = previous if previous.startswith("-") and "=" not in previous else word.partition("=")[0]
             if name == previous:
-                kept.pop()
-            found[name.lstrip("-") if name != word else f"word {len(kept) + 1}"] = word
+                public.pop()
+            secrets[name.lstrip("-") if name != word else f"word {len(public) + 1}"] = word
         elif _BRACES.search(word) or unsafe_characters(word):
-            found[f"word {len(kept) + 1}"] = word
+            secrets[f"word {len(public) + 1}"] = word
         else:
-            kept.append(word)
-    launch.program = kept
-    return found
+            public.append(word)
+    launch.program = public
+    return secrets
 
 
 def translate_command(translation: Translation, launch: Launch, under: Path = ()) -> None:
@@ -221,7 +221,7 @@ def _known_arguments(translation: Translation, launch: Launch, place: Path, conf
 
 
 def _variables(translation: Translation, under: Path) -> None:
-    kept: dict[str, str] = {}
+    passed_on: dict[str, str] = {}
     for leaf in translation.ledger.below(under):
         name, value = str(leaf[-1]), str(translation.value(leaf))
         if is_secret(leaf, value, name):
@@ -233,11 +233,11 @@ def _variables(translation: Translation, under: Path) -> None:
         elif "$" in value:
             translation.refuse(leaf, "no shell fills in a variable; cluster.env takes the value itself")
         else:
-            kept[name] = value
+            passed_on[name] = value
             translation.ledger.note(leaf, Outcome.EXPRESSED, "cluster.env")
-    if kept:
+    if passed_on:
         before = translation.settings.get("cluster.env")
-        variables = {**kept, **(before.value if before else {})}
+        variables = {**passed_on, **(before.value if before else {})}
         translation.settings["cluster.env"] = Setting(variables, before.reason if before else "", is_given=True)
 
 
@@ -314,8 +314,8 @@ def _launch_field(translation: Translation, launch: Launch, head: str) -> None:
     elif launch.launcher:
         translation.assume("train.trainer.launch", "torchrun", "")
     else:
-        one = f"one process on {gpus} GPUs there; " if gpus > 1 else ""
-        why = f"{one}torchrun starts one for each GPU, with RANK and WORLD_SIZE; self starts the program once a node"
+        note = f"one process on {gpus} GPUs there; " if gpus > 1 else ""
+        why = f"{note}torchrun starts one for each GPU, with RANK and WORLD_SIZE; self starts the program once a node"
         translation.assume("train.trainer.launch", "torchrun", why)
 
 

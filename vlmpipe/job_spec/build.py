@@ -215,7 +215,9 @@ def own_step_fields(disable_retries: bool, enable_dashboard_access: bool) -> Own
 def job_violations(config: RunConfig, job: Job, run_uri: str) -> list[Violation]:
     """All violations of the job's spec. The region is checked if the run file names a project."""
     options = capacity_options(config, job)
-    return list(dict.fromkeys(found for option in options for found in _option_violations(option, job, run_uri)))
+    return list(
+        dict.fromkeys(violation for option in options for violation in _option_violations(option, job, run_uri))
+    )
 
 
 def unknown_gpu_code(config: RunConfig, job: Job) -> str:
@@ -280,8 +282,8 @@ def _torch_builds(config: RunConfig) -> dict[str, str]:
 def _raise_errors(violations: Mapping[str, list[Violation]]) -> None:
     """Raise one error for all violations. The same one in several jobs is reported once."""
     where: dict[Violation, list[str]] = {}
-    for name, found in violations.items():
-        for violation in found:
+    for name, of_job in violations.items():
+        for violation in of_job:
             if violation.severity == "error":
                 where.setdefault(violation, []).append(name)
     if not where:

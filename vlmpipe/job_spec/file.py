@@ -74,7 +74,7 @@ class SpecFile:
 
     def check(self, catalog: Catalog, region: str = "") -> list[Violation]:
         """Everything that `check_spec` finds, in the file's terms."""
-        found = check_spec(
+        violations = check_spec(
             self.content[POOLS] if self.form == "pools" else self.content,
             region=region or self.region,
             catalog=catalog,
@@ -82,14 +82,14 @@ class SpecFile:
             spelling=self.spelling,
         )
         if self.form == "pools":  # which a file may hold: the SDK takes the list as an argument
-            found = [violation for violation in found if violation.code != WHOLE_IS_WRONG]
+            violations = [violation for violation in violations if violation.code != WHOLE_IS_WRONG]
         if self.is_of_a_search:
             study = list(study_violations(self.study, self.fields(), self.spelling))
             named = [violation.named(self._path_of_study) for violation in study]
             places = {violation.path for violation in named if violation.code == "VP804"}
-            doubled = [violation for violation in found if violation.code == "VP709" and violation.path in places]
-            return [self._in_its_spelling(violation) for violation in (*found, *named) if violation not in doubled]
-        return [self._in_its_spelling(violation) for violation in found]
+            doubled = [violation for violation in violations if violation.code == "VP709" and violation.path in places]
+            return [self._in_its_spelling(violation) for violation in (*violations, *named) if violation not in doubled]
+        return [self._in_its_spelling(violation) for violation in violations]
 
     def _path_of_study(self, path: FieldPath) -> str:
         if path[:1] == ("trial_job_spec",):
@@ -110,8 +110,8 @@ def read_spec_file(path: str | Path) -> SpecFile:
     if kind and kind is not JOB_SPEC:
         raise ConfigError(f"{path} is {kind.name}", expected="a CustomJob's spec", fix=kind.fix_for(path))
     if not isinstance(content, Mapping | list):
-        found = "empty" if content is None else f"a {type(content).__name__}"
-        raise ConfigError(f"{path} is {found}", expected="a CustomJob, its spec, or a list of worker pools")
+        content_kind = "empty" if content is None else f"a {type(content).__name__}"
+        raise ConfigError(f"{path} is {content_kind}", expected="a CustomJob, its spec, or a list of worker pools")
     return spec_of(content)
 
 

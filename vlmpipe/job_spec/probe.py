@@ -54,14 +54,16 @@ class ProbedMachine:
 
 def probed_machines(config: RunConfig) -> list[ProbedMachine]:
     """The run's machines, training's first. Jobs with the same machine and image share a probe, also over stages."""
-    found: dict[tuple[object, ...], list[tuple[str, RunConfig, Job]]] = {}
+    machines: dict[tuple[object, ...], list[tuple[str, RunConfig, Job]]] = {}
     for stage, run in config.stage_runs().items():
         for job in sorted(jobs_of(run), key=lambda job: job != "train"):
             if job == "cache_features" and (run.features.cache == "off" or run.train.trainer):
                 continue
             option = capacity_options(run, job)[0]
             name = f"{stage}-{step_of(job)}" if stage else step_of(job)
-            found.setdefault(_kind(job_spec(option, job, "")["worker_pool_specs"][0]), []).append((name, option, job))
+            machines.setdefault(_kind(job_spec(option, job, "")["worker_pool_specs"][0]), []).append(
+                (name, option, job)
+            )
     return [
         ProbedMachine(
             step=STEP if number == 1 else f"{STEP}-{number}",
@@ -70,7 +72,7 @@ def probed_machines(config: RunConfig) -> list[ProbedMachine]:
             steps=tuple(name for name, _, _ in users),
             trained=tuple(run.name for _, run, job in users if job == "train" and not run.train.trainer),
         )
-        for number, users in enumerate(found.values(), start=1)
+        for number, users in enumerate(machines.values(), start=1)
     ]
 
 

@@ -264,7 +264,7 @@ class _Reader:
                 fix = f"write {expected}: the REST API and gcloud take camelCase, the SDK and the pipeline snake_case"
                 self.violations.append(Violation("VP102", here, written, expected, fix))
             return snake
-        here, found, advice = (*path, written), f"a field that {message} does not have", _advice(message, name)
+        here, actual, advice = (*path, written), f"a field that {message} does not have", _advice(message, name)
         expected, fix = f"one of {', '.join(known)}", ""
         if snake in known:
             fix = f"write {snake} once: it is given in both spellings"
@@ -274,7 +274,7 @@ class _Reader:
             expected, fix = f"only fields that a {message} has", advice["fix"]
         else:
             expected += did_you_mean(snake, list(known))
-        self.violations.append(Violation("VP101", here, found, expected, fix))
+        self.violations.append(Violation("VP101", here, actual, expected, fix))
         self.unknown.append(UnknownField(here, message, inner))
         return ""
 

@@ -61,9 +61,9 @@ def _several_metrics(study: Mapping[str, Any], count: int) -> Iterator[Violation
     """Several metrics are allowed: the service then looks for trials that no other one beats in all of them."""
     text = "one metric, where one trial is to be the best; early stopping needs one"
     stopping = next((name for name in study if name.endswith("stopping_spec")), "")
-    found = f"{count} metrics with {stopping}" if stopping else f"{count} metrics"
+    actual = f"{count} metrics with {stopping}" if stopping else f"{count} metrics"
     fix = "leave all but one out, or choose among the Pareto-optimal trials by hand"
-    yield Violation("VP808", ("study_spec", "metrics"), found, text, fix)
+    yield Violation("VP808", ("study_spec", "metrics"), actual, text, fix)
 
 
 def _parameters(study: Mapping[str, Any], names: list[str]) -> Iterator[Violation]:

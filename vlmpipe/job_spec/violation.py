@@ -80,7 +80,9 @@ class Violation:
     def text(self) -> str:
         """One line, in which characters that would end it or control a terminal are escaped."""
         text = f"{self.code} {self.path}: {self.sentence}"
-        return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+        return "".join(
+            character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+        )
 
     def as_dict(self) -> dict[str, str]:
         names = ("code", "severity", "path", "found", "expected", "fix", "source")

@@ -282,5 +282,5 @@ class Platform(ABC):
         """Look at the storage that runs need before one is sent. Returns checks that were not possible."""
         return []
 
-    def _refuse(self, found: str, expected: str) -> NoReturn:
-        raise ConfigError(f"{self.title} {found}", expected=expected)
+    def _refuse(self, actual: str, expected: str) -> NoReturn:
+        raise ConfigError(f"{self.title} {actual}", expected=expected)

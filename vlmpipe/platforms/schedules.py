@@ -57,7 +57,7 @@ class RunSchedule(Protocol):
         """Runs so far; None where the service does not say."""
 
     def as_json(self) -> dict[str, object]: ...
-    def changes_to(self, wanted: Self) -> list[Change]:
+    def changes_to(self, desired: Self) -> list[Change]:
         """Changes that turn this live schedule into the wanted one."""
 
 
@@ -75,7 +75,7 @@ class Schedules(ABC, Generic[AnySchedule]):
     def __init__(self, place: str, page: str) -> None:
         self._place, self._page = place, page
 
-    def require_possible(self, wanted: AnySchedule) -> str:
+    def require_possible(self, desired: AnySchedule) -> str:
         """A note where it is not known whether the service can run the schedule's pipeline.
 
         Raises ConfigError where it cannot.
@@ -87,7 +87,7 @@ class Schedules(ABC, Generic[AnySchedule]):
         """Return the schedules that vlmpipe made, in any state."""
 
     @abstractmethod
-    def create(self, wanted: AnySchedule) -> AnySchedule:
+    def create(self, desired: AnySchedule) -> AnySchedule:
         """Create the schedule, once. Raises UserError where that failed, or where it is not known."""
 
     @abstractmethod
@@ -95,7 +95,7 @@ class Schedules(ABC, Generic[AnySchedule]):
         """Why these changes need a new schedule, which `update` then makes; empty where the live one can be changed."""
 
     @abstractmethod
-    def update(self, live: AnySchedule, wanted: AnySchedule, changes: Sequence[Change]) -> AnySchedule:
+    def update(self, live: AnySchedule, desired: AnySchedule, changes: Sequence[Change]) -> AnySchedule:
         """Bring the live schedule to the wanted one, or replace it. Runs that have begun are not affected.
 
         A new schedule is there before the old one is deleted: a failure between the two leaves both, which `find`

@@ -37,26 +37,28 @@ class Trial:
 def ranked(trials: Iterable[Trial], goal: str) -> list[Trial]:
     """The best first, those without a metric last. `goal` is MAXIMIZE or MINIMIZE."""
     sign = -1 if goal == "MAXIMIZE" else 1
-    return sorted(trials, key=lambda one: (math.inf if one.metric is None else sign * one.metric, one.trial))
+    return sorted(trials, key=lambda trial: (math.inf if trial.metric is None else sign * trial.metric, trial.trial))
 
 
 def table_lines(trials: Sequence[Trial], metric: str) -> list[str]:
     """For people: a line for each, under a title."""
     lines = [f"{'trial':>5}  {metric:>12}  values"]
-    for one in trials:
-        shown = f"{one.metric:.4f}" if one.metric is not None else f"{one.state}: {one.error}".rstrip(": ")
-        lines.append(f"{one.trial:>5}  {shown:>12}  {one.settings}")
+    for trial in trials:
+        shown = f"{trial.metric:.4f}" if trial.metric is not None else f"{trial.state}: {trial.error}".rstrip(": ")
+        lines.append(f"{trial.trial:>5}  {shown:>12}  {trial.settings}")
     return lines
 
 
 def as_steps(search_id: str, trials: Iterable[Trial], metric: str) -> RunState:
     """The trials by number, as the steps of a run for a view."""
 
-    def step(one: Trial) -> Step:
-        result = f"{metric} {one.metric:.4f}, " if one.metric is not None else ""
-        return Step(f"trial-{one.trial}", one.state, one.elapsed_s, message=f"{result}{one.error or one.settings}")
+    def step(trial: Trial) -> Step:
+        result = f"{metric} {trial.metric:.4f}, " if trial.metric is not None else ""
+        return Step(
+            f"trial-{trial.trial}", trial.state, trial.elapsed_s, message=f"{result}{trial.error or trial.settings}"
+        )
 
-    return RunState(search_id, tuple(map(step, sorted(trials, key=lambda one: one.trial))))
+    return RunState(search_id, tuple(map(step, sorted(trials, key=lambda trial: trial.trial))))
 
 
 @dataclass(frozen=True)

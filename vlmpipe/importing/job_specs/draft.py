@@ -37,8 +37,8 @@ class Draft:
 
     def leaves_at(self, path: Path) -> list[Path]:
         """Values of the file that stand at a path or below it; else those of the nearest value around it."""
-        found = [leaf for leaf, place in self.at.items() if place[: len(path)] == path]
-        return found or [leaf for leaf, place in self.at.items() if place and path[: len(place)] == place]
+        leaves = [leaf for leaf, place in self.at.items() if place[: len(path)] == path]
+        return leaves or [leaf for leaf, place in self.at.items() if place and path[: len(place)] == place]
 
     def get(self, path: Path) -> Any:
         """The value at a path; None for none."""

@@ -143,15 +143,15 @@ def _mended(code: str, written: Any, path: Path) -> Any:
         return str(written)
     if code == "VP103" and isinstance(written, str) and _type_of(path) == "[text]":
         return [written]
-    said = written.lower() if isinstance(written, str) else ""
-    if code == "VP103" and said in ("true", "false", "yes", "no") and _type_of(path) == "bool":
-        return said in ("true", "yes")
+    word = written.lower() if isinstance(written, str) else ""
+    if code == "VP103" and word in ("true", "false", "yes", "no") and _type_of(path) == "bool":
+        return word in ("true", "yes")
     return None
 
 
 def _duration(written: Any) -> str | None:
-    found = _DURATION.fullmatch(str(written).strip().lower())
-    return f"{round(float(found[1]) * _UNITS[found[2]])}s" if found else None
+    match = _DURATION.fullmatch(str(written).strip().lower())
+    return f"{round(float(match[1]) * _UNITS[match[2]])}s" if match else None
 
 
 def enum_value(written: str, names: list[str]) -> str | None:

@@ -40,20 +40,22 @@ def repair(draft: SpecDraft, catalog: Catalog, region: str) -> None:
         raise ConfigError("the job spec has no worker pool", expected="at least pool 0, the chief")
     for _ in range(MAX_REPAIRS):
         violations = _violations(draft, catalog, region)
-        if number := next((found for found in violations if with_right_number(draft, found)), None):
+        if number := next((violation for violation in violations if with_right_number(draft, violation)), None):
             path, words = with_right_number(draft, number) or ((), [])
             draft.put(path, words, f"{number.code}: {number.sentence}")
             continue
-        found = next((each for each in violations if _is_mended(each)), None)
-        if found is None:
+        chosen = next((violation for violation in violations if _is_mended(violation)), None)
+        if chosen is None:
             for violation in violations:
                 draft.comment(violation.field or (POOLS,), f"{violation.code}: {violation.sentence}")
             return
-        mend = REPAIRS.get(found.code, _take_out)
+        mend = REPAIRS.get(chosen.code, _take_out)
         before = copy.deepcopy(draft.spec)
-        mend(draft, found, catalog)
-        if draft.spec == before and not _take_out_around(draft, found):
-            raise ConfigError(f"the job spec cannot be mended: {found.code} {found.sentence}", expected=found.expected)
+        mend(draft, chosen, catalog)
+        if draft.spec == before and not _take_out_around(draft, chosen):
+            raise ConfigError(
+                f"the job spec cannot be mended: {chosen.code} {chosen.sentence}", expected=chosen.expected
+            )
     raise ConfigError("the job spec cannot be mended", expected="a spec with fewer mistakes")
 
 
@@ -206,7 +208,7 @@ def _machine(draft: SpecDraft, violation: Violation, catalog: Catalog) -> None:
         return
     sizes = sorted({size for machine in catalog.machines_with(gpu) for size in machine.accelerators[gpu]})
     size = next((size for size in sizes if size >= count), sizes[-1])
-    machine = next(each for each in catalog.machines_with(gpu) if size in each.accelerators[gpu])
+    machine = next(candidate for candidate in catalog.machines_with(gpu) if size in candidate.accelerators[gpu])
     if size != count:
         draft.put((*path, "accelerator_count"), size, f"{count} there: no machine has that many")
     named = spec.get("machine_type")

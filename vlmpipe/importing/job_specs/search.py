@@ -123,7 +123,7 @@ def _parameter(
     answers: Answers[StudyDraft],
     path: Path,
     parameter: Mapping[str, Any],
-    found: dict[str, dict[str, Any]],
+    parameters: dict[str, dict[str, Any]],
     passes: int,
 ) -> None:
     name = str(parameter.get("parameter_id", ""))
@@ -135,7 +135,7 @@ def _parameter(
         answers.refuse(path, f"{reason}{did_you_mean(name, known)}")
         return
     section, _, last = field.rpartition(".")
-    if taken := next((each for each in (field, f"{section}.{ONE_OF_TWO.get(last)}") if each in found), None):
+    if taken := next((name for name in (field, f"{section}.{ONE_OF_TWO.get(last)}") if name in parameters), None):
         answers.refuse(path, f"another parameter sets {taken}, and was taken")
         return
     spec, reason = _values(name, field, kind, parameter)
@@ -149,7 +149,7 @@ def _parameter(
     scale = parameter.get("scale_type", "")
     if scale and "scale_type" not in spec:
         answers.drop((*path, "scale_type"), "values of a choice are drawn as they stand, and linear is the default")
-    found[field] = spec
+    parameters[field] = spec
     target = f"tune.parameters.{field}"
     because = f"{name} there{f', {reason}' if reason else ''}" if name != field else reason
     answers.note((*path, "parameter_id"), Outcome.CHANGED if because else None, target, because)
@@ -194,16 +194,16 @@ def _texts(field: str, values: list[str]) -> tuple[dict[str, Any], str]:
 
 def _batches(spec: dict[str, Any], processes: int, passes: int) -> tuple[dict[str, Any], str]:
     """Batches of a step that all ranks divide. passes: those of a rank's samples; 0 for samples of all ranks."""
-    (kind, given), *_ = spec.items()
+    (kind, bounds), *_ = spec.items()
     if kind == RANGES[0]:
         return spec, ""  # which has no whole numbers, and is refused
     if kind == RANGES[1]:
-        low, high = given["min_value"], given["max_value"]
+        low, high = bounds["min_value"], bounds["max_value"]
         step = 1 if passes else processes
         low = -(-low // step) * step
         values: list[Any] = list(range(low, high + 1, step * max(1, -(-(high - low + step) // (step * MAX_VALUES)))))
     else:
-        values = [int(value) if str(value).isdecimal() else value for value in given["values"]]
+        values = [int(value) if str(value).isdecimal() else value for value in bounds["values"]]
     if not values or not all(isinstance(value, int) for value in values):
         return spec, ""
     whole = {"discrete_value_spec": {"values": [value * (processes * passes or 1) for value in values]}}
@@ -222,8 +222,8 @@ def _settle_micro_batch(translation: Translation, parameters: Mapping[str, dict[
     size = math.gcd(before.value, *(value // ranks(translation) for value in batches)) or 1
     if size != before.value:
         why = "a divisor of every batch that is tried"
-        given = translation.ledger.leaves_of("train.micro_batch_size")
-        translation.change(given, "train.micro_batch_size", size, f"{before.value} there; {why}" if given else why)
+        leaves = translation.ledger.leaves_of("train.micro_batch_size")
+        translation.change(leaves, "train.micro_batch_size", size, f"{before.value} there; {why}" if leaves else why)
 
 
 def _adapters(translation: Translation, parameters: Mapping[str, dict[str, Any]]) -> None:
@@ -315,12 +315,12 @@ def _there(translation: Translation, field: str) -> str:
 
 def settle_search(translation: Translation, source: str) -> None:
     """Refuse parameters with a value that the run file does not take. Without any, there is no search."""
-    found = translation.settings.get("tune.parameters")
-    if found is None:
+    setting = translation.settings.get("tune.parameters")
+    if setting is None:
         return
-    _settle_micro_batch(translation, found.value)
+    _settle_micro_batch(translation, setting.value)
     content = translation.content()
-    for field, spec in list(found.value.items()):
+    for field, spec in list(setting.value.items()):
         try:
             for value in ParameterSpec.model_validate(spec).extremes:
                 parse_run_config(apply_overrides(content, {field: value}), f"{source} with {field} {value}")
@@ -329,11 +329,11 @@ def settle_search(translation: Translation, source: str) -> None:
             translation.ledger.refuse_field(
                 f"tune.parameters.{field}", f"{field} {value}: {problem.field}: {problem.text}"
             )
-            del found.value[field]
-    changed = {field: _there(translation, field) for field in found.value}
+            del setting.value[field]
+    changed = {field: _there(translation, field) for field in setting.value}
     reason = "; ".join(f"{field}: {text}" for field, text in changed.items() if text)
-    translation.settings["tune.parameters"] = replace(found, reason=reason)
-    if not found.value:
+    translation.settings["tune.parameters"] = replace(setting, reason=reason)
+    if not setting.value:
         for field in [name for name in translation.settings if name.startswith("tune.")]:
             del translation.settings[field]
             translation.ledger.refuse_field(field, "no parameter is left to search")

@@ -26,23 +26,23 @@ def repair_study(study: StudyDraft, trial: SpecDraft) -> None:
     """
     for violation in study.reading.violations:
         _form(study, violation)
-    found: Violation | None = None
+    worst: Violation | None = None
     for _ in range(MAX_REPAIRS):
         # What was mended is in the API's types, so that its own reading finds nothing.
         violations = list(study_violations(study.spec, trial.spec, "snake_case"))
-        found = next((violation for violation in violations if RULES[violation.code].severity == "error"), None)
-        if found is None:
+        worst = next((violation for violation in violations if RULES[violation.code].severity == "error"), None)
+        if worst is None:
             for violation in violations:
                 place, path = _place(study, trial, violation)
                 place.comment(path, f"{violation.code}: {violation.sentence}")
             return
         before = copy.deepcopy((study.spec, trial.spec))
-        place, path = _place(study, trial, found)
-        MENDS.get(found.code, _unreadable)(place, path, found)
+        place, path = _place(study, trial, worst)
+        MENDS.get(worst.code, _unreadable)(place, path, worst)
         if (study.spec, trial.spec) == before:
             break
-    assert found
-    raise ConfigError(f"the study cannot be mended: {found.code} {found.sentence}", expected=found.expected)
+    assert worst
+    raise ConfigError(f"the study cannot be mended: {worst.code} {worst.sentence}", expected=worst.expected)
 
 
 def _place(study: StudyDraft, trial: SpecDraft, violation: Violation) -> tuple[Draft, Path]:

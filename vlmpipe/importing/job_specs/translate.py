@@ -152,8 +152,8 @@ def _passes(trial: SpecDraft) -> int:
     """Passes of a step, where words of pool 0 say their number."""
     for kind in ("container_spec", "python_package_spec"):
         words = [str(word) for name in ("command", "args") for word in trial.get((POOLS, CHIEF_POOL, kind, name)) or ()]
-        if said := ACCUMULATION.search(" ".join(words)):
-            return max(1, int(said[1]))
+        if match := ACCUMULATION.search(" ".join(words)):
+            return max(1, int(match[1]))
     return 1
 
 
@@ -247,8 +247,12 @@ def _environment(answers: Answers[SpecDraft]) -> None:
     draft, variables = answers.draft, dict[str, str]()
     for kind in ("container_spec", "python_package_spec"):
         for index, pool in enumerate(draft.pools):
-            for number, each in enumerate((pool.get(kind) or {}).get("env") or ()):
-                path, name, value = (POOLS, index, kind, "env", number), each.get("name", ""), each.get("value", "")
+            for number, variable in enumerate((pool.get(kind) or {}).get("env") or ()):
+                path, name, value = (
+                    (POOLS, index, kind, "env", number),
+                    variable.get("name", ""),
+                    variable.get("value", ""),
+                )
                 known = variables.get(name)
                 if index == CHIEF_POOL or known == value:
                     variables[name] = value
@@ -282,8 +286,8 @@ def _program(answers: Answers[SpecDraft], *, is_search: bool) -> None:
     else:
         _image(answers, (*place, "image_uri"), has_program=has_own_program(words) and not is_search)
     names = [(POOLS, index, kind, name) for index in (CHIEF_POOL, WORKER_POOL) for name in ("command", "args")]
-    found = [(path[1], leaf) for path in names for leaf in draft.leaves_at(path) if draft.at[leaf] == path]
-    leaves = [leaf for index, leaf in found if index == found[0][0]]  # a chief that was split off has none of its own
+    placed = [(path[1], leaf) for path in names for leaf in draft.leaves_at(path) if draft.at[leaf] == path]
+    leaves = [leaf for index, leaf in placed if index == placed[0][0]]  # a chief that was split off has none of its own
     _same_in_other_pools(answers, kind)
     if package and not is_search:
         return

@@ -119,28 +119,28 @@ class _Values:
         return value
 
     def _items(self, items: list[ast.expr], path: str, depth: int, start: int = 0) -> list[Any]:
-        found: list[Any] = []
+        literals: list[Any] = []
         for item in items:
-            here = f"{path}[{start + len(found)}]"
+            here = f"{path}[{start + len(literals)}]"
             try:
                 if isinstance(item, ast.Starred):
                     more = self.read(item.value, here, depth)
-                    found += more if isinstance(more, list) else []
+                    literals += more if isinstance(more, list) else []
                 else:
-                    found.append(self.read(item, here, depth))
+                    literals.append(self.read(item, here, depth))
             except _NotLiteralError:
                 self._note(here, item)
-                if all(isinstance(other, str) for other in found):  # a word of a command keeps its place
-                    found.append(f"<{ast.unparse(item)[:60]}>")
-        return found
+                if all(isinstance(other, str) for other in literals):  # a word of a command keeps its place
+                    literals.append(f"<{ast.unparse(item)[:60]}>")
+        return literals
 
     def _mapping(self, node: ast.Dict, path: str, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for key, value in zip(node.keys, node.values, strict=True):
             try:
                 if key is None:
                     more = self.read(value, path, depth)
-                    found |= more if isinstance(more, dict) else {}
+                    mapping |= more if isinstance(more, dict) else {}
                     continue
                 name = str(self.read(key, path, depth))
             except _NotLiteralError:
@@ -148,10 +148,10 @@ class _Values:
                 continue
             here = f"{path}.{name}" if path else name
             try:
-                found[name] = self.read(value, here, depth)
+                mapping[name] = self.read(value, here, depth)
             except _NotLiteralError:
                 self._note(here, value)
-        return found
+        return mapping
 
     def _call(self, node: ast.Call, path: str, depth: int) -> Any:
         """A function of the listing that returns plain values, or one of the SDK's types with keywords."""
@@ -160,7 +160,7 @@ class _Values:
             return self.keywords(node, path, depth, PARAMETERS[name]) | {KIND: name}
         function = self.functions.get(name)
         if isinstance(node.func, ast.Name) and function and not node.args and not node.keywords:
-            returns = [each.value for each in ast.walk(function) if isinstance(each, ast.Return) and each.value]
+            returns = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value]
             if len(returns) == 1:
                 return self.read(returns[0], path, depth)
         if name.endswith(("Spec", "EnvVar", "dict")) and not node.args:
@@ -169,7 +169,7 @@ class _Values:
 
     def keywords(self, node: ast.Call, path: str, depth: int = 0, positions: tuple[str, ...] = ()) -> dict[str, Any]:
         """Keyword arguments of a call; others have the names of their `positions`."""
-        found: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         named = [ast.keyword(name, value) for name, value in zip(positions, node.args, strict=False)]
         for keyword in [*named, *node.keywords]:
             here = f"{path}.{keyword.arg}" if path and keyword.arg else keyword.arg or path
@@ -179,10 +179,10 @@ class _Values:
                 self._note(here, keyword.value)
                 continue
             if keyword.arg is None:
-                found |= value if isinstance(value, dict) else {}
+                arguments |= value if isinstance(value, dict) else {}
             else:
-                found[keyword.arg] = value
-        return found
+                arguments[keyword.arg] = value
+        return arguments
 
     def _note(self, path: str, node: ast.expr) -> None:
         key = path
@@ -245,7 +245,7 @@ def _pools(values: _Values) -> list[Any] | None:
             if isinstance(pools, list) and any(isinstance(pool, dict) for pool in pools):
                 return pools
     for function in values.functions.values():
-        returns = [each.value for each in ast.walk(function) if isinstance(each, ast.Return)]
+        returns = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
         if "pool" in function.name.lower() and len(returns) == 1 and isinstance(returns[0], ast.List):
             return list(values.read(returns[0], POOLS))
     return None
@@ -277,50 +277,50 @@ def _job(tree: ast.Module, values: _Values) -> dict[str, Any] | None:
 
 def _sent(arguments: dict[str, Any], kind: str, root: str) -> dict[str, Any]:
     """The job that the SDK makes from its arguments."""
-    given = {name: value for name, value in arguments.items() if value is not None and name not in IGNORED}
+    fields = {name: value for name, value in arguments.items() if value is not None and name not in IGNORED}
     spec: dict[str, Any] = {}
-    if POOLS in given:
-        spec[POOLS] = given.pop(POOLS)
+    if POOLS in fields:
+        spec[POOLS] = fields.pop(POOLS)
     elif kind != "CustomJob":
-        spec[POOLS] = _sdk_pools(given, kind)
+        spec[POOLS] = _sdk_pools(fields, kind)
     for name in OF_THE_SPEC:
-        if name in given:
-            spec[name] = given.pop(name)
-    scheduling = {target: given.pop(name) for name, target in OF_SCHEDULING.items() if name in given}
+        if name in fields:
+            spec[name] = fields.pop(name)
+    scheduling = {target: fields.pop(name) for name, target in OF_SCHEDULING.items() if name in fields}
     if scheduling:
         spec["scheduling"] = scheduling
-    if place := given.pop("base_output_dir", None):
+    if place := fields.pop("base_output_dir", None):
         spec["base_output_directory"] = {"output_uri_prefix": place}
-    if key := given.pop("encryption_spec_key_name", None):
-        given["encryption_spec"] = {"kms_key_name": key}
+    if key := fields.pop("encryption_spec_key_name", None):
+        fields["encryption_spec"] = {"kms_key_name": key}
     if root == "trial_job_spec":
-        given = sent_search(given)
-    around = {name: given.pop(name) for name in list(given) if name in (*OF_THE_JOB, "encryption_spec")}
-    return {**around, root: {**spec, **given}}
+        fields = sent_search(fields)
+    around = {name: fields.pop(name) for name in list(fields) if name in (*OF_THE_JOB, "encryption_spec")}
+    return {**around, root: {**spec, **fields}}
 
 
-def _sdk_pools(given: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+def _sdk_pools(arguments: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     """The pools that the SDK makes from single arguments: a chief, the other replicas as workers, reducers."""
-    environment = given.pop("environment_variables", None)
+    environment = arguments.pop("environment_variables", None)
     task: dict[str, Any] = {}
-    image = given.pop("container_uri", None)
+    image = arguments.pop("container_uri", None)
     if kind == "CustomPythonPackageTrainingJob":
         names = {"python_package_gcs_uri": "package_uris", "python_module_name": "python_module"}
-        task |= {target: given.pop(name) for name, target in names.items() if name in given}
+        task |= {target: arguments.pop(name) for name, target in names.items() if name in arguments}
         if isinstance(task.get("package_uris"), str):
             task["package_uris"] = [task["package_uris"]]
         task["executor_image_uri"] = image
     else:
         task["image_uri"] = image
-        command, script = given.pop("command", None), given.pop("script_path", None)
+        command, script = arguments.pop("command", None), arguments.pop("script_path", None)
         task["command"] = command or (["python", script] if script else None)
-    task["args"] = [str(word) for word in given.pop("args", None) or []] or None
+    task["args"] = [str(word) for word in arguments.pop("args", None) or []] or None
     if isinstance(environment, dict):
         task["env"] = [{"name": name, "value": str(value)} for name, value in environment.items()]
-    count = given.pop("replica_count", 1)
+    count = arguments.pop("replica_count", 1)
     pool: dict[str, Any] = {
-        "machine_spec": {name: given.pop(name) for name in OF_A_MACHINE if name in given},
-        "disk_spec": {name: given.pop(name) for name in OF_A_DISK if name in given},
+        "machine_spec": {name: arguments.pop(name) for name in OF_A_MACHINE if name in arguments},
+        "disk_spec": {name: arguments.pop(name) for name in OF_A_DISK if name in arguments},
         "python_package_spec" if "executor_image_uri" in task else "container_spec": {
             name: value for name, value in task.items() if value is not None
         },
@@ -329,9 +329,9 @@ def _sdk_pools(given: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     pools = [{**pool, "replica_count": 1}]
     if isinstance(count, int) and count > 1:
         pools.append({**pool, "replica_count": count - 1})
-    reducers = given.pop("reduction_server_replica_count", 0)
-    machine = given.pop("reduction_server_machine_type", None)
-    container = given.pop("reduction_server_container_uri", REDUCER_IMAGE)
+    reducers = arguments.pop("reduction_server_replica_count", 0)
+    machine = arguments.pop("reduction_server_machine_type", None)
+    container = arguments.pop("reduction_server_container_uri", REDUCER_IMAGE)
     if reducers and machine:
         pools.append({"machine_spec": {"machine_type": machine}, "replica_count": reducers,
                       "container_spec": {"image_uri": container}})  # fmt: skip

@@ -13,7 +13,7 @@ OFF = (None, False, 0, "", "none", "no", "null", "false", "off", "never")
 
 
 @dataclass(frozen=True)
-class Given:
+class Entry:
     """A value of the imported file."""
 
     path: Path
@@ -29,37 +29,37 @@ class Given:
 
 @dataclass
 class Concepts:
-    """Given values by concept. `defaults` are those of the program that the file is for, `program` its name."""
+    """Values of the file by concept. `defaults` are those of the program that the file is for, `program` its name."""
 
     translation: Translation
     program: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    given: dict[str, Given] = field(default_factory=dict)
+    entries: dict[str, Entry] = field(default_factory=dict)
 
     def add(self, concept: str, path: Path, value: Any) -> None:
         """Note a value; a second one of the same concept is refused."""
-        if first := self.given.get(concept):
+        if first := self.entries.get(concept):
             self.translation.refuse(path, f"{path_text(first.path)} says it too, and was taken")
             return
-        self.given[concept] = Given(path, value)
+        self.entries[concept] = Entry(path, value)
 
-    def take(self, concept: str) -> Given | None:
+    def take(self, concept: str) -> Entry | None:
         """The given value, if there is one that is set. It is noted as dropped until a field takes it."""
-        found = self.given.get(concept)
-        if found is None or found.value is None:
+        entry = self.entries.get(concept)
+        if entry is None or entry.value is None:
             return None
-        return found
+        return entry
 
     def number(self, concept: str) -> float | None:
         """A given number; None where it is not given. What is no number is refused."""
-        found = self.take(concept)
-        if found is None:
+        entry = self.take(concept)
+        if entry is None:
             return None
-        value = number(found.value)
+        value = number(entry.value)
         if value is None:
-            reason = "transformers' Trainer fills in auto" if found.value == "auto" else "it is no number"
-            self.translation.drop(found.path, reason) if found.value == "auto" else self.translation.refuse(
-                found.path, reason
+            reason = "transformers' Trainer fills in auto" if entry.value == "auto" else "it is no number"
+            self.translation.drop(entry.path, reason) if entry.value == "auto" else self.translation.refuse(
+                entry.path, reason
             )
         return value
 
@@ -69,14 +69,14 @@ class Concepts:
         if value is None:
             return None
         if value < 1 or value != int(value):
-            self.translation.refuse(self.given[concept].path, "it is no whole number of at least 1")
+            self.translation.refuse(self.entries[concept].path, "it is no whole number of at least 1")
             return None
         return int(value)
 
     def is_on(self, concept: str) -> bool:
         """Return whether a switch is given and on."""
-        found = self.take(concept)
-        return found is not None and is_on(found.value)
+        entry = self.take(concept)
+        return entry is not None and is_on(entry.value)
 
     def default(self, concept: str) -> Any:
         """The program's default; None where it has none of interest."""
@@ -97,7 +97,7 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool):
         return None
     try:
-        found = float(value) if isinstance(value, int | float | str) else None
+        result = float(value) if isinstance(value, int | float | str) else None
     except (ValueError, OverflowError):
         return None
-    return found if found is not None and abs(found) < 1e15 else None
+    return result if result is not None and abs(result) < 1e15 else None

@@ -121,15 +121,15 @@ def translate_deepspeed(translation: Translation, under: Path = (), *, is_whole:
 def _answer(concepts: Concepts, leaf: Path, name: str) -> None:
     translation, value = concepts.translation, concepts.translation.value(leaf)
     parents = [name.rsplit(".", count)[0] for count in range(name.count(".") + 1)]
-    section = next((each for each in parents if each in DROPPED_SECTIONS), "")
-    refused = next((each for each in parents if each in REFUSED_SECTIONS), "")
+    section = next((parent for parent in parents if parent in DROPPED_SECTIONS), "")
+    refused = next((parent for parent in parents if parent in REFUSED_SECTIONS), "")
     if value == "auto":
         translation.drop(leaf, "transformers' Trainer fills in auto; the run file's own value holds")
     elif name in CONCEPTS:
         concepts.add(CONCEPTS[name], leaf, value)
     elif name in DIRECT:
-        found = number(value)
-        translation.express(leaf, DIRECT[name], found) if found is not None else translation.refuse(
+        result = number(value)
+        translation.express(leaf, DIRECT[name], result) if result is not None else translation.refuse(
             leaf, "it is no number"
         )
     elif name in ("optimizer.params.bias_correction", "optimizer.params.adam_w_mode") and not is_on(value):
@@ -150,7 +150,8 @@ def _answer(concepts: Concepts, leaf: Path, name: str) -> None:
     elif name in PASSED_ON and name != "zero_optimization":
         translation.express(leaf, f"train.deepspeed.{name}", value)
     elif of := next(
-        (each for each in parents if each in PASSED_ON and "." not in each and each != "zero_optimization"), ""
+        (parent for parent in parents if parent in PASSED_ON and "." not in parent and parent != "zero_optimization"),
+        "",
     ):
         translation.express(leaf, f"train.deepspeed.{name}", value)
         assert of
@@ -160,9 +161,9 @@ def _answer(concepts: Concepts, leaf: Path, name: str) -> None:
 
 def _not_passed(translation: Translation, leaf: Path, name: str, parents: list[str]) -> None:
     value = translation.value(leaf)
-    if known := next((each for each in parents if each in DECIDED_HERE), ""):
+    if known := next((parent for parent in parents if parent in DECIDED_HERE), ""):
         reason = f"{DECIDED_HERE[known]} decides it"
-    elif known := next((each for each in parents if each in NOT_HERE), ""):
+    elif known := next((parent for parent in parents if parent in NOT_HERE), ""):
         reason = NOT_HERE[known]
     else:
         known_keys = dict.fromkeys((*PASSED_ON, *CONCEPTS, *DROPPED), "")
@@ -189,10 +190,10 @@ def drop_what_is_ignored(translation: Translation) -> None:
 
 
 def _clip(concepts: Concepts) -> None:
-    translation, given = concepts.translation, concepts.take("clip")
+    translation, entry = concepts.translation, concepts.take("clip")
     value = concepts.number("clip")
-    if given and value is not None:
-        translation.express(given.path, "train.clip_grad_norm", value)
+    if entry and value is not None:
+        translation.express(entry.path, "train.clip_grad_norm", value)
     elif concepts.defaults:
         translation.assume("train.clip_grad_norm", 0.0, "DeepSpeed clips nothing by default; 1.0 is usual")
 
@@ -204,12 +205,12 @@ def _communication(concepts: Concepts) -> None:
         ("reduce_dtype", "train.reduce_dtype"),
         ("accumulation_dtype", "train.gradient_accumulation_dtype"),
     ):
-        if given := concepts.take(concept):
-            name = types.get(str(given.value).lower())
+        if entry := concepts.take(concept):
+            name = types.get(str(entry.value).lower())
             if name is None:
-                translation.refuse(given.path, f"{field} is fp32 or bf16")
+                translation.refuse(entry.path, f"{field} is fp32 or bf16")
             else:
-                translation.change([given.path], field, name, f"{given.value} there")
+                translation.change([entry.path], field, name, f"{entry.value} there")
     if hpz := concepts.take("hpz"):
         size = number(hpz.value) or 1
         if size > 1:
@@ -220,26 +221,26 @@ def _communication(concepts: Concepts) -> None:
 
 def _scheduler(concepts: Concepts) -> None:
     """The peak of a schedule, and its warm-up where none is given."""
-    translation, given = concepts.translation, concepts.take("schedule")
+    translation, entry = concepts.translation, concepts.take("schedule")
     if peak := concepts.take("peak_rate"):
-        rate, own = concepts.number("peak_rate"), concepts.take("learning_rate")
-        if rate and own and number(own.value) not in (None, rate):
-            reason = f"{path_text(peak.path)} {rate:g} is the schedule's peak, in place of the optimizer's {own.value}"
-            concepts.given.pop("learning_rate")
-            translation.change([peak.path, own.path], "train.optimizer.learning_rate", rate, reason)
-        elif rate and not own:
-            concepts.given["learning_rate"] = peak
+        rate, base = concepts.number("peak_rate"), concepts.take("learning_rate")
+        if rate and base and number(base.value) not in (None, rate):
+            reason = f"{path_text(peak.path)} {rate:g} is the schedule's peak, in place of the optimizer's {base.value}"
+            concepts.entries.pop("learning_rate")
+            translation.change([peak.path, base.path], "train.optimizer.learning_rate", rate, reason)
+        elif rate and not base:
+            concepts.entries["learning_rate"] = peak
         elif peak.value != "auto":
             translation.drop(peak.path, "the optimizer's learning rate, which is the peak")
-    elif given and str(given.value).lower() in ("warmuplr", "warmupdecaylr"):
-        rate, own = concepts.number("learning_rate"), concepts.take("learning_rate")
-        if rate and own and rate != DEFAULT_PEAK:
+    elif entry and str(entry.value).lower() in ("warmuplr", "warmupdecaylr"):
+        rate, base = concepts.number("learning_rate"), concepts.take("learning_rate")
+        if rate and base and rate != DEFAULT_PEAK:
             reason = f"the optimizer's; DeepSpeed's schedule would rise to {DEFAULT_PEAK:g} without warmup_max_lr"
-            concepts.given.pop("learning_rate")
-            translation.change([own.path], "train.optimizer.learning_rate", rate, reason)
+            concepts.entries.pop("learning_rate")
+            translation.change([base.path], "train.optimizer.learning_rate", rate, reason)
     if not concepts.defaults:
         return
-    if given is None:
+    if entry is None:
         translation.assume("train.lr_schedule", "constant", "DeepSpeed has no schedule by default")
         if concepts.take("warmup_steps") is None:
             translation.assume("train.warmup_fraction", 0.0, "DeepSpeed has no warm-up without a schedule")
@@ -250,7 +251,7 @@ def _scheduler(concepts: Concepts) -> None:
 def _assume_ranks(concepts: Concepts) -> None:
     """GPUs that a batch of this size is for: DeepSpeed asks for total = micro-batch x accumulation x GPUs."""
     parts = [concepts.take(name) for name in ("global_batch", "micro_batch", "accumulation")]
-    values = [number(each.value) if each else None for each in parts]
+    values = [number(part.value) if part else None for part in parts]
     total, micro, accumulation = values
     gpus = int(total // (micro * (accumulation or 1))) if total and micro and accumulation else 0
     exact = gpus and micro and accumulation and micro * accumulation * gpus == total

@@ -7,7 +7,7 @@ from typing import Any
 
 from vlmpipe.importing.cluster import gpu_memory_gib, gpus
 from vlmpipe.importing.findings import Outcome
-from vlmpipe.importing.settings.concepts import Concepts, Given, is_on, number
+from vlmpipe.importing.settings.concepts import Concepts, Entry, is_on, number
 from vlmpipe.importing.settings.models import (
     LARGE_MODEL,
     MANY_GPUS,
@@ -47,19 +47,19 @@ def translate_model(concepts: Concepts) -> None:
 
 
 def _model(concepts: Concepts) -> None:
-    translation, given = concepts.translation, concepts.take("model")
+    translation, entry = concepts.translation, concepts.take("model")
     pixels = [concepts.count(name) for name in ("max_pixels", "min_pixels")]
     pixels[0] = pixels[0] or concepts.default("max_pixels")
-    name = str(given.value) if given else ""
+    name = str(entry.value) if entry else ""
     family = family_of(name) if is_model_name(name) else ""
-    if given and family:
+    if entry and family:
         fields = model_fields(name, max_pixels=pixels[0])
         weights = "model.tower.weights" if family == "llava" else "model.pretrained.weights"
         by_default = concepts.default("max_pixels") and not concepts.take("max_pixels")
         for field, value in fields.items():
             is_default = field == "model.max_pixels" and by_default
             translation.assume(field, value, concepts.by_default(str(value)) if is_default else "")
-        translation.express(given.path, weights, name)
+        translation.express(entry.path, weights, name)
     else:
         why = f"an example: {name or 'the file'} names no vision-language model that is known here"
         example = LARGE_MODEL if gpus(translation) >= MANY_GPUS else SMALL_MODEL
@@ -68,20 +68,20 @@ def _model(concepts: Concepts) -> None:
         if gpu_memory_gib(translation) < WHOLE_MODEL_GIB and "train.trainer.name" not in translation.settings:
             reason = "an example: adapters, for a whole model does not fit on these GPUs"
             translation.assume("model.lora.rank", EXAMPLE_RANK, reason)
-        if given:
+        if entry:
             reason = (
                 "no vision-language model under this name is known: model.family hf takes any image-text model of "
                 "transformers; a text model is not trained here but by train.trainer"
             )
-            translation.refuse(given.path, reason)
+            translation.refuse(entry.path, reason)
     takes_pixels = translation.settings["model.family"].value in ("qwen2_5_vl", "qwen3_vl")
     for concept, field, value in zip(("max_pixels", "min_pixels"), ("model.max_pixels", "model.min_pixels"), pixels,
                                      strict=True):  # fmt: skip
-        each = concepts.take(concept)
-        if each and value and takes_pixels:
-            translation.express(each.path, field, value)
-        elif each and value:
-            translation.refuse(each.path, "pixels bound the images of Qwen-VL models; see model.image_processor")
+        bound = concepts.take(concept)
+        if bound and value and takes_pixels:
+            translation.express(bound.path, field, value)
+        elif bound and value:
+            translation.refuse(bound.path, "pixels bound the images of Qwen-VL models; see model.image_processor")
     if side := concepts.take("image_side"):
         translation.refuse(side.path, "images keep their shape; model.max_pixels or image_size bounds them")
     if (revision := concepts.take("revision")) and str(revision.value) == "main":
@@ -123,28 +123,28 @@ def _adapters(concepts: Concepts) -> None:
              "quantize", "quantize_type", "quantize_method")  # fmt: skip
     if not _uses_adapters(concepts):
         for name in names:
-            if given := concepts.take(name):
-                translation.drop(given.path, "no adapters are trained there")
+            if entry := concepts.take(name):
+                translation.drop(entry.path, "no adapters are trained there")
         return
     rank = concepts.count("lora_rank")
-    if rank and (given := concepts.take("lora_rank")):
-        translation.express(given.path, "model.lora.rank", rank)
+    if rank and (entry := concepts.take("lora_rank")):
+        translation.express(entry.path, "model.lora.rank", rank)
     rank = rank or int(concepts.default("lora_rank") or 8)
     translation.assume("model.lora.rank", rank, concepts.by_default(str(rank)))
-    alpha, given = concepts.number("lora_alpha"), concepts.take("lora_alpha")
-    if alpha and given:
-        translation.express(given.path, "model.lora.alpha", alpha)
+    alpha, entry = concepts.number("lora_alpha"), concepts.take("lora_alpha")
+    if alpha and entry:
+        translation.express(entry.path, "model.lora.alpha", alpha)
     else:
         alpha = concepts.default("lora_alpha") or 2 * rank
         translation.assume("model.lora.alpha", alpha, concepts.by_default(f"{alpha:g}"))
-    dropout, given = concepts.number("lora_dropout"), concepts.take("lora_dropout")
-    if dropout is not None and given:
-        translation.express(given.path, "model.lora.dropout", dropout)
+    dropout, entry = concepts.number("lora_dropout"), concepts.take("lora_dropout")
+    if dropout is not None and entry:
+        translation.express(entry.path, "model.lora.dropout", dropout)
     elif default := concepts.default("lora_dropout"):
         translation.assume("model.lora.dropout", default, concepts.by_default(str(default)))
     for name in ("use_rslora", "use_dora"):
-        if given := concepts.take(name):
-            translation.express(given.path, f"model.lora.{name}", is_on(given.value))
+        if entry := concepts.take(name):
+            translation.express(entry.path, f"model.lora.{name}", is_on(entry.value))
     _targets(concepts)
     _quantized(concepts)
 
@@ -153,32 +153,32 @@ def _targets(concepts: Concepts) -> None:
     translation = concepts.translation
     if every := concepts.take("lora_all"):
         translation.drop(every.path, "no targets are all linear layers" if is_on(every.value) else "off")
-    given = concepts.take("lora_targets")
-    if given is None:
+    entry = concepts.take("lora_targets")
+    if entry is None:
         return
-    words = given.value if isinstance(given.value, list) else re.split(r"[,\s]+", str(given.value).strip())
+    words = entry.value if isinstance(entry.value, list) else re.split(r"[,\s]+", str(entry.value).strip())
     if words in (["all"], ["all-linear"]):
-        translation.change([given.path], "model.lora.targets", [], "all linear layers of the parts in model.lora.parts")
+        translation.change([entry.path], "model.lora.targets", [], "all linear layers of the parts in model.lora.parts")
     elif words and all(isinstance(word, str) and _TARGET.fullmatch(word) for word in words):
-        translation.express(given.path, "model.lora.targets", list(words))
+        translation.express(entry.path, "model.lora.targets", list(words))
     else:
         reason = "a pattern; model.lora.targets takes names such as q_proj, and parts name the parts of the model"
-        translation.refuse(given.path, f"{reason}: all linear layers of the language model get adapters")
+        translation.refuse(entry.path, f"{reason}: all linear layers of the language model get adapters")
 
 
 def _quantized(concepts: Concepts) -> None:
     translation = concepts.translation
-    given, kind = concepts.take("quantize"), concepts.take("quantize_type")
+    entry, kind = concepts.take("quantize"), concepts.take("quantize_type")
     if method := concepts.take("quantize_method"):
         translation.drop(method.path, "the base is stored as nf4 by this package")
-    if given and str(given.value).lower() in ("4", "true"):
-        translation.change([given.path], "model.lora.quantize_base", "nf4", "4 bits a weight")
+    if entry and str(entry.value).lower() in ("4", "true"):
+        translation.change([entry.path], "model.lora.quantize_base", "nf4", "4 bits a weight")
         if "train.strategy" not in translation.settings:
             translation.assume("train.strategy", "fsdp", "a quantized base works with ddp, fsdp and hsdp")
-    elif given and is_on(given.value):
-        translation.refuse(given.path, "model.lora.quantize_base is nf4, 4 bits a weight")
-    elif given:
-        translation.drop(given.path, "off, as here")
+    elif entry and is_on(entry.value):
+        translation.refuse(entry.path, "model.lora.quantize_base is nf4, 4 bits a weight")
+    elif entry:
+        translation.drop(entry.path, "off, as here")
     if kind:
         is_nf4 = str(kind.value).lower() == "nf4"
         translation.drop(kind.path, "nf4, as here") if is_nf4 else translation.refuse(kind.path, "it is nf4 here")
@@ -186,25 +186,25 @@ def _quantized(concepts: Concepts) -> None:
 
 def _frozen_parts(concepts: Concepts) -> None:
     translation = concepts.translation
-    given = {part: concepts.take(name) for name, part in PARTS.items()}
+    entries = {part: concepts.take(name) for name, part in PARTS.items()}
     only = concepts.take("train_projector_only")
     if only and is_on(only.value):
         translation.change([only.path], "model.freeze", ["tower", "language_model"], "the projector alone is trained")
-        for each in filter(None, given.values()):
-            translation.drop(each.path, f"{only.name} decides it")
+        for entry in filter(None, entries.values()):
+            translation.drop(entry.path, f"{only.name} decides it")
         return
     if only:
         translation.drop(only.path, "off")
     is_llama_factory = concepts.default("method") == "lora"
     frozen = {"tower": not concepts.default("trains_tower"), "projector": is_llama_factory, "language_model": False}
-    frozen |= {part: is_on(each.value) for part, each in given.items() if each}
+    frozen |= {part: is_on(entry.value) for part, entry in entries.items() if entry}
     has_adapters = any(field.startswith("model.lora.") for field in translation.settings)
     if has_adapters:  # adapters are in the language model alone; other parts would be trained whole
         frozen |= {"tower": True, "projector": True}
     parts = [
         part for part, is_frozen in frozen.items() if is_frozen and not (has_adapters and part == "language_model")
     ]
-    paths = [each.path for each in given.values() if each]
+    paths = [entry.path for entry in entries.values() if entry]
     reason = "adapters alone are trained, in the language model" if has_adapters else ""
     if paths:
         translation.change(paths, "model.freeze", parts, reason or "the frozen parts in one list")
@@ -216,37 +216,37 @@ def _frozen_parts(concepts: Concepts) -> None:
 
 def _length(concepts: Concepts) -> None:
     translation = concepts.translation
-    length, given = concepts.count("length"), concepts.take("length")
-    if length and given:
-        translation.express(given.path, "data.sequence_length", length)
+    length, entry = concepts.count("length"), concepts.take("length")
+    if length and entry:
+        translation.express(entry.path, "data.sequence_length", length)
     elif default := concepts.default("length"):
         translation.assume("data.sequence_length", default, concepts.by_default(str(default)))
     else:
         translation.assume("data.sequence_length", EXAMPLE_LENGTH, "not in the file: an example")
     for name in ("truncation", "excess"):
-        if each := concepts.take(name):
-            policy = {"keep_start": "truncate", "truncate": "truncate", "drop": "reject"}.get(str(each.value))
+        if entry := concepts.take(name):
+            policy = {"keep_start": "truncate", "truncate": "truncate", "drop": "reject"}.get(str(entry.value))
             if policy:
-                translation.change([each.path], "data.overlong_policy", policy, f"{each.value} there")
+                translation.change([entry.path], "data.overlong_policy", policy, f"{entry.value} there")
             else:
-                translation.refuse(each.path, "data.overlong_policy is reject, truncate or split")
+                translation.refuse(entry.path, "data.overlong_policy is reject, truncate or split")
     if concepts.default("length"):
         translation.assume("data.overlong_policy", "truncate", concepts.by_default("longer samples are cut"))
 
 
 def _data(concepts: Concepts) -> None:
     translation = concepts.translation
-    given = concepts.take("data")
-    if given and isinstance(given.value, str) and given.value:
-        place = re.sub(r"^/gcs/", "gs://", given.value)
-        if place == given.value:
-            translation.express(given.path, "data.source", place)
+    entry = concepts.take("data")
+    if entry and isinstance(entry.value, str) and entry.value:
+        place = re.sub(r"^/gcs/", "gs://", entry.value)
+        if place == entry.value:
+            translation.express(entry.path, "data.source", place)
         else:
-            translation.change([given.path], "data.source", place, "the bucket itself: jobs need no mounted folder")
+            translation.change([entry.path], "data.source", place, "the bucket itself: jobs need no mounted folder")
     for name in ("dataset", "datasets"):
-        if each := concepts.take(name):
+        if entry := concepts.take(name):
             fetch = "vlmpipe data fetch NAME brings a data set of the hub; data.source then names its files"
-            for leaf in translation.ledger.below(each.path):
+            for leaf in translation.ledger.below(entry.path):
                 translation.refuse(leaf, fetch)
     translation.assume("data.source", EXAMPLE_SOURCE, "not in the file: an example; put in your own")
     if samples := concepts.take("max_samples"):
@@ -272,18 +272,18 @@ def _data(concepts: Concepts) -> None:
 
 
 def _objective(concepts: Concepts) -> None:
-    translation, given = concepts.translation, concepts.take("stage")
-    if given:
-        objective = STAGES.get(str(given.value).lower(), "")
+    translation, entry = concepts.translation, concepts.take("stage")
+    if entry:
+        objective = STAGES.get(str(entry.value).lower(), "")
         if objective:
-            translation.express(given.path, "train.objective", objective)
+            translation.express(entry.path, "train.objective", objective)
         else:
-            translation.refuse(given.path, "the objectives are sft, dpo and simpo")
+            translation.refuse(entry.path, "the objectives are sft, dpo and simpo")
     objective = translation.settings["train.objective"].value if "train.objective" in translation.settings else "sft"
     if loss := concepts.take("loss"):
         names = {"sigmoid": "dpo", "simpo": "simpo", "nll": "sft"}
         expected = names.get(str(loss.value).lower())
-        if (expected == "simpo" and objective == "dpo") or (expected and not given):
+        if (expected == "simpo" and objective == "dpo") or (expected and not entry):
             translation.change([loss.path], "train.objective", expected, f"the loss {loss.value} there")
             objective = expected
         elif expected == objective:
@@ -291,37 +291,37 @@ def _objective(concepts: Concepts) -> None:
         else:
             translation.refuse(loss.path, f"the loss is that of train.objective {objective}")
     for concept, field in (("beta", f"train.{objective}_beta"), ("simpo_gamma", "train.simpo_gamma")):
-        value, each = concepts.number(concept), concepts.take(concept)
-        if value is None or each is None:
+        value, entry = concepts.number(concept), concepts.take(concept)
+        if value is None or entry is None:
             continue
         if objective == "sft" and "train.objective" not in translation.settings:
-            translation.refuse(each.path, "no objective is said: train.objective dpo or simpo takes it")
+            translation.refuse(entry.path, "no objective is said: train.objective dpo or simpo takes it")
         elif objective == "sft" or (concept == "simpo_gamma" and objective != "simpo"):
-            translation.drop(each.path, f"it belongs to another objective than {objective}")
+            translation.drop(entry.path, f"it belongs to another objective than {objective}")
         else:
-            translation.express(each.path, field, value)
+            translation.express(entry.path, field, value)
 
 
 def _tracking(concepts: Concepts) -> None:
-    translation, given = concepts.translation, concepts.take("trackers")
-    if given:
+    translation, entry = concepts.translation, concepts.take("trackers")
+    if entry:
         reason = (
             "metrics.jsonl and TensorBoard files are always written; train.wandb.project and train.mlflow name others"
         )
-        translation.drop(given.path, reason)
+        translation.drop(entry.path, reason)
     if name := concepts.take("name"):
         _take_name(concepts, name)
     for concept in ("compile", "compile_backend"):
-        if each := concepts.take(concept):
+        if entry := concepts.take(concept):
             if concept == "compile":
                 translation.change(
-                    [each.path], "train.compile", "on" if is_on(each.value) else "off", f"{each.value} there"
+                    [entry.path], "train.compile", "on" if is_on(entry.value) else "off", f"{entry.value} there"
                 )
-            elif str(each.value).lower() in ("inductor", "aot_eager"):
-                translation.express(each.path, "train.compile_backend", str(each.value).lower())
+            elif str(entry.value).lower() in ("inductor", "aot_eager"):
+                translation.express(entry.path, "train.compile_backend", str(entry.value).lower())
             else:
-                translation.drop(each.path, "train.compile auto decides it") if not is_on(each.value) else (
-                    translation.refuse(each.path, "train.compile_backend is inductor or aot_eager")
+                translation.drop(entry.path, "train.compile auto decides it") if not is_on(entry.value) else (
+                    translation.refuse(entry.path, "train.compile_backend is inductor or aot_eager")
                 )
     if output := concepts.take("output"):
         place = str(output.value)
@@ -332,12 +332,12 @@ def _tracking(concepts: Concepts) -> None:
             translation.drop(output.path, "each run has a folder of its own below output.root_uri")
 
 
-def _take_name(concepts: Concepts, given: Given) -> None:
-    name: Any = run_name(str(given.value))
-    if name == given.value:
-        concepts.translation.express(given.path, "name", name)
+def _take_name(concepts: Concepts, entry: Entry) -> None:
+    name: Any = run_name(str(entry.value))
+    if name == entry.value:
+        concepts.translation.express(entry.path, "name", name)
     else:
-        concepts.translation.change([given.path], "name", name, "lower case, digits and dashes")
+        concepts.translation.change([entry.path], "name", name, "lower case, digits and dashes")
 
 
 def run_name(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vlmpipe.importing.findings import path_text
-from vlmpipe.importing.settings.concepts import Concepts, Given, is_on
+from vlmpipe.importing.settings.concepts import Concepts, Entry, is_on
 from vlmpipe.importing.translation import Setting, Translation
 
 # FSDP's words, also as the numbers 1 to 5 of accelerate -> strategy.
@@ -45,61 +45,61 @@ def translate_sharding(concepts: Concepts) -> None:
     _degrees(concepts)
 
 
-def _set_strategy(translation: Translation, given: Given, strategy: str, reason: str) -> None:
+def _set_strategy(translation: Translation, entry: Entry, strategy: str, reason: str) -> None:
     """The first word that says a strategy decides it."""
     if "train.strategy" in translation.settings:
-        translation.drop(given.path, f"train.strategy is {translation.settings['train.strategy'].value} already")
+        translation.drop(entry.path, f"train.strategy is {translation.settings['train.strategy'].value} already")
     else:
-        translation.change([given.path], "train.strategy", strategy, reason)
+        translation.change([entry.path], "train.strategy", strategy, reason)
 
 
 def _deepspeed_file(concepts: Concepts) -> None:
-    given = concepts.take("deepspeed")
-    if given is None:
+    entry = concepts.take("deepspeed")
+    if entry is None:
         return
-    translation, name = concepts.translation, str(given.value).lower()
+    translation, name = concepts.translation, str(entry.value).lower()
     stage = next((n for n in (3, 2, 1) if any(word in name for word in (f"zero{n}", f"zero_{n}", f"z{n}", f"stage{n}",
                                                                        f"zero-{n}", f"stage_{n}"))), None)  # fmt: skip
-    if not is_on(given.value):
-        translation.drop(given.path, "off")
+    if not is_on(entry.value):
+        translation.drop(entry.path, "off")
     elif stage:
-        reason = f"by the name of {given.value}; vlmpipe import of that file takes the rest of it over"
-        _set_strategy(translation, given, STAGES[stage], reason)
+        reason = f"by the name of {entry.value}; vlmpipe import of that file takes the rest of it over"
+        _set_strategy(translation, entry, STAGES[stage], reason)
         if "offload" in name:
             what = "optimizer+weights" if stage == 3 else "optimizer"  # only stage 3 has weights to offload
-            translation.assume("train.offload", what, f"by the name of {given.value}")
+            translation.assume("train.offload", what, f"by the name of {entry.value}")
     else:
         reason = (
-            f"settings of DeepSpeed are in {given.value}: vlmpipe import of that file says its stage; zero2 is a guess"
+            f"settings of DeepSpeed are in {entry.value}: vlmpipe import of that file says its stage; zero2 is a guess"
         )
-        _set_strategy(translation, given, "zero2", reason)
+        _set_strategy(translation, entry, "zero2", reason)
 
 
 def _zero(concepts: Concepts) -> None:
     translation = concepts.translation
-    given = concepts.take("zero_stage")
-    if given is not None:
-        stage = int(given.value) if str(given.value) in ("0", "1", "2", "3") else None
+    entry = concepts.take("zero_stage")
+    if entry is not None:
+        stage = int(entry.value) if str(entry.value) in ("0", "1", "2", "3") else None
         if stage is None:
-            translation.refuse(given.path, "a stage is 0, 1, 2 or 3")
+            translation.refuse(entry.path, "a stage is 0, 1, 2 or 3")
         else:
-            _set_strategy(translation, given, STAGES[stage], f"ZeRO stage {stage}" if stage else "no sharding")
+            _set_strategy(translation, entry, STAGES[stage], f"ZeRO stage {stage}" if stage else "no sharding")
     optimizer, weights = concepts.take("offload_optimizer"), concepts.take("offload_weights")
-    devices = {name: str(each.value).lower() for name, each in (("o", optimizer), ("w", weights)) if each}
+    devices = {name: str(entry.value).lower() for name, entry in (("o", optimizer), ("w", weights)) if entry}
     moved = [name for name, device in devices.items() if device in ("cpu", "nvme", "true")]
     value = "optimizer+weights" if "w" in moved else "optimizer"
-    for name, each in (("o", optimizer), ("w", weights)):
-        if each is None:
+    for name, entry in (("o", optimizer), ("w", weights)):
+        if entry is None:
             continue
         if name not in moved:
-            translation.drop(each.path, "nothing is offloaded, as here")
+            translation.drop(entry.path, "nothing is offloaded, as here")
         elif devices[name] == "nvme":
             reason = "state is kept in host memory: no state lies on a disk"
-            translation.change([each.path], "train.offload", value, reason)
+            translation.change([entry.path], "train.offload", value, reason)
         elif value == "optimizer+weights" and len(moved) < 2:
-            translation.change([each.path], "train.offload", value, "weights are offloaded together with their state")
+            translation.change([entry.path], "train.offload", value, "weights are offloaded together with their state")
         else:
-            translation.change([each.path], "train.offload", value, f"{path_text(each.path)} {each.value}")
+            translation.change([entry.path], "train.offload", value, f"{path_text(entry.path)} {entry.value}")
 
 
 def _fsdp(concepts: Concepts) -> None:
@@ -107,18 +107,18 @@ def _fsdp(concepts: Concepts) -> None:
     sharding = concepts.take("sharding")
     if sharding:
         _fsdp_word(translation, sharding)
-    if given := concepts.take("fsdp"):
-        words = given.value if isinstance(given.value, list) else str(given.value).split()
+    if entry := concepts.take("fsdp"):
+        words = entry.value if isinstance(entry.value, list) else str(entry.value).split()
         strategy = next((FSDP[str(word).lower()] for word in words if str(word).lower() in FSDP), "")
-        if not is_on(given.value):
-            translation.drop(given.path, "off")
+        if not is_on(entry.value):
+            translation.drop(entry.path, "off")
         else:
-            _set_strategy(translation, given, strategy or "fsdp", f"{given.value} there")
+            _set_strategy(translation, entry, strategy or "fsdp", f"{entry.value} there")
             if "offload" in [str(word).lower() for word in words]:
                 translation.assume("train.offload", "optimizer+weights", "offload there")
     if options := concepts.take("fsdp_options"):
         for leaf in translation.ledger.below(options.path):
-            _fsdp_option(translation, Given(leaf, translation.value(leaf)))
+            _fsdp_option(translation, Entry(leaf, translation.value(leaf)))
     if offload := concepts.take("fsdp_offload"):
         _fsdp_offload(translation, offload)
     if reshard := concepts.take("reshard"):
@@ -130,10 +130,10 @@ def _fsdp(concepts: Concepts) -> None:
             _set_strategy(translation, replicate, "hsdp", "shards within a node, copies between nodes")
 
 
-def _fsdp_word(translation: Translation, given: Given) -> None:
-    strategy = FSDP.get(str(given.value).lower())
+def _fsdp_word(translation: Translation, entry: Entry) -> None:
+    strategy = FSDP.get(str(entry.value).lower())
     if strategy is None:
-        translation.refuse(given.path, "FSDP shards as fsdp, or within nodes as hsdp")
+        translation.refuse(entry.path, "FSDP shards as fsdp, or within nodes as hsdp")
         return
     reasons = {
         "zero2": "optimizer state and gradients are sharded, weights are not",
@@ -141,74 +141,74 @@ def _fsdp_word(translation: Translation, given: Given) -> None:
         "fsdp": "weights, gradients and optimizer state are sharded",
         "ddp": "nothing is sharded",
     }
-    _set_strategy(translation, given, strategy, f"{given.value} there: {reasons[strategy]}")
+    _set_strategy(translation, entry, strategy, f"{entry.value} there: {reasons[strategy]}")
 
 
-def _fsdp_option(translation: Translation, given: Given) -> None:
-    name = given.name.removeprefix("fsdp_")
+def _fsdp_option(translation: Translation, entry: Entry) -> None:
+    name = entry.name.removeprefix("fsdp_")
     if name == "sharding_strategy":
-        _fsdp_word(translation, given)
+        _fsdp_word(translation, entry)
     elif name in ("offload_params", "cpu_offload"):
-        _fsdp_offload(translation, given)
+        _fsdp_offload(translation, entry)
     elif name == "activation_checkpointing":
-        value = "full" if is_on(given.value) else "none"
-        translation.change([given.path], "train.activation_checkpointing", value, f"{given.value} there")
+        value = "full" if is_on(entry.value) else "none"
+        translation.change([entry.path], "train.activation_checkpointing", value, f"{entry.value} there")
     elif name == "reshard_after_forward":
-        _reshard(translation, given)
-    elif name in FSDP_OPTIONS or given.name in FSDP_OPTIONS:
-        translation.drop(given.path, FSDP_OPTIONS.get(name) or FSDP_OPTIONS[given.name])
+        _reshard(translation, entry)
+    elif name in FSDP_OPTIONS or entry.name in FSDP_OPTIONS:
+        translation.drop(entry.path, FSDP_OPTIONS.get(name) or FSDP_OPTIONS[entry.name])
 
 
-def _fsdp_offload(translation: Translation, given: Given) -> None:
-    if is_on(given.value):
-        translation.change([given.path], "train.offload", "optimizer+weights", "weights and state in host memory")
+def _fsdp_offload(translation: Translation, entry: Entry) -> None:
+    if is_on(entry.value):
+        translation.change([entry.path], "train.offload", "optimizer+weights", "weights and state in host memory")
     else:
-        translation.drop(given.path, "nothing is offloaded, as here")
+        translation.drop(entry.path, "nothing is offloaded, as here")
 
 
-def _reshard(translation: Translation, given: Given) -> None:
-    if str(given.value).lower() in FSDP:  # of FSDP1's words in FSDP2's key
-        _fsdp_word(translation, given)
-    elif is_on(given.value):
-        translation.drop(given.path, "train.reshard_after_forward auto frees the weights of layers")
+def _reshard(translation: Translation, entry: Entry) -> None:
+    if str(entry.value).lower() in FSDP:  # of FSDP1's words in FSDP2's key
+        _fsdp_word(translation, entry)
+    elif is_on(entry.value):
+        translation.drop(entry.path, "train.reshard_after_forward auto frees the weights of layers")
     else:
-        translation.change([given.path], "train.reshard_after_forward", "never", "gathered weights are kept there")
+        translation.change([entry.path], "train.reshard_after_forward", "never", "gathered weights are kept there")
 
 
 def _distributed_type(concepts: Concepts) -> None:
-    translation, given = concepts.translation, concepts.take("distributed")
-    if given is None:
+    translation, entry = concepts.translation, concepts.take("distributed")
+    if entry is None:
         return
-    name = str(given.value).upper()
+    name = str(entry.value).upper()
     if name == "DEEPSPEED":
-        _set_strategy(translation, given, "zero2", "DeepSpeed without a stage: its default there is 2")
+        _set_strategy(translation, entry, "zero2", "DeepSpeed without a stage: its default there is 2")
     elif name == "FSDP":
-        _set_strategy(translation, given, "fsdp", "FSDP there")
+        _set_strategy(translation, entry, "fsdp", "FSDP there")
     elif name in ("MULTI_GPU", "NO", "MULTI_CPU"):
-        _set_strategy(translation, given, "ddp", f"{given.value} there")
+        _set_strategy(translation, entry, "ddp", f"{entry.value} there")
     else:
-        translation.refuse(given.path, "the strategies are those of train.strategy")
+        translation.refuse(entry.path, "the strategies are those of train.strategy")
 
 
 def _degrees(concepts: Concepts) -> None:
     translation = concepts.translation
-    found: dict[str, int] = {}
+    degrees: dict[str, int] = {}
     for name in ("tensor_parallel", "pipeline_parallel", "context_parallel"):
-        degree, given = concepts.count(name), concepts.take(name)
-        if degree is None or given is None:
+        degree, entry = concepts.count(name), concepts.take(name)
+        if degree is None or entry is None:
             continue
         if degree == 1:
-            translation.drop(given.path, "1 splits nothing")
+            translation.drop(entry.path, "1 splits nothing")
         else:
-            found[name] = degree
-            translation.express(given.path, f"train.{name}", degree)
-    if "context_parallel" in found and len(found) > 1:
-        del found["context_parallel"], translation.settings["train.context_parallel"]
+            degrees[name] = degree
+            translation.express(entry.path, f"train.{name}", degree)
+    if "context_parallel" in degrees and len(degrees) > 1:
+        del degrees["context_parallel"], translation.settings["train.context_parallel"]
         reason = "context_parallel works with ddp, fsdp and hsdp, not with layers that are split"
         translation.ledger.refuse_field("train.context_parallel", reason)
-    strategy, chosen = _model_parallel(found), translation.settings.get("train.strategy")
+    strategy, chosen = _model_parallel(degrees), translation.settings.get("train.strategy")
     if strategy and chosen and chosen.value != "fsdp":
-        for name in found.keys() - {"context_parallel"}:
+        for name in degrees.keys() - {"context_parallel"}:
             translation.settings.pop(f"train.{name}")
             translation.ledger.refuse_field(
                 f"train.{name}", f"strategy {chosen.value} splits no layers; tp, pp and tp+pp+dp do"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from vlmpipe.importing.cluster import gpu_takes_bf16, ranks
-from vlmpipe.importing.settings.concepts import Concepts, Given, is_on, number
+from vlmpipe.importing.settings.concepts import Concepts, Entry, is_on, number
 
 # Names of schedules -> ours, and what differs.
 SCHEDULES = {
@@ -49,7 +49,7 @@ def _batch(concepts: Concepts) -> None:
     translation = concepts.translation
     total, micro, accumulation = (concepts.count(name) for name in ("global_batch", "micro_batch", "accumulation"))
     names = ("global_batch", "micro_batch", "accumulation")
-    paths = {name: [concepts.given[name].path] for name in names if concepts.take(name)}
+    paths = {name: [concepts.entries[name].path] for name in names if concepts.take(name)}
     processes = ranks(translation)
     is_packed = concepts.is_on("packing")
     if packing := concepts.take("packing"):
@@ -64,16 +64,16 @@ def _batch(concepts: Concepts) -> None:
         translation.assume(
             "data.pack", False, "a sample to a sequence, as in the file; true packs several, and is faster"
         )
-    said = micro is not None
-    if not said and total and accumulation and not concepts.default("micro_batch"):
+    is_named = micro is not None
+    if not is_named and total and accumulation and not concepts.default("micro_batch"):
         micro = total // processes // accumulation or 1
     micro = micro or int(concepts.default("micro_batch") or 1)
     if of_a_rank := concepts.count("rank_batch"):
-        paths["rank_batch"] = [concepts.given["rank_batch"].path]
+        paths["rank_batch"] = [concepts.entries["rank_batch"].path]
         accumulation = max(1, of_a_rank // micro)
     if total and total < micro * processes:
         micro = max(1, total // processes)
-        said = False
+        is_named = False
     parts = [f"{micro} samples a rank", f"{processes} ranks"]
     if total is None:
         passes = accumulation or int(concepts.default("accumulation") or 1)
@@ -94,11 +94,11 @@ def _batch(concepts: Concepts) -> None:
         [path for name in ("global_batch", "accumulation", "rank_batch") for path in paths.get(name, [])],
         "train.global_batch_size", total, reason,
     )  # fmt: skip
-    given = concepts.take("micro_batch")
-    if said and given and micro == number(given.value):
-        translation.express(given.path, "train.micro_batch_size", micro)
-    elif given and "micro_batch" in paths:
-        translation.change([given.path], "train.micro_batch_size", micro, f"what {total} leaves to each of the ranks")
+    entry = concepts.take("micro_batch")
+    if is_named and entry and micro == number(entry.value):
+        translation.express(entry.path, "train.micro_batch_size", micro)
+    elif entry and "micro_batch" in paths:
+        translation.change([entry.path], "train.micro_batch_size", micro, f"what {total} leaves to each of the ranks")
     else:
         why = (
             concepts.by_default(str(micro))
@@ -111,25 +111,25 @@ def _batch(concepts: Concepts) -> None:
 def _steps(concepts: Concepts) -> None:
     translation = concepts.translation
     epochs = concepts.number("epochs")
-    if epochs is not None and (given := concepts.take("epochs")):
+    if epochs is not None and (entry := concepts.take("epochs")):
         whole = max(1, math.ceil(epochs))
         if whole == epochs:
-            translation.express(given.path, "train.epochs", whole)
+            translation.express(entry.path, "train.epochs", whole)
         else:
-            translation.change([given.path], "train.epochs", whole, f"whole passes over the data; {epochs:g} there")
+            translation.change([entry.path], "train.epochs", whole, f"whole passes over the data; {epochs:g} there")
     elif (default := concepts.default("epochs")) and not concepts.is_on("max_steps"):
         translation.assume("train.epochs", int(default), concepts.by_default(str(default)))
     steps = concepts.number("max_steps")
-    if steps is not None and (given := concepts.take("max_steps")):
+    if steps is not None and (entry := concepts.take("max_steps")):
         if steps >= 1:
-            translation.express(given.path, "train.max_steps", int(steps))
+            translation.express(entry.path, "train.max_steps", int(steps))
             if (passes := concepts.take("epochs")) and concepts.default("epochs"):
                 translation.drop(passes.path, "max_steps decides the length there, also beyond these epochs")
                 translation.settings.pop("train.epochs", None)
             if epochs is None or concepts.default("epochs"):
                 translation.assume("train.epochs", 1000, "train.max_steps ends training, in any epoch")
         else:
-            translation.drop(given.path, "the epochs decide the number of steps")
+            translation.drop(entry.path, "the epochs decide the number of steps")
     for concept, field in (
         ("log_steps", "train.log_every_steps"),
         ("save_steps", "train.checkpoint_every_steps"),
@@ -138,33 +138,33 @@ def _steps(concepts: Concepts) -> None:
     ):
         _interval(concepts, concept, field)
     for concept, steps_concept in (("eval_strategy", "eval_steps"), ("save_strategy", "save_steps")):
-        if given := concepts.take(concept):
-            text = str(given.value).lower()
+        if entry := concepts.take(concept):
+            text = str(entry.value).lower()
             if text in ("steps", "no"):
                 done = "checkpoints are always written" if text == "no" and concept == "save_strategy" else ""
-                translation.drop(given.path, done or f"{steps_concept.replace('_', ' ')} decide it")
+                translation.drop(entry.path, done or f"{steps_concept.replace('_', ' ')} decide it")
             else:
-                translation.refuse(given.path, "intervals count optimizer steps, not epochs")
+                translation.refuse(entry.path, "intervals count optimizer steps, not epochs")
 
 
 def _interval(concepts: Concepts, concept: str, field: str) -> None:
     value = concepts.number(concept)
-    given = concepts.take(concept)
-    if value is None or given is None:
+    entry = concepts.take(concept)
+    if value is None or entry is None:
         return
     if value >= 1 and value == int(value):
-        concepts.translation.express(given.path, field, int(value))
+        concepts.translation.express(entry.path, field, int(value))
     elif 0 < value < 1:
-        concepts.translation.refuse(given.path, f"a share of all steps; {field} counts steps")
+        concepts.translation.refuse(entry.path, f"a share of all steps; {field} counts steps")
     else:
-        concepts.translation.drop(given.path, "0 or less sets no interval")
+        concepts.translation.drop(entry.path, "0 or less sets no interval")
 
 
 def _rate(concepts: Concepts) -> None:
     rate = concepts.number("learning_rate")
-    given = concepts.take("learning_rate")
-    if rate and given:
-        concepts.translation.express(given.path, "train.optimizer.learning_rate", rate)
+    entry = concepts.take("learning_rate")
+    if rate and entry:
+        concepts.translation.express(entry.path, "train.optimizer.learning_rate", rate)
     elif default := _default_rate(concepts):
         concepts.translation.assume(
             "train.optimizer.learning_rate", float(default), concepts.by_default(f"{default:g}")
@@ -183,16 +183,16 @@ def _default_rate(concepts: Concepts) -> float | None:
 
 def _schedule(concepts: Concepts) -> None:
     translation = concepts.translation
-    given = concepts.take("schedule")
-    name = str(given.value).lower() if given else ""
-    if given and name in SCHEDULES:
+    entry = concepts.take("schedule")
+    name = str(entry.value).lower() if entry else ""
+    if entry and name in SCHEDULES:
         schedule, differs = SCHEDULES[name]
         if name == schedule:
-            translation.express(given.path, "train.lr_schedule", schedule)
+            translation.express(entry.path, "train.lr_schedule", schedule)
         else:
-            translation.change([given.path], "train.lr_schedule", schedule, f"{given.value} there: {differs}")
-    elif given:
-        translation.refuse(given.path, f"the schedules are {', '.join(('cosine', 'linear', 'constant', 'wsd'))}")
+            translation.change([entry.path], "train.lr_schedule", schedule, f"{entry.value} there: {differs}")
+    elif entry:
+        translation.refuse(entry.path, f"the schedules are {', '.join(('cosine', 'linear', 'constant', 'wsd'))}")
     elif default := concepts.default("schedule"):
         translation.assume("train.lr_schedule", default, concepts.by_default(default))
     _final_rate(concepts)
@@ -200,10 +200,10 @@ def _schedule(concepts: Concepts) -> None:
 
 
 def _final_rate(concepts: Concepts) -> None:
-    if given := concepts.take("final_rate"):
-        share = number(given.value)
+    if entry := concepts.take("final_rate"):
+        share = number(entry.value)
         if share is not None:
-            concepts.translation.express(given.path, "train.final_rate_fraction", share)
+            concepts.translation.express(entry.path, "train.final_rate_fraction", share)
     arguments = concepts.take("schedule_arguments")
     if arguments is None:
         return
@@ -226,9 +226,9 @@ def _warmup(concepts: Concepts, *, ignores_warmup: bool) -> None:
     ratio, steps = concepts.number("warmup_ratio"), concepts.number("warmup_steps")
     of_ratio, of_steps = concepts.take("warmup_ratio"), concepts.take("warmup_steps")
     if ignores_warmup:
-        for given in (of_ratio, of_steps):
-            if given:
-                translation.drop(given.path, "the schedule constant has no warm-up there")
+        for entry in (of_ratio, of_steps):
+            if entry:
+                translation.drop(entry.path, "the schedule constant has no warm-up there")
         translation.assume("train.warmup_fraction", 0.0, "the schedule constant has no warm-up there")
         return
     if steps is not None and of_steps and 0 < steps < 1:  # transformers 5 takes a share here
@@ -250,26 +250,26 @@ def _warmup(concepts: Concepts, *, ignores_warmup: bool) -> None:
 
 def _optimizer(concepts: Concepts) -> None:
     translation = concepts.translation
-    if given := concepts.take("optimizer"):
-        name = str(given.value).lower()
+    if entry := concepts.take("optimizer"):
+        name = str(entry.value).lower()
         if name in ADAMW:
-            reason = "" if name == "adamw" else f"{given.value} there, which is AdamW"
+            reason = "" if name == "adamw" else f"{entry.value} there, which is AdamW"
             if reason:
-                translation.change([given.path], "train.optimizer.name", "adamw", reason)
+                translation.change([entry.path], "train.optimizer.name", "adamw", reason)
             else:
-                translation.express(given.path, "train.optimizer.name", "adamw")
+                translation.express(entry.path, "train.optimizer.name", "adamw")
         elif name in ADAMW_8_BIT:
-            translation.change([given.path], "train.optimizer.name", "adamw_8bit", f"{given.value} there")
+            translation.change([entry.path], "train.optimizer.name", "adamw_8bit", f"{entry.value} there")
             translation.assume("train.strategy", "fsdp", "adamw_8bit works with fsdp and hsdp")
         elif name in ADAMW_PAGED:
             translation.change(
-                [given.path],
+                [entry.path],
                 "train.optimizer.name",
                 "adamw",
-                f"{given.value} there; train.offload keeps state in host memory",
+                f"{entry.value} there; train.offload keeps state in host memory",
             )
         else:
-            translation.refuse(given.path, "AdamW is the only optimizer: train.optimizer.name adamw or adamw_8bit")
+            translation.refuse(entry.path, "AdamW is the only optimizer: train.optimizer.name adamw or adamw_8bit")
     _betas(concepts)
 
 
@@ -282,12 +282,12 @@ def _betas(concepts: Concepts) -> None:
             translation.express(both.path, "train.optimizer.betas", values)
         return
     first, second = concepts.number("beta1"), concepts.number("beta2")
-    given = [given for given in (concepts.take("beta1"), concepts.take("beta2")) if given]
-    if given:
+    entries = [entry for entry in (concepts.take("beta1"), concepts.take("beta2")) if entry]
+    if entries:
         base = default or (0.9, 0.999)
         values = [base[0] if first is None else first, base[1] if second is None else second]
         translation.change(
-            [each.path for each in given], "train.optimizer.betas", values, "both decay rates in one list"
+            [entry.path for entry in entries], "train.optimizer.betas", values, "both decay rates in one list"
         )
     elif default:
         translation.assume("train.optimizer.betas", list(default), concepts.by_default(str(list(default))))
@@ -321,43 +321,43 @@ def _precision(concepts: Concepts) -> None:
         if fp16:
             translation.drop(fp16.path, "bf16 decides the precision")
         return
-    off = [given for given in (bf16, fp16) if given]
+    off = [entry for entry in (bf16, fp16) if entry]
     if bf16:  # fp16 alone is switched off where bf16 is a program's default
         reason = "neither bf16 nor fp16 there, which is fp32; bf16 is faster and takes less memory"
-        translation.change([given.path for given in off], "train.precision", "fp32", reason)
+        translation.change([entry.path for entry in off], "train.precision", "fp32", reason)
         return
-    for given in off:
-        translation.drop(given.path, "off; train.precision decides the number type")
+    for entry in off:
+        translation.drop(entry.path, "off; train.precision decides the number type")
     translation.assume("train.precision", "bf16", "bf16 weights with fp32 masters: nothing else is said there")
 
 
-def _fp16(concepts: Concepts, given: Given) -> None:
+def _fp16(concepts: Concepts, entry: Entry) -> None:
     translation = concepts.translation
     if gpu_takes_bf16(translation):
         reason = "fp16 there: bf16 has the range of fp32, needs no loss scaling, and is as fast on these GPUs"
-        translation.change([given.path], "train.precision", "bf16", reason)
+        translation.change([entry.path], "train.precision", "bf16", reason)
     else:
         reason = "autocast on fp32 weights, with loss scaling: more memory than fp16 weights"
-        translation.change([given.path], "train.precision", "fp16", reason)
+        translation.change([entry.path], "train.precision", "fp16", reason)
 
 
 def _checkpointing(concepts: Concepts) -> None:
     translation = concepts.translation
-    given, off = concepts.take("checkpointing"), concepts.take("no_checkpointing")
+    entry, off = concepts.take("checkpointing"), concepts.take("no_checkpointing")
     field = "train.activation_checkpointing"
     if off:
         is_off = is_on(off.value)
         translation.change([off.path], field, "none" if is_off else "full", "whether layers are recomputed")
-        if given:
-            translation.drop(given.path, f"{off.name} decides it")
+        if entry:
+            translation.drop(entry.path, f"{off.name} decides it")
         return
-    if given:
-        value = "full" if is_on(given.value) else "none"
+    if entry:
+        value = "full" if is_on(entry.value) else "none"
         reason = "each layer is recomputed in the backward pass" if value == "full" else "no layer is recomputed"
-        translation.change([given.path], field, value, reason)
-        if str(given.value).startswith("offload"):
+        translation.change([entry.path], field, value, reason)
+        if str(entry.value).startswith("offload"):
             translation.change(
-                [given.path], "train.activation_offloading", True, "the inputs of layers go to host memory"
+                [entry.path], "train.activation_offloading", True, "the inputs of layers go to host memory"
             )
             translation.assume(field, "full", "what activation_offloading needs")
     elif concepts.default("checkpointing"):

@@ -27,10 +27,10 @@ def load_words() -> Mapping[str, Any]:
 @functools.cache
 def table_of(tool: Tool) -> Mapping[str, Any]:
     """Keys of a program with their answers."""
-    found: dict[str, Any] = {}
+    table: dict[str, Any] = {}
     for name in reversed(load_words()["tools"][tool]["tables"]):
-        found |= load_words()["tables"][name]
-    return found
+        table |= load_words()["tables"][name]
+    return table
 
 
 def translate_words(translation: Translation, tool: Tool, *, under: Path = ()) -> Concepts:
@@ -73,7 +73,7 @@ def _answer(concepts: Concepts, entry: Any, section: Path, leaf: Path) -> None:
     elif concept := entry.get("is"):
         if section == leaf:
             concepts.add(concept, leaf, value)
-        elif concept not in concepts.given:
+        elif concept not in concepts.entries:
             concepts.add(concept, section, {})
     elif reason := entry.get("drop"):
         translation.drop(leaf, reason)

@@ -41,7 +41,7 @@ def check_spec(
     reading = fields.read_leniently(spec, spelling)
     job = Job(reading.spec, reading.unread, region, catalog, torch_builds or {})
     violations = [*reading.violations, *(violation for check in CHECKS for violation in check(job))]
-    return [one.named(lambda path: name_path(_as_written(path, reading.moved))) for one in violations]
+    return [violation.named(lambda path: name_path(_as_written(path, reading.moved))) for violation in violations]
 
 
 def _as_written(path: FieldPath, moved: Mapping[FieldPath, FieldPath]) -> FieldPath:

@@ -37,8 +37,8 @@ def _secrets(_job: Job, pool: Pool) -> Iterator[Violation]:
             yield Violation("VP702", path, f"{name} with {form} of {len(value)} characters", "no secrets", FIX)
     for path, words in pool.word_lists():
         for index, (previous, word) in enumerate(zip(["", *words], words, strict=False)):
-            if found := secret_in_word(word, previous):
-                yield Violation("VP703", (*path, index), found, "no secrets", FIX)
+            if secret := secret_in_word(word, previous):
+                yield Violation("VP703", (*path, index), secret, "no secrets", FIX)
 
 
 def secret_in_word(word: str, previous: str) -> str:
@@ -85,9 +85,9 @@ def _nccl(job: Job, pool: Pool) -> Iterator[Violation]:
     for path, name, value in pool.environment():
         for misfit in load_misfits():
             if machine.network not in misfit.suits and misfit.means(name, value):
-                found = f"{name}={value}" if name == NET_VARIABLE else name
+                actual = f"{name}={value}" if name == NET_VARIABLE else name
                 expected = f"no variable for {misfit.of}: {machine.machine_type} {instead}"
                 if misfit.rule == CHOSEN_BY_NCCL:
                     expected = f"NCCL's own choice of {misfit.of}"
                 fix = f"leave it out: {misfit.why}"
-                yield Violation(misfit.rule, path, f"{found} on {machine.machine_type}", expected, fix)
+                yield Violation(misfit.rule, path, f"{actual} on {machine.machine_type}", expected, fix)

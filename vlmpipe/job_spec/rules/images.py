@@ -76,13 +76,13 @@ def _gpu_code(job: Job, pool: Pool) -> Iterator[Violation]:
     able = [build for build in cuda_builds().values() if build.has_code_for(gpu.compute_capability)]
     if name in (build.name for build in able):
         return
-    found = f"torch's build {name} for {gpu.accelerator_type}, of compute capability {gpu.compute_capability:.1f}"
+    actual = f"torch's build {name} for {gpu.accelerator_type}, of compute capability {gpu.compute_capability:.1f}"
     fix = "use another GPU"
     if able:
         fix = f"build the trainer image with TORCH_BUILD={able[-1].name} and write cluster.torch_build: {able[-1].name}"
         if name != CPU:
             fix = f"{fix}, or use another GPU"
-    yield Violation("VP606", pool.at("machine_spec", "accelerator_type"), found, _capabilities(name), fix)
+    yield Violation("VP606", pool.at("machine_spec", "accelerator_type"), actual, _capabilities(name), fix)
 
 
 def _capabilities(name: str) -> str:

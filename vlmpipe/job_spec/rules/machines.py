@@ -117,8 +117,8 @@ def _region(job: Job, pool: Pool) -> Iterator[Violation]:
     regions = job.catalog.regions.get(pool.accelerator_type, ())
     if job.region and regions and job.region not in regions:
         hint = did_you_mean(job.region, list(regions)).removeprefix("; ")
-        found = f"{pool.accelerator_type} in {job.region}"
-        yield Violation("VP308", _paths(pool)[0], found, f"a region that offers it: {', '.join(regions)}", hint)
+        actual = f"{pool.accelerator_type} in {job.region}"
+        yield Violation("VP308", _paths(pool)[0], actual, f"a region that offers it: {', '.join(regions)}", hint)
 
 
 def _disk_type(pool: Pool, machine: Machine | None) -> Iterator[Violation]:

@@ -45,14 +45,14 @@ def _lacking(job: Job) -> Iterator[Violation]:
     words = [word for _, word in chief.words()]
     if words and chief.image_uri and chief.image_uri == workers.image_uri and not list(workers.words()):
         fix = "write the same in both pools: nothing is taken over from pool 0"
-        found = f"no command and no arguments, where the chief has {len(words)} words"
-        yield Violation("VP218", workers.at("container_spec"), found, "what the chief of the same image is told", fix)
+        actual = f"no command and no arguments, where the chief has {len(words)} words"
+        yield Violation("VP218", workers.at("container_spec"), actual, "what the chief of the same image is told", fix)
 
 
 def _command(pool: Pool) -> tuple[FieldPath, list[str]]:
     """The words of command and arguments in order, those of a shell's text too, and where the first of them stands."""
-    found = [(path, part) for path, word in pool.words() for part in parts_of([word])]
-    return (found[0][0][:-1] if found else pool.at()), [part for _, part in found]
+    words = [(path, part) for path, word in pool.words() for part in parts_of([word])]
+    return (words[0][0][:-1] if words else pool.at()), [part for _, part in words]
 
 
 def _processes(pool: Pool, nodes: int, path: FieldPath, parts: Sequence[str]) -> Iterator[Violation]:
@@ -64,6 +64,6 @@ def _processes(pool: Pool, nodes: int, path: FieldPath, parts: Sequence[str]) ->
         fix = f"torchrun --nproc_per_node={gpus} PROGRAM; nothing, if it uses all GPUs (tf.distribute, mp.spawn)"
         yield Violation("VP216", path, f"one process ({program}) on {gpus} GPUs", PER_GPU, fix)
     elif not pool.get("container_spec", "command"):  # of a script of one's own nothing is known
-        found = f"no command on {gpus} GPUs: the image's entry point starts the processes, or starts one"
+        actual = f"no command on {gpus} GPUs: the image's entry point starts the processes, or starts one"
         fix = 'look at the ENTRYPOINT of the image; ENTRYPOINT ["python", ...] leaves GPUs idle that are paid for'
-        yield Violation("VP216", path, found, PER_GPU, fix)
+        yield Violation("VP216", path, actual, PER_GPU, fix)

@@ -24,8 +24,8 @@ def check(job: Job) -> Iterator[Violation]:
         yield from _flex_start(job)
     elif job.scheduling("max_wait_duration") is not None and job.knows(_SCHEDULING, "strategy"):
         path = (_SCHEDULING, "max_wait_duration")
-        found = f"{job.scheduling('max_wait_duration')} with strategy {strategy or 'STANDARD'}"
-        yield Violation("VP405", path, found, "FLEX_START, the only strategy that waits", "leave it out")
+        actual = f"{job.scheduling('max_wait_duration')} with strategy {strategy or 'STANDARD'}"
+        yield Violation("VP405", path, actual, "FLEX_START, the only strategy that waits", "leave it out")
     yield from _restart(job)
     yield from _persistent_resource(job)
 
@@ -47,8 +47,10 @@ def _persistent_resource(job: Job) -> Iterator[Violation]:
 def _spot(job: Job) -> Iterator[Violation]:
     for pool in job.pools:
         if pool.is_tpu:
-            found = pool.machine_type or pool.accelerator_type
-            yield Violation("VP401", pool.at("machine_spec"), f"{found} on Spot", "GPU or CPU machines", "use STANDARD")
+            actual = pool.machine_type or pool.accelerator_type
+            yield Violation(
+                "VP401", pool.at("machine_spec"), f"{actual} on Spot", "GPU or CPU machines", "use STANDARD"
+            )
 
 
 def _flex_start(job: Job) -> Iterator[Violation]:
@@ -58,15 +60,15 @@ def _flex_start(job: Job) -> Iterator[Violation]:
             continue
         if pool.accelerator_type not in offered:
             path = pool.at("machine_spec", "accelerator_type")
-            found = pool.accelerator_type or "no GPU"
+            actual = pool.accelerator_type or "no GPU"
             yield Violation(
-                "VP402", path, f"{found} with FLEX_START", f"one of {', '.join(offered)}", "or use STANDARD"
+                "VP402", path, f"{actual} with FLEX_START", f"one of {', '.join(offered)}", "or use STANDARD"
             )
     machines = {(pool.machine_type, pool.accelerator_type, pool.accelerator_count) for pool in job.pools if pool.spec}
     if len(machines) > 1 and all(pool.knows("machine_spec") for pool in job.pools):
-        found = ", ".join(sorted({f"{name} with {count} x {gpu}" if gpu else name for name, gpu, count in machines}))
+        actual = ", ".join(sorted({f"{name} with {count} x {gpu}" if gpu else name for name, gpu, count in machines}))
         expected = "the same machine in all pools, so no Reduction Server"
-        yield Violation("VP403", (POOLS,), found, expected, "or use STANDARD or SPOT")
+        yield Violation("VP403", (POOLS,), actual, expected, "or use STANDARD or SPOT")
     timeout = job.scheduling("timeout")
     if timeout and float(timeout.removesuffix("s")) > FLEX_START_MOST_TIMEOUT_S:
         expected = f"at most {FLEX_START_MOST_TIMEOUT_S}s, 7 days"
@@ -77,8 +79,8 @@ def _restart(job: Job) -> Iterator[Violation]:
     path = (_SCHEDULING, "restart_job_on_worker_restart")
     restart = job.scheduling("restart_job_on_worker_restart")
     if restart and job.scheduling("disable_retries"):
-        found = "true with disable_retries true, which overrides it"
-        yield Violation("VP406", path, found, "one of the two", "leave disable_retries out")
+        actual = "true with disable_retries true, which overrides it"
+        yield Violation("VP406", path, actual, "one of the two", "leave disable_retries out")
     if job.num_nodes > 1 and not restart and job.knows(*path) and not job.has_parameter_servers:
         spot = " on Spot" if job.scheduling("strategy") == SPOT else ""
         yield Violation(

@@ -53,8 +53,8 @@ def _replicas(pool: Pool, has_reducers: bool) -> Iterator[Violation]:
         fix = f"move the other replicas to {POOLS}[1]" if pool.replica_count > 1 else "write replica_count: 1"
         if pool.names_servers:
             fix = f"move the servers to {POOLS}[{REDUCTION_SERVER_POOL}], whose replicas are parameter servers"
-        found = str(pool.spec.get("replica_count", "nothing"))
-        yield Violation("VP203", path, found, "exactly 1: pool 0 is the chief", fix)
+        actual = str(pool.spec.get("replica_count", "nothing"))
+        yield Violation("VP203", path, actual, "exactly 1: pool 0 is the chief", fix)
     elif pool.replica_count < 1:
         code = "VP210" if has_reducers and pool.index == WORKER_POOL else "VP204"
         expected = "at least 1: an empty pool is dropped, and the pools behind it take other roles"
@@ -71,8 +71,8 @@ def _content(pool: Pool) -> Iterator[Violation]:
     has_container = "container_spec" in pool.spec
     has_package = "python_package_spec" in pool.spec
     if has_container and has_package:
-        found = "both container_spec and python_package_spec"
-        yield Violation("VP205", pool.at(), found, "one of container_spec and python_package_spec")
+        actual = "both container_spec and python_package_spec"
+        yield Violation("VP205", pool.at(), actual, "one of container_spec and python_package_spec")
     elif has_package or pool.image_uri or not pool.knows("container_spec", "image_uri"):
         pass
     elif has_container or pool.knows("python_package_spec"):
@@ -96,14 +96,14 @@ def _tpus(job: Job, pool: Pool) -> Iterator[Violation]:
 
 
 def _reducers(pool: Pool) -> Iterator[Violation]:
-    for path, given in (
+    for path, value in (
         (pool.at("machine_spec", "accelerator_type"), pool.accelerator_type or pool.accelerator_count),
         (pool.at("container_spec", "command"), pool.get("container_spec", "command")),
         (pool.at("container_spec", "args"), pool.get("container_spec", "args")),
     ):
-        if given:
-            found = given if isinstance(given, str) else "given"
-            yield Violation("VP208", path, found, "nothing: the image needs no GPU and starts itself", "leave it out")
+        if value:
+            actual = value if isinstance(value, str) else "given"
+            yield Violation("VP208", path, actual, "nothing: the image needs no GPU and starts itself", "leave it out")
     if pool.machine_type and pool.machine_type not in REDUCER_MACHINES:
         path = pool.at("machine_spec", "machine_type")
         fix = f"replica_count: ceil(nodes x Gbit/s of a node / {REDUCER_GBPS})"
@@ -118,17 +118,17 @@ def _reduced_nodes(job: Job, reducers: Pool) -> Iterator[Violation]:
     known = [(pool, machine) for pool in nodes if pool.accelerator_type and (machine := job.machine(pool))]
     other = next((pool for pool, machine in known if not machine.reduction_server), None)
     if other:
-        found = f"{other.machine_type} with a Reduction Server"
+        actual = f"{other.machine_type} with a Reduction Server"
         expected = "no Reduction Server: another NCCL network plugin serves this machine"
         fix = f"leave {POOLS}[{REDUCTION_SERVER_POOL}] out"
-        yield Violation("VP211", other.at("machine_spec", "machine_type"), found, expected, fix)
+        yield Violation("VP211", other.at("machine_spec", "machine_type"), actual, expected, fix)
         return
     nodes_gbps = sum(pool.replica_count * machine.nic_gbps for pool, machine in known)
     needed, count = reducers_needed(1, nodes_gbps), reducers.replica_count
     if 0 < count < needed:  # slower than without reducers
-        found = f"{count} reducers, {count * REDUCER_GBPS} Gbit/s in total"
+        actual = f"{count} reducers, {count * REDUCER_GBPS} Gbit/s in total"
         expected = f"at least the {nodes_gbps:g} Gbit/s of the {job.num_nodes} nodes"
-        yield Violation("VP215", reducers.at("replica_count"), found, expected, f"write replica_count: {needed}")
+        yield Violation("VP215", reducers.at("replica_count"), actual, expected, f"write replica_count: {needed}")
 
 
 def _may_have_gpus(pool: Pool) -> bool:

@@ -59,10 +59,10 @@ def built(uri: str) -> Path:
                 code=ExitCode.UNAVAILABLE,
             )
         (wheel,) = wheels.iterdir()
-        kept = cache_folder() / FOLDER / _digest(wheel) / wheel.name
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(wheel, kept)
-    return kept
+        destination = cache_folder() / FOLDER / _digest(wheel) / wheel.name
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(wheel, destination)
+    return destination
 
 
 def for_vertex(config: RunConfig) -> tuple[RunConfig, dict[str, Path]]:

@@ -58,8 +58,8 @@ class InferenceService:
             before = json.loads(result["metadata"]["annotations"][BEFORE])
         body = self._manifest(model_uri, run_id, before)
         if result:  # an update replaces all annotations: those of others stay
-            own = body["metadata"]["annotations"]
-            body["metadata"]["annotations"] = {**result["metadata"].get("annotations", {}), **own}
+            annotations = body["metadata"]["annotations"]
+            body["metadata"]["annotations"] = {**result["metadata"].get("annotations", {}), **annotations}
         try:
             self._send(body, result)
             yield self._address(body, alone=before is not None)
@@ -168,15 +168,15 @@ class InferenceService:
         former["metadata"]["annotations"].pop(BEFORE, None)
         self._send(former, result)
 
-    def _send(self, body: Json, found: Json | None) -> None:
+    def _send(self, body: Json, existing: Json | None) -> None:
         """Create the service, or replace what was found."""
         content = {key: value for key, value in body.items() if key != "status"}
         strict: dict[str, object] = {"field_validation": "Strict", **LIMIT}
-        if found is None:
+        if existing is None:
             with self._errors("create"):
                 self._api.create_namespaced_custom_object(**self._place, body=content, **strict)
             return
-        metadata = {**found["metadata"], **content["metadata"]}
+        metadata = {**existing["metadata"], **content["metadata"]}
         with self._errors("update"):
             self._api.replace_namespaced_custom_object(
                 **self._place, name=self._deploy.endpoint, body={**content, "metadata": metadata}, **strict

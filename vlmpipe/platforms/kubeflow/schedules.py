@@ -89,13 +89,13 @@ class KubeflowSchedule:
             "no_catchup": self.no_catchup,
         }
 
-    def changes_to(self, wanted: KubeflowSchedule) -> list[Change]:
+    def changes_to(self, desired: KubeflowSchedule) -> list[Change]:
         fields = {"cron": "cron", "start_time": "start_time", "end_time": "end_time", "at_once": "max_concurrency"}
         fields |= {"no_catchup": "no_catchup", "digest": "pipeline"}
         return [
-            Change(shown, str(getattr(self, field)), str(getattr(wanted, field)))
+            Change(shown, str(getattr(self, field)), str(getattr(desired, field)))
             for field, shown in fields.items()
-            if getattr(self, field) != getattr(wanted, field)
+            if getattr(self, field) != getattr(desired, field)
         ]
 
 
@@ -161,9 +161,9 @@ class KubeflowSchedules(Schedules[KubeflowSchedule]):
         super().__init__(endpoint, "Kubeflow's page Recurring Runs")
         self._api, self._experiment = KubeflowApi(endpoint, namespace), experiment
 
-    def require_possible(self, wanted: KubeflowSchedule) -> str:
-        assert wanted.package, "a schedule that a run file describes has one"
-        return require_version(self._api, wanted.package)
+    def require_possible(self, desired: KubeflowSchedule) -> str:
+        assert desired.package, "a schedule that a run file describes has one"
+        return require_version(self._api, desired.package)
 
     def all(self) -> list[KubeflowSchedule]:
         result: list[KubeflowSchedule] = []
@@ -176,20 +176,20 @@ class KubeflowSchedules(Schedules[KubeflowSchedule]):
             result += [live for live in map(_live, answer.recurring_runs or ()) if live]
             token = answer.next_page_token or ""
             if not token:
-                return sorted(result, key=lambda one: one.name)
+                return sorted(result, key=lambda schedule: schedule.name)
 
-    def create(self, wanted: KubeflowSchedule) -> KubeflowSchedule:
-        return self._create(wanted, is_enabled=True)
+    def create(self, desired: KubeflowSchedule) -> KubeflowSchedule:
+        return self._create(desired, is_enabled=True)
 
     def must_replace(self, changes: Sequence[Change]) -> str:
         return "Kubeflow changes no recurring run, so apply makes a new one" if changes else ""
 
-    def update(self, live: KubeflowSchedule, wanted: KubeflowSchedule, changes: Sequence[Change]) -> KubeflowSchedule:
-        made = self._create(wanted, is_enabled=False)  # with the old one, both would start what is due
+    def update(self, live: KubeflowSchedule, desired: KubeflowSchedule, changes: Sequence[Change]) -> KubeflowSchedule:
+        made = self._create(desired, is_enabled=False)  # with the old one, both would start what is due
         self.delete(live)
         if not live.is_enabled:
             return made
-        with self._api.translated(f"enable the new schedule of {wanted.name} on"):
+        with self._api.translated(f"enable the new schedule of {desired.name} on"):
             self._api.client.enable_recurring_run(made.address)
         return self._get(made)
 
@@ -200,10 +200,10 @@ class KubeflowSchedules(Schedules[KubeflowSchedule]):
 
     def resume(self, live: KubeflowSchedule, *, catch_up: bool) -> KubeflowSchedule:
         if catch_up == live.no_catchup:
-            kept = "only the last" if live.no_catchup else "each"
+            started = "only the last" if live.no_catchup else "each"
             raise ConfigError(
                 f"{'--catch-up' if catch_up else 'resume without --catch-up'} for schedule {live.name}",
-                expected=f"the other: it was made to start {kept} of the runs that were due during a pause",
+                expected=f"the other: it was made to start {started} of the runs that were due during a pause",
                 fix="set schedule.allow_queueing in the run file, and vlmpipe schedule apply",
             )
         with self._api.translated(f"resume {live.name} on"):
@@ -214,19 +214,19 @@ class KubeflowSchedules(Schedules[KubeflowSchedule]):
         with self._api.translated(f"delete {live.name} on"):
             self._api.client.delete_recurring_run(live.address)
 
-    def _create(self, wanted: KubeflowSchedule, *, is_enabled: bool) -> KubeflowSchedule:
+    def _create(self, desired: KubeflowSchedule, *, is_enabled: bool) -> KubeflowSchedule:
         with self._api.translated("create a recurring run on"):
             made = self._api.client.create_recurring_run(
                 self._api.experiment(self._experiment),
-                wanted.name,
-                description=f"vlmpipe schedule, pipeline {wanted.digest}",
-                start_time=_text(wanted.start_time),
-                end_time=_text(wanted.end_time),
-                cron_expression=wanted.cron,
-                max_concurrency=wanted.at_once,
-                no_catchup=wanted.no_catchup,
+                desired.name,
+                description=f"vlmpipe schedule, pipeline {desired.digest}",
+                start_time=_text(desired.start_time),
+                end_time=_text(desired.end_time),
+                cron_expression=desired.cron,
+                max_concurrency=desired.at_once,
+                no_catchup=desired.no_catchup,
                 params={},
-                pipeline_package_path=str(wanted.package),
+                pipeline_package_path=str(desired.package),
                 enabled=is_enabled,
             )
         live = _live(made)
@@ -240,22 +240,22 @@ class KubeflowSchedules(Schedules[KubeflowSchedule]):
         return result
 
 
-def _live(found: kfp_server_api.V2beta1RecurringRun) -> KubeflowSchedule | None:
+def _live(schedule: kfp_server_api.V2beta1RecurringRun) -> KubeflowSchedule | None:
     """Return the recurring run as a schedule, or None if vlmpipe did not make it."""
-    ours = OURS.fullmatch(found.description or "")
-    cron = found.trigger and found.trigger.cron_schedule
+    ours = OURS.fullmatch(schedule.description or "")
+    cron = schedule.trigger and schedule.trigger.cron_schedule
     if not ours or not cron:
         return None
     return KubeflowSchedule(
-        name=found.display_name,
+        name=schedule.display_name,
         cron=cron.cron,
         digest=ours[1],
-        at_once=int(found.max_concurrency),
-        no_catchup=bool(found.no_catchup),
+        at_once=int(schedule.max_concurrency),
+        no_catchup=bool(schedule.no_catchup),
         start_time=_ahead(_moment(cron.start_time)),
         end_time=_moment(cron.end_time),
-        address=found.recurring_run_id,
-        is_enabled=found.status == "ENABLED",
+        address=schedule.recurring_run_id,
+        is_enabled=schedule.status == "ENABLED",
     )
 
 

@@ -49,7 +49,7 @@ def publish_to_kubeflow(api: KubeflowApi, compiled: Compiled) -> PublishedToKube
     note = require_version(api, compiled.path)
     with api.translated("publish on"):
         pipeline = _pipeline(api, compiled.name)
-        result = next((one for one in _versions(api, pipeline) if one.display_name == version), None)
+        result = next((candidate for candidate in _versions(api, pipeline) if candidate.display_name == version), None)
         uploaded = result is None
         if result is None:
             result = api.client.upload_pipeline_version(str(compiled.path), version, pipeline_id=pipeline)

@@ -58,11 +58,11 @@ class Named:
 def buckets_of(config: RunConfig) -> list[Named]:
     """The buckets that a run on Vertex AI opens, each once, in the order of the table of accesses."""
     result: dict[str, Named] = {}
-    for one in named(config):
-        if one.kind == "bucket":
-            bucket = Named(one.resource, one.field, one.row in NEAR)
-            if one.resource not in result or bucket.near > result[one.resource].near:
-                result[one.resource] = bucket
+    for resource in named(config):
+        if resource.kind == "bucket":
+            bucket = Named(resource.resource, resource.field, resource.row in NEAR)
+            if resource.resource not in result or bucket.near > result[resource.resource].near:
+                result[resource.resource] = bucket
     return list(result.values())
 
 
@@ -76,8 +76,8 @@ def require_buckets(config: RunConfig) -> list[str]:
     try:
         with answering_soon():
             client = storage.Client(project=config.gcp.project)
-            for one in named:
-                notes += _look_at(one, config, client)
+            for bucket in named:
+                notes += _look_at(bucket, config, client)
     except (RequestException, TransportError) as error:
         raise _unanswered(reason_of(error)) from error
     except GoogleAuthError as error:

@@ -70,20 +70,20 @@ def endpoint(location: str) -> str:
 
     Raises ConfigError for an http:// address of another machine: the access token would be sent in the clear.
     """
-    given = os.environ.get(ENDPOINT_VARIABLE, "").rstrip("/")
-    if not given:
+    address = os.environ.get(ENDPOINT_VARIABLE, "").rstrip("/")
+    if not address:
         return f"{location}-aiplatform.googleapis.com"
-    if not re.fullmatch(r"(https?://)?[A-Za-z0-9.-]+(:[0-9]+)?", given):
+    if not re.fullmatch(r"(https?://)?[A-Za-z0-9.-]+(:[0-9]+)?", address):
         raise ConfigError(
-            f"{ENDPOINT_VARIABLE} is {given!r}",
+            f"{ENDPOINT_VARIABLE} is {address!r}",
             expected="a host such as us-central1-aiplatform.example.com, or http://localhost:PORT for a test server",
         )
-    if given.startswith("http://") and not is_local(given):
+    if address.startswith("http://") and not is_local(address):
         raise ConfigError(
-            f"{ENDPOINT_VARIABLE} is {given}, without encryption",
+            f"{ENDPOINT_VARIABLE} is {address}, without encryption",
             expected="https://, or http:// on 127.0.0.1 or localhost, where no credentials are sent",
         )
-    return given
+    return address
 
 
 def pipeline_client(location: str) -> PipelineServiceClient:

@@ -107,7 +107,11 @@ class VertexEndpoint:
             result = self._get()
             made = result is None
             current = result or self._create()
-            before = {one: share for one, share in current.traffic_split.items() if one not in _titled(current, title)}
+            before = {
+                model_id: share
+                for model_id, share in current.traffic_split.items()
+                if model_id not in _titled(current, title)
+            }
             before = _scaled(before, 100)
         try:
             with translate_errors(self._place, what="endpoint"):
@@ -144,10 +148,10 @@ class VertexEndpoint:
         with translate_errors(self._place, what="endpoint"):
             self._split(split)
             left = self._get()
-            for one in left.deployed_models if left else ():
-                if not split.get(one.id):
-                    self._undeploy(one.id, {})
-        return {one: percent for one, percent in split.items() if percent}
+            for deployed in left.deployed_models if left else ():
+                if not split.get(deployed.id):
+                    self._undeploy(deployed.id, {})
+        return {model_id: percent for model_id, percent in split.items() if percent}
 
     # ---- Vertex AI
 
@@ -276,9 +280,9 @@ def _scaled(split: Mapping[str, int], total: int) -> dict[str, int]:
     whole = sum(split.values())
     if not whole:
         return {}
-    result = {one: share * total // whole for one, share in split.items()}
-    for one in sorted(split, key=lambda each: -split[each])[: total - sum(result.values())]:
-        result[one] += 1
+    result = {model_id: share * total // whole for model_id, share in split.items()}
+    for model_id in sorted(split, key=lambda model_id: -split[model_id])[: total - sum(result.values())]:
+        result[model_id] += 1
     return result
 
 

@@ -91,18 +91,18 @@ class VertexSchedule:
         content.pop("createPipelineJobRequest", None)
         return {"run_file": self.name, "digest": self.digest, **content}
 
-    def changes_to(self, wanted: VertexSchedule) -> list[Change]:
+    def changes_to(self, desired: VertexSchedule) -> list[Change]:
         """Changes that turn this live schedule into the wanted one."""
-        fields = [*FIELDS, *(["start_time"] if wanted.schedule.start_time else [])]
-        ours, theirs = (json_format.MessageToDict(Schedule.pb(one.schedule)) for one in (self, wanted))
+        fields = [*FIELDS, *(["start_time"] if desired.schedule.start_time else [])]
+        ours, theirs = (json_format.MessageToDict(Schedule.pb(schedule.schedule)) for schedule in (self, desired))
         result = []
         for field in fields:
             key = _camel(field)
             if ours.get(key) != theirs.get(key):
                 result.append(Change(field, _shown(ours.get(key)), _shown(theirs.get(key))))
-        if self.digest != wanted.digest:
-            result.append(Change(REQUEST, f"job {self.digest or 'not ours'}", f"job {wanted.digest}"))
-        elif path := _first_difference(_job_dict(wanted.job), _job_dict(self.job)):
+        if self.digest != desired.digest:
+            result.append(Change(REQUEST, f"job {self.digest or 'not ours'}", f"job {desired.digest}"))
+        elif path := _first_difference(_job_dict(desired.job), _job_dict(self.job)):
             result.append(Change(REQUEST, f"{path} was changed", "as in the run file"))
         return result
 
@@ -138,15 +138,15 @@ class VertexSchedules(Schedules[VertexSchedule]):
     def all(self) -> list[VertexSchedule]:
         return self._call(lambda: list(self._ours(ListSchedulesRequest(parent=self._where.parent))))
 
-    def create(self, wanted: VertexSchedule) -> VertexSchedule:
+    def create(self, desired: VertexSchedule) -> VertexSchedule:
         """Create the schedule, once, however often an answer is lost."""
-        sent, token = VertexSchedule(Schedule(wanted.schedule)), secrets.token_hex(8)
+        sent, token = VertexSchedule(Schedule(desired.schedule)), secrets.token_hex(8)
         sent.job.labels[SUBMISSION_LABEL] = token
         faults: list[Exception] = []
 
         def attempt() -> VertexSchedule:
             if may_have_arrived(faults):
-                for live in self._named_now(wanted.name):
+                for live in self._named_now(desired.name):
                     if live.job.labels.get(SUBMISSION_LABEL) == token:
                         return live
             return VertexSchedule(
@@ -171,12 +171,12 @@ class VertexSchedules(Schedules[VertexSchedule]):
         made = "so apply makes a new schedule, whose count of runs begins at 0"
         return f"Vertex AI cannot unset {unset}, {made}" if unset else ""
 
-    def update(self, live: VertexSchedule, wanted: VertexSchedule, changes: Sequence[Change]) -> VertexSchedule:
+    def update(self, live: VertexSchedule, desired: VertexSchedule, changes: Sequence[Change]) -> VertexSchedule:
         if self.must_replace(changes):
-            made = self._made_anew(live, wanted)
+            made = self._made_anew(live, desired)
             self.delete(live)
             return made
-        schedule = Schedule(wanted.schedule)
+        schedule = Schedule(desired.schedule)
         schedule.name = live.schedule.name
         VertexSchedule(schedule).job.labels[SUBMISSION_LABEL] = live.job.labels.get(SUBMISSION_LABEL, "")
         mask = field_mask_pb2.FieldMask(paths=[change.field for change in changes])
@@ -184,10 +184,10 @@ class VertexSchedules(Schedules[VertexSchedule]):
             self._call(lambda: send_once(self._client.update_schedule, schedule=schedule, update_mask=mask))
         )
 
-    def _made_anew(self, live: VertexSchedule, wanted: VertexSchedule) -> VertexSchedule:
+    def _made_anew(self, live: VertexSchedule, desired: VertexSchedule) -> VertexSchedule:
         """The wanted schedule in the state of the live one, which is paused: together, both would start what is due."""
         if live.schedule.state == Schedule.State.PAUSED:
-            made = self.create(wanted)
+            made = self.create(desired)
             try:
                 made = self.pause(made)
             except UserError:  # a person stopped these runs: the new schedule must not start them
@@ -198,7 +198,7 @@ class VertexSchedules(Schedules[VertexSchedule]):
             return made
         self.pause(live)
         try:
-            made = self.create(wanted)
+            made = self.create(desired)
         except UserError as error:
             self._resume_after(live, error)
             raise
@@ -267,12 +267,12 @@ def _job_dict(job: PipelineJob) -> dict[str, object]:
     return content
 
 
-def _first_difference(wanted: object, live: object, path: str = "") -> str:
+def _first_difference(desired: object, live: object, path: str = "") -> str:
     """Path of the first wanted value that the live job lacks; empty for none. The service may add others."""
-    if isinstance(wanted, dict) and isinstance(live, dict):
-        paths = (_first_difference(value, live.get(key), f"{path}.{key}") for key, value in wanted.items())
+    if isinstance(desired, dict) and isinstance(live, dict):
+        paths = (_first_difference(value, live.get(key), f"{path}.{key}") for key, value in desired.items())
         return next(filter(None, paths), "")
-    return "" if wanted == live else path.lstrip(".")
+    return "" if desired == live else path.lstrip(".")
 
 
 def _camel(field: str) -> str:

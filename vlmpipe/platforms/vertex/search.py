@@ -96,7 +96,7 @@ def status_of_job(job: api.HyperparameterTuningJob, name: str, place: Place) -> 
 
 
 def _trial(trial: api.Trial, metric: str) -> Trial:
-    result = {one.metric_id: one.value for one in trial.final_measurement.metrics}
+    result = {metric.metric_id: metric.value for metric in trial.final_measurement.metrics}
     state = TRIAL_STATES.get(trial.state.name, "running")
     values = {parameter.parameter_id: parameter.value for parameter in trial.parameters}
     end_s = trial.end_time.timestamp() if trial.end_time else time.time()

@@ -61,29 +61,29 @@ def publish(registry: Registry, compiled: Compiled, tags: Sequence[str]) -> Publ
     """
     with os_errors(f"reading {compiled.path}"):
         content = compiled.path.read_bytes()
-    own = compiled.fingerprint()
+    fingerprint = compiled.fingerprint()
     name = compiled.name
-    version = registry.version_of(name, own)
+    version = registry.version_of(name, fingerprint)
     uploaded = not version or registry.download(name, version) != content
     if uploaded:
-        version = registry.upload(compiled.path, own)
-    done = {own: "new" if uploaded else "there"}
+        version = registry.upload(compiled.path, fingerprint)
+    done = {fingerprint: "new" if uploaded else "there"}
     done |= {tag: registry.put_tag(name, tag, version) for tag in all_tags(tags)}
     return PublishedTemplate(compiled, f"{registry.host}/{name}/{version}", done, uploaded)
 
 
-def all_tags(own: Sequence[str]) -> list[str]:
+def all_tags(requested: Sequence[str]) -> list[str]:
     """The tags of a published pipeline but for its fingerprint; `latest`, which others follow, moves last."""
-    for tag in own:
+    for tag in requested:
         if not TAG.fullmatch(tag) or tag.startswith(CONTENT_TAG):
             raise ConfigError(
                 f"--tag {tag!r} cannot be a tag",
                 expected="1 to 128 letters, digits and . _ ~ @ -, not beginning with content-, which vlmpipe sets",
             )
-    tags = list(dict.fromkeys([f"v{__version__.replace('+', '-')}", *own, LATEST]))
+    tags = list(dict.fromkeys([f"v{__version__.replace('+', '-')}", *requested, LATEST]))
     if len(tags) >= MOST_TAGS:
         raise ConfigError(
-            f"{len(own)} tags are too many", expected=f"at most {MOST_TAGS - 3} in addition to vlmpipe's own"
+            f"{len(requested)} tags are too many", expected=f"at most {MOST_TAGS - 3} in addition to vlmpipe's own"
         )
     return tags
 

@@ -83,7 +83,7 @@ class Jobs:
             answer = self._core.read_namespaced_pod(pod, self.namespace, _preload_content=False, **LIMIT)
         owners = json.loads(answer.data)["metadata"].get("ownerReferences", ())
         fields = ("apiVersion", "kind", "name", "uid")
-        return next(({key: one[key] for key in fields} for one in owners if one["kind"] == "Workflow"), None)
+        return next(({key: owner[key] for key in fields} for owner in owners if owner["kind"] == "Workflow"), None)
 
     def create(self, body: dict[str, object]) -> None:
         """Create a TrainJob, with strict validation: otherwise an API server drops fields unknown to its version."""

@@ -120,13 +120,13 @@ def _without_count(pool: api.WorkerPoolSpec) -> dict[str, object]:
 
 
 def _require_own_variables(env: Sequence[Any]) -> None:
-    if taken := [one.name for one in env if RESERVED.fullmatch(one.name)]:
+    if taken := [variable.name for variable in env if RESERVED.fullmatch(variable.name)]:
         raise ConfigError(f"cluster.env sets {', '.join(taken)}", expected="names that the torch runtime does not set")
 
 
 def _env(of_job: Sequence[Any], placement: KubeflowConfig) -> list[dict[str, object]]:
     """Variables of the job, then those of section `kubeflow`."""
-    plain = {**{one.name: one.value for one in of_job}, **placement.env}
+    plain = {**{variable.name: variable.value for variable in of_job}, **placement.env}
     secrets = placement.secrets().items()
     return [
         *({"name": name, "value": value} for name, value in plain.items()),

@@ -92,7 +92,7 @@ def job_state(job: Json) -> JobState:
     for kind, phase in phases:
         if kind in conditions:
             return JobState(phase, conditions[kind].get("reason", ""), _reason_and_message(conditions[kind]))
-    active = any(one.get("active") or one.get("ready") for one in job.get("status", {}).get("jobsStatus", ()))
+    active = any(status.get("active") or status.get("ready") for status in job.get("status", {}).get("jobsStatus", ()))
     return JobState("running" if active else "created")
 
 
@@ -103,7 +103,7 @@ def nodes_of(pods: Iterable[Json]) -> list[Node]:
 
 def cause(ended: Iterable[Ended]) -> Ended | None:
     """The most informative end: one that names a cause before a kill before "error"; of equals, the first."""
-    return min((one for one in ended if one.code), key=lambda one: rank_of_code(one.code), default=None)
+    return min((end for end in ended if end.code), key=lambda end: rank_of_code(end.code), default=None)
 
 
 def _node(pod: Json) -> Node:
@@ -118,7 +118,7 @@ def _node(pod: Json) -> Node:
         {},
     )
     state = container.get("state", {})
-    ends = [one["terminated"] for one in (container.get("lastState", {}), state) if one.get("terminated")]
+    ends = [ended["terminated"] for ended in (container.get("lastState", {}), state) if ended.get("terminated")]
     waiting = state.get("waiting", {})
     return Node(
         pod=name,

@@ -28,7 +28,7 @@ def diagnose_kubeflow(run: KubeflowRun) -> Diagnosis:
     result = runs.get(run)
     status = status_of(run, result)
     outcome = status.outcome if status.is_over else "running"
-    step = next((one for one in status.state.steps if one.state == outcome), None)
+    step = next((step for step in status.state.steps if step.state == outcome), None)
     notes, texts = _notes(status), list[Text]()
     if outcome in ("failed", "stopped"):
         texts = _texts(status, step)
@@ -40,7 +40,7 @@ def diagnose_kubeflow(run: KubeflowRun) -> Diagnosis:
             of_pod = dict[str, list[str]]()
             for line in lines:
                 of_pod.setdefault(line.step or line.pod, []).append(line.text)
-            texts += [Text(f"{LOGS}, {name}", "\n".join(said)) for name, said in of_pod.items()]
+            texts += [Text(f"{LOGS}, {name}", "\n".join(lines)) for name, lines in of_pod.items()]
     code = status.exit_code
     pattern, hit, also = decide(texts, None if outcome == "stopped" else code) if texts else (None, None, [])
     if code == ExitCode.UNEXPECTED and pattern and hit and not hit.where.startswith(LOGS):

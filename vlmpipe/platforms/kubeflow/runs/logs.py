@@ -45,16 +45,16 @@ class PodLogs:
         self._core = k8s.CoreV1Api(self._client)
         self._last: dict[str, str] = {}  # time of each pod's last line
 
-    def read(self, found: kfp_server_api.V2beta1Run, *, step: str = "", last: int = 0) -> list[Line]:
+    def read(self, run: kfp_server_api.V2beta1Run, *, step: str = "", last: int = 0) -> list[Line]:
         """The new lines of all pods, oldest first; the last `last` of them, or all for 0. step: only this one's."""
-        steps = steps_of_pods(found)
+        steps = steps_of_pods(run)
         lines = [
             line
             for pod in self._pods()
             if not step or steps.get(pod) == step
             for line in self._of_pod(pod, steps.get(pod, ""))
         ]
-        lines.sort(key=lambda one: _moment(one.time))
+        lines.sort(key=lambda line: _moment(line.time))
         return lines[-last:] if last else lines
 
     def _pods(self) -> list[str]:
@@ -73,10 +73,10 @@ class PodLogs:
         with _translated(), contextlib.suppress(_NotStartedError):
             text = self._log(pod)
         for line in text.splitlines():
-            time, _, said = line.partition(" ")
+            time, _, words = line.partition(" ")
             if not since or _moment(time) > _moment(since):
                 self._last[pod] = time
-                yield Line(time, step, pod, said)
+                yield Line(time, step, pod, words)
 
     def _log(self, pod: str) -> str:
         try:
@@ -94,16 +94,16 @@ class _NotStartedError(Exception):
     pass
 
 
-def steps_of_pods(found: kfp_server_api.V2beta1Run) -> dict[str, str]:
+def steps_of_pods(run: kfp_server_api.V2beta1Run) -> dict[str, str]:
     """The name of the task that each pod ran."""
-    details = (found.run_details and found.run_details.task_details) or []
-    named: Mapping[str, str] = {one.task_id: step_name(one.display_name) for one in details if one.task_id}
+    details = (run.run_details and run.run_details.task_details) or []
+    named: Mapping[str, str] = {task.task_id: step_name(task.display_name) for task in details if task.task_id}
     pods = {}
-    for one in details:
-        children = [child.pod_name for child in one.child_tasks or () if child.pod_name]
-        for pod in [one.pod_name, *children]:
+    for task in details:
+        children = [child.pod_name for child in task.child_tasks or () if child.pod_name]
+        for pod in [task.pod_name, *children]:
             if pod:
-                pods[pod] = step_name(one.display_name) or named.get(one.parent_task_id or "", "")
+                pods[pod] = step_name(task.display_name) or named.get(task.parent_task_id or "", "")
     return pods
 
 

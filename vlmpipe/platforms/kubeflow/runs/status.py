@@ -99,36 +99,36 @@ class KubeflowStatus(ServiceRun):
         }
 
 
-def status_of(run: KubeflowRun, found: kfp_server_api.V2beta1Run, *, now_s: float | None = None) -> KubeflowStatus:
+def status_of(run: KubeflowRun, api_run: kfp_server_api.V2beta1Run, *, now_s: float | None = None) -> KubeflowStatus:
     """The run's state from the service's answer and the files in its folder."""
     now_s = time.time() if now_s is None else now_s
-    run_file, uri = run_file_of(found), run.run_uri or folder_of(found)
+    run_file, uri = run_file_of(api_run), run.run_uri or folder_of(api_run)
     stages = [str(stage["name"]) for stage in run_file.get("stages") or ()] or [""]
-    created_s = found.created_at.timestamp() if found.created_at else 0.0
-    is_over = found.state in OVER
+    created_s = api_run.created_at.timestamp() if api_run.created_at else 0.0
+    is_over = api_run.state in OVER
     files_of = {}
     for stage in stages:
-        own = uri if stage == stages[-1] else join_uri(uri, STAGES_FOLDER, stage)
+        stage_uri = uri if stage == stages[-1] else join_uri(uri, STAGES_FOLDER, stage)
         unknown = RunFiles(unreadable="its folder is not known")
-        files_of[stage] = read_files(own, since_s=created_s - CLOCKS_APART_S) if uri else unknown
+        files_of[stage] = read_files(stage_uri, since_s=created_s - CLOCKS_APART_S) if uri else unknown
     steps = without_absent(
         _step(stage, name, files_of[stage or stages[-1]], now_s)
         for stage, name in steps_of(stages, sweeps=bool(run_file.get("sweep")))
     )
-    state = RunState(uri.rpartition("/")[2] or found.display_name or run.run_id, with_reused_stages(steps))
+    state = RunState(uri.rpartition("/")[2] or api_run.display_name or run.run_id, with_reused_stages(steps))
     if is_over:
-        code = {"SUCCEEDED": 0, "SKIPPED": 0, "CANCELED": int(ExitCode.PREEMPTED)}.get(found.state, 1)
+        code = {"SUCCEEDED": 0, "SKIPPED": 0, "CANCELED": int(ExitCode.PREEMPTED)}.get(api_run.state, 1)
         state = state.ended(code)
     named = KubeflowRun(run.endpoint, run.run_id, run.name, run.namespace, uri)
     return KubeflowStatus(
         run=named,
-        service_state=str(found.state or "PENDING"),
+        service_state=str(api_run.state or "PENDING"),
         state=state,
         files_of=files_of,
-        error=error_of(found),
+        error=error_of(api_run),
         started_s=created_s,
         # While a run is not over, the service says that it ends in 1970.
-        ended_s=found.finished_at.timestamp() if is_over and found.finished_at else 0.0,
+        ended_s=api_run.finished_at.timestamp() if is_over and api_run.finished_at else 0.0,
     )
 
 
@@ -141,39 +141,39 @@ def _step(stage: str, name: str, files: RunFiles, now_s: float) -> Step:
     return Step(**{**vars(step), "name": name, "stage": stage})
 
 
-def run_file_of(found: kfp_server_api.V2beta1Run) -> dict[str, Any]:
+def run_file_of(run: kfp_server_api.V2beta1Run) -> dict[str, Any]:
     """The run file of the run: its parameter, or the compiled default."""
-    given = _parameters(found).get("run_file")
-    inputs: Any = _spec(found)
+    written = _parameters(run).get("run_file")
+    inputs: Any = _spec(run)
     for key in ("root", "inputDefinitions", "parameters", "run_file"):
         inputs = inputs.get(key) or {}
-    content = json.loads(given or inputs.get("defaultValue") or "{}")
+    content = json.loads(written or inputs.get("defaultValue") or "{}")
     return content if isinstance(content, dict) else {}
 
 
-def folder_of(found: kfp_server_api.V2beta1Run) -> str:
+def folder_of(run: kfp_server_api.V2beta1Run) -> str:
     """The run's folder, from its own parameters; empty for a run that is not vlmpipe's, or whose name is not known."""
-    inputs: Any = _spec(found)
+    inputs: Any = _spec(run)
     for key in ("root", "dag", "tasks", "notify", "inputs", "parameters"):
         inputs = inputs.get(key) or {}
     root_uri = (inputs.get("root_uri") or {}).get("runtimeValue", {}).get("constant", "")
-    run_id = _parameters(found).get("run_id")
+    run_id = _parameters(run).get("run_id")
     return join_uri(str(root_uri), "runs", str(run_id)) if root_uri and run_id else ""
 
 
-def error_of(found: kfp_server_api.V2beta1Run) -> str:
+def error_of(run: kfp_server_api.V2beta1Run) -> str:
     """The run's own error, else that of the first task that failed."""
-    if found.error and found.error.message:
-        return str(found.error.message)
-    details = (found.run_details and found.run_details.task_details) or []
-    failed = [one for one in details if one.state == "FAILED" and one.error and one.error.message]
+    if run.error and run.error.message:
+        return str(run.error.message)
+    details = (run.run_details and run.run_details.task_details) or []
+    failed = [task for task in details if task.state == "FAILED" and task.error and task.error.message]
     return f"{failed[0].display_name}: {failed[0].error.message}" if failed else ""
 
 
-def _spec(found: kfp_server_api.V2beta1Run) -> dict[str, Any]:
-    spec = found.pipeline_spec or {}
+def _spec(run: kfp_server_api.V2beta1Run) -> dict[str, Any]:
+    spec = run.pipeline_spec or {}
     return dict(spec.get("pipeline_spec") or spec)  # with settings of Kubernetes the service wraps it
 
 
-def _parameters(found: kfp_server_api.V2beta1Run) -> dict[str, Any]:
-    return dict((found.runtime_config and found.runtime_config.parameters) or {})
+def _parameters(run: kfp_server_api.V2beta1Run) -> dict[str, Any]:
+    return dict((run.runtime_config and run.runtime_config.parameters) or {})

@@ -36,8 +36,8 @@ def require_version(api: KubeflowApi, package: Path) -> str:
     tag = service_version(api)
     match = _RELEASE.fullmatch(tag)
     if match is None:
-        said = f"calls its version {tag!r}" if tag else "does not tell its version"
-        return f"{api.endpoint} {said}: {why} needs Kubeflow Pipelines {_text(needed)} or newer" if has_loop else ""
+        version = f"calls its version {tag!r}" if tag else "does not tell its version"
+        return f"{api.endpoint} {version}: {why} needs Kubeflow Pipelines {_text(needed)} or newer" if has_loop else ""
     if (int(match[1]), int(match[2])) < needed:
         raise ConfigError(
             f"{api.endpoint} is Kubeflow Pipelines {tag}",

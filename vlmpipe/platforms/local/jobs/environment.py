@@ -80,12 +80,12 @@ def replica_environment(
 ) -> dict[str, str]:
     """The whole environment of a replica: this process's, then the spec's, then what Vertex AI sets."""
     inherited = inherited_environment()
-    own = {variable.name: variable.value for variable in task_of(replica.spec).env}
-    own.pop(BOUGHT_VARIABLE, None)  # this machine stands in for the one that the spec buys
+    variables = {variable.name: variable.value for variable in task_of(replica.spec).env}
+    variables.pop(BOUGHT_VARIABLE, None)  # this machine stands in for the one that the spec buys
     inherited.setdefault("OMP_NUM_THREADS", str(_threads(job)))
     return {
         **inherited,
-        **own,
+        **variables,
         **_cluster(job, replica, addresses),
         **_directories(job.base_output_directory.output_uri_prefix),
         "CLOUD_ML_PROJECT_ID": project or "local",
@@ -106,16 +106,16 @@ def is_started(replica: Replica) -> bool:
 def processes_of(spec: api.WorkerPoolSpec) -> int:
     """Processes that the launcher starts on one replica of this pool (its --nproc-per-node)."""
     args = list(task_of(spec).args)
-    given = args[args.index("--nproc-per-node") + 1] if "--nproc-per-node" in args[:-1] else "auto"
-    return int(given) if given.isdigit() else max(1, spec.machine_spec.accelerator_count)
+    processes = args[args.index("--nproc-per-node") + 1] if "--nproc-per-node" in args[:-1] else "auto"
+    return int(processes) if processes.isdigit() else max(1, spec.machine_spec.accelerator_count)
 
 
 def stop_grace_s(job: api.CustomJobSpec, usual_s: float) -> float:
     """Seconds from the request to stop to a kill: the spec's, where that is more than usual."""
-    given = {variable.name: variable.value for variable in task_of(job.worker_pool_specs[0]).env}.get(
+    seconds = {variable.name: variable.value for variable in task_of(job.worker_pool_specs[0]).env}.get(
         STOP_GRACE_VARIABLE, ""
     )
-    return max(usual_s, float(given)) if given.isdigit() else usual_s
+    return max(usual_s, float(seconds)) if seconds.isdigit() else usual_s
 
 
 def _threads(job: api.CustomJobSpec) -> int:
@@ -159,10 +159,10 @@ def _directories(base_uri: str) -> dict[str, str]:
 
 
 def _wanted_port(spec: api.WorkerPoolSpec) -> int:
-    given = {variable.name: variable.value for variable in task_of(spec).env}.get(LOCAL_PORT_VARIABLE, "0")
-    if not given.isdigit() or int(given) > 65535:
-        raise ConfigError(f"{LOCAL_PORT_VARIABLE} is {given!r}", expected="a port from 1 to 65535, or 0 for a free one")
-    return int(given)
+    port = {variable.name: variable.value for variable in task_of(spec).env}.get(LOCAL_PORT_VARIABLE, "0")
+    if not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{LOCAL_PORT_VARIABLE} is {port!r}", expected="a port from 1 to 65535, or 0 for a free one")
+    return int(port)
 
 
 def require_free_port(port: int) -> None:

@@ -59,7 +59,7 @@ def parse_faults(texts: Sequence[str], *, nodes: int, ranks_per_node: int) -> li
     Raises ConfigError, also for a node or rank that the job does not have.
     """
     events: list[Event] = []
-    for text in (part.strip() for given in texts for part in given.split(";")):
+    for text in (part.strip() for option in texts for part in option.split(";")):
         if not text:
             raise ConfigError("an event of --inject-fault is empty", expected=_all_examples())
         events += _parse(text, nodes, ranks_per_node)
@@ -123,9 +123,13 @@ def _fields(text: str, kind: str, rest: str) -> dict[str, _Value]:
             raise ConfigError(f"--inject-fault {text!r}: {name} is given twice", expected=EXAMPLES[kind])
         fields[target] = read(text, name, value)
     for alternatives in required:
-        given = [name for name in alternatives if known[name][0] in fields]
-        if len(given) != 1:
-            problem = f"{' and '.join(given)} are given" if given else f"{' or '.join(alternatives)} is missing"
+        alternatives_given = [name for name in alternatives if known[name][0] in fields]
+        if len(alternatives_given) != 1:
+            problem = (
+                f"{' and '.join(alternatives_given)} are given"
+                if alternatives_given
+                else f"{' or '.join(alternatives)} is missing"
+            )
             raise ConfigError(f"--inject-fault {text!r}: {problem}", expected=EXAMPLES[kind])
     return fields
 

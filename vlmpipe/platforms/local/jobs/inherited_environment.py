@@ -21,9 +21,9 @@ UTF8 = {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8:replace"}
 
 def inherited_environment() -> dict[str, str]:
     """This process's variables without those of other jobs, with UTF-8 for Python and lines that appear at once."""
-    own = {
+    variables = {
         name: value
         for name, value in os.environ.items()
         if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
     }
-    return own | UTF8 | {"PYTHONUNBUFFERED": "1"}
+    return variables | UTF8 | {"PYTHONUNBUFFERED": "1"}

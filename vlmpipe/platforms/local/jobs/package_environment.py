@@ -62,11 +62,11 @@ def _fetched(uri: str) -> Path:
     path = store.fetch(name)
     if path.name == name:
         return path
-    kept = cache_folder() / FOLDER / "packages" / hashlib.sha256(uri.encode()).hexdigest()[:16] / name
-    with os_errors(f"writing {kept}"):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(path.read_bytes())
-    return kept
+    destination = cache_folder() / FOLDER / "packages" / hashlib.sha256(uri.encode()).hexdigest()[:16] / name
+    with os_errors(f"writing {destination}"):
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        destination.write_bytes(path.read_bytes())
+    return destination
 
 
 def _run(command: Sequence[str], output: object) -> None:

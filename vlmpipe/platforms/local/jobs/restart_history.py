@@ -48,11 +48,11 @@ class RestartHistory:
             done = steps_done(self._store, self._step, self._since_s) or 0
             repeated = max(0, done - (newest_checkpoint_step(self._store) or 0)) if self._step == "train" else 0
             self._since_s = time.time()
-        one = Restarted(cause.replica, cause.code, restart.reclaimed, restart.whole_job, restart.budget, repeated)
-        self.restarts.append(one)
-        print(one.text(), flush=True)
+        restarted = Restarted(cause.replica, cause.code, restart.reclaimed, restart.whole_job, restart.budget, repeated)
+        self.restarts.append(restarted)
+        print(restarted.text(), flush=True)
         if self._log:
-            self._log.write("restart", **asdict(one))
+            self._log.write("restart", **asdict(restarted))
 
 
 def steps_done(store: LocalStorage, step: str, since_s: float) -> int | None:

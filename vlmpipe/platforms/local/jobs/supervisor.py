@@ -130,8 +130,8 @@ class Supervisor:
     def _look(self, now: float) -> None:
         """End the job where a replica is stopped for too long: its ranks may have ended, and it would never."""
         stopped = [process for process in self._running.values() if process.is_stopped()]
-        self._stopped_since_s = {one.name: self._stopped_since_s.get(one.name, now) for one in stopped}
-        lost = [one for one in stopped if now - self._stopped_since_s[one.name] >= STOPPED_S]
+        self._stopped_since_s = {process.name: self._stopped_since_s.get(process.name, now) for process in stopped}
+        lost = [process for process in stopped if now - self._stopped_since_s[process.name] >= STOPPED_S]
         if lost and not self._ending:
             reason = f"the launcher of {lost[0].name} has been stopped for {STOPPED_S:g} s (SIGSTOP)"
             self._failures.append(Verdict(ExitCode.UNEXPECTED, lost[0].name, reason))
@@ -195,7 +195,7 @@ class Supervisor:
             name = next(process.name for process in self._processes if process.reclaimed)
             cause = Verdict(self._codes[name], name)
         self._on_restart(restart, cause)
-        self._start([one for one in self._processes if restart.whole_job or one.name in restart.replicas])
+        self._start([process for process in self._processes if restart.whole_job or process.name in restart.replicas])
 
     def _stop(self) -> None:
         self._on_stop()

@@ -63,7 +63,7 @@ def choose_run(folder: Path, config: RunConfig, *, run_id: str, fresh: bool, now
         return Choice(new_run(folder, config.name, now))
     notes = list[str]()
     digest = config.digest()
-    finished = [one for one in markers if one.finished and one.config_digest == digest]
+    finished = [marker for marker in markers if marker.finished and marker.config_digest == digest]
     for marker, changed in _unfinished(folder, markers, config):
         if changed.cannot_matter and finished and finished[-1].started_s > marker.started_s:
             notes = notes or [
@@ -98,7 +98,7 @@ def new_run(folder: Path, name: str, now: datetime) -> str:
 def _unfinished(folder: Path, markers: Sequence[Marker], config: RunConfig) -> Iterator[tuple[Marker, ChangedSettings]]:
     """Runs of this run file that can be continued, the newest first, with what has changed since."""
     compared, digest = 0, config.digest()
-    for marker in (one for one in reversed(markers) if not one.finished):
+    for marker in (marker for marker in reversed(markers) if not marker.finished):
         if marker.config_digest != digest:
             compared += 1
             if compared > MAX_COMPARED:

@@ -39,9 +39,9 @@ def diagnose_folder(folder: Path) -> Diagnosis:
     state = read_state(folder, now_s=time.time(), since_s=since_s)
     if marker and not running:
         state = state.ended(marker.exit_code)
-    step = next((one for one in state.steps if one.state in ("failed", "stopped")), None)
+    step = next((step for step in state.steps if step.state in ("failed", "stopped")), None)
     # Without a marker, the records of killed steps are still open: take the last one.
-    step = step or next((one for one in reversed(state.steps) if one.state == "running"), None)
+    step = step or next((step for step in reversed(state.steps) if step.state == "running"), None)
     code = _exit_code(marker.exit_code if marker else None, step)
     if running:
         outcome = "running"

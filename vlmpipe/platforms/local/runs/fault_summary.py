@@ -31,11 +31,11 @@ def fault_lines(lines: Iterable[dict[str, Any]], *, survived: bool) -> list[str]
     result = Counter(line["event"] for line in lines)
     events = ", ".join(_count(result[kind], name) for kind, name in NAMES.items() if result[kind])
     repeated = sum(line.get("steps_repeated", 0) for line in lines)
-    said = []
+    summary = []
     if events:
         cost = f"{_count(result['restart'], 'restart')}, at least {_count(repeated, 'step')} made twice"
-        said.append(f"{'survived' if survived else 'met'} {events}: {cost} ({FAULTS_FILE})")
-    return said + [f"did not happen: {line['faults']}" for line in lines if line["event"] == "missed"]
+        summary.append(f"{'survived' if survived else 'met'} {events}: {cost} ({FAULTS_FILE})")
+    return summary + [f"did not happen: {line['faults']}" for line in lines if line["event"] == "missed"]
 
 
 def restart_lines(state: RunState) -> list[str]:

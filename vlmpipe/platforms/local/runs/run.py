@@ -271,13 +271,13 @@ def _name_in_lock(folder: Path, process: psutil.Process, how: int) -> None:
 
 def _open_lock(folder: Path, *, create: bool = True) -> int:
     """A descriptor to lock: of the folder's own file, or of one on this machine's disk where there are no locks."""
-    own = open_lock(folder / LOCK, 0o644, create=create)
+    lock = open_lock(folder / LOCK, 0o644, create=create)
     try:
-        _try_lock(own)
-        fcntl.flock(own, fcntl.LOCK_UN)
-        return own
+        _try_lock(lock)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        return lock
     except OSError as error:
-        os.close(own)
+        os.close(lock)
         if error.errno not in NO_LOCKS:
             raise
     return open_lock(_lock_of_this_machine(folder), create=create)

@@ -106,7 +106,7 @@ def _step_of_sweep(folder: Path, name: str, now_s: float, since_s: float) -> Ste
     result = Step(name, state, max(0.0, ended_s - began_s), started_s=began_s, message=records[-1].message)
     if name == "train-variants":
         return replace(result, done=outcomes, total=trainings, unit="trainings", message="")
-    return replace(result, done=sum(one.done for one in records), total=sum(one.total for one in records))
+    return replace(result, done=sum(record.done for record in records), total=sum(record.total for record in records))
 
 
 def _record(folder: Path, name: str, since_s: float) -> StepRecord | None:

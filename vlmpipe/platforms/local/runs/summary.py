@@ -113,12 +113,12 @@ class RunReport:
         Such as exact_match, chance, shuffled_image.exact_match and mmmu.accuracy.
         """
         evaluation = self.evaluation or Evaluation()
-        found = {name: evaluation.figure(name) for name in SCORES}
+        figures = {name: evaluation.figure(name) for name in SCORES}
         for control, result in evaluation.controls.items():
-            found[f"{control}.exact_match"] = result.exact_match
+            figures[f"{control}.exact_match"] = result.exact_match
         for name, benchmark in evaluation.benchmarks.items():
-            found |= {f"{name}.{metric}": value for metric, value in benchmark.scores.items()}
-        return {name: value for name, value in found.items() if value is not None}
+            figures |= {f"{name}.{metric}": value for metric, value in benchmark.scores.items()}
+        return {name: value for name, value in figures.items() if value is not None}
 
     def lines(self) -> list[str]:
         """For people."""
@@ -246,11 +246,11 @@ def evaluation_lines(evaluation: Evaluation | None) -> list[str]:
             asked = "" if measured.questions is None else f"{measured.questions:,} questions, "
             baseline = f"  ({asked}majority baseline {_percent(measured.chance).strip()})"
             lines.append(f"  {name:<{width - 2}} {_percent(measured.exact_match)}{baseline}")
-    for name, found in evaluation.benchmarks.items():
-        for metric, value in found.scores.items():
-            low, high = found.intervals.get(metric) or (None, None)
+    for name, benchmark in evaluation.benchmarks.items():
+        for metric, value in benchmark.scores.items():
+            low, high = benchmark.intervals.get(metric) or (None, None)
             between = "" if low is None else f"  ({low:.3f} to {high:.3f})"
-            asked = "" if found.questions is None else f", {found.questions:,} questions"
+            asked = "" if benchmark.questions is None else f", {benchmark.questions:,} questions"
             lines.append(f"{f'{name}: {TITLES.get(metric, metric)}{asked}':<{width}} {value:8.3f}{between}")
     return lines
 
@@ -284,8 +284,8 @@ def _longer(report: RunReport) -> str:
     """The command that trains the run on, to twice its length."""
     content = read_record_file(report.folder / RUN_FILE_COPY)
     stage = (content.get("stages") or [{}])[-1]  # which was rejected
-    own = {name: value for name, value in (stage.get("train") or {}).items() if value is not None}
-    train = {**(content.get("train") or {}), **own}
+    overrides = {name: value for name, value in (stage.get("train") or {}).items() if value is not None}
+    train = {**(content.get("train") or {}), **overrides}
     field = "max_steps" if train.get("max_steps") else "epochs"
     path = path_in(stage["name"], f"train.{field}") if stage else f"train.{field}"
     command = [argument for argument in report.marker.command if not argument.startswith(f"{path}=")]

@@ -116,7 +116,7 @@ class CapacityFallback:
                 self._write()
             if attempt.outcome == "done":
                 return self._resources(attempt)
-        tried = [f"  {one.strategy}: {one.why}" for one in self.attempts]
+        tried = [f"  {attempt.strategy}: {attempt.why}" for attempt in self.attempts]
         what = "no option of cluster.capacity_fallback found machines" if self._falls_back else "no machines were found"
         raise UserError(
             "\n".join([what, *tried]),
@@ -188,7 +188,7 @@ class CapacityFallback:
                 self._cancel(attempt, "end")
             elif state not in WAITING:
                 waiting_since_s = None
-                spent_usd = sum(one.usd or 0.0 for one in self.attempts)
+                spent_usd = sum(attempt.usd or 0.0 for attempt in self.attempts)
                 if self._max_spend_usd is not None and spent_usd >= self._max_spend_usd:
                     self._cancel(attempt, "spend")
             else:
@@ -282,9 +282,9 @@ class CapacityFallback:
     # ---- what was tried
 
     def _attempt(self, strategy: str) -> Attempt:
-        for one in self.attempts:
-            if one.strategy == strategy:
-                return one
+        for attempt in self.attempts:
+            if attempt.strategy == strategy:
+                return attempt
         self.attempts.append(Attempt(strategy, secrets.token_hex(8)))
         return self.attempts[-1]
 

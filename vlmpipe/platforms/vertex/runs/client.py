@@ -99,12 +99,12 @@ def stages_of_job(job: PipelineJob) -> list[str]:
 
 def run_uri_of_job(job: PipelineJob) -> str:
     """The run's folder, from the job's own parameters; empty for a job that is not vlmpipe's."""
-    spec, given = job.pipeline_spec or {}, job.runtime_config.parameter_values or {}
+    spec, parameters = job.pipeline_spec or {}, job.runtime_config.parameter_values or {}
     inputs: Any = spec
     for key in ("root", "dag", "tasks", "notify", "inputs", "parameters"):
         inputs = inputs.get(key) or {}
     root_uri = (inputs.get("root_uri") or {}).get("runtimeValue", {}).get("constant", "")
-    run_id = given.get("run_id") or job.name.rpartition("/")[2]
+    run_id = parameters.get("run_id") or job.name.rpartition("/")[2]
     return join_uri(str(root_uri), "runs", str(run_id)) if root_uri else ""
 
 

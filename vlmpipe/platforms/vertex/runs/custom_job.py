@@ -76,7 +76,7 @@ class CustomJobs:
         request = api.ListCustomJobsRequest(parent=self._place.parent, filter=requested)
         with translate_errors(self._place, role=VIEWER, what=WHAT):
             result = list_all(self._client.list_custom_jobs, request)
-        return [one for one in result if one.job_spec.base_output_directory.output_uri_prefix == run_uri]
+        return [job for job in result if job.job_spec.base_output_directory.output_uri_prefix == run_uri]
 
 
 @dataclass(frozen=True)
@@ -196,10 +196,10 @@ def with_web_access(status: VertexStatus, job: PipelineJob) -> VertexStatus:
         return status
     try:
         jobs = CustomJobs(status.address.place)
-        result = [one for step in running for one in jobs.running(step.name, status.run_uri)]
+        result = [job for step in running for job in jobs.running(step.name, status.run_uri)]
     except UserError as error:
         return replace(status, web_access_unknown=error.found.splitlines()[0])
-    return replace(status, web_access={name: uri for one in result for name, uri in one.web_access_uris.items()})
+    return replace(status, web_access={name: uri for job in result for name, uri in job.web_access_uris.items()})
 
 
 def log_source(address: Address, step: str) -> Callable[[], tuple[dict[str, str], bool]]:

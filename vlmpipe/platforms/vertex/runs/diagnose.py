@@ -59,7 +59,7 @@ def diagnose_job(address: Address, job: PipelineJob, status: VertexStatus) -> Di
     texts = _texts(address, job, status, step, jobs, notes) if outcome in ("failed", "stopped") else []
     code = status.exit_code
     if code == ExitCode.UNEXPECTED:  # no record has a code; the service may name one
-        code = next((result for one in jobs if (result := named_code(one.error.message))), code)
+        code = next((result for job in jobs if (result := named_code(job.error.message))), code)
     # A run that was cancelled ended for that: 75 alone could as well mean a machine taken back.
     pattern, hit, also = decide(texts, None if outcome == "stopped" else code) if texts else (None, None, [])
     # 1 is also the code of a step that only waited for its job. A cause that the service itself names is more exact.
@@ -67,7 +67,7 @@ def diagnose_job(address: Address, job: PipelineJob, status: VertexStatus) -> Di
         code = pattern.ends_as or code
     notes += recorded_notes(status.run_uri, sightings_of(job, status.run_uri, pattern))
     if outcome == "running":
-        notes += [_waiting_note(step, one) for one in jobs if step and _state(one) in WAITING]
+        notes += [_waiting_note(step, job) for job in jobs if step and _state(job) in WAITING]
     return Diagnosis(
         run=address.job_id,
         outcome=outcome,
@@ -126,13 +126,13 @@ def _texts(
     """Error messages and logs of the run's end, the most informative first."""
     texts = []
     if status.outcome == "stopped":
-        said = f"pipeline job {address.job_id} was cancelled. {status.error}"
-        texts.append(Text("the pipeline job", said, first_line=0))
+        description = f"pipeline job {address.job_id} was cancelled. {status.error}"
+        texts.append(Text("the pipeline job", description, first_line=0))
     if step:
         record = status.files_of[step.stage or status.state.stages[-1]].records.get(step.name)
         if record and record.detail.get("error"):
             texts.append(Text(step_file(step.name), str(record.detail["error"]), first_line=0))
-        texts += [_of_custom_job(one) for one in jobs]
+        texts += [_of_custom_job(job) for job in jobs]
         words = " ".join(task.error.message for task in job.job_detail.task_details if task.task_name == step.title)
         texts.append(Text(f"task {step.title}", words, first_line=0))
     texts.append(Text("the pipeline job", status.error, first_line=0))
@@ -156,7 +156,7 @@ def _logs(
     address: Address, job: PipelineJob, step: Step, jobs: Sequence[CustomJob], notes: list[str]
 ) -> Iterator[Text]:
     """The end of the step's logs, a text for each machine."""
-    numbers = job_numbers(job, step.title) | {one.name.rpartition("/")[2]: step.title for one in jobs}
+    numbers = job_numbers(job, step.title) | {job.name.rpartition("/")[2]: step.title for job in jobs}
     lines: dict[str, list[str]] = {}
     try:
         for entry in read(address.place, numbers, last=LAST_LOG_LINES):

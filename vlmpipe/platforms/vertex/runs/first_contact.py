@@ -44,7 +44,7 @@ def sightings_of(job: PipelineJob, run_uri: str, pattern: Pattern | None = None)
         result["vertex-scheduled-run-ids"] = (bool(RUN_ID.fullmatch(run)), f"{job.schedule_name} started {run}")
     if pattern:
         result |= {assumption.id: (False, f"the run failed: {pattern.cause}") for assumption in refuted_by(pattern.id)}
-    return [Sighting(name, holds, said, "diagnose", run) for name, (holds, said) in result.items()]
+    return [Sighting(name, holds, text, "diagnose", run) for name, (holds, text) in result.items()]
 
 
 def recorded_notes(run_uri: str, sightings: list[Sighting]) -> list[str]:
@@ -56,8 +56,12 @@ def recorded_notes(run_uri: str, sightings: list[Sighting]) -> list[str]:
         new = note_sightings(open_storage(root_uri), sightings)
     except UserError as error:
         return [f"what this run shows about Vertex AI was not recorded: {error.found.splitlines()[0]}"]
-    contradicted = [f"{one.id} is contradicted: {one.said} (vlmpipe docs unproved)" for one in new if not one.holds]
-    confirmed = [one.id for one in new if one.holds]
+    contradicted = [
+        f"{sighting.id} is contradicted: {sighting.said} (vlmpipe docs unproved)"
+        for sighting in new
+        if not sighting.holds
+    ]
+    confirmed = [sighting.id for sighting in new if sighting.holds]
     if confirmed:
         contradicted.append(f"seen for the first time on Vertex AI: {', '.join(confirmed)} (vlmpipe docs unproved)")
     return contradicted

@@ -268,7 +268,7 @@ def _step(
     task = tasks.get(name)
     if _state(task) in ("waiting", "skipped") and (other := tasks.get(INSTEAD.get(name, ""))):
         task = other if _state(other) not in ("waiting", "skipped") else task
-    earlier = [one for one in EARLIER.get(name, ()) if _state(tasks.get(one)) == "running"]
+    earlier = [step for step in EARLIER.get(name, ()) if _state(tasks.get(step)) == "running"]
     if _state(task) == "waiting" and earlier and not is_over:
         began_s = seconds_of(tasks[earlier[0]].start_time)
         elapsed_s = max(0.0, now_s - began_s) if began_s else 0.0
