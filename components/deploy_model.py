@@ -15,6 +15,6 @@ def deploy_model(run_uri: str, where: str) -> str:
     from vlmpipe.platforms.step_context import step_context
 
     with step_context(run_uri, "deploy-model") as progress:
-        found = deploy_run(run_uri, where)
-        progress.finish(message=found.sentence())
+        agreement = deploy_run(run_uri, where)
+        progress.finish(message=agreement.sentence())
     return run_uri

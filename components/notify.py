@@ -40,18 +40,18 @@ def notify(
     run_uri = run_uri_of(root_uri, run_id, job_name)
     with exit_on_error(even_when_stopped=True), leaving_folder(open_storage(run_uri), job_name) as holder:
         if holder:  # as the first step said; nothing is written into the other job's folder
-            found = f"pipeline job {holder.job_name} holds the run's folder"
-            print(send_notification(webhook, run_uri, Ending("failed", FIRST, int(ExitCode.UNAVAILABLE), found)))
+            problem = f"pipeline job {holder.job_name} holds the run's folder"
+            print(send_notification(webhook, run_uri, Ending("failed", FIRST, int(ExitCode.UNAVAILABLE), problem)))
             return
         word = "stopped" if os.environ.get(STOPPED_VARIABLE) else status.state
         with step_context(run_uri, "notify", even_when_stopped=True) as progress:
             ending = ending_of(
                 run_uri, job_name=job_name, last_step=last_step, word=word, error=status.error_message or ""
             )
-            said = []
+            notes = []
             try:
-                said.append(close_run(run_uri, ending.outcome))
+                notes.append(close_run(run_uri, ending.outcome))
             finally:  # also of a run whose report cannot be written
-                said += [ending.note, send_notification(webhook, run_uri, ending), log_run(run_uri, ending.outcome)]
-                print("\n".join(filter(None, said[-3:])), flush=True)
-            progress.finish(message="; ".join(filter(None, said)))
+                notes += [ending.note, send_notification(webhook, run_uri, ending), log_run(run_uri, ending.outcome)]
+                print("\n".join(filter(None, notes[-3:])), flush=True)
+            progress.finish(message="; ".join(filter(None, notes)))

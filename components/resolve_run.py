@@ -57,8 +57,8 @@ def resolve_run(
         settings = CompiledSettings.read(compiled)
         is_local = platform_of(settings.target).is_here  # whose runs hold a lock
         whole = run_uri_of(settings.root_uri, run_id, job_name)
-        if not is_local and (said := take_folder(open_storage(whole), this_job(compiled, job_name), state_of_job)):
-            print(said, flush=True)
+        if not is_local and (note := take_folder(open_storage(whole), this_job(compiled, job_name), state_of_job)):
+            print(note, flush=True)
     with step_context(uri, "resolve-run") as progress:
         progress.update(0, job_name=job_name)  # whose records these are: notify counts no other job's
         resolved = resolve(

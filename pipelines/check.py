@@ -60,16 +60,16 @@ def _check_variants(config: RunConfig, of_run: Sequence[Finding]) -> Iterator[Fi
     """Findings of variants of the sweep and not of the run file itself, once, by the first that has it."""
     assert config.sweep
     variants = variants_of(config.sweep)
-    known = {(one.subject.rpartition(": ")[2], one.text) for one in of_run}
+    known = {(finding.subject.rpartition(": ")[2], finding.text) for finding in of_run}
     for variant in variants:
         run = config.training_of(variant)
         settings = [str(warning) for warning in warnings(run) if warning.field != "gate"]
         checked = _check_training(run, has_data=samples_of(run) != samples_of(config))
-        found = [*checked, *(Finding("settings", "warning", text) for text in settings)]
-        for one in found:
-            if one.state in ("failed", "warning") and (one.subject, one.text) not in known:
-                known.add((one.subject, one.text))
-                yield replace(one, subject=f"variant {variant.name}: {one.subject}")
+        findings = [*checked, *(Finding("settings", "warning", text) for text in settings)]
+        for finding in findings:
+            if finding.state in ("failed", "warning") and (finding.subject, finding.text) not in known:
+                known.add((finding.subject, finding.text))
+                yield replace(finding, subject=f"variant {variant.name}: {finding.subject}")
     trainings = f"{len(variants)} variants x {config.sweep.starts} starts, compared with {baseline_of(config.sweep)}"
     yield Finding("sweep", "ok", trainings)
 
@@ -90,7 +90,7 @@ def _check_training(config: RunConfig, *, has_data: bool = True) -> list[Finding
         ("jobs", look_at_jobs),
         ("vertex", look_at_vertex),
     ]
-    asked = [one for one in checks if has_data or one[0] != "data"]
+    asked = [check for check in checks if has_data or check[0] != "data"]
     return [finding for subject, check in asked for finding in findings_of(subject, check, config)]
 
 
@@ -243,12 +243,12 @@ def _benchmarks(config: RunConfig) -> Iterator[Finding]:
 def _batch(config: RunConfig) -> Iterator[Finding]:
     cluster, train = config.cluster, config.train
     step_sequences = cluster.world_size // train.sequence_ranks * train.micro_batch_size
-    each = f" / {train.sequence_ranks} with the same sequences" if train.sequence_ranks > 1 else ""
+    shared = f" / {train.sequence_ranks} with the same sequences" if train.sequence_ranks > 1 else ""
     yield Finding(
         "batch",
         "ok",
         f"{train.global_batch_size} packed sequences a step: nodes {cluster.replica_count} x processes "
-        f"{cluster.processes}{each} x "
+        f"{cluster.processes}{shared} x "
         f"train.micro_batch_size {train.micro_batch_size} x passes {train.global_batch_size // step_sequences}",
     )
 

@@ -92,7 +92,12 @@ def _with_printable_defaults(content: Mapping[str, Any]) -> dict[str, object]:
         text = parameter.get("defaultValue")
         if isinstance(text, str) and not text.isprintable():
             parameter["defaultValue"] = "".join(
-                one if one.isprintable() else json.dumps(one)[1:-1] if one != "\x7f" else r"\u007f" for one in text
+                character
+                if character.isprintable()
+                else json.dumps(character)[1:-1]
+                if character != "\x7f"
+                else r"\u007f"
+                for character in text
             )
     parameters = {"inputDefinitions": {**inputs, "parameters": shown}} if shown else {}
     return {"pipelineInfo": content["pipelineInfo"], "root": {**root, **parameters}}
@@ -122,17 +127,17 @@ def check_file(data: bytes, contents: Sequence[Mapping[str, object]], *, documen
 
     Raises UserError (exit 1): no run file is known that leads there, and a published file could not be taken back.
     """
-    found = f"{len(data):,} bytes" if len(data) > LARGEST_FILE_BYTES else ""
+    problem = f"{len(data):,} bytes" if len(data) > LARGEST_FILE_BYTES else ""
     if len(contents) > documents:
-        found = "two documents: a step has Kubernetes settings"
+        problem = "two documents: a step has Kubernetes settings"
     try:
-        if not found and read_documents(data) != list(contents):
-            found = "YAML that says something else than the pipeline"
+        if not problem and read_documents(data) != list(contents):
+            problem = "YAML that says something else than the pipeline"
     except yaml.YAMLError as error:
-        found = f"YAML that cannot be read: {str(error).splitlines()[0]}"
-    if found:
+        problem = f"YAML that cannot be read: {str(error).splitlines()[0]}"
+    if problem:
         raise UserError(
-            f"the pipeline was compiled to {found}",
+            f"the pipeline was compiled to {problem}",
             expected=f"one document of at most {LARGEST_FILE_BYTES:,} bytes that reads as the pipeline",
             fix="nothing was written; please report it with the run file",
             code=ExitCode.UNEXPECTED,

@@ -101,8 +101,8 @@ def execute(run: LocalRun, view: View, command: Sequence[str] | None = None) -> 
     steady = SteadyClocks()
 
     def state() -> RunState:
-        found = run.state()
-        return replace(found, steps=steady(found.steps))
+        state = run.state()
+        return replace(state, steps=steady(state.steps))
 
     early = 0  # requests to stop before it has started
 

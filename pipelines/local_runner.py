@@ -105,7 +105,7 @@ def _exit_code(folders: Sequence[str], failure: Path, *, since_s: float) -> int:
     """
     left = read_record_file(failure)
     records = [(record, store) for store in map(open_storage, folders) for record in read_steps(store)]
-    for record, store in sorted(records, key=lambda each: each[0].started_s):
+    for record, store in sorted(records, key=lambda pair: pair[0].started_s):
         if record.started_s < since_s or record.state not in ("failed", "stopped", "running"):
             continue
         if record.state == "running":

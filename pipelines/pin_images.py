@@ -59,7 +59,7 @@ def by_digest(answer: Any, registry: str, tag: str) -> dict[str, str]:
 
     Raises UserError (69) when the builder knows of no pushed image of that name and tag.
     """
-    found = {}
+    digests_by_name = {}
     for name in IMAGES:
         requested = f"{registry}/{name}"
         digests = (
@@ -72,25 +72,25 @@ def by_digest(answer: Any, registry: str, tag: str) -> dict[str, str]:
                 fix="look at what the builder printed above; then make build again",
                 code=ExitCode.UNAVAILABLE,
             )
-        found[name] = f"{requested}@{digests.pop()}"
-    return found
+        digests_by_name[name] = f"{requested}@{digests.pop()}"
+    return digests_by_name
 
 
-def _of_docker(images: list[dict[str, Any]], wanted: str, tag: str) -> set[str]:
+def _of_docker(images: list[dict[str, Any]], repository: str, tag: str) -> set[str]:
     """The digest that the registry gave: an image that lies in several has several."""
     return {
         digest
         for image in images
-        if f"{wanted}:{tag}" in (image.get("RepoTags") or [])
+        if f"{repository}:{tag}" in (image.get("RepoTags") or [])
         for place, _, digest in (text.partition("@") for text in image.get("RepoDigests") or [])
-        if place == wanted
+        if place == repository
     }
 
 
-def _of_cloud_build(build: dict[str, Any], wanted: str, tag: str) -> set[str]:
+def _of_cloud_build(build: dict[str, Any], repository: str, tag: str) -> set[str]:
     """cloud.google.com/build/docs/api/reference/rest/v1/projects.builds#results"""
     images = build.get("results", {}).get("images", [])
-    return {image.get("digest", "") for image in images if image.get("name") == f"{wanted}:{tag}"}
+    return {image.get("digest", "") for image in images if image.get("name") == f"{repository}:{tag}"}
 
 
 def pin(text: str, values: dict[str, str], source: str) -> str:

@@ -128,10 +128,10 @@ def plan_schedule(
     fail_on_error(spending, force=False)
     platform = platform_of(target)
     job = config.model_copy(update={"schedule": None})  # runs do not depend on when they start
-    wanted, pipeline = platform.wanted_schedule(job, settings, template, compiler(target))
+    schedule, pipeline = platform.wanted_schedule(job, settings, template, compiler(target))
     live = schedules.find(config.name)
     live = None if live is None or live.is_over else live
-    changes = live.changes_to(wanted) if live else []
+    changes = live.changes_to(schedule) if live else []
     replaces = schedules.must_replace(changes)
     if not platform.has_prices:
         spending = replace(spending, usd=None, unknown="machines of your own have no price here")
@@ -147,7 +147,7 @@ def plan_schedule(
     coming = takewhile(lambda start: not settings.end_time or start <= settings.end_time, starts)
     return SchedulePlan(
         platform=platform,
-        wanted=wanted,
+        wanted=schedule,
         settings=settings,
         live=live,
         changes=changes,
@@ -156,7 +156,7 @@ def plan_schedule(
         runs_per_month=runs,
         question=reasons_to_confirm(month, config.plan.confirm_above_usd) if platform.has_prices else "",
         pipeline=pipeline,
-        notes=tuple(filter(None, [schedules.require_possible(wanted)])),
+        notes=tuple(filter(None, [schedules.require_possible(schedule)])),
         starts=list(islice(coming, min(STARTS_SHOWN, settings.max_run_count or STARTS_SHOWN))),
     )
 

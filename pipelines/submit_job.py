@@ -161,8 +161,8 @@ def submit_spec(
     """
     file = read_spec_file(path)
     place = _place(file, project, location)
-    found = file.check(load_catalog(), place.location)
-    if errors := [one for one in found if one.severity == "error"]:
+    violations = file.check(load_catalog(), place.location)
+    if errors := [violation for violation in violations if violation.severity == "error"]:
         lines = [f"  {error.text()}" for error in errors]
         raise ConfigError(
             "\n".join([f"{path} has {len(errors)} errors", *lines]), fix=f"vlmpipe check --job-spec {path}"
@@ -192,14 +192,14 @@ def submit_spec(
         reasons_to_confirm(spending, 0.0),
         endpoint(place.location),
         sent.name if sent else "",
-        tuple(one.text() for one in found),
+        tuple(violation.text() for violation in violations),
     )
 
 
-def _labels(given: object) -> dict[str, str]:
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"labels is {given!r}", expected="names with their values")
-    labels = {str(name): str(value) for name, value in given.items()}
+def _labels(labels_given: object) -> dict[str, str]:
+    if not isinstance(labels_given, Mapping):
+        raise ConfigError(f"labels is {labels_given!r}", expected="names with their values")
+    labels = {str(name): str(value) for name, value in labels_given.items()}
     require_labels(labels)
     return labels
 

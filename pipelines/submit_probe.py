@@ -50,11 +50,11 @@ class SubmittedProbe:
 
     def results(self) -> list[dict[str, object]]:
         """Results of the probes in the run's folder; none of one that ended before it could measure."""
-        store, found = open_storage(self.run_uri), []
+        store, records = open_storage(self.run_uri), []
         for step in self.steps:
             if store.stat(f"{FOLDER}/{step}.json"):
-                found.append(read_record(store, f"{FOLDER}/{step}.json"))
-        return found
+                records.append(read_record(store, f"{FOLDER}/{step}.json"))
+        return records
 
     def result_lines(self) -> list[str]:
         """The measurements beside the plan, of each machine."""
@@ -123,5 +123,5 @@ def _send(submission: JobSubmission, before: Sequence[SubmittedJob]) -> str:
         return submission.send(job_client(submission.place.location)).name
     except UserError as error:
         started = ", ".join(job.resource_name for job in before)
-        found = f"{error.found}\n  started before it: {started}" if started else error.found
-        raise UserError(found, expected=error.expected, fix=error.fix, code=error.code) from error
+        problem = f"{error.found}\n  started before it: {started}" if started else error.found
+        raise UserError(problem, expected=error.expected, fix=error.fix, code=error.code) from error

@@ -67,10 +67,10 @@ def build(config: RunConfig, target: str) -> BaseComponent:
     Raises ConfigError when the run file lacks what the target needs.
     """
     platform, runs = platform_of(target), config.stage_runs()
-    for one in runs.values():
-        platform.check(one)
+    for run_config in runs.values():
+        platform.check(run_config)
     place = platform.graph()
-    disks = {stage: {} if platform.is_here else compiled_disks(one) for stage, one in runs.items()}
+    disks = {stage: {} if platform.is_here else compiled_disks(run_config) for stage, run_config in runs.items()}
     steps = _Steps(config, place, disks=disks[list(runs)[-1]])
     root_uri = platform.root_uri(config)
     job_name = place.run_name()
@@ -90,8 +90,8 @@ def build(config: RunConfig, target: str) -> BaseComponent:
         overrides: str,
     ) -> None:
         with contextlib.ExitStack() as accepted:  # a stage is inside the condition of the one before
-            for stage, one in runs.items():
-                of_stage = _Steps(one, place, stage, disks=disks[stage])
+            for stage, run_config in runs.items():
+                of_stage = _Steps(run_config, place, stage, disks=disks[stage])
                 resolved = of_stage.add(
                     resolve_run,
                     run_file=run_file,

@@ -30,6 +30,6 @@ def deploy_run(run_uri: str, where: str) -> Agreement:
     settings = RunSettings.read(store)
     deploy = require_deploy(settings)
     questions = held_out_questions(run_uri, deploy.smoke_questions)
-    found, served = platform_of(where).deploy(run_uri, settings, registered, questions)
-    write_record(store, RECORD, {**served, "model": registered.model, **found.as_json()}, indent=1)
-    return found
+    agreement, served = platform_of(where).deploy(run_uri, settings, registered, questions)
+    write_record(store, RECORD, {**served, "model": registered.model, **agreement.as_json()}, indent=1)
+    return agreement

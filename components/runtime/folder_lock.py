@@ -34,7 +34,7 @@ class Holder:
     closed: bool = False
 
 
-def take_folder(store: Storage, mine: Holder, state_of: Callable[[Holder], str]) -> str:
+def take_folder(store: Storage, holder: Holder, state_of: Callable[[Holder], str]) -> str:
     """Hold the run's folder for this job. Returns a sentence about a job that held it before; "" without one.
 
     Raises UserError (69) while another job holds it. A step that is repeated in the same job holds it already.
@@ -44,12 +44,12 @@ def take_folder(store: Storage, mine: Holder, state_of: Callable[[Holder], str])
         state_of: `RUNNING` or `OVER`, by the holder's service. Raises UserError where the service cannot say.
     """
     while True:
-        found, version = read_holder(store)
-        another = found if found and found.job_name != mine.job_name else None
+        recorded, version = read_holder(store)
+        another = recorded if recorded and recorded.job_name != holder.job_name else None
         if another:
             _require_over(store, another, state_of)
         try:
-            store.replace(FILE, seal(asdict(mine)), version)
+            store.replace(FILE, seal(asdict(holder)), version)
         except VersionConflictError:
             continue  # another job took it, or this one's answer was lost
         return f"pipeline job {another.job_name}, which held this folder before, has ended" if another else ""
@@ -58,9 +58,9 @@ def take_folder(store: Storage, mine: Holder, state_of: Callable[[Holder], str])
 @contextlib.contextmanager
 def leaving_folder(store: Storage, job_name: str) -> Iterator[Holder | None]:
     """The block of a job's last step, after which the folder is free. Yields another job that holds it now."""
-    found, _ = read_holder(store)
-    if found and found.job_name != job_name and not found.closed:
-        yield found
+    holder, _ = read_holder(store)
+    if holder and holder.job_name != job_name and not holder.closed:
+        yield holder
         return
     try:
         yield None
@@ -70,11 +70,11 @@ def leaving_folder(store: Storage, job_name: str) -> Iterator[Holder | None]:
 
 def _close(store: Storage, job_name: str) -> None:
     while True:
-        found, version = read_holder(store)
-        if found is None or found.job_name != job_name:
+        holder, version = read_holder(store)
+        if holder is None or holder.job_name != job_name:
             return
         with contextlib.suppress(VersionConflictError):
-            return store.replace(FILE, seal(asdict(replace(found, closed=True))), version)
+            return store.replace(FILE, seal(asdict(replace(holder, closed=True))), version)
 
 
 def read_holder(store: Storage) -> tuple[Holder | None, str]:

@@ -79,11 +79,13 @@ def with_parameters(
 ) -> RunConfig:
     """The run file with this run's parameters and overrides. Raises ConfigError."""
     defaults = settings.parameters
-    given = {PARAMETER_FIELDS[name]: value for name, value in parameters.items() if _is_changed(value, defaults[name])}
+    changed = {
+        PARAMETER_FIELDS[name]: value for name, value in parameters.items() if _is_changed(value, defaults[name])
+    }
     others = read_overrides(overrides)
-    if both := sorted({inner for _, inner in twice([*given, *{path for path, _ in leaves(others)}])}):
+    if both := sorted({inner for _, inner in twice([*changed, *{path for path, _ in leaves(others)}])}):
         raise ConfigError(f"{', '.join(both)} is given as a parameter and in overrides", fix="give it once")
-    content = with_overrides(_run_file(run_file), {**given, **others})
+    content = with_overrides(_run_file(run_file), {**changed, **others})
     return parse_run_config(content, "run file with this run's parameters")
 
 

@@ -166,8 +166,8 @@ def _open_variants(
 
 def _with_benchmarks(config: RunConfig, *, is_local: bool) -> RunConfig:
     """Benchmarks with absolute local paths. Raises DataError for a wrong file now, and not after training."""
-    found = tuple(located(benchmark) for benchmark in config.evaluate.benchmarks)
-    for benchmark in found:
+    benchmarks = tuple(located(benchmark) for benchmark in config.evaluate.benchmarks)
+    for benchmark in benchmarks:
         read_benchmark(benchmark, config.data.max_image_bytes)
     lmms_eval = config.evaluate.lmms_eval
     if lmms_eval:
@@ -181,7 +181,7 @@ def _with_benchmarks(config: RunConfig, *, is_local: bool) -> RunConfig:
         else:
             task_files(lmms_eval.include_path)
             lmms_eval = lmms_eval.model_copy(update={"python": ""})  # the image has its own
-    changes = {"benchmarks": found, "lmms_eval": lmms_eval}
+    changes = {"benchmarks": benchmarks, "lmms_eval": lmms_eval}
     return config.model_copy(update={"evaluate": config.evaluate.model_copy(update=changes)})
 
 
@@ -253,12 +253,12 @@ def require_prices(plan: Plan) -> None:
     """Raise ConfigError where an option of the capacity fallback has no price: the limit would have no effect."""
     steps = (
         {term: plan.cost.by_term[term].steps for term in plan.cost.capacity_fallback}
-        | {name: found.steps for name, found in plan.cost.elsewhere.items()}
+        | {name: cost.steps for name, cost in plan.cost.elsewhere.items()}
         if plan.cost
         else {"any option": ()}
     )
     if open_terms := [
-        term for term, found in steps.items() if not any(one.job == "train" and one.usd_per_hour for one in found)
+        term for term, costs in steps.items() if not any(cost.job == "train" and cost.usd_per_hour for cost in costs)
     ]:
         raise ConfigError(
             f"cluster.max_spend_usd is set, and what an hour of training costs on {', '.join(open_terms)} is not known",

@@ -60,5 +60,5 @@ def _tokenizer(config: RunConfig, this: RunPaths, first: RunPaths, export: str) 
     if not tokenizer.startswith("train:"):
         return tokenizer
     pointers = DataPointers.read(open_storage(first.run_uri))
-    own = fingerprint(JobConfig.model_validate(config.to_run_json(this)))
-    return tokenizer if pointers.prepared_uri == join_uri(this.prepared_root, own) else export
+    prepared = fingerprint(JobConfig.model_validate(config.to_run_json(this)))
+    return tokenizer if pointers.prepared_uri == join_uri(this.prepared_root, prepared) else export

@@ -125,7 +125,11 @@ def job_metrics(run_uri: str, job: str) -> dict[str, float]:
         return _numbers(RESULT_OF[job].read(store).as_json())
     benchmarks = Evaluation.read(store).benchmarks
     return _numbers(
-        {f"{name}.{score}": value for name, one in benchmarks.items() for score, value in one.scores.items()}
+        {
+            f"{name}.{score}": value
+            for name, benchmark in benchmarks.items()
+            for score, value in benchmark.scores.items()
+        }
     )
 
 

@@ -62,14 +62,14 @@ def write_sweep(run: RunPaths, sweep: SweepConfig, variants: Sequence[tuple[Vari
     clusters = dict[str, list[int]]()
     for variant, config in variants:
         for start in range(sweep.starts):
-            paths, own = training_paths(run, variant.name, start), started_at(config, start)
-            content = own.to_run_json(paths)
+            paths, variant_config = training_paths(run, variant.name, start), started_at(config, start)
+            content = variant_config.to_run_json(paths)
             store = open_storage(paths.run_uri)
-            _require_same_settings(variant.name, store, own, content)
+            _require_same_settings(variant.name, store, variant_config, content)
             write_run_file(store, content)
             with naming_stage(variant.name, kind="variant"):
                 data = fingerprint(JobConfig.model_validate(content))
-                tower = features_uri(paths.features_root, own.model, own.train.precision)
+                tower = features_uri(paths.features_root, variant_config.model, variant_config.train.precision)
             clusters.setdefault(json.dumps(content["cluster"], sort_keys=True), []).append(len(trainings))
             trainings.append(
                 SweepTraining(
@@ -78,7 +78,8 @@ def write_sweep(run: RunPaths, sweep: SweepConfig, variants: Sequence[tuple[Vari
                     run_uri=paths.run_uri,
                     data_from=first.setdefault((data,), paths.run_uri),
                     features_from=first.setdefault(
-                        (data, tower, own.features.cache, str(own.model.caches_if_auto)), paths.run_uri
+                        (data, tower, variant_config.features.cache, str(variant_config.model.caches_if_auto)),
+                        paths.run_uri,
                     ),
                 )
             )
@@ -95,13 +96,13 @@ def write_sweep(run: RunPaths, sweep: SweepConfig, variants: Sequence[tuple[Vari
     ).write(open_storage(run.run_uri))
 
 
-def _require_same_settings(variant: str, store: Storage, own: RunConfig, content: Mapping[str, object]) -> None:
+def _require_same_settings(variant: str, store: Storage, settings: RunConfig, content: Mapping[str, object]) -> None:
     """Raise ConfigError, which names the fields, where a training of an earlier start is done with other settings: its
     scores would be reported as those of these. A field that came with a later version of vlmpipe, at its default, is
     no other setting."""
     outcome = Outcome.read_if_there(store)
     before = outcome.settings if outcome else ""
-    if outcome is None or not before or own.train.resume == "never" or before == settings_sha256(content):
+    if outcome is None or not before or settings.train.resume == "never" or before == settings_sha256(content):
         return
     from vlmpipe.runs.changed_settings import changed_settings  # loads torch
 
@@ -113,7 +114,7 @@ def _require_same_settings(variant: str, store: Storage, own: RunConfig, content
         except ConfigError:
             named = f"{store.uri(RUN_FILE)} is of another version of vlmpipe"
         else:
-            texts = changed_settings(trained, own).texts()
+            texts = changed_settings(trained, settings).texts()
             named = "; ".join(
                 text for text in texts if text.startswith(DECIDING) and not text.startswith("train.resume ")
             )
@@ -209,7 +210,7 @@ def train_variants(job: str, target: str) -> str:
         share = max(1, (os.cpu_count() or 1) // min(len(sweep.jobs), sweep.parallelism))
         for pool in spec["worker_pool_specs"]:
             environment = pool["container_spec"].setdefault("env", [])
-            if not any(one["name"] == THREADS_VARIABLE for one in environment):
+            if not any(variable["name"] == THREADS_VARIABLE for variable in environment):
                 environment.append({"name": THREADS_VARIABLE, "value": str(share)})
     return _run(config, spec, f"{JOB_STEP}-{number}", target, run_uri)[0]
 

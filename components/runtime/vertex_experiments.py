@@ -53,12 +53,12 @@ def log_run(run_uri: str, outcome: Outcome) -> str:
         if not experiment:
             return ""
         name = run_name(experiment, settings.run.run_id)
-        found = parameters(settings, run_uri), metrics(store, run_uri)
+        values = parameters(settings, run_uri), metrics(store, run_uri)
         from google.cloud import aiplatform  # noqa: F401 (seconds without a network, so outside the limit)
 
         state = STATES[outcome]
         with translate_errors(Place(settings.gcp.project, settings.gcp.location), what="experiment"):
-            _in_time(lambda: _log(settings.gcp, experiment, name, *found, state))
+            _in_time(lambda: _log(settings.gcp, experiment, name, *values, state))
         return f"logged as {name} in experiment {experiment}"
     except UserError as error:  # of the run's storage, or of an address that cannot be
         problem = error.found.splitlines()[0]
@@ -87,13 +87,13 @@ def parameters(settings: RunSettings, run_uri: str) -> dict[str, float | int | s
 
 def metrics(store: Storage, run_uri: str) -> dict[str, float]:
     """The numbers of training and evaluation, and whether the gate accepted; of a failed run, those that exist."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for job, kind in RESULT_OF.items():
         if store.stat(kind.FILE):
-            found |= {f"{job}.{name}": float(value) for name, value in job_metrics(run_uri, job).items()}
+            values |= {f"{job}.{name}": float(value) for name, value in job_metrics(run_uri, job).items()}
     if decision := Decision.read_if_there(store):
-        found["gate.accepted"] = float(decision.accepted)
-    return found
+        values["gate.accepted"] = float(decision.accepted)
+    return values
 
 
 def _flat(content: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float | int | str]]:

@@ -18,12 +18,12 @@ def compare_variants(run_uri: str, jobs: list[str], metrics: Output[Metrics], re
     from vlmpipe.platforms.step_context import step_context
 
     with step_context(run_uri, "compare-variants") as progress:
-        found = compare_sweep(run_uri)
-        page = write_page(run_uri, found)
-        progress.finish(message=found.sentence)
-        for variant in found.variants:
+        comparison = compare_sweep(run_uri)
+        page = write_page(run_uri, comparison)
+        progress.finish(message=comparison.sentence)
+        for variant in comparison.variants:
             if variant.score:
                 metrics.log_metric(variant.name, variant.score.value)
         with open(report.path, "w", encoding="utf-8") as file:
             file.write(page)
-    return found.best
+    return comparison.best

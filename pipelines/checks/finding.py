@@ -28,17 +28,17 @@ def findings_of(subject: str, check: Callable[[RunConfig], Iterator[Finding]], c
         yield Finding(subject, "failed", error.text(), int(error.code))
 
 
-def of_stages(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
+def of_stages(by_stage: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     """Findings by stage in one list: those of a stage name it, except where all stages have the same."""
-    first = next(iter(found.values()))
-    shared = {one for one in first if all(one in findings for findings in found.values())}
-    own = [
+    first = next(iter(by_stage.values()))
+    shared = {finding for finding in first if all(finding in findings for findings in by_stage.values())}
+    of_one_stage = [
         replace(finding, subject=f"{stage}: {finding.subject}")
-        for stage, findings in found.items()
+        for stage, findings in by_stage.items()
         for finding in findings
         if finding not in shared
     ]
-    return [*(one for one in first if one in shared), *own]
+    return [*(finding for finding in first if finding in shared), *of_one_stage]
 
 
 def exit_code(findings: list[Finding]) -> int:

@@ -31,17 +31,17 @@ def look_at_jobs(config: RunConfig) -> Iterator[Finding]:
     reported: set[str] = set()
     for job in jobs_of(config):
         subject = f"job {step_of(job)}"
-        found = [
+        violations = [
             job_violation
             for job_violation in job_violations(config, job, paths.run_uri)
             if _concerns(config, job_violation)
         ]
-        new = [one for one in found if one.text() not in reported]
-        reported |= {one.text() for one in new}
-        for one in new:
-            state: Literal["failed", "warning"] = "failed" if one.severity == "error" else "warning"
-            yield Finding(subject, state, one.text(), ExitCode.CONFIG if state == "failed" else ExitCode.OK)
-        if not any(one.severity == "error" for one in found):
+        new = [violation for violation in violations if violation.text() not in reported]
+        reported |= {violation.text() for violation in new}
+        for violation in new:
+            state: Literal["failed", "warning"] = "failed" if violation.severity == "error" else "warning"
+            yield Finding(subject, state, violation.text(), ExitCode.CONFIG if state == "failed" else ExitCode.OK)
+        if not any(violation.severity == "error" for violation in violations):
             replicas = ", ".join(str(pool["replica_count"]) for pool in job_spec(config, job, "")["worker_pool_specs"])
             yield Finding(subject, "ok", f"a valid CustomJob; replicas by pool: {replicas}")
         if unknown := unknown_gpu_code(config, job):

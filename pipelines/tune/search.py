@@ -107,14 +107,14 @@ def dearest_trial(config: RunConfig) -> RunConfig:
     dearest = config
     for name, spec in config.tune.parameters.items():
         values = spec.points if spec.categorical_value_spec else [spec.points[0], spec.points[-1]]
-        found = {0.0: dearest}
+        by_cost = {0.0: dearest}
         for value in values:
             with contextlib.suppress(UserError):  # a trial with values that do not go together fails, and costs nothing
-                one = parse_run_config(apply_overrides(dearest.to_dict(), {name: value}), "a trial")
-                plan = plan_run(one)
+                trial = parse_run_config(apply_overrides(dearest.to_dict(), {name: value}), "a trial")
+                plan = plan_run(trial)
                 if plan.state != "red" and plan.cost:
-                    found[plan.cost.usd or 0.0] = one
-        dearest = found[max(found)]
+                    by_cost[plan.cost.usd or 0.0] = trial
+        dearest = by_cost[max(by_cost)]
     return dearest
 
 
@@ -138,10 +138,10 @@ def open_search(config: RunConfig, from_run: str, search_id: str, root_uri: str)
     paths = RunPaths(run_id=search_id, root_uri=root_uri if "://" in root_uri else open_storage(root_uri).root_uri)
     content, before = config.to_run_json(paths), read_record(base, "run.json")
     for section in SHARED:
-        mine, its = ({**one[section]} for one in (content, before))
+        ours, its = ({**side[section]} for side in (content, before))
         if section == "features":
-            mine["cache"] = its["cache"]  # auto is decided in the run's own file
-        if mine != its:
+            ours["cache"] = its["cache"]  # auto is decided in the run's own file
+        if ours != its:
             raise ConfigError(
                 f"section {section} differs from that of run {from_run}, whose data trials share",
                 fix="tune from a run of the same run file",
@@ -159,8 +159,10 @@ def unfinished_search(search: Search, root_uri: str) -> str:
     if "://" in root_uri:
         return ""
     settings = json.loads(search.files[SEARCH_FILE])["settings"]
-    found = (LocalSearch(path.parent) for path in Path(search.uri).parent.glob(f"*/{SEARCH_FILE}"))
-    stopped = [one.name for one in found if one.settings == settings and one.status().outcome == "stopped"]
+    searches = (LocalSearch(path.parent) for path in Path(search.uri).parent.glob(f"*/{SEARCH_FILE}"))
+    stopped = [
+        search.name for search in searches if search.settings == settings and search.status().outcome == "stopped"
+    ]
     return max(stopped, default="")
 
 
@@ -194,7 +196,7 @@ def tuning_job(search: Search, *, token: str = "") -> api.HyperparameterTuningJo
         display_name=search.search_id,
         study_spec=api.StudySpec(
             metrics=[{"metric_id": tuning.metric, "goal": tuning.goal}],
-            parameters=[_parameter(name, one) for name, one in tuning.parameters.items()],
+            parameters=[_parameter(name, parameter) for name, parameter in tuning.parameters.items()],
             algorithm=tuning.algorithm,
             **_stopping(tuning),
         ),
@@ -225,8 +227,8 @@ def submit_search(search: Search) -> api.HyperparameterTuningJob:
             create = client.create_hyperparameter_tuning_job
             return send_once(create, parent=place.parent, hyperparameter_tuning_job=job)
         except PASSING:
-            if found := list_all(client.list_hyperparameter_tuning_jobs, requested):
-                return found[0]
+            if jobs := list_all(client.list_hyperparameter_tuning_jobs, requested):
+                return jobs[0]
             raise
 
 
@@ -238,7 +240,7 @@ def run_search(search: Search) -> list[Trial]:
     from vlmpipe.platforms.local.runs.run import take_lock
 
     store = open_storage(search.uri)
-    table = [Trial(**one) for one in json.loads(store.read(TABLE))] if store.stat(TABLE) else []
+    table = [Trial(**record) for record in json.loads(store.read(TABLE))] if store.stat(TABLE) else []
     lock = None
     try:
         lock = take_lock(Path(search.uri)) if "://" not in search.uri else None  # shows others that it is running
@@ -283,8 +285,8 @@ def _run_trials(search: Search, store: Storage, table: list[Trial]) -> None:
             error = failure.found.splitlines()[0]
         state = "failed" if metric is None else "done"
         table.append(Trial(number, values, metric, error, state, round(time.monotonic() - begun_s, 1)))
-        store.write(TABLE, json.dumps([dataclasses.asdict(one) for one in table], indent=1).encode())
-        failed = sum(one.metric is None for one in table)
+        store.write(TABLE, json.dumps([dataclasses.asdict(trial) for trial in table], indent=1).encode())
+        failed = sum(trial.metric is None for trial in table)
         if search.tune.max_failed_trial_count and failed >= search.tune.max_failed_trial_count:
             break
 

@@ -50,7 +50,7 @@ def write_base_model(job: JobConfig, prepared_uri: str) -> bool:
         write_weights(model, model.state_dict().__getitem__, Path(scratch))
         family.save_settings(job.model, model, tokenizer, Path(scratch))
         sums = upload_folder(open_storage(join_uri(job.run.run_uri, FOLDER)), Path(scratch))
-    write_record(store, DESCRIPTION, {**made_of, "files": {name: asdict(one) for name, one in sums.items()}})
+    write_record(store, DESCRIPTION, {**made_of, "files": {name: asdict(file) for name, file in sums.items()}})
     return True
 
 
@@ -62,8 +62,8 @@ def base_model(job: JobConfig, folder: Path) -> str:
     if is_published(job):
         assert job.model.pretrained
         weights, revision = job.model.pretrained.weights, job.model.pretrained.revision
-        found = local_folder(weights, revision)
-        return str(found.absolute()) if found else weights
+        folder_here = local_folder(weights, revision)
+        return str(folder_here.absolute()) if folder_here else weights
     run = open_storage(job.run.run_uri)
     if run.stat(DESCRIPTION) is None:
         raise DataError(f"there is no base model in {run.uri(FOLDER)}", fix="run the prepare-data step first")

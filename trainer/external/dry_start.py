@@ -153,8 +153,8 @@ def require_startable(trainer: ExternalTrainerConfig) -> str:
             fix=f"install them there: {python} -m pip install ... (make recipe-{trainer.name} for a shipped recipe)",
             code=ExitCode.UNAVAILABLE,
         )
-    found = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return f"{script or program} can start ({found})"
+    text = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return f"{script or program} can start ({text})"
 
 
 def _script(trainer: ExternalTrainerConfig) -> Path | None:
@@ -176,5 +176,5 @@ def _missing(python: str, script: Path) -> list[str]:
     modules = sorted({name.partition(".")[0] for name in names} - {"", "__future__"})
     command = [python, "-I", "-c", _FIND, str(script.parent), *modules]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, encoding="utf-8", errors="replace")
-    found: list[str] = json.loads(ended.stdout) if ended.returncode == 0 else []
-    return found
+    missing: list[str] = json.loads(ended.stdout) if ended.returncode == 0 else []
+    return missing

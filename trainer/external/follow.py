@@ -72,10 +72,10 @@ class TrainingProgress:
             lines += self._new_state(path)
         for path in (path for path in paths if fnmatch(path.name, EVENTS)):
             lines += self._new_scalars(path)
-        found: dict[int, dict[str, object]] = {}
+        by_step: dict[int, dict[str, object]] = {}
         for line in lines:
-            found.setdefault(int(line["step"]), line)
-        new = [found[step] for step in sorted(found) if step not in self._logged]
+            by_step.setdefault(int(line["step"]), line)
+        new = [by_step[step] for step in sorted(by_step) if step not in self._logged]
         for line in new:
             self._note(line)
         return new

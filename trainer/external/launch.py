@@ -86,8 +86,8 @@ def this_node(trainer: ExternalTrainerConfig, processes: int) -> Node:
 def _versions(trainer: ExternalTrainerConfig) -> dict[str, str]:
     """Return the versions of vlmpipe and of the program's packages, and the start of its files' digest."""
     program = program_digest(trainer)[:DIGEST_CHARS]
-    found = {"vlmpipe": __version__, **versions_in(trainer.python or sys.executable)}
-    return {**found, **({"program": program} if program else {})}
+    versions = {"vlmpipe": __version__, **versions_in(trainer.python or sys.executable)}
+    return {**versions, **({"program": program} if program else {})}
 
 
 class Session:
@@ -180,21 +180,21 @@ class Session:
     def _choose(self, record: CommitRecord) -> Checkpoint | None:
         """The checkpoint to resume from, which is on this node's disk then; the chief's choice on all nodes, which have
         met then."""
-        store, mine = open_storage(self._job.run.run_uri), None
+        store, ours = open_storage(self._job.run.run_uri), None
         if self._node.is_chief:
             self._states = SavedStates(self._job, record, self._saved_in)
-            mine, origin, passed_over = self._states.resume(self._folders["resume"])
+            ours, origin, passed_over = self._states.resume(self._folders["resume"])
             for reason in passed_over:
                 print(f"train: a newer checkpoint is damaged and passed over: {reason}", flush=True)
             self._attempt = self._states.attempt
-            name = mine.name if mine else ""
+            name = ours.name if ours else ""
             content = {"attempt": self._attempt, "checkpoint": name, "store": origin.root_uri}
             write_record(store, CHOICE, content)
         if not self._node.meets:
-            return mine
+            return ours
         meet(self._node.cluster, timeout_s=rendezvous_timeout_s())
         if self._node.is_chief:
-            return mine
+            return ours
         choice = read_record(store, CHOICE)
         self._attempt = choice["attempt"]
         if not (name := choice["checkpoint"]):

@@ -19,7 +19,7 @@ def steps_wanted(trainer: ExternalTrainerConfig, max_steps: int, progress: Train
     return trainer.total_steps or told or progress.total_steps
 
 
-def judge(trainer: ExternalTrainerConfig, code: int, progress: TrainingProgress, wanted: int, *, stopped: bool) -> bool:
+def judge(trainer: ExternalTrainerConfig, code: int, progress: TrainingProgress, steps: int, *, stopped: bool) -> bool:
     """Return whether training is done; False when it was stopped and can be resumed. Raises UserError for a failure.
 
     Args:
@@ -27,22 +27,22 @@ def judge(trainer: ExternalTrainerConfig, code: int, progress: TrainingProgress,
         stopped: the program was sent SIGTERM.
     """
     # The last logged step may be up to one interval before the last one made.
-    too_few = bool(wanted and progress.step) and progress.step + progress.interval - 1 < wanted
-    made = f"{progress.step} of {wanted} steps" if wanted else f"{progress.step} steps"
+    too_few = bool(steps and progress.step) and progress.step + progress.interval - 1 < steps
+    made = f"{progress.step} of {steps} steps" if steps else f"{progress.step} steps"
     if code == 0 and progress.not_finite:
         raise bad_result(
             f"train.trainer {trainer.name} ended with a loss that is no number at step {progress.not_finite}",
             expected="a finite loss",
             fix="lower train.optimizer.learning_rate, or look at metrics.jsonl for the step at which it was lost",
         )
-    if code == 0 and not too_few and ((wanted and progress.step) or not stopped):
+    if code == 0 and not too_few and ((steps and progress.step) or not stopped):
         return True
     if code == ExitCode.PREEMPTED or (stopped and code not in CAUSES):
         return False
     if code == 0:
         raise bad_result(
             f"train.trainer {trainer.name} ended with exit code 0 after {made}",
-            expected=f"{wanted} steps, or exit code 75 for a stop that may be resumed",
+            expected=f"{steps} steps, or exit code 75 for a stop that may be resumed",
             fix="read its log for what ended it early; if it is done, correct train.trainer.total_steps",
         )
     if code - 128 in set(signal.Signals):  # others are the program's own: sys.exit(-1) gives 255

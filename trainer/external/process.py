@@ -203,7 +203,7 @@ class TrainerProcess:
         end = time.monotonic() + KILL_LIMIT_S  # one that the kernel holds ends later
         while (left := self._running()) and time.monotonic() < end:
             kill_all(left)
-            killed |= {one.pid for one in left}
+            killed |= {process.pid for process in left}
             time.sleep(0.01)
         return len(killed)
 

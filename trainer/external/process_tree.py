@@ -36,12 +36,12 @@ def below(root: int, *, without: Collection[int] = ()) -> list[Running]:
     Args:
         without: processes that do not count, and neither do those below them.
     """
-    everything, found, parents = _everything(), list[Running](), [root]
+    everything, processes, parents = _everything(), list[Running](), [root]
     while parents:
-        children = [one for one in everything if one.parent in parents and one.pid not in without]
-        found += children
+        children = [process for process in everything if process.parent in parents and process.pid not in without]
+        processes += children
         parents = [child.pid for child in children]
-    return found
+    return processes
 
 
 def to_ask(parent: int, processes: Iterable[Running]) -> list[int]:
@@ -61,15 +61,15 @@ def to_ask(parent: int, processes: Iterable[Running]) -> list[int]:
 
 def _everything() -> list[Running]:
     """All processes of the machine but those that have ended and were not waited for."""
-    found = []
+    processes = []
     for path in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError, KeyError, ValueError):
             text = path.read_text(encoding="utf-8", errors="replace")  # a process may have any bytes for its name
             fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
             if fields["State"].split()[0] not in "ZX":
                 handled = int(fields["SigCgt"], 16) | int(fields["SigBlk"], 16)
-                found.append(Running(int(path.parent.name), int(fields["PPid"]), bool(handled & _SIGTERM_BIT)))
-    return found
+                processes.append(Running(int(path.parent.name), int(fields["PPid"]), bool(handled & _SIGTERM_BIT)))
+    return processes
 
 
 def kill_all(processes: Iterable[Running]) -> None:

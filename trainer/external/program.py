@@ -11,18 +11,18 @@ from pathlib import Path
 from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
 
 
-def program_digest(own: ExternalTrainerConfig | None) -> str:
+def program_digest(program: ExternalTrainerConfig | None) -> str:
     """sha256 (hex) of a program's files; empty for this package's own trainer, and where none of them is here.
 
     They are the files that the command names, the Python files next to them, or in this folder with `-m`, all modules
     of packages there that any of these imports, and the Python files of the program's package. Installed packages, and
     modules that are imported by a name that is computed, are not among them.
     """
-    if own is None:
+    if program is None:
         return ""
-    named = [path for path in map(Path, own.command) if path.is_file()]
-    modules = [name for option, name in itertools.pairwise(own.command) if option == "-m"]
-    files = set(named) | {file for uri in own.package_uris for file in Path(uri).rglob("*.py")}
+    named = [path for path in map(Path, program.command) if path.is_file()]
+    modules = [name for option, name in itertools.pairwise(program.command) if option == "-m"]
+    files = set(named) | {file for uri in program.package_uris for file in Path(uri).rglob("*.py")}
     folders = {path.parent for path in named} | ({Path()} if modules else set())
     for folder in folders:
         files |= _imported(folder, [*named, *folder.glob("*.py")], modules)

@@ -50,8 +50,8 @@ def is_done(job: JobConfig) -> bool:
     if summary.settings_sha256 != settings_sha256(job) or not summary.result:
         return False
     with contextlib.suppress(UserError):  # none verifies: train again
-        _, found, _ = newest_result(job)
-        return found is not None and found.name == summary.result
+        _, result, _ = newest_result(job)
+        return result is not None and result.name == summary.result
     return False
 
 
@@ -98,8 +98,8 @@ class TrainerReport:
         self._usage.note(max(self._first_step, progress.step))
 
     def _show(self, step: int, total_steps: int, loss: float | None) -> None:
-        said: dict[str, Any] = {} if loss is None else {"message": f"loss {loss:.4f}", "loss": loss}
-        self._progress.update(step, total_steps, unit="steps", **said)
+        values: dict[str, Any] = {} if loss is None else {"message": f"loss {loss:.4f}", "loss": loss}
+        self._progress.update(step, total_steps, unit="steps", **values)
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
@@ -127,7 +127,7 @@ class TrainerReport:
         what = f"a checkpoint of step {newest_step} is saved" if newest_step else "it left no checkpoint"
         self._progress.finish("stopped", f"stopped on request after step {progress.step}; {what}")
 
-    def done(self, progress: TrainingProgress, wanted: int, result: str) -> None:
+    def done(self, progress: TrainingProgress, steps: int, result: str) -> None:
         job, trainer = self._job, self._job.train.trainer
         assert trainer
         if not progress.step:
@@ -137,7 +137,7 @@ class TrainerReport:
             )
         summary = Summary(
             steps=progress.step or None,  # unknown, which no other number stands for
-            total_steps=wanted or progress.step or None,
+            total_steps=steps or progress.step or None,
             first_loss=self._first_loss(progress),
             final_loss=progress.loss,
             world_size=self._node.world_size,

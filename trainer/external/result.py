@@ -27,9 +27,9 @@ EXPONENTS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
 }  # fmt: skip
 
 
-def bad_result(found: str, *, expected: str = "", fix: str = "") -> UserError:
+def bad_result(problem: str, *, expected: str = "", fix: str = "") -> UserError:
     """The error of a program that ended well without leaving a finished model (exit 68)."""
-    return UserError(found, expected=expected, fix=fix, code=ExitCode.BAD_RESULT)
+    return UserError(problem, expected=expected, fix=fix, code=ExitCode.BAD_RESULT)
 
 
 def require_result(trainer: ExternalTrainerConfig, output: Path, model_type: str) -> Path:
@@ -52,10 +52,10 @@ def require_result(trainer: ExternalTrainerConfig, output: Path, model_type: str
     if trainer.result == "saved-model":
         return folder
     if trainer.result == "hf-model":
-        found = str(_json(folder / CONFIG).get("model_type", ""))
-        if model_type and found != model_type:
+        written = str(_json(folder / CONFIG).get("model_type", ""))
+        if model_type and written != model_type:
             raise bad_result(
-                f"train.trainer {trainer.name} wrote a model of type {found or 'unknown'}",
+                f"train.trainer {trainer.name} wrote a model of type {written or 'unknown'}",
                 expected=f"{model_type}, the type of the model that it was given",
                 fix="train the model in {model}, and save that model",
             )
@@ -71,17 +71,17 @@ def require_change(trainer: ExternalTrainerConfig, folder: Path, base: Path) -> 
     if trainer.result == "hf-adapter":
         halves = [entry for name, entry in _tensors(folder).items() if ".lora_B." in name]  # which begin as zeros
         is_same = bool(halves) and not any(any(map(any, entry.read())) for entry in halves)
-        found = "left an adapter that adds nothing: every lora_B is zero"
+        problem = "left an adapter that adds nothing: every lora_B is zero"
     elif trainer.result == "hf-model":
         before, after = _tensors(base), _tensors(folder)
         shared = [name for name in after if name in before]  # the last layers first: those are trained most often
         is_same = bool(shared) and all(after[name].equals(before[name]) for name in reversed(shared))
-        found = f"left the model that it was given: all {len(shared)} weights of the base are as they were"
+        problem = f"left the model that it was given: all {len(shared)} weights of the base are as they were"
     else:
         return
     if is_same:
         raise bad_result(
-            f"train.trainer {trainer.name} {found}",
+            f"train.trainer {trainer.name} {problem}",
             expected="weights that training has changed",
             fix="have the program save what it trained to {output}; check its learning rate and what it freezes",
         )
@@ -125,10 +125,10 @@ def _folder_of(output: Path, marker: str, trainer: ExternalTrainerConfig) -> Pat
     """Not a checkpoint's: those are folders of intermediate states."""
     if (output / marker).is_file():
         return output
-    found = sorted({path.parent for path in output.rglob(marker) if not path.parent.name.startswith("checkpoint-")})
-    if len(found) == 1:
-        return found[0]
-    what = f"{len(found)} folders with {marker}" if found else f"no {marker}"
+    folders = sorted({path.parent for path in output.rglob(marker) if not path.parent.name.startswith("checkpoint-")})
+    if len(folders) == 1:
+        return folders[0]
+    what = f"{len(folders)} folders with {marker}" if folders else f"no {marker}"
     raise bad_result(
         f"train.trainer {trainer.name} left {what} in {{output}}",
         expected=f"one result, as train.trainer.result is {trainer.result}",

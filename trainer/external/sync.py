@@ -50,9 +50,9 @@ def sync_result(job: JobConfig) -> dict[str, object]:
         run.delete_folder(FOLDER)
         # The links of a fetched folder lead to the store's own files.
         sums = {name: FileSum.of(path) for name, path in files_below(folder).items()}
-        for name, one in sums.items():
-            run.upload((folder / name).resolve(), f"{FOLDER}/{name}", crc32c=one.crc32c)
-    files = {name: asdict(one) for name, one in sums.items()}
+        for name, entry in sums.items():
+            run.upload((folder / name).resolve(), f"{FOLDER}/{name}", crc32c=entry.crc32c)
+    files = {name: asdict(entry) for name, entry in sums.items()}
     described = {
         "checkpoint": result.name,
         "step": result.record.step,
@@ -75,17 +75,17 @@ def merged_adapter(job: JobConfig, adapter: Path, scratch: Path) -> Path:
 
     (scratch / "base").mkdir()
     base = base_model(job, scratch / "base")
-    own, merged = scratch / "adapter", scratch / "merged"
-    shutil.copytree(adapter, own)  # follows links
-    settings = json.loads((own / ADAPTER_CONFIG).read_bytes())
+    copied, merged = scratch / "adapter", scratch / "merged"
+    shutil.copytree(adapter, copied)  # follows links
+    settings = json.loads((copied / ADAPTER_CONFIG).read_bytes())
     # It names the folder that the base had on the machine of the training job.
-    (own / ADAPTER_CONFIG).write_text(json.dumps({**settings, "base_model_name_or_path": base}), encoding="utf-8")
+    (copied / ADAPTER_CONFIG).write_text(json.dumps({**settings, "base_model_name_or_path": base}), encoding="utf-8")
     for path in Path(base).glob("*"):  # tokenizer, processor and generation settings; none of a hub id
-        if path.suffix in MODEL_SUFFIXES and path.suffix != ".safetensors" and not (own / path.name).exists():
-            shutil.copyfile(path, own / path.name)
-    model = family_of(job.model).load(own)
+        if path.suffix in MODEL_SUFFIXES and path.suffix != ".safetensors" and not (copied / path.name).exists():
+            shutil.copyfile(path, copied / path.name)
+    model = family_of(job.model).load(copied)
     model.save_pretrained(merged)
-    for path in own.iterdir():
+    for path in copied.iterdir():
         if not path.name.startswith("adapter_") and not (merged / path.name).exists():
             shutil.copyfile(path, merged / path.name)
     return merged

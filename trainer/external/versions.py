@@ -40,5 +40,5 @@ def versions_in(python: str) -> dict[str, str]:
             expected="the Python of the program's environment",
             fix="make that environment, or correct the path",
         ) from error
-    found: dict[str, str] = json.loads(ended.stdout)
-    return found
+    versions: dict[str, str] = json.loads(ended.stdout)
+    return versions

@@ -87,7 +87,7 @@ class BackgroundWriter:
         uri = self._store.uri(self._name)
         if error := self._error:
             if self._outage.failed():
-                found = error.found if isinstance(error, UserError) else repr(error)
-                self._warn(f"{uri} is not written: {found}. What it lacks is kept in memory and written later")
+                problem = error.found if isinstance(error, UserError) else repr(error)
+                self._warn(f"{uri} is not written: {problem}. What it lacks is kept in memory and written later")
         elif lasted_s := self._outage.ended():
             print(f"{uri} is written again, after {lasted_s:,.0f} s", flush=True)

@@ -52,9 +52,9 @@ class VersionConflictError(Exception):
 class CorruptObjectError(UserError):
     """An object's bytes do not match the store's checksum (exit 65 unless a caller can fall back)."""
 
-    def __init__(self, found: str) -> None:
+    def __init__(self, problem: str) -> None:
         super().__init__(
-            found,
+            problem,
             expected="bytes that match the CRC32C kept with them",
             fix="delete the object and let the step that wrote it write it again",
             code=ExitCode.DATA,
@@ -182,8 +182,8 @@ def cache_folder() -> Path:
     """This machine's folder of copies of remote objects: VLMPIPE_CACHE_DIR, or a temporary folder of this user."""
     chosen = os.environ.get("VLMPIPE_CACHE_DIR")
     # A link that the user chose is followed; one in the temporary folder may be another user's.
-    own = Path(tempfile.gettempdir(), f"vlmpipe-cache-{os.getuid()}")
-    folder = Path(os.path.realpath(expanded(chosen))) if chosen else own
+    default = Path(tempfile.gettempdir(), f"vlmpipe-cache-{os.getuid()}")
+    folder = Path(os.path.realpath(expanded(chosen))) if chosen else default
     with os_errors(f"making the cache folder {folder}"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()

@@ -67,16 +67,16 @@ class FileSum:
         """Return whether the object is there and whole. A bucket keeps the checksum; in a folder the file is read."""
         if info is None or info.size_bytes != self.bytes:
             return False
-        kept = crc32c_in(store, info)
-        return self.crc32c == (crc32c_of_file(store.fetch(info.name)) if kept is None else kept)
+        stored = crc32c_in(store, info)
+        return self.crc32c == (crc32c_of_file(store.fetch(info.name)) if stored is None else stored)
 
 
 def crc32c_in(store: Storage, info: ObjectInfo) -> int | None:
     """The checksum that the store keeps of a listed object, also where it must be asked for; None if it keeps none."""
     if info.crc32c is not None:
         return info.crc32c
-    found = store.stat(info.name)
-    return found.crc32c if found else None
+    stored = store.stat(info.name)
+    return stored.crc32c if stored else None
 
 
 def damaged_files(store: Storage, expected: Mapping[str, FileSum]) -> list[str]:

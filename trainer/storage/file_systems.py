@@ -125,7 +125,7 @@ def _leased(place: Path) -> Iterator[None]:
     A holder that died is told by its process number on this machine, and on another by a file that is the same for
     LEASE_S seconds of this process: clocks of machines and of file servers differ.
     """
-    mine = f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex}".encode()
+    lease = f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex}".encode()
     seen: bytes | None = None  # not empty: so is a file whose holder has not written its name yet
     since_s = 0.0
     while True:
@@ -133,21 +133,21 @@ def _leased(place: Path) -> Iterator[None]:
             handle = os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         except FileExistsError:
             with contextlib.suppress(FileNotFoundError):
-                found = read_regular(place, LEASE_BYTES)
-                if found != seen:
-                    seen, since_s = found, time.monotonic()
-                if _has_died(found) or time.monotonic() - since_s > LEASE_S:
-                    _take_away(place, found)
+                holder = read_regular(place, LEASE_BYTES)
+                if holder != seen:
+                    seen, since_s = holder, time.monotonic()
+                if _has_died(holder) or time.monotonic() - since_s > LEASE_S:
+                    _take_away(place, holder)
                     continue
             time.sleep(POLL_S)
             continue
         with os.fdopen(handle, "wb") as file:
-            file.write(mine)
+            file.write(lease)
         break
     try:
         yield
     finally:
-        _take_away(place, mine)
+        _take_away(place, lease)
 
 
 def _has_died(holder: bytes) -> bool:

@@ -104,7 +104,7 @@ def folder_like(name: str) -> str:
     """The folder of a model on this machine whose name is nearly this one, which names none; empty without one."""
     path = Path(os.path.expanduser(name))
     with contextlib.suppress(OSError):
-        models = [found.parent.name for found in path.parent.glob(f"*/{CONFIG}")]
+        models = [config_path.parent.name for config_path in path.parent.glob(f"*/{CONFIG}")]
         if not path.exists() and (close := difflib.get_close_matches(path.name, models, 1, CLOSE)):
             return str(path.with_name(close[0]))
     return ""
@@ -116,14 +116,14 @@ def revision_of(address: str, expected: str = "") -> str:
 
 
 def _require_revision(address: str, files: Sequence[ObjectInfo], expected: str) -> str:
-    found = _revision(files)
-    if expected not in ("", found):
+    revision = _revision(files)
+    if expected not in ("", revision):
         raise ConfigError(
-            f"{address} has changed: it is at revision {found}",
+            f"{address} has changed: it is at revision {revision}",
             expected=f"revision {expected}, which the run file names or the run began with",
             fix="restore the folder's files, or start a new run with the new ones",
         )
-    return found
+    return revision
 
 
 @dataclass(frozen=True)
@@ -137,13 +137,13 @@ class _Wanted:
         return self.weights or not info.name.endswith(WEIGHTS) or info.name == self.also
 
 
-def _staged(address: str, revision: str, wanted: _Wanted) -> Path:
+def _staged(address: str, revision: str, request: _Wanted) -> Path:
     place = hashlib.sha256(address.encode()).hexdigest()[:REVISION_DIGITS]
     root = cache_folder() / CACHE_FOLDER
     listing = root / f"{place}-{revision}" / f"{TEMPORARY_PREFIX}files"
     # A known revision is not looked up again, unless its listing was cut off as earlier versions wrote it.
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
-        if revision and _use(listing.parent) and not _lacking(listing.parent, _listed(listing), wanted):
+        if revision and _use(listing.parent) and not _lacking(listing.parent, _listed(listing), request):
             return listing.parent
     store = open_storage(address)
     files = _files(store)
@@ -153,9 +153,9 @@ def _staged(address: str, revision: str, wanted: _Wanted) -> Path:
         _use(folder)
         os.utime(folder)  # the time of last use
         with _locked(root / f"{folder.name}.stage"):
-            if _lacking(folder, files, wanted):
+            if _lacking(folder, files, request):
                 _delete_unused(root)
-                _download(store, files, folder, wanted)
+                _download(store, files, folder, request)
     return folder
 
 
@@ -176,14 +176,14 @@ def _revision(files: Sequence[ObjectInfo]) -> str:
     return hashlib.sha256(named.encode()).hexdigest()[:REVISION_DIGITS]
 
 
-def _lacking(folder: Path, files: Sequence[ObjectInfo], wanted: _Wanted) -> list[ObjectInfo]:
+def _lacking(folder: Path, files: Sequence[ObjectInfo], request: _Wanted) -> list[ObjectInfo]:
     """Files that are not in the folder yet. Only whole ones get their names."""
-    return [info for info in files if info in wanted and not (folder / info.name).is_file()]
+    return [info for info in files if info in request and not (folder / info.name).is_file()]
 
 
-def _download(store: Storage, files: Sequence[ObjectInfo], folder: Path, wanted: _Wanted) -> None:
+def _download(store: Storage, files: Sequence[ObjectInfo], folder: Path, request: _Wanted) -> None:
     """Configuration first, so that what cannot be read costs no download of weights."""
-    if wanted.weights and any(info.name == MARKER for info in files):
+    if request.weights and any(info.name == MARKER for info in files):
         require_described(store, list(files))
 
     def fetch(info: ObjectInfo) -> None:
@@ -195,7 +195,7 @@ def _download(store: Storage, files: Sequence[ObjectInfo], folder: Path, wanted:
         finally:
             Path(temporary).unlink(missing_ok=True)
 
-    for _ in in_parallel(fetch, _lacking(folder, files, wanted)):
+    for _ in in_parallel(fetch, _lacking(folder, files, request)):
         pass
     if _revision(_files(store)) != _revision(files):
         shutil.rmtree(folder)
@@ -208,7 +208,7 @@ def _download(store: Storage, files: Sequence[ObjectInfo], folder: Path, wanted:
 
 
 def _listed(listing: Path) -> list[ObjectInfo]:
-    return [ObjectInfo(*each) for each in json.loads(listing.read_text(encoding="utf-8"))]
+    return [ObjectInfo(*fields) for fields in json.loads(listing.read_text(encoding="utf-8"))]
 
 
 def _use(folder: Path) -> bool:

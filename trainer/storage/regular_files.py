@@ -116,7 +116,7 @@ def stand_in_of(head: bytes) -> tuple[str, str] | None:
     For errors of files that could not be read as what their names say.
     """
     lowered = head.lstrip(b" \t\r\n").lower()
-    return next((found for start, found in STAND_INS.items() if lowered.startswith(start.lower())), None)
+    return next((meaning for start, meaning in STAND_INS.items() if lowered.startswith(start.lower())), None)
 
 
 def head_of(path: Path | str) -> bytes:
@@ -149,8 +149,8 @@ def _opened(path: Path | str, flags: int, mode: int = 0o600) -> int:
         if error.errno not in UNOPENABLE:
             raise
         raise NotRegularFileError(path, kind_of(path) or "a symbolic link") from error
-    found = os.fstat(handle).st_mode
-    if not stat.S_ISREG(found):
+    file_mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(file_mode):
         os.close(handle)
-        raise NotRegularFileError(path, KINDS.get(stat.S_IFMT(found), "a special file"))
+        raise NotRegularFileError(path, KINDS.get(stat.S_IFMT(file_mode), "a special file"))
     return handle

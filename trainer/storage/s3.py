@@ -90,10 +90,10 @@ class S3Storage(BucketStorage):
             self._client = client or (_soon_client() if must_answer_soon() else _default_client())
 
     def stat(self, name: str) -> ObjectInfo | None:
-        found = self._head(name)
-        if found is None:
+        head = self._head(name)
+        if head is None:
             return None
-        return ObjectInfo(name, int(found["ContentLength"]), str(found["ETag"]), _checksum(found))
+        return ObjectInfo(name, int(head["ContentLength"]), str(head["ETag"]), _checksum(head))
 
     def read_range(self, name: str, start: int, end: int, *, version: str = "") -> bytes:
         if end <= start:  # a Range header cannot ask for nothing
@@ -164,8 +164,11 @@ class S3Storage(BucketStorage):
         folder = self._key(prefix) + "/" if prefix else self._prefix
         with _readable_errors("listing", f"{self.scheme}{self.bucket_name}/{folder}"):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket_name, Prefix=folder)
-            found = [content for page in pages for content in page.get("Contents", ())]
-        return [ObjectInfo(one["Key"].removeprefix(self._prefix), int(one["Size"]), one["ETag"]) for one in found]
+            contents = [content for page in pages for content in page.get("Contents", ())]
+        return [
+            ObjectInfo(content["Key"].removeprefix(self._prefix), int(content["Size"]), content["ETag"])
+            for content in contents
+        ]
 
     def folders(self, prefix: str) -> Sequence[str]:
         folder = self._key(prefix) + "/"
@@ -178,10 +181,10 @@ class S3Storage(BucketStorage):
     def _head(self, name: str) -> Mapping[str, Any] | None:
         try:
             with _readable_errors("looking up", self.uri(name)):
-                found: Mapping[str, object] = self._client.head_object(**self._at(name), ChecksumMode="ENABLED")
+                head: Mapping[str, object] = self._client.head_object(**self._at(name), ChecksumMode="ENABLED")
         except _MissingError:
             return None
-        return found
+        return head
 
     def _put(self, name: str, source: IO[bytes], size_bytes: int, checksum: int) -> None:
         with _readable_errors("writing", self.uri(name)):
@@ -348,8 +351,8 @@ def _encoded(checksum: int) -> str:
 
 def _checksum(answer: Mapping[str, object]) -> int | None:
     """CRC32C of the whole object; None without one, or with one of its parts' sums, which ends with their number."""
-    kept = str(answer.get("ChecksumCRC32C") or "")
-    return int.from_bytes(base64.b64decode(kept), "big") if kept and "-" not in kept else None
+    encoded = str(answer.get("ChecksumCRC32C") or "")
+    return int.from_bytes(base64.b64decode(encoded), "big") if encoded and "-" not in encoded else None
 
 
 def _code(error: Exception) -> str:
@@ -406,9 +409,9 @@ def _of_answer(error: boto.ClientError, doing: str, uri: str) -> Exception:
     return ConfigError(f"S3 refused {doing} {uri}: {code}: {message}")
 
 
-def _unanswered(found: str, doing: str, uri: str) -> UserError:
+def _unanswered(problem: str, doing: str, uri: str) -> UserError:
     return UserError(
-        f"S3 did not answer properly while {doing} {uri}: {found}",
+        f"S3 did not answer properly while {doing} {uri}: {problem}",
         expected="an answer before the deadline",
         fix="check AWS_ENDPOINT_URL_S3 and the network, and try again; a run continues where it stood",
         code=ExitCode.UNAVAILABLE,

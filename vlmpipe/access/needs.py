@@ -62,7 +62,7 @@ class Need:
 
 def named(config: RunConfig) -> list[Named]:
     """Resources that the run file, its stages and its sweep's variants name, each once, in the order of the table."""
-    found = dict[Named, None]()
+    resources = dict[Named, None]()
     for run in _runs(config):
         content = dict(_texts(run.to_dict()))
         for row in load_table().fields:
@@ -72,8 +72,8 @@ def named(config: RunConfig) -> list[Named]:
                     value = module if module.endswith(".py") else content[field]
                     kind, resource = _resource(row.kinds, value)
                     if kind:
-                        found[Named(field, name, kind, resource, value)] = None
-    return list(found)
+                        resources[Named(field, name, kind, resource, value)] = None
+    return list(resources)
 
 
 def needs(config: RunConfig) -> list[Need]:
@@ -83,20 +83,20 @@ def needs(config: RunConfig) -> list[Need]:
 
 def _needs_of(every: Sequence[Named]) -> list[Need]:
     resources = defaultdict[str, list[Named]](list)
-    for one in every:
-        resources[one.row].append(one)
-    found = defaultdict[tuple[Account, Kind, str], tuple[set[UseName], dict[str, None], dict[str, None]]](
+    for named_resource in every:
+        resources[named_resource.row].append(named_resource)
+    needs = defaultdict[tuple[Account, Kind, str], tuple[set[UseName], dict[str, None], dict[str, None]]](
         lambda: (set(), {}, {})
     )
     for access in load_table().accesses:
-        for one in resources[access.field]:
-            if one.kind == access.kind:
-                uses, fields, steps = found[access.account, one.kind, one.resource]
+        for named_resource in resources[access.field]:
+            if named_resource.kind == access.kind:
+                uses, fields, steps = needs[access.account, named_resource.kind, named_resource.resource]
                 uses.add(access.use)
-                fields[one.field], steps[access.step] = None, None
+                fields[named_resource.field], steps[access.step] = None, None
     return [
         Need(account, kind, resource, tuple(use for use in USES if use in uses), tuple(fields), tuple(steps))
-        for (account, kind, resource), (uses, fields, steps) in found.items()
+        for (account, kind, resource), (uses, fields, steps) in needs.items()
     ]
 
 
@@ -106,8 +106,12 @@ def addresses_read(config: RunConfig, account: Account) -> tuple[str, ...]:
     only_read = (account, BUCKETS, ("read",))
     buckets = {need.resource for need in _needs_of(every) if (need.account, need.kind, need.uses) == only_read}
     rows = {access.field for access in load_table().accesses if (access.account, access.use) == (account, "read")}
-    read = (one for one in every if one.kind == BUCKETS and one.row in rows and one.resource in buckets)
-    return tuple(dict.fromkeys(one.value for one in read))
+    read = (
+        resource
+        for resource in every
+        if resource.kind == BUCKETS and resource.row in rows and resource.resource in buckets
+    )
+    return tuple(dict.fromkeys(resource.value for resource in read))
 
 
 def _runs(config: RunConfig) -> Iterator[RunConfig]:

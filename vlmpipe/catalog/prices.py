@@ -60,11 +60,11 @@ class Prices:
         counts = {machine_type: 1}
         if accelerator_count and not (machine and machine.accelerators_fixed):
             counts[accelerator_type] = accelerator_count
-        found = {name: self.hourly[region, term, name] for name in counts if (region, term, name) in self.hourly}
-        missing = [f"{name} in {region}, {term}" for name in counts if name not in found]
-        parts = {f"{name} in {region}, {term}": price for name, price in found.items()}
-        usd = sum(counts[name] * price.usd for name, price in found.items())
-        for name, price in found.items():
+        prices = {name: self.hourly[region, term, name] for name in counts if (region, term, name) in self.hourly}
+        missing = [f"{name} in {region}, {term}" for name in counts if name not in prices]
+        parts = {f"{name} in {region}, {term}": price for name, price in prices.items()}
+        usd = sum(counts[name] * price.usd for name, price in prices.items())
+        for name, price in prices.items():
             standard = self.hourly.get((region, "standard", name))
             if price.fee_included or not self.fee.usd:
                 continue
@@ -75,7 +75,7 @@ class Prices:
                 continue
             parts |= {f"{name} in {region}, standard": standard, FEE: self.fee}
             usd += counts[name] * self._fee_usd(standard)
-        return Quote(usd if len(found) == len(counts) else None, *self._origin(parts, missing))
+        return Quote(usd if len(prices) == len(counts) else None, *self._origin(parts, missing))
 
     def boot_disk(self, boot_disk_type: str, region: str) -> MonthlyQuote:
         """A boot disk's price with Vertex AI's fee."""

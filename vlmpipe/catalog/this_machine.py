@@ -59,10 +59,10 @@ def this_machine() -> LocalMachine:
     """Machine as the kernel and NVIDIA's library describe it; starts no CUDA context."""
     total, free = _memory()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    found = nvml.devices() or []
+    devices = nvml.devices() or []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    seen = len(found) if named is None else len([one for one in named.split(",") if one.strip()])
-    gpus = tuple(_device(name, size / GIB, major + minor / 10) for name, size, (major, minor) in found[:seen])
+    seen = len(devices) if named is None else len([device for device in named.split(",") if device.strip()])
+    gpus = tuple(_device(name, size / GIB, major + minor / 10) for name, size, (major, minor) in devices[:seen])
     return LocalMachine(cores, total, free, gpus)
 
 

@@ -76,8 +76,10 @@ def read_sightings(root: Storage) -> dict[str, Sighting]:
     """
     known = {assumption.id for assumption in load_assumptions()}
     names = [info.name for info in root.list(FOLDER)]
-    found = [Sighting(**read_record(root, name)) for name in names if name.rpartition("/")[2][: -len(".json")] in known]
-    return {one.id: one for one in found}
+    sightings = [
+        Sighting(**read_record(root, name)) for name in names if name.rpartition("/")[2][: -len(".json")] in known
+    ]
+    return {sighting.id: sighting for sighting in sightings}
 
 
 def note_sightings(root: Storage, sightings: Iterable[Sighting]) -> list[Sighting]:

@@ -93,15 +93,15 @@ def look(config: RunConfig, *, clock: Callable[[], float] = time.monotonic) -> F
         if facts.checked and clock() - started_s > BUDGET_S:
             break
         facts.checked += 1
-        found = validate(final_entry(samples[number], NEW, "train"))
-        if isinstance(found, Accepted):
-            facts.sizes += [(image.width, image.height) for image in found.images]
-            facts.images.update(image.sha256 for image in found.images)
-            facts.tokens.append(len(found.encoded.input_ids))
-            answers = (chat.tokenizer(turn.answer).input_ids for turn in found.turns)
+        outcome = validate(final_entry(samples[number], NEW, "train"))
+        if isinstance(outcome, Accepted):
+            facts.sizes += [(image.width, image.height) for image in outcome.images]
+            facts.images.update(image.sha256 for image in outcome.images)
+            facts.tokens.append(len(outcome.encoded.input_ids))
+            answers = (chat.tokenizer(turn.answer).input_ids for turn in outcome.turns)
             facts.answer_tokens = max(facts.answer_tokens, *map(len, answers))
         else:
-            facts.bad.append(found)
+            facts.bad.append(outcome)
     if not facts.tokens:
         raise DataError(f"none of {facts.checked:,} samples that were checked is good: {facts.bad[0].sentence()}")
     return facts

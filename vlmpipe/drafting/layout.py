@@ -156,23 +156,25 @@ def _with_columns(source: str, table: Path, kind: str) -> Layout:
     folder = _image_folder(table)
     if not keys or set(keys) & set(CONVERSATIONS[:2]):
         return Layout(source, kind, folder)
-    found, questions = dict[str, str](), list[str]()
+    columns, questions = dict[str, str](), list[str]()
     read = READ | ({"image": ("file_name",)} if table.suffix.lower() == ".csv" else {})
     for role, aliases in ALIASES.items():
         if set(read[role]) & set(keys):
             continue
         known = [key for alias in (*READ[role], *aliases) for key in keys if key.lower() == alias]
         if known:
-            found[role] = known[0]
+            columns[role] = known[0]
             if len(known) > 1:
                 questions.append(
                     f"Is the {role} in the column {known[0]!r}, or in {' or '.join(map(repr, known[1:]))}?"
                 )
-    if not (found.get("answer") or set(READ["answer"]) & set(keys)):
+    if not (columns.get("answer") or set(READ["answer"]) & set(keys)):
         questions.append(
             f"Which of these columns is the answer: {', '.join(map(repr, keys[:12]))}? Name it in columns."
         )
-    return Layout(source, f"{kind}, columns {', '.join(keys[:8])}", folder, tuple(found.items()), (), tuple(questions))
+    return Layout(
+        source, f"{kind}, columns {', '.join(keys[:8])}", folder, tuple(columns.items()), (), tuple(questions)
+    )
 
 
 def _image_folder(table: Path) -> str:

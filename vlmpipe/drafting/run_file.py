@@ -152,7 +152,7 @@ def _questions(facts: Facts, changes: Mapping[str, object]) -> list[str]:
             f"The longest answer has {facts.answer_tokens} tokens, and answers are cut at {MAX_ANSWER_TOKENS}."
         )
     if facts.coverage.unread:
-        names = ", ".join(sorted(one.name for one in facts.coverage.unread)[:8])
+        names = ", ".join(sorted(column.name for column in facts.coverage.unread)[:8])
         questions.append(f"Nothing reads {names}. Is something of it needed? Name it in data.columns.")
     if facts.bad:
         questions.append(f"{len(facts.bad):,} samples are bad, such as {facts.bad[0].sentence()}")
@@ -224,7 +224,7 @@ def _line_of(lines: Sequence[str], path: Sequence[str]) -> tuple[int | None, int
     """The line of a field, and its indent."""
     depth, start = 0, 0
     for level, key in enumerate(path):
-        found = next(
+        line_number = next(
             (
                 number
                 for number in range(start, len(lines))
@@ -232,7 +232,7 @@ def _line_of(lines: Sequence[str], path: Sequence[str]) -> tuple[int | None, int
             ),
             None,
         )
-        if found is None:
+        if line_number is None:
             return None, depth
-        start, depth = found + 1, 2 * level
+        start, depth = line_number + 1, 2 * level
     return start - 1, depth

@@ -58,12 +58,12 @@ class Inventory:
     @cached_property
     def referring(self) -> dict[str, list[str]]:
         """The runs that start from each run."""
-        found: dict[str, list[str]] = {}
+        referring: dict[str, list[str]] = {}
         starts: dict[str, Iterable[str]] = {run.run_id: run.starts_from for run in self.runs}
         for run_id, names in {**starts, **self.named}.items():
             for earlier in names:
-                found.setdefault(earlier, []).append(run_id)
-        return found
+                referring.setdefault(earlier, []).append(run_id)
+        return referring
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ def newest_runs(root: str, *, last: int = 0, chosen: Callable[[ListedRun], bool]
     rows = tuple(
         run.with_figures(_registered(run, registries, all_versions=is_whole)) for run in shown if run.folder.is_dir()
     )
-    found = Listing(top, rows, len(runs), len(asked) - len(shown), registries.problems)
+    listing = Listing(top, rows, len(runs), len(asked) - len(shown), registries.problems)
     if not is_whole:
-        return found
+        return listing
     shared = tuple(replace(data, size_bytes=_size_of(data.folder)) for data in _shared_in(top, rows, unknown))
     sizes = {path.name: _size_of(path) for path in folders_in(top) if path.name not in ("runs", *SHARED)}
-    return replace(found, shared=shared, sizes=sizes)
+    return replace(listing, shared=shared, sizes=sizes)
 
 
 @collector_off()
@@ -140,14 +140,14 @@ def _runs_in(top: Path) -> tuple[list[RunFolder], list[RunFolder]]:
 
 def _registered(run: RunFolder, registries: Registries, *, all_versions: bool) -> ListedRun:
     """The run with what the registry says. all_versions: also of versions that the run's records do not name."""
-    found = run.listed
-    if found.problem:
-        return found
+    listed = run.listed
+    if listed.problem:
+        return listed
     versions = registries.made_of.get(run.run_id, set()) if all_versions else set()
-    if versions or found.registered:
-        registered = tuple(sorted({*found.registered, *versions}))
-        return replace(found, registered=registered, champion=registries.champion_of(run))
-    return found
+    if versions or listed.registered:
+        registered = tuple(sorted({*listed.registered, *versions}))
+        return replace(listed, registered=registered, champion=registries.champion_of(run))
+    return listed
 
 
 def _shared_in(top: Path, runs: Sequence[ListedRun], unknown: Sequence[RunFolder]) -> Iterable[SharedData]:

@@ -93,12 +93,12 @@ def _charts(
 
 def _differing(runs: Sequence[ListedRun]) -> tuple[dict[str, list[str]], int]:
     """Fields of the run file in which the runs differ, with each run's value, and how many more there are."""
-    found: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     settings = [_settings(run) for run in runs]
     for number, changed in enumerate(settings[1:], 1):
         for field, first, this in difference_rows(differences(settings[0], changed)):
-            found.setdefault(field, [first] * len(runs))[number] = this
-    return dict(list(found.items())[:MAX_FIELDS]), max(0, len(found) - MAX_FIELDS)
+            values.setdefault(field, [first] * len(runs))[number] = this
+    return dict(list(values.items())[:MAX_FIELDS]), max(0, len(values) - MAX_FIELDS)
 
 
 def _settings(run: ListedRun) -> dict[str, Any]:

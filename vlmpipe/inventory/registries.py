@@ -29,12 +29,12 @@ class Registries:
     @cached_property
     def made_of(self) -> dict[str, set[str]]:
         """Versions, as MODEL@VERSION, by the run that they were made of. Every version's entry is read."""
-        found: dict[str, set[str]] = {}
+        versions: dict[str, set[str]] = {}
         for model in folders_in(self._folder):
             with self._noting_problems():
                 for version, run_id in FolderRegistry(str(self._folder)).run_ids(model.name).items():
-                    found.setdefault(run_id, set()).add(f"{model.name}@{version}")
-        return found
+                    versions.setdefault(run_id, set()).add(f"{model.name}@{version}")
+        return versions
 
     def champion_of(self, run: RunFolder) -> str:
         """MODEL@ALIAS where the run made the version that the alias names now."""

@@ -81,7 +81,7 @@ class Removal:
             "runs": [{"run_id": run.run_id, "size_bytes": run.size_bytes} for run in self.runs],
             "shared": [{"uri": str(data.folder), "size_bytes": data.size_bytes} for data in self.shared],
             "leftovers": list(map(str, self.leftovers)),
-            "kept": [vars(one) for one in self.kept],
+            "kept": [vars(run) for run in self.kept],
             "notes": self.notes,
             "size_bytes": self.size_bytes,
             "not_sized": self.not_sized,
@@ -103,13 +103,13 @@ class Removal:
             _delete(moved)
         if not self.shared:
             return ()
-        unused = {one.folder for one in _unused(read_inventory(str(self.inventory.root)), ())[0]}
-        for one in self.shared:
-            if one.folder in unused:
-                _delete(_set_aside(one.folder))
+        unused = {entry.folder for entry in _unused(read_inventory(str(self.inventory.root)), ())[0]}
+        for unused_data in self.shared:
+            if unused_data.folder in unused:
+                _delete(_set_aside(unused_data.folder))
         stayed = tuple(data for data in self.shared if data.folder not in unused)
-        for one in stayed:
-            say(f"{one.kind}/{one.folder.name} stays: a run that began in the meantime may use it")
+        for unused_data in stayed:
+            say(f"{unused_data.kind}/{unused_data.folder.name} stays: a run that began in the meantime may use it")
         return stayed
 
 
@@ -133,47 +133,50 @@ def pruning_of(inventory: Inventory, policy: Policy, *, now_s: float | None = No
     by_name: dict[str, list[ListedRun]] = {}
     for run in inventory.runs:
         by_name.setdefault(run.name, []).append(run)
-    chosen, kept = list[ListedRun](), dict[str, str]()
+    chosen, reasons_to_keep = list[ListedRun](), dict[str, str]()
     newest = {run.run_id for of_name in by_name.values() for run in of_name[-policy.keep :]}
     for run in inventory.runs:
         if policy.name and run.name != policy.name:
-            kept[run.run_id] = f"it is of {run.name}"
+            reasons_to_keep[run.run_id] = f"it is of {run.name}"
         elif run.run_id in newest:
             of = f"one of the newest {policy.keep}" if policy.keep > 1 else "the newest"
-            kept[run.run_id] = f"it is {of} of {run.name}"
+            reasons_to_keep[run.run_id] = f"it is {of} of {run.name}"
         elif run.tags:
-            kept[run.run_id] = f"it is tagged {', '.join(run.tags)}"
+            reasons_to_keep[run.run_id] = f"it is tagged {', '.join(run.tags)}"
         elif now_s - run.started_s < policy.older_than_days * DAY_S:
-            kept[run.run_id] = f"it is not older than {policy.older_than_days:g} days"
+            reasons_to_keep[run.run_id] = f"it is not older than {policy.older_than_days:g} days"
         else:
             chosen.append(run)
     while reasons := _reasons(inventory, chosen, unfinished=policy.unfinished):  # one that stays may refer to others
-        kept |= reasons
+        reasons_to_keep |= reasons
         chosen = [run for run in chosen if run.run_id not in reasons]
     shared, notes = _unused(inventory, chosen)
     if inventory.unknown:
         more = f" and {len(inventory.unknown) - 1} more" if len(inventory.unknown) > 1 else ""
         notes.append(f"{inventory.unknown[0]}{more} left alone: no records of a run")
-    ordered = tuple(Kept(run.run_id, kept[run.run_id]) for run in inventory.runs if run.run_id in kept)
+    ordered = tuple(
+        Kept(run.run_id, reasons_to_keep[run.run_id]) for run in inventory.runs if run.run_id in reasons_to_keep
+    )
     return Removal(inventory, _sized(chosen), ordered, _sized(shared), tuple(notes), _leftovers(inventory))
 
 
-def _sized(found: Iterable[S]) -> tuple[S, ...]:
+def _sized(entries: Iterable[S]) -> tuple[S, ...]:
     """Count the sizes of the first MAX_SIZED."""
     return tuple(
-        replace(one, size_bytes=size_of(one.folder)) if number < MAX_SIZED else one for number, one in enumerate(found)
+        replace(entry, size_bytes=size_of(entry.folder)) if number < MAX_SIZED else entry
+        for number, entry in enumerate(entries)
     )
 
 
 def _reasons(inventory: Inventory, chosen: Sequence[ListedRun], *, unfinished: bool) -> dict[str, str]:
     """Why runs among the chosen must stay."""
     leaving = {run.run_id for run in chosen}
-    found = {run.run_id: _reason(inventory, run, leaving, unfinished=unfinished) for run in chosen}
-    return {run_id: reason for run_id, reason in found.items() if reason}
+    reasons = {run.run_id: _reason(inventory, run, leaving, unfinished=unfinished) for run in chosen}
+    return {run_id: reason for run_id, reason in reasons.items() if reason}
 
 
 def _reason(inventory: Inventory, run: ListedRun, leaving: set[str], *, unfinished: bool) -> str:
-    others = [one for one in inventory.referring.get(run.run_id, ()) if one not in leaving]
+    others = [other for other in inventory.referring.get(run.run_id, ()) if other not in leaving]
     if run.outcome == "running":
         return "it is running"
     if run.folder.is_symlink():

@@ -229,7 +229,7 @@ def _bytes(path: str) -> bytes:
 
 def _named_in(texts: Iterable[bytes]) -> set[str]:
     """Ids of the runs that texts of settings name."""
-    return {found for text in texts for found in _NAMED.findall(text.decode("utf-8", "replace"))}
+    return {name for text in texts for name in _NAMED.findall(text.decode("utf-8", "replace"))}
 
 
 def _content(path: str, data: bytes) -> dict[str, Any]:
@@ -263,12 +263,12 @@ def size_of(folder: Path) -> int:
                         folders.append(entry.path)
                         continue
                     with contextlib.suppress(FileNotFoundError):  # a run that is running replaces files
-                        found = entry.stat(follow_symlinks=False)
-                        if found.st_nlink > 1:
-                            if (found.st_dev, found.st_ino) in met:
+                        status = entry.stat(follow_symlinks=False)
+                        if status.st_nlink > 1:
+                            if (status.st_dev, status.st_ino) in met:
                                 continue
-                            met.add((found.st_dev, found.st_ino))
-                        size_bytes += found.st_size
+                            met.add((status.st_dev, status.st_ino))
+                        size_bytes += status.st_size
     return size_bytes
 
 

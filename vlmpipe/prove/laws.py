@@ -76,14 +76,14 @@ class Proof:
 
     def _judged(self, check: Callable[[Proof], str | Breach]) -> tuple[State, Breach]:
         try:
-            found = check(self)
+            outcome = check(self)
         except NotAskedError as error:
             return "not asked", Breach(str(error))
         except NotRunError as error:
             return "not run", Breach(str(error))
         except UserError as error:
             return "not run", Breach(error.found)
-        return ("does not hold", found) if isinstance(found, Breach) else ("holds", Breach(found))
+        return ("does not hold", outcome) if isinstance(outcome, Breach) else ("holds", Breach(outcome))
 
     def labels(self) -> str | Breach:
         labelling, _ = self._explained
@@ -113,11 +113,11 @@ class Proof:
         return Breach(f"loss {_shown(self._first_loss)} is no mean of the reference's losses")
 
     def processes(self) -> str | Breach:
-        one = self._ended("one", Start(steps=STEPS))
+        single = self._ended("one", Start(steps=STEPS))
         others = {n: self._ended(f"of-{n}", Start(n, NUM_SAMPLES // n, steps=STEPS)) for n in (2, 4)}
-        worst = max(others, key=lambda n: difference(others[n].losses, one.losses))
-        text = f"N=1 and N={worst}: {_compared(one.losses, others[worst].losses)}"
-        if all(is_close(other.losses, one.losses) for other in others.values()):
+        worst = max(others, key=lambda n: difference(others[n].losses, single.losses))
+        text = f"N=1 and N={worst}: {_compared(single.losses, others[worst].losses)}"
+        if all(is_close(other.losses, single.losses) for other in others.values()):
             return text
         return Breach(
             text,
@@ -129,10 +129,10 @@ class Proof:
     def accumulation(self) -> str | Breach:
         if not self._trainer.accumulates:
             raise NotAskedError("train.trainer.command takes no size of micro-batches")
-        one = self._ended("one", Start(steps=STEPS))
+        single = self._ended("one", Start(steps=STEPS))
         eight = self._ended("accumulated", Start(micro_batch_size=4, steps=STEPS))
-        text = f"1 micro-batch and 8: {_compared(one.losses, eight.losses)}"
-        if is_close(eight.losses, one.losses):
+        text = f"1 micro-batch and 8: {_compared(single.losses, eight.losses)}"
+        if is_close(eight.losses, single.losses):
             return text
         return Breach(
             text,
@@ -147,7 +147,9 @@ class Proof:
         whole, second = self._ended("whole", QUARTER), self._ended("continued", replace(HALF, steps=LONGER))
         if second.resumed_from_step != STEPS:
             return Breach(f"no checkpoint of step {STEPS} was continued", cause="none was saved, or none is complete")
-        later, expected = ({step: one.losses[step] for step in range(STEPS + 1, LONGER + 1)} for one in (second, whole))
+        later, expected = (
+            {step: ended.losses[step] for step in range(STEPS + 1, LONGER + 1)} for ended in (second, whole)
+        )
         text = f"continued after step {STEPS}: {_compared(expected, later)}"
         if is_close(later, expected):
             return text
@@ -178,21 +180,21 @@ class Proof:
     def packing(self) -> str | Breach:
         if not self._trainer.packs:
             raise NotAskedError("the contract has no setting for packing")
-        one = self._ended("one", Start(steps=STEPS))
+        single = self._ended("one", Start(steps=STEPS))
         packed = self._ended("packed", Start(packed=True, steps=STEPS))
-        text = f"32 sequences and 1: {_compared(one.losses, packed.losses)}"
-        if is_close(packed.losses, one.losses):
+        text = f"32 sequences and 1: {_compared(single.losses, packed.losses)}"
+        if is_close(packed.losses, single.losses):
             return text
         return Breach(text, cause="samples of a packed sequence see each other, or their positions go on")
 
     def export(self) -> str | Breach:
-        one, ended = self._ended("one", Start(steps=STEPS)), self._ended("exported", Start(steps=EXPORTED))
-        expected = one.losses[EXPORTED + 1]
+        single, ended = self._ended("one", Start(steps=STEPS)), self._ended("exported", Start(steps=EXPORTED))
+        expected = single.losses[EXPORTED + 1]
         labelling, averaging = self._explained
         losses = self._reference(self._trainer.export(ended))[labelling or SPANS]
-        found = sample_mean(losses) if averaging == "samples" else token_mean(losses)
-        text = f"the export has loss {_shown(found)}, training went on with {_shown(expected)}"
-        if is_close({0: found}, {0: expected}):
+        exported = sample_mean(losses) if averaging == "samples" else token_mean(losses)
+        text = f"the export has loss {_shown(exported)}, training went on with {_shown(expected)}"
+        if is_close({0: exported}, {0: expected}):
             return text
         self._require_constant_rate()
         return Breach(text, cause="what is exported is not what was trained, or not all of it")
@@ -234,7 +236,7 @@ class Proof:
     @cached_property
     def _explained(self) -> tuple[str, Literal["tokens", "samples", ""]]:
         """Which labelling and which mean the first loss is; empty where none fits."""
-        for labelling, losses in ((one, self._initial[one]) for one in LABELLINGS):
+        for labelling, losses in ((name, self._initial[name]) for name in LABELLINGS):
             if is_close({1: self._first_loss}, {1: token_mean(losses)}):
                 return labelling, "tokens"
             if is_close({1: self._first_loss}, {1: sample_mean(losses)}):
@@ -278,11 +280,11 @@ def _shown(loss: float) -> str:
     return f"{loss:.6f}"
 
 
-def _compared(expected: Mapping[int, float], found: Mapping[int, float]) -> str:
+def _compared(expected: Mapping[int, float], actual: Mapping[int, float]) -> str:
     """The step with the largest difference, and the difference."""
-    common = sorted(expected.keys() & found.keys())
+    common = sorted(expected.keys() & actual.keys())
     if not common:
         return "no step in common"
-    worst = max(common, key=lambda step: abs(found[step] - expected[step]))
-    relative = abs(found[worst] - expected[worst]) / abs(expected[worst])
-    return f"{_shown(expected[worst])} and {_shown(found[worst])} at step {worst}, a difference of {relative:.1e}"
+    worst = max(common, key=lambda step: abs(actual[step] - expected[step]))
+    relative = abs(actual[worst] - expected[worst]) / abs(expected[worst])
+    return f"{_shown(expected[worst])} and {_shown(actual[worst])} at step {worst}, a difference of {relative:.1e}"

@@ -36,20 +36,20 @@ def sample_mean(losses: Sequence[SampleLoss]) -> float:
     return sum(loss.total / loss.tokens for loss in losses) / len(losses)
 
 
-def is_close(found: Mapping[int, float], expected: Mapping[int, float]) -> bool:
+def is_close(losses: Mapping[int, float], expected: Mapping[int, float]) -> bool:
     """Return whether both have the same steps and losses, as exactly as `found` was logged."""
-    return found.keys() == expected.keys() and all(
+    return losses.keys() == expected.keys() and all(
         abs(loss - expected[step])
         <= max(RELATIVE * abs(expected[step]), _resolution(loss), _resolution(expected[step]))
-        for step, loss in found.items()
+        for step, loss in losses.items()
     )
 
 
-def difference(found: Mapping[int, float], expected: Mapping[int, float]) -> float:
+def difference(losses: Mapping[int, float], expected: Mapping[int, float]) -> float:
     """The largest one, infinite where steps are missing."""
-    if found.keys() != expected.keys():
+    if losses.keys() != expected.keys():
         return math.inf
-    return max(abs(loss - expected[step]) for step, loss in found.items())
+    return max(abs(loss - expected[step]) for step, loss in losses.items())
 
 
 def _resolution(loss: float) -> float:

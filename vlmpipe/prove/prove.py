@@ -102,7 +102,7 @@ def prove(
     model, samples = folder.absolute() / "model", write_samples(folder.absolute() / "samples")
     write_samples(folder.absolute() / "samples" / "text_only", text_only=True)
     write_tiny_model(model_type, model)
-    own = config.train.trainer
+    external = config.train.trainer
     section = model_section(family if family == model_type else "hf", model)
     trainer = LocalTrainer(config, section, folder.absolute() / "samples", folder.absolute() / "outputs", limit_s)
     proof = Proof(trainer, lambda exported: Reference(exported or model).losses(samples))
@@ -118,7 +118,7 @@ def prove(
     except KeyboardInterrupt:
         raise StoppedError(folder, sum(name in earlier for name in names), len(names)) from None
     verdicts = [earlier[name] for name in names]
-    proven = Proven(own.name if own else OUR_NAME, model_type, command, _versions(trainer), tuple(verdicts))
+    proven = Proven(external.name if external else OUR_NAME, model_type, command, _versions(trainer), tuple(verdicts))
     (folder / "prove.json").write_text(json.dumps(proven.as_json(), indent=1), encoding="utf-8")
     (folder / "prove.html").write_text(page(proven.as_json()), encoding="utf-8")
     (folder / UNFINISHED).unlink(missing_ok=True)
@@ -158,7 +158,9 @@ def page(content: Mapping[str, object]) -> str:
 
 def _versions(trainer: LocalTrainer) -> dict[str, str]:
     """Return the versions of vlmpipe and of the packages that the trainer runs with."""
-    found = {"vlmpipe": __version__}
+    versions = {"vlmpipe": __version__}
     if trainer.config.train.trainer is None:
-        found |= {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
-    return found | trainer.told_versions()
+        versions |= {"python": platform.python_version()} | {
+            name: importlib.metadata.version(name) for name in PACKAGES
+        }
+    return versions | trainer.told_versions()

@@ -39,10 +39,10 @@ class Reference:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         kind = without_video(PROCESSOR_MAPPING[type(config)])
         image_processor = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
-        own = {"image_processor": image_processor, "tokenizer": tokenizer}
+        parts = {"image_processor": image_processor, "tokenizer": tokenizer}
         settings = folder / PROCESSOR_NAME
         self._processor = kind.from_args_and_dict(
-            [own.get(name) for name in kind.get_attributes()],
+            [parts.get(name) for name in kind.get_attributes()],
             json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else {},
         )
         self._processor.chat_template = tokenizer.chat_template
@@ -50,16 +50,16 @@ class Reference:
 
     def losses(self, samples: Sequence[Sample]) -> dict[str, list[SampleLoss]]:
         """By labelling, the loss of each sample."""
-        found: dict[str, list[SampleLoss]] = {labelling: [] for labelling in LABELLINGS}
+        results: dict[str, list[SampleLoss]] = {labelling: [] for labelling in LABELLINGS}
         for sample in samples:
             inputs, labelled = self._encoded(sample)
             with torch.no_grad():
                 logits = self.model(**inputs).logits[0, :-1].double()
-            each = cross_entropy(logits, inputs["input_ids"][0, 1:], reduction="none")
+            token_losses = cross_entropy(logits, inputs["input_ids"][0, 1:], reduction="none")
             for labelling, positions in labelled.items():
-                taken = each[[position - 1 for position in positions if position]]
-                found[labelling].append(SampleLoss(float(taken.sum()), len(taken)))
-        return found
+                taken = token_losses[[position - 1 for position in positions if position]]
+                results[labelling].append(SampleLoss(float(taken.sum()), len(taken)))
+        return results
 
     def _encoded(self, sample: Sample) -> tuple[Any, dict[str, list[int]]]:
         """The model's inputs, and by labelling the positions of labelled tokens."""

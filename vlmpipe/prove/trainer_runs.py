@@ -107,9 +107,9 @@ class LocalTrainer:
     accumulates: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        own = self.config.train.trainer
-        self.packs, self.resumes = own is None, own is None or bool(own.resume_args)
-        self.accumulates = own is None or "train.micro_batch_size" in own.used_settings
+        program = self.config.train.trainer
+        self.packs, self.resumes = program is None, program is None or bool(program.resume_args)
+        self.accumulates = program is None or "train.micro_batch_size" in program.used_settings
 
     def start(self, run_id: str, start: Start) -> Ended:
         run = self._run_file(start)

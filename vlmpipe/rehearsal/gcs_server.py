@@ -79,11 +79,11 @@ class GcsServer(LocalServer):
         return {"kind": "storage#bucket", "name": bucket, "id": bucket, **place}
 
     def get(self, bucket: str, name: str, query: dict[str, str]) -> StoredObject:
-        found = self.objects(bucket).get(name)
-        if found is None or query.get("generation", str(found.generation)) != str(found.generation):
+        stored = self.objects(bucket).get(name)
+        if stored is None or query.get("generation", str(stored.generation)) != str(stored.generation):
             raise ApiError(404, f"No such object: {bucket}/{name}")
-        self._check_precondition(found, query)
-        return found
+        self._check_precondition(stored, query)
+        return stored
 
     def insert(
         self, bucket: str, resource: dict[str, Any], query: dict[str, str], data: bytes
@@ -122,9 +122,9 @@ class GcsServer(LocalServer):
         self.get(bucket, name, query)
         del self.buckets[bucket][name]
 
-    def _check_precondition(self, found: StoredObject | None, query: dict[str, str]) -> None:
+    def _check_precondition(self, stored: StoredObject | None, query: dict[str, str]) -> None:
         requested = query.get("ifGenerationMatch")
-        if requested is not None and int(requested) != (found.generation if found else 0):
+        if requested is not None and int(requested) != (stored.generation if stored else 0):
             raise ApiError(412, "At least one of the pre-conditions you specified did not hold.")
 
 
@@ -273,8 +273,8 @@ def _item_fields(fields: str) -> list[str]:
 
 def _up_to(delimiter: str, name: str, prefix: str) -> str:
     """The name, or its folder below `prefix` if there is a delimiter after that."""
-    below, found, _ = name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")
-    return prefix + below + found if found else name
+    below, separator, _ = name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")
+    return prefix + below + separator if separator else name
 
 
 def _split_multipart(content_type: str, body: bytes) -> tuple[dict[str, object], bytes]:

@@ -41,17 +41,18 @@ def moves_of(stages: Sequence[str], tasks: set[str]) -> list[Move]:
     moves: list[Move] = []
     for stage in stages:
         prefix = f"{stage}-" if stage else ""
-        own = [Move(dict(one.tasks), later_s=one.later_s) for one in (*TRAINING, *DONE[:-1])]
-        del own[-1].tasks["notify"]
+        script = [Move(dict(move.tasks), later_s=move.later_s) for move in (*TRAINING, *DONE[:-1])]
+        del script[-1].tasks["notify"]
         before = [name for name in ("plan-data", "prepare-chunks") if f"{prefix}{name}" in tasks]  # with data.tasks
         for number, name in enumerate(before):
-            (last,) = (one.tasks for one in own if one.tasks.get("prepare-data") == "RUNNING")
+            (last,) = (move.tasks for move in script if move.tasks.get("prepare-data") == "RUNNING")
             ended = {task: state for task, state in last.items() if task != "prepare-data"}
-            own.insert(1 + number, Move({**ended, name: "RUNNING"}))
+            script.insert(1 + number, Move({**ended, name: "RUNNING"}))
             last.clear()
             last.update({name: "SUCCEEDED", "prepare-data": "RUNNING"})
         named = [
-            Move({f"{prefix}{name}": state for name, state in one.tasks.items()}, later_s=one.later_s) for one in own
+            Move({f"{prefix}{name}": state for name, state in move.tasks.items()}, later_s=move.later_s)
+            for move in script
         ]
         if moves:
             moves[-1].tasks |= named.pop(0).tasks

@@ -58,8 +58,10 @@ class ChangedSettings:
     @property
     def all(self) -> list[Change]:
         """Each change once, those that are refused first."""
-        found = {(change.field, repr(change.now)): change for changes in self.by_stage.values() for change in changes}
-        return sorted(found.values(), key=lambda change: _ORDER.index(change.outcome))
+        by_field = {
+            (change.field, repr(change.now)): change for changes in self.by_stage.values() for change in changes
+        }
+        return sorted(by_field.values(), key=lambda change: _ORDER.index(change.outcome))
 
     @property
     def cannot_matter(self) -> bool:
@@ -71,7 +73,10 @@ class ChangedSettings:
     def texts(self) -> list[str]:
         """A sentence for each change, without values that may hold secrets."""
         hidden = [change.field.startswith(MAY_HOLD_SECRETS) for change in self.all]
-        return [f"{one.field} changed" if hides else one.text() for one, hides in zip(self.all, hidden, strict=True)]
+        return [
+            f"{change.field} changed" if hides else change.text()
+            for change, hides in zip(self.all, hidden, strict=True)
+        ]
 
 
 def changed_settings(before: RunConfig, after: RunConfig) -> ChangedSettings:
@@ -80,10 +85,10 @@ def changed_settings(before: RunConfig, after: RunConfig) -> ChangedSettings:
     if list(old) != list(new):
         change = Change("stages", [*filter(None, old)], [*filter(None, new)], "refused")
         return ChangedSettings({stage: [change] for stage in old})
-    found = {stage: list(_changes(old[stage], new[stage])) for stage in old}
+    changes = {stage: list(_changes(old[stage], new[stage])) for stage in old}
     if before.stages and before.sweep != after.sweep:
-        found[list(old)[-1]].append(Change("sweep", before.sweep is not None, after.sweep is not None, "taken"))
-    return ChangedSettings(found)
+        changes[list(old)[-1]].append(Change("sweep", before.sweep is not None, after.sweep is not None, "taken"))
+    return ChangedSettings(changes)
 
 
 def _changes(before: RunConfig, after: RunConfig) -> Iterator[Change]:

@@ -120,23 +120,23 @@ class Diagnosis:
 
 def decide(texts: Sequence[Text], code: int | None) -> tuple[Pattern | None, Hit | None, list[str]]:
     """The cause, where it was seen, and what else was recognised."""
-    found = _hits(texts)
-    causes = [hit for hit in found if hit.pattern.kind == "cause"]
+    matches = _hits(texts)
+    causes = [hit for hit in matches if hit.pattern.kind == "cause"]
     hits = [hit for hit in causes if code in hit.pattern.exit_codes] or causes
     by_code = next((pattern for pattern in patterns() if code in pattern.exit_codes), None)
     if hits:
         hit: Hit | None = hits[0]
     elif by_code:
-        return by_code, None, _others(found, by_code)
+        return by_code, None, _others(matches, by_code)
     else:
-        hit = found[0] if found else None
-    return (hit.pattern, hit, _others(found, hit.pattern)) if hit else (None, None, [])
+        hit = matches[0] if matches else None
+    return (hit.pattern, hit, _others(matches, hit.pattern)) if hit else (None, None, [])
 
 
 def warnings(texts: Sequence[Text]) -> list[str]:
     """Doubts about a finished run's model, each with its remedy."""
-    found = {hit.pattern.id: hit for hit in reversed(_hits(texts)) if hit.pattern.kind == "warning"}
-    return [f"{hit.pattern.cause} ({hit.place}): {hit.pattern.remedy}" for hit in found.values()]
+    by_pattern = {hit.pattern.id: hit for hit in reversed(_hits(texts)) if hit.pattern.kind == "warning"}
+    return [f"{hit.pattern.cause} ({hit.place}): {hit.pattern.remedy}" for hit in by_pattern.values()]
 
 
 def _hits(texts: Sequence[Text]) -> list[Hit]:
@@ -147,9 +147,9 @@ def _hits(texts: Sequence[Text]) -> list[Hit]:
     ]
 
 
-def _others(found: Sequence[Hit], chosen: Pattern) -> list[str]:
+def _others(matches: Sequence[Hit], chosen: Pattern) -> list[str]:
     others: dict[str, str] = {}
-    for hit in found:
+    for hit in matches:
         if hit.pattern.id != chosen.id:
             others.setdefault(hit.pattern.id, f"{hit.pattern.cause} ({hit.place})")
     return list(others.values())

@@ -116,15 +116,15 @@ def _decided_stage(steps: list[Step]) -> str:
 
 def _steps(stage: str, store: Storage, job_name: str) -> list[Step]:
     """The steps of this job that left a record in a stage's folder."""
-    found = {}
+    steps = {}
     for info in store.list(FOLDER):
         name = step_of_file(info.name)
         if record := parse_step(name, _content(store, info.name)):
-            found[name] = replace(step_of_record(record, 0.0), stage=stage)
-    first = found.get(FIRST)
+            steps[name] = replace(step_of_record(record, 0.0), stage=stage)
+    first = steps.get(FIRST)
     if first is None or first.detail.get("job_name") != job_name:
         return []
-    return [step for name, step in found.items() if name != LAST and step.started_s >= first.started_s]
+    return [step for name, step in steps.items() if name != LAST and step.started_s >= first.started_s]
 
 
 def _content(store: Storage, name: str) -> dict[str, object]:

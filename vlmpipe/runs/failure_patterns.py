@@ -35,13 +35,13 @@ class Pattern:
 
     def find(self, text: str) -> re.Match[str] | None:
         """The first match in `text`."""
-        found = [match for form in self.any if (match := _compiled(form).search(text))]
-        return min(found, key=lambda match: match.start(), default=None)
+        matches = [match for form in self.any if (match := _compiled(form).search(text))]
+        return min(matches, key=lambda match: match.start(), default=None)
 
     def remedy_in(self, step: str) -> str:
         """Remedy where the step of this title failed: its name, behind its stage's."""
-        own = (text for name, text in self.remedies.items() if step == name or step.endswith(f"-{name}"))
-        return next(own, self.remedy)
+        for_step = (text for name, text in self.remedies.items() if step == name or step.endswith(f"-{name}"))
+        return next(for_step, self.remedy)
 
     def detail_of(self, match: re.Match[str]) -> str:
         """`detail` with the match's groups; "" if one of them is missing."""
@@ -74,14 +74,14 @@ def patterns() -> tuple[Pattern, ...]:
 
 def hits(where: str, text: str, *, first_line: int = 1) -> list[Hit]:
     """Patterns that `text` matches, in the table's order. It begins at line `first_line` of `where`."""
-    found = []
+    result = []
     for pattern in patterns():
         if match := pattern.find(text):
             start = text.rfind("\n", 0, match.start()) + 1
             line = text[start:].split("\n", 1)[0].strip()
             number = first_line + text.count("\n", 0, match.start())
-            found.append(Hit(pattern, where, number, line, pattern.detail_of(match)))
-    return found
+            result.append(Hit(pattern, where, number, line, pattern.detail_of(match)))
+    return result
 
 
 @functools.cache

@@ -112,13 +112,13 @@ def read_files(run_uri: str, *, since_s: float) -> RunFiles:
         return RunFiles(unreadable=f"{run_uri} is on a volume that this machine has not")
     try:
         store = open_storage(run_uri)
-        found = [info.name for info in store.list(FOLDER)]
-        contents = {name: json_object(store.read(name)) for name in found}
+        stored = [info.name for info in store.list(FOLDER)]
+        contents = {name: json_object(store.read(name)) for name in stored}
         contents |= {name: json_object(store.read(name)) for name in (*RESULTS, FALLBACK) if store.stat(name)}
         run_file = store.stat("run.json")
     except UserError as error:
         return RunFiles(unreadable=error.found.splitlines()[0])
-    names = {step_of_file(name): name for name in found}
+    names = {step_of_file(name): name for name in stored}
     records = {step: record for step, name in names.items() if (record := parse_step(step, contents[name]))}
     fresh = {step: record for step, record in records.items() if record.started_s >= since_s}
     results = {name: contents[name] for name in RESULTS if name in contents}

@@ -56,11 +56,11 @@ class Stall:
     @property
     def places(self) -> dict[Frame, list[int]]:
         """The innermost call of each rank, and the ranks that are in it."""
-        found: dict[Frame, list[int]] = defaultdict(list)
+        ranks: dict[Frame, list[int]] = defaultdict(list)
         for rank, frames in sorted(self.ranks.items()):
             if frames:
-                found[frames[-1]].append(rank)
-        return dict(found)
+                ranks[frames[-1]].append(rank)
+        return dict(ranks)
 
     def as_json(self) -> dict[str, object]:
         """For programs."""
@@ -118,8 +118,8 @@ def main_frames(text: str) -> tuple[Frame, ...]:
     threads = re.split(r"^(?=(?:Current thread|Thread) 0x)", text, flags=re.MULTILINE)[1:]
     main = _MAIN.search(text)
     chosen = [thread for thread in threads if main and f"hread {main[1]} " in thread.split("\n", 1)[0]] or threads[-1:]
-    found = [_FRAME.match(line) for thread in chosen for line in thread.splitlines()]
-    frames = [Frame(match["function"], match["file"], int(match["line"])) for match in found if match]
+    matches = [_FRAME.match(line) for thread in chosen for line in thread.splitlines()]
+    frames = [Frame(match["function"], match["file"], int(match["line"])) for match in matches if match]
     return tuple(reversed(frames))
 
 

@@ -74,11 +74,11 @@ def continue_with(job_id: str, run_id: str, *, template_uri: str, pipeline: str)
 
 def run_records() -> dict[str, RunRecord]:
     """The runs submitted from this folder by the names of their jobs, oldest first."""
-    found = {path.stem: read_record_file(path) for path in SUBMITTED.glob("*.json")}
-    own = {field.name for field in fields(RunRecord)}  # a later release may write more of the same version
+    contents = {path.stem: read_record_file(path) for path in SUBMITTED.glob("*.json")}
+    field_names = {field.name for field in fields(RunRecord)}  # a later release may write more of the same version
     known = {
-        name: RunRecord(**{field: value for field, value in raw.items() if field in own})
-        for name, raw in found.items()
+        name: RunRecord(**{field: value for field, value in raw.items() if field in field_names})
+        for name, raw in contents.items()
         if raw.get("version") == 1
     }
     return dict(sorted(known.items(), key=lambda item: item[1].submitted_s))

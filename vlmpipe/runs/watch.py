@@ -38,7 +38,7 @@ def watch(
     try:
         while True:
             try:
-                found = read()
+                status = read()
             except UserError as error:
                 if error.code != ExitCode.UNAVAILABLE:
                     raise
@@ -47,9 +47,9 @@ def watch(
                     view.note(f"no answer, trying again every {every_s:g} s: {error.found}")
             else:
                 silent = ""
-                view.update(found.state)
-                if found.is_over:
-                    return found
+                view.update(status.state)
+                if status.is_over:
+                    return status
             sleep(every_s)
     except KeyboardInterrupt:
         fix = f"vlmpipe status {run} --watch watches it again, vlmpipe cancel {run} stops it"

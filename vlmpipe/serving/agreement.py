@@ -96,18 +96,18 @@ def is_cut_copy(evaluated: str, served: str) -> bool:
     return evaluated.endswith(REPLACEMENT) and evaluated.rstrip(REPLACEMENT).strip() == served
 
 
-def _shown(one: Disagreement) -> str:
-    ends = f" ({one.evaluated_finish})", f" ({one.served_finish})"
-    if one.evaluated_finish == one.served_finish or not (one.evaluated_finish and one.served_finish):
+def _shown(answer: Disagreement) -> str:
+    ends = f" ({answer.evaluated_finish})", f" ({answer.served_finish})"
+    if answer.evaluated_finish == answer.served_finish or not (answer.evaluated_finish and answer.served_finish):
         ends = "", ""
-    return f"{one.id} turn {one.turn}: evaluated {one.evaluated!r}{ends[0]}, served {one.served!r}{ends[1]}"
+    return f"{answer.id} turn {answer.turn}: evaluated {answer.evaluated!r}{ends[0]}, served {answer.served!r}{ends[1]}"
 
 
-def require_agreement(found: Agreement, least: float) -> None:
+def require_agreement(agreement: Agreement, least: float) -> None:
     """Raise UserError (exit 76) where fewer questions than the share `least` were answered as in evaluation."""
-    if found.share < least:
+    if agreement.share < least:
         raise UserError(
-            f"the server does not answer as the evaluation: {found.sentence()}",
+            f"the server does not answer as the evaluation: {agreement.sentence()}",
             expected=f"the same greedy answers to {least:.0%} of them",
             fix="compare versions of transformers, precision, chat template and image processor of both; a model in "
             "bf16 differs in single answers: lower the share",

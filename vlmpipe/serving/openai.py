@@ -54,13 +54,13 @@ class ChatServer:
         request = urllib.request.Request(self.url, request_body(self.model, messages, max_new_tokens), headers)
         try:
             with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
-                content, found = reply.read(), {name.lower(): value for name, value in reply.headers.items()}
+                content, received = reply.read(), {name.lower(): value for name, value in reply.headers.items()}
         except urllib.error.HTTPError as error:
             raise refusal(self.url, error.code, error.read().decode(errors="replace")) from error
         except OSError as error:
             why = getattr(error, "reason", error)
             raise _unusable(f"{self.url} does not answer: {redact(str(why))}") from error
-        return answer_in(self.url, content, found)
+        return answer_in(self.url, content, received)
 
 
 def request_body(model: str, messages: Chat, max_new_tokens: int) -> bytes:
@@ -69,43 +69,43 @@ def request_body(model: str, messages: Chat, max_new_tokens: int) -> bytes:
     return json.dumps(body).encode()
 
 
-def refusal(url: str, status: int, said: str) -> UserError:
+def refusal(url: str, status: int, body: str) -> UserError:
     """The error for an HTTP status other than 200, with the server's own sentence.
 
     77 without the right to ask; 64 where the address or the model's name is another; 65 where the server does not take
     the request, such as for a prompt that is too long; 69 for a server that may take it later.
     """
-    found = f"{url} refuses the request: {status} {_sentence(said)}"
+    problem = f"{url} refuses the request: {status} {_sentence(body)}"
     if status in (401, 403):
         fix = "give the account that asks the right to call the endpoint"
-        return UserError(found, expected="an endpoint that answers questions", fix=fix, code=ExitCode.NO_PERMISSION)
+        return UserError(problem, expected="an endpoint that answers questions", fix=fix, code=ExitCode.NO_PERMISSION)
     if status in ADDRESS:
         fix = f"give the address that ends in /v1{CHAT_PATH}, and a name that the server's /v1/models lists"
-        return UserError(found, expected="chat completions of a model that is served there", fix=fix)
+        return UserError(problem, expected="chat completions of a model that is served there", fix=fix)
     if 400 <= status < 500 and status not in LATER:
         return UserError(
-            found,
+            problem,
             expected="a request within the limits that the server was started with",
             fix="the server's sentence says which; vLLM takes them from the model's context, --max-model-len and "
             "--limit-mm-per-prompt, a run's questions from data.sequence_length and evaluate.max_new_tokens",
             code=ExitCode.DATA,
         )
-    return _unusable(found)
+    return _unusable(problem)
 
 
-def _sentence(said: str) -> str:
+def _sentence(body: str) -> str:
     """The message of an error as vLLM, FastAPI or Google's APIs write it, or else all that was said."""
     try:
-        content: Any = json.loads(said)
+        content: Any = json.loads(body)
         message = content["error"]["message"] if "error" in content else content["detail"]
     except (ValueError, LookupError, TypeError):
-        message = said
+        message = body
     return redact(" ".join(one_line(str(message)).split()))[:MOST_CHARS]
 
 
-def _unusable(found: str) -> UserError:
+def _unusable(problem: str) -> UserError:
     return UserError(
-        found,
+        problem,
         expected="an OpenAI-compatible server that answers questions about images",
         fix="look into the server's log, or at the address",
         code=ExitCode.UNAVAILABLE,
@@ -119,5 +119,5 @@ def answer_in(url: str, content: bytes, headers: Mapping[str, str]) -> Answer:
         text = str(choice["message"]["content"] or "").rpartition(END_OF_THINKING)[2]
         return Answer(text.strip(), str(choice.get("finish_reason") or ""), text != text.strip(), headers)
     except (ValueError, LookupError, TypeError) as error:
-        said = redact(content[:MOST_CHARS].decode(errors="replace"))
-        raise _unusable(f"{url} answers with something else than a chat completion: {said!r}") from error
+        shown = redact(content[:MOST_CHARS].decode(errors="replace"))
+        raise _unusable(f"{url} answers with something else than a chat completion: {shown!r}") from error

@@ -95,7 +95,7 @@ def candidates_in(
                 names[:] = [name for name in names if not _is_tag(here / name)]
             elif here != folder and _STEP.search(here.name) and (dcp := _dcp_folders(here)):
                 names.clear()
-                if lacking := [one for one in dcp if not (one / METADATA).is_file()]:
+                if lacking := [folder for folder in dcp if not (folder / METADATA).is_file()]:
                     yield here, f"{lacking[0].name} has no {METADATA}, which is written last"
                 else:
                     yield Candidate(_step(here.name), Place(watched, path), here.name)

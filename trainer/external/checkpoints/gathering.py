@@ -76,9 +76,9 @@ class Gathering:
             manifest = f"{FOLDER}/{self.name}/{manifest_of(node)}"
             if self.store.stat(manifest) is None:
                 return f"node {node} has not given its files; its own log says why"
-            for file, one in read_manifest(self.store.read(manifest), manifest).items():
-                other, known = sums.setdefault(file, (node, one))
-                if known != one:
+            for file, entry in read_manifest(self.store.read(manifest), manifest).items():
+                other, known = sums.setdefault(file, (node, entry))
+                if known != entry:
                     return f"nodes {other} and {node} have different files {file}"
                 names.add(file)
         try:

@@ -303,10 +303,10 @@ class SavedStates:
         name = checkpoint_name(self.attempt, step, uuid.uuid4().hex[:8])
         # The result is the chief's alone.
         record = dataclasses.replace(self._record, step=step, checkpoint_format=kind, num_nodes=1)
-        with _result_files(folder, kind) as kept:
+        with _result_files(folder, kind) as result_folder:
 
             def save() -> None:
-                upload_node_files(self._results, name, 0, kept, key=self._key)
+                upload_node_files(self._results, name, 0, result_folder, key=self._key)
                 commit(self._results, name, record, key=self._key, warn=self._failures.warn)
 
             patiently("saving the result", save, limit_s=self._job.checkpoint.max_s_without_commit)

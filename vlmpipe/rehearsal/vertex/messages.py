@@ -51,11 +51,11 @@ class Call:
             raise ApiError(400, f"{INVALID} Unknown name {sorted(unknown)}")
         return content
 
-    def page(self, found: Sequence[proto.Message], size: int) -> Json:
+    def page(self, messages: Sequence[proto.Message], size: int) -> Json:
         """One page of a listing, from the query's pageToken on."""
         start = int(self.query.get("pageToken") or 0)
-        answer: Json = {self.collection: [as_dict(one) for one in found[start : start + size]]}
-        if start + size < len(found):
+        answer: Json = {self.collection: [as_dict(message) for message in messages[start : start + size]]}
+        if start + size < len(messages):
             answer["nextPageToken"] = str(start + size)
         return answer
 
@@ -82,5 +82,5 @@ def fields_of(message: proto.Message) -> set[str]:
 
 def refuse_output_only(message: proto.Message, names: set[str]) -> None:
     """Raise ApiError (400) where a field is set that only the service sets."""
-    if given := fields_of(message) & names:
-        raise ApiError(400, f"output-only fields are set: {sorted(given)}")
+    if output_only := fields_of(message) & names:
+        raise ApiError(400, f"output-only fields are set: {sorted(output_only)}")

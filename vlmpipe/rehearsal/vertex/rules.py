@@ -52,8 +52,8 @@ def check_encryption_key(resource: proto.Message, location: str) -> None:
     name = resource.encryption_spec.kms_key_name
     region = ENCRYPTION_KEY.region_of(name)
     if not region:
-        found = f"{name!r} does not match {ENCRYPTION_KEY.pattern}"
-        raise ApiError(400, f"encryption_spec.kms_key_name: {found}")
+        problem = f"{name!r} does not match {ENCRYPTION_KEY.pattern}"
+        raise ApiError(400, f"encryption_spec.kms_key_name: {problem}")
     if region != location:
         raise ApiError(400, f"encryption_spec.kms_key_name: the key is in {region}, the resource in {location}")
 
@@ -80,14 +80,14 @@ def check_private_connect(config: api.PscInterfaceConfig) -> None:
 
 def check_variables(variables: Iterable[api.EnvVar], where: str) -> None:
     """At most 100, each a C identifier with a value."""
-    found = list(variables)
-    if len(found) > MAX_VARIABLES:
-        raise ApiError(400, f"{where}.env: {len(found)} are more than {MAX_VARIABLES}")
-    for one in found:
-        if not C_IDENTIFIER.fullmatch(one.name):
-            raise ApiError(400, f"{where}.env: {one.name!r} is no C identifier")
-        if not one.value:
-            raise ApiError(400, f"{where}.env: {one.name} has no value")
+    listed = list(variables)
+    if len(listed) > MAX_VARIABLES:
+        raise ApiError(400, f"{where}.env: {len(listed)} are more than {MAX_VARIABLES}")
+    for variable in listed:
+        if not C_IDENTIFIER.fullmatch(variable.name):
+            raise ApiError(400, f"{where}.env: {variable.name!r} is no C identifier")
+        if not variable.value:
+            raise ApiError(400, f"{where}.env: {variable.name} has no value")
 
 
 def check_custom_job_spec(spec: api.CustomJobSpec, location: str) -> None:

@@ -72,22 +72,22 @@ class Schedules:
         match = FILTER.fullmatch(requested)
         if requested and not match:
             raise ApiError(501, f"a filter that this fake does not know: {requested}")
-        found = [schedule for schedule in self.schedules.values() if not match or schedule.display_name == match[1]]
-        return call.page(found, PAGE)
+        matching = [schedule for schedule in self.schedules.values() if not match or schedule.display_name == match[1]]
+        return call.page(matching, PAGE)
 
     def _update(self, call: Call) -> Json:
-        name, live, given = call.name, self._known(call.name), call.parse(Schedule)
+        name, live, sent = call.name, self._known(call.name), call.parse(Schedule)
         if live.state == Schedule.State.COMPLETED:
             raise ApiError(400, f"schedule {name} is COMPLETED and cannot be updated")
         paths = {_snake(path) for path in call.query.get("updateMask", "").split(",") if path}
         if not paths or not paths <= UPDATABLE:
             raise ApiError(400, f"update_mask: {sorted(paths - UPDATABLE) or 'empty'}")
         # "The non-empty fields cannot be unset" (UpdateScheduleRequest, v1); a false or a 0 is an empty field.
-        if unset := sorted(path for path in paths if path in fields_of(live) and path not in fields_of(given)):
+        if unset := sorted(path for path in paths if path in fields_of(live) and path not in fields_of(sent)):
             raise ApiError(400, f"update_mask: {unset} cannot be unset")
         changed = Schedule(live)
         for path in paths:
-            setattr(changed, path, getattr(given, path))
+            setattr(changed, path, getattr(sent, path))
         self._check(changed, new=False)
         changed.update_time = dt.datetime.now(dt.UTC)
         self._plan_next(changed)

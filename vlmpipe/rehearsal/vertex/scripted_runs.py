@@ -104,13 +104,13 @@ class ScriptedRuns:
         if not match:
             raise ApiError(501, f"a filter that this fake does not know: {request.get('filter')}")
         jobs, since = re.findall("[0-9]+", match[1]), match[2] or ""
-        found = [entry for entry in self.entries if entry["resource"]["labels"]["job_id"] in jobs]
-        found = [one for one in found if one["timestamp"] >= since]
+        matching = [entry for entry in self.entries if entry["resource"]["labels"]["job_id"] in jobs]
+        matching = [entry for entry in matching if entry["timestamp"] >= since]
         if request.get("orderBy") == ORDERS[1]:
-            found.reverse()
+            matching.reverse()
         start = int(request.get("pageToken") or 0)
-        answer: Json = {"entries": found[start : start + LOG_PAGE]}
-        if start + LOG_PAGE < len(found):
+        answer: Json = {"entries": matching[start : start + LOG_PAGE]}
+        if start + LOG_PAGE < len(matching):
             answer["nextPageToken"] = str(start + LOG_PAGE)
         return answer
 
@@ -132,10 +132,10 @@ class ScriptedRuns:
             job.error = status_pb2.Status(code=code, message=move.error)
 
     def _move_task(self, job: PipelineJob, name: str, state: str, now: dt.datetime, move: Move) -> None:
-        found = [task for task in job.job_detail.task_details if task.task_name == name]
-        before = found[0].state.name if found else ""
+        details = [task for task in job.job_detail.task_details if task.task_name == name]
+        before = details[0].state.name if details else ""
         assert state in TASK_MOVES.get(before, ()), f"task {name} does not go from {before or 'nothing'} to {state}"
-        if not found:
+        if not details:
             job.job_detail.task_details.append(PipelineTaskDetail(task_name=name, create_time=now))
         (task,) = (task for task in job.job_detail.task_details if task.task_name == name)
         task.state = PipelineTaskDetail.State[state]
@@ -149,10 +149,10 @@ class ScriptedRuns:
                 task.execution.metadata = {"output:gcp_resources": resources}
         if state in ("SUCCEEDED", "FAILED", "CANCELLED"):
             task.end_time = now
-            own = Step(state, code_pb2.FAILED_PRECONDITION, move.error if state == "FAILED" else "")
+            error = Step(state, code_pb2.FAILED_PRECONDITION, move.error if state == "FAILED" else "")
             names = re.findall(r"projects/[^\s\"']*/customJobs/[0-9]+", str(PipelineTaskDetail.pb(task)))
             for name in names:
-                self._custom_jobs.end(name, own if name == names[0] else move.custom_job or own)
+                self._custom_jobs.end(name, error if name == names[0] else move.custom_job or error)
         if state == "FAILED":
             task.error = status_pb2.Status(code=code_pb2.FAILED_PRECONDITION, message=move.error)
 

@@ -169,7 +169,7 @@ def _pipeline_spec(job: PipelineJob) -> pipeline_spec_pb2.PipelineSpec:
 
 def _check_parameters(job: PipelineJob, spec: pipeline_spec_pb2.PipelineSpec) -> None:
     known = spec.root.input_definitions.parameters
-    given = json_format.MessageToDict(PipelineJob.pb(job).runtime_config).get("parameterValues", {})
+    parameters = json_format.MessageToDict(PipelineJob.pb(job).runtime_config).get("parameterValues", {})
     kinds = pipeline_spec_pb2.ParameterType
     fits = {
         kinds.STRING: lambda value: isinstance(value, str),
@@ -179,14 +179,16 @@ def _check_parameters(job: PipelineJob, spec: pipeline_spec_pb2.PipelineSpec) ->
         kinds.LIST: lambda value: isinstance(value, list),
         kinds.STRUCT: lambda value: isinstance(value, dict),
     }
-    for name, value in given.items():
+    for name, value in parameters.items():
         if name not in known:
             raise ApiError(400, f"The pipeline parameter {name} is not found in the pipeline job input definitions.")
         kind = known[name].parameter_type
         if not fits[kind](value):
             raise ApiError(400, f"Parameter {name} is {value!r}, not a {kinds.ParameterTypeEnum.Name(kind)}")
-    optional = {name for name, one in known.items() if one.is_optional or one.HasField("default_value")}
-    if missing := known.keys() - optional - given.keys():
+    optional = {
+        name for name, parameter in known.items() if parameter.is_optional or parameter.HasField("default_value")
+    }
+    if missing := known.keys() - optional - parameters.keys():
         raise ApiError(400, f"Parameters without a value: {sorted(missing)}")
 
 
