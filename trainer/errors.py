@@ -123,8 +123,8 @@ class MissingPackageError(UserError, ImportError):
 
     def __init__(self, module: str, extra: str) -> None:
         fix = install_command(extra)
-        found = f"the Python package {module} is not installed"
-        super().__init__(found, expected=f"what vlmpipe[{extra}] brings", fix=fix, code=ExitCode.UNAVAILABLE)
+        problem = f"the Python package {module} is not installed"
+        super().__init__(problem, expected=f"what vlmpipe[{extra}] brings", fix=fix, code=ExitCode.UNAVAILABLE)
 
 
 @contextlib.contextmanager

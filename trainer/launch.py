@@ -153,7 +153,7 @@ def _torchrun(arguments: list[str]) -> TorchrunEnd:
         run(parse_args(arguments))
     except ChildFailedError as error:
         killed = [(rank, failure) for rank, failure in error.failures.items() if failure.exitcode < 0]
-        for rank, failure in sorted(killed, key=lambda one: one[1].exitcode == -signal.SIGTERM):
+        for rank, failure in sorted(killed, key=lambda item: item[1].exitcode == -signal.SIGTERM):
             return TorchrunEnd(ExitCode.UNEXPECTED, (rank, -failure.exitcode), float(failure.timestamp))
         return TorchrunEnd(ExitCode.UNEXPECTED)
     except SignalException:

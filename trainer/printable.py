@@ -26,7 +26,7 @@ def printable(text: str, *, keep: str = "") -> str:
     """
     if not _CONTROL.search(text):
         return text
-    return _CONTROL.sub(lambda found: found[0] if found[0] in keep else _picture(found[0]), _COLOURS.sub("", text))
+    return _CONTROL.sub(lambda match: match[0] if match[0] in keep else _picture(match[0]), _COLOURS.sub("", text))
 
 
 def one_line(text: str) -> str:
@@ -36,13 +36,13 @@ def one_line(text: str) -> str:
 
 def unsafe_characters(name: str) -> str:
     """Control characters and marks of direction in a name, as escapes; "" for none. A name has no line ends."""
-    found = dict.fromkeys(_UNSAFE.findall(name))
-    return ", ".join(f"U+{ord(character):04X}" for character in found)
+    characters = dict.fromkeys(_UNSAFE.findall(name))
+    return ", ".join(f"U+{ord(character):04X}" for character in characters)
 
 
 def escaped_in_json(text: str) -> str:
     """JSON text with escapes in place of control characters that JSON leaves as they are."""
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _picture(character: str) -> str:

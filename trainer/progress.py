@@ -86,15 +86,15 @@ def step_progress(run_uri: str, step: str) -> Iterator[Progress]:
         _finish_quietly(error.found, progress, "stopped" if error.code == ExitCode.PREEMPTED else "failed")
         raise
     except BaseException as error:
-        found = f"{UNEXPECTED_PREFIX}{type(error).__name__}: {error}"
-        progress.record.detail.update(exit_code=int(ExitCode.UNEXPECTED), error=found)
-        _finish_quietly(found, progress, "failed")
+        problem = f"{UNEXPECTED_PREFIX}{type(error).__name__}: {error}"
+        progress.record.detail.update(exit_code=int(ExitCode.UNEXPECTED), error=problem)
+        _finish_quietly(problem, progress, "failed")
         raise
     if not progress.record.ended_s:
         progress.finish()
 
 
-def _finish_quietly(found: str, progress: Progress, state: str) -> None:
+def _finish_quietly(problem: str, progress: Progress, state: str) -> None:
     # If the record cannot be written, on a full disk for example, the original error matters more.
     with contextlib.suppress(UserError):
-        progress.finish(state, found.splitlines()[0][:300])
+        progress.finish(state, problem.splitlines()[0][:300])

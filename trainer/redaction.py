@@ -48,9 +48,9 @@ def redact_all(value: Value) -> Value:
     if isinstance(value, str):
         return cast(Value, redact(value))
     if isinstance(value, dict):
-        return cast(Value, {key: redact_all(one) for key, one in value.items()})
+        return cast(Value, {key: redact_all(item) for key, item in value.items()})
     if isinstance(value, list | tuple):
-        return cast(Value, [redact_all(one) for one in value])
+        return cast(Value, [redact_all(item) for item in value])
     return value
 
 
@@ -116,9 +116,9 @@ def _redact_forms(text: str) -> str:
         redacted = redacted.replace(secret, HIDDEN)
     for form in possible_forms(plain):
         redacted = form.pattern.sub(HIDDEN, redacted)
-    for found in reversed(list(assigned_secrets(redacted))):
-        if found["value"] not in HIDDEN:
-            redacted = redacted[: found.start("value")] + HIDDEN + redacted[found.end("value") :]
+    for match in reversed(list(assigned_secrets(redacted))):
+        if match["value"] not in HIDDEN:
+            redacted = redacted[: match.start("value")] + HIDDEN + redacted[match.end("value") :]
     return text if redacted == plain else redacted
 
 
@@ -191,9 +191,9 @@ class _RedactedStream:
         elif may_begin_secret(words[-1]):
             words.pop()
         unfinished = _without_beginning("".join(words), _own_secrets())
-        for found in assigned_secrets(unfinished + 4 * "a0"):
-            if found.end("value") > len(unfinished):  # its value may not have ended
-                unfinished = unfinished[: found.start("value")]
+        for match in assigned_secrets(unfinished + 4 * "a0"):
+            if match.end("value") > len(unfinished):  # its value may not have ended
+                unfinished = unfinished[: match.start("value")]
         self._write_rest(_redact_forms(unfinished))
 
     def _write_line(self, text: str) -> None:

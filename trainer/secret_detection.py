@@ -74,10 +74,10 @@ def assigned_secrets(text: str) -> Iterator[re.Match[str]]:
     """Where the text gives a secret's name a value, as in WANDB_API_KEY=...; the value is group "value"."""
     lowered = text.lower()
     if any(word in lowered for word in _NAME_WORDS):
-        for found in _ASSIGNMENT.finditer(text):
-            name = found["option"] or found["name"]
-            if is_secret_name(name.lstrip("-")) and _is_assigned(name, found["value"]):
-                yield found
+        for match in _ASSIGNMENT.finditer(text):
+            name = match["option"] or match["name"]
+            if is_secret_name(name.lstrip("-")) and _is_assigned(name, match["value"]):
+                yield match
 
 
 def _is_assigned(name: str, value: str) -> bool:

@@ -72,44 +72,44 @@ def claim_attempt(store: Storage, *, fresh: bool, submission: str = "", above: i
     """
     asked = fresh
     while True:
-        found, version = _read(store)
-        fresh = asked and not begun_by(found, submission)
+        recorded, version = _read(store)
+        fresh = asked and not begun_by(recorded, submission)
         # The file may be lost or rolled back: checkpoints with a number below the existing ones would not be read.
-        number = max(found.attempt, _highest_saved(store), above) + 1
+        number = max(recorded.attempt, _highest_saved(store), above) + 1
         # A start that recorded no end has crashed.
-        crashes = found.without_progress + 1 if found.attempt and not found.ended and not fresh else 0
-        fresh_from = number if fresh else found.fresh_from
-        mine = replace(
-            found,
+        crashes = recorded.without_progress + 1 if recorded.attempt and not recorded.ended and not fresh else 0
+        fresh_from = number if fresh else recorded.fresh_from
+        claimed = replace(
+            recorded,
             attempt=number,
             fresh_from=fresh_from,
-            fresh_for=submission if fresh else found.fresh_for,
+            fresh_for=submission if fresh else recorded.fresh_for,
             without_progress=crashes,
             ended="",
         )
         try:
-            store.replace(FILE, mine.sealed(), version)
-            return mine
+            store.replace(FILE, claimed.sealed(), version)
+            return claimed
         except VersionConflictError:
             continue  # another start took the number
 
 
-def begun_by(found: Attempts, submission: str) -> bool:
+def begun_by(attempts: Attempts, submission: str) -> bool:
     """Return whether a start of this submission has given up the checkpoints before it."""
-    return bool(submission) and found.fresh_for == submission
+    return bool(submission) and attempts.fresh_for == submission
 
 
-def follow_attempt(store: Storage, mine: Attempts) -> None:
+def follow_attempt(store: Storage, attempts: Attempts) -> None:
     """Record a start that was claimed in another store, so that both name the same last start.
 
     Claim it above this store's number. Raises UserError (72) where a later start has been recorded here.
     """
     while True:
-        found, version = _read(store)
-        if found.attempt >= mine.attempt:
-            raise _superseded(mine.attempt, found.attempt)
+        recorded, version = _read(store)
+        if recorded.attempt >= attempts.attempt:
+            raise _superseded(attempts.attempt, recorded.attempt)
         try:
-            return store.replace(FILE, mine.sealed(), version)
+            return store.replace(FILE, attempts.sealed(), version)
         except VersionConflictError:
             continue
 
@@ -119,21 +119,21 @@ def last_attempt(store: Storage) -> int:
     return max(_read(store)[0].attempt, _highest_saved(store))
 
 
-def begin_at(store: Storage, mine: Attempts, step: int, *, most: int) -> None:
+def begin_at(store: Storage, attempts: Attempts, step: int, *, most: int) -> None:
     """Record this start's first step. Raises UserError (70) when `most` starts in a row crashed at the same one."""
-    crashes = mine.without_progress if mine.start_step in (None, step) else 0
+    crashes = attempts.without_progress if attempts.start_step in (None, step) else 0
     if most and crashes >= most:
         raise _no_progress(crashes, f"each start was at step {step}")
-    _update(store, mine.attempt, lambda found: replace(found, start_step=step, without_progress=crashes))
+    _update(store, attempts.attempt, lambda recorded: replace(recorded, start_step=step, without_progress=crashes))
 
 
-def require_beginning(mine: Attempts, *, most: int) -> None:
+def require_beginning(attempts: Attempts, *, most: int) -> None:
     """Raise UserError (70) when more than `most` starts in a row crashed, the last ones while loading.
 
     Call it before loading. Otherwise a platform would restart a job that always crashes until its budget is spent.
     """
-    if most and mine.without_progress > most:
-        raise _no_progress(mine.without_progress, "the last ones before they had loaded a checkpoint")
+    if most and attempts.without_progress > most:
+        raise _no_progress(attempts.without_progress, "the last ones before they had loaded a checkpoint")
 
 
 def _no_progress(crashes: int, where: str) -> UserError:
@@ -146,10 +146,10 @@ def _no_progress(crashes: int, where: str) -> UserError:
     )
 
 
-def note_end(store: Storage, mine: Attempts, ended: str) -> None:
+def note_end(store: Storage, attempts: Attempts, ended: str) -> None:
     """Record that this start is done, or was preempted, unless a later one has taken over."""
     with contextlib.suppress(UserError):
-        _update(store, mine.attempt, lambda found: replace(found, ended=ended))
+        _update(store, attempts.attempt, lambda recorded: replace(recorded, ended=ended))
 
 
 def require_current(store: Storage, attempt: int) -> None:
@@ -161,11 +161,11 @@ def require_current(store: Storage, attempt: int) -> None:
 
 def _update(store: Storage, attempt: int, change: Callable[[Attempts], Attempts]) -> None:
     while True:
-        found, version = _read(store)
-        if found.attempt != attempt:
-            raise _superseded(attempt, found.attempt)
+        recorded, version = _read(store)
+        if recorded.attempt != attempt:
+            raise _superseded(attempt, recorded.attempt)
         try:
-            return store.replace(FILE, change(found).sealed(), version)
+            return store.replace(FILE, change(recorded).sealed(), version)
         except VersionConflictError:
             continue
 

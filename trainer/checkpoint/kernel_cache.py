@@ -23,8 +23,8 @@ def kernel_files(worker: ProcessContext) -> dict[str, Tensor]:
 
     The ranks of the first node save theirs for their like on every node: kernels name the GPU by its number there.
     """
-    found = torch.compiler.save_cache_artifacts() if worker.node == 0 and INDUCTOR in sys.modules else None
-    return {kernel_file(worker): torch.frombuffer(bytearray(found[0]), dtype=torch.uint8)} if found else {}
+    artifacts = torch.compiler.save_cache_artifacts() if worker.node == 0 and INDUCTOR in sys.modules else None
+    return {kernel_file(worker): torch.frombuffer(bytearray(artifacts[0]), dtype=torch.uint8)} if artifacts else {}
 
 
 def load_kernels(folder: Path, worker: ProcessContext) -> None:

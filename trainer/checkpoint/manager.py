@@ -216,9 +216,9 @@ class Checkpoints:
         settle_other_trainer(
             join_uri(run.run_uri, PROGRAM), "a program of your own", fresh=fresh, submission=run.submission_name
         )
-        mine = claim_attempt(self._store, fresh=fresh, submission=run.submission_name, above=above)
-        require_beginning(mine, most=self._settings.max_starts_without_progress)
-        return mine
+        attempts = claim_attempt(self._store, fresh=fresh, submission=run.submission_name, above=above)
+        require_beginning(attempts, most=self._settings.max_starts_without_progress)
+        return attempts
 
     def _no_time_left(self, stop: StopRequest) -> bool:
         """Return whether less is left of the notice than the last save took. The first save is always tried."""

@@ -52,8 +52,8 @@ VERSIONED = ("torch", "transformers", "deepspeed", "safetensors", "peft")
 
 def versions() -> dict[str, str]:
     """Versions of Python, of this package and of the libraries that a checkpoint's files depend on."""
-    own = {"python": platform.python_version(), "vlmpipe": __version__}
-    return {**own, **{name: importlib.metadata.version(name) for name in VERSIONED}}
+    packages = {"python": platform.python_version(), "vlmpipe": __version__}
+    return {**packages, **{name: importlib.metadata.version(name) for name in VERSIONED}}
 
 
 @dataclass(frozen=True)
@@ -71,25 +71,25 @@ class Resumed:
             learning_rate: of its next step, of parameters without a rate of their own.
         """
         name, saved = self.checkpoint.name, self.checkpoint.record
-        found = [
+        notes = [
             f"training continued after step {saved.step}, because a newer checkpoint is damaged: {reason}"
             for reason in self.passed_over
         ]
         taken = changes(saved.settings, expected.settings)
         if taken:
-            found.append(f"settings are others than those of checkpoint {name}: {'; '.join(map(Change.text, taken))}")
+            notes.append(f"settings are others than those of checkpoint {name}: {'; '.join(map(Change.text, taken))}")
         if saved.learning_rate is not None and not math.isclose(saved.learning_rate, learning_rate, rel_tol=0.01):
-            found.append(
+            notes.append(
                 f"the learning rate continues at {learning_rate:.3g}; with the settings of checkpoint {name} it would "
                 f"be {saved.learning_rate:.3g} (step {saved.step} of {saved.total_steps} then, of "
                 f"{expected.total_steps} now)"
             )
         if not have_one_layout(saved, expected):
-            found.append(
+            notes.append(
                 f"checkpoint {name} is of another layout of ranks: dropout continues with draws of its own, and all "
                 "else as it was"
             )
-        return found
+        return notes
 
 
 def resume(
@@ -107,12 +107,12 @@ def resume(
     passed_over: list[str] = []
     for number, name in candidates(listings):
         store = stores[number]
-        found = _try_to_load(store, strategy, expected, worker, name, listings[number], key)
-        if isinstance(found, Checkpoint):
-            return Resumed(found, passed_over)
-        if _reject_unless_deleted(store, worker, name, found):
+        loaded = _try_to_load(store, strategy, expected, worker, name, listings[number], key)
+        if isinstance(loaded, Checkpoint):
+            return Resumed(loaded, passed_over)
+        if _reject_unless_deleted(store, worker, name, loaded):
             return resume(stores, strategy, expected, worker, key=key)
-        passed_over.append(found)
+        passed_over.append(loaded)
     raise_together(unreadable, worker)  # that store may hold the only good checkpoint: do not start afresh
     if passed_over:
         raise none_verifies(passed_over)
@@ -130,8 +130,8 @@ def _list_stores(stores: Sequence[Storage], worker: ProcessContext) -> tuple[dic
     errors: dict[int, UserError] = {}
 
     def list_all() -> dict[int, Listing]:
-        listings, found = list_stores(stores)
-        errors.update(found)
+        listings, more = list_stores(stores)
+        errors.update(more)
         return listings
 
     return on_first(worker, list_all), next(iter(errors.values()), None)
@@ -272,9 +272,9 @@ def _load_folder(worker: ProcessContext, lay_out: Callable[[Path], None]) -> Ite
 
 def require_same_run(checkpoint: Checkpoint, expected: CommitRecord) -> None:
     """Raise ConfigError, which names the field or the digest, where the run file is another than may continue."""
-    found = checkpoint.record
+    recorded = checkpoint.record
     differences = [
-        f"{what} changed from {getattr(found, name)} to {getattr(expected, name)}"
+        f"{what} changed from {getattr(recorded, name)} to {getattr(expected, name)}"
         for name, what in (
             ("checkpoint_format", "the strategy's checkpoint format"),
             ("plan_sha256", "the data or the packing plan"),
@@ -282,13 +282,13 @@ def require_same_run(checkpoint: Checkpoint, expected: CommitRecord) -> None:
             ("tower_sha256", "the frozen tower's weights"),
             ("frozen_sha256", "the frozen weights beside a frozen tower's"),
         )
-        if getattr(found, name) != getattr(expected, name)
+        if getattr(recorded, name) != getattr(expected, name)
     ]
     way_back, begun_with = "restore it", "the run file that this run was started with"
-    if found.plan_sha256 != expected.plan_sha256:  # data has another name where its format is another
+    if recorded.plan_sha256 != expected.plan_sha256:  # data has another name where its format is another
         way_back = "restore it and its data, or continue with the vlmpipe that began it, if another prepares other data"
-    if found.checkpoint_format == expected.checkpoint_format:
-        settings = changes(found.settings, expected.settings)
+    if recorded.checkpoint_format == expected.checkpoint_format:
+        settings = changes(recorded.settings, expected.settings)
         refused = [change for change in settings if change.outcome == "refused"]
         differences = [change.text() for change in refused] + differences
         if refused and refused[0].is_gone:

@@ -239,26 +239,26 @@ def _with_value(section: AnySection, path: Sequence[str], value: object) -> AnyS
     return section.model_copy(update={name: value})
 
 
-def changes(found: Mapping[str, JsonValue], expected: Mapping[str, JsonValue]) -> list[Change]:
+def changes(recorded: Mapping[str, JsonValue], expected: Mapping[str, JsonValue]) -> list[Change]:
     """Fields of two `settings_of` that differ, those that are refused first.
 
     A field that one of them does not have in a section that it has is at its default: its version knew no such field.
     """
     rules = rules_by_field()
     differing = []
-    for field in sorted({*found, *expected} - {SELECTION_REWARD}):
-        was, now = _recorded(found, field), _recorded(expected, field)
+    for field in sorted({*recorded, *expected} - {SELECTION_REWARD}):
+        was, now = _recorded(recorded, field), _recorded(expected, field)
         if was != now:
             # A field that this version does not have decided something for the one that saved.
             outcome = rules[field].outcome if field in rules else "refused"
             differing.append(Change(field, was, now, outcome, is_gone=field not in rules))
-    return sorted([*differing, *_other_reward(found, expected)], key=lambda change: change.outcome != "refused")
+    return sorted([*differing, *_other_reward(recorded, expected)], key=lambda change: change.outcome != "refused")
 
 
-def _other_reward(found: Mapping[str, JsonValue], expected: Mapping[str, JsonValue]) -> Iterator[Change]:
+def _other_reward(recorded: Mapping[str, JsonValue], expected: Mapping[str, JsonValue]) -> Iterator[Change]:
     """The change of the reward, where both settings draw selections."""
-    if all(settings.get("model.relevance.estimator") == "rloo" for settings in (found, expected)):
-        was, now = (settings.get(SELECTION_REWARD, EARLIER_REWARD) for settings in (found, expected))
+    if all(settings.get("model.relevance.estimator") == "rloo" for settings in (recorded, expected)):
+        was, now = (settings.get(SELECTION_REWARD, EARLIER_REWARD) for settings in (recorded, expected))
         if was != now:
             yield Change(SELECTION_REWARD, was, now, "refused", is_of_version=True)
 

@@ -108,15 +108,15 @@ def _delete_old(
     listing = Listing.read(store)
     before = [name for name in listing.committed if order_of(name) <= order_of(newest)]
     good = [name for name in before if name not in listing.rejected]
-    kept = {newest, *good[-retention.keep_last :]}
+    to_keep = {newest, *good[-retention.keep_last :]}
     if retention.keep_every_steps:
-        kept |= {name for name in good if step_of(name) % retention.keep_every_steps == 0}
+        to_keep |= {name for name in good if step_of(name) % retention.keep_every_steps == 0}
     if retention.keep_best:
         try:
-            kept.add(_best(listing, newest, key))
+            to_keep.add(_best(listing, newest, key))
         except DamagedError:
             return []  # the best one is not known: all stay until a later COMMIT names it
-    old = [name for name in before if name not in kept]
+    old = [name for name in before if name not in to_keep]
     for name in old:
         require_right()
         store.delete(f"{FOLDER}/{name}/COMMIT")

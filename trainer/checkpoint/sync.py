@@ -40,14 +40,14 @@ def sync_run(job: JobConfig) -> dict[str, object]:
         asked = _best(job, newest_store, newest, key) if job.checkpoint.export == "best" else newest
         return asked
 
-    found = newest_usable_of([store, mirror] if mirror else [store], export, passed_over, first=first)
-    if found is None:
+    usable = newest_usable_of([store, mirror] if mirror else [store], export, passed_over, first=first)
+    if usable is None:
         raise ConfigError(
             f"run {job.run.run_id} has no committed checkpoint",
             expected=f"one under {store.uri('checkpoints')}",
             fix="let the train step finish",
         )
-    source, checkpoint, described = found
+    source, checkpoint, described = usable
     if checkpoint.name != asked:
         text = f"checkpoint {checkpoint.name} is exported in place of {asked}: {'; '.join(passed_over)}"
         print_warning(text, step="sync-checkpoint")

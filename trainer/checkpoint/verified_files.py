@@ -55,11 +55,11 @@ class CheckpointFiles:
         """Bytes `start` to `end` of a file."""
         return next(self.read_all([(file, start, self._files[file].size_bytes if end is None else end)]))
 
-    def read_all(self, wanted: Sequence[Piece]) -> Iterator[memoryview]:
+    def read_all(self, requested: Sequence[Piece]) -> Iterator[memoryview]:
         """Several ranges, in their order, transferred in parallel: one of them and `IN_FLIGHT_BYTES` are in memory."""
-        pieces = [list(self._pieces(*piece)) for piece in wanted]
+        pieces = [list(self._pieces(*piece)) for piece in requested]
         arriving = self._transfer([part for parts in pieces for part in parts])
-        for parts, (_, start, end) in zip(pieces, wanted, strict=True):
+        for parts, (_, start, end) in zip(pieces, requested, strict=True):
             if len(parts) == 1:
                 yield next(arriving)
                 continue
@@ -110,8 +110,8 @@ class CheckpointFiles:
     def _split(self, ranges: Ranges) -> list[Piece]:
         return [
             piece
-            for file, wanted in ranges.items()
-            for start, end in merged(wanted)
+            for file, spans in ranges.items()
+            for start, end in merged(spans)
             for piece in self._pieces(file, start, end)
             if start < end
         ]
@@ -154,13 +154,13 @@ class CheckpointFiles:
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
     """Merge the ranges into ascending ones that neither overlap nor touch."""
-    found: list[Range] = []
+    joined: list[Range] = []
     for start, end in sorted(ranges):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
         else:
-            found.append((start, end))
-    return found
+            joined.append((start, end))
+    return joined
 
 
 def total_bytes(ranges: Ranges) -> int:
@@ -170,11 +170,11 @@ def total_bytes(ranges: Ranges) -> int:
 
 def union(several: Iterable[Ranges]) -> dict[str, list[Range]]:
     """All of these ranges together."""
-    found: dict[str, list[Range]] = {}
+    joined: dict[str, list[Range]] = {}
     for ranges in several:
         for file, of_file in ranges.items():
-            found.setdefault(file, []).extend(of_file)
-    return {file: merged(of_file) for file, of_file in found.items()}
+            joined.setdefault(file, []).extend(of_file)
+    return {file: merged(of_file) for file, of_file in joined.items()}
 
 
 def fetch_folder(store: Storage, checkpoint: Checkpoint, scratch: Path, *, links: bool = True) -> Path:

@@ -69,20 +69,20 @@ def _tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
-        yield from (tensor for one in value.values() for tensor in _tensors(one))
+        yield from (tensor for item in value.values() for tensor in _tensors(item))
     elif dataclasses.is_dataclass(value):
         yield from (tensor for var in vars(value).values() for tensor in _tensors(var))
 
 
 def _pinned(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _pinned(one) for name, one in value.items()}
+        return {name: _pinned(item) for name, item in value.items()}
     return value.pin_memory() if isinstance(value, MOVABLE) else value
 
 
 def _on(value: object, device: torch.device) -> object:
     if isinstance(value, dict):
-        return {name: _on(one, device) for name, one in value.items()}
+        return {name: _on(item, device) for name, item in value.items()}
     return value.to(device, non_blocking=True) if isinstance(value, MOVABLE) else value
 
 

@@ -38,13 +38,13 @@ class Readers:
         has_ranges: bool = False,
     ) -> list[ShardPrefetcher]:
         """Prefetchers of the remote shards of the steps up to `end_step`; `has_ranges`: of features alone."""
-        found = []
+        prefetchers = []
         for files, names, needs, group_shards in self._remote(split, shuffle_shards):
             if has_ranges and files is self.data:
                 continue
             schedule = ShardSchedule(names, needs, sequence, end_step)
-            found.append(ShardPrefetcher(files, schedule, group_shards=group_shards))
-        return found
+            prefetchers.append(ShardPrefetcher(files, schedule, group_shards=group_shards))
+        return prefetchers
 
     def _remote(self, split: SplitIndex, shuffle_shards: int) -> Iterator[tuple[ShardCache, list[str], Needs, int]]:
         if isinstance(self.data, ShardCache):
@@ -69,10 +69,10 @@ def open_readers(job: JobConfig, *, set_aside_bytes: int = 0) -> Readers:
 
 def warnings(ahead: list[ShardPrefetcher]) -> Iterator[str]:
     """Warnings about a cache that is too small to fetch each shard once and in time."""
-    for each in ahead:
-        if each.cache.num_fitting < each.max_shards:
+    for reader in ahead:
+        if reader.cache.num_fitting < reader.max_shards:
             yield (
-                f"the cache holds {each.cache.num_fitting} shards of {each.cache.shards.kind}, {GROUPS_AHEAD} groups "
-                f"of data.shuffle_shards are {each.max_shards}: shards will be fetched late or more than once; "
+                f"the cache holds {reader.cache.num_fitting} shards of {reader.cache.shards.kind}, {GROUPS_AHEAD} "
+                f"groups of data.shuffle_shards are {reader.max_shards}: shards will be fetched late or more than once; "
                 "raise data.shard_cache_gib"
             )

@@ -68,10 +68,12 @@ def on_first(worker: ProcessContext, action: Callable[[], T]) -> T:
 
 def raise_together(error: UserError | None, worker: ProcessContext) -> None:
     """Raise on all ranks when any has an error, preferably one that names its cause. Collective."""
-    own = (error.found, error.expected, error.fix, int(error.code), error.passes) if error else None
+    fields = (error.found, error.expected, error.fix, int(error.code), error.passes) if error else None
     gathered: list[tuple[str, str, str, int, bool] | None] = [None] * worker.world_size
-    dist.all_gather_object(gathered, own, group=patient_group())
-    if errors := [each for each in gathered if each]:
+    dist.all_gather_object(gathered, fields, group=patient_group())
+    if errors := [fields for fields in gathered if fields]:
         # Of several causes, one that does not pass by itself.
-        found, expected, fix, code, passes = min(errors, key=lambda each: (each[3] == ExitCode.UNEXPECTED, each[4]))
-        raise UserError(found, expected=expected, fix=fix, code=code, passes=passes)
+        problem, expected, fix, code, passes = min(
+            errors, key=lambda fields: (fields[3] == ExitCode.UNEXPECTED, fields[4])
+        )
+        raise UserError(problem, expected=expected, fix=fix, code=code, passes=passes)

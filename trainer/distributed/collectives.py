@@ -57,11 +57,11 @@ def check_ranks(run_uri: str, worker: ProcessContext) -> dict[str, Any]:
     Raises UserError when the ranks cannot reach each other (1), or the sum is wrong (69).
     """
     speed = _checked_all_reduce(worker) if worker.world_size > 1 else {}
-    found: list[Any] = [None] * worker.world_size
-    dist.all_gather_object(found, os.environ.get(REPORT_VARIABLE, "") if worker.is_node_leader else "")
+    reports: list[Any] = [None] * worker.world_size
+    dist.all_gather_object(reports, os.environ.get(REPORT_VARIABLE, "") if worker.is_node_leader else "")
     result = {
         "world_size": worker.world_size,
-        "nodes": [json.loads(text) for text in found if text],
+        "nodes": [json.loads(text) for text in reports if text],
         "all_reduce": speed,
     }
     if worker.is_first:
@@ -112,8 +112,8 @@ def measure_communication(run_uri: str, worker: ProcessContext) -> list[Speed]:
     speeds = [
         Speed(among, len(ranks), collective, size, seconds)
         for among, groups in _groups(worker).items()
-        for ranks, found in [_in_my_group(groups, worker, sizes)]
-        for (collective, size), seconds in found.items()
+        for ranks, times in [_in_my_group(groups, worker, sizes)]
+        for (collective, size), seconds in times.items()
     ]
     if worker.is_first:
         content = [asdict(speed) | {"bus_gb_per_s": speed.bus_gb_per_s} for speed in speeds]
@@ -136,13 +136,13 @@ def _in_my_group(
     groups: list[list[int]], worker: ProcessContext, sizes: tuple[int, ...]
 ) -> tuple[list[int], dict[tuple[str, int], float]]:
     """This rank's group, and the seconds of the slowest rank of any group. All groups work at the same time."""
-    mine, _ = dist.new_subgroups_by_enumeration(groups)
+    group, _ = dist.new_subgroups_by_enumeration(groups)
     ranks = next(ranks for ranks in groups if worker.rank in ranks)
     cases = [(collective, size) for collective in PASSES for size in sizes]
-    medians = [statistics.median(_seconds(_work(*case, len(ranks), mine, worker), worker)) for case in cases]
+    medians = [statistics.median(_seconds(_work(*case, len(ranks), group, worker), worker)) for case in cases]
     slowest = torch.tensor(medians, dtype=torch.float64, device=worker.device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    dist.destroy_process_group(mine)  # frees its buffers on the GPU
+    dist.destroy_process_group(group)  # frees its buffers on the GPU
     return ranks, dict(zip(cases, slowest.tolist(), strict=True))
 
 

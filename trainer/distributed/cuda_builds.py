@@ -57,8 +57,8 @@ def has_code_for(architectures: Iterable[float], compute_capability: float) -> b
 
 def architectures_of(names: Iterable[str]) -> tuple[float, ...]:
     """Compute capabilities from torch.cuda.get_arch_list(): sm_86 is 8.6, sm_120 is 12.0. PTX is left out."""
-    found = (re.fullmatch(r"sm_(\d+)(\d)[af]?", name) for name in names)
-    return tuple(float(f"{match[1]}.{match[2]}") for match in found if match)
+    matches = (re.fullmatch(r"sm_(\d+)(\d)[af]?", name) for name in names)
+    return tuple(float(f"{match[1]}.{match[2]}") for match in matches if match)
 
 
 def min_driver(cuda_version: str) -> str | None:

@@ -68,15 +68,15 @@ def check_plugin(environment: Mapping[str, str], plugin: Path | None = None, ncc
             "(cluster.reduction_server: null)",
             code=ExitCode.UNAVAILABLE,
         )
-    found = NetPlugin(path, exported_versions(path), library, known_versions(library))
-    if found.version is None:
+    built = NetPlugin(path, exported_versions(path), library, known_versions(library))
+    if built.version is None:
         raise UserError(
-            f"{path} exports {_symbols(found.exported)}: this NCCL ignores it, and reducers would be paid for and idle",
-            expected=f"one of {_symbols(found.known)}, which {library.name} looks up",
+            f"{path} exports {_symbols(built.exported)}: this NCCL ignores it, and reducers would be paid for and idle",
+            expected=f"one of {_symbols(built.known)}, which {library.name} looks up",
             fix="run without reducers (cluster.reduction_server: null), or use a plugin or an NCCL that fits the other",
             code=ExitCode.UNAVAILABLE,
         )
-    return found
+    return built
 
 
 def plugin_name(environment: Mapping[str, str]) -> str:
@@ -110,8 +110,8 @@ def find_nccl() -> Path | None:
 
 def exported_versions(plugin: Path) -> tuple[int, ...]:
     """Versions of the network plugin interface that a library exports. Raises UserError (69) if it is no library."""
-    found = (SYMBOL.fullmatch(symbol) for symbol in exported_symbols(plugin))
-    return tuple(sorted(int(match[1]) for match in found if match))
+    matches = (SYMBOL.fullmatch(symbol) for symbol in exported_symbols(plugin))
+    return tuple(sorted(int(match[1]) for match in matches if match))
 
 
 def known_versions(nccl: Path) -> tuple[int, ...]:
@@ -143,7 +143,7 @@ def _exported(data: bytes) -> list[bytes]:
     (sections_at,) = struct.unpack_from("<Q", data, 0x28)
     size, count = struct.unpack_from("<HH", data, 0x3A)
     sections = [struct.unpack_from("<IIQQQQIIQQ", data, sections_at + index * size) for index in range(count)]
-    found = []
+    names = []
     for _, kind, _, _, offset, length, link, _, _, entry in sections:
         if kind != DYNAMIC_SYMBOLS:
             continue
@@ -153,8 +153,8 @@ def _exported(data: bytes) -> list[bytes]:
             visible = info >> 4 in (1, 2) and other & 3 in (0, 3)  # global or weak; default or protected
             if section and visible:
                 start = names_at + name
-                found.append(data[start : data.index(b"\0", start)])
-    return found
+                names.append(data[start : data.index(b"\0", start)])
+    return names
 
 
 def _cached(name: str) -> list[Path]:
@@ -177,8 +177,8 @@ def main() -> int:
     """Check the plugin of this environment and print which version NCCL takes."""
     parser = argparse.ArgumentParser(prog="python -m vlmpipe.trainer.distributed.nccl_plugin", description=__doc__)
     parser.add_argument("plugin", type=Path, nargs="?", help="the plugin's file; without it, the one that NCCL opens")
-    found = check_plugin(os.environ, parser.parse_args().plugin)
-    print(f"{found.plugin}: NCCL takes ncclNetPlugin_v{found.version} (it knows {', '.join(map(str, found.known))})")
+    built = check_plugin(os.environ, parser.parse_args().plugin)
+    print(f"{built.plugin}: NCCL takes ncclNetPlugin_v{built.version} (it knows {', '.join(map(str, built.known))})")
     return ExitCode.OK
 
 

@@ -91,23 +91,23 @@ def net_plugins() -> list[str]:
 
 def plugins_in(maps: str) -> list[str]:
     """File names of the plugins in the text of /proc/PID/maps."""
-    found = (PLUGIN.search(line.removesuffix(" (deleted)")) for line in maps.splitlines())
-    return sorted({match[0] for match in found if match})
+    matches = (PLUGIN.search(line.removesuffix(" (deleted)")) for line in maps.splitlines())
+    return sorted({match[0] for match in matches if match})
 
 
 def connections() -> set[Address]:
     """Addresses that this process has established TCP connections to."""
-    found = psutil.Process().net_connections(kind="tcp")
-    return {_address(one.raddr.ip) for one in found if one.status == psutil.CONN_ESTABLISHED}
+    sockets = psutil.Process().net_connections(kind="tcp")
+    return {_address(connection.raddr.ip) for connection in sockets if connection.status == psutil.CONN_ESTABLISHED}
 
 
 def resolve(host: str) -> set[Address]:
     """The host's addresses; none for an unknown name."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return set()
-    return {_address(str(address[0])) for *_, address in found}
+    return {_address(str(address[0])) for *_, address in entries}
 
 
 def _address(text: str) -> Address:

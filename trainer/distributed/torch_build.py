@@ -58,11 +58,15 @@ def main() -> int:
     return ExitCode.OK
 
 
-def require(found: TorchBuild, build: str, min_driver: str, min_compute_capability: str) -> None:
+def require(present: TorchBuild, build: str, min_driver: str, min_compute_capability: str) -> None:
     """Raise UserError (69) unless torch is that build, with these needs."""
-    if (found.name, found.min_driver, found.min_compute_capability) != (build, min_driver, min_compute_capability):
+    if (present.name, present.min_driver, present.min_compute_capability) != (
+        build,
+        min_driver,
+        min_compute_capability,
+    ):
         raise UserError(
-            f"torch {torch.__version__} is {_text(found.name, found.min_driver, found.min_compute_capability)}",
+            f"torch {torch.__version__} is {_text(present.name, present.min_driver, present.min_compute_capability)}",
             expected=_text(build, min_driver, min_compute_capability),
             fix=f"install torch from an index that has its build {build}, with the versions of "
             f"container/torch_builds/{build}.txt; a build is described in trainer/distributed/cuda_builds.yaml",

@@ -124,15 +124,15 @@ class GpuFaultWatch:
 
     def note(self, readings: Sequence[GpuReading]) -> dict[int, str]:
         """Faults that were not noted before, by rank."""
-        found = {}
+        warnings = {}
         for rank, reading in enumerate(readings):
             throttled = [text for bit, text in THROTTLES.items() if _bits(reading) & bit and self._is_new(rank, text)]
             faults = [f"is throttled ({', '.join(throttled)})"] if throttled else []
             if reading.ecc_errors > 0 and self._is_new(rank, "ECC"):
                 faults.append(f"has {reading.ecc_errors:.0f} uncorrected memory errors (ECC)")
             if faults:
-                found[rank] = " and ".join(faults)
-        return found
+                warnings[rank] = " and ".join(faults)
+        return warnings
 
     def _is_new(self, rank: int, kind: str) -> bool:
         is_new = (rank, kind) not in self._noted

@@ -24,14 +24,14 @@ def report(metric: str, value: float, step: int) -> None:
     path = Path(os.environ.get(METRIC_FILE_VARIABLE, METRIC_FILE))
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    kept = [line for line in lines if json.loads(line)["global_step"] != str(step)]
+    earlier = [line for line in lines if json.loads(line)["global_step"] != str(step)]
     line = {
         "timestamp": time.time(),
         "trial": os.environ.get(TRIAL_VARIABLE, "0"),
         metric: str(float(value)),
         "global_step": str(step),
     }
-    text = "\n".join([*kept, json.dumps(line, sort_keys=True)][-MAX_LINES:])
+    text = "\n".join([*earlier, json.dumps(line, sort_keys=True)][-MAX_LINES:])
     temporary = path.with_name(f"{path.name}.new")  # the service may read at any moment
     temporary.write_text(f"{text}\n", encoding="utf-8")
     temporary.replace(path)

@@ -80,8 +80,8 @@ def open_mlflow(job: JobConfig) -> MlflowLog | None:
 
         client = MlflowClient(tracking_uri=settings.tracking_uri)
         name = settings.experiment or job.name
-        found = client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found else client.create_experiment(name)
+        existing = client.get_experiment_by_name(name)
+        experiment = existing.experiment_id if existing else client.create_experiment(name)
         run_id = _run_of(client, experiment, job.run.run_id)
         params = [Param(key, str(value)[:MOST_CHARS]) for key, value in _fields(job).items()]
         for start in range(0, len(params), MAX_PARAMS):
@@ -95,10 +95,10 @@ def open_mlflow(job: JobConfig) -> MlflowLog | None:
 
 def _run_of(client: MlflowClient, experiment: str, run_id: str) -> str:
     """The MLflow run of an earlier attempt, or a new one."""
-    found = client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{run_id}'", max_results=1)
-    if found:
-        client.update_run(found[0].info.run_id, status="RUNNING")
-        return str(found[0].info.run_id)
+    runs = client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{run_id}'", max_results=1)
+    if runs:
+        client.update_run(runs[0].info.run_id, status="RUNNING")
+        return str(runs[0].info.run_id)
     return str(client.create_run(experiment, run_name=run_id, tags={RUN_TAG: run_id}).info.run_id)
 
 

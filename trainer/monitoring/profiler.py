@@ -142,8 +142,8 @@ def summary_of(made: profile) -> dict[str, object]:
         # Communication that no computing hides.
         "exposed_communication_s": covered_s([*sent, *computed]) - covered_s(computed),
         "spans": joined,
-        "operations": sorted(known, key=lambda one: -one["seconds"])[:TOP_OPERATIONS],
-        "collectives": sorted(collectives, key=lambda one: -one["seconds"]),
+        "operations": sorted(known, key=lambda operation: -operation["seconds"])[:TOP_OPERATIONS],
+        "collectives": sorted(collectives, key=lambda collective: -collective["seconds"]),
     }
 
 

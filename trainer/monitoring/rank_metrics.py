@@ -47,13 +47,13 @@ def waitless(config: TrainConfig, module: nn.Module, units: ShardingUnits, *, co
 def _widest_linear(layer: nn.Module) -> list[nn.Module]:
     """The layer's largest linear layer that does not narrow, which tensor parallelism splits by outputs: no rank waits
     in it. None of an expert's, to which ranks send different numbers of tokens."""
-    found = [
+    linears = [
         module
         for name, module in layer.named_modules()
         if isinstance(module, nn.Linear) and module.out_features >= module.in_features
         if ".experts." not in f".{name}."
     ]
-    return sorted(found, key=lambda one: one.out_features * one.in_features)[-1:]
+    return sorted(linears, key=lambda linear: linear.out_features * linear.in_features)[-1:]
 
 
 class ForwardTimer:
@@ -71,7 +71,7 @@ class ForwardTimer:
         self._ran: set[nn.Module] = set()
         for module in modules:
             module.register_forward_pre_hook(lambda *_: self._start())
-            module.register_forward_hook(lambda one, *_: self._stop(one))
+            module.register_forward_hook(lambda hooked, *_: self._stop(hooked))
 
     def seconds(self) -> float:
         """Total so far, by the number of modules that this rank runs: pipeline parallel ranks have different ones.
@@ -125,9 +125,9 @@ class StragglerWatch:
     def __init__(self) -> None:
         self._rank, self._lines = -1, 0
 
-    def note(self, found: dict[str, float]) -> str:
+    def note(self, spreads: dict[str, float]) -> str:
         """A warning for the line that `straggler` gave, or ""; once for each time that a rank becomes slow."""
-        spread, rank = found.get("straggler_spread", 0.0), int(found.get("slowest_rank", -1))
+        spread, rank = spreads.get("straggler_spread", 0.0), int(spreads.get("slowest_rank", -1))
         if spread < self.SPREAD:
             rank = -1
         self._lines = self._lines + 1 if rank == self._rank else 1
@@ -164,11 +164,11 @@ def gather_rank_metrics(
 ) -> RankMetrics:
     """All ranks' metrics, given this rank's own. Collective."""
     requests = REQUESTS.class_a, REQUESTS.class_b
-    own = [_peak_memory_bytes(worker) / GIB, data_wait_s, forward_s, num_reducers, *requests, *astuple(gpu)]
-    mine = torch.tensor(own, dtype=torch.float64, device=worker.device)
-    found = [torch.empty_like(mine) for _ in range(worker.world_size)]
-    dist.all_gather(found, mine)
-    memory, waits, forward, reducers, class_a, class_b, *gauges = torch.stack(found).T.tolist()
+    values = [_peak_memory_bytes(worker) / GIB, data_wait_s, forward_s, num_reducers, *requests, *astuple(gpu)]
+    local = torch.tensor(values, dtype=torch.float64, device=worker.device)
+    gathered_ranks = [torch.empty_like(local) for _ in range(worker.world_size)]
+    dist.all_gather(gathered_ranks, local)
+    memory, waits, forward, reducers, class_a, class_b, *gauges = torch.stack(gathered_ranks).T.tolist()
     gpus = [GpuReading(*rank) for rank in zip(*gauges, strict=True)]
     return RankMetrics(memory, waits, forward, reducers, gpus, class_a, class_b)
 

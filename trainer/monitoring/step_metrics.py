@@ -67,7 +67,7 @@ class AsyncStepMetrics:
         self._sources = sources.names if sources else ()
         counted = (data.useful_tokens, data.slot_tokens, data.images, len(data.sample_ids))
         on_gpu = worker.device.type == "cuda"
-        own = torch.tensor(
+        counts_on_host = torch.tensor(
             [*(float(count) * replica.leads for count in counted), float(stop), float(save)],
             dtype=torch.float64,
             pin_memory=on_gpu,
@@ -75,7 +75,7 @@ class AsyncStepMetrics:
         sums = torch.cat(
             [
                 loss_share.double().reshape(1),
-                own.to(worker.device, non_blocking=True),
+                counts_on_host.to(worker.device, non_blocking=True),
                 *([sources.take()] if sources else []),
             ]
         )

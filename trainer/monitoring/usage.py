@@ -89,8 +89,8 @@ class UsageLog:
 
 def read_usage(store: Storage, *, since: int = 0) -> list[StartUsage]:
     """Return the usage of each start of training from number `since` on, in order."""
-    found = [StartUsage(**read_record(store, info.name)) for info in store.list(FOLDER)]
-    return sorted((one for one in found if one.start >= since), key=lambda one: one.start)
+    starts = [StartUsage(**read_record(store, info.name)) for info in store.list(FOLDER)]
+    return sorted((start for start in starts if start.start >= since), key=lambda start: start.start)
 
 
 def total_of(starts: Sequence[StartUsage]) -> RunUsage:

@@ -62,10 +62,10 @@ class AdamW8bit(torch.optim.AdamW):
         content: dict[str, Any] = super().state_dict()
         for key, parameter in self._keyed(content):
             if parameter in self._moments:
-                own = dict(content["state"][key]) | {"step": torch.tensor(float(self._steps[parameter]))}
+                entry = dict(content["state"][key]) | {"step": torch.tensor(float(self._steps[parameter]))}
                 for name, moment in zip(MOMENTS, self._moments[parameter], strict=True):
-                    own[name] = _like(parameter, moment.dequantized())
-                content["state"][key] = own
+                    entry[name] = _like(parameter, moment.dequantized())
+                content["state"][key] = entry
         return content
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -73,11 +73,11 @@ class AdamW8bit(torch.optim.AdamW):
         state = dict(state_dict["state"])
         for key, parameter in self._keyed(state_dict):
             if key in state:
-                own = dict(state[key])
+                entry = dict(state[key])
                 for moment, name in zip(self._moments_of(parameter), MOMENTS, strict=True):
-                    moment.quantize(_local(own.pop(name)))
-                self._steps[parameter] = int(own["step"])
-                state[key] = own
+                    moment.quantize(_local(entry.pop(name)))
+                self._steps[parameter] = int(entry["step"])
+                state[key] = entry
         super().load_state_dict({**state_dict, "state": state})
 
     def moment_tensors(self) -> list[Tensor]:
@@ -91,8 +91,8 @@ class AdamW8bit(torch.optim.AdamW):
     def _keyed(self, content: dict[str, Any]) -> list[tuple[object, nn.Parameter]]:
         """8-bit parameters by their keys in a state dict: numbers, or names in one of torch.distributed.checkpoint."""
         keys = [key for group in content["param_groups"] for key in group["params"]]
-        own = [(group["state_bits"], parameter) for group in self.param_groups for parameter in group["params"]]
-        return [(key, parameter) for key, (bits, parameter) in zip(keys, own, strict=True) if bits == 8]
+        parameters = [(group["state_bits"], parameter) for group in self.param_groups for parameter in group["params"]]
+        return [(key, parameter) for key, (bits, parameter) in zip(keys, parameters, strict=True) if bits == 8]
 
     def _moments_of(self, parameter: nn.Parameter) -> list[_Moment]:
         if parameter not in self._moments:

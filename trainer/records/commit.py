@@ -77,9 +77,9 @@ def parse_commit(text: bytes, checkpoint: str) -> CommitRecord:
         ) from error
 
 
-def _of_another_version(found: str) -> ConfigError:
+def _of_another_version(problem: str) -> ConfigError:
     return ConfigError(
-        found,
+        problem,
         expected="checkpoints of this version of vlmpipe",
         fix="continue the run with the version that saved it, or start a new run",
     )

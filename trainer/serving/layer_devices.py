@@ -76,4 +76,7 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 
 
 def _bytes(module: nn.Module) -> int:
-    return sum(one.numel() * one.element_size() for one in {id(tensor): tensor for tensor in _tensors(module)}.values())
+    return sum(
+        module_tensor.numel() * module_tensor.element_size()
+        for module_tensor in {id(tensor): tensor for tensor in _tensors(module)}.values()
+    )

@@ -111,8 +111,8 @@ def _listens(process: subprocess.Popen[bytes], port: int) -> bool:
     """Return whether the process, or one that it has started, is what answers at the port."""
     with contextlib.suppress(psutil.Error):
         server = psutil.Process(process.pid)
-        for one in (server, *server.children(recursive=True)):
-            if any(place.laddr and place.laddr.port == port for place in one.net_connections("tcp")):
+        for process_of_tree in (server, *server.children(recursive=True)):
+            if any(place.laddr and place.laddr.port == port for place in process_of_tree.net_connections("tcp")):
                 return True
     return False
 
@@ -133,6 +133,6 @@ def require_free_port(port: int) -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind((HOST, 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        return int(listener.getsockname()[1])

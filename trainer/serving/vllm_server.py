@@ -87,9 +87,9 @@ def served_folder(base: Path, settings: Path) -> Path:
     return folder
 
 
-def _link(source: Path, folder: Path, wanted: Callable[[str], bool]) -> None:
+def _link(source: Path, folder: Path, takes: Callable[[str], bool]) -> None:
     for path in sorted(source.iterdir()):
-        if wanted(path.name):
+        if takes(path.name):
             (folder / path.name).symlink_to(path.resolve())
 
 
@@ -100,10 +100,10 @@ def _fetched(argument: str) -> str:
 
 
 def _folder(name: str, revision: str = "") -> Path:
-    found = local_folder(name, revision)
-    if found is None:
+    folder = local_folder(name, revision)
+    if folder is None:
         raise ConfigError(f"there is no folder {name}", expected="a folder on this machine or an address in a bucket")
-    return found
+    return folder
 
 
 def _of_hub(name: str, revision: str) -> Path:

@@ -79,12 +79,12 @@ def overlaps_reduction(deepspeed: Mapping[str, Any], *, stage: int, offload: str
     Stages 1 and 2 need several buckets for it: one that takes all gradients is reduced at the end. Not with offloading,
     where each gradient that is reduced is copied to the machine's memory at once.
     """
-    given = deepspeed.get("zero_optimization", {})
-    if "overlap_comm" in given:
-        return bool(given["overlap_comm"])
+    settings = deepspeed.get("zero_optimization", {})
+    if "overlap_comm" in settings:
+        return bool(settings["overlap_comm"])
     if stage == 3:
         return True
-    return offload == "none" and trainable > int(given.get("reduce_bucket_size", OVERLAPPED_BUCKET_ELEMENTS))
+    return offload == "none" and trainable > int(settings.get("reduce_bucket_size", OVERLAPPED_BUCKET_ELEMENTS))
 
 
 def reduces_at_the_end(config: TrainConfig) -> bool:
@@ -114,11 +114,11 @@ def uses_hpz(*, nodes: int, node_ranks: int) -> bool:
 
 def laid_over(settings: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
     """`settings` updated with `changes`, recursively."""
-    found = dict(settings)
+    merged = dict(settings)
     for name, value in changes.items():
-        inner = found.get(name)
-        found[name] = laid_over(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
-    return found
+        inner = merged.get(name)
+        merged[name] = laid_over(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def offloading(config: TrainConfig, *, on_gpu: bool) -> dict[str, Any]:

@@ -37,6 +37,6 @@ PEAKS = {
 
 def peak_of(name: str, compute_type: ComputeType) -> float | None:
     """Peak FLOP/s of the GPU with this device name; None for an unknown one."""
-    found = next((peaks for part, peaks in PEAKS.items() if re.search(rf"\b{part}\b", name)), None)
-    peak = getattr(found, compute_type) if found else None
+    peaks_of_gpu = next((peaks for part, peaks in PEAKS.items() if re.search(rf"\b{part}\b", name)), None)
+    peak = getattr(peaks_of_gpu, compute_type) if peaks_of_gpu else None
     return TERA * peak if peak else None

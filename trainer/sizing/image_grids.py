@@ -131,5 +131,5 @@ def _times_of_runs(size: tuple[int, int], tokens_per_s: float) -> list[NDArray[n
 def near_square(tokens: int) -> tuple[int, int]:
     """Rows and columns of the largest image of at most `tokens` tokens that is at most twice as wide as high."""
     widest = math.isqrt(tokens)
-    found = [(rows, tokens // rows) for rows in range(widest, 0, -1) if tokens // rows <= 2 * rows]
-    return max(found, key=math.prod) if found else (1, tokens)
+    rectangles = [(rows, tokens // rows) for rows in range(widest, 0, -1) if tokens // rows <= 2 * rows]
+    return max(rectangles, key=math.prod) if rectangles else (1, tokens)

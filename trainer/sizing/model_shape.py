@@ -215,8 +215,8 @@ class ModelShape:
     def trained_in_layer(self, number: int, ranks: int = 1) -> int:
         """Trained parameters of one language layer, without adapters."""
         if self.chosen is None:
-            own = 0 if "language_layers" in self.frozen else self.language.layer_parameters
-            return self.of_tensor_rank("language_layers", own, ranks)
+            parameters = 0 if "language_layers" in self.frozen else self.language.layer_parameters
+            return self.of_tensor_rank("language_layers", parameters, ranks)
         layers = self.chosen.language
         return _on_rank(layers.parameters[number], layers.in_matrices[number], ranks)
 

@@ -37,7 +37,7 @@ class StageTrace:
     """Bytes that one micro-batch adds, without the stage's inputs from the previous stage."""
 
     forward: Held  # peak of the forward pass
-    kept: Held  # between forward and backward pass
+    saved: Held  # between forward and backward pass
     backward: Held  # peak of the backward pass
     passed_on_bytes: int  # hidden states for the next stage
     input_bytes: int  # from the stage's own batches

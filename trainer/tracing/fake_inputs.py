@@ -36,14 +36,14 @@ def image_grids(config: ModelConfig, shape: SequenceShape) -> list[TokenGrid]:
     """
     grids = image_form_of(config).grids
     assert grids is not None
-    left, found = shape.rows * shape.tokens - shape.label_tokens, []
+    left, image_shapes = shape.rows * shape.tokens - shape.label_tokens, []
     for images in range(shape.images, 0, -1):
         tokens = min(grids.max_tokens, -(-left // images))
         if tokens < 1:
             break
-        found.append(near_square(tokens))
+        image_shapes.append(near_square(tokens))
         left -= tokens
-    return found
+    return image_shapes
 
 
 def inputs_of(
@@ -99,14 +99,14 @@ def _projected_images(config: ModelConfig, shape: SequenceShape, *, cached: bool
     assert images is not None
     patches, in_patch = images.patches
     image_tokens = min(shape.images * images.max_tokens, shape.rows * shape.tokens - shape.label_tokens)
-    given = {PROJECTED: torch.zeros(image_tokens, images.hidden)}
+    inputs = {PROJECTED: torch.zeros(image_tokens, images.hidden)}
     if cached:
         stored = HfFamily().stored_numbers(config)
         assert stored is not None, "checked by require_trainable"
-        given[FEATURES] = torch.zeros(shape.images, stored, dtype=torch.bfloat16)
+        inputs[FEATURES] = torch.zeros(shape.images, stored, dtype=torch.bfloat16)
     else:
-        given["pixel_values"] = torch.zeros(shape.images * patches, in_patch)
-    return {"images": given}, image_tokens
+        inputs["pixel_values"] = torch.zeros(shape.images * patches, in_patch)
+    return {"images": inputs}, image_tokens
 
 
 def _square_images(config: ModelConfig, shape: SequenceShape, *, cached: bool) -> tuple[dict[str, Tensor], int]:

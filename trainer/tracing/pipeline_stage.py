@@ -85,11 +85,11 @@ def _trace(module: nn.Module, inputs: dict[str, Any], gradient: Tensor | None, p
         output = module(**inputs, hidden=hidden)
         if gradient is not None:
             output = output.to(gradient.dtype)
-        kept = tracker.held
+        saved = tracker.held
         forward = tracker.take_peak(next_category="backward")
         if output.requires_grad:
             output.backward(gradient)
         backward = tracker.take_peak(next_category="backward")
     of_rows = {name: value for name, value in inputs.items() if name != "hidden"}
     input_bytes = sum(tensor.nbytes for tensor in tensors_of(of_rows))
-    return StageTrace(forward, kept, backward, passed_on_bytes, input_bytes)
+    return StageTrace(forward, saved, backward, passed_on_bytes, input_bytes)

@@ -79,7 +79,11 @@ def trace_step(
         cast_weights(module, compute)
         without_numbers(config, module)
         blocks = family.blocks(module)
-        in_layers = {id(one) for layer in (*blocks.language_layers, *blocks.tower_layers) for one in layer.parameters()}
+        in_layers = {
+            id(parameter)
+            for layer in (*blocks.language_layers, *blocks.tower_layers)
+            for parameter in layer.parameters()
+        }
         inputs = inputs_of(config, shape, vocabulary, cached=cached, context_parallel=context_parallel)
         if isinstance(module, HfVLM) and shape.images and not cached:
             patches = len(inputs["images"]["pixel_values"])

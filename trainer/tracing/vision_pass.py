@@ -44,15 +44,15 @@ def vision_bytes(section: str, patches: int, compute: Compute, *, recomputes: bo
     share = patches / HfFamily().images(config).patches_of(MEASURED)[0]
     layers = int(part_config(config.tower).vision_config.num_hidden_layers)
     (few, least), (more, most) = min(measured.items()), max(measured.items())
-    found = []
+    totals = []
     for low, high in zip(least, most, strict=True):
         total = 0.0
         for category in low.bytes_by_category:
-            start, end = (each.bytes_by_category[category] for each in (low, high))
+            start, end = (peaks.bytes_by_category[category] for peaks in (low, high))
             grown = start + (layers - few) * (end - start) / max(1, more - few)
             total += grown if category == "weight copies" else share * grown
-        found.append(round(total))
-    return VisionBytes(*found)
+        totals.append(round(total))
+    return VisionBytes(*totals)
 
 
 def _by_depth(config: ModelConfig, compute: Compute, recomputes: bool) -> Iterator[tuple[int, tuple[Held, Held, Held]]]:
@@ -63,9 +63,9 @@ def _by_depth(config: ModelConfig, compute: Compute, recomputes: bool) -> Iterat
     fewer_tower_layers(whole, whole.vision_config)
     few = int(whole.vision_config.num_hidden_layers)
     for depth in {few, min(few + 1, layers)}:
-        each = copy.deepcopy(whole)
-        each.vision_config.num_hidden_layers = depth
-        yield depth, _measured(config, each, compute, recomputes)
+        shallow = copy.deepcopy(whole)
+        shallow.vision_config.num_hidden_layers = depth
+        yield depth, _measured(config, shallow, compute, recomputes)
 
 
 def _measured(
@@ -82,12 +82,12 @@ def _measured(
         recompute_tower(layers_of(module.tower))
     cast_weights(module, compute)
     takes = module.features_of
-    inputs = {name: one for name, one in images.tensors([Image.new("RGB", MEASURED)]).items() if name in takes}
+    inputs = {name: tensor for name, tensor in images.tensors([Image.new("RGB", MEASURED)]).items() if name in takes}
     held = [*module.parameters(), *module.buffers(), *inputs.values()]
-    trained = [one for one in module.parameters() if one.requires_grad and not one.is_meta]
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad and not parameter.is_meta]
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
-    with MemoryTracker([*held, *(one.grad for one in trained)], module.parameters()) as tracker:
+    with MemoryTracker([*held, *(parameter.grad for parameter in trained)], module.parameters()) as tracker:
         with torch.autocast("cpu", torch.bfloat16, enabled=compute == "autocast"):
             features = module.features(inputs)
         forward, between = tracker.take_peak(next_category="backward"), tracker.held

@@ -115,15 +115,15 @@ def report(job: JobConfig, metric: str) -> float:
         measured = {line.step: line.number(metric) for line in read_metrics(store) if metric in line.figures}
         step = max(measured, default=0)
         best = Summary.read(store).best_step if job.checkpoint.export == "best" else None
-        found = measured.get(best or step)  # of the step that a run of these settings exports
+        score = measured.get(best or step)  # of the step that a run of these settings exports
     else:
-        found = Evaluation.read(store).figure(metric)
+        score = Evaluation.read(store).figure(metric)
         step = Summary.read(store).steps or 0
-    if not isinstance(found, int | float):
+    if not isinstance(score, int | float):
         raise ConfigError(f"the trial has measured no number {metric}", fix="correct tune.metric")
-    report_to_service(metric, float(found), int(step))
-    print(f"trial: {metric} {found}", flush=True)
-    return float(found)
+    report_to_service(metric, float(score), int(step))
+    print(f"trial: {metric} {score}", flush=True)
+    return float(score)
 
 
 if __name__ == "__main__":

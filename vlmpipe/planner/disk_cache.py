@@ -60,10 +60,10 @@ def disk_cached(find: Callable[Concatenate[str, P], R]) -> Callable[Concatenate[
         if store.stat(name):
             with contextlib.suppress(ValidationError):
                 return form.validate_json(store.read(name))
-        found = _analysed(find, model, *args, **kwargs)
+        answered = _analysed(find, model, *args, **kwargs)
         with contextlib.suppress(UserError):  # a full or read-only disk only makes the next plan slower
-            store.write(name, form.dump_json(found))
-        return found
+            store.write(name, form.dump_json(answered))
+        return answered
 
     return answer  # type: ignore[return-value]
 
@@ -90,15 +90,15 @@ def _store() -> Storage | None:
         if folder is None:
             return None
         root = folder / FOLDER
-        own = root / _code()
-        if not own.is_dir():
-            own.mkdir(parents=True)
+        of_code = root / _code()
+        if not of_code.is_dir():
+            of_code.mkdir(parents=True)
             for other in root.iterdir():
                 if other.stat().st_mtime < time.time() - OTHER_CODE_KEPT_S:
                     shutil.rmtree(other, ignore_errors=True)
     except OSError:
         return None
-    return LocalStorage(own)
+    return LocalStorage(of_code)
 
 
 def _configurations(model: str) -> str | None:
@@ -130,8 +130,8 @@ def hub_cache_folder(part: WeightsConfig) -> Path | None:
     """The folder of a hub id's configuration in the Hugging Face cache; None if it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(part.weights, "config.json", revision=part.revision or None)
-    return Path(found).parent if isinstance(found, str) else None
+    cached = try_to_load_from_cache(part.weights, "config.json", revision=part.revision or None)
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 @functools.cache

@@ -28,8 +28,8 @@ def image_token_limit(model: ModelConfig, data: DataConfig) -> str:
     own_size, token_side = tower.get("image_size", model.image_size), patch_size * scale_factor
     is_taken = own_size == model.image_size or (is_tiled and isinstance(own_size, int) and model.image_size < own_size)
     if not is_taken:
-        found = f"model.image_size is {model.image_size}, but the tower's image_size is {own_size}"
-        raise ConfigError(found, fix=f"set model.image_size to {own_size}")
+        problem = f"model.image_size is {model.image_size}, but the tower's image_size is {own_size}"
+        raise ConfigError(problem, fix=f"set model.image_size to {own_size}")
     if model.image_size % token_side:
         side = f"patch_size x scale_factor {token_side}" if is_tiled else f"patch_size {token_side}"
         raise ConfigError(f"model.image_size {model.image_size} is not a multiple of the tower's {side}")

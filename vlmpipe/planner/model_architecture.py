@@ -94,8 +94,8 @@ def require_context_parallel(model: ModelConfig, ranks: int) -> None:
 
 def _raise(verdict: Verdict) -> None:
     if verdict:
-        found, expected, fix = verdict
-        raise ConfigError(found, expected=expected, fix=fix)
+        problem, expected, fix = verdict
+        raise ConfigError(problem, expected=expected, fix=fix)
 
 
 @disk_cached
@@ -142,13 +142,13 @@ def _shape(model: str) -> ModelShape:
 def _with_configurations(model: ModelConfig) -> tuple[ModelConfig, dict[str, None]]:
     """The section with catalogued configurations in place of known weights, and where configurations come from."""
     uses_catalogue = model.family not in PUBLISHED_FAMILIES  # its image processor is needed too
-    found = {name: _configuration(part, uses_catalogue) for name, part in model.sources.items() if part}
-    parts: dict[str, WeightsConfig | None] = {name: part for name, (part, _) in found.items()}
+    configurations = {name: _configuration(part, uses_catalogue) for name, part in model.sources.items() if part}
+    parts: dict[str, WeightsConfig | None] = {name: part for name, (part, _) in configurations.items()}
     if "pretrained" in parts:
         parts |= dict.fromkeys(PARTS, parts["pretrained"])
     if model.family == "llava":  # a part with a configuration of its own is not taken from a whole model
         parts |= {name: None for name in ("pretrained", "projector") if (part := parts.get(name)) and part.config}
-    return model.model_copy(update=parts), dict.fromkeys(origin for _, origin in found.values())
+    return model.model_copy(update=parts), dict.fromkeys(origin for _, origin in configurations.values())
 
 
 def _configuration(part: WeightsConfig, uses_catalogue: bool) -> tuple[WeightsConfig, str]:

@@ -63,7 +63,7 @@ def asynchronous_rate(step_s: Sequence[float], staleness: float) -> float:
 
     `staleness`: updates that the fastest may be ahead; math.inf for no bound.
     """
-    return sum(1 / one for one in step_s) if math.isinf(staleness) else synchronous_rate(step_s)
+    return sum(1 / seconds for seconds in step_s) if math.isinf(staleness) else synchronous_rate(step_s)
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,14 @@ def choices(
     # A worker sends gradients, and then receives parameters: one after the other.
     servers_s = 2 * _seconds(server_bytes(gradient_bytes, nodes, servers), nic_gbps)
     price, more = nodes * node_usd_per_hour, servers * server_usd_per_hour
-    with_servers = [one + servers_s for one in compute_s]
+    with_servers = [seconds + servers_s for seconds in compute_s]
     rates = {
-        "ddp": (synchronous_rate([one + ring_s for one in compute_s]), price),
+        "ddp": (synchronous_rate([seconds + ring_s for seconds in compute_s]), price),
         "servers, synchronous": (synchronous_rate(with_servers), price + more),
         "servers, asynchronous": (asynchronous_rate(with_servers, math.inf), price + more),
     }
-    found = [Choice(name, rate, usd / 3600 / rate * 1e6) for name, (rate, usd) in rates.items()]
-    return sorted(found, key=lambda choice: choice.usd_per_million)
+    choices = [Choice(name, rate, usd / 3600 / rate * 1e6) for name, (rate, usd) in rates.items()]
+    return sorted(choices, key=lambda choice: choice.usd_per_million)
 
 
 def _seconds(sent_bytes: float, nic_gbps: float) -> float:

@@ -130,32 +130,32 @@ class Plan:
     def doubts(self) -> list[str]:
         """Why a plan without errors is amber, a phrase each."""
         codes = dict.fromkeys(finding.code for finding in self.findings)
-        found = [f"see {', '.join(codes)}"] if codes else []
+        doubts = [f"see {', '.join(codes)}"] if codes else []
         if self.trainer:
-            found.append(f"memory of {self.trainer}, a trainer that this plan does not know, is not planned")
-            return [*found, *([] if self.time and self.time.train_hours else ["time and cost are unknown"])]
+            doubts.append(f"memory of {self.trainer}, a trainer that this plan does not know, is not planned")
+            return [*doubts, *([] if self.time and self.time.train_hours else ["time and cost are unknown"])]
         if self.memory is None:
-            return [*found, "memory, time and cost are unknown"]
+            return [*doubts, "memory, time and cost are unknown"]
         if self.memory.is_near:
             share = -self.memory.spare_bytes / self.memory.capacity_bytes
-            found.append(
+            doubts.append(
                 f"it takes {share:.1%} more memory than there is, within the error of the estimate, {NEAR:.0%}"
             )
         elif 0 <= self.memory.spare_bytes < LITTLE_SPARE * self.memory.capacity_bytes:
-            found.append(f"only {self.memory.spare_bytes / GIB:,.1f} GiB of memory to spare")
-        found += [doubt for job in self.beside_training for doubt in job.doubts()]
+            doubts.append(f"only {self.memory.spare_bytes / GIB:,.1f} GiB of memory to spare")
+        doubts += [doubt for job in self.beside_training for doubt in job.doubts()]
         if self.memory.returns_memory:
-            found.append(
+            doubts.append(
                 f"torch's allocator keeps {self.memory.idle_bytes / GIB:,.1f} GiB that is not in use at the peak, "
                 "which does not fit next to the rest: it gives memory back and allocates it again in each step, slowly"
             )
-        found += self.cost.doubts(MOST_LOST) if self.cost else []
+        doubts += self.cost.doubts(MOST_LOST) if self.cost else []
         if self.cost is not None and self.cost.usd is None:  # no cost is planned for the local target
             if self.time is None or self.time.step_s is None:
-                found.append("time and cost are unknown")
+                doubts.append("time and cost are unknown")
             else:
-                found.append("a price is unknown" if self.time.steps else "the amount of data is unknown")
-        return found
+                doubts.append("a price is unknown" if self.time.steps else "the amount of data is unknown")
+        return doubts
 
     @property
     def state(self) -> State:
@@ -261,18 +261,18 @@ def plan_run(config: RunConfig, *, here: LocalMachine | None = None, stage: Stag
 def described_machine(config: RunConfig, catalog: Catalog) -> Machine | None:
     """The machine of the catalogue with what the run file says of it (plan.machine); None for one of which neither
     knows network and memory."""
-    known, said = catalog.machines.get(config.cluster.machine_type), config.plan.machine
+    known, described = catalog.machines.get(config.cluster.machine_type), config.plan.machine
     if known:
         return dataclasses.replace(
-            known, nic_gbps=said.nic_gbps or known.nic_gbps, memory_gib=said.memory_gib or known.memory_gib
+            known, nic_gbps=described.nic_gbps or known.nic_gbps, memory_gib=described.memory_gib or known.memory_gib
         )
-    if said.nic_gbps is None or said.memory_gib is None:
+    if described.nic_gbps is None or described.memory_gib is None:
         return None
     return Machine(
         machine_type=config.cluster.machine_type,
         vcpus=1,
-        memory_gib=said.memory_gib,
-        nic_gbps=said.nic_gbps,
+        memory_gib=described.memory_gib,
+        nic_gbps=described.nic_gbps,
         boot_disk_types=(),
         source="the run file",
         date="",
@@ -386,8 +386,8 @@ def _launchers(config: RunConfig, job: Job) -> PoolJson:
 
 def _without_pipelines(cost: dict[str, Any] | None) -> dict[str, object] | None:
     """The steps are in the plan once: those of other terms differ by the price of the jobs' starts only."""
-    for found in [*cost["by_term"].values(), *cost["elsewhere"].values()] if cost else ():
-        del found["pipeline"]
+    for estimate in [*cost["by_term"].values(), *cost["elsewhere"].values()] if cost else ():
+        del estimate["pipeline"]
     return cost
 
 

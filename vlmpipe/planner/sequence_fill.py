@@ -37,7 +37,7 @@ def fill_by_length(config: RunConfig, split: SplitIndex, tile_tokens: int) -> tu
     tokens, tiles = split.tokens[:MAX_SAMPLES], split.tiles(tile_tokens)[:MAX_SAMPLES]
     if not config.data.pack or not len(tokens):
         return ()
-    found = []
+    fills = []
     for length, micro, sequences in _candidates(config, int(tokens.max())):
         packed = plan_packing(
             tokens,
@@ -49,8 +49,8 @@ def fill_by_length(config: RunConfig, split: SplitIndex, tile_tokens: int) -> tu
             shards=split.shard_numbers[:MAX_SAMPLES],
             shuffle_shards=config.data.shuffle_shards,
         )
-        found.append(LengthFill(length, micro, sequences, packed.fill))
-    return tuple(found)
+        fills.append(LengthFill(length, micro, sequences, packed.fill))
+    return tuple(fills)
 
 
 def length_advice(fills: Sequence[LengthFill], config: RunConfig) -> str:
@@ -58,13 +58,13 @@ def length_advice(fills: Sequence[LengthFill], config: RunConfig) -> str:
     if not fills:
         return ""
     text = "Fill by data.sequence_length: " + ", ".join(f"{fill.sequence_length:,} {fill.fill:.1%}" for fill in fills)
-    own = next(fill.fill for fill in fills if fill.sequence_length == config.data.sequence_length)
-    best = max(fills, key=lambda one: (round(one.fill, 3), -one.sequence_length))
-    if best.fill < (1 + WORTH_A_CHANGE) * own:
+    now = next(fill.fill for fill in fills if fill.sequence_length == config.data.sequence_length)
+    best = max(fills, key=lambda fill: (round(fill.fill, 3), -fill.sequence_length))
+    if best.fill < (1 + WORTH_A_CHANGE) * now:
         return text + "."
     return (
         f"{text}. data.sequence_length={best.sequence_length} train.micro_batch_size={best.micro_batch_size} "
-        f"train.global_batch_size={best.global_batch_size} computes {1 - own / best.fill:.1%} fewer tokens an epoch, "
+        f"train.global_batch_size={best.global_batch_size} computes {1 - now / best.fill:.1%} fewer tokens an epoch, "
         "with as many in a micro-batch and in a step."
     )
 

@@ -31,12 +31,12 @@ def unservable(config: RunConfig, model: Architecture | None = None) -> tuple[st
     deploy = config.deploy
     if deploy is None:
         return ()
-    found = [*_memory(deploy)]
+    problems = [*_memory(deploy)]
     if deploy.image_uri and not config.register_.serving:
-        found += _precision(deploy, config.train.precision)
+        problems += _precision(deploy, config.train.precision)
         if model:
-            found += [*_type(model.model), *_adapters(config.model, model), *_tensor_parallel(deploy, model)]
-    return tuple(found)
+            problems += [*_type(model.model), *_adapters(config.model, model), *_tensor_parallel(deploy, model)]
+    return tuple(problems)
 
 
 def served_model(config: RunConfig) -> Architecture | None:
@@ -116,7 +116,7 @@ def _precision(deploy: DeployConfig, precision: str) -> Iterator[str]:
     vllm, gpus = load_vllm(), load_catalog().gpus
     gpu = gpus.get(deploy.accelerator_type) if deploy.accelerator_count else None
     if precision == "bf16" and gpu and gpu.compute_capability < vllm.min_bf16_capability:
-        able = [name for name, one in gpus.items() if one.compute_capability >= vllm.min_bf16_capability]
+        able = [name for name, gpu in gpus.items() if gpu.compute_capability >= vllm.min_bf16_capability]
         yield (
             f"deploy.accelerator_type {gpu.accelerator_type} has compute capability {gpu.compute_capability}, and "
             f"{vllm.name} serves train.precision bf16 from {vllm.min_bf16_capability} on: use one of {', '.join(able)}"
@@ -137,16 +137,16 @@ def _type(model: ModelConfig) -> Iterator[str]:
         yield f"{vllm.name} opens no LLaVA with a {tower} as vision encoder, only with {opened}: use {OTHER_SERVER}"
 
 
-def _adapters(said: ModelConfig, model: Architecture) -> Iterator[str]:
+def _adapters(stated: ModelConfig, model: Architecture) -> Iterator[str]:
     """An adapter whose layers vLLM would ignore, or that lies beside other trained weights."""
-    if not said.lora or not said.exports_adapter:
+    if not stated.lora or not stated.exports_adapter:
         return
     vllm, model_type = load_vllm(), model_type_of(model.model)
     adapted = vllm.adapters.get(model_type) or ()
-    if vllm.takes(model_type) == "native" and (left := [part for part in said.lora.parts if part not in adapted]):
+    if vllm.takes(model_type) == "native" and (left := [part for part in stated.lora.parts if part not in adapted]):
         names = " and ".join(left).replace("_", " ")
         yield (
-            f"model.lora.parts {list(said.lora.parts)}: {vllm.name} is not known to apply adapters in the {names} of "
+            f"model.lora.parts {list(stated.lora.parts)}: {vllm.name} is not known to apply adapters in the {names} of "
             f"{model_type}, and leaves out what it does not know without an error: set model.lora.export to merged"
             + (f", or model.lora.parts to {list(adapted)}" if adapted else "")
         )

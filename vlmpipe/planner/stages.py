@@ -51,13 +51,13 @@ class StagesPlan:
 
     def _range(self, of_stage: Callable[[Plan], tuple[float, float] | None]) -> tuple[float, float] | None:
         ranges = [of_stage(plan) for plan in self.stages.values()]
-        known = [one for one in ranges if one is not None]
+        known = [value for value in ranges if value is not None]
         return (sum(low for low, _ in known), sum(high for _, high in known)) if len(known) == len(ranges) else None
 
     def _sum(self, of_stage: Callable[[Plan], float | None]) -> float | None:
-        found = [of_stage(plan) for plan in self.stages.values()]
-        known = [one for one in found if one is not None]
-        return sum(known) if len(known) == len(found) else None
+        values = [of_stage(plan) for plan in self.stages.values()]
+        known = [value for value in values if value is not None]
+        return sum(known) if len(known) == len(values) else None
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""

@@ -60,14 +60,14 @@ class SweepPlan:
     @property
     def errors(self) -> list[str]:
         """Why the sweep would fail, a line each; one that all variants have once."""
-        found = {name: one.plan.errors for name, one in self.variants.items() if one.plan}
-        return [*self.shared.errors, *_named(found, self.shared.errors)]
+        errors = {name: variant.plan.errors for name, variant in self.variants.items() if variant.plan}
+        return [*self.shared.errors, *_named(errors, self.shared.errors)]
 
     @property
     def doubts(self) -> list[str]:
         """Why a plan without errors is amber, a phrase each."""
-        found = {name: one.plan.doubts for name, one in self.variants.items() if one.plan}
-        return [*self.shared.doubts, *_named(found, self.shared.doubts)]
+        doubts = {name: variant.plan.doubts for name, variant in self.variants.items() if variant.plan}
+        return [*self.shared.doubts, *_named(doubts, self.shared.doubts)]
 
     @property
     def shared_steps(self) -> list[StepCost] | None:
@@ -82,12 +82,12 @@ class SweepPlan:
     def train_hours(self) -> float | None:
         """Hours of training, of the stages before and of all trainings, one after the other."""
         earlier = [plan.time.train_hours if plan.time else None for plan in list(self.stages.values())[:-1]]
-        return _sum([*earlier, *self._each(lambda one: one.train_hours)])
+        return _sum([*earlier, *self._each(lambda variant: variant.train_hours)])
 
     @property
     def hours(self) -> float | None:
         """Hours of all jobs, one after the other."""
-        of_trainings = self._each(lambda one: _sum([one.train_hours, one.evaluate_hours]))
+        of_trainings = self._each(lambda variant: _sum([variant.train_hours, variant.evaluate_hours]))
         return _sum([self._shared(lambda step: step.hours), *of_trainings])
 
     @property
@@ -103,7 +103,7 @@ class SweepPlan:
         """Cost of the whole sweep."""
         if not self.is_priced:
             return None
-        return _sum([self._shared(lambda step: step.usd), *self._each(lambda one: one.usd)])
+        return _sum([self._shared(lambda step: step.usd), *self._each(lambda variant: variant.usd)])
 
     @property
     def usd_range(self) -> tuple[float, float] | None:
@@ -135,15 +135,15 @@ class SweepPlan:
             "shared": self.shared.as_dict(),
             "variants": {
                 name: {
-                    "state": one.plan.state if one.plan else "green",
-                    "trains": one.plan is not None,
-                    "train_hours": one.train_hours,
-                    "evaluate_hours": one.evaluate_hours,
-                    "usd": one.usd,
-                    "memory": one.plan.as_dict()["memory"] if one.plan else None,
-                    "steps": one.plan.time.steps if one.plan and one.plan.time else 0,
+                    "state": variant.plan.state if variant.plan else "green",
+                    "trains": variant.plan is not None,
+                    "train_hours": variant.train_hours,
+                    "evaluate_hours": variant.evaluate_hours,
+                    "usd": variant.usd,
+                    "memory": variant.plan.as_dict()["memory"] if variant.plan else None,
+                    "steps": variant.plan.time.steps if variant.plan and variant.plan.time else 0,
                 }
-                for name, one in self.variants.items()
+                for name, variant in self.variants.items()
             },
         }
 
@@ -218,10 +218,10 @@ def _around(plan: Plan) -> tuple[float, float] | None:
     return cost.usd_range[0] - cost.usd, cost.usd_range[1] - cost.usd
 
 
-def _named(found: dict[str, list[str]], shared: Sequence[str]) -> list[str]:
+def _named(by_variant: dict[str, list[str]], shared: Sequence[str]) -> list[str]:
     """Texts of variants that are not the run file's own, each once, with the first variants that have it."""
     variants = dict[str, list[str]]()
-    for name, texts in found.items():
+    for name, texts in by_variant.items():
         for text in texts:
             if text not in shared:
                 variants.setdefault(text, []).append(name)

@@ -132,10 +132,10 @@ class Workload:
                 + (f": {samples:,} samples in {sequences:,} sequences." if sequences else ".")
             )
         if shape.max_tiles > 1:
-            each = (
+            note = (
                 f" and an image {sample_tiles / (plan.sample_images or 1):,.3g} of them" if plan.sample_tokens else ""
             )
-            origin += f" Images are cut into at most {shape.max_tiles} tiles; a tile is taken as an image here{each}."
+            origin += f" Images are cut into at most {shape.max_tiles} tiles; a tile is taken as an image here{note}."
         if shape.images_differ:
             origin += f" An image is taken as {image_tokens:,} tokens, the most that it can have."
         steps = train.epochs * math.ceil(sequences / train.global_batch_size) if sequences else train.max_steps or None

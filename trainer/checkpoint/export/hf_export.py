@@ -169,7 +169,9 @@ class _Upload:
         """
         family, target = family_of(self._job.model), self._target
         # Beside the base, which plain transformers loads.
-        parts = [(one, blueprint._modules.pop(one.part, None)) for one in features_of(self._job) if one.part]
+        parts = [
+            (feature, blueprint._modules.pop(feature.part, None)) for feature in features_of(self._job) if feature.part
+        ]
         self._store.delete(NAME)  # no export exists until all files are overwritten
         if write_adapter:
             digest = write_adapter(target)

@@ -57,17 +57,17 @@ def require_opens(run: Storage, sizes: Mapping[str, int], model: nn.Module, scra
         model: on the meta device: what was exported, or the model with its adapters.
         scratch: an empty folder, for settings files.
     """
-    found: dict[str, Stored] = {}
+    stored: dict[str, Stored] = {}
     for file in sorted(sizes):
         if not file.endswith(".safetensors"):
             _copy(run, file, scratch)
         elif file == WEIGHTS or file.startswith("model"):
-            found |= _tensors(run, file, sizes[file])
+            stored |= _tensors(run, file, sizes[file])
         else:
             _tensors(run, file, sizes[file])
     tensors = _adapter_tensors(model) if is_adapter else stored_tensors(published_form(model))
-    _require_tensors(run, found, tensors)
-    _require_index(run, scratch / SAFE_WEIGHTS_INDEX_NAME, found)
+    _require_tensors(run, stored, tensors)
+    _require_index(run, scratch / SAFE_WEIGHTS_INDEX_NAME, stored)
     try:
         AutoTokenizer.from_pretrained(scratch, trust_remote_code=False)
         GenerationConfig.from_pretrained(scratch)
@@ -113,26 +113,26 @@ def _tensors(run: Storage, file: str, size: int) -> dict[str, Stored]:
     return {name: Stored(file, TYPES[entry["dtype"]], tuple(entry["shape"])) for name, entry in header.items()}
 
 
-def _require_tensors(run: Storage, found: dict[str, Stored], expected: Mapping[str, Tensor]) -> None:
-    if missing := sorted(expected.keys() - found.keys()):
+def _require_tensors(run: Storage, stored: dict[str, Stored], expected: Mapping[str, Tensor]) -> None:
+    if missing := sorted(expected.keys() - stored.keys()):
         raise _wrong(run, f"lacks {len(missing)} tensors of the published model, for example {missing[0]}")
-    if unknown := sorted(found.keys() - expected.keys()):
+    if unknown := sorted(stored.keys() - expected.keys()):
         raise _wrong(run, f"has {len(unknown)} tensors that the published model lacks, for example {unknown[0]}")
     for name, tensor in expected.items():
-        there = found[name]
+        there = stored[name]
         if (there.dtype, there.shape) != (tensor.dtype, tuple(tensor.shape)):
             text = f"has {name} as {there.shape} of {there.dtype} instead of {tuple(tensor.shape)} of {tensor.dtype}"
             raise _wrong(run, text)
 
 
-def _require_index(run: Storage, index: Path, found: dict[str, Stored]) -> None:
-    files = {one.file for one in found.values()}
+def _require_index(run: Storage, index: Path, stored: dict[str, Stored]) -> None:
+    files = {tensor.file for tensor in stored.values()}
     if not index.is_file():
         if len(files) > 1:
             raise _wrong(run, f"has {len(files)} files with weights and no {index.name}")
         return
-    said = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    if said != {name: one.file for name, one in found.items()}:
+    weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    if weight_map != {name: tensor.file for name, tensor in stored.items()}:
         raise _wrong(run, f"has a {index.name} that places tensors in other files than they are in")
 
 

@@ -61,14 +61,14 @@ def published_form(model: nn.Module) -> list[StoredTensors]:
     together: dict[str, list[str]] = {}
     for name in state:
         together.setdefault(name if name in renamed else form.group_of(name), []).append(name)
-    found = [
+    tensors = [
         _renamed(group[0], renamed[group[0]], state[group[0]])
         if group[0] in renamed
         else StoredTensors(tuple(group), form.stored({name: state[name] for name in group}), form.stored)
         for group in together.values()
     ]
-    assert stored_tensors(found).keys() == whole.keys(), "weights are stored the same with and without the others"
-    return sorted(found, key=lambda one: one.weights[-1])
+    assert stored_tensors(tensors).keys() == whole.keys(), "weights are stored the same with and without the others"
+    return sorted(tensors, key=lambda tensor: tensor.weights[-1])
 
 
 def stored_tensors(form: Iterable[StoredTensors]) -> dict[str, Tensor]:
@@ -93,10 +93,10 @@ class _Form:
         before = self._model.__dict__.get("_weight_conversions")
         self._model.__dict__["_weight_conversions"] = self._rules or None  # as after loading a published model
         try:
-            found = revert_weight_conversion(self._model, dict(weights))
+            reverted = revert_weight_conversion(self._model, dict(weights))
         finally:
             self._model.__dict__["_weight_conversions"] = before
-        corrected = dict(self._corrected(name, tensor) for name, tensor in found.items())
+        corrected = dict(self._corrected(name, tensor) for name, tensor in reverted.items())
         return _with_uneven_rows(corrected, self._model.config)
 
     def _corrected(self, name: str, tensor: Tensor) -> tuple[str, Tensor]:

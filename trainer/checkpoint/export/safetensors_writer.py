@@ -48,11 +48,11 @@ def write_weights(
         max_shard_bytes: size of a file; a larger tensor, or more that are one weight here, get a file of their own.
         finished: called with each complete file, which it may delete.
     """
-    wanted = dict(sorted(model.state_dict().items()))
+    tensors = dict(sorted(model.state_dict().items()))
     shards = _shards(published_form(model), max_shard_bytes)
     files = _file_names(len(shards))
     digest = WeightsDigest()
-    names = iter(wanted)
+    names = iter(tensors)
     held: dict[str, Tensor] = {}
     for file, shard in zip(files, shards, strict=True):
         with os_errors(f"writing {folder / file}"), (folder / file).open("wb") as sink:
@@ -60,7 +60,7 @@ def write_weights(
             for together in shard:
                 while not held.keys() >= set(together.weights):
                     name = next(names)
-                    tensor = _as_stored(name, read(name), wanted[name])
+                    tensor = _as_stored(name, read(name), tensors[name])
                     digest.add(name, tensor)
                     if name not in model.all_tied_weights_keys:  # tied weights are written once
                         held[name] = tensor
@@ -69,7 +69,7 @@ def write_weights(
                     sink.write(raw_bytes(converted.pop(stored)))
         finished(folder / file)
     for name in names:  # tied ones after the last that was written
-        digest.add(name, _as_stored(name, read(name), wanted[name]))
+        digest.add(name, _as_stored(name, read(name), tensors[name]))
     if len(shards) > 1:
         index = folder / SAFE_WEIGHTS_INDEX_NAME
         index.write_text(json.dumps(_index(files, shards), indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -82,12 +82,12 @@ def _shards(form: list[StoredTensors], max_bytes: int) -> list[list[StoredTensor
     shards: list[list[StoredTensors]] = [[]]
     size = 0
     for together in form:
-        own = sum(tensor.nbytes for tensor in together.stored.values())
-        if shards[-1] and size + own > max_bytes:
+        nbytes = sum(tensor.nbytes for tensor in together.stored.values())
+        if shards[-1] and size + nbytes > max_bytes:
             shards.append([])
             size = 0
         shards[-1].append(together)
-        size += own
+        size += nbytes
     return shards
 
 

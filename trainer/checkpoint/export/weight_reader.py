@@ -42,9 +42,9 @@ def _weights(files: CheckpointFiles, *, averaged: bool) -> WeightReader:
     def read(name: str) -> Tensor:
         entry = entries[name]
         places = [metadata.storage_data[MetadataIndex(prefix + name, chunk.offsets)] for chunk in entry.chunks]
-        wanted = [(place.relative_path, place.offset, place.offset + place.length) for place in places]
+        ranges = [(place.relative_path, place.offset, place.offset + place.length) for place in places]
         tensor = torch.empty(0)
-        for chunk, item in zip(entry.chunks, files.read_all(wanted), strict=True):
+        for chunk, item in zip(entry.chunks, files.read_all(ranges), strict=True):
             part: Tensor = torch.load(io.BufferedReader(_Stream(item)), map_location="cpu", weights_only=True)
             if part.shape == entry.size:
                 return part

@@ -96,7 +96,7 @@ class BackgroundMirror:
                     self._copied_step = step_of(name)
                     # All older ones were overtaken.
                     until = self._committed[name]
-                    self._committed = {one: when for one, when in self._committed.items() if when > until}
+                    self._committed = {name: when for name, when in self._committed.items() if when > until}
             try:
                 name = self._queue.get(timeout=self._retry_s if error else None)
             except queue.Empty:

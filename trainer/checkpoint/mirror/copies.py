@@ -94,8 +94,8 @@ def newest_good_of(stores: Sequence[Storage], *, key: bytes = b"") -> tuple[Stor
     def whole(store: Storage, name: str, _: Listing) -> tuple[Storage, Checkpoint]:
         return store, verify(store, name, key=key)
 
-    found = newest_usable_of(stores, whole, passed_over)
-    return (*found, passed_over) if found else (stores[0], None, [])
+    newest = newest_usable_of(stores, whole, passed_over)
+    return (*newest, passed_over) if newest else (stores[0], None, [])
 
 
 def newest_usable_of(
@@ -149,8 +149,8 @@ def _corrupt_if_damaged(source: Storage) -> Iterator[None]:
 def _has_file(target: Storage, sums: FileSums, info: ObjectInfo | None) -> bool:
     if info is None or info.size_bytes != sums.size_bytes:
         return False
-    if not sums.is_sha256 and (kept := crc32c_in(target, info)) is not None:
-        return kept == sums.crc32c
+    if not sums.is_sha256 and (stored_crc := crc32c_in(target, info)) is not None:
+        return stored_crc == sums.crc32c
     of_checkpoint, _, file = info.name.removeprefix(f"{FOLDER}/").partition("/")
     return _is_whole(target, of_checkpoint, file, sums)
 

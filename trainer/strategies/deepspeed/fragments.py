@@ -66,12 +66,12 @@ def fragments_of(optimizer: object, trained: Mapping[str, nn.Parameter]) -> dict
     """
     if hasattr(optimizer, "round_robin_bit16_offsets"):
         names = {id(parameter): name for name, parameter in trained.items()}
-        found = dict(_in_stages_1_and_2(optimizer, names))
+        fragments = dict(_in_stages_1_and_2(optimizer, names))
     elif hasattr(optimizer, "grad_position"):  # stages 1 and 2 have it too, of another form, where they offload
-        found = {name: _in_stage_3(optimizer, parameter) for name, parameter in trained.items()}
+        fragments = {name: _in_stage_3(optimizer, parameter) for name, parameter in trained.items()}
     else:
-        found = dict(_in_bf16_optimizer(trained))
-    return {name: found[name] for name in trained if name in found and found[name].numel > 0}
+        fragments = dict(_in_bf16_optimizer(trained))
+    return {name: fragments[name] for name in trained if name in fragments and fragments[name].numel > 0}
 
 
 def _in_stage_3(optimizer: Any, parameter: Any) -> Fragment:

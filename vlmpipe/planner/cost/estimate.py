@@ -112,12 +112,12 @@ class Cost:
 
     def doubts(self, max_lost: float) -> list[str]:
         """Why to look again before this is spent, a phrase each."""
-        found, chosen, standard = [], self.by_term[self.term], self.by_term["standard"]
+        doubts, chosen, standard = [], self.by_term[self.term], self.by_term["standard"]
         if self.is_lower_bound:
-            found.append(f"the cost is a lower bound, as no price is known for {'; '.join(self.missing)}")
-        found += [self.requests_doubt] if self.requests_doubt else []
+            doubts.append(f"the cost is a lower bound, as no price is known for {'; '.join(self.missing)}")
+        doubts += [self.requests_doubt] if self.requests_doubt else []
         if self.term == "spot" and self.usd and standard.possible and standard.usd and self.usd > standard.usd:
-            found.append(f"spot costs more than standard: ${self.usd:,.0f}, and ${standard.usd:,.0f} on standard")
+            doubts.append(f"spot costs more than standard: ${self.usd:,.0f}, and ${standard.usd:,.0f} on standard")
         if chosen.lost and chosen.train_hours:
             lost = chosen.lost.total_hours / chosen.train_hours
             if lost > max_lost:
@@ -125,8 +125,8 @@ class Cost:
                     "saving checkpoints": chosen.lost.saves_hours,
                     "interruptions": chosen.lost.rework_hours + chosen.lost.restarts_hours,
                 }
-                found.append(f"{lost:.0%} of training is lost, most of it to {max(parts, key=parts.__getitem__)}")
-        return found
+                doubts.append(f"{lost:.0%} of training is lost, most of it to {max(parts, key=parts.__getitem__)}")
+        return doubts
 
 
 def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices, stage: Stage = WHOLE) -> Cost:
@@ -143,7 +143,7 @@ def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices
     # With capacity fallback any option may be the one that runs: the user confirms the dearest.
     chosen = max(
         (*(by_term[term] for term in config.cluster.strategies), *elsewhere.values()),
-        key=lambda found: math.inf if found.usd is None else found.usd,
+        key=lambda estimate: math.inf if estimate.usd is None else estimate.usd,
     )
     storage_bytes = 0
     if not config.train.trainer:  # what its checkpoints hold is not known
@@ -284,8 +284,8 @@ def usd_per_hour(
     node = prices.machine(cluster.machine_type, cluster.accelerator_type, cluster.accelerator_count, region, term)
     disk = prices.boot_disk(cluster.boot_disk_type, region)
     is_trainings = cluster.machine_type == config.cluster.machine_type
-    if (own := config.plan.machine.usd_per_hour) is not None and is_trainings:
-        node = replace(node, usd_per_hour=own, missing=(), old=())
+    if (stated := config.plan.machine.usd_per_hour) is not None and is_trainings:
+        node = replace(node, usd_per_hour=stated, missing=(), old=())
     missing, old = (*node.missing, *disk.missing), (*node.old, *disk.old)
     others = config.train.trainer.roles if job == "train" and config.train.trainer else None
     unlike_nodes: dict[str, int] = {}  # machine types of other pools, and how many replicas

@@ -31,7 +31,7 @@ def quotas(config: RunConfig) -> dict[str, int]:
     needed: Counter[str] = Counter()
     uri = join_uri(config.bucket_root_uri, "runs", config.name)
     runs = config.stage_runs().values()
-    for run, job in ((one, job) for one in runs for job in jobs_of(one)):
+    for run, job in ((stage, job) for stage in runs for job in jobs_of(stage)):
         here = (
             capacity_option
             for capacity_option in capacity_options(run, job)
@@ -39,12 +39,12 @@ def quotas(config: RunConfig) -> dict[str, int]:
         )
         for option in here:
             spec = job_spec(option, job, uri)
-            one: Counter[str] = Counter()
+            of_run: Counter[str] = Counter()
             kind = "preemptible_" if spec["scheduling"].get("strategy") in PREEMPTIBLE else ""
             for pool in filter(None, spec["worker_pool_specs"]):
                 for name, count in _of_machine(pool["machine_spec"]).items():
-                    one[f"custom_model_training_{kind}{name}"] += count * pool["replica_count"]
-            needed |= one  # the larger count of each
+                    of_run[f"custom_model_training_{kind}{name}"] += count * pool["replica_count"]
+            needed |= of_run  # the larger count of each
     return dict(needed)
 
 
@@ -57,18 +57,18 @@ def serving_quotas(config: RunConfig) -> dict[str, int]:
     if deploy.accelerator_count:
         machine["accelerator_type"] = deploy.accelerator_type
         machine["accelerator_count"] = deploy.accelerator_count
-    found = _of_machine(machine)
-    return {f"custom_model_serving_{name}": count * deploy.max_replicas for name, count in found.items()}
+    of_machine = _of_machine(machine)
+    return {f"custom_model_serving_{name}": count * deploy.max_replicas for name, count in of_machine.items()}
 
 
 def _of_machine(machine: MachineSpec) -> dict[str, int]:
     """Quotas of one machine, by the end of the quota's name."""
-    found: dict[str, int] = {}
+    needed: dict[str, int] = {}
     gpu = GPU_NAMES.get(machine.get("accelerator_type", ""))
     if gpu:
-        found[f"nvidia_{gpu}_gpus"] = machine["accelerator_count"]
+        needed[f"nvidia_{gpu}_gpus"] = machine["accelerator_count"]
     name = machine["machine_type"]
     known = load_catalog().machines.get(name)
     if known and name.startswith(CPU_FAMILIES):
-        found["cpus"] = known.vcpus
-    return found
+        needed["cpus"] = known.vcpus
+    return needed

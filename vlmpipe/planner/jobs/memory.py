@@ -116,22 +116,22 @@ def memory_beside_training(
     encodes: a job makes features. here: this machine, for a local run. Jobs on machines that the catalog does not know
     are left out: the plan says so.
     """
-    found = [_encoding(config, nodes_of(config, "cache_features", here), shape)] if encodes else []
+    jobs = [_encoding(config, nodes_of(config, "cache_features", here), shape)] if encodes else []
     trainer = config.train.trainer
     asking: list[Asking] = []
     if not (trainer and trainer.evaluate_command):  # a command of the user's own
         asking += ["evaluate", "predict"]
     if config.evaluate.lmms_eval:
         asking.append("benchmark")
-    found += [_asking(config, nodes_of(config, job, here), shape, load, job) for job in asking]
-    return tuple(one for one in found if one)
+    jobs += [_asking(config, nodes_of(config, job, here), shape, load, job) for job in asking]
+    return tuple(job for job in jobs if job)
 
 
 def _asking(config: RunConfig, nodes: Nodes, shape: ModelShape, load: Workload, job: Asking) -> JobMemory | None:
-    found = _asked_on(config, nodes, shape, load, job)
-    if found is None or found.fits:
-        return found
-    return JobMemory(**{**vars(found), "remedy": _remedy(config, nodes, shape, load, job)})
+    memory = _asked_on(config, nodes, shape, load, job)
+    if memory is None or memory.fits:
+        return memory
+    return JobMemory(**{**vars(memory), "remedy": _remedy(config, nodes, shape, load, job)})
 
 
 def _asked_on(config: RunConfig, nodes: Nodes, shape: ModelShape, load: Workload, job: Asking) -> JobMemory | None:
@@ -240,8 +240,8 @@ def _encoding(config: RunConfig, nodes: Nodes, shape: ModelShape) -> JobMemory |
 
 def _remedy(config: RunConfig, nodes: Nodes, shape: ModelShape, load: Workload, job: Asking) -> str:
     """The nearest setting with which the job fits with memory to spare, or else at all."""
-    fitting = [(changes, found) for changes, found in _settings(config, nodes, shape, load, job) if found.fits]
-    named = [changes for changes, found in fitting if found.is_roomy] or [changes for changes, _ in fitting]
+    fitting = [(changes, memory) for changes, memory in _settings(config, nodes, shape, load, job) if memory.fits]
+    named = [changes for changes, memory in fitting if memory.is_roomy] or [changes for changes, _ in fitting]
     if named:
         return f"it fits with {shlex.join(named[0])}"
     if nodes.cluster.machine_type == THIS_MACHINE:
@@ -261,14 +261,14 @@ def _settings(
         for questions in [evaluate.batch_questions, *batches]:
             other = config.model_copy(update={"evaluate": evaluate.model_copy(update={"batch_questions": questions})})
             on = cluster.model_copy(update={"processes_per_replica": ranks})
-            found = _asked_on(other, replace(nodes, cluster=on), shape, load, job)
-            if found is None:
+            memory = _asked_on(other, replace(nodes, cluster=on), shape, load, job)
+            if memory is None:
                 continue
             changes = [f"evaluate.batch_questions={questions}"] if questions != evaluate.batch_questions else []
             if ranks != cluster.processes:
                 fields = {name: getattr(on, name) for name in JobMachineConfig.model_fields}
                 machine = JobMachineConfig.model_validate(fields | {"reservation_affinity": None})
-                given = machine.model_dump(exclude_defaults=True)
-                text = ", ".join(f"{name}: {value}" for name, value in given.items())
+                settings = machine.model_dump(exclude_defaults=True)
+                text = ", ".join(f"{name}: {value}" for name, value in settings.items())
                 changes.append(f"cluster.evaluate_machine={{{text}}}")
-            yield changes, found
+            yield changes, memory

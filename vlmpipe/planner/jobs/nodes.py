@@ -71,12 +71,12 @@ def on_this_machine(config: RunConfig, here: LocalMachine) -> RunConfig:
 
 def too_few_gpus(config: RunConfig, here: LocalMachine) -> str:
     """Why training could not start, as `vlmpipe.trainer.preflight.devices` refuses it; empty where it can."""
-    ranks, found = config.cluster.world_size, len(here.gpus)
-    if not 0 < found < ranks:
+    ranks, gpus = config.cluster.world_size, len(here.gpus)
+    if not 0 < gpus < ranks:
         return ""
     return (
-        f"{ranks} processes are to train on this machine, which has {found} GPU{'s' if found > 1 else ''}: start fewer "
-        f"(cluster.replica_count=1 cluster.processes_per_replica={found}), or train on the CPU (CUDA_VISIBLE_DEVICES "
+        f"{ranks} processes are to train on this machine, which has {gpus} GPU{'s' if gpus > 1 else ''}: start fewer "
+        f"(cluster.replica_count=1 cluster.processes_per_replica={gpus}), or train on the CPU (CUDA_VISIBLE_DEVICES "
         "set to nothing)"
     )
 

@@ -46,8 +46,8 @@ class Activations:
         Copies of weights do not grow with sequences, nor do the logits of a chunk.
         """
 
-        def extended(one: Bytes, more: Bytes) -> dict[str, int]:
-            first, second = Counter(one), Counter(more)
+        def extended(smaller: Bytes, more: Bytes) -> dict[str, int]:
+            first, second = Counter(smaller), Counter(more)
             return {name: first[name] + (rows - 1) * (second[name] - first[name]) for name in sorted({*first, *second})}
 
         return Activations(
@@ -111,16 +111,16 @@ def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int,
 
     def fullest(mix: tuple[int, int]) -> int:
         trace = traced(*mix, few)
-        return max(each.total_bytes for each in (trace.forward, trace.turn, trace.backward))
+        return max(phase.total_bytes for phase in (trace.forward, trace.turn, trace.backward))
 
     mix = max(mixes or largest_sequences(config, shape), key=fullest)
-    one, more = traced(*mix, few), traced(*mix, min(few + 1, layers))
+    fewer, more = traced(*mix, few), traced(*mix, min(few + 1, layers))
     return Activations(
-        forward=_extended(one.forward, more.forward, layers - few),
-        turn=_extended(one.turn, more.turn, layers - few),
-        backward=_extended(one.backward, more.backward, layers - few),
+        forward=_extended(fewer.forward, more.forward, layers - few),
+        turn=_extended(fewer.turn, more.turn, layers - few),
+        backward=_extended(fewer.backward, more.backward, layers - few),
         backward_end={str(name): count for name, count in traced(*mix, at_end).backward.bytes_by_category.items()},
-        input_bytes=one.input_bytes,
+        input_bytes=fewer.input_bytes,
     )
 
 

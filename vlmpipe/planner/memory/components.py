@@ -71,13 +71,13 @@ class Weights:
     def of(cls, shape: ModelShape, layout: Layout, *, cached: bool) -> Weights:
         """The first pipeline stage, which has the embedding, the tower and the projector."""
 
-        def on_rank(part: Part, count: int, mine: int | None = None) -> int:
+        def on_rank(part: Part, count: int, local: int | None = None) -> int:
             stages = layout.pipeline_parallel
             if (part == "tower" and cached) or (part == "head" and stages > 1):
                 return 0
-            if mine is None:
-                mine = shape.of_tensor_rank(part, count, layout.tensor_parallel)
-            return mine // stages if part in ("language_layers", "adapters") else mine
+            if local is None:
+                local = shape.of_tensor_rank(part, count, layout.tensor_parallel)
+            return local // stages if part in ("language_layers", "adapters") else local
 
         def trained_on_rank(part: Part) -> int:
             whole = shape.trained_on_rank(part, layout.tensor_parallel)

@@ -71,14 +71,14 @@ def estimate_memory(
             idle = idle_parts(config, model.shape, layout, moment, parts)
         parts += device_parts(parts, layout)
         hosts = [host_memory([*held, ahead], layout, machine) for held in moments.values()]
-        host = max(hosts, key=lambda one: one.total_bytes)
+        host = max(hosts, key=lambda machine: machine.total_bytes)
         deferred = defers_weights(config.model, config.train)
         in_bf16 = config.train.has_bf16_weights
         start = start_memory(model.shape, layout, machine, deferred=deferred, bf16_weights=in_bf16)
     memory = Memory(device, capacity, tuple(parts), moment, host=host, start=start, idle=tuple(idle))
     if nearest and not memory.fits:
-        found = itertools.islice(_nearest(config, model, machine, gpu, load), NEAREST)
-        return dataclasses.replace(memory, nearest=tuple(found))
+        candidates = itertools.islice(_nearest(config, model, machine, gpu, load), NEAREST)
+        return dataclasses.replace(memory, nearest=tuple(candidates))
     return memory
 
 

@@ -84,14 +84,14 @@ def micro_batches(config: RunConfig, shape: ModelShape, layout: Layout, *, cache
     being made, two beyond that until their size is known, and the one in training; and memory that is kept for the
     images of the next ones (`vlmpipe.trainer.models.pixels`)."""
     train = config.train
-    one = train.micro_batch_size * sequence_bytes(config, shape, cached=cached)
-    free = 0 if cached else FREE_BLOCKS * one
+    nbytes = train.micro_batch_size * sequence_bytes(config, shape, cached=cached)
+    free = 0 if cached else FREE_BLOCKS * nbytes
     if config.cluster.accelerator_count:
-        one = 1 << (one - 1).bit_length()  # torch rounds what is page-locked up to a power of two
+        nbytes = 1 << (nbytes - 1).bit_length()  # torch rounds what is page-locked up to a power of two
     passes = max(1, train.global_batch_size // (layout.data_parallel * train.micro_batch_size))
-    waiting = min(max(one, AHEAD_BYTES), STEPS_AHEAD * passes * one)
-    why = f"images and tokens ahead of training, at most {one / 2**20:,.0f} MiB each, whatever a step accumulates"
-    return MemoryPart("micro-batches", waiting + 3 * one + free, why, place="machine")
+    waiting = min(max(nbytes, AHEAD_BYTES), STEPS_AHEAD * passes * nbytes)
+    why = f"images and tokens ahead of training, at most {nbytes / 2**20:,.0f} MiB each, whatever a step accumulates"
+    return MemoryPart("micro-batches", waiting + 3 * nbytes + free, why, place="machine")
 
 
 def sequence_bytes(config: RunConfig, shape: ModelShape, *, cached: bool) -> int:

@@ -18,8 +18,8 @@ def planned_stages(
     config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, *, cached: bool
 ) -> tuple[Stage, ...]:
     """Where the trainer will cut the model for rows like these. Raises ConfigError for more stages than layers."""
-    row = sequence_flops(config, load.sized(shape), load, cached=cached)
-    return stages_of(shape.language.layers, layout.stages, row, image_layers=shape.image_layers)
+    flops = sequence_flops(config, load.sized(shape), load, cached=cached)
+    return stages_of(shape.language.layers, layout.stages, flops, image_layers=shape.image_layers)
 
 
 def sequence_flops(config: RunConfig, shape: ModelShape, load: Workload, *, cached: bool) -> SequenceFlops:
@@ -101,7 +101,7 @@ class StageWeights:
 
 def _parameters(
     shape: ModelShape,
-    mine: Callable[[Part], int],
+    of_rank: Callable[[Part], int],
     in_layers: int,
     counts: dict[Part, int],
     stage: Stage,
@@ -112,11 +112,11 @@ def _parameters(
     language = shape.language
     parameters: dict[Part, int] = dict.fromkeys(PARTS, 0)
     parameters["language_layers"] = in_layers
-    parameters["adapters"] = mine("adapters") * len(stage.layers) // language.layers
+    parameters["adapters"] = of_rank("adapters") * len(stage.layers) // language.layers
     if stage.is_first:
-        parameters["embedding"], parameters["projector"] = mine("embedding"), mine("projector")
-        parameters["tower"] = 0 if cached else mine("tower")
-        parameters |= {part: mine(part) for part in ("tower_adapters", "projector_adapters")}
+        parameters["embedding"], parameters["projector"] = of_rank("embedding"), of_rank("projector")
+        parameters["tower"] = 0 if cached else of_rank("tower")
+        parameters |= {part: of_rank(part) for part in ("tower_adapters", "projector_adapters")}
     if stage.is_last:
         in_all_layers = language.layer_parameters * language.layers
         if counts is not shape.parameters and shape.chosen:
@@ -124,6 +124,6 @@ def _parameters(
         final_norm = max(0, counts["language_layers"] - in_all_layers)
         # A tied matrix lies at both ends.
         parameters["head"] = final_norm + (
-            mine("embedding") if shape.tied_head and not stage.is_first else mine("head")
+            of_rank("embedding") if shape.tied_head and not stage.is_first else of_rank("head")
         )
     return parameters

@@ -70,38 +70,45 @@ def stage_phases(
     require_degree(config)
     train = config.train
     ranks, virtual = train.pipeline_parallel, train.virtual_stages
-    own, shards = stages[number::ranks], layout_of(config).weight_shards
+    local_stages, shards = stages[number::ranks], layout_of(config).weight_shards
     weights = [
-        StageWeights.of(shape, stage, cached=is_cached(config), tensor_parallel=train.tensor_parallel) for stage in own
+        StageWeights.of(shape, stage, cached=is_cached(config), tensor_parallel=train.tensor_parallel)
+        for stage in local_stages
     ]
     groups = [
-        StageGroups.of(config, stage, each, shards, on_gpu=on_gpu) for stage, each in zip(own, weights, strict=True)
+        StageGroups.of(config, stage, stage_weights, shards, on_gpu=on_gpu)
+        for stage, stage_weights in zip(local_stages, weights, strict=True)
     ]
     # With one stage a rank, passes after the first backward pass hold the same, however many there are.
     order = list(operations(number, ranks, virtual, min(passes, ranks + 1) if virtual == 1 else passes))
-    neighbours = [(not stage.is_first) + (not stage.is_last) for stage in own]
+    neighbours = [(not stage.is_first) + (not stage.is_last) for stage in local_stages]
     traced = [
-        _Rank([_Stage.traced(config, shape, stage, mix, from_one_row) for stage in own], groups, neighbours, order)
+        _Rank(
+            [_Stage.traced(config, shape, stage, mix, from_one_row) for stage in local_stages],
+            groups,
+            neighbours,
+            order,
+        )
         for mix in mixes or largest_sequences(config, shape)
     ]
-    rank = max(traced, key=lambda one: one.total_bytes)
-    one = rank.stages[0]
+    rank = max(traced, key=lambda traced_rank: traced_rank.total_bytes)
+    first_stage = rank.stages[0]
     # What is received has a buffer for each micro-batch: hidden states from before, their gradients from behind.
     in_schedule = schedule_passes(passes, ranks, virtual)
     late = 0  # with several stages, `_Rank` counts it
     if virtual == 1:
         # What was sent is let go of late: the last gradient, and the output of the last but one forward pass of the
         # start. A micro-batch that the schedule has too many is an output of zeros.
-        (stage,), held = own, min(ranks - number, passes)
+        (stage,), held = local_stages, min(ranks - number, passes)
         late = (not stage.is_first and passes > held) + (not stage.is_last and passes >= 2 * held - 1)
         late += min(ranks - number, in_schedule) - held
-    sent = MemoryPart("sent", late * one.passed_on_bytes, NAMES["sent"][1])
+    sent = MemoryPart("sent", late * first_stage.passed_on_bytes, NAMES["sent"][1])
     static = [
         *lasting_parts(weights, shards, config.train),
-        MemoryPart("inputs", passes * one.input_bytes, "tokens, labels and images of a step"),
+        MemoryPart("inputs", passes * first_stage.input_bytes, "tokens, labels and images of a step"),
         MemoryPart(
             "received",
-            in_schedule * sum(neighbours) * one.passed_on_bytes,
+            in_schedule * sum(neighbours) * first_stage.passed_on_bytes,
             "between stages, for each micro-batch of a step",
         ),
     ]
@@ -115,7 +122,7 @@ class _Stage:
     """Bytes by category, of one micro-batch of one mix."""
 
     forward: Counter[str]
-    kept: Counter[str]
+    saved: Counter[str]
     backward: Counter[str]
     passed_on_bytes: int
     input_bytes: int
@@ -133,7 +140,7 @@ class _Stage:
         few = layers if differ else min(layers, shape.image_layers + 2 if stage.is_first and shape.image_layers else 1)
         traced_sequences = 1 if from_one_row else rows
         times = rows // traced_sequences
-        one, two = (
+        shallow, deeper = (
             _traced_stage(config, shape, stage, mix, traced_sequences, None if differ else min(layers, number))
             for number in (few, few + 1)
         )
@@ -144,11 +151,11 @@ class _Stage:
             return Counter({name: count * times for name, count in whole.items()})
 
         return cls(
-            forward=extended(one.forward, two.forward),
-            kept=extended(one.kept, two.kept),
-            backward=extended(one.backward, two.backward),
-            passed_on_bytes=times * one.passed_on_bytes,
-            input_bytes=times * one.input_bytes,
+            forward=extended(shallow.forward, deeper.forward),
+            saved=extended(shallow.saved, deeper.saved),
+            backward=extended(shallow.backward, deeper.backward),
+            passed_on_bytes=times * shallow.passed_on_bytes,
+            input_bytes=times * shallow.input_bytes,
         )
 
 
@@ -172,36 +179,36 @@ class _Rank:
         Torch's interleaved schedule lets go of all that it sent at the end of a step: also of outputs whose backward
         pass is over, and of gradients.
         """
-        found: dict[Moment, Counter[str]] = {}
+        peaks: dict[Moment, Counter[str]] = {}
         for moment, held in self._moments():
-            found[moment] = max(found.get(moment, Counter()), held, key=Counter.total)
-        return found
+            peaks[moment] = max(peaks.get(moment, Counter()), held, key=Counter.total)
+        return peaks
 
     def _moments(self) -> Iterator[tuple[Moment, Counter[str]]]:
-        kept = [0] * len(self.stages)  # micro-batches
+        in_flight = [0] * len(self.stages)  # micro-batches
         late, seen = 0, set[tuple[object, ...]]()
         passes = Counter(self.order)
         done = Counter[tuple[Pass, int]]()
-        for each, number in self.order:
-            kept[number] -= each == "backward"  # what this pass works on is in its own moment
+        for direction, number in self.order:
+            in_flight[number] -= direction == "backward"  # what this pass works on is in its own moment
             state, groups = self._of_weights(passes, done), self.groups[number]
-            if (each, number, late, *kept, *state.values()) not in seen:
-                seen.add((each, number, late, *kept, *state.values()))
-                fresh = Counter({REDUCED: groups.backward_bytes * (each == "backward")})
-                yield each, getattr(self.stages[number], each) + self._others(kept, late) + state + fresh
-            done[each, number] += 1
-            kept[number] += each == "forward"
-            late += self.neighbours[number] * (each == "backward" and len(self.stages) > 1)
-            if each == "backward" and done[each, number] == passes[each, number]:
+            if (direction, number, late, *in_flight, *state.values()) not in seen:
+                seen.add((direction, number, late, *in_flight, *state.values()))
+                fresh = Counter({REDUCED: groups.backward_bytes * (direction == "backward")})
+                yield direction, getattr(self.stages[number], direction) + self._others(in_flight, late) + state + fresh
+            done[direction, number] += 1
+            in_flight[number] += direction == "forward"
+            late += self.neighbours[number] * (direction == "backward" and len(self.stages) > 1)
+            if direction == "backward" and done[direction, number] == passes[direction, number]:
                 state = self._of_weights(passes, done)
                 state += Counter({GATHERED: groups.gathered_in_reduction_bytes, WHOLE: groups.whole_gradient_bytes})
                 state[SHARDS] -= groups.sharded_bytes
-                yield "reduction", self._others(kept, late) + state + Counter({REDUCED: groups.reduced_bytes})
+                yield "reduction", self._others(in_flight, late) + state + Counter({REDUCED: groups.reduced_bytes})
 
-    def _others(self, kept: Sequence[int], late: int) -> Counter[str]:
+    def _others(self, in_flight: Sequence[int], late: int) -> Counter[str]:
         """Other micro-batches, and what was sent."""
         sent = Counter({"sent": late * self.stages[0].passed_on_bytes})
-        return sum((_times(one.kept, count) for one, count in zip(self.stages, kept, strict=True)), sent)
+        return sum((_times(stage.saved, count) for stage, count in zip(self.stages, in_flight, strict=True)), sent)
 
     def _of_weights(self, passes: Counter[tuple[Pass, int]], done: Counter[tuple[Pass, int]]) -> Counter[str]:
         """Gathered weights and gradients of the stages after these passes. Torch's interleaved schedule gathers all of

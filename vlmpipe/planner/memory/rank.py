@@ -254,7 +254,7 @@ def _extra(run: Run, when: Phase) -> list[MemoryPart]:
     """Gradients and what the strategy needs at a moment: forward, turn (backward before its first gradient), backward
     (after it), end (of backward), rest (of gradients is reduced), step."""
     weights, layout = run.weights, run.layout
-    mine = split(weights.trainable, layout.gradient_shards)
+    local = split(weights.trainable, layout.gradient_shards)
     whole, compute_bytes = weights.trainable, FP32_BYTES if run.precision == "fp32" else BF16_BYTES
     if layout.strategy in ("zero1", "zero2"):
         return partitioned(run, when)
@@ -265,7 +265,7 @@ def _extra(run: Run, when: Phase) -> list[MemoryPart]:
         if when == "end" and run.rounded:  # all of them, where the network is slower than the backward pass
             return [gradients, MemoryPart("gradients in flight", BF16_BYTES * whole, "compressed")]
         return [gradients]
-    sharded = MemoryPart("gradients", FP32_BYTES * mine, "fp32, sharded")
+    sharded = MemoryPart("gradients", FP32_BYTES * local, "fp32, sharded")
     if when == "step":
         return [sharded]
     if when == "rest":

@@ -46,7 +46,7 @@ class StageGroups:
         compute_bytes = BF16_BYTES if is_rounded else FP32_BYTES
         # The group outside of layers is reduced first; without one, a layer.
         group = weights.root or weights.layer
-        own = weights.sliced_root if weights.root else weights.layer
+        sharded = weights.sliced_root if weights.root else weights.layer
         # The head's gradients are there from the beginning of a backward pass on. Computed again, a layer is fullest
         # behind its last product.
         fresh = weights.root * stage.is_last + weights.last_product * (train.activation_checkpointing == "full")
@@ -55,7 +55,7 @@ class StageGroups:
             copied += FP32_BYTES * split(group, shards)
         return cls(
             gathered_bytes=compute_bytes * weights.sliced,
-            gathered_in_reduction_bytes=compute_bytes * (weights.sliced - own),
+            gathered_in_reduction_bytes=compute_bytes * (weights.sliced - sharded),
             whole_gradient_bytes=FP32_BYTES * weights.trainable,
             sharded_bytes=FP32_BYTES * split(weights.trainable, shards),
             backward_bytes=compute_bytes * fresh * is_rounded,

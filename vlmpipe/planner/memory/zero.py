@@ -184,5 +184,5 @@ def _set_bytes(run: Run) -> int:
     if run.bf16_weights:  # made in the type that travels
         return run.reduce_bytes * _allocated(run) if run.zero.buffers else 0
     in_bf16 = run.precision != "fp32"
-    each = (BF16_BYTES if in_bf16 else 0) + (0 if in_bf16 and run.weights.only_linear else FP32_BYTES)
-    return each * _allocated(run) if run.zero.buffers else 0
+    element_bytes = (BF16_BYTES if in_bf16 else 0) + (0 if in_bf16 and run.weights.only_linear else FP32_BYTES)
+    return element_bytes * _allocated(run) if run.zero.buffers else 0

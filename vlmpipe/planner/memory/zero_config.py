@@ -35,17 +35,17 @@ class ZeroSettings:
     @classmethod
     def of(cls, deepspeed: Mapping[str, Any], *, strategy: str, offload: str, trainable: int) -> ZeroSettings:
         """Return a ZeRO strategy's settings. deepspeed: train.deepspeed. trainable: parameters that a rank trains."""
-        given, stage = deepspeed.get("zero_optimization", {}), int(strategy[-1])
+        zero, stage = deepspeed.get("zero_optimization", {}), int(strategy[-1])
         overlaps = overlaps_reduction(deepspeed, stage=stage, offload=offload, trainable=trainable)
-        contiguous = given.get("contiguous_gradients", True) or (offload != "none" and strategy != "zero3")
+        contiguous = zero.get("contiguous_gradients", True) or (offload != "none" and strategy != "zero3")
         # ZeRO-1 and 2 fill one while the other is reduced (`setup_buckets`); ZeRO-3 has one in any case.
         twice = contiguous and overlaps and stage < 3
         return cls(
-            bucket_elements=int(given.get("reduce_bucket_size", bucket_limit(stage=stage, overlaps=overlaps))),
-            bucket_is_given="reduce_bucket_size" in given,
+            bucket_elements=int(zero.get("reduce_bucket_size", bucket_limit(stage=stage, overlaps=overlaps))),
+            bucket_is_given="reduce_bucket_size" in zero,
             buffers=2 if twice else int(contiguous),
-            live_elements=_number(given, "stage3_max_live_parameters"),
-            prefetch_elements=_number(given, "stage3_prefetch_bucket_size"),
+            live_elements=_number(zero, "stage3_max_live_parameters"),
+            prefetch_elements=_number(zero, "stage3_prefetch_bucket_size"),
         )
 
 
@@ -56,5 +56,5 @@ def unpriced(deepspeed: Mapping[str, Any]) -> list[str]:
     return sorted([*names, *inner])
 
 
-def _number(given: Mapping[str, Any], name: str) -> int | None:
-    return int(given[name]) if name in given else None
+def _number(settings: Mapping[str, Any], name: str) -> int | None:
+    return int(settings[name]) if name in settings else None

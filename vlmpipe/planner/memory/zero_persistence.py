@@ -13,12 +13,14 @@ def persistent_elements(config: RunConfig, shape: ModelShape) -> int:
 
     Layers are equal, so models of one and of two of them give any number.
     """
-    given = config.train.deepspeed.get("zero_optimization", {}).get("stage3_param_persistence_threshold")
-    if given is None or config.train.strategy != "zero3":
+    threshold = config.train.deepspeed.get("zero_optimization", {}).get("stage3_param_persistence_threshold")
+    if threshold is None or config.train.strategy != "zero3":
         return 0
     model = config.model.model_dump_json()
-    one, two = (_small(model, shape.vocabulary, layers, int(given), cached=is_cached(config)) for layers in (1, 2))
-    return one + (shape.language.layers - 1) * (two - one)
+    single, two = (
+        _small(model, shape.vocabulary, layers, int(threshold), cached=is_cached(config)) for layers in (1, 2)
+    )
+    return single + (shape.language.layers - 1) * (two - single)
 
 
 @disk_cached

@@ -66,6 +66,6 @@ def worth_its_nodes(way: AnyWay, on: Callable[[int], AnyWay | None]) -> AnyWay:
 
 def ordered(rows: Iterable[AnyWay]) -> list[AnyWay]:
     """Ways on different machines: those within the error of the best by plainness, then the others by the goal."""
-    found = sorted(rows, key=lambda way: way.value)
-    similar = [way for way in found if way.value <= (1 + ERROR) * found[0].value]
-    return [*sorted(similar, key=plainness), *found[len(similar) :]]
+    by_value = sorted(rows, key=lambda way: way.value)
+    similar = [way for way in by_value if way.value <= (1 + ERROR) * by_value[0].value]
+    return [*sorted(similar, key=plainness), *by_value[len(similar) :]]

@@ -213,9 +213,9 @@ def _divisors(gpus: int) -> list[int]:
 
 
 def _accepted(degrees: Iterable[int], check: Callable[[int], object]) -> frozenset[int]:
-    found = set()
+    accepted = set()
     for degree in degrees:
         with contextlib.suppress(ConfigError):
             check(degree)
-            found.add(degree)
-    return frozenset(found)
+            accepted.add(degree)
+    return frozenset(accepted)

@@ -59,11 +59,11 @@ class Goal:
         """Quantity to minimize."""
         return hours if self.kind in ("fastest", "under") else usd
 
-    def allows(self, one: Candidate) -> bool:
+    def allows(self, candidate: Candidate) -> bool:
         """Return whether a candidate is within the bound."""
         if self.bound is None:
             return True
-        return (one.usd if self.kind == "under" else one.hours) <= self.bound
+        return (candidate.usd if self.kind == "under" else candidate.hours) <= self.bound
 
 
 @dataclass(frozen=True)
@@ -221,11 +221,11 @@ def chosen(
             continue
         try:
             fits = search.memory.bytes(way.config) <= int(way.cluster.gpu.memory_gib * GIB)
-            one = (judge or suggestion)(search, way) if fits else None
+            judged = (judge or suggestion)(search, way) if fits else None
         except ConfigError:  # the trainer would refuse it
             continue
-        if one:
-            choice.take(Fit(way, one))
+        if judged:
+            choice.take(Fit(way, judged))
         elif change := less_memory(way.config, search.model.shape):
             again = priced(search, goal, way.cluster, way.change | change, changed(way.config, change))
             if again and goal.allows(again):
@@ -252,7 +252,9 @@ def suggestion(search: Search, way: Candidate) -> Suggestion | None:
     """The candidate, if it and the run's other jobs can run. Raises ConfigError if the run file is not valid."""
     config = _valid(search, way)
     if any(
-        found.severity == "error" for job in jobs_of(config) for found in job_violations(config, job, "gs://bucket/run")
+        violation.severity == "error"
+        for job in jobs_of(config)
+        for violation in job_violations(config, job, "gs://bucket/run")
     ):
         return None
     way_of_training = of_training(search, way)

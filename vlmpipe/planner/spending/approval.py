@@ -46,34 +46,34 @@ class Spending:
 
 def spending_of(config: RunConfig, plan: Plan | StagesPlan | SweepPlan) -> Spending:
     """Figures that approval depends on, from a plan; of several stages and of a sweep's trainings the sums."""
-    found = _of_stages(config, plan)
+    spending = _of_stages(config, plan)
     if not config.sweep:
-        return found
+        return spending
     whole: SweepPlan = plan  # type: ignore[assignment]
     name = f"{whole.name}: {whole.trainings} trainings"
-    unknown = found.unknown or "of some variant it is not known"
+    unknown = spending.unknown or "of some variant it is not known"
     return dataclasses.replace(
-        found, name=name, usd=whole.usd, hours=whole.hours, unknown=unknown, usd_range=whole.usd_range
+        spending, name=name, usd=whole.usd, hours=whole.hours, unknown=unknown, usd_range=whole.usd_range
     )
 
 
 def _of_stages(config: RunConfig, plan: Plan | StagesPlan | SweepPlan) -> Spending:
-    each = [_of_stage(run, plan.stages[stage], stage) for stage, run in config.stage_runs().items()]
-    usd = [one.usd for one in each if one.usd is not None]
-    hours = [one.hours for one in each if one.hours is not None]
-    ranges = [one.usd_range for one in each if one.usd_range is not None]
+    spendings = [_of_stage(run, plan.stages[stage], stage) for stage, run in config.stage_runs().items()]
+    usd = [spending.usd for spending in spendings if spending.usd is not None]
+    hours = [spending.hours for spending in spendings if spending.hours is not None]
+    ranges = [spending.usd_range for spending in spendings if spending.usd_range is not None]
     return Spending(
         name=config.name,
         state=plan.state,
         errors=tuple(plan.errors),
-        usd=sum(usd) if len(usd) == len(each) else None,
-        hours=sum(hours) if len(hours) == len(each) else None,
-        machines=", then ".join(dict.fromkeys(one.machines for one in each)),
-        term=", then ".join(dict.fromkeys(one.term for one in each)),
-        unknown="; ".join(one.unknown for one in each if one.usd is None),
-        left_out="; ".join(dict.fromkeys(one.left_out for one in each if one.left_out)),
+        usd=sum(usd) if len(usd) == len(spendings) else None,
+        hours=sum(hours) if len(hours) == len(spendings) else None,
+        machines=", then ".join(dict.fromkeys(spending.machines for spending in spendings)),
+        term=", then ".join(dict.fromkeys(spending.term for spending in spendings)),
+        unknown="; ".join(spending.unknown for spending in spendings if spending.usd is None),
+        left_out="; ".join(dict.fromkeys(spending.left_out for spending in spendings if spending.left_out)),
         usd_range=(sum(low for low, _ in ranges), sum(high for _, high in ranges))
-        if len(ranges) == len(each)
+        if len(ranges) == len(spendings)
         else None,
     )
 

@@ -57,14 +57,14 @@ def probe_usd(machine: ProbedMachine) -> tuple[float | None, tuple[str, ...]]:
 
 def probe_spending(config: RunConfig, machines: list[ProbedMachine]) -> Spending:
     """Hours and cost of all probes together, for the question before they are sent."""
-    found = [probe_usd(machine) for machine in machines]
-    usd = [each for each, _ in found if each is not None]
-    missing = dict.fromkeys(name for _, names in found for name in names)
+    prices = [probe_usd(machine) for machine in machines]
+    usd = [price for price, _ in prices if price is not None]
+    missing = dict.fromkeys(name for _, names in prices for name in names)
     return Spending(
         name=f"the probe of {config.name}",
         state="green",
         errors=(),
-        usd=sum(usd) if len(usd) == len(found) else None,
+        usd=sum(usd) if len(usd) == len(prices) else None,
         hours=HOURS * len(machines),
         machines=", then ".join(f"1 x {machine.named}" for machine in machines),
         term=machines[0].cluster.scheduling_strategy,

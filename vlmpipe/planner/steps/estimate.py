@@ -127,9 +127,9 @@ class Stage:
         """How long each job takes that the steps watch: a sweep's job does several trainings, and evaluates each."""
         if self.sweep is None:
             return dict(jobs)
-        one, evaluation = jobs["train"], jobs["evaluate"]
+        train_hours, evaluation = jobs["train"], jobs["evaluate"]
         trainings = self.sweep.trainings_per_job
-        whole = None if one is None or evaluation is None else trainings * (one + evaluation)
+        whole = None if train_hours is None or evaluation is None else trainings * (train_hours + evaluation)
         return {**jobs, "train": whole}
 
 
@@ -169,12 +169,12 @@ def step_disks(config: RunConfig, *, shape: ModelShape | None, samples: int | No
     cluster.step_disks decides where it names the step. What is not known gets the default disk.
     """
     needs, default = StepNeeds(config, shape, samples, {}), load_steps().boot_disk_size_gb
-    given = {str(name): size for name, size in config.cluster.step_disks.items()}
-    found = {}
+    configured = {str(name): size for name, size in config.cluster.step_disks.items()}
+    disks = {}
     for step in graph_steps(config, encodes=True):
         needed = needs.of(step.name).disk_bytes
-        found[step.name] = given.get(step.name) or (default if needed is None else disk_for(needed, step.image))
-    return {name: size for name, size in found.items() if size != default}
+        disks[step.name] = configured.get(step.name) or (default if needed is None else disk_for(needed, step.image))
+    return {name: size for name, size in disks.items() if size != default}
 
 
 def disk_for(needed_bytes: int, image: ImageName) -> int:

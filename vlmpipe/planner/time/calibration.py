@@ -48,13 +48,13 @@ def calibration_of(run_uri: str) -> Calibration:
 
 def keep_calibration(run_uri: str) -> None:
     """Keep what a run measured under its root, for `latest_calibration`. Nothing of a run without measured steps."""
-    root_uri, found, _ = run_uri.rpartition("/runs/")
+    root_uri, run_id, _ = run_uri.rpartition("/runs/")
     with contextlib.suppress(UserError):  # then the next plan is only less exact
-        if found:
+        if run_id:
             calibration = calibration_of(run_uri)
             name = PlannedRun.read(open_storage(run_uri)).name
-            kept = kept_name(name, calibration.accelerator_type)
-            write_record(open_storage(root_uri), kept, dataclasses.asdict(calibration))
+            file = kept_name(name, calibration.accelerator_type)
+            write_record(open_storage(root_uri), file, dataclasses.asdict(calibration))
 
 
 @functools.cache
@@ -63,16 +63,16 @@ def latest_calibration(root_uri: str, name: str, accelerator_type: str) -> Calib
 
     The factor is 1 without either.
     """
-    store, kept = open_storage(root_uri), kept_name(name, accelerator_type)
-    if store.stat(kept) is None:
+    store, file = open_storage(root_uri), kept_name(name, accelerator_type)
+    if store.stat(file) is None:
         sentence = f"Not calibrated: under {root_uri} no run of {name} on {accelerator_type} was measured yet "
         return Calibration(1.0, "", f"{sentence}(plan.calibrate_from {LATEST}).")
-    return Calibration(**read_record(store, kept))
+    return Calibration(**read_record(store, file))
 
 
-def _unusable(run_uri: str, found: str) -> ConfigError:
+def _unusable(run_uri: str, problem: str) -> ConfigError:
     return ConfigError(
-        f"plan.calibrate_from {run_uri}: {found}",
+        f"plan.calibrate_from {run_uri}: {problem}",
         expected=f"the folder of a run on Vertex AI with {PlannedRun.FILE}, and at least {FEWEST} logged steps after "
         "the first",
         fix="name another run, or leave plan.calibrate_from out",

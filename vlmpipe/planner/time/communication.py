@@ -72,7 +72,7 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> tuple[Transfer, ..
     """
     strategy = layout.strategy
     stage = _fullest_stage(layout, shape, work)
-    found = list(_between_parts(layout, shape, work, stage))
+    transfers = list(_between_parts(layout, shape, work, stage))
     data = RankGroup(layout.replicas, layout.tensor_parallel, layout.ranks_per_node)
     fp32 = _trainable_bytes(layout, shape, lambda part: FP32_BYTES)
     reduced = fp32 * work.reduce_bytes / FP32_BYTES
@@ -96,17 +96,21 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> tuple[Transfer, ..
     match strategy:
         case "ddp":
             sent_bytes = fp32 * BF16_BYTES / FP32_BYTES if work.rounds_gradients else reduced
-            found += data.collective("gradients", "all_reduce", sent_bytes, max(1.0, sent_bytes / DDP_BUCKET_BYTES))
+            transfers += data.collective("gradients", "all_reduce", sent_bytes, max(1.0, sent_bytes / DDP_BUCKET_BYTES))
         case "pp" | "tp+pp+dp":
             weights = _stage_weights(layout, shape, work, stage)
-            found += data.collective("weights", "all_gather", work.compute_bytes * weights.sliced, len(stage.layers))
-            found += data.collective("gradients", "reduce_scatter", FP32_BYTES * weights.trainable, len(stage.layers))
+            transfers += data.collective(
+                "weights", "all_gather", work.compute_bytes * weights.sliced, len(stage.layers)
+            )
+            transfers += data.collective(
+                "gradients", "reduce_scatter", FP32_BYTES * weights.trainable, len(stage.layers)
+            )
         case "zero1":
-            found += data.collective("gradients", "all_reduce", mixed)
-            found += data.collective("weights", "all_gather", updated)
+            transfers += data.collective("gradients", "all_reduce", mixed)
+            transfers += data.collective("weights", "all_gather", updated)
         case "zero2":
-            found += data.collective("gradients", "all_reduce", mixed * work.micro_steps, work.micro_steps)
-            found += data.collective("weights", "all_gather", updated)
+            transfers += data.collective("gradients", "all_reduce", mixed * work.micro_steps, work.micro_steps)
+            transfers += data.collective("weights", "all_gather", updated)
         case "zero3":
             # Frozen weights too, but for the tower's: with cached features it is not there, and else it is small.
             untrained = (shape.parameters[part] - shape.trained[part] for part in PARTS if part != "tower")
@@ -116,15 +120,15 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> tuple[Transfer, ..
             if layout.copy_shards:
                 # A node's copy is made when what was gathered first is let go of, and is lost in the update, but that
                 # of frozen weights lasts.
-                found += data.collective("weights", "all_gather", gathered)
+                transfers += data.collective("weights", "all_gather", gathered)
                 node = RankGroup(layout.copy_shards, 1, layout.ranks_per_node)
                 inside = node.collective(
                     "weights", "all_gather", (gathers - 1) * gathered + gathers * frozen, 2 * passes
                 )
-                found += [replace(transfer, of_node=True) for transfer in inside]
+                transfers += [replace(transfer, of_node=True) for transfer in inside]
             else:
-                found += data.collective("weights", "all_gather", gathers * (gathered + frozen), 2 * passes)
-            found += data.collective("gradients", "reduce_scatter", mixed * work.micro_steps, passes)
+                transfers += data.collective("weights", "all_gather", gathers * (gathered + frozen), 2 * passes)
+            transfers += data.collective("gradients", "reduce_scatter", mixed * work.micro_steps, passes)
         case "fsdp" | "tp" | "hsdp":
             shards = RankGroup(layout.weight_shards, layout.tensor_parallel, layout.ranks_per_node)
             copies = RankGroup(
@@ -134,12 +138,12 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> tuple[Transfer, ..
             )
             compute = _sliced_bytes(layout, shape, lambda part: work.compute_bytes)
             again = {"auto": in_layers, "always": compute, "never": 0.0}[work.reshard_after_forward]
-            found += shards.collective("weights", "all_gather", (compute + again) * work.micro_steps, 2 * passes)
-            found += shards.collective("gradients", "reduce_scatter", reduced * work.micro_steps, passes)
-            found += copies.collective("gradients", "all_reduce", reduced / layout.weight_shards)
+            transfers += shards.collective("weights", "all_gather", (compute + again) * work.micro_steps, 2 * passes)
+            transfers += shards.collective("gradients", "reduce_scatter", reduced * work.micro_steps, passes)
+            transfers += copies.collective("gradients", "all_reduce", reduced / layout.weight_shards)
         case _:
             raise KeyError(strategy)
-    return tuple(found)
+    return tuple(transfers)
 
 
 def pipeline_bubble(layout: Layout, micro_steps: int) -> float:

@@ -76,23 +76,23 @@ def advise(
     if images is not None and usd_per_gb_month is not None:
         monthly = images * size / GIB * usd_per_gb_month
     total = None if images is None else images * size
-    speedup, each = _per_image(config, shape, layout, load, gpu)
+    speedup, per_image = _per_image(config, shape, layout, load, gpu)
     if not load.images_per_sequence:
         return CacheAdvice("off", False, 1.0, size, 0, 0.0, 0.0, 0.0, "sequences have no images")
-    if each is None:  # on CPUs, where no time is known, the tower's passes decide
+    if per_image is None:  # on CPUs, where no time is known, the tower's passes decide
         pays, why = False, "one epoch shows each image about once, so encoding it before saves nothing"
         if load.passes > 1:
             pays, why = True, f"the tower runs once per image instead of {load.passes:g} times"
         return CacheAdvice(_state(config, pays), pays, speedup, size, total, None, None, monthly, why)
 
-    saved_s, encode_s = each[0] * load.passes, each[1]
+    saved_s, encode_s = per_image[0] * load.passes, per_image[1]
     spent_s, epochs, months = encode_s, None, None
     price_per_gpu_s = _usd_per_gpu_second(config, prices) if prices else None
     weighed = ""
     if price_per_gpu_s is not None and usd_per_gb_month is not None:
         month_s = size / GIB * usd_per_gb_month / price_per_gpu_s
         spent_s += month_s * STORED_MONTHS
-        epochs = spent_s / each[0] if each[0] > 0 else math.inf
+        epochs = spent_s / per_image[0] if per_image[0] > 0 else math.inf
         months = max(0.0, saved_s - encode_s) / month_s
         weighed = f" and {STORED_MONTHS} month of storage"
     pays = saved_s > spent_s

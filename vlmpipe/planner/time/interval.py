@@ -31,9 +31,11 @@ def interval_of(case: Scenario, *, measured: bool = False) -> Interval:
         return Interval(
             text.low, text.high, "The range around a measured rate is taken as that of published runs of text."
         )
-    found = [intervals[kind] for kind in kinds_of(case)]
+    of_kinds = [intervals[kind] for kind in kinds_of(case)]
     return Interval(
-        min(one.low for one in found), max(one.high for one in found), " ".join(one.origin for one in found)
+        min(interval.low for interval in of_kinds),
+        max(interval.high for interval in of_kinds),
+        " ".join(interval.origin for interval in of_kinds),
     )
 
 

@@ -197,13 +197,13 @@ def _calibration(case: Scenario) -> Calibration:
     requested = case.config.cluster.accelerator_type
     if uri == LATEST:
         return latest_calibration(case.config.bucket_root_uri, case.config.name, requested)
-    found = calibration_of(uri)
-    if found.accelerator_type != requested:
-        ran_on = found.accelerator_type or "CPUs"
+    calibration = calibration_of(uri)
+    if calibration.accelerator_type != requested:
+        ran_on = calibration.accelerator_type or "CPUs"
         return Calibration(
             1.0, "", f"Not calibrated: {uri} (plan.calibrate_from) ran on {ran_on}, this is {requested}."
         )
-    return found
+    return calibration
 
 
 def work_of(case: Scenario) -> Work:

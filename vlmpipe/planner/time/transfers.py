@@ -78,11 +78,13 @@ class RankGroup:
 
     def all_to_all(self, what: What, payload_bytes: float, calls: float) -> Iterator[Transfer]:
         """Yield the transfers of an all-to-all of `payload_bytes` per rank, in equal parts to the other ranks."""
-        each = payload_bytes / self.size
+        sent_by_rank = payload_bytes / self.size
         if self.ranks_in_node > 1:
-            yield Transfer(what, "all_to_all", "intra", payload_bytes, each * (self.ranks_in_node - 1), 0.0, calls)
+            yield Transfer(
+                what, "all_to_all", "intra", payload_bytes, sent_by_rank * (self.ranks_in_node - 1), 0.0, calls
+            )
         if self.nodes > 1:
-            sent = each * (self.size - self.ranks_in_node)
+            sent = sent_by_rank * (self.size - self.ranks_in_node)
             yield Transfer(what, "all_to_all", "inter", payload_bytes, sent, sent * self.ranks_per_node, calls)
 
 

@@ -256,7 +256,7 @@ def test_memory_of_a_native_models_first_stage_is_extrapolated_from_few_layers(f
         recompute=Recompute.of(config.train),
     )
     assert found.forward.total() == whole.forward.total_bytes
-    assert found.kept.total() == whole.kept.total_bytes
+    assert found.saved.total() == whole.saved.total_bytes
     assert found.backward.total() == whole.backward.total_bytes
 
 
