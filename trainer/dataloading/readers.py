@@ -73,6 +73,6 @@ def warnings(ahead: list[ShardPrefetcher]) -> Iterator[str]:
         if reader.cache.num_fitting < reader.max_shards:
             yield (
                 f"the cache holds {reader.cache.num_fitting} shards of {reader.cache.shards.kind}, {GROUPS_AHEAD} "
-                f"groups of data.shuffle_shards are {reader.max_shards}: shards will be fetched late or more than once; "
-                "raise data.shard_cache_gib"
+                f"groups of data.shuffle_shards are {reader.max_shards}: shards will be fetched late or more than "
+                "once; raise data.shard_cache_gib"
             )
