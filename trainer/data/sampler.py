@@ -240,7 +240,7 @@ class PackedBatchSampler:
 
 
 def _mixture_of(split: SplitIndex, data: DataConfig, seed: int) -> Mixture | NestedSubset | None:
-    """What each epoch draws; None: every sample once."""
+    """Samples that each epoch draws; None: every sample once."""
     if data.sources:
         return Mixture(split, data, seed=seed)
     return NestedSubset(split, data, seed=seed) if data.train_share < 1 else None

@@ -28,11 +28,11 @@ class Exclusions:
 
     @property
     def digest(self) -> str:
-        """What the ids are, whatever their order and their reasons; empty without any."""
+        """Digest of the ids, whatever their order and their reasons; empty without any."""
         return stable_digest("exclude", *sorted(self.ids)) if self.ids else ""
 
     def note(self, matched: frozenset[str]) -> str:
-        """What was left out, and how many ids match no sample, for people; empty without a file."""
+        """Say for people what was left out, and how many ids match no sample; empty without a file."""
         if not self.address:
             return ""
         missing = sorted(self.ids - matched)
