@@ -58,7 +58,6 @@ class Kind:
     images_of: str = ""  # the type whose image processor it has, where transformers maps none to it
     around: tuple[str, str] = ("", "")  # written by the template before and behind each placeholder
     needs_torchvision: bool = False  # for its processor
-    packs: bool = True  # samples in one sequence are kept apart
     processor_class: str = ""  # in its files, where transformers maps none to the type
     begins: str = ""  # what the template writes first
 
@@ -121,7 +120,6 @@ KINDS: dict[str, Kind] = {
         text={"model_type": "lfm3", "layer_types": ["conv", "full_attention"], "sliding_window": 6},
         vision={"spatial_merge_size": 2, "temporal_patch_size": 2, "num_key_value_heads": 2, "head_dim": 8},
         config={"projector_hidden_size": 24},
-        packs=False,
         **QWEN,
     ),
     "glm_ocr": Kind(
@@ -151,6 +149,7 @@ KINDS: dict[str, Kind] = {
         "<|image|>",
         text={
             "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 8,
+            "use_bidirectional_attention": "vision",
             "hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": VOCABULARY,
         },
         vision={

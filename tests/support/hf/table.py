@@ -36,8 +36,8 @@ examines them in the same way
 ([Train any image-text model](../how-to/models.md#train-any-image-text-model-of-transformers)).
 
 - **packed samples**: whether samples in one sequence give the loss and gradients of each alone in plain transformers.
-- **attention by sample**: whether attention computes no scores between samples. Where it does, under a mask, time and
-  memory grow with the square of `data.sequence_length`.
+- **attention by sample**: whether attention computes no scores between samples, in layers with sliding windows none
+  outside of these. Where it does, under a mask, time and memory grow with the square of `data.sequence_length`.
 - **image tokens**: whether their number depends on the size of an image.
 - **tensor parallel**: whether `train.strategy: tp` can split each matrix of the language model.
 - **projector**: where it lies; inside of the vision encoder it is trained or frozen with `projector` all the same.

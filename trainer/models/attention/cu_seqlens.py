@@ -21,6 +21,9 @@ class CuSeqlens:
     bounds: Tensor  # (samples, 2) first token and end of each in the flattened sequences; always on the host
     device_bounds: Tensor  # (pieces,) first tokens of samples and pieces of padding, then the end, for varlen kernels
     packed: bool  # some sequence holds more than one sample, or padding
+    # (blocks, 2) first token and end of each image whose tokens see each other, inside of samples; on the host.
+    image_blocks: Tensor | None = None
+    blocks_in_windows_only: bool = False  # in layers with windows; else in all layers
 
     @classmethod
     def of(cls, lengths: Sequence[Sequence[int]], sequence_length: int) -> CuSeqlens:

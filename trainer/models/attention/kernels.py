@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vlmpipe.trainer.models.attention.cpu_windows import cpu_backward, cpu_forward
 from vlmpipe.trainer.models.attention.cu_seqlens import PADDING_PIECE, CuSeqlens
 from vlmpipe.trainer.models.attention.sample_groups import clear, groups_of
 
@@ -22,6 +23,7 @@ aten = torch.ops.aten
 MAX_SCORES = 1 << 24  # held at a time, several times over, without a fused kernel: 64 MiB each in fp32
 MAX_FLASH_HEAD_DIM = 256  # of torch's flash kernels, which also take multiples of 8 only
 MIN_FLASH_CAPABILITY = (8, 0)
+TRIAL_WINDOW = 40  # tokens
 TRIAL_TOLERANCE = 0.02  # of the largest number; two kernels in bf16 or fp16 differ by some 0.005
 
 Tensors = tuple[Tensor, ...]
@@ -33,6 +35,7 @@ class VarlenArgs(NamedTuple):
     bounds: Tensor  # this and the next: see `CuSeqlens`
     device_bounds: Tensor
     scale: float  # of scores
+    window: int = 0  # tokens that a token sees, itself the last; 0 is all before it
 
 
 @dataclass(frozen=True)
@@ -47,30 +50,31 @@ class Kernel:
     backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, VarlenArgs], tuple[Tensor, Tensor, Tensor]]
 
 
-def kernel_for(query: Tensor, key: Tensor) -> Kernel:
-    """The fastest kernel that is known to be correct for such tensors."""
+def kernel_for(query: Tensor, key: Tensor, window: int = 0) -> Kernel:
+    """The fastest kernel that is known to be correct for such tensors. window: see `VarlenArgs`."""
     if query.device.type == "cpu":
         return CPU
-    if query.device.type == "cuda" and flash_takes(query) and is_right(FLASH, query, key):
+    if query.device.type == "cuda" and flash_takes(query) and is_right(FLASH, query, key, window):
         return FLASH
     return BLOCKWISE
 
 
-def is_right(kernel: Kernel, query: Tensor, key: Tensor) -> bool:
+def is_right(kernel: Kernel, query: Tensor, key: Tensor, window: int = 0) -> bool:
     """Return whether `kernel` agrees with plain products on a few short samples; warns if not.
 
-    Tried once for each shape of heads, type and device.
+    Tried once for each shape of heads, type and device, and with windows.
     """
-    return _is_right(kernel, query.device, query.dtype, query.shape[2], key.shape[2], query.shape[3])
+    trial_window = TRIAL_WINDOW if window else 0
+    return _is_right(kernel, query.device, query.dtype, query.shape[2], key.shape[2], query.shape[3], trial_window)
 
 
 @functools.cache
 def _is_right(
-    kernel: Kernel, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int
+    kernel: Kernel, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, window: int
 ) -> bool:
     lengths, tokens = [[3, 130, 1], [64, 65]], 144
     samples = CuSeqlens.of(lengths, tokens).to(device)
-    args = VarlenArgs(samples.bounds, samples.device_bounds, head_dim**-0.5)
+    args = VarlenArgs(samples.bounds, samples.device_bounds, head_dim**-0.5, window)
     noise = torch.Generator(device).manual_seed(0)  # leaves the run's own random numbers alone
     query, gradient, key, value = (
         torch.randn(len(lengths), tokens, count, head_dim, generator=noise, device=device).to(dtype)
@@ -118,7 +122,7 @@ def flash_takes(query: Tensor) -> bool:
 def _flash_forward(query: Tensor, key: Tensor, value: Tensor, args: VarlenArgs) -> tuple[Tensor, Tensor]:
     """All samples in one launch."""
     flat = [tensor.flatten(0, 1).contiguous() for tensor in (query, key, value)]  # results have their inputs' strides
-    found = aten._flash_attention_forward(*flat, *_flash_bounds(args), 0.0, True, False, scale=args.scale)
+    found = aten._flash_attention_forward(*flat, *_flash_bounds(args), 0.0, True, False, **_flash_options(args))
     return found[0].view(query.shape), found[1]
 
 
@@ -128,7 +132,7 @@ def _flash_backward(
     flat = [tensor.flatten(0, 1).contiguous() for tensor in (gradient, query, key, value, output)]
     no_dropout, unused = torch.zeros(2, dtype=torch.uint64, device=query.device), query.new_empty(0)
     found = aten._flash_attention_backward(
-        *flat, lse, *_flash_bounds(args), 0.0, True, no_dropout, unused, scale=args.scale
+        *flat, lse, *_flash_bounds(args), 0.0, True, no_dropout, unused, **_flash_options(args)
     )
     return found[0].view(query.shape), found[1].view(key.shape), found[2].view(value.shape)
 
@@ -138,12 +142,18 @@ def _flash_bounds(args: VarlenArgs) -> tuple[Tensor, Tensor, int, int]:
     return args.device_bounds, args.device_bounds, longest, longest
 
 
+def _flash_options(args: VarlenArgs) -> dict[str, float]:
+    return {"scale": args.scale} | (
+        {"window_size_left": args.window - 1, "window_size_right": 0} if args.window else {}
+    )
+
+
 def _sample_by_sample(forward: Callable[..., Tensors], backward: Callable[..., Tensors]) -> Kernel:
     """From functions of equally long samples: (samples, heads, tokens, head_dim) each, key and value with as many heads
     as the query.
 
-    forward: (query, key, value, scale) -> (output, log-sum-exp (samples, heads, tokens)). backward: (gradient, query,
-    key, value, output, log-sum-exp, scale) -> gradients of query, key and value. Padding gets zeros.
+    forward: (query, key, value, scale, window) -> (output, log-sum-exp (samples, heads, tokens)). backward: (gradient,
+    query, key, value, output, log-sum-exp, scale, window) -> gradients of query, key and value. Padding gets zeros.
     """
 
     def all_forward(query: Tensor, key: Tensor, value: Tensor, args: VarlenArgs) -> tuple[Tensor, Tensor]:
@@ -155,7 +165,7 @@ def _sample_by_sample(forward: Callable[..., Tensors], backward: Callable[..., T
         clear(padding, _heads_first(output), lse)
         for group in groups:
             own, *seen = (group.read(input_) for input_ in inputs)
-            found = forward(own, *(_repeated(each, heads) for each in seen), scale=args.scale)
+            found = forward(own, *(_repeated(each, heads) for each in seen), scale=args.scale, window=args.window)
             group.write(found[0], _heads_first(output))
             group.write(found[1], lse)
         return output, lse
@@ -175,7 +185,8 @@ def _sample_by_sample(forward: Callable[..., Tensors], backward: Callable[..., T
             own, *seen, computed = (group.read(input_) for input_ in inputs)
             seen = [_repeated(each, heads) for each in seen]
             d_output = group.read(d_outputs, repeat=False)
-            found = backward(d_output, own, *seen, computed, group.read(lse), scale=args.scale)
+            saved = (computed, group.read(lse))
+            found = backward(d_output, own, *seen, *saved, scale=args.scale, window=args.window)
             for total, each in zip(totals, found, strict=True):
                 is_shared = len(total) < heads
                 group.write(each.unflatten(1, (kv_heads, -1)).sum(2) if is_shared else each, total)
@@ -206,27 +217,34 @@ def _block_tokens(query: Tensor) -> int:
     return max(1, MAX_SCORES // (heads * tokens))
 
 
-def _scores(query: Tensor, key: Tensor, start: int, scale: float) -> Tensor:
-    """Scores of a block of queries from token `start` with all keys up to its last; -inf for later keys."""
-    last = start + query.shape[2]
-    own = torch.arange(start, last, device=query.device)
-    hidden = own[:, None] < torch.arange(last, device=query.device)
-    return (query @ key[:, :, :last].mT * scale).masked_fill(hidden, -torch.inf)
+def _seen(start: int, count: int, window: int) -> slice:
+    """Keys that some of `count` queries from token `start` see."""
+    return slice(max(0, start + 1 - window) if window else 0, start + count)
 
 
-def _block_forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensors:
+def _scores(query: Tensor, key: Tensor, start: int, scale: float, window: int) -> Tensor:
+    """Scores of a block of queries from token `start` with the keys of `_seen`; -inf for those out of sight."""
+    seen = _seen(start, query.shape[2], window)
+    queries = torch.arange(start, seen.stop, device=query.device)[:, None]
+    keys = torch.arange(seen.start, seen.stop, device=query.device)
+    hidden = (queries < keys) | (queries - keys >= window) if window else queries < keys
+    return (query @ key[:, :, seen].mT * scale).masked_fill(hidden, -torch.inf)
+
+
+def _block_forward(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int) -> Tensors:
     outputs, logs = [], []
     query, key, value = (tensor.to(exact(query.dtype)) for tensor in (query, key, value))
     size = _block_tokens(query)
     for start in range(0, query.shape[2], size):
-        scores = _scores(query[:, :, start : start + size], key, start, scale)
+        block = query[:, :, start : start + size]
+        scores = _scores(block, key, start, scale, window)
         logs.append(scores.logsumexp(-1))
-        outputs.append((scores - logs[-1][..., None]).exp_() @ value[:, :, : scores.shape[-1]])
+        outputs.append((scores - logs[-1][..., None]).exp_() @ value[:, :, _seen(start, block.shape[2], window)])
     return torch.cat(outputs, 2), torch.cat(logs, 2)
 
 
 def _block_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, scale: float
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, scale: float, window: int
 ) -> Tensors:
     """Dao et al. 2022 (arXiv 2205.14135), algorithm 4, with all keys of a block of queries at a time."""
     inputs = (gradient, query, key, value, output)
@@ -237,18 +255,15 @@ def _block_backward(
     for start in range(0, query.shape[2], size):
         block = slice(start, start + size)
         own, d_output = query[:, :, block], gradient[:, :, block]
-        shares = (_scores(own, key, start, scale) - lse[:, :, block, None]).exp_()
-        seen = shares.shape[-1]
-        d_value[:, :, :seen] += shares.mT @ d_output
-        d_scores = shares * (d_output @ value[:, :, :seen].mT - weighted[:, :, block]) * scale
-        d_query.append(d_scores @ key[:, :, :seen])
-        d_key[:, :, :seen] += d_scores.mT @ own
+        shares = (_scores(own, key, start, scale, window) - lse[:, :, block, None]).exp_()
+        seen = _seen(start, own.shape[2], window)
+        d_value[:, :, seen] += shares.mT @ d_output
+        d_scores = shares * (d_output @ value[:, :, seen].mT - weighted[:, :, block]) * scale
+        d_query.append(d_scores @ key[:, :, seen])
+        d_key[:, :, seen] += d_scores.mT @ own
     return torch.cat(d_query, 2), d_key, d_value
 
 
-CPU = _sample_by_sample(  # 0.0, True: no dropout, causal
-    lambda *tensors, scale: aten._scaled_dot_product_flash_attention_for_cpu(*tensors, 0.0, True, scale=scale),
-    lambda *tensors, scale: aten._scaled_dot_product_flash_attention_for_cpu_backward(*tensors, 0.0, True, scale=scale),
-)
+CPU = _sample_by_sample(cpu_forward, cpu_backward)
 BLOCKWISE = _sample_by_sample(_block_forward, _block_backward)
 FLASH = Kernel(_flash_forward, _flash_backward)

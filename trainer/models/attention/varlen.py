@@ -9,16 +9,18 @@ checkpointing and traces handle as a matrix product.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.autograd.function import FunctionCtx
+from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
+from vlmpipe.trainer.models.attention.image_blocks import with_image_blocks
 from vlmpipe.trainer.models.attention.kernels import VarlenArgs, exact, kernel_for
 from vlmpipe.trainer.models.attention.mixers import MIXERS, mix_by_sample, mixers_of
 
@@ -29,14 +31,18 @@ if TYPE_CHECKING:
 
 NAME, TRIAL = "vlmpipe_by_sample", "vlmpipe_trial"  # registered with transformers' kinds of attention
 META = torch.device("meta")
+WINDOWS = "sliding_attention"
+ATTENTION = ("full_attention", WINDOWS)  # kinds of layers
+CAUSAL = (None, False, "vision")  # "vision": image tokens see each other; see `image_blocks`
 # Arguments of some models' attention that this one does not support.
-UNSUPPORTED = ("softcap", "s_aux", "position_bias", "sliding_window", "indices", "block_indices", "cache")
+UNSUPPORTED = ("softcap", "s_aux", "position_bias", "indices", "block_indices", "cache")
 
 
 def use_varlen_attention(language_model: nn.Module) -> str:
     """Have a transformers language model accept `samples` as an input, if it can, and return why it cannot.
 
-    It can if each of its layers is plainly causal attention or a known mixer, and gets the model's further inputs.
+    It can if each of its layers is causal attention, with a window or without, or a known mixer, and gets the model's
+    further inputs.
     """
     config: PreTrainedConfig = language_model.config
     if config._attn_implementation == NAME:
@@ -59,12 +65,17 @@ def _why_masked(language_model: nn.Module, mixers: list[nn.Module] | None) -> st
     config = language_model.config
     if mixers is None:
         return "a layer has a mixer that is not known"
-    if not sees_all_before(config, beside=MIXERS):
-        kinds = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention", *MIXERS})
-        return f"its layers are {', '.join(kinds)}" if kinds else "its layers are not plainly causal attention of torch"
+    if kinds := sorted(set(_kinds(config)) - {*ATTENTION, *MIXERS}):
+        return f"its layers are {', '.join(kinds)}"
+    if config._attn_implementation != "sdpa" or getattr(config, "use_bidirectional_attention", None) not in CAUSAL:
+        return "its layers are not plainly causal attention of torch"
     if getattr(config, "attention_dropout", None):
         return "its attention has dropout"
     return _trial_failure(language_model)
+
+
+def _kinds(config: PreTrainedConfig) -> list[str]:
+    return list(dict.fromkeys(getattr(config, "layer_types", None) or ["full_attention"]))
 
 
 def no_mask(sequences: int, device: torch.device) -> Tensor:
@@ -77,20 +88,29 @@ def _trial_failure(language_model: nn.Module) -> str:
 
     Runs a model of one such layer on the meta device, and in bf16, the only type there for grouped products of experts.
     """
+    kinds = [kind for kind in _kinds(language_model.config) if kind in ATTENTION]
+    return next((failure for kind in kinds if (failure := _failure_of_kind(language_model, kind))), "")
+
+
+def _failure_of_kind(language_model: nn.Module, kind: str) -> str:
     from transformers.modeling_utils import AttentionInterface
 
     config = copy.deepcopy(language_model.config)
     config.num_hidden_layers = 1
     if getattr(config, "layer_types", None):
-        config.layer_types = ["full_attention"]
+        config.layer_types = [kind]
+    if getattr(config, "num_kv_shared_layers", None):  # by layers before them
+        config.num_kv_shared_layers = 0
     mask, samples, calls = no_mask(1, META), CuSeqlens.of([[1, 1]], 2), list[str]()
 
     def trial(
         _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: object
     ) -> tuple[Tensor, None]:
-        asked = unsupported(key, value, {name: one for name, one in given.items() if name != "samples"})
+        asked = unsupported({name: one for name, one in given.items() if name != "samples"})
         if attention_mask is not mask or given.get("samples") is not samples:
             calls.append("its layers do not pass further inputs on to attention")
+        elif kind == WINDOWS and not given.get("sliding_window"):
+            calls.append("its layers do not say their windows")
         else:
             calls.append(f"its attention has {', '.join(asked)}" if asked else "")
         return query.new_empty(*query.shape[:-1], value.shape[-1]).transpose(1, 2), None
@@ -102,6 +122,8 @@ def _trial_failure(language_model: nn.Module) -> str:
             layer.config._attn_implementation = TRIAL
             embeddings = torch.empty(1, 2, config.hidden_size, dtype=torch.bfloat16)
             inputs = {"inputs_embeds": embeddings, "position_ids": torch.arange(2)[None]}
+            if width := getattr(config, "hidden_size_per_layer_input", 0):
+                inputs["per_layer_inputs"] = embeddings.new_empty(1, 2, 1, width)
             layer(**inputs, attention_mask=mask, samples=samples, use_cache=False)
     except Exception as error:  # a model may fail in any way on inputs that it does not know: leave it as it is
         first = next(iter(str(error).strip().splitlines()), "")
@@ -111,17 +133,15 @@ def _trial_failure(language_model: nn.Module) -> str:
     return calls[0] if len(calls) == 1 else f"one layer asks for attention {len(calls)} times"
 
 
-def unsupported(key: Tensor, value: Tensor, given: Mapping[str, object]) -> list[str]:
+def unsupported(given: Mapping[str, object]) -> list[str]:
     """Features of attention that a model asks for and ours lacks. given: further arguments, by transformers' names."""
     asked = [name for name in UNSUPPORTED if given.get(name) is not None]
-    asked += ["dropout"] * bool(given.get("dropout")) + ["is_causal"] * (given.get("is_causal") is False)
-    return asked + ["value heads of another width"] * (key.shape[-1] != value.shape[-1])
+    return asked + ["dropout"] * bool(given.get("dropout")) + ["is_causal"] * (given.get("is_causal") is False)
 
 
-def sees_all_before(config: PreTrainedConfig, beside: Collection[str] = ()) -> bool:
-    """Return whether all layers are plainly causal attention, torch's or ours, or of a kind in `beside`."""
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    windowed = not kinds <= {"full_attention", *beside} or getattr(config, "sliding_window", None)
+def sees_all_before(config: PreTrainedConfig) -> bool:
+    """Return whether all layers are plainly causal attention without windows, torch's or ours."""
+    windowed = set(_kinds(config)) != {"full_attention"} or getattr(config, "sliding_window", None)
     bidirectional = getattr(config, "use_bidirectional_attention", False)
     return config._attn_implementation in ("sdpa", NAME) and not windowed and not bidirectional
 
@@ -141,6 +161,7 @@ def attention(
     scaling: float | None = None,
     samples: CuSeqlens | None = None,
     context: ContextParallel | None = None,
+    sliding_window: int | None = None,
     **more: object,
 ) -> tuple[Tensor, None]:
     """One layer's attention, as transformers calls it.
@@ -153,29 +174,44 @@ def attention(
 
         output: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)[0]
         return output, None
-    if asked := unsupported(key, value, more):
+    if asked := unsupported(more):
         raise NotImplementedError(f"{type(module).__name__} asks of attention by sample: {', '.join(asked)}")
     kind = query.device.type
     if torch.is_autocast_enabled(kind):  # as for torch's own attention
         query, key, value = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (query, key, value))
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    heads_last = [tensor.transpose(1, 2) for tensor in (query, key, value)]
+    scale, width = query.shape[-1] ** -0.5 if scaling is None else scaling, value.shape[-1]
+    heads_last = [_widened(tensor, max(query.shape[-1], width)).transpose(1, 2) for tensor in (query, key, value)]
     if context:
         heads_last = context.by_heads(*heads_last)
-    output, _ = attend(*heads_last, samples.bounds, samples.device_bounds, scale)
-    return context.by_tokens(output) if context else output, None
+    blocks = samples.image_blocks if sliding_window or not samples.blocks_in_windows_only else None
+    output, _ = attend(*heads_last, samples.bounds, samples.device_bounds, scale, sliding_window or 0, blocks)
+    return (context.by_tokens(output) if context else output)[..., :width], None
+
+
+def _widened(heads: Tensor, width: int) -> Tensor:
+    """Return heads with zeros behind, which change no score and no other number: kernels take heads of one width."""
+    return heads if heads.shape[-1] == width else F.pad(heads, (0, width - heads.shape[-1]))
 
 
 @torch.library.custom_op("vlmpipe::attend", mutates_args=())
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, device_bounds: Tensor, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor,
+    device_bounds: Tensor,
+    scale: float,
+    window: int = 0,
+    blocks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Causal attention inside samples. Shapes: see `vlmpipe.trainer.models.attention.kernels`.
+    """Causal attention inside samples. Shapes, window: see `vlmpipe.trainer.models.attention.kernels`.
 
-    bounds, device_bounds: see `CuSeqlens`. Returns the output, and for the backward pass the log-sum-exp of scores.
+    bounds, device_bounds, blocks: see `CuSeqlens`. Returns the output, and for the backward pass the log-sum-exp of
+    scores.
     """
     with torch.autocast(query.device.type, enabled=False):
-        return kernel_for(query, key).forward(query, key, value, VarlenArgs(bounds, device_bounds, scale))
+        kernel = with_image_blocks(kernel_for(query, key, window), blocks)
+        return kernel.forward(query, key, value, VarlenArgs(bounds, device_bounds, scale, window))
 
 
 @attend.register_fake
@@ -195,11 +231,14 @@ def attend_backward(
     bounds: Tensor,
     device_bounds: Tensor,
     scale: float,
+    window: int = 0,
+    blocks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
     with torch.autocast(query.device.type, enabled=False):
-        args = VarlenArgs(bounds, device_bounds, scale)
-        return kernel_for(query, key).backward(gradient, query, key, value, output, lse, args)
+        args = VarlenArgs(bounds, device_bounds, scale, window)
+        kernel = with_image_blocks(kernel_for(query, key, window), blocks)
+        return kernel.backward(gradient, query, key, value, output, lse, args)
 
 
 @attend_backward.register_fake
@@ -212,17 +251,21 @@ class _AttendContext(FunctionCtx):
 
     saved_tensors: tuple[Tensor, ...]
     scale: float
+    window: int
 
 
-def _save(
-    ctx: _AttendContext, inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float], output: tuple[Tensor, Tensor]
-) -> None:
-    query, key, value, bounds, device_bounds, ctx.scale = inputs
-    ctx.save_for_backward(query, key, value, *output, bounds, device_bounds)
+SAVED = 7  # and blocks, if any
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float, int, "Tensor | None"]  # of `attend`
+
+
+def _save(ctx: _AttendContext, inputs: Inputs, output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, bounds, device_bounds, ctx.scale, ctx.window, blocks = inputs
+    ctx.save_for_backward(query, key, value, *output, bounds, device_bounds, *([] if blocks is None else [blocks]))
 
 
 def _backward(ctx: _AttendContext, gradient: Tensor, _d_lse: Tensor) -> tuple[Tensor | None, ...]:
-    return *attend_backward(gradient, *ctx.saved_tensors, ctx.scale), None, None, None
+    saved, blocks = ctx.saved_tensors[:SAVED], next(iter(ctx.saved_tensors[SAVED:]), None)
+    return *attend_backward(gradient, *saved, ctx.scale, ctx.window, blocks), *(None,) * 5
 
 
 attend.register_autograd(_backward, setup_context=_save)
@@ -230,12 +273,25 @@ ATTEND = torch.ops.vlmpipe.attend.default  # what dispatch modes see
 
 
 @register_flop_formula(torch.ops.vlmpipe.attend, get_raw=True)
-def forward_flops(query: Tensor, _key: Tensor, _value: Tensor, bounds: Tensor, *_: object, **__: object) -> int:
-    """Two products of each token with its whole sample, as `vlmpipe.trainer.sizing.flops` counts."""
+def forward_flops(
+    query: Tensor,
+    _key: Tensor,
+    _value: Tensor,
+    bounds: Tensor,
+    _device_bounds: Tensor,
+    _scale: float,
+    window: int = 0,
+    *_: object,
+    **__: object,
+) -> int:
+    """Two products of each token with its whole sample, as `vlmpipe.trainer.sizing.flops` counts; with a window, twice
+    those with tokens in sight. Later tokens of an image are not counted."""
     if isinstance(bounds, FakeTensor):  # has no values: count each sequence as one sample
-        pairs = query.shape[0] * query.shape[1] ** 2
+        lengths = torch.full((query.shape[0],), query.shape[1])
     else:
-        pairs = int(bounds.long().diff().square().sum())
+        lengths = bounds.long().diff().flatten()
+    near = lengths.clamp(max=window) if window else lengths
+    pairs = int((near * (2 * lengths - near)).sum())
     return 4 * pairs * query.shape[2] * query.shape[3]
 
 
@@ -247,7 +303,7 @@ def backward_flops(
     value: Tensor,
     _output: Tensor,
     _lse: Tensor,
-    *rest: Tensor,
+    *rest: Any,
     **__: object,
 ) -> int:
     """Four products; recomputed scores are not counted."""

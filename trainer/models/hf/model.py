@@ -21,7 +21,8 @@ from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
-from vlmpipe.trainer.models.attention.varlen import use_varlen_attention
+from vlmpipe.trainer.models.attention.image_blocks import image_blocks
+from vlmpipe.trainer.models.attention.varlen import no_mask, takes_samples, use_varlen_attention
 from vlmpipe.trainer.models.hf.processor import BLANK, FEATURES, PIXEL_SHAPE, TYPES, PublishedImages, Tensors
 from vlmpipe.trainer.models.hf.stored import PROJECTED_OUTPUTS, StoredEncoder, StoredOutput, tensors_in
 from vlmpipe.trainer.models.image_inputs import NamedImages
@@ -33,6 +34,20 @@ from vlmpipe.trainer.models.packed_vlm import PackedInputs, loss_of
 ROPE_AXES = 3  # of positions: time, height and width
 Nested: TypeAlias = "Tensor | Sequence[Nested]"
 PROJECTED = "projected"  # in traces, in place of the model's inputs: (image tokens, hidden)
+
+
+# Types whose library code makes masks, since tokens of an image see each other, and hands on those that it is given.
+# True: in layers with windows only, where the language model's `use_bidirectional_attention` is "vision".
+SEES_IMAGES = {"gemma3": False, "gemma4": True, "gemma4_unified": True}
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """Sequences of the forward pass that runs. masks: empty ones in place of the library's."""
+
+    positions: Tensor
+    samples: CuSeqlens | None
+    masks: dict[str, Tensor] | None
 
 
 @dataclass(frozen=True)
@@ -60,7 +75,7 @@ class HfVLM(nn.Module):
         self._images = images
         self.features_of = inspect.signature(model.base_model.get_image_features).parameters
         self.vision_bytes = VisionBytes()  # in traces
-        self._packed: tuple[Tensor, CuSeqlens | None] | None = None
+        self._packed: _Packed | None = None
         self.masked = use_varlen_attention(self.language_model)  # why samples are kept apart by a mask; else empty
         self.language_model.register_forward_pre_hook(_separate_samples(self), with_kwargs=True)
         self.tower_is_frozen = not trains(self.tower)
@@ -121,13 +136,17 @@ class HfVLM(nn.Module):
         positions = position_ids
         if hasattr(self.model.base_model, "get_rope_index"):
             positions = self._rope_positions(input_ids, position_ids, types | (inputs if images else {}), samples)
-        self._packed = (position_ids, samples)
+        masks = self._masks_of_blocks(input_ids) if samples is not None else None
+        if masks is not None and samples is not None and self._blocks is not None:
+            is_image = (input_ids == self._images.image_token_id).cpu()
+            samples = image_blocks(is_image, samples, windows_only=self._blocks) if images else samples
+        self._packed = _Packed(position_ids, samples, masks)
         try:
             with contextlib.nullcontext() if images else _without_features(self.model.base_model):
                 hidden: Tensor = self.model.base_model(
                     input_ids=input_ids,
                     position_ids=positions,
-                    attention_mask=torch.ones_like(input_ids),
+                    attention_mask=torch.ones_like(input_ids) if masks is None else masks,
                     use_cache=False,
                     **types,
                     **{name: value.to(input_ids.device) for name, value in inputs.items()},
@@ -155,6 +174,20 @@ class HfVLM(nn.Module):
             inputs_embeds=hidden, position_ids=positions, use_cache=False, **inputs
         ).last_hidden_state
         return output
+
+    def _masks_of_blocks(self, input_ids: Tensor) -> dict[str, Tensor] | None:
+        """Empty masks for each kind of layer, which keep the library from making whole ones for its image tokens."""
+        config = self.language_model.config
+        if self.model.config.model_type not in SEES_IMAGES or not takes_samples(config):
+            return None
+        return dict.fromkeys(config.layer_types, no_mask(len(input_ids), input_ids.device))
+
+    @functools.cached_property
+    def _blocks(self) -> bool | None:
+        """True where tokens of an image see each other in layers with windows only; None if they never do."""
+        windows_only = SEES_IMAGES[self.model.config.model_type]
+        bidirectional = self.language_model.config.use_bidirectional_attention
+        return None if windows_only and bidirectional != "vision" else windows_only
 
     def _replayed(self, images: NamedImages) -> Tensors:
         """Inputs of the library's model. The encoder has the stored features, if there are any, and sees no pixels."""
@@ -291,9 +324,12 @@ def _separate_samples(module: HfVLM) -> object:
     ) -> tuple[object, dict[str, object]] | None:
         if module._packed is None:
             return None
-        positions, samples = module._packed
+        positions, samples = module._packed.positions, module._packed.samples
         mask = inputs.get("attention_mask")
+        if mask is not None and mask is module._packed.masks:
+            return args, inputs | {"samples": samples}
         if isinstance(mask, dict) or (isinstance(mask, Tensor) and mask.ndim > 2):
+            module.masked = module.masked or "the library makes masks, since tokens of an image see each other"
             seen = same_sample(positions)
             masks = mask if isinstance(mask, dict) else {"": mask}
             apart = {name: _both(one, seen) for name, one in masks.items()}

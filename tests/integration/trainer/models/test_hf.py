@@ -46,7 +46,6 @@ SHORT = ("qwen3_5", "gemma3", "glm46v", "idefics3", "llava_onevision", "ovis2", 
 TYPES = chosen(INSTALLED, lambda name: name in SHORT)
 EVIDENCE = ROOT / "docs/reference/evidence.md"
 PREFIX = ("paligemma",)  # answers that are seen before they come
-UNPACKED = tuple(name for name, kind in KINDS.items() if not kind.packs)
 IN_ENCODER = dict.fromkeys(  # the projector, which cached features leave as it is
     (
         "qwen2_vl",
@@ -94,7 +93,7 @@ def ids_of(chat: Chat, config: ModelConfig, sizes: list[tuple[int, int]]) -> lis
     return chat.encode(turns, sample_image_tokens(config)(sizes), sizes).input_ids
 
 
-@pytest.mark.parametrize("model_type", [name for name in TYPES if name not in (*PREFIX, *UNPACKED)])
+@pytest.mark.parametrize("model_type", [name for name in TYPES if name not in PREFIX])
 def test_packed_samples_equal_plain_transformers_on_each(model_type: str, published: Callable[[str], Path]) -> None:
     """Loss and gradients of every token; without an image, every trained part still has a gradient."""
     config = config_of(published(model_type), freeze=())
@@ -355,7 +354,7 @@ def test_a_type_whose_mixers_are_not_known_is_refused_in_packed_sequences(
     examine._examine.cache_clear()
 
 
-@pytest.mark.parametrize("model_type", [name for name in TYPES if name not in (*PREFIX, *UNPACKED)])
+@pytest.mark.parametrize("model_type", [name for name in TYPES if name not in PREFIX])
 def test_a_type_that_keeps_samples_apart_passes(model_type: str, published: Callable[[str], Path]) -> None:
     found = examine.examine(config_of(published(model_type)))
     assert found.keeps_apart and found.is_causal and found.has_plain_head

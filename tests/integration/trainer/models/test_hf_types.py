@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from tests.support.hf.kinds import INSTALLED, KINDS
+from tests.support.hf.kinds import INSTALLED
 from tests.support.hf.publish import model_section, publish
 from tests.support.short_form import WHOLE
 from tests.support.trainer.native_models import write_data
@@ -30,7 +30,7 @@ def test_a_type_trains_resumes_exports_and_is_evaluated(model_type: str, tmp_pat
     """On one process, and where layers can be split on two."""
     base = {
         "model": model_section(publish(model_type, tmp_path / "model")),
-        "data": {**write_data(tmp_path / "data"), "validation_fraction": 0.3, "pack": KINDS[model_type].packs},
+        "data": {**write_data(tmp_path / "data"), "validation_fraction": 0.3},
         "features.cache": "off", "train.global_batch_size": 2, "train.micro_batch_size": 1, "train.max_steps": 2,
     }  # fmt: skip
     split = base | {"train.strategy": "tp", "train.tensor_parallel": 2}
