@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from vlmpipe.config.rules.warnings import layers_without_adapters, rates_without_effect
+from vlmpipe.config.rules.warnings import shape_warnings
 from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.config.sections.sweep import baseline_of, variants_of
 from vlmpipe.pipelines.checks.data_look import has_module, look_at_source, module_of, samples_of
@@ -186,7 +186,7 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
         if plan.trainer:
             text = f"{shape.total_parameters:,}; {plan.trainer} decides which are trained"
         yield Finding("parameters", "ok", text)
-        doubts_of_shape = [*rates_without_effect(config, shape), *layers_without_adapters(shape)]
+        doubts_of_shape = shape_warnings(config, shape)
         yield from (Finding("settings", "warning", str(problem)) for problem in doubts_of_shape)
     else:
         yield Finding("parameters", "unchecked", plan.notes[-1])

@@ -73,6 +73,7 @@ RULES: tuple[Rule, ...] = (
         _in("train", "ema_decay"),
         "An average that the checkpoint lacks begins at its weights; one that is no longer kept is dropped.",
     ),
+    Rule("taken", _in("train", "router_loss"), "A further part of the training loss."),
     Rule(
         "taken",
         _in("train", "reduce_dtype float8 gradient_compression deterministic deepspeed"),

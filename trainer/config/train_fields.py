@@ -117,6 +117,13 @@ class TrainFields(Section):
         description="Decay of an exponential moving average of the trained weights, such as 0.999, which is "
         "validated, exported and evaluated in place of the weights; 0 keeps none.",
     )
+    router_loss: Annotated[float, OfFeature("router_loss")] = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Coefficient of the loss that balances the experts of a sparse model, part of the training loss, "
+        "such as 0.001; 0 adds none, as transformers does. For model types whose balancing loss transformers has.",
+    )
     clip_grad_norm: float = Field(1.0, ge=0, description="Maximum global gradient norm; 0 does not clip.")
     precision: Precision = Field(
         "bf16",

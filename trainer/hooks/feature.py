@@ -108,6 +108,10 @@ class Feature:
         """The loss of pairs, a `vlmpipe.trainer.models.loss.pairs.PairLoss`."""
         return None
 
+    def added_loss(self, train: TrainConfig, layers: Layers) -> Callable[[int], Tensor] | None:
+        """A further loss of each forward pass in training, from the number of labels or pairs."""
+        return None
+
     def pair_scores(self, job: JobConfig, log_probs: Tensor, tokens: Tensor) -> dict[str, float]:
         """Score validation pairs. log_probs, tokens: (pairs, 2), of the chosen and the rejected answer."""
         return {}

@@ -24,6 +24,7 @@ FEATURES = {
     "native_video": "vlmpipe.trainer.features.native_video.feature",
     "preferences": "vlmpipe.trainer.features.preferences.feature",
     "quantized_base": "vlmpipe.trainer.features.quantized_base.nf4",
+    "router_loss": "vlmpipe.trainer.features.router_loss.balance",
     "relevance": "vlmpipe.trainer.features.relevance.feature",
 }
 

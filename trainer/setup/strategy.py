@@ -66,6 +66,7 @@ def build_strategy(
         units = dataclasses.replace(units, fill=fill)
     for feature in features_of(job):
         units.loss.pair_loss = feature.pair_loss(job.train) or units.loss.pair_loss
+        units.loss.added_loss = feature.added_loss(job.train, units) or units.loss.added_loss
         line = feature.change_layers(job.train, units, worker.device)
         if line and worker.is_first:
             print(f"train: {line}", flush=True)

@@ -133,6 +133,7 @@ class ModelShape:
     counted: CountedFlops | None = None  # None: FLOPs follow from the widths
     selections: int = 1  # passes of the language model that a training step makes: those that relevance draws
     in_8_bits: int = 0  # trained parameters whose moments `train.optimizer.name` adamw_8bit stores in 8 bits
+    routers: int = 0  # of experts, in all language layers, with a loss in transformers that balances them
 
     def __hash__(self) -> int:
         """A search asks the same of one model thousands of times, and caches of functions need a hash."""

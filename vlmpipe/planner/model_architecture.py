@@ -60,6 +60,13 @@ def architecture(config: RunConfig) -> Architecture:
         require_frozen_tower(model, shape.trained["tower"])
     if {"embedding", "head"} & shape.frozen or (model.lora and model.lora.train_tokens):
         _require_trained_tokens(config.model)
+    if config.train.router_loss and not shape.routers:
+        raise ConfigError(
+            f"train.router_loss is {config.train.router_loss:g}, and transformers has no loss that balances experts of "
+            "this model",
+            expected="a mixture of experts with such a loss, as Qwen3-VL's and Qwen3.5's",
+            fix="leave train.router_loss out",
+        )
     return Architecture(model, shape, " and ".join(origins))
 
 

@@ -11,7 +11,7 @@ from vlmpipe.catalog.machines import Catalog, Device, Gpu, Machine, load_catalog
 from vlmpipe.catalog.prices import Prices, load_prices
 from vlmpipe.catalog.this_machine import NAME as THIS_MACHINE
 from vlmpipe.catalog.this_machine import LocalMachine
-from vlmpipe.config.rules.warnings import layers_without_adapters, rates_without_effect
+from vlmpipe.config.rules.warnings import shape_warnings
 from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.job_spec.build import Job, job_spec, job_violations, jobs_of, unknown_gpu_code
 from vlmpipe.job_spec.forms import WorkerPool
@@ -305,7 +305,7 @@ def _estimated(bare: Plan, config: RunConfig, model: Architecture, nodes: Nodes,
             f"Only the relevance module learns, {shape.trainable_parameters:,} parameters: sharding and a Reduction "
             "Server gain nothing, and further GPUs only share the forward passes."
         )
-    notes += map(str, [*rates_without_effect(config, shape), *layers_without_adapters(shape)])
+    notes += map(str, shape_warnings(config, shape))
     warmup = load.warmup_problem(config.train)
     notes += filter(None, (time_limit_note(config, time.train_hours), "" if load.is_prepared else warmup))
     notes += validation_notes(config, time.steps)

@@ -15,6 +15,7 @@ from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.models.layers.adapter_targets import left_out
 from vlmpipe.trainer.models.layers.freeze import is_adapter, part_of, tower_layers_of
+from vlmpipe.trainer.models.layers.routers import balancing_loss_of, routers_of
 from vlmpipe.trainer.sizing.model_shape import (
     ADAPTERS,
     PARTS,
@@ -138,6 +139,7 @@ def model_shape(
         adapters=_adapter_parameters(language.layers),
         adapter_rank=config.lora.rank if config.lora else 0,
         without_adapters=left_out(model, config.lora) if config.lora else (),
+        routers=len(routers_of(language.layers)) if balancing_loss_of(language.layers) else 0,
         quantized=sum(count for count, _ in quantized),
         quantized_bytes=sum(size_bytes for _, size_bytes in quantized),
         in_8_bits=count_parameters(model, lambda name: _has_8_bit_moments(name, model.get_parameter(name))),

@@ -27,6 +27,7 @@ class TokenLoss(nn.Module):
         source.
     note_misses: gets whether each label is another token than the most probable one, and the index of its source, where
         there are no gradients. With chunks only.
+    added_loss: a further loss in training, times the number of labels or pairs that it gets.
     """
 
     chunk_tokens = 0
@@ -36,6 +37,7 @@ class TokenLoss(nn.Module):
         self.pair_loss: PairLoss | None = None
         self.note_terms: Callable[[Tensor, Tensor], None] | None = None
         self.note_misses: Callable[[Tensor, Tensor], None] | None = None
+        self.added_loss: Callable[[int], Tensor] | None = None
         self.of_logits = functools.partial(F.cross_entropy, reduction="none")  # replaced where ranks share a vocabulary
 
     def forward(
@@ -63,7 +65,11 @@ class TokenLoss(nn.Module):
             terms = self.pair_loss(terms, pairs)  # (pairs,)
         if self.note_terms and sources is not None and self.training:
             self.note_terms(terms, sources)
-        return terms.sum() if pairs is None or gives_loss else log_probabilities(terms, pairs)
+        if pairs is not None and not gives_loss:
+            return log_probabilities(terms, pairs)
+        if self.added_loss and self.training:
+            return terms.sum() + self.added_loss(len(terms))
+        return terms.sum()
 
 
 def loss_at_labels(

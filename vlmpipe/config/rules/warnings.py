@@ -118,5 +118,25 @@ def layers_without_adapters(shape: ModelShape) -> list[Problem]:
     return [Problem("model.lora", text + "; ".join(parts))]
 
 
+def shape_warnings(config: RunFields, shape: ModelShape) -> list[Problem]:
+    """Doubts that take the model's sizes."""
+    return [
+        *rates_without_effect(config, shape),
+        *layers_without_adapters(shape),
+        *unbalanced_routers(config, shape),
+    ]
+
+
+def unbalanced_routers(config: RunFields, shape: ModelShape) -> list[Problem]:
+    """Return that experts are trained without a loss that balances them."""
+    if not shape.routers or config.train.router_loss or config.train.trainer:
+        return []
+    text = (
+        f"is 0: the experts of {shape.routers} routers are trained without a loss that balances them, transformers' "
+        "default, right for short tunings; a model's own coefficient is its router_aux_loss_coef"
+    )
+    return [Problem("train.router_loss", text)]
+
+
 def _share(some: Sequence[LeftOut], whole: int) -> str:
     return f"{sum(one.parameters for one in some) / whole:.2%}"

@@ -1,0 +1,1 @@
+"""A loss that balances the experts of sparse models (`train.router_loss`)."""
