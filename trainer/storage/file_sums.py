@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import google_crc32c
+import numpy as np
 
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage.base import ObjectInfo, Storage, cache_folder, crc32c_of_file
@@ -17,10 +22,14 @@ from vlmpipe.trainer.storage.records import seal, unseal
 from vlmpipe.trainer.storage.regular_files import open_lock
 from vlmpipe.trainer.storage.transfer import in_parallel
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 REMEMBERED_BYTES = 1 << 26  # smaller files are read again by each process: that takes a hundredth of a second
 SUMS_FOLDER = ".sums"  # in the cache folder
 KEPT_SUMS = 256  # of some 100 bytes
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+SUMMED_BYTES = 1 << 18  # at a time
 UPLOADS = 8  # in parallel: small files mostly wait, in a bucket for the answer, in a folder for the disk
 
 
@@ -69,6 +78,37 @@ class FileSum:
             return False
         stored = crc32c_in(store, info)
         return self.crc32c == (crc32c_of_file(store.fetch(info.name)) if stored is None else stored)
+
+
+class SummedFile(io.RawIOBase):
+    """A file that is written once, from start to end, and summed meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+        self._bytes = self._crc32c = 0
+
+    @property
+    def sum(self) -> FileSum:
+        return FileSum(self._bytes, self._crc32c)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Buffer) -> int:
+        # The checksum's extension takes arrays, and no memoryviews. A piece stays in the processor's cache.
+        whole = np.frombuffer(memoryview(data), np.uint8)
+        for start in range(0, len(whole), SUMMED_BYTES):
+            piece = whole[start : start + SUMMED_BYTES]
+            self._crc32c = int(google_crc32c.extend(self._crc32c, piece))
+            rest = piece.data
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        self._bytes += len(whole)
+        return len(whole)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def crc32c_in(store: Storage, info: ObjectInfo) -> int | None:

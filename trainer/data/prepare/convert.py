@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vlmpipe.trainer.data.prepare.scratch import scratch
 from vlmpipe.trainer.data.sample import SPLITS, Split
 from vlmpipe.trainer.data.shards.index_file import NAME, IndexFileWriter
-from vlmpipe.trainer.data.shards.index_lines import GROUP_LINES, LINES, SCHEMA, WITH_VIDEOS
+from vlmpipe.trainer.data.shards.index_lines import LINES, SCHEMA, WITH_VIDEOS
 from vlmpipe.trainer.data.shards.prepared_files import CONVERTIBLE, DONE, FORMAT, Manifest, OtherFormatError
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.file_sums import FileSum
+from vlmpipe.trainer.threads import thread_pool
+
+READ_LINES = 1 << 16  # at a time
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,7 @@ def convert(uri: str) -> Converted:
     samples = 0
     if manifest.format == CONVERTIBLE:
         with scratch() as folder:
-            samples = _write_index(_old_index(storage, manifest), folder)
-            index = FileSum.of(folder / NAME)
+            samples, index = _write_index(_old_index(storage, manifest), folder)
             storage.upload(folder / NAME, NAME, crc32c=index.crc32c)
         files = {name: sums for name, sums in manifest.files.items() if name != LINES} | {NAME: index}
         manifest = replace(manifest, format=FORMAT, files=files).in_pages(storage)
@@ -74,21 +78,31 @@ def _damaged(name: str, how: str, done: str) -> DataError:
     )
 
 
-def _write_index(old: Path, folder: Path) -> int:
-    """Write the index from a Parquet file, whose lines are in order. Returns the number of samples."""
-    with pq.ParquetFile(old, pre_buffer=False) as file:
-        if file.schema_arrow not in (SCHEMA, WITH_VIDEOS):
-            raise _damaged(str(old), f"it has the columns {file.schema_arrow.names}", f"its {DONE}")
-        with IndexFileWriter(folder, _shards(file), with_videos=file.schema_arrow == WITH_VIDEOS) as index:
-            for lines in file.iter_batches(GROUP_LINES):
+def _write_index(old: Path, folder: Path) -> tuple[int, FileSum]:
+    """Write the index from a Parquet file, whose lines are in order. Returns the number of samples, and its sum."""
+    schema = pq.read_schema(old)
+    if schema not in (SCHEMA, WITH_VIDEOS):
+        raise _damaged(str(old), f"it has the columns {schema.names}", f"its {DONE}")
+    with pq.ParquetFile(old, pre_buffer=False, read_dictionary=["shard"]) as file:
+        with IndexFileWriter(folder, _shards(file), with_videos=schema == WITH_VIDEOS) as index:
+            for lines in _one_ahead(file.iter_batches(READ_LINES, use_threads=False)):
                 index.add(pa.Table.from_batches([lines]))
-        return int(file.metadata.num_rows)
+        return int(file.metadata.num_rows), index.file_sum
+
+
+def _one_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches, each decoded in a thread while the one before is written."""
+    with thread_pool(1, name="lines") as pool:
+        decoding = pool.submit(next, batches, None)
+        while (lines := decoding.result()) is not None:
+            decoding = pool.submit(next, batches, None)
+            yield lines
 
 
 def _shards(file: pq.ParquetFile) -> dict[Split, list[str]]:
     shards: dict[Split, set[str]] = {split: set() for split in SPLITS}
-    for lines in file.iter_batches(columns=["split", "shard"]):
-        pairs = pa.Table.from_batches([lines]).group_by(["split", "shard"]).aggregate([])
-        for pair in pairs.to_pylist():
-            shards[pair["split"]].add(pair["shard"])
+    for lines in file.iter_batches(READ_LINES, columns=["split", "shard"]):
+        for split in SPLITS:
+            of_split = lines.column("shard").filter(pc.equal(lines.column("split"), split))
+            shards[split].update(of_split.unique().to_pylist())
     return {split: sorted(names) for split, names in shards.items()}

@@ -19,6 +19,7 @@ from vlmpipe.trainer.data.sample import SPLITS, Split
 from vlmpipe.trainer.data.shards.growing_arrays import GrowingArray
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.storage.base import TEMPORARY_PREFIX
+from vlmpipe.trainer.storage.file_sums import FileSum, SummedFile
 
 NAME = "index.arrow"
 SHA256_BYTES, CONTENT_BYTES = 32, 16
@@ -70,6 +71,7 @@ class IndexFileWriter:
         self._numbers = {
             split: {name: starts[split] + number for number, name in enumerate(shards[split])} for split in SPLITS
         }
+        self.file_sum = FileSum(0, 0)  # of the whole file
         self._scratch = tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=folder)
         kinds = {field.name: _stored(field.type) for field in self._schema}
         self._columns = {
@@ -92,9 +94,11 @@ class IndexFileWriter:
         hashes of other sizes.
         """
         for number, split in enumerate(SPLITS):
-            of_split = lines.filter(pc.equal(lines.column("split"), split)).combine_chunks()
-            if not len(of_split):
+            is_of_split = pc.equal(lines.column("split"), split)
+            count = pc.sum(is_of_split).as_py()
+            if not count:
                 continue
+            of_split = (lines if count == len(lines) else lines.filter(is_of_split)).combine_chunks()
             line = {name: of_split.column(name).combine_chunks() for name in of_split.column_names}
             made = {
                 "split": pa.array(np.full(len(of_split), number, np.int8)),
@@ -107,17 +111,21 @@ class IndexFileWriter:
 
     def _write(self) -> None:
         options = pa.ipc.IpcWriteOptions(allow_64bit=True)
-        with pa.ipc.new_file(str(self._path), self._schema, options=options) as file:
+        with SummedFile(self._path) as out, pa.ipc.new_file(out, self._schema, options=options) as file:
             for split in SPLITS:
                 columns = {name: column.whole() for name, column in self._columns[split].items()}
                 for name, names in (("split", pa.array(SPLITS, pa.string())), ("shard", self._shards)):
                     columns[name] = pa.DictionaryArray.from_arrays(columns[name], names)
                 file.write_batch(pa.RecordBatch.from_arrays(list(columns.values()), schema=self._schema))
+        self.file_sum = out.sum
 
     def _numbered(self, split: Split, shards: pa.Array) -> pa.Array:
         encoded = shards.dictionary_encode()
-        numbers = np.array([self._numbers[split][name] for name in encoded.dictionary.to_pylist()], np.int32)
-        return pa.array(numbers[encoded.indices.to_numpy()])
+        names = encoded.dictionary.to_pylist()  # also those of the other split, where the lines have both
+        numbers = np.array([self._numbers[split].get(name, -1) for name in names], np.int32)
+        of_lines = numbers[encoded.indices.to_numpy()]
+        assert of_lines.min() >= 0, "the names of all shards"
+        return pa.array(of_lines)
 
     def _images(self, line: Mapping[str, pa.Array]) -> pa.Array:
         kind = self._schema.field("images").type

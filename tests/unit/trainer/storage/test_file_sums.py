@@ -10,7 +10,7 @@ import pytest
 
 from vlmpipe.trainer.storage import file_sums
 from vlmpipe.trainer.storage.base import crc32c_of, crc32c_of_file
-from vlmpipe.trainer.storage.file_sums import FileSum
+from vlmpipe.trainer.storage.file_sums import FileSum, SummedFile
 
 
 @pytest.fixture
@@ -89,3 +89,13 @@ def test_without_a_cache_folder_each_process_reads_the_file(
     monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(path / "below"))
     sums = {FileSum.once_a_machine(path) for _ in range(2)}
     assert sums == {FileSum(7, crc32c_of(b"content"))} and len(read) == 2
+
+
+def test_a_file_is_summed_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_sums, "SUMMED_BYTES", 4)
+    pieces = (b"", b"a piece", bytes(9), b"x")
+    with SummedFile(tmp_path / "file") as file:
+        for piece in pieces:
+            assert file.write(memoryview(piece)) == len(piece)
+    assert (tmp_path / "file").read_bytes() == b"".join(pieces)
+    assert file.sum == FileSum.of(tmp_path / "file")
