@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
+from vlmpipe.components.runtime.curve_check import require_curve
 from vlmpipe.components.runtime.jobs_on_targets import run_on_target
 from vlmpipe.components.runtime.step_logic import point_to_features, prepare_run
 from vlmpipe.config.run_config import RunConfig
@@ -83,17 +84,22 @@ def write_sweep(run: RunPaths, sweep: SweepConfig, variants: Sequence[tuple[Vari
                     ),
                 )
             )
-    jobs = [job for indices in clusters.values() for job in _jobs(indices, sweep.trainings_per_job)]
-    Sweep(
+    written = Sweep(
         metric=sweep.metric,
         baseline=baseline_of(sweep),
         starts=sweep.starts,
+        goal=sweep.goal,
         parallelism=sweep.parallelism,
         hypotheses=tuple(Claim(**claim.model_dump()) for claim in sweep.hypotheses),
         variants=tuple(SweepVariant(name=variant.name, values=variant.values) for variant, _ in variants),
         trainings=tuple(trainings),
-        jobs=tuple(jobs),
-    ).write(open_storage(run.run_uri))
+        jobs=(),
+    )
+    if written.shares:  # the first start of a share decides whether the others are trained
+        for indices in clusters.values():
+            indices.sort(key=lambda index: trainings[index].start)
+    jobs = tuple(job for indices in clusters.values() for job in _jobs(indices, sweep.trainings_per_job))
+    written.model_copy(update={"jobs": jobs}).write(open_storage(run.run_uri))
 
 
 def _require_same_settings(variant: str, store: Storage, settings: RunConfig, content: Mapping[str, object]) -> None:
@@ -167,6 +173,8 @@ def open_jobs(run_uri: str) -> list[str]:
             f"no variant's data could be prepared: {record.message if record else 'the step did not run'}",
             code=ExitCode.DATA,
         )
+    if sweep.shares:
+        require_curve(sweep)
     done = [is_done(open_storage(training.run_uri)) for training in sweep.trainings]
     return [f"{number} {run_uri}" for number, job in enumerate(sweep.jobs) if not all(done[index] for index in job)]
 

@@ -4,7 +4,7 @@ from kfp.dsl import HTML, Metrics, Output
 
 
 def compare_variants(run_uri: str, jobs: list[str], metrics: Output[Metrics], report: Output[HTML]) -> str:
-    """Write the comparison, as comparison.json and as the run's report.
+    """Write the comparison, as comparison.json and as the run's report; of shares of the samples curve.json too.
 
     Args:
         run_uri: The run's folder.
@@ -13,14 +13,17 @@ def compare_variants(run_uri: str, jobs: list[str], metrics: Output[Metrics], re
     Returns:
         The best variant.
     """
+    from vlmpipe.comparison.curve.page import curve_section
+    from vlmpipe.comparison.curve.write import write_curve
     from vlmpipe.comparison.sweep.comparison import compare_sweep
     from vlmpipe.comparison.sweep.page import write_page
     from vlmpipe.platforms.step_context import step_context
 
     with step_context(run_uri, "compare-variants") as progress:
         comparison = compare_sweep(run_uri)
-        page = write_page(run_uri, comparison)
-        progress.finish(message=comparison.sentence)
+        curve = write_curve(run_uri)
+        page = write_page(run_uri, comparison, curve_section(curve) if curve else None)
+        progress.finish(message=curve.decision if curve else comparison.sentence)
         for variant in comparison.variants:
             if variant.score:
                 metrics.log_metric(variant.name, variant.score.value)

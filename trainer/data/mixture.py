@@ -127,6 +127,14 @@ def alternating(draws: Sequence[int]) -> Int64Array:
     return np.argsort(np.concatenate(places), kind="stable").astype(np.int64)
 
 
+def share_size(split: SplitIndex, data: DataConfig, seed: int) -> int:
+    """Return the number of training samples that `data.train_share` takes."""
+    if data.train_share == 1:
+        return len(split)
+    spans = [_samples_of(split, source.name) for source in data.sources]
+    return len(nested_samples(split, data, seed=seed, sources=spans or None))
+
+
 def _shares(split: SplitIndex, data: DataConfig, spans: Sequence[range], seed: int) -> Sequence[range | Int64Array]:
     """Numbers of the samples of each source that `data.train_share` takes."""
     taken = nested_samples(split, data, seed=seed, sources=spans)

@@ -8,6 +8,8 @@ from pydantic import Field, JsonValue
 
 from vlmpipe.trainer.records.record import Part, Record
 
+SHARE = "data.train_share"
+
 
 class SweepVariant(Part):
     """A variant: dotted fields of the run file with its values."""
@@ -43,7 +45,10 @@ class SweepTraining(Part):
 
 
 class Sweep(Record):
-    """Trainings of a sweep, dealt out to jobs. `jobs`: for each, the indices of its trainings."""
+    """Trainings of a sweep, dealt out to jobs.
+
+    goal: score that a learning curve asks about. jobs: for each, the indices of its trainings.
+    """
 
     FILE: ClassVar[str] = "sweep.json"
     STEP: ClassVar[str] = "resolve-run"
@@ -51,24 +56,35 @@ class Sweep(Record):
     metric: str
     baseline: str
     starts: int
+    goal: float = 0.95
     parallelism: int
     hypotheses: tuple[Claim, ...] = ()
     variants: tuple[SweepVariant, ...]
     trainings: tuple[SweepTraining, ...]
     jobs: tuple[tuple[int, ...], ...]
 
+    @property
+    def shares(self) -> dict[str, float]:
+        """Return the share of the training samples of each variant, where nothing else differs: a learning curve. Else
+        nothing."""
+        if any(variant.values.keys() != {SHARE} for variant in self.variants):
+            return {}
+        shares = [(variant.name, variant.values[SHARE]) for variant in self.variants]
+        return {name: float(share) for name, share in shares if isinstance(share, int | float)}
+
 
 class Outcome(Record):
     """How a training of a sweep ended, in that training's folder. Times in seconds.
 
-    settings: digest of what its scores depend on. submission: of the run, which trained it.
+    skipped: a further start of a share whose first start is at the majority baseline; `error` says so. settings: digest
+    of what its scores depend on. submission: of the run, which trained it.
     """
 
     FILE: ClassVar[str] = "outcome.json"
     STEP: ClassVar[str] = "train-variants"
     IS_SPARSE: ClassVar[bool] = True
 
-    state: Literal["done", "failed"]
+    state: Literal["done", "failed", "skipped"]
     exit_code: int = 0
     error: str = ""
     settings: str = ""

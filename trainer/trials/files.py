@@ -26,7 +26,7 @@ def is_done(store: Storage) -> bool:
     """Return whether a training is not to be trained: an earlier start of the sweep's job did, or with train.resume
     auto an earlier submission."""
     outcome = Outcome.read_if_there(store)
-    if outcome is None or outcome.state != "done":
+    if outcome is None or outcome.state == "failed":
         return False
     job = JobConfig.read(store)
     return job.train.resume != "never" or outcome.submission == job.run.submission

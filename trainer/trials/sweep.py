@@ -22,6 +22,7 @@ from vlmpipe.trainer.distributed.process import run_worker
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.preflight.machine import require_machine
 from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.records.step import read_step
 from vlmpipe.trainer.records.sweep import FeaturesError, Outcome, Sweep, SweepTraining
@@ -61,6 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         if is_alone
         else _launched(options.nproc_per_node, is_chief=is_chief)
     )
+    skips = is_chief and (cluster is None or cluster.num_nodes == 1)  # nodes that decide apart would wait for another
     failed = 0
     for done, training in enumerate(trainings):
         if progress:
@@ -68,6 +70,9 @@ def main(arguments: list[str] | None = None) -> int:
             progress.record.done, progress.record.total = done, len(trainings)
             progress.record.unit, progress.record.message = "trainings", training.title
             progress.flush()
+        if skips and (why := _hopeless(sweep, training)):
+            _skip(training, why)
+            continue
         state = _train(training, run, is_chief=is_chief)
         if state == "stopped":
             return int(ExitCode.PREEMPTED)
@@ -108,6 +113,37 @@ def _train(training: SweepTraining, run: Run, *, is_chief: bool) -> str:
             **took,
         ).write(store)
     return state
+
+
+def _hopeless(sweep: Sweep, training: SweepTraining) -> str:
+    """Why a further start of a learning curve's share is not trained; empty where it is. The largest share is always
+    trained, and all of them where the metric has no baseline."""
+    shares = sweep.shares
+    if not shares or not training.start or sweep.metric != "exact_match":
+        return ""
+    if shares[training.variant] == max(shares.values()) or is_done(open_storage(training.run_uri)):
+        return ""
+    first = next(start for start in sweep.trainings if start.variant == training.variant and not start.start)
+    store = open_storage(first.run_uri)
+    if not is_done(store) or (evaluation := Evaluation.read_if_there(store)) is None:
+        return ""
+    score, baseline = evaluation.exact_match, evaluation.chance
+    if score is None or baseline is None or score > baseline:
+        return ""
+    return f"its first start answers {score:.1%}, no more than the majority baseline's {baseline:.1%}"
+
+
+def _skip(training: SweepTraining, why: str) -> None:
+    store = open_storage(training.run_uri)
+    print(f"sweep: {training.title}: not trained: {why}", flush=True)
+    Outcome(
+        state="skipped",
+        error=why,
+        settings=settings_sha256(read_record(store, RUN_FILE)),
+        submission=JobConfig.read(store).run.submission,
+        started_s=time.time(),
+        ended_s=time.time(),
+    ).write(store)
 
 
 def _prepared(training: SweepTraining) -> DataPointers:

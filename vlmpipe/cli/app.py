@@ -24,7 +24,7 @@ from vlmpipe.cli import tune as tune_command
 from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Stage, any_target, load, load_training, run_files
 from vlmpipe.cli.examples import add_examples
 from vlmpipe.cli.output import begin, doing, print_error, print_json, print_lines, to_stderr
-from vlmpipe.cli.runs import compare, folder, logs, status
+from vlmpipe.cli.runs import compare, curve, folder, logs, status
 from vlmpipe.platforms.table import DEFAULT, platform_of
 from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.trainer import __version__
@@ -70,6 +70,7 @@ for command in (
     status.diagnose,
     compare.compare,
     *answers.ALL,
+    curve.curve,
     tune_command.tune,
     prove_command.prove,
     gate_command.gate,

@@ -34,6 +34,11 @@ EXAMPLES = {
         "--job-spec job.yaml --project my-project --location us-central1",
     ),
     "rehearse": ("configs/digits.yaml", "configs/llava-7b.yaml gcp.project=my-project"),
+    "curve": (
+        "configs/digits.yaml",
+        "my-run.yaml --shares 10,30,100 --seeds 1 --goal 0.9",
+        "my-run.yaml --target vertex --dry-run",
+    ),
     "tune": (
         "my-run.yaml --from digits-20260301-120000",
         "my-run.yaml --from digits-20260301-120000 --target vertex --dry-run",

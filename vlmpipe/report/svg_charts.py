@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -62,8 +62,8 @@ def smooth(points: Sequence[Point]) -> list[Point]:
 
 
 @dataclass(frozen=True)
-class _Frame:
-    """Maps values to places inside the axes."""
+class Frame:
+    """The ranges of both axes; maps values to places inside them."""
 
     x_low: float
     x_high: float
@@ -103,14 +103,14 @@ def line_chart(
         ys.append(reference[0])
     y_ticks = nice_ticks(0.0 if from_zero else min(ys), max(ys))
     x_low, x_high = (xs[0], xs[-1]) if len(xs) > 1 else (xs[0] - 1, xs[0] + 1)
-    frame = _Frame(x_low, x_high, y_ticks[0], y_ticks[-1])
+    frame = Frame(x_low, x_high, y_ticks[0], y_ticks[-1])
     x_ticks = [tick for tick in nice_ticks(x_low, x_high) if x_low <= tick <= x_high]
     drawn = [
-        _axes(frame, x_ticks, y_ticks, x_label),
-        *(_mark(frame, x, name) for x, name in marks),
-        *([_reference(frame, *reference)] if reference else []),
-        _line(frame, points, "line raw" if smoothed else "line"),
-        *([_line(frame, smooth(points), "line")] if smoothed else []),
+        axes(frame, x_ticks, y_ticks, x_label),
+        *(mark_line(frame, x, name) for x, name in marks),
+        *([reference_line(frame, *reference)] if reference else []),
+        polyline(frame, points, "line raw" if smoothed else "line"),
+        *([polyline(frame, smooth(points), "line")] if smoothed else []),
         *(_hover(frame, point, x_label) for point in thin_out(points, MAX_HOVERS)),
     ]
     svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>')
@@ -123,12 +123,12 @@ def lines_chart(lines: Mapping[str, Sequence[Point]], *, label: str, x_label: st
     xs, ys = [x for x, _ in points], [y for _, y in points]
     y_ticks = nice_ticks(min(ys), max(ys))
     x_low, x_high = (min(xs), max(xs)) if min(xs) < max(xs) else (min(xs) - 1, min(xs) + 1)
-    frame = _Frame(x_low, x_high, y_ticks[0], y_ticks[-1])
-    drawn = [_axes(frame, [tick for tick in nice_ticks(x_low, x_high) if x_low <= tick <= x_high], y_ticks, x_label)]
+    frame = Frame(x_low, x_high, y_ticks[0], y_ticks[-1])
+    drawn = [axes(frame, [tick for tick in nice_ticks(x_low, x_high) if x_low <= tick <= x_high], y_ticks, x_label)]
     for number, (name, line) in enumerate(lines.items()):
         group = Markup('<g style="color:var(--part{})">{}{}</g>')
         hovers = (_hover(frame, point, f"{name}, {x_label}") for point in thin_out(line, MAX_HOVERS))
-        drawn.append(group.format(number % PARTS, _line(frame, line, "line own"), Markup("").join(hovers)))
+        drawn.append(group.format(number % PARTS, polyline(frame, line, "line own"), Markup("").join(hovers)))
     svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>')
     return svg.format(WIDTH, HEIGHT, label, Markup("").join(drawn))
 
@@ -150,13 +150,13 @@ def scatter_chart(spots: Sequence[Spot], *, label: str, x_label: str) -> Markup:
     y_ticks = nice_ticks(min(spot.low for spot in spots), max(spot.high for spot in spots))
     xs = [spot.x for spot in spots]
     room = 0.06 * (max(xs) - min(xs)) or 0.5 * abs(max(xs)) or 1.0
-    frame = _Frame(max(0.0, min(xs) - room), max(xs) + room, y_ticks[0], y_ticks[-1])
+    frame = Frame(max(0.0, min(xs) - room), max(xs) + room, y_ticks[0], y_ticks[-1])
     x_ticks = [tick for tick in nice_ticks(frame.x_low, frame.x_high) if frame.x_low <= tick <= frame.x_high]
     front = sorted((spot.x, spot.y) for spot in spots if spot.is_on_front)
     bar = Markup('<line class="whisker" x1="{0:.1f}" x2="{0:.1f}" y1="{1:.1f}" y2="{2:.1f}"/>')
     dot = Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}"><title>{}: {}, {} ({} to {})</title></circle>')
     name = Markup('<text class="spot-name" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>')
-    drawn = [_axes(frame, x_ticks, y_ticks, x_label), _line(frame, front, "line")]
+    drawn = [axes(frame, x_ticks, y_ticks, x_label), polyline(frame, front, "line")]
     named_at = -math.inf  # where the last name above its spot is
     for spot in sorted(spots, key=lambda one: (one.is_on_front, one.x)):  # the front is drawn over the others
         x, y = frame.across(spot.x), frame.down(spot.y)
@@ -194,7 +194,14 @@ def timeline(lines: Mapping[str, Sequence[tuple[float, float]]], *, label: str, 
     return svg.format(width, bottom + 24, label, Markup("").join(drawn))
 
 
-def _axes(frame: _Frame, x_ticks: Sequence[float], y_ticks: Sequence[float], x_label: str) -> Markup:
+def axes(
+    frame: Frame,
+    x_ticks: Sequence[float],
+    y_ticks: Sequence[float],
+    x_label: str,
+    x_name: Callable[[float], str] = compact,
+) -> Markup:
+    """Grid, ticks and the name of the horizontal axis. `x_name`: the text of a tick there."""
     line = Markup('<line class="grid" x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/>')
     text = Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="{}" dominant-baseline="{}">{}</text>')
     bottom, right, parts = HEIGHT - BOTTOM, WIDTH - RIGHT, []
@@ -204,16 +211,18 @@ def _axes(frame: _Frame, x_ticks: Sequence[float], y_ticks: Sequence[float], x_l
     for x in x_ticks:
         place = frame.across(x)
         parts += [line.format(place, place, bottom, bottom + 5)]
-        parts += [text.format(place, bottom + 9, "middle", "hanging", compact(x))]
+        parts += [text.format(place, bottom + 9, "middle", "hanging", x_name(x))]
     return Markup("").join([*parts, text.format((LEFT + right) / 2, HEIGHT - 6, "middle", "auto", x_label)])
 
 
-def _mark(frame: _Frame, x: float, name: str) -> Markup:
+def mark_line(frame: Frame, x: float, name: str) -> Markup:
+    """A dotted vertical line."""
     line = Markup('<line class="mark" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}"><title>{3}</title></line>')
     return line.format(frame.across(x), TOP, HEIGHT - BOTTOM, name)
 
 
-def _reference(frame: _Frame, value: float, name: str) -> Markup:
+def reference_line(frame: Frame, value: float, name: str) -> Markup:
+    """A dashed horizontal line with its name."""
     y, right = frame.down(value), WIDTH - RIGHT
     line = Markup('<line class="reference" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(LEFT, right, y, y)
     # On the left, where a falling curve is still high above it.
@@ -221,11 +230,12 @@ def _reference(frame: _Frame, value: float, name: str) -> Markup:
     return line + text.format(LEFT + 6, y - 6 if y > TOP + 24 else y + 18, name)
 
 
-def _line(frame: _Frame, points: Sequence[Point], kind: str) -> Markup:
+def polyline(frame: Frame, points: Sequence[Point], kind: str) -> Markup:
+    """A line through the points, of that class of the style sheet."""
     return Markup('<polyline class="{}" points="{}"/>').format(kind, frame.path(thin_out(points)))
 
 
-def _hover(frame: _Frame, point: Point, x_label: str) -> Markup:
+def _hover(frame: Frame, point: Point, x_label: str) -> Markup:
     dot = Markup('<circle class="hover" cx="{:.1f}" cy="{:.1f}" r="6"><title>{} {}: {}</title></circle>')
     x, y = point
     return dot.format(frame.across(x), frame.down(y), x_label, compact(x), compact(y))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from vlmpipe.records.decision import Decision
+from vlmpipe.records.learning_curve import LearningCurve
 from vlmpipe.records.plan import PlannedRun
 from vlmpipe.records.registered import Registered
 from vlmpipe.records.sweep_comparison import SweepComparison
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from vlmpipe.runs.run_state import RunState
     from vlmpipe.trainer.records.step import StepRecord
 
-RECORDS: tuple[type[Record], ...] = (PlannedRun, Evaluation, Decision, Registered, SweepComparison)
+RECORDS: tuple[type[Record], ...] = (PlannedRun, Evaluation, Decision, Registered, SweepComparison, LearningCurve)
 RESULTS = tuple(kind.FILE for kind in RECORDS)
 R = TypeVar("R", bound=Record)
 CLOCKS_APART_S = 60.0  # a record may be that much older than the job, by its machine's clock

@@ -89,7 +89,9 @@ def _variants(
     for variant in results.sweep.variants:
         name, trainings = variant.name, of_variant[variant.name]
         errors = tuple(
-            training.error for training in results.trainings if training.variant == name and not training.is_done
+            training.error
+            for training in results.trainings
+            if training.variant == name and not training.is_done and not training.is_skipped
         )
         if not trainings:
             variants.append(

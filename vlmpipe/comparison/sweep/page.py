@@ -20,19 +20,20 @@ COSTS = {  # field of a front -> title and unit of its chart
 }
 
 
-def write_page(run_uri: str, comparison: SweepComparison) -> str:
-    """Write the page as the run's report. Returns its text."""
-    page = build_page(comparison, run_uri.rstrip("/").rpartition("/")[2])
+def write_page(run_uri: str, comparison: SweepComparison, curve: Markup | None = None) -> str:
+    """Write the page as the run's report. Returns its text. `curve`: the section on a learning curve."""
+    page = build_page(comparison, run_uri.rstrip("/").rpartition("/")[2], curve)
     open_storage(run_uri).write(PAGE, page.encode())
     return page
 
 
-def build_page(comparison: SweepComparison, run_id: str) -> str:
+def build_page(comparison: SweepComparison, run_id: str, curve: Markup | None = None) -> str:
     """The page's HTML."""
     measured = [variant for variant, _ in comparison.ranked]
     return page_template("vlmpipe.comparison.sweep.page", "page.html.j2").render(
         style=Markup(STYLE),
         comparison=comparison,
+        curve=curve,
         run_id=run_id,
         ranked=measured,
         failed=[one for one in comparison.variants if one.errors],

@@ -25,7 +25,10 @@ SIMILARITIES: dict[str, Callable[[str, str], float]] = {"vqa_accuracy": vqa_accu
 
 @dataclass(frozen=True)
 class Training:
-    """One training of a variant. `error` is empty for one that is done; `scores` are then those of its answers."""
+    """One training of a variant. `error` is empty for one that is done; `scores` are then those of its answers.
+
+    is_skipped: it was left out of a learning curve, and `error` says why.
+    """
 
     variant: str
     start: int
@@ -37,6 +40,7 @@ class Training:
     train_s: float = 0.0
     evaluate_s: float = 0.0
     processes: int = 1  # GPUs, or processes on the CPU
+    is_skipped: bool = False
 
     @property
     def is_done(self) -> bool:
@@ -79,6 +83,8 @@ def _training(training: SweepTraining, metric: str) -> Training:
     outcome = Outcome.read_if_there(store)
     if outcome is None:
         return Training(*known, error="it has not ended")
+    if outcome.state == "skipped":
+        return Training(*known, error=outcome.error, is_skipped=True)
     if outcome.state != "done":
         return Training(*known, error=outcome.error or "it failed")
     try:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from vlmpipe.config.overrides import leaves
-from vlmpipe.trainer.config.base import Positive, Section
+from vlmpipe.trainer.config.base import Fraction, Positive, Section
 
 Metric = Literal["exact_match", "vqa_accuracy", "anls"]
 VariantName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9._+-]{0,61}[a-z0-9])?$")]
@@ -57,6 +57,11 @@ class SweepConfig(Section):
         3, description="Trainings of each variant, with train.seed and model.seed raised by 0, 1, 2 and so on."
     )
     metric: Metric = Field("exact_match", description="Score of each answer by which variants are compared.")
+    goal: Fraction = Field(
+        0.95,
+        description="Score for which a learning curve, a sweep over data.train_share alone, says how many samples it "
+        "needs.",
+    )
     parallelism: Positive = Field(2, description="Most jobs that run at the same time.")
     trainings_per_job: Positive = Field(
         1,

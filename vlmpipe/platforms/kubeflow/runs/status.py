@@ -14,8 +14,9 @@ from vlmpipe.config.sections.stages import STAGES_FOLDER
 from vlmpipe.platforms.kubeflow.runs.client import OVER
 from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
 from vlmpipe.platforms.local.runs.summary import result_lines, stage_lines
-from vlmpipe.platforms.local.runs.sweep import comparison_lines
+from vlmpipe.platforms.local.runs.sweep import sweep_lines
 from vlmpipe.records.decision import Decision
+from vlmpipe.records.learning_curve import LearningCurve
 from vlmpipe.records.registered import Registered
 from vlmpipe.records.sweep_comparison import SweepComparison
 from vlmpipe.runs.run_state import RunState
@@ -69,7 +70,8 @@ class KubeflowStatus(ServiceRun):
             evaluation, decision = self.files.record(Evaluation), self.files.record(Decision)
             registered = self.files.record(Registered)
             results = result_lines(evaluation, decision, registered)
-            lines += comparison_lines(comparison) if comparison else results
+            curve = self.files.record(LearningCurve)
+            lines += sweep_lines(comparison, curve) if comparison else results
         notes = list(self.state.notes)
         notes += self.refused
         if self.files.unreadable:
@@ -95,6 +97,7 @@ class KubeflowStatus(ServiceRun):
             "decision": decision and decision.as_json(),
             "registered": registered and registered.as_json(),
             **({"comparison": comparison.content()} if comparison else {}),
+            **({"curve": curve.content()} if (curve := self.files.record(LearningCurve)) else {}),
             "unreadable": self.files.unreadable or None,
         }
 

@@ -22,8 +22,9 @@ from vlmpipe.platforms.local.runs.run import (
 )
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY, is_sweep, stage_folders
 from vlmpipe.platforms.local.runs.state import first_error, read_state, read_tail, results_folder
-from vlmpipe.platforms.local.runs.sweep import comparison_lines
+from vlmpipe.platforms.local.runs.sweep import sweep_lines
 from vlmpipe.records.decision import Decision
+from vlmpipe.records.learning_curve import LearningCurve
 from vlmpipe.records.registered import Registered
 from vlmpipe.records.sweep_comparison import SweepComparison
 from vlmpipe.runs.run_state import RunState, clock
@@ -135,6 +136,7 @@ class RunReport:
         """For programs."""
         evaluation, decision, registered = self.evaluation, self.decision, self.registered
         comparison = SweepComparison.read_if_there(LocalStorage(self.folder))
+        curve = LearningCurve.read_if_there(LocalStorage(self.folder))
         return {
             "run_id": self.marker.run_id,
             "run_uri": str(self.folder),
@@ -147,6 +149,7 @@ class RunReport:
             "decision": decision and decision.as_json(),
             "registered": registered and registered.as_json(),
             **({"comparison": comparison and comparison.content()} if is_sweep(self.folder) else {}),
+            **({"curve": curve.content()} if curve else {}),
             "faults": read_faults(self.folder, since_s=self.marker.started_s) or None,
         }
 
@@ -189,7 +192,8 @@ def success(report: RunReport) -> list[str]:
     lines += stage_lines(report.state, lambda stage: Decision.read_if_there(LocalStorage(stage_folders(folder)[stage])))
     sweeps = is_sweep(folder)
     if sweeps:
-        lines += comparison_lines(SweepComparison.read_if_there(LocalStorage(folder)))
+        store = LocalStorage(folder)
+        lines += sweep_lines(SweepComparison.read_if_there(store), LearningCurve.read_if_there(store))
     else:
         lines += result_lines(evaluation, decision, registered)
     for label, path in (("model", "export"), ("report", "report.html"), ("predictions", "predictions.jsonl")):

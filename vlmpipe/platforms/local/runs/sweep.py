@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vlmpipe.platforms.local.runs.curve import curve_lines
+from vlmpipe.records.learning_curve import LearningCurve
 from vlmpipe.records.sweep_comparison import SweepComparison
 from vlmpipe.trainer.records.step import step_file
 from vlmpipe.trainer.records.sweep import Outcome, Sweep
@@ -22,6 +24,11 @@ def sweep_records(folder: Path, step: str) -> tuple[list[Path], int, int]:
         return [], 0, 0
     runs = sum(1 for _ in folder.glob("variants/*/*/run.json"))
     return sorted(folder.glob(patterns[step])), sum(1 for _ in folder.glob(f"variants/*/*/{Outcome.FILE}")), runs
+
+
+def sweep_lines(comparison: SweepComparison | None, curve: LearningCurve | None) -> list[str]:
+    """The learning curve where there is one, else the variants."""
+    return curve_lines(curve) if curve else comparison_lines(comparison)
 
 
 def comparison_lines(comparison: SweepComparison | None) -> list[str]:

@@ -18,10 +18,11 @@ from vlmpipe.planner.spending.approval import dollars
 from vlmpipe.platforms.jobs.finished_program import FINISHED, LINGERS_S
 from vlmpipe.platforms.local.runs.fault_summary import restart_lines
 from vlmpipe.platforms.local.runs.summary import result_lines, stage_lines
-from vlmpipe.platforms.local.runs.sweep import comparison_lines
+from vlmpipe.platforms.local.runs.sweep import sweep_lines
 from vlmpipe.platforms.vertex.runs.client import OVER, run_uri_of_job, stages_of_job, state_of
 from vlmpipe.platforms.vertex.runs.names import Address
 from vlmpipe.records.decision import Decision
+from vlmpipe.records.learning_curve import LearningCurve
 from vlmpipe.records.plan import PlannedCost, PlannedRun
 from vlmpipe.records.registered import Registered
 from vlmpipe.records.sweep_comparison import SweepComparison
@@ -112,7 +113,7 @@ class VertexStatus(ServiceRun):
         if self.outcome == "done":
             lines += ["", *stage_lines(self.state, lambda stage: self.files_of[stage].record(Decision))]
             if comparison := self.files.record(SweepComparison):
-                lines += comparison_lines(comparison)
+                lines += sweep_lines(comparison, self.files.record(LearningCurve))
             else:
                 lines += result_lines(
                     self.files.record(Evaluation), self.files.record(Decision), self.files.record(Registered)
@@ -147,6 +148,7 @@ class VertexStatus(ServiceRun):
             "decision": decision and decision.as_json(),
             "registered": registered and registered.as_json(),
             **({"comparison": comparison.content()} if comparison else {}),
+            **({"curve": curve.content()} if (curve := self.files.record(LearningCurve)) else {}),
             "capacity_fallback": [option.as_json() for option in self.files.options] or None,
             "web_access_uris": dict(self.web_access),
             "unreadable": self.files.unreadable or None,

@@ -1,0 +1,74 @@
+"""`vlmpipe curve`: the sweep that it makes of a run file, and what it refuses before anything starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.command_line import Vlmpipe
+from tests.support.trainer.tiny_runs import TINY, merged
+from vlmpipe.cli.runs.curve import _curve_of, _shares
+from vlmpipe.trainer.errors import ConfigError
+
+DIGITS = "configs/digits.yaml"
+
+
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [
+        ("5,x,100", "percentages above 0 up to 100"),
+        ("0,10,100", "percentages above 0 up to 100"),
+        ("10,20,120", "percentages above 0 up to 100"),
+        ("nan,10,100", "percentages above 0 up to 100"),
+        ("10,100", "at least three different shares"),
+        ("10,10,100", "at least three different shares"),
+        ("10,20,50", "100 among them"),
+    ],
+)
+def test_wrong_shares_are_refused(shares: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=r"--shares is") as caught:
+        _shares(shares)
+    assert expected in str(caught.value.expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["data.train_share=0.5"], "data.train_share is 0.5"),
+        (["sweep={grid: {train.seed: [0, 1]}}"], "has sweep"),
+        (["--metric", "bleu"], "sweep.metric"),
+        (["--dry-run"], "--dry-run is given with --target local"),
+        (["--fresh", "--target", "vertex"], "--fresh is given with --target vertex"),
+        (["train.trainer={name: mine, command: [python, train.py]}", "features.cache=off"], "train.trainer"),
+    ],
+)
+def test_what_a_curve_cannot_be_drawn_for_is_refused(vlmpipe: Vlmpipe, arguments: list[str], said: str) -> None:
+    answer = vlmpipe("curve", DIGITS, *arguments)
+    assert (answer.code, answer.out) == (64, "")
+    assert said in answer.err, answer.err
+
+
+def run_file(folder: Path, **changes: Any) -> Path:
+    path = folder / "tiny.yaml"
+    path.write_text(json.dumps(merged(TINY, changes)))
+    return path
+
+
+def test_a_curve_is_a_sweep_over_shares(tmp_path: Path) -> None:
+    path = run_file(tmp_path)
+    here = _curve_of(path, ["train.epochs=2"], [0.1, 0.5, 1.0], 2, 0.9, "anls", is_here=True)
+    assert here.name == "tiny-curve" and here.sweep and here.train.epochs == 2
+    assert here.sweep.grid == {"data.train_share": (0.1, 0.5, 1.0)}
+    assert (here.sweep.starts, here.sweep.goal, here.sweep.metric, here.sweep.trainings_per_job) == (2, 0.9, "anls", 6)
+    there = _curve_of(path, [], [0.1, 0.5, 1.0], 2, 0.9, "anls", is_here=False)
+    assert there.sweep and (there.sweep.trainings_per_job, there.sweep.parallelism) == (3, 2)
+
+
+def test_several_nodes_become_one_on_this_machine_and_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    here = _curve_of(Path(DIGITS), [], [0.1, 0.5, 1.0], 1, 0.9, "exact_match", is_here=True)
+    assert here.cluster.replica_count == 1 and "change no result" in capsys.readouterr().err
+    there = _curve_of(Path(DIGITS), [], [0.1, 0.5, 1.0], 1, 0.9, "exact_match", is_here=False)
+    assert there.cluster.replica_count == 2 and there.sweep and there.sweep.trainings_per_job == 1
