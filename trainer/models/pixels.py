@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 def opened(data: bytes) -> Image.Image:
-    """An image whose header is read. Prepared data holds complete, upright JPEG and PNG images of 8 bits a channel."""
-    return Image.open(io.BytesIO(data), formats=("JPEG", "PNG"))
+    """An image whose header is read. Prepared data holds complete, upright JPEG, PNG and WebP images with 8 bits a
+    channel.
+    """
+    return Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP"))
 
 
 def decoded(data: bytes) -> Image.Image:

@@ -141,6 +141,54 @@ def export(
 
 
 @app.command()
+def audit(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN_OR_CONFIG",
+            help="A run's id, @last, folder, gs:// or s3:// address; or a run file whose data is prepared.",
+            autocompletion=run_ids,
+        ),
+    ],
+    overrides: Overrides = None,
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", metavar="FOLDER", help="Local or in a bucket; default audit-NAME.", show_default=False
+        ),
+    ] = "",
+    max_samples: Annotated[
+        int, typer.Option("--max-samples", min=0, metavar="N", help="Most samples whose losses are computed; 0 is all.")
+    ] = 0,
+    root: Annotated[str, typer.Option(help="The local runs' output.root_uri.")] = "runs",
+    stage: Stage = "",
+    as_json: AsJson = False,
+) -> None:
+    """Find copied images, wrong and contradictory labels, and write the list that data.exclude takes."""
+    with doing(f"auditing the data of {run}"):
+        from vlmpipe.audit.files import progress_on_stderr, write_files
+        from vlmpipe.audit.screen import lines, summary_json
+        from vlmpipe.trainer.audit.audit import AuditRequest
+        from vlmpipe.trainer.audit.audit import audit as audit_data
+        from vlmpipe.trainer.config.job import JobConfig
+
+        has_run = not run.endswith((".yaml", ".yml"))
+        uri = _prepared_uri(run, overrides, root, stage)
+        job = (
+            JobConfig.load(f"{_run_folder(run, root, stage)}/run.json")
+            if has_run
+            else _job(Path(run), overrides, stage)
+        )
+        found, catalogue = audit_data(AuditRequest(job, uri, has_run, max_samples), progress_on_stderr())
+        name = job.run.run_id
+        files = write_files(output or f"audit-{name}", name, found, catalogue)
+    if as_json:
+        print_json(summary_json(found, files))
+        return
+    print_lines(lines(found, files))
+
+
+@app.command()
 def convert(
     uri: Annotated[str, typer.Argument(metavar="URI", help="A folder of prepared data, local or in a bucket.")],
     as_json: AsJson = False,
@@ -210,17 +258,22 @@ def _first_files(files: dict[str, tuple[str, ...]]) -> list[str]:
 
 def _prepared_uri(run: str, overrides: Overrides, root: str, stage: str) -> str:
     """Prepared data of a run, or of a run file. Raises UserError where there is none."""
-    from vlmpipe.comparison.sides import run_uri_named
     from vlmpipe.trainer.data.prepare.pipeline import find_prepared
     from vlmpipe.trainer.records.prepared import DataPointers
     from vlmpipe.trainer.storage import open_storage
-    from vlmpipe.trainer.storage.base import join_uri
 
     if run.endswith((".yaml", ".yml")):
         return find_prepared(_job(Path(run), overrides, stage))
+    return DataPointers.read(open_storage(_run_folder(run, root, stage))).prepared_uri
+
+
+def _run_folder(run: str, root: str, stage: str) -> str:
+    """The folder of a run, or of one of its stages."""
+    from vlmpipe.comparison.sides import run_uri_named
+    from vlmpipe.trainer.storage.base import join_uri
+
     folder = run_uri_named(run, root)
-    store = open_storage(join_uri(folder, "stages", stage) if stage else folder)
-    return DataPointers.read(store).prepared_uri
+    return join_uri(folder, "stages", stage) if stage else folder
 
 
 def _job(config: Path, overrides: Overrides, stage: str) -> JobConfig:

@@ -75,6 +75,7 @@ EXAMPLES = {
     "cache explain": ("configs/digits.yaml", "configs/digits.yaml model.image_size=128 --json"),
     "data fetch": ("lmms-lab/DocVQA --subset DocVQA --output docvqa", "my-team/receipts --revision v2 --json"),
     "data inspect": ("configs/digits.yaml", "my-run.yaml --first 100 --count 10 --json"),
+    "data audit": ("@last", "configs/digits.yaml --output audit-digits"),
     "data convert": ("gs://my-bucket/runs/prepared/5ca5d44d27be765e0a53e2cedbf35b83",
                      "runs/prepared/5ca5d44d27be765e0a53e2cedbf35b83 --json"),
     "data export": ("digits-20260301-120000 --format llama-factory --output build/digits",

@@ -157,7 +157,7 @@ def prediction_browser(images: PreparedImages, predictions: Sequence[dict[str, o
 def thumbnail(data: bytes, pixels: int = THUMBNAIL_PIXELS) -> Picture:
     """A small copy of an encoded image, or why there is none."""
     try:
-        image = Image.open(io.BytesIO(data), formats=["PNG", "JPEG"])
+        image = Image.open(io.BytesIO(data), formats=["PNG", "JPEG", "WEBP"])
         if image.width * image.height > MAX_PIXELS:
             return Picture(problem=f"The image has {image.width} x {image.height} pixels, too many to show.")
         tiny = max(image.size) <= SMALL_PIXELS

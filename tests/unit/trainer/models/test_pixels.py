@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import io
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +14,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
+from vlmpipe.trainer.data.prepare.checks import KEPT_EXTENSION
 from vlmpipe.trainer.models import pixels
-from vlmpipe.trainer.models.pixels import ValueMemory
+from vlmpipe.trainer.models.pixels import ValueMemory, decoded
 from vlmpipe.trainer.sizing.image_preparation import FREE_BLOCKS
 
 
@@ -100,3 +103,11 @@ def test_a_kernel_without_huge_pages_gives_memory_too(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(pixels.mmap, "mmap", Plain)
     assert ValueMemory().empty(2, 3).shape == (2, 3)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_every_format_that_prepared_data_keeps_is_decoded(form: str) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (12, 7), (200, 10, 10)).save(buffer, form)
+    assert form in KEPT_EXTENSION
+    assert decoded(buffer.getvalue()).size == (12, 7)

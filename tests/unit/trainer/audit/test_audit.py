@@ -1,0 +1,145 @@
+"""Planted faults are found in prepared data without a run, and what needs a run is said."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance
+
+from tests.support.data.prepared import conversation, job_config, run_prepare, write_json
+from vlmpipe.trainer.audit.audit import NEEDS_RUN, AuditRequest, audit
+from vlmpipe.trainer.audit.catalogue import Catalogue
+from vlmpipe.trainer.audit.findings import Audit, exclusion_file
+from vlmpipe.trainer.audit.image_vectors import image_vectors
+from vlmpipe.trainer.audit.label_suspects import CheckedAnswers, suspected_labels
+from vlmpipe.trainer.audit.text_alone import predicted_by_text
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.exclusions.exclusion_file import read_exclusions
+
+SAMPLES, SHARED = 60, 24
+KINDS = ("JPEG", "WEBP", "small", "cropped", "bright")
+QUESTION, LONG = "<image>\nWhich colour?", "A very long answer. " * 8
+
+
+@dataclass(frozen=True)
+class Audited:
+    job: JobConfig
+    uri: str
+    audit: Audit
+    catalogue: Catalogue
+
+
+def scene(seed: int) -> Image.Image:
+    coarse = np.random.default_rng(seed).integers(0, 200, (5, 5, 3), np.uint8)
+    return Image.fromarray(coarse).resize((64, 64), Image.Resampling.BICUBIC)
+
+
+def copy(kind: str, image: Image.Image) -> bytes:
+    changed = {
+        "small": lambda: image.resize((52, 52)),
+        "cropped": lambda: image.crop((2, 2, 62, 62)),
+        "bright": lambda: ImageEnhance.Brightness(image).enhance(1.15),
+    }.get(kind, lambda: image)()
+    buffer = io.BytesIO()
+    changed.save(buffer, kind if kind in ("JPEG", "WEBP") else "PNG", quality=70)
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Audited:
+    """Of 60 images five have a copy: two with the same text, one in the other split, two with another answer."""
+    folder = tmp_path_factory.mktemp("planted")
+    (folder / "images").mkdir()
+    lines = []
+
+    def add(name: str, data: bytes, question: str, answer: str, split: str = "train") -> None:
+        (folder / "images" / f"{name}.png").write_bytes(data)
+        talk = conversation(question, answer)
+        lines.append({"id": name, "image": f"{name}.png", "conversations": talk, "split": split})
+
+    for number in range(SAMPLES):
+        colour = "red" if number % 2 else "blue"
+        split = "eval" if number in (2, *range(50, 60)) else "train"
+        answer = {40: LONG, 41: "синий"}.get(number, colour)
+        add(f"sample-{number}", copy("PNG", scene(number)), QUESTION, answer, split)
+    for number, kind in enumerate(KINDS):
+        answer = "red" if number % 2 else "blue"
+        add(f"copy-{number}", copy(kind, scene(number)), QUESTION, "green" if number > 2 else answer)
+    for number in range(SHARED):
+        add(f"logo-{number}", copy("PNG", scene(999)), f"<image>\nWhat of {number}?", "A logo.")
+    blank = io.BytesIO()
+    Image.new("RGB", (64, 64), (250, 250, 250)).save(blank, "PNG")
+    add("blank", blank.getvalue(), QUESTION, "red")
+    source = write_json(folder / "a.json", lines)
+    job = job_config(folder / "root", source=str(source), image_folder=str(folder / "images"), max_split_error=1.0)
+    uri = run_prepare(job).uri
+    return Audited(job, uri, *audit(AuditRequest(job, uri, has_run=False)))
+
+
+def ids(audited: Audited, kind: str, *, excluded: bool = False) -> set[str]:
+    finding = audited.audit.finding(kind)  # type: ignore[arg-type]
+    return {one.id for one in finding.flagged if one.is_excluded or not excluded}
+
+
+def test_every_planted_copy_is_found_and_no_other(audited: Audited) -> None:
+    planted = {f"{name}-{number}" for name in ("sample", "copy") for number in range(len(KINDS))}
+    assert ids(audited, "near_duplicate") == planted
+    finding = audited.audit.finding("near_duplicate")
+    assert (finding.groups, finding.across_splits) == (len(KINDS), 1)
+    # Of equal text the first by id is kept, and of both splits that of the validation split.
+    assert ids(audited, "near_duplicate", excluded=True) == {"sample-0", "sample-1", "copy-2"}
+
+
+def test_contradictions_shared_blank_and_unusual_samples_are_found(audited: Audited) -> None:
+    assert ids(audited, "contradiction", excluded=True) == {"sample-3", "copy-3", "sample-4", "copy-4"}
+    assert audited.audit.finding("shared_image").samples == SHARED
+    assert not ids(audited, "shared_image", excluded=True)
+    assert ids(audited, "blank_image", excluded=True) == {"blank"}
+    assert ids(audited, "outlier") >= {"sample-40", "sample-41"}
+
+
+def test_what_needs_a_run_is_said(audited: Audited) -> None:
+    for kind in ("suspected_label", "text_alone"):
+        finding = audited.audit.finding(kind)  # type: ignore[arg-type]
+        assert (finding.checked, finding.obstacle) == (0, NEEDS_RUN)
+
+
+def test_the_list_is_one_that_a_run_file_takes(audited: Audited, tmp_path: Path) -> None:
+    (tmp_path / "list.jsonl").write_bytes(exclusion_file(audited.audit))
+    listed = read_exclusions(str(tmp_path / "list.jsonl")).ids
+    assert len(listed) == audited.audit.excluded == 8
+    data = audited.job.data.model_copy(update={"exclude": str(tmp_path / "list.jsonl")})
+    prepared = run_prepare(audited.job.model_copy(update={"data": data}))
+    assert "data.exclude leaves out 8 samples of 8 ids" in prepared.notes
+
+
+def losses(audited: Audited, late: dict[str, float], early: float = 2.5, usual: float = 0.05) -> CheckedAnswers:
+    turns = audited.catalogue.turns
+    names = [audited.catalogue.id_of(int(sample)) for sample in turns["sample"]]
+    last = np.array([late.get(name, usual) for name in names], np.float32)
+    first = np.array([early if name in late else 0.6 for name in names], np.float32)
+    nats = np.stack([first, last])
+    return CheckedAnswers(np.arange(len(turns)), nats, (nats > 0.69).astype(np.int32), (10, 100))
+
+
+def test_a_loss_that_stays_high_among_learned_neighbours_is_a_suspect(audited: Audited) -> None:
+    vectors = image_vectors(audited.catalogue, audited.uri, None)
+    checked = losses(audited, {"sample-7": 4.0, "sample-8": 0.01})
+    finding = suspected_labels(audited.catalogue, vectors, checked, "")
+    assert [one.id for one in finding.flagged] == ["sample-7"]
+    assert "2.5 at step 10, 4.0 at step 100" in finding.flagged[0].detail
+
+
+def test_nothing_is_a_suspect_where_the_model_has_learned_nothing(audited: Audited) -> None:
+    vectors = image_vectors(audited.catalogue, audited.uri, None)
+    checked = losses(audited, {"sample-7": 4.0}, usual=3.0)
+    assert not suspected_labels(audited.catalogue, vectors, checked, "").flagged
+
+
+def test_an_answer_with_nearly_all_probability_without_images_is_told_by_the_text(audited: Audited) -> None:
+    checked = losses(audited, {"sample-7": 0.2, "sample-8": 0.01}, usual=1.0)
+    assert [one.id for one in predicted_by_text(audited.catalogue, checked, "").flagged] == ["sample-8"]

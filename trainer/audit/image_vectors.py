@@ -1,0 +1,83 @@
+"""Vectors of distinct images: bits of their pixel hashes, and means of their cached features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from vlmpipe.trainer.audit.catalogue import Catalogue
+from vlmpipe.trainer.audit.neighbours import Vectors, as_directions
+from vlmpipe.trainer.data.near_duplicates.signature import HASH_BYTES
+from vlmpipe.trainer.data.near_duplicates.table import NAME
+from vlmpipe.trainer.data.shards.image_index import digits_of, hashes_of
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.feature_cache.reader import FeatureReader
+
+MAX_IMAGES = 1 << 18  # that are compared with each other: some ten minutes of two cores, and 0.5 GiB
+WIDTH = 256  # of a vector; wider features are projected at random, which keeps cosines within some 0.06
+BITS = 8 * HASH_BYTES
+READ_IMAGES = 256  # features at a time
+
+
+@dataclass(frozen=True)
+class ImageVectors:
+    """Rows of images that are compared, and their vectors.
+
+    rows: (compared,) rows of Catalogue.images, in order. bits: (compared, BITS), 1/16 or -1/16, 0 of an image without
+    structure. features: (compared, WIDTH or less), None without cached features. without_structure: rows of blank
+    images. left_out: images beyond MAX_IMAGES. without_signature: images that preparation has no signature of.
+    """
+
+    rows: NDArray[np.int64]
+    bits: Vectors
+    features: Vectors | None
+    without_structure: frozenset[int]
+    left_out: int
+
+    def described(self) -> str:
+        """What images are compared by, for people."""
+        return "pixel hashes" if self.features is None else "cached features and pixel hashes"
+
+
+def image_vectors(catalogue: Catalogue, prepared_uri: str, features: FeatureReader | None) -> ImageVectors:
+    """The vectors of the images with the smallest hashes, at most MAX_IMAGES: a choice that no content decides."""
+    rows = np.arange(min(len(catalogue.images), MAX_IMAGES))
+    bits, blank = _hash_bits(catalogue, prepared_uri, len(rows))
+    left_out = len(catalogue.images) - len(rows)
+    return ImageVectors(rows, bits, _pooled(catalogue, rows, features), blank, left_out)
+
+
+def _hash_bits(catalogue: Catalogue, prepared_uri: str, compared: int) -> tuple[Vectors, frozenset[int]]:
+    bits, blank = np.zeros((compared, BITS), np.float32), set[int]()
+    with pq.ParquetFile(open_prepared(prepared_uri).fetch(NAME), pre_buffer=False) as file:
+        for lines in file.iter_batches(batch_size=8192, columns=["sha256", "signature"]):
+            hashes = hashes_of(lines.column("sha256").to_pylist())
+            rows = np.searchsorted(catalogue.images, hashes)
+            for row, signature in zip(rows.tolist(), lines.column("signature").to_pylist(), strict=True):
+                if signature is None:
+                    blank.add(row)
+                elif row < compared:
+                    packed = np.frombuffer(signature[:HASH_BYTES], np.uint8)
+                    bits[row] = (np.unpackbits(packed).astype(np.float32) * 2 - 1) / np.sqrt(BITS)
+    return bits, frozenset(blank)
+
+
+def _pooled(catalogue: Catalogue, rows: NDArray[np.int64], features: FeatureReader | None) -> Vectors | None:
+    """(rows, WIDTH or less) means over the tokens of each image; None where not every image has features."""
+    if features is None or not len(rows) or len(features.shards.missing(catalogue.images[rows])):
+        return None
+    pooled = np.zeros((len(rows), 0), np.float32)
+    projection: NDArray[np.float32] | None = None
+    for start in range(0, len(rows), READ_IMAGES):
+        for row in range(start, min(start + READ_IMAGES, len(rows))):
+            mean = features.read(digits_of(catalogue.images[rows[row]])).float().mean(dim=0).numpy()
+            if projection is None and len(mean) > WIDTH:
+                drawn = np.random.default_rng(0).standard_normal((len(mean), WIDTH))
+                projection = (drawn / np.sqrt(WIDTH)).astype(np.float32)
+            if not pooled.shape[1]:
+                pooled = np.zeros((len(rows), WIDTH if projection is not None else len(mean)), np.float32)
+            pooled[row] = mean if projection is None else mean @ projection
+    return as_directions(pooled)

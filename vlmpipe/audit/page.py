@@ -1,0 +1,83 @@
+"""The page of an audit: each finding with its samples and their images, as one self-contained HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+
+from markupsafe import Markup
+
+from vlmpipe.audit.screen import NAMES, decision, table
+from vlmpipe.report.pages import STYLE, page_template
+from vlmpipe.report.samples import Picture, thumbnail
+from vlmpipe.trainer import __version__
+from vlmpipe.trainer.audit.catalogue import Catalogue
+from vlmpipe.trainer.audit.findings import Audit, Finding, Flagged
+from vlmpipe.trainer.errors import UserError
+
+SHOWN_GROUPS, SHOWN_MEMBERS = 40, 4  # of a finding, and of a group
+PIXELS = 160
+
+
+@dataclass(frozen=True)
+class Card:
+    """A sample with its first image."""
+
+    sample: Flagged
+    picture: Picture
+
+
+@dataclass(frozen=True)
+class Section:
+    """A finding: its groups of cards, and how many samples are not shown."""
+
+    name: str
+    finding: Finding
+    groups: tuple[tuple[Card, ...], ...]
+    left_out: int
+
+
+def build_page(name: str, audit: Audit, catalogue: Catalogue) -> str:
+    """The page's HTML."""
+    sections = [_section(finding, catalogue) for finding in audit.findings if finding.flagged]
+    return page_template("vlmpipe.audit.page", "page.html.j2").render(
+        style=Markup(STYLE),
+        name=name,
+        audit=audit,
+        decision=decision(audit),
+        rows=list(table(audit)),
+        sections=sections,
+        obstacles=[(NAMES[one.kind][0], one.obstacle) for one in audit.findings if one.obstacle],
+        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        version=__version__,
+    )
+
+
+def _section(finding: Finding, catalogue: Catalogue) -> Section:
+    groups = []
+    for members in _groups(finding.flagged)[:SHOWN_GROUPS]:
+        groups.append(tuple(Card(one, _picture(catalogue, one)) for one in members[:SHOWN_MEMBERS]))
+    return Section(NAMES[finding.kind][0], finding, tuple(groups), finding.samples - sum(map(len, groups)))
+
+
+def _groups(flagged: Sequence[Flagged]) -> list[list[Flagged]]:
+    """The samples by group, those without one by themselves, in the order of the first of each."""
+    alone = [[one] for one in flagged if not one.group]
+    ordered = sorted((one for one in flagged if one.group), key=lambda one: one.group)
+    together = [list(members) for _, members in groupby(ordered, key=lambda one: one.group)]
+    return sorted(alone + together, key=lambda members: -max(one.score for one in members))
+
+
+def _picture(catalogue: Catalogue, sample: Flagged) -> Picture:
+    """The first image of a sample, or why there is none."""
+    split = next(split for split in catalogue.splits if split.name == sample.split)
+    number = split.number(sample.id)
+    if number is None:
+        return Picture(problem="This sample is not in the prepared data any more.")
+    try:
+        images = catalogue.shards.images(split.sample_location(number))
+    except UserError as error:
+        return Picture(problem=f"The image cannot be read: {error.found}.")
+    return thumbnail(images[0], PIXELS) if images else Picture(problem="no image")
