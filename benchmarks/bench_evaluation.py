@@ -10,6 +10,7 @@ SUITE = Suite(
     "Evaluation",
     [
         Part("gate", "evaluation.gate", 180, "how often the gate accepts equal, better and worse models, simulated"),
+        Part("baseline", "evaluation.baseline", 240, "how often bounds on gain and forgetting accept, simulated"),
         Part("compare", "evaluation.compare", 240, "how often a comparison tells equal models apart, simulated"),
         Part("sweeps", "evaluation.sweeps", 120, "how often a sweep tells equal and better variants apart, simulated"),
         Part(

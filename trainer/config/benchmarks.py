@@ -1,12 +1,12 @@
-"""The run file's `evaluate.benchmarks`: question files of published sets, in their own formats, to be scored."""
+"""The run file's `evaluate.benchmarks`, question files of published sets, and `evaluate.retention`."""
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from vlmpipe.trainer.config.base import Section, StorageUri
+from vlmpipe.trainer.config.base import Positive, Section, StorageUri
 
 BenchmarkFormat = Literal["vqav2", "textvqa", "docvqa", "pope", "mmbench", "chartqa", "coco-captions"]
 FORMATS: tuple[BenchmarkFormat, ...] = get_args(BenchmarkFormat)
@@ -77,3 +77,38 @@ class BenchmarkConfig(Section):
         if self.prompt and self.format != "coco-captions" and "{question}" not in self.prompt:
             raise ValueError("found a prompt without {question}, which would ask every question in the same words")
         return self
+
+
+# Questions that a model of images can answer in a word, whatever it is trained on.
+GENERAL_PROMPTS = (
+    "What is the main object in the image? Answer in one word.",
+    "Is there text in the image? Answer yes or no.",
+    "What is the main color of the image? Answer in one word.",
+)
+MIN_BENCHMARK_QUESTIONS = 50  # of a benchmark in the probe, where it has as many
+
+
+class RetentionConfig(Section):
+    """The retention probe: questions to the start weights and to the trained ones, beside the validation questions."""
+
+    probe: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto takes a share of the questions of evaluate.benchmarks, but of coco-captions; without any it "
+        "compares both models' answers to prompts about validation images. off asks nothing.",
+    )
+    benchmark_share: float = Field(
+        0.25,
+        gt=0,
+        le=1,
+        description="Share of each benchmark's questions, evenly spaced in its file; at least 50 where it has as many.",
+    )
+    prompts: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        GENERAL_PROMPTS,
+        description="Prompts about each image where there are no benchmarks; the default asks for object, text and "
+        "color. An answer is kept if the trained model gives the same one.",
+    )
+    max_images: Positive = Field(50, description="Most validation images, evenly spaced, that prompts are asked about.")
+
+    def benchmark_questions(self, count: int) -> int:
+        """Return how many of a benchmark's `count` questions the probe takes."""
+        return min(count, max(MIN_BENCHMARK_QUESTIONS, round(self.benchmark_share * count)))

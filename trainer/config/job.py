@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from vlmpipe.trainer.config.base import Positive, Section
-from vlmpipe.trainer.config.benchmarks import BenchmarkConfig
+from vlmpipe.trainer.config.benchmarks import BenchmarkConfig, RetentionConfig
 from vlmpipe.trainer.config.checkpoint import CheckpointConfig
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.lmms_eval import LmmsEvalConfig
@@ -44,7 +44,8 @@ GONE: dict[str, dict[str, object]] = {
     "checkpoint": {"keep_best": ANY_VALUE},  # it changed no result, only which old checkpoints stayed
     "plan": {"disk_gbytes_per_s": ANY_VALUE},  # of the disk under train.nvme_path
 }
-PREPARED_FOLDER, CHUNKS_FOLDER = "prepared", "chunks"  # under the root of all runs
+# Under the root of all runs.
+PREPARED_FOLDER, CHUNKS_FOLDER, BASELINES_FOLDER = "prepared", "chunks", "baselines"
 
 
 SECRET_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -110,6 +111,15 @@ class EvaluateConfig(Section):
     benchmarks: tuple[BenchmarkConfig, ...] = Field(
         (), description="Question files of published sets, scored after the validation questions; none are downloaded."
     )
+    baseline: Literal["auto", "off"] = Field(
+        "auto",
+        description="Answers of the start weights to the same questions, for the gain and the forgetting: auto asks "
+        "them once, and keeps the answers for later runs, unless the language model or the projector is drawn at "
+        "random; off asks none.",
+    )
+    retention: RetentionConfig = Field(
+        default_factory=RetentionConfig, description="Questions that show what training made the model forget."
+    )
     lmms_eval: LmmsEvalConfig | None = Field(
         None, description="A further job, benchmark, in which lmms-eval scores the export; null for none."
     )
@@ -154,6 +164,10 @@ class RunPaths(Section):
     @property
     def features_root(self) -> str:
         return join_uri(self.root_uri, "features")
+
+    @property
+    def baselines_root(self) -> str:
+        return join_uri(self.root_uri, BASELINES_FOLDER)
 
 
 class JobSections(BaseModel):

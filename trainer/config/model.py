@@ -326,6 +326,11 @@ class ModelConfig(Section):
         names = ("pretrained",) if self.pretrained else PARTS
         return {name: getattr(self, name) for name in names}
 
+    @property
+    def drawn_parts(self) -> list[str]:
+        """Fields of the parts that answer, projector and language model, whose weights are drawn at random."""
+        return [name for name, part in self.sources.items() if name != "tower" and not (part and part.weights)]
+
     def origins(self) -> dict[str, str]:
         """The source of each part, in words."""
         return {

@@ -31,6 +31,7 @@ from vlmpipe.trainer.dataloading.readers import open_readers
 from vlmpipe.trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.evaluation.answer import AnsweringModel
+from vlmpipe.trainer.evaluation.baseline.score import Asking, StartWeights
 from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
 from vlmpipe.trainer.evaluation.benchmarks.like_train import validation_images_like_train
 from vlmpipe.trainer.evaluation.benchmarks.run import open_benchmarks, run_benchmarks
@@ -96,6 +97,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     examiner = examiner_of(job)
     shuffled = ShuffledImages(split, validation.shards, subject.model.chat.form)
     benchmarks = open_benchmarks(job)
+    start_weights = StartWeights.of(job, validation, questions, benchmarks)
     answered, resized = dict[str, list[Prediction]](), 0
     for control in ["", *controls]:
         answered[control] = []
@@ -110,6 +112,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
                 progress.update(done, len(mine) * rounds, unit="questions", message=control)
     examined = records_of_questions(job, subject, examiner, mine, worker) if examiner else []
     benchmarked = run_benchmarks(job, subject.model, benchmarks, worker, progress)
+    probed = start_weights.trained_answers(subject.model, benchmarked.answers, worker)
     budget = subject.model.budget
     everyone: list[Any] = [None] * worker.world_size
     dist.all_gather_object(everyone, (answered, examined, resized, budget.out_of_memory, budget.tokens))
@@ -120,12 +123,13 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     if progress:  # before what may run out of memory
         store.write("predictions.jsonl", seal_lines(prediction.line() for prediction in predictions[""]))
     loss = validation_loss(job, subject, worker)
-    chat = subject.model.chat
+    chat, features = subject.model.chat, subject.model.features
     del subject  # its model, before another one is loaded; transformers' own are part of reference cycles
     gc.collect()
     if worker.device.type == "cuda":
         torch.cuda.empty_cache()
     rescored = rescore(job, champion, validation, mine, budget, worker) if champion else None
+    started_from = start_weights.scores(Asking(chat, features, budget), predictions[""], probed, worker, progress)
     if not progress:
         return
     validated = _as_in_training(job, store, loss)
@@ -146,6 +150,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         "chance": majority["exact_match"],
         "paired": paired_answers(pairs, questions, {one: predictions[one] for one in controls}, stats["slices"]),
         **({"champion": champion_scores(rescored, pairs)} if rescored else {}),
+        **({"start": started_from} if started_from else {}),
         "loss": loss.mean,
         "perplexity": math.exp(min(loss.mean, 100.0)),
         **loss.preferences,
@@ -157,7 +162,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         "batch_tokens": min(part[4] for part in everyone),
         "confusion": confusions(predictions[""]),
         **({"by_field": field_slices(job.data.slices, predictions[""])} if job.data.slices else {}),
-        **({"benchmarks": benchmarked} if benchmarked else {}),
+        **({"benchmarks": benchmarked.results} if benchmarked.results else {}),
         "controls": {
             one: control_scores(predictions[one], len(questions), resized if one == "shuffled_image" else 0)
             for one in controls
@@ -175,9 +180,9 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         write_record(store, examiner.maps_file, {"maps": maps})
     evaluation = Evaluation.model_validate(result)
     evaluation.write(store)
-    notes = cut_sentence(evaluation)
     message = f"exact match {evaluation.exact_match:.3f} on {evaluation.questions} validation questions"
-    progress.finish(message=f"{message}; {notes}" if notes else message)
+    notes = [evaluation.start.sentence() if evaluation.start else "", cut_sentence(evaluation)]
+    progress.finish(message="; ".join([message, *filter(None, notes)]))
 
 
 def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:

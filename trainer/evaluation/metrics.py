@@ -166,6 +166,8 @@ def _answers_were(count: int, to: str = "") -> str:
 def evaluation_notes(evaluation: Evaluation) -> list[str]:
     """Return what a reader of scores must know: the same on the screen, in the report and on the model card."""
     notes = [cut_sentence(evaluation)]
+    if start := evaluation.start:
+        notes = [start.sentence(), start.retention.sentence() if start.retention else "", start.note, *notes]
     for name, one in evaluation.benchmarks.items():
         if one.cut_answers:
             limit = f"cut at {_tokens(one.max_new_tokens)}; raise its max_new_tokens"

@@ -96,6 +96,86 @@ class FieldSlices(Part):
     slices: tuple[FieldSlice, ...] = ()
 
 
+class StartSlice(Part):
+    """Right answers of the start weights and of the trained ones to the same questions.
+
+    field: of data.slices, or empty for a record's slice. interval: of the difference, 95 %, by image. p_corrected: of
+    a difference, corrected for all slices; None for too few images.
+    """
+
+    field: str = ""
+    name: str
+    questions: int
+    images: int
+    before: float
+    after: float
+    interval: tuple[float, float]
+    p_corrected: float | None = None
+    verdict: str = ""  # better, worse, no difference shown, or too few images
+
+    @property
+    def difference(self) -> float:
+        return self.after - self.before
+
+
+class Retention(Part):
+    """Answers of start and trained weights to the retention probe, or the obstacle to asking it.
+
+    form: benchmarks, where an answer is right, or agreement, where the trained model's is the start's. parts: by
+    benchmark or prompt.
+    """
+
+    form: str = ""
+    obstacle: str = ""
+    questions: int = 0
+    images: int = 0
+    before: float | None = None
+    after: float | None = None
+    interval: tuple[float, float] | None = None  # of the difference, each end at 5 %
+    paired: dict[str, JsonValue] | None = None  # PairedCounts
+    parts: tuple[StartSlice, ...] = ()
+
+    def sentence(self) -> str:
+        """Return the result in words."""
+        if self.before is None or self.after is None or self.interval is None:
+            return f"no retention probe: {self.obstacle}" if self.obstacle else ""
+        what = f"the same answer to {self.after:.3f}" if self.form == "agreement" else f"{self.after:.3f}"
+        beside = "" if self.form == "agreement" else f", {self.before:.3f} at the start"
+        low, high = self.interval
+        return (
+            f"retention {what} of {self.questions:,} probe questions{beside} ({self.after - self.before:+.3f}, "
+            f"{low:+.3f} to {high:+.3f}, each end at 5 %)"
+        )
+
+
+class StartScores(Part):
+    """Answers of the weights that training started from to the same questions, or the obstacle to asking them."""
+
+    origin: str = ""  # where the weights are from, in words
+    obstacle: str = ""
+    note: str = ""  # of answers that were kept from an earlier run and not used
+    is_reused: bool = False  # kept from an earlier run with the same weights, data and settings
+    questions: int = 0
+    images: int = 0
+    before: float | None = None
+    after: float | None = None
+    interval: tuple[float, float] | None = None  # of the difference, each end at 5 %
+    paired: dict[str, JsonValue] | None = None  # PairedCounts
+    slices: tuple[StartSlice, ...] = ()  # those with the largest differences first
+    retention: Retention | None = None
+    wall_s: float = 0.0
+
+    def sentence(self) -> str:
+        """Return the result in words; empty for a random start."""
+        if self.before is None or self.after is None or self.interval is None:
+            return f"the start weights were not asked: {self.obstacle}" if self.obstacle and self.origin else ""
+        low, high = self.interval
+        return (
+            f"gain over the start {self.after - self.before:+.3f}, from {self.before:.3f} to {self.after:.3f} "
+            f"({low:+.3f} to {high:+.3f}, each end at 5 %; {self.questions:,} questions)"
+        )
+
+
 class ConfusionTable(Part):
     """Counts by expected answer (rows) and given answer (columns)."""
 
@@ -152,6 +232,7 @@ class Evaluation(Record, Scores):
     relevance: dict[str, JsonValue] | None = None
     paired: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)  # PairedCounts by baseline
     champion: ChampionScores | None = None
+    start: StartScores | None = None
     loss: Figure = None
     perplexity: Figure = None
     preference_accuracy: Figure = None

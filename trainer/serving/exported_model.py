@@ -29,16 +29,20 @@ def load_export(job: JobConfig, device: torch.device) -> tuple[Family, nn.Module
 
     Raises DataError for a damaged export, ConfigError for one that these GPUs have no room for.
     """
-    family = family_of(job.model)
     run = open_storage(job.run.run_uri)
     require_whole_export(run)
-    half = job.train.precision == "bf16"
     with export_folder() as scratch:  # locked, or another process's start would sweep it away
         for info in run.list("export"):
             (scratch / Path(info.name).name).symlink_to(run.fetch(info.name).resolve())
-        model = family.load(scratch, torch.bfloat16 if half else torch.float32)
+        return family_of(job.model), load_folder(job, scratch, device)
+
+
+def load_folder(job: JobConfig, folder: Path, device: torch.device) -> nn.Module:
+    """The model in a folder on this machine, as `load_export` gives an export. Raises ConfigError as it does."""
+    half = job.train.precision == "bf16"
+    model = family_of(job.model).load(folder, torch.bfloat16 if half else torch.float32)
     use_tf32(job.train.precision, device)
-    return family, spread(model, roomy_devices(model, own_devices(device))).eval()
+    return spread(model, roomy_devices(model, own_devices(device))).eval()
 
 
 def roomy_devices(model: nn.Module, devices: Sequence[torch.device]) -> Sequence[torch.device]:

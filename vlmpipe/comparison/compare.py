@@ -108,6 +108,7 @@ class Comparison:
                     "run_id": side.run_id,
                     "run_uri": side.run_uri,
                     "questions": len(side.predictions),
+                    "start": side.evaluation.start.model_dump(mode="json") if side.evaluation.start else None,
                     **asdict(side.usage),
                 }
                 for side in self.sides

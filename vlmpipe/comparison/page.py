@@ -12,6 +12,7 @@ from vlmpipe.comparison.sides import HOUR_S, Usage
 from vlmpipe.report.load import count, duration
 from vlmpipe.report.pages import STYLE, page_template
 from vlmpipe.report.samples import PreparedImages, sample_cards, spread
+from vlmpipe.report.start_section import start_rows
 from vlmpipe.trainer import __version__
 
 SHOWN = 24
@@ -30,6 +31,7 @@ def build_page(comparison: Comparison) -> str:
         whole=[line for line in comparison.scores if not line.slice],
         slices=[line for line in comparison.scores if line.slice and line.metric == "exact_match"],
         cards=sample_cards(images, spread([asdict(disagreement) for disagreement in comparison.disagreements], SHOWN)),
+        starts=[(side.name, part) for side in comparison.sides for part in start_rows(side.evaluation)],
         usage=[
             {"name": side.name, "run_id": side.run_id, "figures": usage_figures(side.usage)}
             for side in comparison.sides

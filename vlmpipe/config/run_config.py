@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError, model_validator
 
 from vlmpipe.config.overrides import parse_overrides
+from vlmpipe.config.rules.baseline import baseline_problems
 from vlmpipe.config.rules.secrets import secret_problems
 from vlmpipe.config.rules.sections import section_problems
 from vlmpipe.config.rules.sweep import sweep_problems
@@ -65,12 +66,21 @@ def load_new_run(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     found = dict.fromkeys(
         problem
         for run in runs
-        for name, stage in run.stage_runs().items()
-        for problem in _without_effect(name, stage.train.model_dump(include={"strategy", "deepspeed"}))
+        for place, (name, stage) in enumerate(run.stage_runs().items())
+        for problem in [
+            *_without_effect(name, stage.train.model_dump(include={"strategy", "deepspeed"})),
+            *_named(name, baseline_problems(stage, is_later_stage=place > 0)),
+        ]
     )
     if found:
         raise RunFileError(str(path), list(found))
     return config
+
+
+def _named(stage: str, problems: Iterator[Problem]) -> Iterator[Problem]:
+    """The problems by their fields in the run file with stages."""
+    for problem in problems:
+        yield Problem(path_in(stage, problem.field), problem.text) if stage else problem
 
 
 def _without_effect(stage: str, train: object) -> Iterator[Problem]:

@@ -19,6 +19,7 @@ from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import is_reducers
 from vlmpipe.planner.cost import estimate as cost
 from vlmpipe.planner.cost.estimate import Cost
+from vlmpipe.planner.jobs.hours import start_note
 from vlmpipe.planner.jobs.memory import JobMemory, memory_beside_training
 from vlmpipe.planner.jobs.nodes import Nodes, nodes_of, on_this_machine, too_few_gpus
 from vlmpipe.planner.memory.estimate import estimate_memory
@@ -309,6 +310,7 @@ def _estimated(bare: Plan, config: RunConfig, model: Architecture, nodes: Nodes,
     warmup = load.warmup_problem(config.train)
     notes += filter(None, (time_limit_note(config, time.train_hours), "" if load.is_prepared else warmup))
     notes += validation_notes(config, time.steps)
+    notes += filter(None, [start_note(case, is_later_stage=not stage.is_first)])
     if not trainer and (advice := length_advice(load.fills, config)):
         notes.append(advice)
     for what in (machine, gpu):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,7 +91,8 @@ def plan_whole_run(config: RunConfig, *, here: LocalMachine | None = None, last:
     runs, plans = config.stage_runs(), dict[str, Plan]()
     for name, run in runs.items():
         with naming_stage(name):
-            plans[name] = plan_run(run, here=here, stage=last if name == list(runs)[-1] else Stage(is_last=False))
+            place = last if name == list(runs)[-1] else Stage(is_last=False)
+            plans[name] = plan_run(run, here=here, stage=dataclasses.replace(place, is_first=not plans))
     names = list(runs)
     weights = [part.weights for part in config.model.sources.values() if part and part.weights]
     starts = {name: f"export of {before}" for before, name in itertools.pairwise(names)}

@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from vlmpipe.config.sections.output import GateConfig
 from vlmpipe.records.decision import Champion, Check, Decision
+from vlmpipe.registry.start_checks import GAIN, RETENTION, start_checks
+from vlmpipe.registry.tested_difference import TestedDifference
 from vlmpipe.trainer.config.benchmarks import TITLES
 from vlmpipe.trainer.evaluation.metrics import overlap_sentence
-from vlmpipe.trainer.evaluation.significance.paired import PairedCounts, interval, is_above
+from vlmpipe.trainer.evaluation.significance.paired import PairedCounts
 from vlmpipe.trainer.records.evaluation import BenchmarkScores, Evaluation, Scores
 
 # A margin is a difference of two rounded shares: 0.3 - 0.1 must reach a threshold of 0.2.
@@ -28,6 +30,7 @@ SCORE_NAMES = {
     "preference_accuracy": "preference accuracy",
 }
 Baseline = Literal["chance", "shuffled_image"]
+NOTED = ("no regression", GAIN, RETENTION)  # checks whose figures an accepted model's reason has
 BASELINE_NAMES: dict[Baseline, str] = {"chance": "majority baseline", "shuffled_image": "shuffled image"}
 
 
@@ -87,6 +90,7 @@ def decide(evaluation: Evaluation, gate: GateConfig, against: AgainstChampion | 
         for metric, floor in sorted(floors.items())
     ]
     checks += [_margin(over, evaluation, gate, threshold) for over, threshold in _margins(gate)]
+    checks += start_checks(evaluation.start, gate)
     if gate.max_mean_image_tokens is not None:
         tokens = (evaluation.relevance or {}).get("mean_image_tokens")
         most = gate.max_mean_image_tokens
@@ -186,7 +190,7 @@ def _margin(key: Baseline, evaluation: Evaluation, gate: GateConfig, threshold: 
     name, metric = f"margin over {BASELINE_NAMES[key]}", f"exact_match - {key}"
     counts = evaluation.paired.get(key)
     if counts is not None:
-        tested = _Tested(name, metric, PairedCounts.model_validate(counts), threshold, gate.min_questions)
+        tested = TestedDifference(name, metric, PairedCounts.model_validate(counts), threshold, gate.min_questions)
         return tested.check(f"{name} {{}} {{}} the required {threshold:.4g}", ("exceeds", "does not surely exceed"))
     control = evaluation.controls.get(key)
     of_control = control.exact_match if control else None
@@ -201,35 +205,6 @@ def _margin(key: Baseline, evaluation: Evaluation, gate: GateConfig, threshold: 
         return Check(name=name, metric=metric, threshold=threshold, passed=False, why=why)
     check = _limit(name, metric, own - other, threshold)  # of a program of others, which leaves shares alone
     return check.model_copy(update={"why": f"{check.why}, by shares alone: the evaluation has no answers to compare"})
-
-
-class _Tested(NamedTuple):
-    """A difference of answers to the same questions, and the value that it must exceed."""
-
-    name: str
-    metric: str
-    counts: PairedCounts
-    threshold: float
-    min_questions: int
-
-    def check(self, sentence: str, verdicts: tuple[str, str]) -> Check:
-        """The check. sentence: with places for the difference and the verdict, of which the first passes."""
-        counts = self.counts
-        low, high = interval(counts)
-        passed = is_above(counts, self.threshold)
-        of_images = f" about {counts.images:,} images" if counts.images < counts.questions else ""
-        basis = f"{counts.questions:,} questions{of_images}"
-        why = (
-            f"{sentence.format(f'{counts.difference:+.4f}', verdicts[0] if passed else verdicts[1])} "
-            f"({low:+.4f} to {high:+.4f}, each end at 5 %; {basis})"
-        )
-        if counts.questions < self.min_questions:
-            passed = False
-            why = f"{self.name} stands on {basis}, fewer than gate.min_questions, {self.min_questions}"
-        return Check(
-            name=self.name, metric=self.metric, value=counts.difference, threshold=self.threshold,
-            interval=(low, high), questions=counts.questions, passed=passed, why=why,
-        )  # fmt: skip
 
 
 def _overlap(name: str, metric: str, counts: Evaluation | BenchmarkScores, threshold: float) -> Check:
@@ -271,7 +246,7 @@ def _against_champion(gate: GateConfig, against: AgainstChampion) -> Check:
         return check(skip, f"not comparable with {which}: {against.obstacle}, {treated}")
     margin = gate.margin(counts.questions)
     assert margin is not None
-    tested = _Tested("no regression", "exact_match - champion", counts, -margin, gate.min_questions)
+    tested = TestedDifference("no regression", "exact_match - champion", counts, -margin, gate.min_questions)
     auto = ", the smallest that this number of questions can detect" if gate.max_regression == "auto" else ""
     sentence = f"exact match {{}} against {which}{against.where} {{}} a drop of {margin:.4g}{auto}"
     return tested.check(sentence, ("rules out", "does not rule out"))
@@ -282,6 +257,6 @@ def _reason(checks: list[Check], overlap: str) -> str:
     if failed:
         more = f" ({len(failed) - 1} more of {len(checks)} checks failed)" if len(failed) > 1 else ""
         return f"Rejected: {failed[0].why}{more}."
-    notes = [check.why for check in checks if check.threshold is None or check.name == "no regression"]
+    notes = [check.why for check in checks if check.threshold is None or check.name in NOTED]
     first = f"all {len(checks)} checks passed" if len(checks) > 1 else checks[0].why
     return f"Accepted: {'; '.join([first, *notes, *filter(None, [overlap])])}."

@@ -29,6 +29,7 @@ from vlmpipe.report.profile_section import profile_view
 from vlmpipe.report.relevance_section import relevance_view
 from vlmpipe.report.samples import PreparedImages, choose, prediction_browser, sample_cards
 from vlmpipe.report.stages import stage_view, stages_outcome
+from vlmpipe.report.start_section import start_notes, start_rows
 from vlmpipe.report.svg_charts import SMOOTH_FROM, compact, line_chart
 from vlmpipe.trainer.evaluation.metrics import evaluation_notes
 from vlmpipe.trainer.records.summary import Summary
@@ -93,6 +94,8 @@ def _context(files: RunFiles, stages: dict[str, RunFiles]) -> dict[str, object]:
         "controls": controls,
         "slices": slices,
         "field_rows": field_rows(files.evaluation, files.predictions, images),
+        "start_rows": start_rows(files.evaluation),
+        "start_notes": start_notes(files.evaluation),
         "benchmarks": tables.benchmark_rows(files.evaluation),
         "confusions": confusions,
         "not_confused": not_confused,

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
 
 from vlmpipe.trainer.checkpoint.commit import Checkpoint
+from vlmpipe.trainer.checkpoint.export.model_folder import write_model
 from vlmpipe.trainer.checkpoint.export.opened_export import require_opens
-from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
 from vlmpipe.trainer.checkpoint.export.weight_reader import WeightReader, holds_average, open_weights
 from vlmpipe.trainer.checkpoint.staging import export_folder
 from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles
@@ -156,7 +157,7 @@ class _Upload:
     def send_model(
         self,
         blueprint: nn.Module,
-        tokenizer: object,
+        tokenizer: PreTrainedTokenizerFast,
         read: Callable[[str], Tensor],
         *,
         write_adapter: Callable[[Path], str] | None = None,
@@ -167,22 +168,18 @@ class _Upload:
             read: a weight of the blueprint by its name.
             write_adapter: writes the adapter to a folder, and returns its digest.
         """
-        family, target = family_of(self._job.model), self._target
-        # Beside the base, which plain transformers loads.
-        parts = [
-            (feature, blueprint._modules.pop(feature.part, None)) for feature in features_of(self._job) if feature.part
-        ]
+        target = self._target
         self._store.delete(NAME)  # no export exists until all files are overwritten
-        if write_adapter:
-            digest = write_adapter(target)
-        else:
-            written = write_weights(blueprint, read, target, max_shard_bytes=self._max_shard_bytes, finished=self._send)
-            digest = written.weights_sha256
-        with os_errors(f"writing {target}"):
-            family.save_settings(self._job.model, blueprint, tokenizer, target)
-            for feature, part in parts:
-                if part is not None:
-                    feature.save_part(part, read, target)
+        digest = write_model(
+            self._job,
+            blueprint,
+            tokenizer,
+            read,
+            target,
+            max_shard_bytes=self._max_shard_bytes,
+            finished=self._send,
+            write_adapter=write_adapter,
+        )
         for file in sorted(path for path in target.rglob("*") if path.is_file()):
             self._send(file)
         for info in self._store.list(FOLDER):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
@@ -29,11 +30,19 @@ def open_benchmarks(job: JobConfig) -> Benchmarks:
     return [(config, read_benchmark(config, job.data.max_image_bytes)) for config in job.evaluate.benchmarks]
 
 
+@dataclass(frozen=True)
+class Benchmarked:
+    """Scores and 95 % intervals of all benchmarks for evaluate.json, and the answers; empty on other ranks than 0."""
+
+    results: dict[str, Any] = field(default_factory=dict)
+    answers: dict[str, list[str]] = field(default_factory=dict)
+
+
 def run_benchmarks(
     job: JobConfig, model: AnsweringModel, benchmarks: Benchmarks, worker: ProcessContext, progress: Progress | None
-) -> dict[str, Any]:
-    """Answers, scores and 95 % intervals of all benchmarks, for evaluate.json; empty on other ranks. Collective."""
-    results, size = {}, job.evaluate.batch_questions
+) -> Benchmarked:
+    """Ask all benchmarks. Collective."""
+    answered, size = Benchmarked(), job.evaluate.batch_questions
     for config, questions in benchmarks:
         mine = questions[worker.rank :: worker.world_size]
         predictions: list[GeneratedAnswer] = []
@@ -55,10 +64,11 @@ def run_benchmarks(
                 everyone[place % worker.world_size][0][place // worker.world_size] for place in range(len(questions))
             ]
             of_images = {name: one for _, of_rank in everyone for name, one in of_rank.items()}
-            results[config.name] = write_scores(job, config, questions, ordered) | images_like_train(
+            answered.answers[config.name] = [answer.text for answer in ordered]
+            answered.results[config.name] = write_scores(job, config, questions, ordered) | images_like_train(
                 job, config.name, questions, of_images
             )
-    return results
+    return answered
 
 
 def ask(job: JobConfig, model: AnsweringModel, config: BenchmarkConfig, question: BenchmarkQuestion) -> Asked:

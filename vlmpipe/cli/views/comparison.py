@@ -9,6 +9,7 @@ from rich.text import Text
 from vlmpipe.cli.views.tables import ruled_table, standard_output
 from vlmpipe.comparison.compare import Comparison, ScoreRow
 from vlmpipe.comparison.page import usage_figures
+from vlmpipe.report.start_section import start_rows
 
 SHORT_VERDICTS = {"no difference shown": "none shown", "too few images": "few images"}
 MAX_NAME = 80  # characters of a value, of which a record may have any number
@@ -24,6 +25,7 @@ def print_comparison(comparison: Comparison) -> None:
     rows = [line for line in comparison.scores if not line.slice or line.metric == "exact_match"]
     _print_scores([*rows, *comparison.benchmarks])
     _print_by_field(comparison)
+    _print_starts(comparison)
     table = ruled_table("right on", "both", f"only {first}", "only this run", "neither", right=("both",))
     for one in comparison.agreement:
         counts = (one.both_right, one.only_first, one.only_this, one.both_wrong)
@@ -53,6 +55,30 @@ def _print_by_field(comparison: Comparison) -> None:
     left = len(comparison.by_field) - len(shown)
     if left:
         print(f"{left:,} values of fields (data.slices) with no difference shown: --json and the page have them")
+    print()
+
+
+def _print_starts(comparison: Comparison) -> None:
+    """Each run beside the weights that it started from: all questions, the probe, and slices that differ."""
+    right = ("questions", "before", "after")
+    table = ruled_table("since its start", "questions", "before", "after", "differs by", right=right)
+    left, has_rows = 0, False
+    for side in comparison.sides:
+        rows = start_rows(side.evaluation)
+        shown = [part for part in rows if part.verdict in ("", *VERDICT_STYLES)]
+        left, has_rows = left + len(rows) - len(shown), has_rows or bool(rows)
+        if shown:
+            table.add_row(Text(side.name))
+        for part in shown:
+            name = Text(textwrap.shorten(f"  {part.part}", MAX_NAME, placeholder=" ..."))
+            between = f"{part.difference:+.3f} ({part.interval[0]:+.3f} to {part.interval[1]:+.3f})"
+            style = VERDICT_STYLES.get(part.verdict, "")
+            table.add_row(name, f"{part.questions:,}", f"{part.before:.3f}", f"{part.after:.3f}", between, style=style)
+    if not has_rows:
+        return
+    standard_output().print(table)
+    if left:
+        print(f"{left:,} slices with no difference shown since the start: --json and the page have them")
     print()
 
 

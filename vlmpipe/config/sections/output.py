@@ -85,6 +85,16 @@ class GateConfig(Section):
         description="Lead of exact match over the same model with another sample's image, that answers must show at a "
         "one-sided level of 5 %; null does not check.",
     )
+    min_gain: Fraction | None = Field(
+        None,
+        description="Lead of exact match over the start weights that answers must show at a one-sided level of 5 %; "
+        "null does not check. For runs with evaluate.baseline auto that start from trained weights.",
+    )
+    max_forgetting: Regression | None = Field(
+        None,
+        description="Loss on the retention probe, as a share of its questions, that answers of start and trained "
+        "weights must rule out at a one-sided level of 5 %; null does not check. For runs with a baseline.",
+    )
     max_mean_image_tokens: float | None = Field(
         None,
         gt=0,
@@ -129,8 +139,9 @@ class GateConfig(Section):
     def checks_something(self) -> bool:
         """Return whether any threshold could reject a first model, which has no champion."""
         bounds = (
-            self.max_loss, self.min_margin_over_chance, self.min_margin_over_shuffled_image, self.max_mean_image_tokens,
-            self.max_images_also_in_train, self.max_images_like_train,
+            self.max_loss, self.min_gain, self.max_forgetting, self.min_margin_over_chance,
+            self.min_margin_over_shuffled_image, self.max_mean_image_tokens, self.max_images_also_in_train,
+            self.max_images_like_train,
         )  # fmt: skip
         named = self.min_exact_match or self.per_slice or self.min_scores or self.benchmarks
         return self.bounds == "required" and (bool(named) or any(bound is not None for bound in bounds))

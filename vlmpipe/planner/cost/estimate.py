@@ -226,7 +226,11 @@ def term_cost(
     case: Scenario, time: Time, cache: CacheAdvice, prices: Prices, term: Term, stage: Stage = WHOLE
 ) -> TermCost:
     """Cost on one term, of jobs and of the pipeline's steps."""
-    config, cluster, hours = case.config, case.config.cluster, hours_beside_training(case, cache)
+    config, cluster, hours = (
+        case.config,
+        case.config.cluster,
+        hours_beside_training(case, cache, is_later_stage=not stage.is_first),
+    )
     lost = goodput_loss(config, time, preemptible=term == "spot")
     train_hours = time.train_hours if config.train.trainer else None
     if time.train_hours is not None and lost is not None:

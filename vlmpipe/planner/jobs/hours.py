@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from vlmpipe.catalog.machines import Gpu, load_catalog
+from vlmpipe.config.rules.baseline import asks_start
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.communication import BF16_BYTES, FP32_BYTES
@@ -16,7 +17,9 @@ from vlmpipe.trainer.evaluation.questions_at_once import questions_at_once
 from vlmpipe.trainer.sizing.flops import flops_per_sequence
 
 
-def hours_beside_training(case: Scenario, cache: CacheAdvice) -> dict[str, float | None]:
+def hours_beside_training(
+    case: Scenario, cache: CacheAdvice, *, is_later_stage: bool = False
+) -> dict[str, float | None]:
     """Hours of the other GPU jobs. 0: there is no such job. None: not known.
 
     The features job is taken to encode all images: how many have features already is not known here.
@@ -26,7 +29,7 @@ def hours_beside_training(case: Scenario, cache: CacheAdvice) -> dict[str, float
         encode_hours /= case.config.cluster.of_job("cache_features").world_size
     return {
         "cache_features": encode_hours if case.cached else 0.0,
-        "evaluate": _evaluate_hours(case),
+        "evaluate": evaluate_hours(case, asks=asks_start(case.config, is_later_stage=is_later_stage)),
         "benchmark": None if case.config.evaluate.lmms_eval else 0.0,  # its questions are known to lmms-eval only
     }
 
@@ -37,8 +40,23 @@ def evaluation_gpu(config: RunConfig, gpu: Gpu | None) -> Gpu | None:
     return load_catalog().gpus.get(machine.accelerator_type) if machine else gpu
 
 
-def _evaluate_hours(case: Scenario) -> float | None:
+def start_note(case: Scenario, *, is_later_stage: bool) -> str:
+    """Return a sentence on the time of asking the start weights; empty where they are not asked, or it is unknown."""
+    if not asks_start(case.config, is_later_stage=is_later_stage):
+        return ""
+    whole, alone = (evaluate_hours(case, asks=asks) for asks in (True, False))
+    if whole is None or alone is None or whole <= 0:
+        return ""
+    return (
+        f"The start weights are asked, too: {(whole - alone) / whole:.0%} of the time of job evaluate, once for all "
+        "runs with the same start, data and settings; evaluate.baseline off asks none."
+    )
+
+
+def evaluate_hours(case: Scenario, *, asks: bool) -> float | None:
     """One question a sample, for the sample's own image, for each control and by the champion, and the validation loss.
+    asks: the start weights, too, and the prompts of the retention probe. How many questions benchmarks have is not
+    known.
 
     The prompt is a forward pass over the sample. Then each token of an answer reads all weights of the language model
     once for a batch of questions, which memory bandwidth bounds.
@@ -50,7 +68,7 @@ def _evaluate_hours(case: Scenario) -> float | None:
     evaluate = config.evaluate
     asked = min(samples, evaluate.max_samples or samples)
     asks_champion = config.gate.bounds == "required" and config.gate.max_regression is not None
-    rounds = 1 + len(evaluate.controls) + asks_champion  # a first run has no champion; one as large is assumed
+    rounds = 1 + len(evaluate.controls) + asks_champion + asks  # a first run has no champion; one as large is assumed
     sample = flops_per_sequence(
         dataclasses.replace(shape, selections=1),
         sequence_length=load.useful_tokens_per_sequence / load.samples_per_sequence,
@@ -60,7 +78,9 @@ def _evaluate_hours(case: Scenario) -> float | None:
         activation_checkpointing="none",
     )
     rates, _ = reached(config, shape, case.layout, gpu, cached=case.cached)
-    forward_s = (asked * rounds + samples) * sample.forward / rates.beside
+    probe = evaluate.retention
+    prompts = len(probe.prompts) * probe.max_images if asks and probe.probe == "auto" and not evaluate.benchmarks else 0
+    forward_s = (asked * rounds + 2 * prompts + samples) * sample.forward / rates.beside
     ranks = config.cluster.of_job("evaluate").world_size
     at_once = questions_at_once(
         evaluate.batch_questions,
@@ -68,7 +88,7 @@ def _evaluate_hours(case: Scenario) -> float | None:
         load.useful_tokens_per_sequence / load.samples_per_sequence + evaluate.max_new_tokens,
         load.images_per_sequence / load.samples_per_sequence,
     )
-    batches = rounds * math.ceil(asked / ranks / at_once)
+    batches = rounds * math.ceil(asked / ranks / at_once) + 2 * math.ceil(prompts / ranks / at_once)
     weights = shape.parameters["language_layers"] + shape.language.hidden * shape.vocabulary
     number_bytes = BF16_BYTES if config.train.precision == "bf16" else FP32_BYTES
     token_s = weights * number_bytes / (gpu.memory_gbytes_per_s * 1e9)

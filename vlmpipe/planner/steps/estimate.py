@@ -115,9 +115,10 @@ class PipelinePlan:
 
 @dataclass(frozen=True)
 class Stage:
-    """The place of a training in its run: whether it is the last one, the sweep that it is in place of one training,
-    and its number of jobs; and the disks of a pipeline that is compiled already, by step."""
+    """The place of a training in its run: whether it is the first or the last one, the sweep that it is in place of one
+    training, and its number of jobs; and the disks of a pipeline that is compiled already, by step."""
 
+    is_first: bool = True
     is_last: bool = True
     sweep: SweepConfig | None = None
     sweep_jobs: int = 1
@@ -150,7 +151,7 @@ def plan_steps(
         samples: of all splits.
         job_hours: of each job. 0: it does not run. None: not known.
     """
-    facts, needs = load_steps(), StepNeeds(config, shape, samples, dict(job_hours))
+    facts, needs = load_steps(), StepNeeds(config, shape, samples, dict(job_hours), is_later_stage=not stage.is_first)
     encodes = job_hours.get("cache_features") != 0.0
     disks = step_disks(config, shape=shape, samples=samples) if stage.disks is None else stage.disks
     rows = []

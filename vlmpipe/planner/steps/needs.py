@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.catalog.steps import StepFacts, load_steps
+from vlmpipe.config.rules.baseline import asks_start
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.job_spec.build import Job
 from vlmpipe.planner.time.feature_cache import feature_bytes
@@ -48,12 +49,14 @@ class StepNeeds:
         shape: the model; None where it is not known.
         samples: of all splits; None where that is not known.
         job_hours: of each job that a step watches. 0: it does not run. None: not known.
+        is_later_stage: it starts from the export of the stage before.
     """
 
     config: RunConfig
     shape: ModelShape | None
     samples: int | None
     job_hours: dict[Job, float | None]
+    is_later_stage: bool = False
 
     def of(self, step: str) -> Need:
         """Disk, memory and time of a step of the pipeline's own."""
@@ -87,6 +90,10 @@ class StepNeeds:
             )
             cache, why = self._least_cache(shape), "published weights, a checkpoint that is saved or resumed"
             return weights + checkpoints + cache, f"{why} and the smallest cache of shards"
+        if job == "evaluate" and asks_start(config, is_later_stage=self.is_later_stage):
+            halves = "bf16" in (config.train.precision, export_dtype(config.model, config.train, config.checkpoint))
+            start = shape.total_parameters * (PUBLISHED_BYTES if halves else FP32_BYTES)
+            return weights + start, "the export and the start weights"
         return weights, "the export"
 
     def weights_bytes(self, job: Job) -> int:

@@ -53,7 +53,8 @@ data.sources.[].columns.ignored.[]
 data.allowed_tokens.[] data.answer_end data.caption_question data.sources.[].caption_question
 data.slices.[] data.sources.[].license data.split_by deploy.accelerator_type deploy.args.[] deploy.env.*
 deploy.machine_type
-evaluate.benchmarks.[].prompt evaluate.lmms_eval.python gcp.labels.* gcp.persistent_resource_id gcp.project
+evaluate.benchmarks.[].prompt evaluate.lmms_eval.python evaluate.retention.prompts.[]
+gcp.labels.* gcp.persistent_resource_id gcp.project
 gcp.psc_interface_config.dns_peering_configs.[].domain
 gcp.psc_interface_config.dns_peering_configs.[].target_network
 gcp.psc_interface_config.dns_peering_configs.[].target_project gcp.reserved_ip_ranges.[] kubeflow.endpoint
