@@ -212,6 +212,14 @@ def online_images(prepare: PrepareImages) -> ImageSource:
     return read
 
 
-def no_images(_rows: Sequence[PackedSequence]) -> Images:
-    """For a rank without layers that take images."""
-    return Images(torch.empty(0))
+def image_layouts(config: ModelConfig) -> ImageSource:
+    """What positions follow from, for a rank without layers that take images: nothing but in family hf, whose positions
+    the model computes."""
+    published = image_form_of(config).published
+
+    def read(sequences: Sequence[PackedSequence]) -> Images:
+        if not published:
+            return Images(torch.empty(0))
+        return Images(published.without_pixels([size for sequence in sequences for size in sequence.image_sizes]))
+
+    return read

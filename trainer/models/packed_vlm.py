@@ -20,6 +20,7 @@ from vlmpipe.trainer.models.layers.pipeline_stage import reduce_to_stage, stage_
 from vlmpipe.trainer.models.layers.selection_inputs import SelectionInputs
 from vlmpipe.trainer.models.loss.chunked_loss import TokenLoss, loss_at_labels
 from vlmpipe.trainer.models.loss.pairs import PreferencePairs
+from vlmpipe.trainer.sizing.pipeline_partition import Stage
 
 
 class PackedInputs(TypedDict):
@@ -106,6 +107,9 @@ class PackedVLM(nn.Module):
             features = self.run_tower(images, image_grids)
         return features.to(torch.bfloat16) if self.tower_is_frozen else features
 
+    def reduce_to(self, stage: Stage) -> None:
+        reduce_to_stage(self, stage)
+
     def sharding_units(self, tower_layers: Sequence[nn.Module], *, image_layers: int = 0) -> ShardingUnits:
         return ShardingUnits(
             language_layers=list(self.language_model.layers),
@@ -113,7 +117,7 @@ class PackedVLM(nn.Module):
             embedding=self.language_model.embed_tokens,
             head=self.model.lm_head,
             loss=self.token_loss,
-            reduce_to=functools.partial(reduce_to_stage, self),
+            reduce_to=self.reduce_to,
             view=functools.partial(stage_view, self),
             image_layers=image_layers,
         )

@@ -7,7 +7,7 @@ from vlmpipe.trainer.data.loader import PackedLoader
 from vlmpipe.trainer.data.shards.disk_cache import ShardCache
 from vlmpipe.trainer.data.shards.sample_ranges import SampleRanges, shard_versions
 from vlmpipe.trainer.data.shards.shard_reading import ShardReading
-from vlmpipe.trainer.dataloading.batches import ImageSource, cached_images, no_images, online_images
+from vlmpipe.trainer.dataloading.batches import ImageSource, cached_images, image_layouts, online_images
 from vlmpipe.trainer.dataloading.readers import Readers, open_readers, warnings
 from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
 from vlmpipe.trainer.distributed.process import ProcessContext
@@ -82,7 +82,8 @@ def _sample_ranges(
 def image_source_of(
     job: JobConfig, features: FeatureReader | None, tower_sha256: str, replica: DataParallelRank
 ) -> ImageSource:
-    if features is None:
-        return online_images(image_preparer(job.model)) if replica.takes_images else no_images
-    features.shards.require_tower(tower_sha256)
-    return cached_images(features, job.model) if replica.takes_images else no_images
+    if features is not None:
+        features.shards.require_tower(tower_sha256)
+    if not replica.takes_images:
+        return image_layouts(job.model)
+    return cached_images(features, job.model) if features else online_images(image_preparer(job.model))

@@ -58,6 +58,9 @@ def build_model(
         require_context_parallel(job.model, job.train.context_parallel)
     sequence_flops = None
     if job.train.pipeline_parallel > 1:
+        from vlmpipe.trainer.strategies.pipeline_parallel.requirement import require_stages
+
+        require_stages(job.model)
         shape = family.shape(job.model)
         sequence_flops = mean_sequence_flops(job, shape, data.sampler, cached=data.cached)
         stages_of(shape.language.layers, job.train.stages, sequence_flops, image_layers=shape.image_layers)

@@ -23,6 +23,8 @@ from vlmpipe.trainer.models.attention.mixers import BY_SAMPLE
 from vlmpipe.trainer.models.attention.varlen import takes_samples
 from vlmpipe.trainer.models.registry import family_of
 
+BY_TOKEN = ("inputs_embeds", "position_ids", "visual_pos_masks")  # inputs that are split
+
 
 def require_context_parallel(config: ModelConfig, ranks: int) -> None:
     """Raise ConfigError for a model whose attention `ranks` ranks cannot share. Builds it on the meta device only."""
@@ -37,12 +39,17 @@ def require_context_parallel(config: ModelConfig, ranks: int) -> None:
         )
     with torch.device("meta"):
         model = family.skeleton(config, vocabulary=shape.vocabulary)  # all layers, which may differ
-    language_model: nn.Module = family.training_module(config, model, cached=True).language_model
+    module = family.training_module(config, model, cached=False)
+    language_model: nn.Module = module.language_model
     name = f"train.context_parallel {ranks}: {type(language_model).__name__}"
     if any(getattr(part, BY_SAMPLE, False) for part in language_model.modules()):
         raise ConfigError(
             f"{name} has layers that are no attention, whose sequences ranks do not share",
             fix="set train.context_parallel to 1",
+        )
+    if getattr(module, "sees_images", False):
+        raise ConfigError(
+            f"{name} has images whose tokens see each other", fix="set train.context_parallel to 1 or use another model"
         )
     if not takes_samples(language_model.config):
         raise ConfigError(
@@ -67,20 +74,36 @@ def split_tokens(module: nn.Module, context: ContextParallel) -> None:
 
 
 def inputs_of_rank(inputs: dict[str, Any], context: ContextParallel) -> dict[str, object]:
-    """A language model's inputs that differ for the tokens of one rank."""
+    """A language model's inputs that differ for the tokens of one rank.
+
+    Raises ConfigError for an input by token that is not known, which each rank would need its own part of.
+    """
     assert "samples" in inputs, "attention needs the bounds of samples: positions of one rank's tokens do not show them"
     hidden, positions = inputs["inputs_embeds"], inputs["position_ids"]
     rows, tokens, width = hidden.shape
+    for name, value in inputs.items():
+        if name not in BY_TOKEN and isinstance(value, torch.Tensor) and value.shape[:2] == (rows, tokens):
+            raise ConfigError(
+                f"the language model takes {name} for each token, and ranks that share sequences do not split it",
+                fix="set train.context_parallel to 1",
+            )
     local_tokens = rows * tokens // context.ranks
     start = context.number * local_tokens
     # A copy, or the first layer would keep all tokens in memory.
     local_hidden = hidden.reshape(-1, width)[start : start + local_tokens].clone().view(rows, -1, width)
     local_positions = positions.flatten(-2)[..., start : start + local_tokens].unflatten(-1, (rows, -1))
     local_inputs = {"inputs_embeds": local_hidden, "position_ids": local_positions, "context": context}
-    if "deepstack_visual_embeds" in inputs:
+    if inputs.get("deepstack_visual_embeds"):
+        places, levels = inputs["visual_pos_masks"], inputs["deepstack_visual_embeds"]
+        if places.dtype == torch.bool:
+            is_image = places.flatten()
+            before, end = (int(is_image[:token].sum()) for token in (start, start + local_tokens))
+            local_inputs["visual_pos_masks"] = is_image[start : start + local_tokens].view(rows, -1)
+            local_inputs["deepstack_visual_embeds"] = [level[before:end] for level in levels]
+            return local_inputs
         # The host does not know how many of them are this rank's: those of other tokens become zeros at one of its own.
-        places = inputs["visual_pos_masks"] - start
+        places = places - start
         is_local = ((places >= 0) & (places < local_tokens)).unsqueeze(1)
         local_inputs["visual_pos_masks"] = places.clamp(0, local_tokens - 1)
-        local_inputs["deepstack_visual_embeds"] = [level * is_local for level in inputs["deepstack_visual_embeds"]]
+        local_inputs["deepstack_visual_embeds"] = [level * is_local for level in levels]
     return local_inputs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,7 +19,13 @@ from vlmpipe.trainer.sizing.trace_results import Compute, StageTrace
 from vlmpipe.trainer.strategies.tensor_parallel.plan import shard_first_rank
 from vlmpipe.trainer.tracing.fake_inputs import SequenceShape, inputs_of, tensors_of
 from vlmpipe.trainer.tracing.memory_tracker import cast_weights
-from vlmpipe.trainer.tracing.step import has_equal_tower_layers, pass_through, tracker_of, without_numbers
+from vlmpipe.trainer.tracing.step import (
+    add_vision_bytes,
+    has_equal_tower_layers,
+    pass_through,
+    tracker_of,
+    without_numbers,
+)
 
 
 def trace_stage(
@@ -68,12 +75,19 @@ def trace_stage(
         passed_on = (shape.rows, shape.tokens, width)
         if stage.is_first:
             without_numbers(config, module)
+            add_vision_bytes(config, module, inputs["images"], compute, recompute)
         else:
             hidden = torch.zeros(passed_on, dtype=sent_dtype, requires_grad=True)
-            inputs |= {"images": inputs["images"][:0].clone(), "hidden": hidden}
+            inputs |= {"images": _no_images(inputs["images"]), "hidden": hidden}
             inputs.pop("image_grids", None)
         gradient = None if stage.is_last else torch.zeros(passed_on, dtype=sent_dtype)
         return _trace(module, inputs, gradient, sent_dtype.itemsize * math.prod(passed_on))
+
+
+def _no_images(images: Tensor | Mapping[str, Tensor]) -> Tensor | dict[str, Tensor]:
+    if isinstance(images, Tensor):
+        return images[:0].clone()
+    return {name: value[:0].clone() for name, value in images.items()}
 
 
 def _trace(module: nn.Module, inputs: dict[str, Any], gradient: Tensor | None, passed_on_bytes: int) -> StageTrace:
@@ -81,7 +95,7 @@ def _trace(module: nn.Module, inputs: dict[str, Any], gradient: Tensor | None, p
     with tracker_of(module, received) as tracker:
         hidden = inputs.pop("hidden", None)
         if hidden is not None:
-            hidden = hidden.to(next(module.model.model.get_submodule(module.language_part).parameters()).dtype)
+            hidden = hidden.to(next(module.language_model.parameters()).dtype)
         output = module(**inputs, hidden=hidden)
         if gradient is not None:
             output = output.to(gradient.dtype)

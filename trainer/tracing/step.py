@@ -85,10 +85,20 @@ def trace_step(
             for parameter in layer.parameters()
         }
         inputs = inputs_of(config, shape, vocabulary, cached=cached, context_parallel=context_parallel)
-        if isinstance(module, HfVLM) and shape.images and not cached:
-            patches = len(inputs["images"]["pixel_values"])
-            module.vision_bytes = vision_bytes(config.model_dump_json(), patches, compute, recomputes=recompute.tower)
+        add_vision_bytes(config, module, inputs["images"], compute, recompute)
         return trace_module(module, inputs, compute, lambda parameter: not sliced or id(parameter) in in_layers)
+
+
+def add_vision_bytes(
+    config: ModelConfig,
+    module: nn.Module,
+    images: Tensor | Mapping[str, Tensor],
+    compute: Compute,
+    recompute: Recompute,
+) -> None:
+    """Have a training module of family hf that gets pixels allocate what its vision encoder would."""
+    if isinstance(module, HfVLM) and not isinstance(images, Tensor) and len(pixels := images.get("pixel_values", ())):
+        module.vision_bytes = vision_bytes(config.model_dump_json(), len(pixels), compute, recomputes=recompute.tower)
 
 
 def without_numbers(config: ModelConfig, module: nn.Module) -> None:

@@ -99,6 +99,11 @@ def require_context_parallel(model: ModelConfig, ranks: int) -> None:
     _raise(_shares_tokens(model.model_dump_json(), ranks))
 
 
+def require_stages(model: ModelConfig) -> None:
+    """Call `trainer.strategies.pipeline_parallel.requirement.require_stages`, without torch for a cached verdict."""
+    _raise(_has_stages(model.model_dump_json()))
+
+
 def _raise(verdict: Verdict) -> None:
     if verdict:
         problem, expected, fix = verdict
@@ -127,6 +132,14 @@ def _shares_tokens(model: str, ranks: int) -> Verdict:
     from vlmpipe.trainer.strategies.context_parallel import require_context_parallel
 
     return _verdict(lambda config: require_context_parallel(config, ranks), model)
+
+
+@disk_cached
+def _has_stages(model: str) -> Verdict:
+    """`model` is the model section as JSON."""
+    from vlmpipe.trainer.strategies.pipeline_parallel.requirement import require_stages
+
+    return _verdict(require_stages, model)
 
 
 def _verdict(require: Callable[[ModelConfig], object], model: str) -> Verdict:

@@ -21,9 +21,9 @@ from tests.support.hf.refused import LACKED, REFUSED, refusal
 from tests.support.paths import ROOT
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.hf.encoder import encoder_of, has_merger
 from vlmpipe.trainer.models.hf.examine import examine, require_trainable
 from vlmpipe.trainer.models.hf.family import HfFamily
-from vlmpipe.trainer.models.hf.model import encoder_of, has_merger
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.strategies.tensor_parallel.plan import require_shardable
 
@@ -37,7 +37,8 @@ examines them in the same way
 
 - **packed samples**: whether samples in one sequence give the loss and gradients of each alone in plain transformers.
 - **attention by sample**: whether attention computes no scores between samples, in layers with sliding windows none
-  outside of these. Where it does, under a mask, time and memory grow with the square of `data.sequence_length`.
+  outside of these. Where it does, under a mask, time and memory grow with the square of `data.sequence_length`,
+  and pipeline stages and `train.context_parallel` are refused.
 - **image tokens**: whether their number depends on the size of an image.
 - **tensor parallel**: whether `train.strategy: tp` can split each matrix of the language model.
 - **projector**: where it lies; inside of the vision encoder it is trained or frozen with `projector` all the same.

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 import transformers
@@ -24,11 +23,11 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.initialization import no_init_weights
 
 from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
-from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.base import ShardingUnits
+from vlmpipe.trainer.models.hf.encoder import encoder_of, fewer_layers, layers_of, names_from_end
 from vlmpipe.trainer.models.hf.examine import examine, require_trainable
 from vlmpipe.trainer.models.hf.flops import counted_flops
-from vlmpipe.trainer.models.hf.model import HfVLM, encoder_of, fewer_layers, layers_of, names_from_end
+from vlmpipe.trainer.models.hf.model import HfVLM
 from vlmpipe.trainer.models.hf.processor import BLANK, PublishedImages, Tensors, kind_of, published_images
 from vlmpipe.trainer.models.hf.stored import StoredOutput, encoder_output
 from vlmpipe.trainer.models.hf_native.family import NativeFamily
@@ -39,8 +38,8 @@ from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights, parameters_on_meta
 from vlmpipe.trainer.models.layers.freeze import part_of, trains
 from vlmpipe.trainer.models.layers.parameter_counts import model_shape
+from vlmpipe.trainer.models.layers.pipeline_stage import stage_view
 from vlmpipe.trainer.sizing.model_shape import ModelShape
-from vlmpipe.trainer.sizing.pipeline_partition import Stage
 
 AROUND = "_around"  # attribute of a vision encoder: the model that it is part of, without values
 
@@ -138,13 +137,14 @@ class HfFamily(NativeFamily):
     def blocks(self, module: HfVLM) -> ShardingUnits:
         return ShardingUnits(
             language_layers=list(module.language_model.layers),
-            tower_layers=layers_of(module.tower),
+            tower_layers=layers_of(encoder_of(module.model)),
             shards_tower=False,
             embedding=module.model.get_input_embeddings(),
             head=module.model.get_output_embeddings(),
             loss=module.token_loss,
-            reduce_to=_no_stages,
-            view=_no_stages,
+            reduce_to=module.reduce_to,
+            view=functools.partial(stage_view, module),
+            image_layers=image_layers_of(module.model.config),
         )
 
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: object, folder: Path) -> None:
@@ -197,6 +197,7 @@ class HfFamily(NativeFamily):
             projector_layers=1,
             patch_pixels=in_patch,
             merge=0 if is_fixed else 1,
+            levels=1 + image_layers_of(whole),
             shards_tower=False,
             stored_numbers=self.stored_numbers(config),
             counted=counted_flops(config),
@@ -250,7 +251,6 @@ def _become_fake(model: nn.Module) -> None:
             (module._parameters if name in module._parameters else module._buffers)[name] = made[tensor]
 
 
-def _no_stages(stage: Stage) -> NoReturn:
-    raise ConfigError(
-        "models of family hf cannot be split into pipeline stages", fix="use another strategy, such as fsdp"
-    )
+def image_layers_of(whole: PreTrainedConfig) -> int:
+    """The number of first language layers to which images are added too (DeepStack)."""
+    return len(getattr(whole.vision_config, "deepstack_visual_indexes", None) or ())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import inspect
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from vlmpipe.trainer.config.model import ModelConfig
@@ -23,13 +22,17 @@ from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.attention.image_blocks import image_blocks
 from vlmpipe.trainer.models.attention.varlen import no_mask, takes_samples, use_varlen_attention
+from vlmpipe.trainer.models.hf.encoder import encoder_of, round_output
+from vlmpipe.trainer.models.hf.packed_samples import PackedSamples, separate_samples
 from vlmpipe.trainer.models.hf.processor import BLANK, FEATURES, PIXEL_SHAPE, TYPES, PublishedImages, Tensors
 from vlmpipe.trainer.models.hf.stored import PROJECTED_OUTPUTS, StoredEncoder, StoredOutput, tensors_in
 from vlmpipe.trainer.models.image_inputs import NamedImages
 from vlmpipe.trainer.models.layers.freeze import part_of, trains
 from vlmpipe.trainer.models.layers.image_placeholders import places_of, put
+from vlmpipe.trainer.models.layers.pipeline_stage import reduce_to_stage
 from vlmpipe.trainer.models.loss.chunked_loss import TokenLoss
 from vlmpipe.trainer.models.packed_vlm import PackedInputs, loss_of
+from vlmpipe.trainer.sizing.pipeline_partition import Stage
 
 ROPE_AXES = 3  # of positions: time, height and width
 Nested: TypeAlias = "Tensor | Sequence[Nested]"
@@ -39,15 +42,6 @@ PROJECTED = "projected"  # in traces, in place of the model's inputs: (image tok
 # Types whose library code makes masks, since tokens of an image see each other, and hands on those that it is given.
 # True: in layers with windows only, where the language model's `use_bidirectional_attention` is "vision".
 SEES_IMAGES = {"gemma3": False, "gemma4": True, "gemma4_unified": True}
-
-
-@dataclass(frozen=True)
-class _Packed:
-    """Sequences of the forward pass that runs. masks: empty ones in place of the library's."""
-
-    positions: Tensor
-    samples: CuSeqlens | None
-    masks: dict[str, Tensor] | None
 
 
 @dataclass(frozen=True)
@@ -75,14 +69,14 @@ class HfVLM(nn.Module):
         self._images = images
         self.features_of = inspect.signature(model.base_model.get_image_features).parameters
         self.vision_bytes = VisionBytes()  # in traces
-        self._packed: _Packed | None = None
-        self.masked = use_varlen_attention(self.language_model)  # why samples are kept apart by a mask; else empty
-        self.language_model.register_forward_pre_hook(_separate_samples(self), with_kwargs=True)
+        self.packed, self.is_stage, self.has_images = PackedSamples(), False, True
+        self.packed.why_masked = use_varlen_attention(self.language_model)
+        self.language_model.register_forward_pre_hook(separate_samples(self.packed), with_kwargs=True)
         self.tower_is_frozen = not trains(self.tower)
         if stored:
             model.set_encoder(StoredEncoder(self.tower, stored), modality="image")
         elif self.tower_is_frozen:
-            self.tower.register_forward_hook(_round_output)
+            encoder_of(model).register_forward_hook(round_output)
         self.train(self.training)
 
     @functools.cached_property
@@ -98,25 +92,73 @@ class HfVLM(nn.Module):
         return self.model.get_decoder()
 
     @property
-    def tower(self) -> nn.Module:
-        """The vision encoder. In some models with the merger, which is a projector."""
-        return encoder_of(self.model)
+    def masked(self) -> str:
+        """Why samples are kept apart by a mask; empty where they are not."""
+        return self.packed.why_masked
+
+    @property
+    def sees_images(self) -> bool:
+        """Return whether tokens of an image see each other."""
+        return self.model.config.model_type in SEES_IMAGES
+
+    @property
+    def language_part(self) -> str:
+        """See `vlmpipe.trainer.models.layers.pipeline_stage.PackedModel`."""
+        decoder = self.language_model
+        return next(name for name, part in self.model.base_model.named_children() if part is decoder)
+
+    @property
+    def tower(self) -> nn.Module | None:
+        """The vision encoder, in some models with the merger, which is a projector. None in later pipeline stages."""
+        return encoder_of(self.model) if self.has_images else None
+
+    def drop_images(self) -> None:
+        """See `vlmpipe.trainer.models.layers.pipeline_stage.PackedModel`."""
+        base, language_part = self.model.base_model, self.language_part
+        for name, _ in [*base.named_children(), *base.named_parameters(recurse=False)]:
+            if name != language_part:
+                setattr(base, name, None)
+        self.has_images = False
+
+    def reduce_to(self, stage: Stage) -> None:
+        """Remove everything that is not in a pipeline stage.
+
+        Raises ConfigError for a model whose first stage alone would know which tokens see each other.
+        """
+        why = f"attention computes scores between samples, under a mask ({self.masked})" if self.masked else ""
+        if self.sees_images:
+            why = "tokens of an image see each other"
+        if why:
+            raise ConfigError(
+                f"a {self.model.config.model_type} model cannot be split into pipeline stages: {why}",
+                fix="use another strategy, such as fsdp",
+            )
+        if stage.is_first and not stage.is_last:
+            self.packed.layers = max(len(stage.layers), 1)
+        self.is_stage = True
+        reduce_to_stage(self, stage)
 
     def train(self, mode: bool = True) -> HfVLM:
         super().train(mode)
-        if self.tower_is_frozen:
+        if self.tower_is_frozen and self.tower is not None:
             self.tower.eval()
         return self
 
-    def forward(self, **inputs: Unpack[PackedInputs]) -> Tensor:
+    def forward(self, hidden: Tensor | None = None, **inputs: Unpack[PackedInputs]) -> Tensor:
         """Summed cross-entropy of the label tokens, a scalar in fp32. See `trainer.models.packed_vlm.PackedVLM`.
 
         images: inputs of the library's model by name, or what `PublishedImages.encoded` says; none without images.
         """
         images = inputs["images"]
         assert not isinstance(images, Tensor)
-        hidden = self.hidden_states(inputs["input_ids"], inputs["position_ids"], images, inputs.get("samples"))
-        return loss_of(self.token_loss, self.model.get_output_embeddings(), hidden, inputs)
+        positions, samples = inputs["position_ids"], inputs.get("samples")
+        if hidden is None:
+            hidden = self.hidden_states(inputs["input_ids"], positions, images, samples)
+        else:
+            hidden = self._continued(hidden, inputs["input_ids"], positions, images, samples)
+        # Without an embedding, as in later stages, the library says that there is no head either.
+        head = self.model.lm_head if self.is_stage else self.model.get_output_embeddings()
+        return loss_of(self.token_loss, head, hidden, inputs)
 
     def hidden_states(
         self, input_ids: Tensor, position_ids: Tensor, images: NamedImages, samples: CuSeqlens | None = None
@@ -133,14 +175,12 @@ class HfVLM(nn.Module):
             return self._traced(input_ids, position_ids, projected, samples)
         types = self._images.types(input_ids)
         inputs = self._replayed(images or self._blank)
-        positions = position_ids
-        if hasattr(self.model.base_model, "get_rope_index"):
-            positions = self._rope_positions(input_ids, position_ids, types | (inputs if images else {}), samples)
+        positions = self._positions(input_ids, position_ids, inputs if images else {}, samples)
         masks = self._masks_of_blocks(input_ids) if samples is not None else None
         if masks is not None and samples is not None and self._blocks is not None:
             is_image = (input_ids == self._images.image_token_id).cpu()
             samples = image_blocks(is_image, samples, windows_only=self._blocks) if images else samples
-        self._packed = _Packed(position_ids, samples, masks)
+        self.packed.positions, self.packed.samples, self.packed.masks = position_ids, samples, masks
         try:
             with contextlib.nullcontext() if images else _without_features(self.model.base_model):
                 hidden: Tensor = self.model.base_model(
@@ -152,8 +192,28 @@ class HfVLM(nn.Module):
                     **{name: value.to(input_ids.device) for name, value in inputs.items()},
                 ).last_hidden_state
         finally:
-            self._packed = None
+            self.packed.positions = self.packed.samples = self.packed.masks = None
         return hidden
+
+    def _continued(
+        self,
+        hidden: Tensor,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        images: NamedImages,
+        samples: CuSeqlens | None,
+    ) -> Tensor:
+        """(sequences, tokens, hidden) behind this pipeline stage's layers."""
+        tensors = {name: value for name, value in images.items() if isinstance(value, Tensor)}
+        if PROJECTED in images and hasattr(self.model.base_model, "get_rope_index"):
+            positions = position_ids.repeat(4, 1, 1)
+        else:
+            positions = self._positions(input_ids, position_ids, tensors, samples)
+        mask = block_diagonal_mask(self.language_model.config, position_ids, samples)
+        output: Tensor = self.language_model(
+            inputs_embeds=hidden, position_ids=positions, use_cache=False, **mask
+        ).last_hidden_state
+        return output
 
     def _traced(self, input_ids: Tensor, position_ids: Tensor, projected: Tensor, samples: CuSeqlens | None) -> Tensor:
         """For traces with fake tensors, which have no values that the library's forward pass asks for: the language
@@ -197,13 +257,19 @@ class HfVLM(nn.Module):
         rows, shape = rest.pop(FEATURES), images[PIXEL_SHAPE]
         assert isinstance(shape, tuple)
         embedding = self.model.get_input_embeddings().weight
-        self.tower.rows = rows.to(embedding.device, embedding.dtype)
+        encoder_of(self.model).rows = rows.to(embedding.device, embedding.dtype)
         return rest | {"pixel_values": rows.new_ones(()).expand(shape)}  # some models take out images that are all 0
 
     def features(self, inputs: Tensors) -> list[Tensor]:
         """Return projected image features. inputs: those named in `features_of`."""
         features = self.model.base_model.get_image_features(**inputs, return_dict=True)
         return tensors_in(features.get(name) for name in PROJECTED_OUTPUTS)
+
+    def _positions(self, input_ids: Tensor, position_ids: Tensor, images: Tensors, samples: CuSeqlens | None) -> Tensor:
+        """The language model's positions. images: inputs of the images in the sequences."""
+        if not hasattr(self.model.base_model, "get_rope_index"):
+            return position_ids
+        return self._rope_positions(input_ids, position_ids, self._images.types(input_ids) | images, samples)
 
     def _rope_positions(
         self, input_ids: Tensor, position_ids: Tensor, inputs: Tensors, samples: CuSeqlens | None
@@ -252,42 +318,6 @@ def _none_of(features: Nested) -> Nested:
     return features[:0] if isinstance(features, Tensor) else [_none_of(feature) for feature in features]
 
 
-def encoder_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The vision encoder of a transformers model."""
-    return model.get_encoder(modality="image")
-
-
-def layers_of(encoder: nn.Module) -> list[nn.Module]:
-    """The encoder's own layers: its longest list of modules of one class."""
-    lists = [list(part) for part in encoder.modules() if isinstance(part, nn.ModuleList)]
-    return max((one for one in lists if len({type(layer) for layer in one}) == 1), key=len, default=[])
-
-
-def names_from_end(model: PreTrainedModel) -> dict[str, str]:
-    """Parameters of the vision encoder, whose layers count from the last one, -1 -> their names in the model."""
-    encoder = encoder_of(model)
-    modules = {module: name for name, module in model.named_modules()}
-    layers = layers_of(encoder)
-    count = len(layers)
-    starts = {f"{modules[layer]}.": f"{number - count}." for number, layer in enumerate(layers)}
-    found = {}
-    for name in (f"{modules[encoder]}.{inner}" for inner, _ in encoder.named_parameters()):
-        start = next((one for one in starts if name.startswith(one)), "")
-        found[starts[start] + name.removeprefix(start) if start else name] = name
-    return found
-
-
-def has_merger(encoder: nn.Module) -> bool:
-    """Return whether part of the encoder is a projector, as in Qwen-VL's."""
-    return any(part_of(f"visual.{name}") == "projector" for name, _ in encoder.named_parameters())
-
-
-def same_sample(position_ids: Tensor) -> Tensor:
-    """(sequences, 1, tokens, tokens), true where two tokens are of one sample."""
-    sample = (position_ids.diff(prepend=position_ids[:, :1] - 1) != 1).cumsum(-1)
-    return (sample[:, :, None] == sample[:, None, :]).unsqueeze(1)
-
-
 class _EncodedContext(FunctionCtx):
     """Values saved for the backward pass."""
 
@@ -310,66 +340,3 @@ class _Encoded(torch.autograd.Function):
         gradient.new_empty(max(0, ctx.size.backward - ctx.size.kept - gradient.nbytes), dtype=torch.uint8)
         del ctx.kept
         return gradient, None
-
-
-def _separate_samples(module: HfVLM) -> object:
-    """A hook of the language model, inert outside of `HfVLM.hidden_states`.
-
-    Where the library has made masks, since image tokens see each other, samples are taken out of each other's sight;
-    elsewhere attention gets the samples' bounds.
-    """
-
-    def hook(
-        language_model: PreTrainedModel, args: object, inputs: dict[str, object]
-    ) -> tuple[object, dict[str, object]] | None:
-        if module._packed is None:
-            return None
-        positions, samples = module._packed.positions, module._packed.samples
-        mask = inputs.get("attention_mask")
-        if mask is not None and mask is module._packed.masks:
-            return args, inputs | {"samples": samples}
-        if isinstance(mask, dict) or (isinstance(mask, Tensor) and mask.ndim > 2):
-            module.masked = module.masked or "the library makes masks, since tokens of an image see each other"
-            seen = same_sample(positions)
-            masks = mask if isinstance(mask, dict) else {"": mask}
-            apart = {name: _both(one, seen) for name, one in masks.items()}
-            return args, inputs | {"attention_mask": apart if isinstance(mask, dict) else apart[""]}
-        return args, inputs | block_diagonal_mask(language_model.config, positions, samples)
-
-    return hook
-
-
-def _both(mask: Tensor | None, seen: Tensor) -> Tensor:
-    if mask is None:  # plainly causal
-        return seen & torch.ones_like(seen).tril()
-    return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, torch.finfo(mask.dtype).min)
-
-
-def _round_output(_encoder: nn.Module, _inputs: object, output: ModelOutput) -> object:
-    """A frozen encoder's output as the feature cache stores it: in bf16.
-
-    A copy: the library writes its projected features into the output that it gets.
-    """
-    rounded = copy.copy(output)
-    for name, value in output.items():
-        rounded[name] = _rounded(value)
-    return rounded
-
-
-def _rounded(value: object) -> object:
-    if isinstance(value, list | tuple):
-        return type(value)(_rounded(one) for one in value)
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return value.to(torch.bfloat16).to(value.dtype)
-    return value
-
-
-def fewer_layers(text: PreTrainedConfig, count: int) -> None:
-    """Have a language model keep its first layers, in all fields that have an entry for each layer."""
-    before = int(text.num_hidden_layers)
-    for name, value in text.to_dict().items():
-        if isinstance(value, list) and len(value) == before:
-            setattr(text, name, value[:count])
-    text.num_hidden_layers = count
-    if getattr(text, "num_kv_shared_layers", 0) and count < before:
-        text.num_kv_shared_layers = 0

@@ -50,6 +50,7 @@ FEATURES, PIXEL_SHAPE = "features", "pixel_shape"  # in place of pixel values th
 TYPES = ("mm_token_type_ids", "token_type_ids")  # names under which models take what each token is
 POOLING = "image_token_pooling"  # input of Molmo2
 LARGE = ((640, 480), (1024, 1024), (2048, 2048), (2048, 1024), (1024, 2048))
+SIZE_AXES = 2  # of inputs that tell images' sizes: (images, numbers)
 SAMPLE_AXES = 5  # of pixel values whose first axis is the sample: (samples, images, channels, height, width)
 
 
@@ -148,6 +149,12 @@ class PublishedImages:
             return {}
         inputs = join([self.layout(size) for size in sizes])
         return inputs | {FEATURES: features, PIXEL_SHAPE: tuple(inputs.pop("pixel_values").shape)}
+
+    def without_pixels(self, sizes: Sequence[Size]) -> NamedImages:
+        """Inputs of a later pipeline stage for images of these sizes: such as their grids, which positions follow from,
+        and nothing by pixel."""
+        inputs = join([self.layout(size) for size in sizes])
+        return {name: value for name, value in inputs.items() if name != "pixel_values" and value.ndim <= SIZE_AXES}
 
     def _texts(self, sizes: tuple[Size, ...]) -> tuple[ImageText, ...]:
         """Texts of a sample's images. Asked with all of them: some processors cut one image finer than several.

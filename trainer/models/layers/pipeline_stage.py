@@ -26,6 +26,10 @@ class PackedModel(Protocol):
         """Remove tower and projector."""
         ...
 
+    def reduce_to(self, stage: Stage) -> None:
+        """Call `reduce_to_stage` where the module can be split."""
+        ...
+
 
 Module = TypeVar("Module", bound=PackedModel)
 
@@ -48,6 +52,8 @@ def reduce_to_stage(module: PackedModel, stage: Stage) -> None:
     layers, norm = language_model.layers, getattr(language_model, "norm", None)
     if norm is None:
         raise _unsplit(language_model, "its last norm has another name than `norm`")
+    if getattr(model, "lm_head", None) is None:
+        raise _unsplit(language_model, "the model's head has another name than `lm_head`")
     is_tied = model.lm_head.weight is language_model.embed_tokens.weight
     language_model.layers, language_model.norm = nn.ModuleList([Passage() for _ in layers]), Passage()
     _require_passage(language_model)
@@ -70,14 +76,14 @@ def stage_view(module: Module, stage: Stage) -> Module:
     view.model = _shallow(module.model)
     view.model.model = _shallow(module.model.model)
     setattr(view.model.model, part, _shallow(getattr(module.model.model, part)))
-    reduce_to_stage(view, stage)
+    view.reduce_to(stage)
     return view
 
 
 def _shallow(module: nn.Module) -> nn.Module:
-    """A copy with the same submodules, which can be replaced without changing `module`."""
+    """A copy with the same submodules and parameters, which can be replaced without changing `module`."""
     other = copy.copy(module)
-    other._modules = dict(module._modules)
+    other._modules, other._parameters = dict(module._modules), dict(module._parameters)
     return other
 
 

@@ -13,8 +13,8 @@ from vlmpipe.config.rules.hub import hub_problems
 from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S, duration_s
 from vlmpipe.config.validation_errors import Problem
 from vlmpipe.trainer.config.data import NATIVE
-from vlmpipe.trainer.config.model import GRID_FAMILIES, MAX_ASPECT, PARTS, PUBLISHED_FAMILIES
-from vlmpipe.trainer.config.strategies import DECOMPOSING, PIPELINE_PARALLEL, QUANTIZING
+from vlmpipe.trainer.config.model import GRID_FAMILIES, MAX_ASPECT, PARTS
+from vlmpipe.trainer.config.strategies import DECOMPOSING, QUANTIZING
 from vlmpipe.trainer.config.train import best_problem
 from vlmpipe.trainer.models.video_file import MOST_FRAMES
 from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH
@@ -42,8 +42,6 @@ def section_problems(config: RunFields) -> Iterator[Problem]:
         yield Problem(
             "train.epochs", "found 0 with model.lora, whose adapters need training; expected more, or model.lora null"
         )
-    if model.family in PUBLISHED_FAMILIES:
-        yield from _generic_model_problems(config)
     yield from external_trainer_problems(config)
     yield from _sample_problems(config)
     yield from _slice_problems(config)
@@ -163,20 +161,6 @@ def _relevance_problems(config: RunFields) -> Iterator[Problem]:
         yield Problem("train.objective", text)
     if train.trainer:
         yield Problem("train.trainer", "found with model.relevance, which only vlmpipe's trainer knows; expected null")
-
-
-def _generic_model_problems(config: RunFields) -> Iterator[Problem]:
-    """Problems of a model of any type: its own forward pass knows no parts."""
-    train = config.train
-    if train.strategy in PIPELINE_PARALLEL:
-        text = f"found {train.strategy} with model.family hf, which has no stages; expected fsdp or tp"
-        yield Problem("train.strategy", text)
-    if train.sequence_parallel:
-        text = "found true with model.family hf, whose sequences are not shared; expected false"
-        yield Problem("train.sequence_parallel", text)
-    if train.context_parallel > 1:
-        text = f"found {train.context_parallel} with model.family hf, whose sequences are not shared; expected 1"
-        yield Problem("train.context_parallel", text)
 
 
 def _mirror_problems(config: RunFields) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.disk_cache import disk_cached
-from vlmpipe.planner.model_architecture import require_context_parallel, require_shardable
+from vlmpipe.planner.model_architecture import require_context_parallel, require_shardable, require_stages
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP
 from vlmpipe.planner.workload import is_cached
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
@@ -130,12 +130,14 @@ def can_recompute_tower(config: RunConfig, shape: ModelShape) -> bool:
 
 
 def require_degree(config: RunConfig) -> None:
-    """Raises ConfigError for a model that train.tensor_parallel or train.context_parallel ranks cannot split."""
+    """Raises ConfigError for a model that ranks cannot split as the run file says."""
     if config.train.tensor_parallel > 1:
         ranks, sequence = config.train.tensor_parallel, config.train.sequence_parallel
         require_shardable(config.model, ranks, cached=is_cached(config), sequence=sequence)
     if config.train.context_parallel > 1:
         require_context_parallel(config.model, config.train.context_parallel)
+    if config.train.pipeline_parallel > 1:
+        require_stages(config.model)
 
 
 def computing_of(config: RunConfig) -> Computing:

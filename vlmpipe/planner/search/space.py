@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vlmpipe.catalog.machines import Catalog, Gpu, Machine
 from vlmpipe.catalog.prices import Prices
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.planner.model_architecture import Architecture, require_shardable
+from vlmpipe.planner.model_architecture import Architecture, require_shardable, require_stages
 from vlmpipe.planner.parallel_layout import STRATEGIES
 from vlmpipe.trainer.config.strategies import (
     COMPILING,
@@ -117,6 +117,11 @@ class Degrees:
         """All degrees that some cluster has GPUs for and the trainer's checks accept."""
         places = list(places)
         layers, in_first = model.shape.language.layers, model.shape.image_layers
+
+        def require_stages_of(stages: int) -> None:
+            stages_of(layers, stages, None, image_layers=in_first)
+            require_stages(model.model)
+
         return cls(
             # Inside a node only, as in the trainer: each layer waits for four exposed sums, which take ten times as
             # long between nodes.
@@ -126,7 +131,7 @@ class Degrees:
             ),
             pipeline=_accepted(
                 {degree for place in places for degree in _divisors(place.gpus)},
-                lambda stages: stages_of(layers, stages, None, image_layers=in_first),
+                require_stages_of,
             ),
         )
 

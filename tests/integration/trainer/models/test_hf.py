@@ -34,6 +34,8 @@ from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.image_tokens import image_form_of, sample_image_tokens
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.sizing.pipeline_partition import stages_of
+from vlmpipe.trainer.strategies.pipeline_parallel.requirement import require_stages
 from vlmpipe.trainer.strategies.tensor_parallel.plan import require_shardable
 from vlmpipe.trainer.weights_digest import weights_sha256
 
@@ -46,6 +48,9 @@ SHORT = ("qwen3_5", "gemma3", "glm46v", "idefics3", "llava_onevision", "ovis2", 
 TYPES = chosen(INSTALLED, lambda name: name in SHORT)
 EVIDENCE = ROOT / "docs/reference/evidence.md"
 PREFIX = ("paligemma",)  # answers that are seen before they come
+# They attend under a mask that the whole model's code makes, tokens of an image see each other, or LFM2's last norm has
+# another name.
+UNSTAGED = ("gemma3", "gemma4", "kimi_k25", "lfm3_vl", "lfm2_vl")
 IN_ENCODER = dict.fromkeys(  # the projector, which cached features leave as it is
     (
         "qwen2_vl",
@@ -126,6 +131,59 @@ def test_packed_samples_equal_plain_transformers_on_each(model_type: str, publis
     module(**last).backward()
     again = gradients_of(model)
     assert all(torch.equal(again[name], gradient) for name, gradient in plain.items())
+
+
+@pytest.mark.parametrize("model_type", [name for name in TYPES if name not in PREFIX])
+def test_pipeline_stages_compute_what_the_whole_model_does(model_type: str, published: Callable[[str], Path]) -> None:
+    """Loss and gradients to the bit, of two stages; later ones see no image."""
+    config = config_of(published(model_type), freeze=())
+    if model_type in UNSTAGED:
+        with pytest.raises(ConfigError, match="cannot be split into pipeline stages"):
+            require_stages(config)
+        return
+    require_stages(config)
+    family, images = family_of(config), image_form_of(config).published
+    assert images is not None
+    chat = make_chat(config, DataConfig(source="x", sequence_length=8), ())
+    ids = [ids_of(chat, config, [size for _, size in sample]) for sample in SAMPLES]
+    pictures = [picture(*one) for sample in SAMPLES for one in sample]
+    inputs = inputs_of(ids) | {"images": image_preparer(config)(pictures, list(map(len, SAMPLES))).values}
+    whole, staged = (family.training_module(config, family.build(config, chat.tokenizer), cached=False) for _ in "12")
+    expected = whole(**inputs)
+    expected.backward()
+    blocks = family.blocks(staged)
+    stages = stages_of(len(blocks.language_layers), 2, None, image_layers=blocks.image_layers)
+    views, hidden = [blocks.view(stage) for stage in stages], None
+    assert [view.tower is None for view in views] == [False, True]
+    sizes = [size for sample in SAMPLES for _, size in sample]
+    for view in views:
+        hidden = view(**inputs, hidden=hidden)
+        inputs["images"] = images.without_pixels(sizes)
+    assert hidden is not None and torch.equal(hidden, expected)
+    hidden.backward()
+    found = {name: weight.grad for view in views for name, weight in view.named_parameters()}
+    assert found.keys() == dict(whole.named_parameters()).keys(), "names are those of the whole model"
+    for name, weight in whole.named_parameters():
+        assert (found[name] is weight.grad is None) or torch.equal(found[name], weight.grad), name
+
+
+def test_an_input_that_later_stages_would_lack_is_refused(published: Callable[[str], Path]) -> None:
+    """Layers of later stages get hidden states, positions and the bounds of samples alone."""
+    config = config_of(published("internvl"), freeze=())
+    family = family_of(config)
+    chat = make_chat(config, DataConfig(source="x", sequence_length=8), ())
+    module = family.training_module(config, family.build(config, chat.tokenizer), cached=False)
+    (first, _), ids = stages_of(2, 2, None, image_layers=0), ids_of(chat, config, [])
+    view = family.blocks(module).view(first)
+    view.language_model.register_forward_pre_hook(
+        lambda _module, args, inputs: (args, inputs | {"per_layer_inputs": torch.zeros(1, len(ids), 2, 4)}),
+        with_kwargs=True,
+        prepend=True,
+    )
+    with pytest.raises(
+        ConfigError, match="take per_layer_inputs from its inputs, and later pipeline stages get hidden"
+    ):
+        view(**inputs_of([ids]), images={})
 
 
 @pytest.mark.parametrize("model_type", [name for name in TYPES if name not in PREFIX])
@@ -247,7 +305,7 @@ def test_a_model_that_multiplies_in_bf16_alone_is_examined_in_it(
     monkeypatch.setattr(examine.HfVLM, "hidden_states", in_bf16)
     examine._examine.cache_clear()
     examine.require_trainable(config, pack=True, cached=False)
-    monkeypatch.setattr("vlmpipe.trainer.models.hf.model.block_diagonal_mask", lambda *_: {})
+    monkeypatch.setattr("vlmpipe.trainer.models.hf.packed_samples.block_diagonal_mask", lambda *_: {})
     examine._examine.cache_clear()
     with pytest.raises(ConfigError, match="samples in one sequence see each other"):
         examine.require_trainable(config, pack=True, cached=False)
@@ -363,8 +421,9 @@ def test_a_type_that_keeps_samples_apart_passes(model_type: str, published: Call
 def test_the_examination_finds_samples_that_see_each_other(
     published: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the hook that keeps them apart."""
-    monkeypatch.setattr("vlmpipe.trainer.models.hf.model._both", lambda mask, seen: mask)
+    """Under the library's masks, without what keeps samples apart in them."""
+    monkeypatch.setattr("vlmpipe.trainer.models.hf.model.HfVLM._masks_of_blocks", lambda *_: None)
+    monkeypatch.setattr("vlmpipe.trainer.models.hf.packed_samples._both", lambda mask, seen: mask)
     examine._examine.cache_clear()
     found = examine.examine(config_of(published("gemma3")))
     examine._examine.cache_clear()

@@ -26,6 +26,9 @@ RELATIVE = 1e-5
 STOP_STEP = 2
 CACHED = {"features.cache": "on"}
 ADAPTERS = {"model.lora": {"rank": 4}}
+SPLIT = {"train.strategy": "tp", "train.tensor_parallel": 2}
+STAGES = {"train.strategy": "pp", "train.pipeline_parallel": 2}
+CONTEXT = {"train.context_parallel": 2}
 MORE: dict[str, dict[str, Any]] = {
     "hsdp": {"train.strategy": "hsdp"},
     "full": {"train.activation_checkpointing": "full"},
@@ -38,7 +41,17 @@ MORE: dict[str, dict[str, Any]] = {
     **{name: {"train.strategy": name} for name in ("zero1", "zero2", "zero3")},
     **{f"cached-{name}": CACHED | {"train.strategy": name} for name in ("ddp", "zero2", "zero3")},
     "cached-lora": CACHED | ADAPTERS,
+    "context-cached": CACHED | CONTEXT,
+    "context-zero3": CONTEXT | {"train.strategy": "zero3", "train.activation_checkpointing": "full"},
+    "context-lora": CONTEXT | ADAPTERS,
+    "pp-cached": CACHED | STAGES,
+    "pp-lora": STAGES | ADAPTERS,
+    "pp-tower": STAGES | {"model.freeze": [], "train.activation_checkpointing": "full"},
+    "tp-whole": SPLIT,
+    "context-tower": CONTEXT | {"model.freeze": [], "train.strategy": "ddp"},
 }
+
+ALIKE = ("hsdp", "full", "cached-ddp", "context-cached", "pp-cached", "tp-whole")  # trained as the reference is
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +76,9 @@ def runs(published: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
         "ddp": base | {"train.strategy": "ddp"},
         "checkpointing": base | {"train.activation_checkpointing": "selective"},
         "fsdp": base,
-        "tp": base | {"train.strategy": "tp", "train.tensor_parallel": 2},
+        "tp": base | SPLIT | {"train.sequence_parallel": True},
+        "pp": base | STAGES,
+        "context": base | CONTEXT,
     }
     cached = make_run(root, "cached", base | CACHED)
     encode_features(cached)
@@ -89,8 +104,8 @@ def runs(published: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
 def test_every_strategy_equals_one_process(runs: Mapping[str, JobConfig]) -> None:
     expected = losses(runs["reference"])
     assert len(set(expected)) == 4
-    more = [name for name in MORE if name in ("hsdp", "full", "cached-ddp") or "zero" in name] if WHOLE else []
-    for name in ("ddp", "fsdp", "tp", "checkpointing", "cached", *more):
+    more = [name for name in MORE if name in ALIKE or "zero" in name] if WHOLE else []
+    for name in ("ddp", "fsdp", "tp", "pp", "context", "checkpointing", "cached", *more):
         assert losses(runs[name]) == pytest.approx(expected, rel=RELATIVE), name
 
 
@@ -100,6 +115,10 @@ def test_adapters_and_a_trained_tower_equal_one_process(runs: Mapping[str, JobCo
         "lora": "adapted",
         "lora-ddp": "adapted",
         "cached-lora": "adapted",
+        "context-lora": "adapted",
+        "context-tower": "trained",
+        "pp-lora": "adapted",
+        "pp-tower": "trained",
         "tower": "trained",
         "tower-ddp": "trained",
     }.items():

@@ -55,7 +55,6 @@ def test_what_has_no_meaning_for_smolvlm_is_refused(model: dict[str, Any], sente
 
 
 HF = {"family": "hf", "pretrained": {"weights": "org/model"}, "tokenizer": "org/model"}
-TWO_RANKS = {"cluster__processes_per_replica": 2}
 
 
 @pytest.mark.parametrize(
@@ -64,12 +63,6 @@ TWO_RANKS = {"cluster__processes_per_replica": 2}
         ({"model": HF | {"image_size": 32}}, "model", "image_size does not apply to family hf"),
         ({"model": HF | {"tokenizer": "train:300"}}, "model", "family hf takes a published tokenizer"),
         ({"model": HF | {"pretrained": {"config": {"model_type": "gemma3"}}}}, "model", "takes weights only"),
-        (
-            TWO_RANKS | {"train__strategy": "pp", "train__pipeline_parallel": 2},
-            "train.strategy",
-            "which has no stages",
-        ),
-        (TWO_RANKS | {"train__context_parallel": 2}, "train.context_parallel", "whose sequences are not shared"),
     ],
 )
 def test_what_family_hf_cannot_do_is_refused(changes: dict[str, Any], field: str, sentence: str) -> None:

@@ -41,18 +41,27 @@ def test_parts_are_all_tokens_once_in_order(ranks: int) -> None:
     assert own.untyped_storage().nbytes() == own.nbytes, "the embeddings of all tokens would live on"
 
 
-def test_levels_of_images_are_added_at_the_tokens_of_each_rank() -> None:
-    """At borders of parts too, and where a rank has none of them."""
+@pytest.mark.parametrize("as_mask", [False, True])
+def test_levels_of_images_are_added_at_the_tokens_of_each_rank(*, as_mask: bool) -> None:
+    """At borders of parts too, and where a rank has none of them. The library's own forward pass gives a mask."""
     places, level = torch.tensor([0, 3, 4, 7, 8]), torch.randn(5, HIDDEN)
-    given = inputs() | {"visual_pos_masks": places, "deepstack_visual_embeds": [level]}
+    mask = torch.zeros(ROWS * TOKENS, dtype=torch.bool).index_fill(0, places, value=True).view(ROWS, TOKENS)
+    given = inputs() | {"visual_pos_masks": mask if as_mask else places, "deepstack_visual_embeds": [level]}
     expected = torch.zeros(ROWS * TOKENS, HIDDEN).index_put((places,), level, accumulate=True)
     added = []
     for number in range(4):
         part = inputs_of_rank(given, ContextParallel(4, number))
-        own = torch.zeros(ROWS * TOKENS // 4, HIDDEN)
+        own = torch.zeros(part["inputs_embeds"].shape) if as_mask else torch.zeros(ROWS * TOKENS // 4, HIDDEN)
         (values,) = part["deepstack_visual_embeds"]
-        added.append(own.index_put((part["visual_pos_masks"],), values, accumulate=True))
+        added.append(own.index_put((part["visual_pos_masks"],), values, accumulate=True).view(-1, HIDDEN))
     assert torch.equal(torch.cat(added), expected)
+
+
+def test_an_input_by_token_that_is_not_known_is_refused() -> None:
+    """As Gemma 4's inputs of each layer: a rank's tokens would get those of others."""
+    given = inputs() | {"per_layer_inputs": torch.randn(ROWS, TOKENS, 2, HIDDEN)}
+    with pytest.raises(ConfigError, match="takes per_layer_inputs for each token"):
+        inputs_of_rank(given, ContextParallel(2, 0))
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "smolvlm"])

@@ -17,13 +17,14 @@ from tests.support.trainer.flop_cases import model_config
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.data.chat.encode import IGNORED
 from vlmpipe.trainer.data.loader import PackedSequence
-from vlmpipe.trainer.dataloading.batches import collate, no_images
+from vlmpipe.trainer.dataloading.batches import collate, image_layouts
 from vlmpipe.trainer.features.preferences.objectives import dpo_loss, pair_loss_of, simpo_loss
 from vlmpipe.trainer.models.loss.chunked_loss import compute_in_chunks
 from vlmpipe.trainer.models.loss.pairs import PreferencePairs
 from vlmpipe.trainer.models.registry import family_of
 
 BETA, ROW_TOKENS = 0.3, 40
+NO_IMAGES = image_layouts(model_config())
 # Tokens of the question, of the chosen and of the rejected answer of each pair; two packed sequences.
 ROWS = [[(5, 3, 2), (4, 1, 6)], [(9, 2, 2)]]
 REFERENCES = np.array([-20.0, -13.5, -7.25, -36.0, -14.0, -11.0], np.float32)
@@ -97,7 +98,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_published_formula() -> None
     gradients = {name: weight.grad.clone() for name, weight in module.named_parameters() if weight.grad is not None}
     module.zero_grad()
 
-    batch = collate([packed(pairs[0], REFERENCES[:4]), packed(pairs[1], REFERENCES[4:])], no_images)
+    batch = collate([packed(pairs[0], REFERENCES[:4]), packed(pairs[1], REFERENCES[4:])], NO_IMAGES)
     loss = module(**batch.to(torch.device("cpu")))
     loss.backward()
     assert float(loss) == pytest.approx(float(expected), rel=1e-6)
@@ -120,7 +121,7 @@ def test_simpo_is_the_published_formula_and_asks_for_no_reference() -> None:
     gradients = {name: weight.grad.clone() for name, weight in module.named_parameters() if weight.grad is not None}
     module.zero_grad()
     for references in (np.zeros(6, np.float32), REFERENCES):
-        batch = collate([packed(pairs[0], references[:4]), packed(pairs[1], references[4:])], no_images)
+        batch = collate([packed(pairs[0], references[:4]), packed(pairs[1], references[4:])], NO_IMAGES)
         loss = module(**batch.to(torch.device("cpu")))
         assert float(loss) == pytest.approx(float(expected), rel=1e-6)
     loss.backward()
@@ -142,7 +143,7 @@ def test_chunks_of_labels_change_neither_loss_nor_gradients(chunk: int) -> None:
         module = module_of()
         if size:
             compute_in_chunks(module.token_loss, module.model.lm_head, size)
-        batch = collate([packed(pairs[0], REFERENCES[:4]), packed(pairs[1], REFERENCES[4:])], no_images)
+        batch = collate([packed(pairs[0], REFERENCES[:4]), packed(pairs[1], REFERENCES[4:])], NO_IMAGES)
         loss = module(**batch.to(torch.device("cpu")))
         loss.backward()
         found.append(
@@ -155,7 +156,7 @@ def test_chunks_of_labels_change_neither_loss_nor_gradients(chunk: int) -> None:
 def test_without_references_the_log_probabilities_are_given() -> None:
     """Also where a packed sequence of the batch is empty."""
     module, pairs = module_of(), conversations()
-    batch = collate([packed(pairs[0], None), packed([], None)], no_images)
+    batch = collate([packed(pairs[0], None), packed([], None)], NO_IMAGES)
     assert batch.pairs is not None and batch.pairs.references is None
     expected = [log_probability(module, *one) for one in itertools.chain.from_iterable(pairs[0])]
     torch.testing.assert_close(
@@ -165,7 +166,7 @@ def test_without_references_the_log_probabilities_are_given() -> None:
 
 def test_a_batch_without_pairs_gives_no_loss_and_no_gradient() -> None:
     module = module_of()
-    batch = collate([packed([], np.empty(0, np.float32))], no_images)
+    batch = collate([packed([], np.empty(0, np.float32))], NO_IMAGES)
     loss = module(**batch.to(torch.device("cpu")))
     loss.backward()
     assert float(loss) == 0
@@ -173,6 +174,6 @@ def test_a_batch_without_pairs_gives_no_loss_and_no_gradient() -> None:
 
 
 def test_references_stay_in_fp32_whatever_a_strategy_casts() -> None:
-    batch = collate([packed(conversations()[0], REFERENCES[:4])], no_images)
+    batch = collate([packed(conversations()[0], REFERENCES[:4])], NO_IMAGES)
     assert not isinstance(batch.pairs, tuple | list | dict)
     assert replace(batch).to(torch.device("cpu"))["pairs"].references.dtype == torch.float32
