@@ -16,6 +16,10 @@ SUITE = Suite(
         Part(
             "slices", "evaluation.slices", 60, "how often equal and lower values of a field are told apart, simulated"
         ),
+        Part("curve", "evaluation.curve", 90, "how often a learning curve's interval holds the truth, simulated"),
+        Part(
+            "curve-sets", "evaluation.curve", 900, "whether it holds the hidden share of built-in sets", default=False
+        ),
         Part("answers", "evaluation.answers", 120, "batch prediction beside the evaluation; the share of scoring"),
     ],
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.short_form import only_whole
 from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.comparison.curve.write import write_curve
 from vlmpipe.components.runtime.parameters import compiled_settings
@@ -25,7 +26,7 @@ from vlmpipe.trainer.errors import ConfigError, DataError
 from vlmpipe.trainer.records.sweep import SHARE, Sweep
 from vlmpipe.trainer.storage import open_storage
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,7 @@ def opened(root: Path, job_name: str, shares: list[float], **changes: object) ->
     return found.run_uri, Sweep.read(open_storage(found.run_uri))
 
 
+@only_whole
 def test_a_curve_of_three_points(root: Path) -> None:
     uri, _ = opened(root, "curve-1", [0.3, 0.6, 1.0])
     assert len(list((root / "prepared").iterdir())) == 1
