@@ -39,6 +39,7 @@ SUITE = Suite(
         Part("speed", "gpu.speed", 90, "useful tokens a second and MFU of a 1.3-billion-parameter model"),
         Part("devices", "gpu.devices", 20, "contexts on GPUs of other ranks after a save"),
         Part("copies", "gpu.copies", 40, "copies of one model's tower on tensor-parallel ranks, after some steps"),
+        Part("hybrids", "gpu.hybrids", 300, "the kernel of gated delta rules, packing, eager, compiled, liger", False),
         Part("checkpoint", "gpu.checkpoint", 60, "how long a snapshot holds training up"),
     ],
     rounds=5,

@@ -44,6 +44,7 @@ class ExitCode(IntEnum):
     MACHINE = 78  # the machine lacks what the job's spec buys, such as its GPUs
     NOT_READY = 79  # vlmpipe doctor found that something is missing
     BAD_EXPORT = 80  # the exported model does not open as published ones of its type, or is not what was trained
+    WRONG_KERNEL = 81  # a kernel of another package computes wrong numbers on this machine
     INTERRUPTED = 130  # Ctrl-C at the command line
 
 
@@ -51,7 +52,7 @@ CAUSES = frozenset(
     {
         ExitCode.CONFIG, ExitCode.DATA, ExitCode.UNAVAILABLE, ExitCode.CANNOT_WRITE, ExitCode.CHECKPOINT_CORRUPT,
         ExitCode.NO_PERMISSION, ExitCode.NO_PROGRESS, ExitCode.STALLED, ExitCode.SUPERSEDED, ExitCode.BAD_RESULT,
-        ExitCode.MACHINE, ExitCode.BAD_EXPORT,
+        ExitCode.MACHINE, ExitCode.BAD_EXPORT, ExitCode.WRONG_KERNEL,
     }
 )  # fmt: skip
 """Codes with a cause that a person can fix. They take precedence over codes that only report an end."""

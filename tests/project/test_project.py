@@ -48,10 +48,11 @@ def test_the_training_container_needs_no_kfp() -> None:
     assert names & {"kfp", "google-cloud-pipeline-components", "google-cloud-aiplatform"} == set()
 
 
-def test_the_all_extra_holds_every_other_but_three() -> None:
-    """torchao logs warnings wherever peft is imported; servers and MLflow pull in much that nothing else uses."""
+def test_the_all_extra_holds_every_other_but_four() -> None:
+    """torchao logs warnings wherever peft is imported; servers and MLflow pull in much that nothing else uses;
+    the kernel is for GPUs."""
     (everything,) = map(Requirement, EXTRAS["all"])
-    assert everything.extras == EXTRAS.keys() - {"all", "float8", "mlflow", "serving"}
+    assert everything.extras == EXTRAS.keys() - {"all", "float8", "linear-attention", "mlflow", "serving"}
 
 
 def test_make_help_shows_every_target() -> None:

@@ -73,6 +73,12 @@ RULES: tuple[Rule, ...] = (
         _in("train", "ema_decay"),
         "An average that the checkpoint lacks begins at its weights; one that is no longer kept is dropped.",
     ),
+    Rule(
+        "taken",
+        _in("model", "lora.targets"),
+        "Layers with adapters, whose default may be another one in an earlier version. A checkpoint with adapters of "
+        "other layers is refused, with its own targets.",
+    ),
     Rule("taken", _in("train", "router_loss"), "A further part of the training loss."),
     Rule(
         "taken",
@@ -171,7 +177,7 @@ RULES: tuple[Rule, ...] = (
             "tower.config projector.weights projector.revision projector.config language_model.weights "
             "language_model.revision language_model.config tokenizer tokenizer_revision feature_layer feature_select "
             "image_size longest_edge min_pixels max_pixels image_processor freeze freeze_parameters train_parameters "
-            "lora.rank lora.alpha lora.use_rslora lora.use_dora lora.parts lora.dropout lora.targets lora.pretrained "
+            "lora.rank lora.alpha lora.use_rslora lora.use_dora lora.parts lora.dropout lora.pretrained "
             "lora.train_tokens "
             "lora.quantize_base relevance.channels relevance.scorers relevance.balancer relevance.allocation "
             "relevance.max_tokens relevance.min_tokens relevance.mass relevance.temperature relevance.explore "
@@ -223,12 +229,14 @@ def as_trained(job: JobConfig, settings: Mapping[str, JsonValue]) -> JobConfig:
 
     A run file that has changed since the last step says nothing about the model. Not validated: to be read.
     """
-    train = job.train
+    train, model = job.train, job.model
     for rule in RULES:
         for field in rule.fields if rule.outcome == "taken" else ():
             if field.startswith("train.") and not field.startswith("train.trainer."):
                 train = _with_value(train, field.split(".")[1:], settings.get(field, _DEFAULTS[field]))
-    return job.model_copy(update={"train": train})
+            elif field.startswith("model.") and model.lora:
+                model = _with_value(model, field.split(".")[1:], _recorded(settings, field))
+    return job.model_copy(update={"train": train, "model": model})
 
 
 def _with_value(section: AnySection, path: Sequence[str], value: object) -> AnySection:

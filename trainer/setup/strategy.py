@@ -11,6 +11,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.evaluation.answer_misses import AnswerMisses
 from vlmpipe.trainer.hooks.table import features_of
+from vlmpipe.trainer.models.attention.delta_rule import require_right_rules
 from vlmpipe.trainer.models.base import Family
 from vlmpipe.trainer.models.layers.bf16 import use_tf32
 from vlmpipe.trainer.models.layers.compile import compile_layers, has_compiler
@@ -56,6 +57,9 @@ def build_strategy(
     shape = family.shape(job.model)
     compiling = _compile_choice(job, shape, worker)
     module = family.training_module(job.model, built.model, cached=data.cached).train()
+    line = require_right_rules(module, worker.device)
+    if line and worker.is_first:
+        print(f"train: {line}", flush=True)
     Recompute.of(job.train).apply(family, module)
     use_tf32(job.train.precision, worker.device)
     units = dataclasses.replace(family.blocks(module), sequence_flops=built.sequence_flops)

@@ -99,6 +99,15 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
+class DeltaRules:
+    """Gated delta rules of a language model, and what one keeps for the backward pass, a token and layer."""
+
+    layers: int
+    torch_bytes: int  # torch's own code, which plans count
+    kernel_bytes: int  # flash-linear-attention
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """A vision-language model: tower, projector, embedding, language layers with adapters, and head.
 
@@ -133,6 +142,7 @@ class ModelShape:
     counted: CountedFlops | None = None  # None: FLOPs follow from the widths
     selections: int = 1  # passes of the language model that a training step makes: those that relevance draws
     in_8_bits: int = 0  # trained parameters whose moments `train.optimizer.name` adamw_8bit stores in 8 bits
+    delta_rules: DeltaRules | None = None
     routers: int = 0  # of experts, in all language layers, with a loss in transformers that balances them
 
     def __hash__(self) -> int:

@@ -60,7 +60,9 @@ def ranges_of(target: Mapping[str, object], metadata: Metadata, files: SavedFile
     weights = target["model"]
     assert isinstance(weights, Mapping)
     if missing := sorted(name for name in weights if f"{WEIGHTS}{name}" not in metadata.state_dict_metadata):
-        raise _of_other_weights(f"lacks {len(missing)} of the weights that are trained, for example {missing[0]}")
+        raise _of_other_weights(
+            f"lacks {len(missing)} of the weights that are trained, for example {missing[0]}", metadata
+        )
     planner = dcp.DefaultLoadPlanner()
     planner.set_up_planner(with_pieces(target), metadata, is_coordinator=False)
     ranges = {METADATA_FILE: [(0, files.sizes_bytes[METADATA_FILE])]}
@@ -86,15 +88,21 @@ def require_adapters_read(metadata: Metadata, ranges: Mapping[str, Sequence[tupl
     read = {name for name, place in adapters if is_read(place.relative_path, place.offset)}
     if unread := sorted({name for name, _ in adapters} - read):
         name = unread[0].removeprefix(WEIGHTS)
-        raise _of_other_weights(f"holds {len(unread)} matrices of adapters that the model lacks, for example {name}")
+        raise _of_other_weights(
+            f"holds {len(unread)} matrices of adapters that the model lacks, for example {name}", metadata
+        )
 
 
-def _of_other_weights(how: str) -> ConfigError:
+def _of_other_weights(how: str, metadata: Metadata) -> ConfigError:
+    names = (name.removeprefix(WEIGHTS) for name in metadata.state_dict_metadata)
+    targets = {name.partition(".lora_")[0].rpartition(".")[2] for name in names if is_adapter(name)}
+    advice = f"set model.lora.targets to [{', '.join(sorted(targets))}], those of the checkpoint; " if targets else ""
     return ConfigError(
         f"the checkpoint cannot be continued: it {how}",
         expected="a checkpoint of the weights that are trained; an earlier vlmpipe may have had another default of "
         "model.lora.targets",
-        fix="continue with the vlmpipe that began it, or start a new run (train.resume=never, or another run id)",
+        fix=f"{advice}continue with the vlmpipe that began it, or start a new run (train.resume=never, or another run "
+        "id)",
     )
 
 

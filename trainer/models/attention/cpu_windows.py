@@ -20,11 +20,11 @@ def cpu_forward(query: Tensor, key: Tensor, value: Tensor, scale: float, window:
     if not window or query.shape[2] <= window:
         output, lse = fused(query, key, value, 0.0, True, scale=scale)  # no dropout, causal
         return output, lse
-    found = [
+    parts = [
         fused(query[:, :, queries], key[:, :, seen], value[:, :, seen], 0.0, False, attn_mask=band, scale=scale)
         for queries, seen, band in _blocks(query, window)
     ]
-    outputs, logs = zip(*found, strict=True)
+    outputs, logs = zip(*parts, strict=True)
     return torch.cat(outputs, 2), torch.cat(logs, 2)
 
 
@@ -34,8 +34,8 @@ def cpu_backward(
     """The gradients of query, key and value."""
     fused = aten._scaled_dot_product_flash_attention_for_cpu_backward
     if not window or query.shape[2] <= window:
-        found: tuple[Tensor, ...] = fused(gradient, query, key, value, output, lse, 0.0, True, scale=scale)
-        return found
+        gradients: tuple[Tensor, ...] = fused(gradient, query, key, value, output, lse, 0.0, True, scale=scale)
+        return gradients
     exact = torch.promote_types(query.dtype, torch.float32)  # keys get parts of their gradients from several blocks
     d_query, d_key, d_value = [], torch.zeros_like(key, dtype=exact), torch.zeros_like(value, dtype=exact)
     for queries, seen, band in _blocks(query, window):

@@ -56,12 +56,12 @@ def with_image_blocks(kernel: Kernel, blocks: Tensor | None) -> Kernel:
     def forward(query: Tensor, key: Tensor, value: Tensor, args: VarlenArgs) -> tuple[Tensor, Tensor]:
         output, lse = kernel.forward(query, key, value, args)
         later = _later(spans, query.device)
-        found, logs = kernel.forward(*_of(later, query, key, value), _args(later, args))
+        later_output, logs = kernel.forward(*_of(later, query, key, value), _args(later, args))
         before = lse.index_select(1, later.queries)
         both = torch.logaddexp(before, logs)
         flat = output.flatten(0, 1)
         shares = [(part - both).exp().T.unsqueeze(-1) for part in (before, logs)]  # (tokens, heads, 1)
-        merged = flat.index_select(0, later.queries) * shares[0] + found[0] * shares[1]
+        merged = flat.index_select(0, later.queries) * shares[0] + later_output[0] * shares[1]
         flat.index_copy_(0, later.queries, merged.to(flat.dtype))
         lse.index_copy_(1, later.queries, both)
         return flat.view(output.shape), lse
@@ -70,15 +70,15 @@ def with_image_blocks(kernel: Kernel, blocks: Tensor | None) -> Kernel:
         gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, args: VarlenArgs
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Each part's scores, less the log-sum-exp of both, are its shares of the whole, with their gradients."""
-        found = kernel.backward(gradient, query, key, value, output, lse, args)
+        gradients = kernel.backward(gradient, query, key, value, output, lse, args)
         later = _later(spans, query.device)
         d_output, computed = _at(gradient, later.queries), _at(output, later.queries)
         logs = lse.index_select(1, later.queries)
         inputs = _of(later, query, key, value)
         parts = kernel.backward(d_output, *inputs, computed, logs, _args(later, args))
-        for whole, part, places in zip(found, parts, (later.queries, later.keys, later.keys), strict=True):
+        for whole, part, places in zip(gradients, parts, (later.queries, later.keys, later.keys), strict=True):
             whole.flatten(0, 1).index_add_(0, places, part[0])
-        return found
+        return gradients
 
     return Kernel(forward, backward)
 

@@ -122,8 +122,10 @@ def flash_takes(query: Tensor) -> bool:
 def _flash_forward(query: Tensor, key: Tensor, value: Tensor, args: VarlenArgs) -> tuple[Tensor, Tensor]:
     """All samples in one launch."""
     flat = [tensor.flatten(0, 1).contiguous() for tensor in (query, key, value)]  # results have their inputs' strides
-    found = aten._flash_attention_forward(*flat, *_flash_bounds(args), 0.0, True, False, **_flash_options(args))
-    return found[0].view(query.shape), found[1]
+    output, lse, *_ = aten._flash_attention_forward(
+        *flat, *_flash_bounds(args), 0.0, True, False, **_flash_options(args)
+    )
+    return output.view(query.shape), lse
 
 
 def _flash_backward(
@@ -131,10 +133,10 @@ def _flash_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     flat = [tensor.flatten(0, 1).contiguous() for tensor in (gradient, query, key, value, output)]
     no_dropout, unused = torch.zeros(2, dtype=torch.uint64, device=query.device), query.new_empty(0)
-    found = aten._flash_attention_backward(
+    gradients = aten._flash_attention_backward(
         *flat, lse, *_flash_bounds(args), 0.0, True, no_dropout, unused, **_flash_options(args)
     )
-    return found[0].view(query.shape), found[1].view(key.shape), found[2].view(value.shape)
+    return gradients[0].view(query.shape), gradients[1].view(key.shape), gradients[2].view(value.shape)
 
 
 def _flash_bounds(args: VarlenArgs) -> tuple[Tensor, Tensor, int, int]:

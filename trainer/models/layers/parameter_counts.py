@@ -13,6 +13,7 @@ from transformers.initialization import no_init_weights
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.hooks.table import features_of
+from vlmpipe.trainer.models.attention.delta_rule import rule_of
 from vlmpipe.trainer.models.layers.adapter_targets import left_out
 from vlmpipe.trainer.models.layers.freeze import is_adapter, part_of, tower_layers_of
 from vlmpipe.trainer.models.layers.routers import balancing_loss_of, routers_of
@@ -20,6 +21,7 @@ from vlmpipe.trainer.sizing.model_shape import (
     ADAPTERS,
     PARTS,
     CountedFlops,
+    DeltaRules,
     ModelShape,
     Part,
     Stack,
@@ -139,12 +141,20 @@ def model_shape(
         adapters=_adapter_parameters(language.layers),
         adapter_rank=config.lora.rank if config.lora else 0,
         without_adapters=left_out(model, config.lora) if config.lora else (),
+        delta_rules=_delta_rules(language),
         routers=len(routers_of(language.layers)) if balancing_loss_of(language.layers) else 0,
         quantized=sum(count for count, _ in quantized),
         quantized_bytes=sum(size_bytes for _, size_bytes in quantized),
         in_8_bits=count_parameters(model, lambda name: _has_8_bit_moments(name, model.get_parameter(name))),
         **of_images,
     )
+
+
+def _delta_rules(language: nn.Module) -> DeltaRules | None:
+    rules = [rule for module in language.modules() if (rule := rule_of(module))]
+    if not rules:
+        return None
+    return DeltaRules(len(rules), rules[0].reference_bytes_per_token(), rules[0].sizes.kernel_bytes_per_token())
 
 
 def _has_8_bit_moments(name: str, parameter: nn.Parameter) -> bool:

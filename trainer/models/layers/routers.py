@@ -21,20 +21,20 @@ class Router:
     index: int
 
     def logits(self, output: object) -> Tensor:
-        found = output[self.index] if isinstance(output, tuple | list) else output
-        assert isinstance(found, Tensor)
-        return found
+        logits = output[self.index] if isinstance(output, tuple | list) else output
+        assert isinstance(logits, Tensor)
+        return logits
 
 
 def routers_of(layers: Iterable[nn.Module]) -> list[Router]:
     """Routers whose logits transformers records, in the order of the layers."""
-    found = []
+    routers = []
     for layer in layers:
         recorded = dict(_recorded(_code_of(layer)))
         for module in layer.modules():
             if type(module) in recorded:
-                found.append(Router(module, recorded[type(module)]))
-    return found
+                routers.append(Router(module, recorded[type(module)]))
+    return routers
 
 
 def balancing_loss_of(layers: Iterable[nn.Module]) -> Callable[..., Tensor] | None:

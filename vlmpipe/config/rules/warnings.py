@@ -124,6 +124,7 @@ def shape_warnings(config: RunFields, shape: ModelShape) -> list[Problem]:
         *rates_without_effect(config, shape),
         *layers_without_adapters(shape),
         *unbalanced_routers(config, shape),
+        *delta_rules(config, shape),
     ]
 
 
@@ -136,6 +137,19 @@ def unbalanced_routers(config: RunFields, shape: ModelShape) -> list[Problem]:
         "default, right for short tunings; a model's own coefficient is its router_aux_loss_coef"
     )
     return [Problem("train.router_loss", text)]
+
+
+def delta_rules(config: RunFields, shape: ModelShape) -> list[Problem]:
+    """Return what gated delta rules keep on GPUs, which depends on a package of the image that no plan sees."""
+    rules = shape.delta_rules
+    if not rules or not config.cluster.accelerator_count or config.train.trainer:
+        return []
+    text = (
+        f"has {rules.layers} layers of gated delta rules, whose memory is counted as that of torch's own code: "
+        f"{rules.torch_bytes / 1e3:,.0f} kB a token and layer. An image of make build EXTRAS=linear-attention has "
+        f"a faster kernel, which keeps {rules.kernel_bytes / 1e3:,.0f} kB by its source; training says which one runs"
+    )
+    return [Problem("model", text)]
 
 
 def _share(some: Sequence[LeftOut], whole: int) -> str:

@@ -18,6 +18,7 @@ MEANINGS: dict[int, str] = {
     ExitCode.NO_PERMISSION: "no permission",
     ExitCode.MACHINE: "the machine lacks what the job's spec buys",
     ExitCode.BAD_EXPORT: "the exported model does not open, or is not what was trained",
+    ExitCode.WRONG_KERNEL: "a kernel computes wrong numbers on this machine",
     ExitCode.PREEMPTED: "preempted, resumable",
     128 + signal.SIGKILL: "killed, often for lack of memory",
     128 + signal.SIGTERM: "terminated",

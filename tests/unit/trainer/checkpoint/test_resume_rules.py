@@ -245,9 +245,9 @@ def test_a_field_that_a_later_version_adds_to_an_optional_section_is_no_change(s
         older = {name: value for name, value in now.items() if name != field}
         assert changes(older, now) == changes(now, older) == []
         changed = older | {field: "another"}
-        assert [change.outcome for change in changes(older, changed)] == ["refused"]
+        assert [change.outcome for change in changes(older, changed)] == [rules_by_field()[field].outcome]
     without = {name: value for name, value in now.items() if name not in fields}
-    assert [change.field for change in changes(without, now)] == fields
+    assert sorted(change.field for change in changes(without, now)) == sorted(fields)
 
 
 def test_rates_that_jump_are_said_in_one_sentence_and_equal_ones_are_not() -> None:

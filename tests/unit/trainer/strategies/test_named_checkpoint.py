@@ -45,5 +45,8 @@ def test_adapters_that_a_rank_reads_are_fine_and_others_are_refused(tmp_path: Pa
 
 def test_a_weight_that_the_checkpoint_lacks_is_named(tmp_path: Path) -> None:
     saved = Saved(tmp_path, Q)
-    with pytest.raises(ConfigError, match=r"lacks 1 of the weights that are trained, for example model\.in_proj_a"):
+    with pytest.raises(
+        ConfigError, match=r"lacks 1 of the weights that are trained, for example model\.in_proj_a"
+    ) as caught:
         ranges_of(state_of(Q, GATE), metadata_of(saved), saved)
+    assert caught.value.fix.startswith("set model.lora.targets to [q_proj], those of the checkpoint; ")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.support.trainer.tiny_runs import TINY, merged
-from vlmpipe.config.rules.warnings import rates_without_effect
+from vlmpipe.config.rules.warnings import delta_rules, rates_without_effect, unbalanced_routers
 from vlmpipe.config.run_config import parse_run_config, warnings
 from vlmpipe.pipelines.check import check_run
 from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.plan import plan_run
+from vlmpipe.trainer.sizing.model_shape import DeltaRules
 
 RATES = {"train.optimizer.tower_learning_rate": 1e-6, "train.optimizer.projector_learning_rate": 1e-5}
 
@@ -75,3 +77,15 @@ def test_the_form_of_a_warm_up_that_is_not_searched_has_no_effect(given: dict[st
     config = parse_run_config(merged(TINY, {"tune": {"parameters": shares}, **given}), "a test")
     found = [one.text for one in warnings(config) if one.field == "train.warmup_steps"]
     assert found == (["has no effect on trials: tune searches train.warmup_fraction"] if warns else [])
+
+
+def test_what_a_models_layers_are_trained_without_is_said() -> None:
+    train: Any = SimpleNamespace(router_loss=0.0, trainer=None)
+    config: Any = SimpleNamespace(train=train, cluster=SimpleNamespace(accelerator_count=1))
+    shape: Any = SimpleNamespace(routers=3, delta_rules=DeltaRules(24, 254_738, 20_800))
+    (routers,) = unbalanced_routers(config, shape)
+    assert "the experts of 3 routers are trained without a loss that balances them" in str(routers)
+    (rules,) = delta_rules(config, shape)
+    assert "24 layers" in str(rules) and "255 kB a token and layer" in str(rules) and "21 kB" in str(rules)
+    train.router_loss, config.cluster.accelerator_count = 0.01, 0
+    assert not unbalanced_routers(config, shape) and not delta_rules(config, shape)

@@ -1,0 +1,229 @@
+"""Gated delta rules of hybrids such as Qwen3.5: which code computes them, whether it is right, and what it keeps.
+
+transformers calls flash-linear-attention where that is installed, and its own code in torch elsewhere. Compilers of
+kernels have made wrong gradients on some GPUs without an error, so a kernel is tried on the device before training:
+rows of single samples, as mixers hand them over (`vlmpipe.trainer.models.attention.mixers`).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vlmpipe.trainer.errors import ExitCode, UserError
+
+NAME = "chunk_gated_delta_rule"  # with which its name in transformers' files ends
+PACKAGE, EXTRA = "fla", "linear-attention"
+DISTRIBUTIONS = ("torch", "triton", "flash-linear-attention", "fla-core")
+ROWS = (190, 130)  # tokens of the samples in a trial: several chunks of 64, and a part of one
+CHANGED = 20  # tokens behind the second sample's end
+# Norm of a difference by the norm: kernels multiply parts in bf16, whose rounding makes some 0.01.
+TOLERANCE = 0.03
+NAMES = ("query", "key", "value", "decay", "beta")
+BYTES = 2  # of bf16
+CHUNK = 64  # tokens
+
+Rule = Callable[..., tuple[Tensor, "Tensor | None"]]
+
+
+@dataclass(frozen=True)
+class RuleSizes:
+    """Heads and widths of a rule. Each key head serves equally many consecutive value heads."""
+
+    key_heads: int
+    value_heads: int
+    key_width: int
+    value_width: int
+
+    def kernel_bytes_per_token(self) -> int:
+        """Bytes that flash-linear-attention 0.6 saves for the backward pass: normalized queries and keys with their
+        norms, values, decays, betas and the inverse of each chunk. Read in its source, not measured."""
+        keys = 2 * self.key_heads * (self.key_width * BYTES + 4)
+        values = self.value_heads * (self.value_width + 1 + CHUNK) * BYTES
+        return keys + values + 4 * self.value_heads
+
+
+@dataclass(frozen=True)
+class DeltaRule:
+    """The rule of a mixer. reference: torch's own code of it, the kernel itself where no other is installed."""
+
+    kernel: Rule
+    reference: Rule
+    sizes: RuleSizes
+
+    def reference_bytes_per_token(self) -> int:
+        """Bytes that torch's own code saves for the backward pass, counted on tensors without memory."""
+        return saved_bytes_per_token(self.reference, self.sizes, torch.device("meta"))
+
+
+def saved_bytes_per_token(rule: Rule, sizes: RuleSizes, device: torch.device, tokens: int = 4 * CHUNK) -> int:
+    """Bytes that a rule saves for the backward pass, in memory that no two tensors share."""
+    saved: dict[int, Tensor] = {}
+
+    def save(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        _call(rule, _inputs(sizes, [tokens], device))
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) // tokens
+
+
+def rule_of(mixer: nn.Module) -> DeltaRule | None:
+    """The gated delta rule of a mixer; None for others."""
+    code = vars(sys.modules[type(mixer).__module__])
+    kernel = next((value for name, value in code.items() if name.endswith(NAME)), None)
+    heads = [getattr(mixer, name, 0) for name in ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")]
+    if kernel is None or not all(heads):
+        return None
+    return DeltaRule(kernel, inspect.unwrap(kernel), RuleSizes(*heads))
+
+
+def rules_in(module: nn.Module) -> list[DeltaRule]:
+    """The different rules of a model's mixers."""
+    return list(dict.fromkeys(rule for part in module.modules() if (rule := rule_of(part))))
+
+
+def has_kernel() -> bool:
+    """Return whether flash-linear-attention is installed."""
+    return importlib.util.find_spec(PACKAGE) is not None
+
+
+def versions() -> str:
+    """Return the packages of a kernel, as `torch 2.13.0, triton 3.7.1, ...`."""
+    installed = []
+    for name in DISTRIBUTIONS:
+        try:
+            installed.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            installed.append(f"no {name}")
+    return ", ".join(installed)
+
+
+def require_right_rules(module: nn.Module, device: torch.device) -> str:
+    """Try the rules of a model on its device and return a line to print, empty for a model without any.
+
+    Raises UserError (81) for a kernel that is wrong there.
+    """
+    rules = rules_in(module)
+    if not rules:
+        return ""
+    if not has_kernel():
+        if device.type != "cuda":
+            return ""
+        saved_bytes = rules[0].reference_bytes_per_token()
+        return (
+            f"gated delta rules are torch's own code, which keeps {saved_bytes:,} bytes a token and layer and "
+            f"is slow on a GPU: make build EXTRAS={EXTRA} adds the kernel of flash-linear-attention to the image"
+        )
+    require_right(rules, device)
+    return f"gated delta rules are the kernel of flash-linear-attention, tried on {device}: {versions()}"
+
+
+def require_right(rules: Iterable[DeltaRule], device: torch.device) -> None:
+    """Raise UserError (81) for a kernel that leaks, or differs from torch's own code."""
+    for rule in rules:
+        if faults := faults_of(rule, device):
+            name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+            raise UserError(
+                f"the kernel of gated delta rules is wrong on {name}: {'; '.join(faults)} ({versions()})",
+                expected=f"results and gradients within {TOLERANCE:.0%} of torch's own code, each sample by itself",
+                fix=f"build the image without the extra {EXTRA}, or with other versions of triton and "
+                "flash-linear-attention; torch's own code is slower and keeps more memory",
+                code=ExitCode.WRONG_KERNEL,
+            )
+
+
+def faults_of(rule: DeltaRule, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> list[str]:
+    """Return the faults of a kernel as sentences; none for a right one."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        inputs = _inputs(rule.sizes, ROWS, device, dtype)
+        other = [
+            torch.cat([noise[:1], tensor.detach()[1:]])
+            for tensor, noise in zip(inputs, _inputs_like(inputs), strict=True)
+        ]
+        behind = [_changed_behind(tensor, noise) for tensor, noise in zip(inputs, _inputs_like(inputs), strict=True)]
+    alone = [tensor.detach()[1:] for tensor in inputs]
+    together, changed = _results(rule.kernel, inputs), _results(rule.kernel, other)
+    padded, single = _results(rule.kernel, behind), _results(rule.kernel, alone)
+    exact = _results(rule.reference, [tensor.detach().float() for tensor in inputs])
+    names = ("output", *(f"gradient of {name}" for name in NAMES))
+    faults = []
+    for name, all_rows, after, later, single_row, truth in zip(
+        names, together, changed, padded, single, exact, strict=True
+    ):
+        second = all_rows[1]
+        if not torch.equal(second, after[1]):
+            faults.append(f"the {name} of a sample changes with another sample")
+        for apart, what in (
+            (_apart(later[1], second), "what stands behind it"),
+            (_apart(single_row[0], second), "a batch"),
+        ):
+            if not apart <= TOLERANCE:
+                faults.append(f"the {name} of a sample changes with {what} by {apart:.2g} of its norm")
+        if not (apart := max(_apart(*pair) for pair in zip(all_rows, truth, strict=True))) <= TOLERANCE:
+            faults.append(f"the {name} differs from torch's own by {apart:.2g} of its norm")
+    return faults
+
+
+def _apart(result: Tensor, expected: Tensor) -> float:
+    """NaN where a number is."""
+    difference = result.double() - expected.double()
+    return float(difference.norm() / expected.double().norm().clamp(min=1e-12))
+
+
+def _results(rule: Rule, inputs: Iterable[Tensor]) -> list[Tensor]:
+    """Output and gradients, 0 behind the end of each sample: (samples, tokens, ...)."""
+    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+    with torch.enable_grad():
+        output = _call(rule, leaves)
+        rows = ROWS[-len(output) :]
+        is_own = torch.zeros_like(output)
+        for sample, tokens in enumerate(rows):
+            is_own[sample, :tokens] = 1
+        weights = torch.linspace(-1, 1, output[0].numel(), device=output.device).view_as(output[0]).cos()
+        (output * is_own * weights).sum().backward()
+    results = [output.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+    for result in results:
+        for sample, tokens in enumerate(rows):
+            result[sample, tokens:] = 0
+    return results
+
+
+def _call(rule: Rule, inputs: Iterable[Tensor]) -> Tensor:
+    query, key, value, decay, beta = inputs
+    output, _ = rule(query, key, value, g=decay, beta=beta, use_qk_l2norm_in_kernel=True)
+    return output
+
+
+def _inputs(
+    sizes: RuleSizes, rows: Iterable[int], device: torch.device, dtype: torch.dtype = torch.bfloat16
+) -> list[Tensor]:
+    """Query, key, value, decay in fp32 and beta as a mixer's, with padding behind the shorter rows."""
+    lengths = list(rows)
+    shape = (len(lengths), max(lengths))
+    widths = ((sizes.key_heads, sizes.key_width),) * 2 + ((sizes.value_heads, sizes.value_width),)
+    made = [torch.randn(*shape, *width, device=device).to(dtype) for width in widths]
+    decay = -torch.rand(*shape, sizes.value_heads, device=device) * math.log(2)
+    beta = torch.rand(*shape, sizes.value_heads, device=device).to(dtype)
+    return [tensor.requires_grad_() for tensor in (*made, decay, beta)]
+
+
+def _inputs_like(inputs: Iterable[Tensor]) -> list[Tensor]:
+    """Return the numbers in another order of tokens: they have the same ranges."""
+    return [tensor.detach().flip(1) for tensor in inputs]
+
+
+def _changed_behind(tensor: Tensor, noise: Tensor) -> Tensor:
+    changed = tensor.detach().clone()
+    changed[1, ROWS[1] : ROWS[1] + CHANGED] = noise[1, ROWS[1] : ROWS[1] + CHANGED]
+    return changed
