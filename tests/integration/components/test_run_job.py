@@ -39,7 +39,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
         monkeypatch.setattr(retries, name, Retry(initial=0.01, maximum=0.05, timeout=5.0))
     with FakeVertex() as running:
         monkeypatch.setenv(ENDPOINT_VARIABLE, running.endpoint)
-        monkeypatch.setattr(capacity_fallback.time, "sleep", running.custom_jobs.sleep)
+        monkeypatch.setattr(capacity_fallback, "POLL_S", 0.01)
         yield running
 
 
