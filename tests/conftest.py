@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import typer.main
 
 from tests.support.short_form import PATIENCE, WHOLE
 
@@ -37,6 +39,9 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSF
 # An example may take as long as it does: on a busy machine that says nothing of the code.
 hypothesis.settings.register_profile("patient", deadline=None, max_examples=100 if WHOLE else 30)
 hypothesis.settings.load_profile("patient")
+
+# Typer makes all commands of the program for each call in this process: tests make more than a thousand.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import importlib.util
 import re
 import shlex
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -78,33 +79,46 @@ def _check_vlmpipe(arguments: list[str]) -> None:
         load_run_file(ROOT / file, overrides)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_file_and_command_in_a_sentence_exists(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
+def _of_pages(wrong: Callable[[Path], list[str]], pages: Sequence[Path] = PAGES) -> dict[str, list[str]]:
+    """What is wrong, by page."""
+    return {str(page.relative_to(ROOT)): result for page in pages if (result := wrong(page))}
+
+
+def test_every_file_and_command_in_a_sentence_exists() -> None:
     commands = {"make": MAKE_TARGETS, "vlmpipe": set(typer.main.get_command(app).commands)}
-    unknown = [f"{program} {verb}" for program, verb in INLINE.findall(text) if verb not in commands[program]]
-    unknown += [file for file in FILE.findall(text) if not (ROOT / file).exists()]
-    unknown += [name for name in MODULE.findall(text) if not importlib.util.find_spec(name)]
-    assert unknown == []
+
+    def unknown(page: Path) -> list[str]:
+        text = page.read_text(encoding="utf-8")
+        return [
+            *(f"{program} {verb}" for program, verb in INLINE.findall(text) if verb not in commands[program]),
+            *(file for file in FILE.findall(text) if not (ROOT / file).exists()),
+            *(name for name in MODULE.findall(text) if not importlib.util.find_spec(name)),
+        ]
+
+    assert _of_pages(unknown) == {}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_command_hides_in_a_block_of_plain_text(page: Path) -> None:
-    lines = [line for block in blocks(page, "text") for line in block.splitlines()]
-    assert [line for line in lines if re.match(r"(sudo |\.venv/bin/)?(vlmpipe|make|python) ", line)] == []
+def test_no_command_hides_in_a_block_of_plain_text() -> None:
+    def hidden(page: Path) -> list[str]:
+        lines = [line for block in blocks(page, "text") for line in block.splitlines()]
+        return [line for line in lines if re.match(r"(sudo |\.venv/bin/)?(vlmpipe|make|python) ", line)]
+
+    assert _of_pages(hidden) == {}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
-    broken = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if not (page.parent / link).exists()]
-    assert broken == []
+def test_every_link_to_a_file_leads_somewhere() -> None:
+    def broken(page: Path) -> list[str]:
+        return [link for link in LINK.findall(page.read_text(encoding="utf-8")) if not (page.parent / link).exists()]
+
+    assert _of_pages(broken) == {}
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "SECURITY.md"], ids=lambda page: str(page.relative_to(ROOT)))
-def test_lines_outside_of_tables_are_short(page: Path) -> None:
-    assert [
-        line for line in page.read_text(encoding="utf-8").splitlines() if len(line) > 160 and not line.startswith("|")
-    ] == []
+def test_lines_outside_of_tables_are_short() -> None:
+    def long(page: Path) -> list[str]:
+        lines = page.read_text(encoding="utf-8").splitlines()
+        return [line for line in lines if len(line) > 160 and not line.startswith("|")]
+
+    assert _of_pages(long, [*PAGES, ROOT / "SECURITY.md"]) == {}
 
 
 def test_every_run_file_is_listed() -> None:
