@@ -6,8 +6,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "docs/decisions"
@@ -17,12 +15,13 @@ SUFFIXES = ("*.md", "*.py", "*.yaml", "*.toml", "*.j2", "*Dockerfile", "Makefile
 NAMED = re.compile(r"decisions/(\d{4})|\]\((\d{4})-[a-z]|\b[Dd]ecisions? (\d{2,4})\b")
 
 
-@pytest.mark.parametrize("number", sorted(set(DECISIONS) - {TEMPLATE}))
-def test_a_decision_follows_the_template(number: str) -> None:
-    text = DECISIONS[number].read_text(encoding="utf-8")
-    title, _, body = text.partition("\n\n")
-    assert re.fullmatch(rf"# {number}: Use [^\n]+[^.\n]", title)
-    assert body.startswith("**Chosen.**") and "\n**Why.**" in body
+def test_a_decision_follows_the_template() -> None:
+    def follows(number: str) -> bool:
+        title, _, body = DECISIONS[number].read_text(encoding="utf-8").partition("\n\n")
+        is_titled = re.fullmatch(rf"# {number}: Use [^\n]+[^.\n]", title) is not None
+        return is_titled and body.startswith("**Chosen.**") and "\n**Why.**" in body
+
+    assert [number for number in sorted(set(DECISIONS) - {TEMPLATE}) if not follows(number)] == []
 
 
 def test_the_index_lists_every_decision_by_its_title() -> None:

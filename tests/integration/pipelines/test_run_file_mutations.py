@@ -37,7 +37,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.progress import Progress
 
-EXAMPLES = examples(25 if WHOLE else 12)
+EXAMPLES = examples(25 if WHOLE else 6)
 TRAINED = max(2, EXAMPLES // 10)  # that also prepare data and take a step
 GCP = {"gcp.project": "my-project", "gcp.pipeline_root": "gs://example-bucket/vlmpipe"}
 SHIPPED = ("digits", "llava-7b-lora", "llava-7b-zero2-spot", "llava-13b-fsdp", "qwen2-5-vl-3b-lora")

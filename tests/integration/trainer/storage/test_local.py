@@ -260,11 +260,11 @@ def test_uploading_a_missing_file_names_it(store: Storage, tmp_path: Path) -> No
     assert store.stat("a") is None
 
 
-@pytest.mark.parametrize("name", ["", ".", "/etc/passwd", "../outside", "a/../../outside", "a\nb", "a\0b"])
-@pytest.mark.parametrize("method", ["read", "stat", "delete", "fetch", "uri"])
-def test_a_name_cannot_leave_the_root(store: Storage, method: str, name: str) -> None:
-    with pytest.raises(ConfigError, match="unsafe object name"):
-        getattr(store, method)(name)
+def test_a_name_cannot_leave_the_root(store: Storage) -> None:
+    for name in ("", ".", "/etc/passwd", "../outside", "a/../../outside", "a\nb", "a\0b"):
+        for method in (store.read, store.stat, store.delete, store.fetch, store.uri):
+            with pytest.raises(ConfigError, match="unsafe object name"):
+                method(name)
 
 
 def test_a_uri_of_a_name_continues_the_root(store: Storage) -> None:
