@@ -13,9 +13,17 @@ from typing import Any
 import pytest
 
 from tests.support.short_form import WHOLE, chosen
-from tests.support.trainer.external_runs import PROGRAM, external_run, lose_machine, wait_for_step
+from tests.support.trainer.external_runs import PROGRAM, ExternalRun, external_run, lose_machine, wait_for_step
 from vlmpipe.trainer import __version__
 from vlmpipe.trainer.errors import ExitCode
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> ExternalRun:
+    """A run of 90 steps that nothing interrupted."""
+    run = external_run(tmp_path_factory.mktemp("straight"), steps=90, run_id="straight")
+    assert run.launch()[0] == 0
+    return run
 
 
 def test_a_result_is_committed_with_its_metrics_and_no_pickle(tmp_path: Path) -> None:
@@ -62,8 +70,8 @@ WRONG_ENDS = {
     "early": (ExitCode.BAD_RESULT, "exit code 0 after 6 of 12 steps"),
     "fails": (ExitCode.UNEXPECTED, "ended with exit code 1"),
 }
-# What a file holds is looked at without a launch as well: test_result.py.
-SHORT = chosen(WRONG_ENDS, lambda mode: mode in ("nothing", "early", "fails"))
+# What a file holds and what an end means are looked at without a launch as well: test_result.py, test_outcome.py.
+SHORT = chosen(WRONG_ENDS, lambda mode: mode in ("nothing", "fails"))
 
 
 @pytest.mark.parametrize(("mode", "code", "sentence"), [(mode, *end) for mode, end in SHORT.items()])
@@ -82,9 +90,9 @@ def test_children_left_behind_are_killed(tmp_path: Path) -> None:
     assert "left behind were killed" in text
 
 
-def test_stopped_is_not_done_and_resumes_to_the_same_model_also_past_a_damaged_checkpoint(tmp_path: Path) -> None:
-    straight = external_run(tmp_path, steps=90, run_id="straight")
-    assert straight.launch()[0] == 0
+def test_stopped_is_not_done_and_resumes_to_the_same_model_also_past_a_damaged_checkpoint(
+    tmp_path: Path, straight: ExternalRun
+) -> None:
     run = external_run(tmp_path, "slow", steps=90, run_id="stopped")
     process = run.popen()
     wait_for_step(run, 12, process)
@@ -105,9 +113,9 @@ def test_stopped_is_not_done_and_resumes_to_the_same_model_also_past_a_damaged_c
     assert summary["wall_s"] > straight.record("summary.json")["wall_s"] > 0
 
 
-def test_a_launcher_that_dies_of_a_stop_leaves_its_child_the_time_to_save(tmp_path: Path) -> None:
-    straight = external_run(tmp_path, steps=90, run_id="straight")
-    assert straight.launch()[0] == 0
+def test_a_launcher_that_dies_of_a_stop_leaves_its_child_the_time_to_save(
+    tmp_path: Path, straight: ExternalRun
+) -> None:
     command = ["python", str(PROGRAM), "self"]
     settings: dict[str, Any] = {"steps": 90, "run_id": "self", "launch": "self"}
     run = external_run(tmp_path, command=[*command, "slow-saving", "{max_steps}"], **settings)
@@ -159,14 +167,12 @@ def test_a_program_that_ignores_a_stop_is_killed_after_the_grace(tmp_path: Path)
     assert "1 processes still ran 1 s after SIGTERM, and were killed" in text
 
 
-def test_killed_at_random_it_ends_with_the_same_model(tmp_path: Path) -> None:
-    straight = external_run(tmp_path, steps=60, run_id="straight")
-    assert straight.launch()[0] == 0
-    run, draw = external_run(tmp_path, "slow", steps=60, run_id="killed"), random.Random(7)
+def test_killed_at_random_it_ends_with_the_same_model(tmp_path: Path, straight: ExternalRun) -> None:
+    run, draw = external_run(tmp_path, "slow", steps=90, run_id="killed"), random.Random(7)
     for _ in range(3 if WHOLE else 1):
         process = run.popen()
         time.sleep(draw.uniform(0.5, 2.5))
         lose_machine(process)
-    code, text = external_run(tmp_path, steps=60, run_id="killed").launch()
+    code, text = external_run(tmp_path, steps=90, run_id="killed").launch()
     assert code == 0, text
     assert run.result() == straight.result()
