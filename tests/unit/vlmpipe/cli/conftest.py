@@ -11,6 +11,7 @@ import pytest
 from tests.support.command_line import Answer, Vlmpipe
 from tests.support.paths import ROOT
 from vlmpipe.cli import app as cli
+from vlmpipe.cli import output
 from vlmpipe.pipelines import local_process
 from vlmpipe.platforms.local.runs.run import LocalRun
 from vlmpipe.runs import submitted
@@ -21,6 +22,7 @@ def vlmpipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
     """The console script, called in this process from the repository's root."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(submitted, "SUBMITTED", tmp_path / "submitted")  # not what was submitted from here
+    monkeypatch.setattr(output, "SILENT_S", 3600.0)  # no notice of a long command on a slow machine
     monkeypatch.setenv(cli.DEBUG_VARIABLE, "")  # --debug sets it: this puts it back afterwards
 
     def call(*arguments: str) -> Answer:
