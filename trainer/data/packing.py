@@ -25,6 +25,7 @@ Integers = NDArray[np.integer]
 WINDOW = 1024  # samples packed together
 WELL_FILLED = 0.97  # fill of a window from which no other packing is tried
 ROW_BITS = 32  # an open sequence is one integer: its free tokens, then its number
+ROW_MASK = (1 << ROW_BITS) - 1
 
 
 @dataclass(frozen=True)
@@ -155,31 +156,29 @@ def _packed(samples: Int64Array, tokens: Integers, images: Integers, budget: tup
 def _best_fit(samples: Int64Array, tokens: Integers, images: Integers, budget: tuple[int, int]) -> list[list[int]]:
     """Put each sample, in this order, into the sequence that it leaves the least room in."""
     sequence_length, max_images_per_sequence = budget
-    sizes, counts = tokens[samples].tolist(), images[samples].tolist()
+    # Most of the time of a plan: sizes are shifted at once, and nothing is called that need not be.
+    sizes, counts = (tokens[samples].astype(np.int64) << ROW_BITS).tolist(), images[samples].tolist()
+    empty = sequence_length << ROW_BITS
     rows: list[list[int]] = []
     free_images: list[int] = []
     open_rows: list[int] = []  # sorted: free tokens << ROW_BITS | row
     for sample, size, count in zip(samples.tolist(), sizes, counts, strict=True):
-        place = bisect_left(open_rows, size << ROW_BITS)
-        while place < len(open_rows) and free_images[_sequence_of(open_rows[place])] < count:
+        place, num_open = bisect_left(open_rows, size), len(open_rows)
+        while place < num_open and free_images[open_rows[place] & ROW_MASK] < count:
             place += 1
-        if place == len(open_rows):
-            row, free_tokens = len(rows), sequence_length
-            rows.append([])
-            free_images.append(max_images_per_sequence)
+        if place == num_open:
+            row = len(rows)
+            entry = (empty | row) - size
+            rows.append([sample])
+            free_images.append(max_images_per_sequence - count)
         else:
-            entry = open_rows.pop(place)
-            row, free_tokens = _sequence_of(entry), entry >> ROW_BITS
-        rows[row].append(sample)
-        free_tokens -= size
-        free_images[row] -= count
-        if free_tokens and free_images[row]:
-            insort(open_rows, free_tokens << ROW_BITS | row)
+            entry = open_rows.pop(place) - size
+            row = entry & ROW_MASK
+            rows[row].append(sample)
+            free_images[row] -= count
+        if entry > ROW_MASK and free_images[row]:  # free tokens, and images
+            insort(open_rows, entry)
     return rows
-
-
-def _sequence_of(entry: int) -> int:
-    return entry & ((1 << ROW_BITS) - 1)
 
 
 def _shuffled(length: int, seed: int, epoch: int, stream: str) -> Int64Array:
