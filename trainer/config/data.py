@@ -222,8 +222,8 @@ class DataConfig(Section):
     shard_reading: Literal["auto", "whole", "ranges"] = Field(
         "auto",
         description="Reading of training samples from a bucket: whole fetches shards into the cache, ranges reads each "
-        "sample alone by one request; auto takes ranges where they are calculated to take at most a third of the time. "
-        "Samples are the same.",
+        "sample alone by one request; auto takes ranges where they are calculated to take at most a third of the time, "
+        "or a shard is larger than the cache. Samples are the same.",
     )
     overlong_policy: Literal["reject", "truncate", "split"] = Field(
         "reject",

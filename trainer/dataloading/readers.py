@@ -13,7 +13,7 @@ from vlmpipe.trainer.data.shards.disk_cache import ShardCache, open_shards
 from vlmpipe.trainer.data.shards.index import SplitIndex
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.shards.tar import ShardReader
-from vlmpipe.trainer.data.shards.verified_files import DataShards, ShardFiles
+from vlmpipe.trainer.data.shards.verified_files import DataShards, ShardFiles, ShardSet
 from vlmpipe.trainer.feature_cache.reader import FeatureReader, FeatureShards
 
 
@@ -27,6 +27,11 @@ class Readers:
     @property
     def samples(self) -> ShardReader:
         return ShardReader(self.data)
+
+    def require_room(self, split: SplitIndex) -> None:
+        """Raise ConfigError when a shard of the split is larger than the cache, so that it cannot be read whole."""
+        if isinstance(self.data, ShardCache):
+            self.data.require_room(split.shards)
 
     def fetch_ahead(
         self,
@@ -57,14 +62,16 @@ class Readers:
 
 
 def open_readers(job: JobConfig, *, set_aside_bytes: int = 0) -> Readers:
-    """Open the run's prepared data and features, which share the cache of remote shards by their sizes."""
+    """Open the run's prepared data and features, which share the cache of remote shards by their sizes.
+
+    Raises ConfigError for features in a shard larger than the cache; see `require_room` for data.
+    """
     pointers = job.pointers()
     data, cache_gib = DataShards(open_prepared(pointers.prepared_uri)), job.data.shard_cache_gib
-    if pointers.features == "off":
-        return Readers(open_shards(data, cache_gib=cache_gib, set_aside_bytes=set_aside_bytes)[0], None)
-    features = FeatureShards(pointers.features_uri)
-    files, cached = open_shards(data, features, cache_gib=cache_gib, set_aside_bytes=set_aside_bytes)
-    return Readers(files, FeatureReader(features, cached))
+    features = FeatureShards(pointers.features_uri) if pointers.features != "off" else None
+    sets: list[ShardSet] = [data, features] if features else [data]
+    files, *cached = open_shards(*sets, cache_gib=cache_gib, set_aside_bytes=set_aside_bytes, in_part=[data])
+    return Readers(files, FeatureReader(features, *cached) if features else None)
 
 
 def warnings(ahead: list[ShardPrefetcher]) -> Iterator[str]:

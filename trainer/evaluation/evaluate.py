@@ -201,6 +201,7 @@ def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
         )
     family, model = load_export(job, worker.device)
     readers, chat = open_readers(job), Chat.load(prepared, image_form_of(job.model), is_proved=True)
+    readers.require_room(split)
     budget = BatchBudget(job.evaluate.batch_tokens)
     return Subject(
         AnsweringModel(family, model, chat, readers.features, budget), prepared, HeldOut(split, readers.samples)

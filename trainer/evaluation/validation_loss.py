@@ -20,6 +20,7 @@ from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.loader import PackedLoader, PackedSequence
 from vlmpipe.trainer.data.sampler import PackedBatchSampler
 from vlmpipe.trainer.data.shards.index import SplitIndex
+from vlmpipe.trainer.data.shards.sample_ranges import SampleRanges
 from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.dataloading.batches import ImageSource, PackedBatch, collate
 from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
@@ -122,6 +123,7 @@ def validation_of(
     *,
     images: bool,
     misses: AnswerMisses | None = None,
+    ranges: SampleRanges | None = None,
 ) -> Validation | None:
     """Return the validation during training, or None for training on pairs and without a validation split.
 
@@ -159,7 +161,7 @@ def validation_of(
         label_tokens = int(split.label_tokens[[sample for row in rows for sample in row]].sum())
         groups.append(Group(source, len(mine) // settings.micro_batch_size, label_tokens))
     return Validation(
-        PackedLoader(split, sequence, chat, reader, images=images),
+        PackedLoader(split, sequence, chat, reader, images=images, ranges=ranges),
         image_source,
         replica,
         members,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.loader import PackedLoader
 from vlmpipe.trainer.data.shards.disk_cache import ShardCache
+from vlmpipe.trainer.data.shards.index import SplitIndex
 from vlmpipe.trainer.data.shards.sample_ranges import SampleRanges, shard_versions
 from vlmpipe.trainer.data.shards.shard_reading import ShardReading
 from vlmpipe.trainer.dataloading.batches import ImageSource, cached_images, image_layouts, online_images
@@ -69,14 +70,33 @@ def _sample_ranges(
         cache_bytes=readers.data.limit_bytes,
         shuffle_shards=job.data.shuffle_shards,
     )
-    if (case.best() if how == "auto" else how) == "whole":
+    if how == "auto":  # a shard above the cache cannot be read whole
+        how = "ranges" if readers.data.too_large(data.train.shards) else case.best()
+    if how == "whole":
+        readers.require_room(data.train)
         return None
     if worker.is_first:
-        print(f"train: {case.text()} (data.shard_reading: {how})", flush=True)
+        print(f"train: {case.text()} (data.shard_reading: {job.data.shard_reading})", flush=True)
+    return _ranges_of(data.train, job, data, images=images)
+
+
+def validation_ranges(job: JobConfig, data: TrainingData, readers: Readers, *, images: bool) -> SampleRanges | None:
+    """Reads validation samples by range where a shard of theirs is larger than the cache and may not be read whole.
+
+    None: whole shards. Every sample of them is used, so that ranges would read as many bytes by more requests.
+    """
+    split = data.index.split("eval")
+    if not isinstance(readers.data, ShardCache) or not readers.data.too_large(split.shards):
+        return None
+    if job.data.shard_reading == "whole":
+        readers.require_room(split)
+    return _ranges_of(split, job, data, images=images)
+
+
+def _ranges_of(split: SplitIndex, job: JobConfig, data: TrainingData, *, images: bool) -> SampleRanges:
     storage = open_storage(data.pointers.prepared_uri)
-    versions = shard_versions(storage, data.train.shards)
-    patience_s = job.checkpoint.max_s_without_commit
-    return SampleRanges(data.train, storage, versions, images=images, patience_s=patience_s)
+    versions = shard_versions(storage, split.shards)
+    return SampleRanges(split, storage, versions, images=images, patience_s=job.checkpoint.max_s_without_commit)
 
 
 def image_source_of(

@@ -20,7 +20,7 @@ from vlmpipe.trainer.monitoring.run_facts import RunFacts
 from vlmpipe.trainer.monitoring.source_losses import SourceLosses
 from vlmpipe.trainer.records.commit import CommitRecord
 from vlmpipe.trainer.setup.data import TrainingData, open_data
-from vlmpipe.trainer.setup.loader import build_loader, image_source_of
+from vlmpipe.trainer.setup.loader import build_loader, image_source_of, validation_ranges
 from vlmpipe.trainer.setup.model import BuiltModel, build_model, with_weights_from_data
 from vlmpipe.trainer.setup.record import record_of
 from vlmpipe.trainer.setup.strategy import LossNotes, ReadyStrategy, build_strategy
@@ -112,4 +112,8 @@ def build_validation(
     """The validation loss of the evaluation split; None where the run does not validate."""
     images = replica.takes_images and not data.cached
     split = data.index.split("eval")
-    return validation_of(job, split, data.chat, readers.samples, image_source, replica, images=images, misses=misses)
+    ranges = validation_ranges(job, data, readers, images=images)
+    samples = readers.samples
+    return validation_of(
+        job, split, data.chat, samples, image_source, replica, images=images, misses=misses, ranges=ranges
+    )

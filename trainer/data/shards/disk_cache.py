@@ -18,7 +18,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -63,7 +63,6 @@ class ShardCache:
     """Shards of a remote store as local files. Evicts the shards that are needed last, if `expect` was called."""
 
     def __init__(self, shards: ShardSet, folder: Path, limit_bytes: int) -> None:
-        """Raises ConfigError when a shard is larger than the cache."""
         self.shards, self._storage, self._folder, self.limit_bytes = shards, shards.storage, folder, limit_bytes
         # Remembered, because every read needs them.
         self._sidecar = functools.cache(shards.sidecar)
@@ -71,11 +70,19 @@ class ShardCache:
         self._found_whole: dict[str, tuple[int, int]] = {}  # inode and time of verified files, by shard
         self._next_uses: Callable[[], Mapping[str, int]] = dict
         sizes = shards.sizes()
-        largest, largest_bytes = max(sizes.items(), key=lambda named: named[1], default=("", 0))
         self.mean_bytes = sum(sizes.values()) / max(1, len(sizes))  # of a shard
-        if largest_bytes > limit_bytes:
-            raise _larger_than_cache(largest, largest_bytes, limit_bytes)
-        self.num_fitting = limit_bytes // max(1, largest_bytes)  # shards, at least
+        self.num_fitting = limit_bytes // max([1, *sizes.values()])  # shards, at least
+
+    def too_large(self, names: Iterable[str]) -> str | None:
+        """The largest of these shards, if the cache cannot hold it."""
+        sizes = self.shards.sizes()
+        largest = max(names, key=sizes.__getitem__, default=None)
+        return largest if largest and sizes[largest] > self.limit_bytes else None
+
+    def require_room(self, names: Iterable[str]) -> None:
+        """Raise ConfigError when one of these shards is larger than the cache: it cannot be read whole."""
+        if shard := self.too_large(names):
+            raise _larger_than_cache(shard, self.shards.sizes()[shard], self.limit_bytes)
 
     def expect(self, next_uses: Callable[[], Mapping[str, int]]) -> None:
         """Set the function that gives the next step that needs each shard. Shards that it omits are evicted first."""
@@ -163,6 +170,8 @@ class ShardCache:
     def _take_room(self, shard: str, needed_at: int, keep: Collection[str] = ()) -> bool:
         """Evict shards needed later than `needed_at` until the shard fits; its empty `.part` then reserves the room."""
         part, size_bytes = self._part(shard), self._sidecar(shard).bytes
+        if size_bytes > self.limit_bytes:
+            raise _larger_than_cache(shard, size_bytes, self.limit_bytes)
         part.unlink(missing_ok=True)  # left by a killed process: this one holds the shard's lock
         next_uses = {self._digest(shard): step for shard, step in self._next_uses().items()}
         kept = {self._digest(shard) for shard in keep}
@@ -208,16 +217,21 @@ class ShardCache:
 
 
 def open_shards(
-    *sets: ShardSet, cache_gib: float = 0.0, set_aside_bytes: int = 0, share: float = 1.0
+    *sets: ShardSet,
+    cache_gib: float = 0.0,
+    set_aside_bytes: int = 0,
+    share: float = 1.0,
+    in_part: Collection[ShardSet] = (),
 ) -> list[ShardFiles]:
     """Shards of local folders in place; others through this machine's cache, which the sets `divide`.
 
-    Raises ConfigError when the disk has no room for `cache_gib`.
+    Raises ConfigError when the disk has no room for `cache_gib`, or the cache none for a shard.
 
     Args:
         cache_gib: size of the cache; 0 takes four fifths of the free disk space, including what is already cached.
         set_aside_bytes: free space that temporary files will need.
         share: part of the cache that these shards may take, where others need some, too.
+        in_part: sets of which some shards may not be read, and so may be larger than the cache: see `require_room`.
     """
     # By the URI: prepared data is read through a wrapper of its store.
     remote = [shards for shards in sets if in_bucket(shards.storage.root_uri)]
@@ -234,10 +248,14 @@ def open_shards(
         raise _larger_than_disk(root, cache_gib, free_bytes)
     room = int(share * (cache_gib * GIB or SHARE_OF_FREE_DISK * free_bytes))
     rooms = iter(divide(room, [list(shards.sizes().values()) for shards in remote]))
-    return [
+    files: list[ShardFiles] = [
         ShardCache(shards, root / shards.kind, next(rooms)) if shards in remote else ShardsInPlace(shards)
         for shards in sets
     ]
+    for cache in files:
+        if isinstance(cache, ShardCache) and cache.shards not in in_part:
+            cache.require_room(cache.shards.sizes())
+    return files
 
 
 def divide(room: int, sets: Sequence[Sequence[int]]) -> list[int]:
@@ -294,7 +312,8 @@ def _larger_than_cache(shard: str, size_bytes: int, limit_bytes: int) -> ConfigE
     return ConfigError(
         f"shard {shard} has {size_bytes / GIB:.3g} GiB, the cache for shards only {limit_bytes / GIB:.3g} GiB",
         expected="a cache that holds the shards of two groups (data.shuffle_shards), so that each is fetched once",
-        fix="raise data.shard_cache_gib, set VLMPIPE_CACHE_DIR to a larger disk, or lower data.shard_samples",
+        fix="raise data.shard_cache_gib, set VLMPIPE_CACHE_DIR to a larger disk, or lower data.shard_samples; training "
+        "alone reads samples without the cache by data.shard_reading=ranges",
     )
 
 

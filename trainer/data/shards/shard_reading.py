@@ -70,7 +70,9 @@ class ShardReading:
         return Traffic(samples * self.sample_bytes, samples)
 
     def best(self) -> How:
-        """Ranges where they take at most a third of the time of whole shards."""
+        """Ranges where they take at most a third of the time of whole shards, or a shard does not fit the cache."""
+        if self.shard_bytes > self.cache_bytes:
+            return "ranges"
         return "ranges" if CLEARLY_LESS * self.ranges().weight <= self.whole().weight else "whole"
 
     def text(self) -> str:

@@ -293,10 +293,21 @@ def test_prefetch_errors_are_raised_by_the_step_that_needs_the_shard(data: Fixtu
         walk(data, data.cache(8), shuffle_shards=4, threads=True)
 
 
-def test_a_shard_larger_than_the_cache_is_refused_at_once(data: Fixture) -> None:
-    with pytest.raises(ConfigError, match=r"train-0000\d\d.tar has .* GiB, the cache for shards only") as caught:
-        ShardCache(DataShards(data.remote), data.remote.cache, data.shard_bytes - 1)
+def test_a_shard_larger_than_the_cache_is_refused_at_once(data: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data.remote, "root_uri", "gs://bucket/prepared")
+    monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(data.remote.cache))
+    too_small, found = (data.shard_bytes - 1) / GIB, r"train-0000\d\d.tar has .* GiB, the cache for shards only"
+    with pytest.raises(ConfigError, match=found) as caught:
+        open_shards(DataShards(data.remote), cache_gib=too_small)
     assert "data.shard_cache_gib" in caught.value.fix
+    shards = DataShards(data.remote)
+    (cache,) = open_shards(shards, cache_gib=too_small, in_part=[shards])  # read by range, or of another split
+    assert isinstance(cache, ShardCache)
+    with pytest.raises(ConfigError, match=found):
+        cache.require_room(data.shards)
+    cache.require_room([])
+    with pytest.raises(ConfigError, match=found), cache.opened(data.shards[0]):
+        pass
 
 
 def test_a_full_disk_is_reported(data: Fixture) -> None:

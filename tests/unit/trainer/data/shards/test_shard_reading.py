@@ -36,6 +36,8 @@ ONE = ShardReading(
         (replace(ONE, groups=64, sample_bytes=2e3), "ranges"),  # cached features leave images unread
         (replace(ONE, cache_bytes=2 * 64e8), "whole"),  # two groups
         (replace(ONE, cache_bytes=32e8), "ranges"),  # half of one
+        (replace(ONE, shuffle_shards=1, cache_bytes=1e8), "whole"),  # a shard
+        (replace(ONE, shuffle_shards=1, cache_bytes=1e8 - 1), "ranges"),  # no shard can be read whole
     ],
 )
 def test_ranges_are_taken_where_they_take_clearly_less_time(case: ShardReading, how: str) -> None:
