@@ -259,7 +259,7 @@ docs: $(INSTALLED_DEV)  ## the documentation as a site in build/docs; a dead lin
 	@echo "build/docs/index.html"
 
 .PHONY: golden
-golden: $(INSTALLED_DEV)  ## renew the outlines of three pipelines, which a test compares
+golden: $(INSTALLED_DEV)  ## renew the outlines of four pipelines, which a test compares
 	@$(BIN)/python -m tests.support.pipelines.golden_pipelines
 
 .PHONY: bench-data

@@ -204,7 +204,7 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
 
 
 def _data(config: RunConfig) -> Iterator[Finding]:
-    sources = [config.data.of_source(source) for source in config.data.all_sources]
+    sources = [config.data.of_source(source) for source in config.data.all_sources if source.uri]
     may_be_sent = not list(missing_for_vertex(config))
     for data in sources:
         module = module_of(data)
@@ -214,6 +214,9 @@ def _data(config: RunConfig) -> Iterator[Finding]:
             if not has_module(module):
                 continue
         yield Finding("data", *look_at_source(config, data, len(sources)))
+    if replay := config.data.replay:
+        text = f"{replay.name}: the start model's answers are generated when the run starts"
+        yield Finding("data", "unchecked", text)
 
 
 def _benchmarks(config: RunConfig) -> Iterator[Finding]:

@@ -16,6 +16,9 @@ and its jobs run side by side:
 What a job leaves is turned into artifacts of the console by the step after it that runs anyway (sync-checkpoint of
 training, decide of evaluation and benchmark): each step of its own is a machine that starts and pulls an image.
 
+With a source replay: self, its answers come before prepare-data, from a job of the evaluation's machine when no run has
+generated them before: choose-replay -> replay (job) -> collect-replay, or reuse-replay.
+
 With several data.tasks, plan-data and that many prepare-chunks at once come before prepare-data; all inside an exit
 handler, notify, and with notify.email a second exit task beside it, mail. Caching of steps is off everywhere: the
 service's own key ignores image digests and environment, and prepared data and features are addressed by their content
@@ -42,6 +45,9 @@ from vlmpipe.components.plan_data import plan_data
 from vlmpipe.components.prepare_chunks import prepare_chunks
 from vlmpipe.components.prepare_data import prepare_data
 from vlmpipe.components.register_model import register_model
+from vlmpipe.components.replay.choose_replay import choose_replay
+from vlmpipe.components.replay.collect_replay import collect_replay
+from vlmpipe.components.replay.reuse_replay import reuse_replay
 from vlmpipe.components.resolve_run import resolve_run
 from vlmpipe.components.reuse_features import reuse_features
 from vlmpipe.components.runtime.parameters import PARAMETER_FIELDS, compiled_settings, parameter_defaults
@@ -260,8 +266,22 @@ class _Steps:
         mail = self._add(self._mail, "mail", {"recipients": list(self._config.notify.email)})
         mail.after(steps_of_run).ignore_upstream_failure()
 
+    def replay(self, run_uri: PipelineChannel) -> PipelineChannel:
+        """The steps of the start model's answers, a source of the data: they are generated if no run did it before.
+        Returns the run's folder."""
+        chosen = self.add(choose_replay, run_uri=run_uri)
+        with dsl.If(chosen.outputs["replay"] == "answer", name=self.named("replay-missing")):
+            job = self.add_job("replay", pools=chosen.outputs["pools"], run_uri=run_uri)
+            left = job.outputs["gcp_resources"]
+            answered = self.add(collect_replay, run_uri=run_uri, gcp_resources=left)
+        with dsl.Else(name=self.named("replay-there")):
+            reused = self.add(reuse_replay, run_uri=run_uri, replay=chosen.outputs["replay"])
+        return dsl.OneOf(answered.outputs["Output"], reused.output)
+
     def prepare(self, run_uri: PipelineChannel) -> PipelineTask:
         """prepare-data; with several data.tasks, after as many tasks that prepare the chunks."""
+        if self._config.data.replay:
+            run_uri = self.replay(run_uri)
         if self._config.data.tasks == 1:
             return self.add(prepare_data, run_uri=run_uri)
         planned = self.add(plan_data, run_uri=run_uri)

@@ -14,8 +14,9 @@ def run_job(
 
     Args:
         run_uri: The run's folder, from open_run; prepare_data has run in it.
-        job: cache_features, train, evaluate or benchmark. cache_features does nothing where there is nothing to encode;
-            evaluate and benchmark need what sync_checkpoint exports.
+        job: replay, cache_features, train, evaluate or benchmark. replay, which comes before prepare_data, does nothing
+            where the start model's answers are there, cache_features where there is nothing to encode; evaluate and
+            benchmark need what sync_checkpoint exports.
         target: vertex for a CustomJob, kubeflow for a TrainJob in this step's namespace, local for processes beside
             this step; the same as open_run's.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
+from vlmpipe.components.runtime.replay_steps import choose_for_run, why_nothing_is_answered
 from vlmpipe.components.runtime.step_logic import why_nothing_is_encoded
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.run_settings import run_config_of
@@ -37,7 +38,8 @@ def run_on_target(config: RunConfig, spec: CustomJobSpec, step: str, target: str
 def run_job_of_run(run_uri: str, job: str, target: str) -> str:
     """Run a job of the run in this folder on a target. Returns its `gcp_resources`.
 
-    cache_features does nothing, and says why, where all images have features or none are wanted.
+    cache_features does nothing, and says why, where all images have features or none are wanted; replay, where the
+    start model's answers are there.
 
     Raises ConfigError for a job that the run does not have, and for a target that the run file has no settings for.
     """
@@ -51,6 +53,13 @@ def run_job_of_run(run_uri: str, job: str, target: str) -> str:
     if job not in jobs_of(config):
         raise ConfigError(f"job {job}, which this run does not have", expected=f"one of {', '.join(jobs_of(config))}")
     platform_of(target).check(config)
+    if job == "replay":
+        with step_progress(run_uri, "choose-replay") as progress:
+            state, _ = choose_for_run(run_uri, progress)
+        if state == "reuse":
+            with step_progress(run_uri, "replay") as progress:
+                progress.finish("reused", why_nothing_is_answered(run_uri))
+            return NOTHING_RAN
     if job == "cache_features":
         features = DataPointers.read(store).features
         if features != "encode":

@@ -13,6 +13,7 @@ from vlmpipe.trainer.errors import DataError, print_warning
 from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.records.record import Record
+from vlmpipe.trainer.records.replay import ReplayAnswers, ReplayPointer
 from vlmpipe.trainer.records.step import require_step
 from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.records.sweep import Sweep
@@ -121,6 +122,9 @@ def job_metrics(run_uri: str, job: str) -> dict[str, float]:
     store = open_storage(run_uri)
     if job == "cache_features":
         return _numbers({"images": require_step(store, "cache-features").total})
+    if job == "replay":
+        answers = ReplayAnswers.require(open_storage(ReplayPointer.require(store).folder))
+        return _numbers(answers.model_dump(exclude={"record_version"}))
     if job in RESULT_OF:
         return _numbers(RESULT_OF[job].read(store).as_json())
     benchmarks = Evaluation.read(store).benchmarks

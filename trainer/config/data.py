@@ -13,6 +13,7 @@ from vlmpipe.trainer.config.sources.data_source import Columns, DataSource, Sour
 
 BY_IMAGE, BY_RECORD = "image", "record"  # values of data.split_by; every other one is the name of a field
 NATIVE, OWN_FORMAT = "native", "vlmpipe"  # values of data.chat_template (every other one is a file's address)
+REPLAY_SAMPLES = "samples"  # folder of the start model's answers, below `replay_folder`
 SHUFFLE_SHARDS = 64  # 64,000 samples at the default size of shards
 
 
@@ -29,6 +30,7 @@ class DataConfig(Section):
     """Where samples come from, and how they become packed sequences."""
 
     _fetched_folder: str = PrivateAttr("")  # not in the run file: it is below the root of the run
+    _replay_folder: str = PrivateAttr("")  # likewise
 
     source: SourceUri = Field(
         "",
@@ -243,6 +245,26 @@ class DataConfig(Section):
         return located
 
     @property
+    def replay(self) -> DataSource | None:
+        """The source of the start model's answers, if there is one."""
+        return next((source for source in self.sources if source.replay), None)
+
+    @property
+    def replay_folder(self) -> str:
+        """Where the start model's answers are; "" where that is not known."""
+        return self._replay_folder
+
+    def replaying_from(self, folder: str) -> DataConfig:
+        """This section with a known `replay_folder`."""
+        located = self.model_copy()
+        located._replay_folder = folder
+        return located
+
+    def without_replay(self) -> DataConfig:
+        """This section with the sources that have an address."""
+        return self.model_copy(update={"sources": tuple(source for source in self.sources if source.uri)})
+
+    @property
     def all_sources(self) -> tuple[DataSource, ...]:
         """The sources, or `source` as the only one."""
         only = {
@@ -255,7 +277,7 @@ class DataConfig(Section):
 
     def described(self) -> str:
         """The source, or the sources with their names, for people."""
-        return ", ".join(f"{source.name} ({source.uri})" for source in self.sources) or self.source
+        return ", ".join(f"{source.name} ({source.address})" for source in self.sources) or self.source
 
     def by_field(self) -> dict[str, DataSource]:
         """The sources by the beginning of their fields in the run file, such as `data.sources.0.`."""
@@ -269,7 +291,9 @@ class DataConfig(Section):
         found = {}
         for field, source in self.by_field().items():
             module, _ = function_named(source.uri) or (source.uri, "")
-            if module == source.uri or module.endswith(".py"):
+            if isinstance(source.replay_prompts, str):
+                found[f"{field}replay_prompts"] = source.replay_prompts
+            elif source.uri and (module == source.uri or module.endswith(".py")):
                 found[field + ("uri" if self.sources else "source")] = module
             if source.image_folder:
                 found[f"{field}image_folder"] = source.image_folder
@@ -278,6 +302,10 @@ class DataConfig(Section):
     def of_source(self, source: DataSource) -> DataConfig:
         """This section with one of its sources alone."""
         alone = {"source": source.uri, "sources": (), "phases": (), "max_samples": source.max_samples}
+        if source.replay:  # files of vlmpipe's own, with none of the fields that other records are asked for
+            alone["source"] = f"{self._replay_folder}/{REPLAY_SAMPLES}" if self._replay_folder else ""
+            own_form = {"columns": Columns(), "split_by": BY_RECORD, "slices": (), "file_splits": "ignored"}
+            return self.model_copy(update=alone | own_form | {"source_arguments": {}, "image_folder": ""})
         own = {
             "source_arguments": source.arguments,
             "image_folder": source.image_folder,
@@ -329,6 +357,10 @@ def _require_mixture(data: DataConfig) -> None:
     names = [source.name for source in data.sources]
     if len(set(names)) < len(names):
         raise ValueError(f"has two sources of one name: {', '.join(names)}")
+    replayed = [source.name for source in data.sources if source.replay]
+    if len(replayed) > 1 or len(replayed) == len(names):
+        text = f"has {len(replayed)} sources with replay among {len(names)}: expected one, beside sources with images"
+        raise ValueError(text)
     alone = [name for name in ("image_folder", "max_samples", "source_arguments") if getattr(data, name)]
     if alone:
         raise ValueError(f"has {alone[0]} next to sources: set it in each source")

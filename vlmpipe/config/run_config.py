@@ -10,6 +10,7 @@ from pydantic import ValidationError, model_validator
 
 from vlmpipe.config.overrides import parse_overrides
 from vlmpipe.config.rules.baseline import baseline_problems
+from vlmpipe.config.rules.replay import stages_replay_problem
 from vlmpipe.config.rules.secrets import secret_problems
 from vlmpipe.config.rules.sections import section_problems
 from vlmpipe.config.rules.sweep import sweep_problems
@@ -112,6 +113,7 @@ def warnings(config: RunConfig) -> list[Problem]:
 def _stages_problems(config: RunConfig) -> list[Problem]:
     contents = config.stage_contents()
     own = list(stage_problems(config.name, config.stages, contents, is_search=config.tune is not None))
+    own = own or list(stages_replay_problem(config))
     return own or problems_of_stages({name: _problems_of(content) for name, content in contents.items()})
 
 

@@ -32,9 +32,10 @@ from vlmpipe.trainer.storage.base import join_uri
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import custom_job as api
 
-Job = Literal["cache_features", "train", "evaluate", "benchmark"]
+Job = Literal["replay", "cache_features", "train", "evaluate", "benchmark"]
 JOBS: tuple[Job, ...] = get_args(Job)
 MODULES: dict[Job, str] = {
+    "replay": "vlmpipe.trainer.evaluation.replay.answer",
     "cache_features": "vlmpipe.trainer.feature_cache.encode",
     "train": "vlmpipe.trainer.train",
     "evaluate": "vlmpipe.trainer.evaluation.evaluate",
@@ -47,7 +48,8 @@ FLEX_START = "FLEX_START"
 
 def jobs_of(config: RunConfig) -> tuple[Job, ...]:
     """The jobs of a run, in order."""
-    return tuple(job for job in JOBS if job != "benchmark" or config.evaluate.lmms_eval)
+    left_out = {"benchmark": not config.evaluate.lmms_eval, "replay": config.data.replay is None}
+    return tuple(job for job in JOBS if not left_out.get(job))
 
 
 def step_of(job: Job) -> str:

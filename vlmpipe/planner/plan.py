@@ -22,6 +22,7 @@ from vlmpipe.planner.cost.estimate import Cost
 from vlmpipe.planner.jobs.hours import start_note
 from vlmpipe.planner.jobs.memory import JobMemory, memory_beside_training
 from vlmpipe.planner.jobs.nodes import Nodes, nodes_of, on_this_machine, too_few_gpus
+from vlmpipe.planner.jobs.replay import replay_notes
 from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.memory.rank import GIB, LITTLE_SPARE, NEAR, Memory
 from vlmpipe.planner.memory.zero_config import unpriced
@@ -311,6 +312,7 @@ def _estimated(bare: Plan, config: RunConfig, model: Architecture, nodes: Nodes,
     notes += filter(None, (time_limit_note(config, time.train_hours), "" if load.is_prepared else warmup))
     notes += validation_notes(config, time.steps)
     notes += filter(None, [start_note(case, is_later_stage=not stage.is_first)])
+    notes += replay_notes(case, prices)
     if not trainer and (advice := length_advice(load.fills, config)):
         notes.append(advice)
     for what in (machine, gpu):

@@ -29,7 +29,7 @@ def _prepared(config: RunConfig, paths: RunPaths) -> tuple[Workload, str] | None
     """The workload, and how often an epoch reads each of several sources. Raises DataError for one that it reads too
     often.
     """
-    sources = [source.uri for source in config.data.all_sources]
+    sources = [source.uri for source in config.data.all_sources if source.uri]
     # A plan calls no function of a user's: its records may take long, or be of another machine.
     if any("://" in uri for uri in (paths.root_uri, *sources)) or any(map(function_named, sources)):
         return None

@@ -163,7 +163,7 @@ def _data(data: DataConfig) -> str:
     )
     later = " in the first phase" if len(data.phases) > 1 else ""
     return "; ".join(
-        f"{_escaped(str(source.name))} ({_code(source.uri)}{share + later if share else ''}, "
+        f"{_escaped(str(source.name))} ({_code(source.address)}{share + later if share else ''}, "
         f"{_escaped(source.license or 'licence not given')})"
         for source, share in zip(data.sources, shares, strict=True)
     )

@@ -26,7 +26,8 @@ from vlmpipe.trainer.storage.records import unseal
 
 R = TypeVar("R", bound=Record)
 STEP_ORDER = (
-    "resolve-run", "plan-data", "prepare-chunks", "prepare-data", "cache-features", "train", "sync-checkpoint",
+    "resolve-run", "choose-replay", "replay", "plan-data", "prepare-chunks", "prepare-data", "cache-features",
+    "train", "sync-checkpoint",
     "evaluate", "benchmark", "decide", "register-model", "deploy-model", "notify",
 )  # fmt: skip
 

@@ -11,6 +11,7 @@ from vlmpipe.trainer.records.step import StepRecord
 
 STEPS = (
     "resolve-run",
+    "replay",
     "prepare-data",
     "cache-features",
     "train",
@@ -24,9 +25,10 @@ STEPS = (
 )
 OF_A_SWEEP = ("resolve-run", "prepare-data", "cache-features", "train-variants", "compare-variants")  # its last stage
 DECIDING = ("decide", "compare-variants")  # the last step of a stage
-OPTIONAL = ("benchmark", "deploy-model")  # a run without the section has no such step
+OPTIONAL = ("replay", "benchmark", "deploy-model")  # a run without the section has no such step
 OF_THE_RUN = ("register-model", "deploy-model", "notify")  # once, after all stages
-EARLIER = {"prepare-data": ("plan-data", "prepare-chunks")}  # with several data.tasks they do most of the step's work
+# Steps that do most of the work of another one, or prepare it: with several data.tasks, and with a source of replay.
+EARLIER = {"prepare-data": ("plan-data", "prepare-chunks"), "replay": ("choose-replay",)}
 
 
 # From which an ETA is shown: of a step that has run for long, a smaller share says enough.

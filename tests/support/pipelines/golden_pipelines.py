@@ -1,4 +1,4 @@
-"""What is kept of three pipelines, so that a change of the graph is seen in review: tests/fixtures/pipelines.
+"""What is kept of four pipelines, so that a change of the graph is seen in review: tests/fixtures/pipelines.
 
     python -m tests.support.pipelines.golden_pipelines
 
@@ -37,8 +37,9 @@ RUN_FILES = [
     for folder in ("configs", "configs/sweeps", "tests/fixtures/run_files")
     for path in sorted((ROOT / folder).glob("*.yaml"))
 ]
-# Stages; a Reduction Server, spot machines and a capacity fallback; a sweep.
-KEPT = [path for path in RUN_FILES if path.stem in ("llava-7b-stages", "llava-7b-zero2-spot", "scorers")]
+# The start model's answers; stages; a Reduction Server, spot machines and a capacity fallback; a sweep.
+KEPT_NAMES = ("digits-replay", "llava-7b-stages", "llava-7b-zero2-spot", "scorers")
+KEPT = [path for path in RUN_FILES if path.stem in KEPT_NAMES]
 RUN_URI = "gs://example-bucket/vlmpipe/runs/RUN"
 LEFT_OUT = ("run_file", "compiled")  # the run file in one form or another
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from vlmpipe.trainer.config.base import NonNegative, Positive, Section, StorageUri, storage_uri
+from vlmpipe.trainer.config.base import Fraction, NonNegative, Positive, Section, StorageUri, storage_uri
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
 
 BIGQUERY = "bq://"  # begins the address of a table
 # Project, dataset and table by the comments of TableReference: a project may have a domain, a table a partition.
@@ -65,6 +66,19 @@ class Columns(Section):
         return {name: key for name, key in names.items() if key}
 
 
+REPLAY_PROMPTS = (  # general ones: what a model is asked that is to keep what it knows
+    "Describe this image in one sentence.",
+    "What is the main thing in this image?",
+    "Which colours does the image show?",
+    "How many things can be seen in the image?",
+    "Is there any text in the image? If so, what does it say?",
+    "What stands out in this image?",
+    "What is in the background of the image?",
+    "What kind of image is this?",
+)
+ONLY_WITH_URI = ("image_folder", "caption_question", "columns", "arguments", "max_samples")
+
+
 class DataSource(Section):
     """One of several sources of samples."""
 
@@ -72,7 +86,24 @@ class DataSource(Section):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
         description="Name of the source, the prefix of its samples' ids and slices.",
     )
-    uri: SourceUri = Field(min_length=1, description="Address of the source; see data.source.")
+    uri: SourceUri = Field("", description="Address of the source; see data.source. Either this or replay is needed.")
+    replay: Literal["self"] | None = Field(
+        None,
+        description="self: answers of the model that the run starts from, to general questions about training images "
+        "of the other sources, generated once before the data is prepared; null for a source with an address.",
+    )
+    replay_images: Fraction = Field(
+        0.25, gt=0, description="Share of the other sources' training images that the start model is asked about."
+    )
+    replay_prompts: tuple[Annotated[str, Field(min_length=1)], ...] | StorageUri = Field(
+        REPLAY_PROMPTS,
+        description="Questions for the start model, of which each image gets one: a list, or a text file with one a "
+        "line, local or in a bucket.",
+    )
+    replay_max_new_tokens: Positive = Field(
+        64, description="Tokens of a generated answer; longer ones are left out of the source, and counted."
+    )
+    replay_seed: int = Field(0, ge=0, description="Seed of the choice of images and questions.")
     image_folder: StorageUri = Field(
         "", description="Folder that image paths in records are relative to; see data.image_folder."
     )
@@ -97,6 +128,24 @@ class DataSource(Section):
     )
     license: str = Field("", description="Licence of the data, which the model card names.")
 
+    @property
+    def address(self) -> str:
+        """Where its samples are from, for people."""
+        return self.uri or f"replay:{self.replay}"
+
+    @model_validator(mode="after")
+    def _is_of_one_kind(self) -> DataSource:
+        if bool(self.uri) == bool(self.replay):
+            raise ValueError(f"has {'uri and replay' if self.uri else 'no uri'}: expected one of uri and replay: self")
+        # Not by what was set: a run's record holds every field.
+        changed = [name for name, field in DataSource.model_fields.items() if getattr(self, name) != field.default]
+        if self.replay and (refused := [name for name in ONLY_WITH_URI if name in changed]):
+            raise ValueError(f"has {refused[0]} with replay: expected replay_images and replay_prompts refused")
+        if self.uri and (refused := sorted(name for name in changed if name.startswith("replay_"))):
+            raise ValueError(f"has {refused[0]} without replay, whose setting it is: expected replay: self")
+        _require_prompts(self.replay_prompts)
+        return self
+
     @model_validator(mode="after")
     def _has_arguments_of_a_function(self) -> DataSource:
         require_function(self.uri, "arguments", self.arguments)
@@ -108,6 +157,13 @@ class DataSource(Section):
         if len(given) > 1:
             raise ValueError(f"has {' and '.join(given)}: expected one of weight, samples and epochs")
         return self
+
+
+def _require_prompts(prompts: tuple[str, ...] | str) -> None:
+    if not prompts:
+        raise ValueError("replay_prompts is empty: expected questions, or the address of a text file with them")
+    if marked := [prompt for prompt in prompts if IMAGE_TOKEN in prompt] if isinstance(prompts, tuple) else []:
+        raise ValueError(f"replay_prompts has {marked[0]!r}: expected questions without {IMAGE_TOKEN}, which is added")
 
 
 def require_function(uri: str, field: str, arguments: Mapping[str, object]) -> None:

@@ -25,12 +25,10 @@ from vlmpipe.trainer.data.sqlite_table import disk_table
 from vlmpipe.trainer.errors import DataError, ExitCode, UserError
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.base import join_uri
 from vlmpipe.trainer.storage.records import write_record
 from vlmpipe.trainer.storage.transfer import in_parallel
 
 THREADS = 16  # each holds an image in memory
-FOLDER = "fetched"  # under the root of all runs
 REPORT = "fetched.json"  # in the run's folder
 EXAMPLES = 5  # addresses of each reason in the report
 HOPELESS = 64  # addresses that fail before any is downloaded: the network is away
@@ -69,13 +67,6 @@ class Fetched:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in self.failed.most_common(3))
         more = f" and {len(self.failed) - 3} more reasons" if len(self.failed) > 3 else ""
         return f"{text}; {self.failed.total():,} not ({reasons}{more}), which {REPORT} lists"
-
-
-def with_fetched_folder(config: JobConfig) -> JobConfig:
-    """The run with a known `data.fetched_folder` where it fetches images."""
-    if not config.data.fetch:
-        return config
-    return config.model_copy(update={"data": config.data.fetching_into(join_uri(config.run.root_uri, FOLDER))})
 
 
 def fetch_images(config: JobConfig, progress: Progress, download: Download | None = None) -> Fetched:

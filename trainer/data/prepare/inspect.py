@@ -11,10 +11,10 @@ from vlmpipe.trainer.data.chat.encode import IGNORED, Chat, Encoded
 from vlmpipe.trainer.data.chat.make import make_chat
 from vlmpipe.trainer.data.exclusions.exclusion_file import read_exclusions
 from vlmpipe.trainer.data.prepare.deduplicate import NEW
-from vlmpipe.trainer.data.prepare.fetch_images import with_fetched_folder
 from vlmpipe.trainer.data.prepare.pipeline import find_prepared
 from vlmpipe.trainer.data.prepare.validate_sample import Accepted, SampleValidator, final_entry
 from vlmpipe.trainer.data.rejects import Reject
+from vlmpipe.trainer.data.replay.place import with_located_data
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.sources import open_source
 from vlmpipe.trainer.data.tokenize import TRAINED_PREFIX
@@ -48,7 +48,7 @@ def inspect(config: JobConfig, *, first: int, count: int) -> tuple[Chat, Iterato
 
     Raises UserError (66) where the tokenizer is trained on the data and the data is not prepared yet.
     """
-    config = with_fetched_folder(config)
+    config = with_located_data(config)
     chat = _chat(config)
     validator = SampleValidator(config, chat)
     members = open_source(config.data).members()

@@ -37,12 +37,13 @@ from vlmpipe.trainer.data.prepare.chunks.prepare import (
 from vlmpipe.trainer.data.prepare.chunks.witness import SourceChangedError
 from vlmpipe.trainer.data.prepare.chunks.worker_pool import threads_for
 from vlmpipe.trainer.data.prepare.dataset_diff import Changes, changes_since_last
-from vlmpipe.trainer.data.prepare.fetch_images import fetch_images, with_fetched_folder
+from vlmpipe.trainer.data.prepare.fetch_images import fetch_images
 from vlmpipe.trainer.data.prepare.previews import REJECTS_FOLDER
 from vlmpipe.trainer.data.prepare.scratch import scratch
 from vlmpipe.trainer.data.prepare.statistics import unknown_slices
 from vlmpipe.trainer.data.prepare.validate_sample import SampleValidator
 from vlmpipe.trainer.data.rejects import KEPT, REJECTS, SUMMARY
+from vlmpipe.trainer.data.replay.place import with_located_data
 from vlmpipe.trainer.data.sample import Sample, Turn
 from vlmpipe.trainer.data.shards.prepared_files import DONE, FORMAT, Manifest, OtherFormatError
 from vlmpipe.trainer.data.sources import Source, open_source
@@ -114,7 +115,7 @@ def prepare(config: JobConfig, progress: Progress) -> Prepared:
     Raises DataError (exit 65) when more samples than `data.max_reject_fraction` are bad or a split is empty, and what
     `open_source` raises. A failed preparation leaves only finished chunks and, in the run's folder, its rejects.
     """
-    config = with_fetched_folder(config)
+    config = with_located_data(config)
     fetched = fetch_images(config, progress).sentence() if config.data.fetch else ""
     source = open_source(config.data)
     identity = _fingerprint(config, source)
@@ -182,7 +183,7 @@ class PlannedChunks:
 
 def plan_chunks(config: JobConfig, progress: Progress) -> PlannedChunks:
     """Plan the source's chunks for `prepare_share`."""
-    config = with_fetched_folder(config)
+    config = with_located_data(config)
     if config.data.fetch:
         fetch_images(config, progress)
     source = open_source(config.data)
@@ -200,7 +201,7 @@ def prepare_share(config: JobConfig, identity: str, task: int, tasks: int, progr
     A share's chunks are consecutive: each task then reads the source's files that hold them, and no others. So it takes
     the fingerprint from `plan_chunks`, for which all records may be read; a change is found in the chunks.
     """
-    config = with_fetched_folder(config)
+    config = with_located_data(config)
     source = open_source(config.data)
     with scratch() as folder:
         if not find_plan(config, identity, folder):
@@ -217,7 +218,7 @@ def prepare_share(config: JobConfig, identity: str, task: int, tasks: int, progr
 
 def fingerprint(config: JobConfig) -> str:
     """Name of this run's prepared data, 32 hexadecimal digits, derived from all that decides its bytes."""
-    config = with_fetched_folder(config)
+    config = with_located_data(config)
     return _fingerprint(config, open_source(config.data))
 
 

@@ -9,7 +9,7 @@ from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.sources.data_source import BIGQUERY, function_named
 from vlmpipe.trainer.data.sources.base import SeveralSources, Source
 from vlmpipe.trainer.data.sources.builtin import BUILTIN_PREFIX
-from vlmpipe.trainer.errors import ConfigError, os_errors
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
 from vlmpipe.trainer.storage.regular_files import open_regular
 
 if TYPE_CHECKING:
@@ -27,6 +27,13 @@ def open_source(config: DataConfig) -> Source:
     Raises ConfigError for an unknown name or path, DataError for a file that does not hold samples, and UserError (exit
     69) for a Python package that is not installed.
     """
+    if config.replay and not config.replay_folder:
+        raise UserError(
+            f"the answers of the start model, source {config.replay.name}, are not there yet",
+            expected="those that a run generates before it prepares its data",
+            fix="run the run file once",
+            code=ExitCode.NOT_FOUND,
+        )
     if config.sources:
         each = {source.name: open_source(config.of_source(source)) for source in config.sources}
         return SeveralSources(each, {source.name: source.max_samples for source in config.sources})

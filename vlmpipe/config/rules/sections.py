@@ -10,6 +10,7 @@ from vlmpipe.config.rules.benchmarks import benchmark_problems
 from vlmpipe.config.rules.deploy import deploy_problems
 from vlmpipe.config.rules.external_trainer import external_trainer_problems
 from vlmpipe.config.rules.hub import hub_problems
+from vlmpipe.config.rules.replay import replay_problems
 from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S, duration_s
 from vlmpipe.config.validation_errors import Problem
 from vlmpipe.trainer.config.data import NATIVE
@@ -43,6 +44,7 @@ def section_problems(config: RunFields) -> Iterator[Problem]:
             "train.epochs", "found 0 with model.lora, whose adapters need training; expected more, or model.lora null"
         )
     yield from external_trainer_problems(config)
+    yield from replay_problems(config)
     yield from _sample_problems(config)
     yield from _slice_problems(config)
     yield from _mirror_problems(config)
@@ -120,7 +122,7 @@ def _slice_problems(config: RunFields) -> Iterator[Problem]:
         return
     if len(set(data.slices)) < len(data.slices):
         yield Problem("data.slices", "found a field twice; expected fields that differ")
-    uris = [source.uri for source in data.by_field().values()]
+    uris = [source.uri for source in data.by_field().values() if source.uri]
     if uris and all(uri.startswith("builtin:") for uri in uris):
         text = "whose samples have no records with fields; expected a source of your own, or no slices"
         yield Problem("data.slices", f"found with {uris[0]}, {text}")

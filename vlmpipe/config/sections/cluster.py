@@ -42,7 +42,9 @@ RESERVATION_NAME_KEY = "compute.googleapis.com/reservation-name"
 
 Duration = Annotated[str, Field(pattern=r"^[0-9]{1,9}s$")]
 Strategy = Literal["standard", "spot", "flex_start"]
-StepWithDisk = Literal["plan-data", "prepare-chunks", "prepare-data", "sync-checkpoint", "register-model"]
+StepWithDisk = Literal[
+    "choose-replay", "plan-data", "prepare-chunks", "prepare-data", "sync-checkpoint", "register-model"
+]
 BootDisk = Literal["pd-ssd", "pd-standard", "hyperdisk-balanced"]
 
 
@@ -288,8 +290,9 @@ class ClusterConfig(Section):
         return tuple(dict.fromkeys((self.scheduling_strategy, *fallback)))
 
     def of_job(self, job: str) -> ClusterConfig:
-        """The cluster with the nodes of one job (cache_features, train, evaluate, benchmark) in place of training's."""
+        """The cluster with the nodes of one job, such as cache_features or evaluate, in place of training's."""
         own = {
+            "replay": (self.evaluate_machine, self.evaluate_replica_count),
             "cache_features": (self.features_machine, self.features_replica_count),
             "evaluate": (self.evaluate_machine, self.evaluate_replica_count),
             "benchmark": (self.evaluate_machine, 1),

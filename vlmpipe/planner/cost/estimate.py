@@ -236,8 +236,8 @@ def term_cost(
     if time.train_hours is not None and lost is not None:
         train_hours = time.train_hours + lost.rework_hours + lost.restarts_hours  # saves are in the step's time
     jobs: dict[Job, float | None] = {
-        "cache_features": hours["cache_features"], "train": train_hours, "evaluate": hours["evaluate"],
-        "benchmark": hours["benchmark"],
+        "replay": hours["replay"], "cache_features": hours["cache_features"], "train": train_hours,
+        "evaluate": hours["evaluate"], "benchmark": hours["benchmark"],
     }  # fmt: skip
     steps, missing, old = list[StepCost](), dict[str, None](), dict[str, None]()
     for job, job_hours in jobs.items():

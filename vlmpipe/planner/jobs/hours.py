@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from vlmpipe.catalog.machines import Gpu, load_catalog
 from vlmpipe.config.rules.baseline import asks_start
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.jobs.memory import as_replayed
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.communication import BF16_BYTES, FP32_BYTES
 from vlmpipe.planner.time.computing import reached
@@ -29,6 +31,7 @@ def hours_beside_training(
         encode_hours /= case.config.cluster.of_job("cache_features").world_size
     return {
         "cache_features": encode_hours if case.cached else 0.0,
+        "replay": replay_hours(case),
         "evaluate": evaluate_hours(case, asks=asks_start(case.config, is_later_stage=is_later_stage)),
         "benchmark": None if case.config.evaluate.lmms_eval else 0.0,  # its questions are known to lmms-eval only
     }
@@ -61,14 +64,44 @@ def evaluate_hours(case: Scenario, *, asks: bool) -> float | None:
     The prompt is a forward pass over the sample. Then each token of an answer reads all weights of the language model
     once for a batch of questions, which memory bandwidth bounds.
     """
-    config, shape, load, gpu = case.config, case.shape, case.load, evaluation_gpu(case.config, case.gpu)
-    samples = validation_samples(config, load)
-    if gpu is None or samples is None:
+    config = case.config
+    samples = validation_samples(config, case.load)
+    if samples is None:
         return None
     evaluate = config.evaluate
     asked = min(samples, evaluate.max_samples or samples)
     asks_champion = config.gate.bounds == "required" and config.gate.max_regression is not None
     rounds = 1 + len(evaluate.controls) + asks_champion + asks  # a first run has no champion; one as large is assumed
+    probe = evaluate.retention
+    prompts = len(probe.prompts) * probe.max_images if asks and probe.probe == "auto" and not evaluate.benchmarks else 0
+    return _asking_hours(case, [*[asked] * rounds, prompts, prompts], forward_only=samples)
+
+
+def replay_hours(case: Scenario) -> float | None:
+    """Each chosen image is asked about once; all answers are taken as long as they may be."""
+    if case.config.data.replay is None:
+        return 0.0
+    questions = replay_questions(case.config, case.load)
+    if questions is None:
+        return None
+    return _asking_hours(dataclasses.replace(case, config=as_replayed(case.config)), [questions])
+
+
+def replay_questions(config: RunConfig, load: Workload) -> int | None:
+    """Training images that the start model is asked about, each sample with images of its own; an upper bound where
+    samples share them."""
+    if config.data.replay is None or load.samples is None:
+        return None
+    images = load.images_per_sequence / load.samples_per_sequence
+    return math.ceil(load.samples * images * config.data.replay.replay_images)
+
+
+def _asking_hours(case: Scenario, rounds: Sequence[int], *, forward_only: int = 0) -> float | None:
+    """Hours of the evaluation's machines with these rounds of questions, and forward passes over further samples."""
+    config, shape, load, gpu = case.config, case.shape, case.load, evaluation_gpu(case.config, case.gpu)
+    if gpu is None:
+        return None
+    evaluate = config.evaluate
     sample = flops_per_sequence(
         dataclasses.replace(shape, selections=1),
         sequence_length=load.useful_tokens_per_sequence / load.samples_per_sequence,
@@ -78,9 +111,7 @@ def evaluate_hours(case: Scenario, *, asks: bool) -> float | None:
         activation_checkpointing="none",
     )
     rates, _ = reached(config, shape, case.layout, gpu, cached=case.cached)
-    probe = evaluate.retention
-    prompts = len(probe.prompts) * probe.max_images if asks and probe.probe == "auto" and not evaluate.benchmarks else 0
-    forward_s = (asked * rounds + 2 * prompts + samples) * sample.forward / rates.beside
+    forward_s = (sum(rounds) + forward_only) * sample.forward / rates.beside
     ranks = config.cluster.of_job("evaluate").world_size
     at_once = questions_at_once(
         evaluate.batch_questions,
@@ -88,7 +119,7 @@ def evaluate_hours(case: Scenario, *, asks: bool) -> float | None:
         load.useful_tokens_per_sequence / load.samples_per_sequence + evaluate.max_new_tokens,
         load.images_per_sequence / load.samples_per_sequence,
     )
-    batches = rounds * math.ceil(asked / ranks / at_once) + 2 * math.ceil(prompts / ranks / at_once)
+    batches = sum(math.ceil(questions / ranks / at_once) for questions in rounds)
     weights = shape.parameters["language_layers"] + shape.language.hidden * shape.vocabulary
     number_bytes = BF16_BYTES if config.train.precision == "bf16" else FP32_BYTES
     token_s = weights * number_bytes / (gpu.memory_gbytes_per_s * 1e9)

@@ -27,7 +27,7 @@ from vlmpipe.trainer.evaluation.questions_at_once import questions_at_once
 from vlmpipe.trainer.sizing.device_spread import devices_needed, fullest_device
 from vlmpipe.trainer.sizing.model_shape import ModelShape, Stack
 
-Asking = Literal["evaluate", "benchmark", "predict"]
+Asking = Literal["replay", "evaluate", "benchmark", "predict"]
 MASK_BYTES = 3  # of each pair of a prompt's tokens: true or false, and what torch adds to scores in bf16
 LOGIT_BYTES = 8  # fp32, and a copy
 SHARDS_AT_ONCE = 2  # of features: one is written while the next one is made
@@ -124,7 +124,16 @@ def memory_beside_training(
     if config.evaluate.lmms_eval:
         asking.append("benchmark")
     jobs += [_asking(config, nodes_of(config, job, here), shape, load, job) for job in asking]
+    if config.data.replay:
+        jobs.append(_asking(as_replayed(config), nodes_of(config, "replay", here), shape, load, "replay"))
     return tuple(job for job in jobs if job)
+
+
+def as_replayed(config: RunConfig) -> RunConfig:
+    """The run file with answers as long as those of its source of replay."""
+    assert config.data.replay
+    answers = {"max_new_tokens": config.data.replay.replay_max_new_tokens}
+    return config.model_copy(update={"evaluate": config.evaluate.model_copy(update=answers)})
 
 
 def _asking(config: RunConfig, nodes: Nodes, shape: ModelShape, load: Workload, job: Asking) -> JobMemory | None:
@@ -141,9 +150,10 @@ def _asked_on(config: RunConfig, nodes: Nodes, shape: ModelShape, load: Workload
     number_bytes = BF16_BYTES if config.train.precision == "bf16" else FP32_BYTES
     weights = number_bytes * shape.total_parameters
     # `transformers serve` spreads one copy over all GPUs (its device is auto), and answers one question at a time.
-    ranks = 1 if job != "evaluate" else cluster.processes
+    ranks = 1 if job not in ("evaluate", "replay") else cluster.processes
     questions = 1 if job == "benchmark" else config.evaluate.batch_questions
-    merged = (config.model.exports_adapter and FP32_BYTES) or number_bytes
+    # The start model is built in fp32, as for training.
+    merged = FP32_BYTES if job == "replay" or config.model.exports_adapter else number_bytes
     host = None
     if machine and job != "predict":
         copies = MemoryPart("models", ranks * merged * shape.total_parameters, f"loaded by each of {ranks} ranks")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HOURS_PER_MONTH = 730  # Google Cloud's month
 USED_SHARE = 0.9  # of what is free on a disk that is chosen here
 DISK_STEP_GB = 100
-DECODING = ("plan-data", "prepare-chunks", "prepare-data")  # steps that hold images in memory
+DECODING = ("choose-replay", "plan-data", "prepare-chunks", "prepare-data")  # steps that hold images in memory
 ASSUMED = (
     "Steps of the pipeline: how long machines take to start, to pull images and to read weights, most of the steps' "
     "work, and the size of image files are assumed (vlmpipe/catalog/steps.yaml); starts are taken as billed, and so is "
@@ -271,4 +271,4 @@ def _machine_field(config: RunConfig, job: Job) -> str:
     """Where the run file has the job's machine, below cluster."""
     if job == "cache_features" and config.cluster.features_machine:
         return "features_machine."
-    return "evaluate_machine." if job in ("evaluate", "benchmark") and config.cluster.evaluate_machine else ""
+    return "evaluate_machine." if job in ("replay", "evaluate", "benchmark") and config.cluster.evaluate_machine else ""

@@ -45,13 +45,19 @@ def graph_steps(
 
 def _training(config: RunConfig, *, encodes: bool, is_last: bool) -> Iterator[GraphStep]:
     yield GraphStep("resolve-run")
+    if config.data.replay:
+        yield GraphStep("choose-replay")
+        yield GraphStep("replay", _image(config, "replay"), "replay")
+        yield GraphStep("collect-replay")
+        yield GraphStep("reuse-replay", is_expected=False)
     if config.data.tasks > 1:
         yield GraphStep("plan-data")
         yield GraphStep("prepare-chunks", tasks=config.data.tasks)
     yield GraphStep("prepare-data")
     for job in jobs_of(config):
-        image: ImageName = "pipeline" if needs_own_step(config, job) else "launcher"
-        yield GraphStep(step_of(job), image, job, is_expected=encodes or job != "cache_features")
+        if job == "replay":
+            continue
+        yield GraphStep(step_of(job), _image(config, job), job, is_expected=encodes or job != "cache_features")
         if job == "cache_features":
             yield GraphStep("collect-cache-features", is_expected=encodes)
             yield GraphStep("reuse-features", is_expected=not encodes)
@@ -65,6 +71,10 @@ def _training(config: RunConfig, *, encodes: bool, is_last: bool) -> Iterator[Gr
     if config.deploy:
         yield GraphStep("deploy-model")
     yield from _ends(config)
+
+
+def _image(config: RunConfig, job: Job) -> ImageName:
+    return "pipeline" if needs_own_step(config, job) else "launcher"
 
 
 def _sweep(sweep: SweepConfig, jobs: int) -> Iterator[GraphStep]:

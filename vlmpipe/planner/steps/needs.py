@@ -63,7 +63,7 @@ class StepNeeds:
         facts = load_steps()
         work = facts.steps[step]
         base = Need(SMALL_BYTES, int(work.memory_gb * GB), work.work_s)
-        if step in ("plan-data", "prepare-data", "prepare-chunks"):
+        if step in ("choose-replay", "plan-data", "prepare-data", "prepare-chunks"):
             return self._preparation(step, base, facts)
         if step == "sync-checkpoint":
             return self._export(base, facts)
@@ -94,7 +94,7 @@ class StepNeeds:
             halves = "bf16" in (config.train.precision, export_dtype(config.model, config.train, config.checkpoint))
             start = shape.total_parameters * (PUBLISHED_BYTES if halves else FP32_BYTES)
             return weights + start, "the export and the start weights"
-        return weights, "the export"
+        return weights, "published weights" if job == "replay" else "the export"
 
     def weights_bytes(self, job: Job) -> int:
         """Bytes of weights that each machine of a job reads before it begins: published ones, or those of the export.
@@ -103,7 +103,7 @@ class StepNeeds:
         if shape is None or config.train.trainer:
             return 0
         published = published_bytes(config.model, shape)
-        if job == "train":
+        if job in ("train", "replay"):
             return published
         if job == "cache_features":
             return published if config.model.pretrained else min(published, shape.parameters["tower"] * PUBLISHED_BYTES)
@@ -135,7 +135,7 @@ class StepNeeds:
         tables = SMALL_BYTES + samples * RECORD_BYTES
         read_s = images_bytes / (facts.rates["bucket_gb_per_s"] * GB)
         prepare_s = samples / (cpus * facts.rates["prepared_samples_per_cpu_s"])
-        if step == "plan-data":
+        if step in ("choose-replay", "plan-data"):
             return Need(tables, memory, base.work_s + read_s, "tables of all records")
         at_once = self._under_way(samples, cpus) / samples * images_bytes
         why = "images of the chunks that are prepared at once"
@@ -151,7 +151,7 @@ class StepNeeds:
     def _with_source_cache(self, held: float, images_bytes: float) -> float:
         """Add the cache of tars and Parquet files in a bucket, whose size follows the free space at its opening."""
         data = self.config.data
-        uris = [source.uri for source in data.all_sources]
+        uris = [source.uri for source in data.all_sources if source.uri]
         if not any(in_bucket(uri) and not uri.endswith(STREAMED) for uri in uris):
             return held
         if data.shard_cache_gib:

@@ -171,8 +171,15 @@ def test_prepared_data_has_another_name_where_the_rule_says_so_and_nowhere_else(
             assert (fingerprint(before) != fingerprint(after)) == (rule.outcome == "prepared"), path
 
 
-# Fields that only say something of sources in files, or of functions; the fingerprints of those cover them.
+# Fields that only say something of sources in files, of functions, of the start model's answers, whose folder they
+# name, or of a list of exclusions; the fingerprints of those cover them.
 FROM_FILES = {
+    "data.exclude",
+    "data.sources[].replay",
+    "data.sources[].replay_images",
+    "data.sources[].replay_prompts",
+    "data.sources[].replay_max_new_tokens",
+    "data.sources[].replay_seed",
     "data.image_folder",
     "data.sources[].image_folder",
     "data.source_arguments",

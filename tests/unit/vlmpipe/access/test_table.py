@@ -51,7 +51,8 @@ data.sources.[].columns.question data.sources.[].columns.answer data.sources.[].
 data.sources.[].columns.id data.sources.[].columns.split data.sources.[].columns.weight
 data.sources.[].columns.ignored.[]
 data.allowed_tokens.[] data.answer_end data.caption_question data.sources.[].caption_question
-data.slices.[] data.sources.[].license data.split_by deploy.accelerator_type deploy.args.[] deploy.env.*
+data.slices.[] data.sources.[].license data.sources.[].replay_prompts.[]
+data.split_by deploy.accelerator_type deploy.args.[] deploy.env.*
 deploy.machine_type
 evaluate.benchmarks.[].prompt evaluate.lmms_eval.python evaluate.retention.prompts.[]
 gcp.labels.* gcp.persistent_resource_id gcp.project

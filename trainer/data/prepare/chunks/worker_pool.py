@@ -156,12 +156,12 @@ def main() -> None:
 
 def _maker(job: dict[str, Any]) -> ChunkMaker:
     from vlmpipe.trainer.data.chat.encode import Chat
-    from vlmpipe.trainer.data.prepare.fetch_images import with_fetched_folder
+    from vlmpipe.trainer.data.replay.place import with_located_data
     from vlmpipe.trainer.data.sources import open_source
     from vlmpipe.trainer.models.image_tokens import image_form_of
     from vlmpipe.trainer.storage import open_storage
 
-    config = with_fetched_folder(JobConfig.model_validate_json(job["config"]))
+    config = with_located_data(JobConfig.model_validate_json(job["config"]))
     chat = Chat.load(open_storage(job["plan"]), image_form_of(config.model))
     return ChunkMaker(config, open_source(config.data), Path(job["plan"]), chat, job["settings"], job["threads"])
 

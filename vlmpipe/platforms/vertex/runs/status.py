@@ -49,7 +49,8 @@ STEP_STATES = {
     "PENDING": "waiting", "RUNNING": "running", "CANCEL_PENDING": "running", "CANCELLING": "running",
     "SUCCEEDED": "done", "SKIPPED": "reused", "FAILED": "failed", "CANCELLED": "stopped", "NOT_TRIGGERED": "skipped",
 }  # fmt: skip
-INSTEAD = {"cache-features": "reuse-features"}  # the step that runs, and writes the record, in place of this one
+# The step that runs, and writes the record, in place of this one.
+INSTEAD = {"cache-features": "reuse-features", "replay": "reuse-replay"}
 JOB_STEPS = tuple(step_of(job) for job in JOBS)
 _EXIT = re.compile(r"non-?zero (?:exit )?(?:status|code)(?: of)?:? (\d+)")
 

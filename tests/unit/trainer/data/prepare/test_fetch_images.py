@@ -15,7 +15,8 @@ from tests.support.data.prepared import conversation, job_config, png, run_prepa
 from tests.support.data.web_server import Answer, WebServer
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.fetching.download import DownloadError
-from vlmpipe.trainer.data.prepare.fetch_images import FOLDER, Fetched, fetch_images, with_fetched_folder
+from vlmpipe.trainer.data.fetching.folder import FOLDER, with_fetched_folder
+from vlmpipe.trainer.data.prepare.fetch_images import Fetched, fetch_images
 from vlmpipe.trainer.data.prepare.look import look_at
 from vlmpipe.trainer.data.prepare.pipeline import find_prepared, plan_chunks, prepare_share
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared

@@ -1,0 +1,152 @@
+"""The `replay` job: the start model answers the questions that choose-replay wrote, once for all runs that ask them.
+
+Ranks take every n-th part of the questions. A part that has its counts is done, so that a restarted job answers only
+what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlmpipe.trainer.config.data import REPLAY_SAMPLES
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.agreement import agree, meet, on_first
+from vlmpipe.trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.evaluation.answer import AnsweringModel, answer_questions, ask_about
+from vlmpipe.trainer.evaluation.replay.questions import QUESTIONS, part_name
+from vlmpipe.trainer.evaluation.replay.start_model import load_start
+from vlmpipe.trainer.models.image_threads import use_threads
+from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.records.replay import ReplayAnswers, ReplayPart, ReplayPointer, ReplayQuestions
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.records import read_record, write_record
+
+SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "question", "answer", "split")] + [("image", pa.binary())])
+COUNTS = "counts"  # folder of each part's ReplayPart
+
+
+@dataclass(frozen=True)
+class _Row:
+    identity: str
+    image: bytes
+    question: str
+
+
+def answer(job: JobConfig, worker: ProcessContext) -> ReplayAnswers:
+    """Answer what is missing in the folder that the run points to. Collective.
+
+    Raises DataError where no answer can be used.
+    """
+    store = open_storage(ReplayPointer.require(open_storage(job.run.run_uri)).folder)
+    questions = ReplayQuestions.require(store)
+    progress = Progress(job.run.run_uri, "replay") if worker.is_first else None
+    missing = agree([number for number in range(questions.parts) if store.stat(_counts(number)) is None])
+    own = missing[worker.rank :: worker.world_size]
+    model = load_start(job, worker.device) if own else None
+    for done, number in enumerate(own):
+        assert model
+        if progress:
+            progress.update(done, len(own), unit="parts", message="answers of the start model")
+        _answer_part(job, model, store, number, worker)
+    meet(worker)
+    answers = on_first(worker, lambda: _finish(store, questions))
+    if progress:
+        progress.update(questions.images, questions.images, unit="images", message="")
+        progress.finish(message=answers.described(questions))
+    return answers
+
+
+def _counts(number: int) -> str:
+    return f"{COUNTS}/{part_name(number)}.json"
+
+
+def _answer_part(job: JobConfig, model: AnsweringModel, store: Storage, number: int, worker: ProcessContext) -> None:
+    started = time.perf_counter()
+    table = pq.read_table(store.fetch(f"{QUESTIONS}/{part_name(number)}.parquet")).to_pylist()
+    rows = [_Row(row["id"], row["image"], row["question"]) for row in table]
+    samples, counts = list[dict[str, object]](), ReplayPart()
+    for start in range(0, len(rows), job.evaluate.batch_questions):
+        answered, part_counts = _answered(job, model, rows[start : start + job.evaluate.batch_questions], worker)
+        samples += answered
+        counts = _sum([counts, part_counts])
+    with tempfile.TemporaryDirectory(prefix="vlmpipe-replay-") as folder:
+        path = Path(folder, "part.parquet")
+        pq.write_table(pa.Table.from_pylist(samples, schema=SCHEMA), path)
+        store.upload(path, f"{REPLAY_SAMPLES}/{part_name(number)}.parquet")
+    counts = counts.model_copy(update={"answer_s": time.perf_counter() - started})
+    write_record(store, _counts(number), counts.model_dump(exclude={"record_version"}))
+
+
+def _answered(
+    job: JobConfig, model: AnsweringModel, rows: Sequence[_Row], worker: ProcessContext
+) -> tuple[list[dict[str, object]], ReplayPart]:
+    """Samples of these questions; those without a usable answer are counted."""
+    replay = job.data.replay
+    assert replay
+    asked, refused = [], 0
+    for row in rows:
+        try:
+            asked.append((row, ask_about(job, model.chat, row.question, row.image, row.identity)))
+        except DataError:
+            refused += 1
+    if not asked:
+        return [], ReplayPart(refused=refused)
+    questions = [question for _, question in asked]
+    answers = answer_questions(job, model, questions, worker.device, max_new_tokens=replay.replay_max_new_tokens)
+    samples, cut, empty = list[dict[str, object]](), 0, 0
+    for (row, _), generated in zip(asked, answers, strict=True):
+        if generated.finish_reason == "length":
+            cut += 1
+        elif not generated.text:
+            empty += 1
+        else:
+            text = {"id": row.identity, "question": row.question, "answer": generated.text, "split": "train"}
+            samples.append({**text, "image": row.image})
+    tokens = sum(len(ids) + 1 for ids in model.chat.tokenizer([generated.text for generated in answers]).input_ids)
+    prompts = sum(len(model.chat.prompt(asking.turn, asking.own.counts, asking.own.sizes)) for asking in questions)
+    return samples, ReplayPart(
+        answered=len(samples), cut=cut, empty=empty, refused=refused, answer_tokens=tokens, prompt_tokens=prompts
+    )
+
+
+def _finish(store: Storage, questions: ReplayQuestions) -> ReplayAnswers:
+    parts = [ReplayPart.of(read_record(store, _counts(number)), store.uri(_counts(number))) for number in
+             range(questions.parts)]  # fmt: skip
+    answers = ReplayAnswers(**_sum(parts).model_dump())
+    if not answers.answered:
+        raise DataError(
+            f"the start model gave no answer that can be learned: {answers.described(questions)}",
+            expected="answers that end, within replay_max_new_tokens",
+            fix="raise replay_max_new_tokens, or give replay_prompts with questions that it was trained on",
+        )
+    answers.write(store)
+    return answers
+
+
+def _sum(parts: Sequence[ReplayPart]) -> ReplayPart:
+    names = set(ReplayPart.model_fields) - {"record_version"}
+    return ReplayPart(**{name: sum(getattr(part, name) for part in parts) for name in names})
+
+
+def main() -> None:
+    """Answer on this rank."""
+    parser = argparse.ArgumentParser(prog="vlmpipe.trainer.evaluation.replay.answer", description=__doc__)
+    parser.add_argument("--config", required=True, help="URI of the run's run.json")
+    options = parser.parse_args()
+    job = JobConfig.load(options.config)
+    use_threads(job.data.loader_threads)
+    answer(job, start_worker(PATIENCE, shares_gpus=True))
+
+
+if __name__ == "__main__":
+    run_worker(main)

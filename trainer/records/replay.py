@@ -1,0 +1,69 @@
+"""Answers of the model that a run starts from: where they are, what was asked, and what came of it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from vlmpipe.trainer.records.record import Record
+
+
+class ReplayPointer(Record):
+    """Address of the answers that a run's source with replay reads: in the run's folder, and below the root for what
+    knows no run, by the sections of the run file that decide it."""
+
+    FILE: ClassVar[str] = "replay.json"
+    STEP: ClassVar[str] = "choose-replay"
+
+    folder: str = Field(description="Folder of questions and answers.")
+
+
+class ReplayQuestions(Record):
+    """Counts of the questions for the start model: written when all parts are there."""
+
+    FILE: ClassVar[str] = "questions.json"
+    STEP: ClassVar[str] = "choose-replay"
+
+    parts: int = Field(description="Files of questions.")
+    images: int = Field(description="Distinct training images that are asked about, each once.")
+    training_images: int = Field(description="Distinct names of training images that the choice was made from.")
+    image_bytes: int = Field(description="Bytes of the chosen images.")
+    held_out: int = Field(description="Chosen images left out because a validation sample has them.")
+    repeated: int = Field(description="Chosen images left out because another one has the same bytes.")
+    videos: int = Field(description="Native videos, which are not asked about.")
+
+
+class ReplayPart(Record):
+    """Answers of one part of the questions; written after its samples, so that a restarted job takes up there."""
+
+    FILE: ClassVar[str] = "counts.json"
+    STEP: ClassVar[str] = "replay"
+
+    answered: int = 0  # samples of the source
+    cut: int = 0  # left out: longer than replay_max_new_tokens
+    empty: int = 0
+    refused: int = 0  # images that cannot be asked about
+    answer_tokens: int = 0  # of all answers
+    prompt_tokens: int = 0
+    answer_s: float = 0.0
+
+
+class ReplayAnswers(ReplayPart):
+    """All answers: written last, which makes the source exist. answer_s: the sum over the job's processes."""
+
+    FILE: ClassVar[str] = "answers.json"
+
+    def described(self, questions: ReplayQuestions) -> str:
+        """Describe for people how the questions were answered."""
+        text = f"{self.answered:,} answers of the start model about {questions.images:,} training images, "
+        text += (
+            f"{self.answer_tokens:,} tokens in {self.answer_s:,.0f} s, {questions.image_bytes / 1e6:,.1f} MB of images"
+        )
+        reasons = {
+            "longer than replay_max_new_tokens": self.cut,
+            "empty": self.empty,
+            "of images that cannot be asked about": self.refused,
+        }
+        left_out = ", ".join(f"{count:,} {why}" for why, count in reasons.items() if count)
+        return text + (f"; left out: {left_out}" if left_out else "")
