@@ -254,7 +254,6 @@ class _AttendContext(FunctionCtx):
     window: int
 
 
-SAVED = 7  # and blocks, if any
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float, int, "Tensor | None"]  # of `attend`
 
 
@@ -264,8 +263,12 @@ def _save(ctx: _AttendContext, inputs: Inputs, output: tuple[Tensor, Tensor]) ->
 
 
 def _backward(ctx: _AttendContext, gradient: Tensor, _d_lse: Tensor) -> tuple[Tensor | None, ...]:
-    saved, blocks = ctx.saved_tensors[:SAVED], next(iter(ctx.saved_tensors[SAVED:]), None)
-    return *attend_backward(gradient, *saved, ctx.scale, ctx.window, blocks), *(None,) * 5
+    query, key, value, output, lse, bounds, device_bounds, *more = ctx.saved_tensors  # checkpointing unpacks them once
+    blocks = more[0] if more else None
+    gradients = attend_backward(
+        gradient, query, key, value, output, lse, bounds, device_bounds, ctx.scale, ctx.window, blocks
+    )
+    return *gradients, *(None,) * 5
 
 
 attend.register_autograd(_backward, setup_context=_save)
