@@ -35,6 +35,9 @@ SUITE = Suite(
             default=False,
         ),
         Part(
+            "audit", "data.audit", 30, "planted copies that data audit finds, and what it takes for one", default=False
+        ),
+        Part(
             "mixture",
             "data.mixture",
             150,
