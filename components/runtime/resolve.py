@@ -210,7 +210,11 @@ def _checked(
         from vlmpipe.planner.plan import plan_run  # not above: compiling needs this module, and no planner
         from vlmpipe.planner.steps.estimate import Stage
 
-        place = Stage(is_last=stage == settings.stages[-1], disks=settings.disks.get(stage, {}))
+        place = Stage(
+            is_first=stage == settings.stages[0],
+            is_last=stage == settings.stages[-1],
+            disks=settings.disks.get(stage, {}),
+        )
         plan = plan_run(config, here=None if elsewhere else this_machine(), stage=place)
     if not elsewhere or config.plan.fail_on_error:
         check_jobs(config, paths.run_uri)

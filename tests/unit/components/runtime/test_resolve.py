@@ -16,6 +16,7 @@ from tests.support.trainer.benchmark_files import write
 from vlmpipe.components.runtime.parameters import PARAMETER_FIELDS, compiled_settings, parameter_defaults
 from vlmpipe.components.runtime.resolve import Resolved, resolve
 from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.planner.steps.estimate import Stage
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage, s3
@@ -363,13 +364,17 @@ def test_nothing_starts_where_a_later_stage_could_not(
 
 
 def test_on_vertex_a_red_plan_of_a_later_stage_stops_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    def plan_run(config: RunConfig, **_: object) -> SimpleNamespace:
+    places = {}
+
+    def plan_run(config: RunConfig, stage: Stage, **_: object) -> SimpleNamespace:
+        places[config.name] = (stage.is_first, stage.is_last)
         return SimpleNamespace(errors=["too large"] if config.name == "digits-stages" else [], memory=None)
 
     monkeypatch.setattr("vlmpipe.planner.plan.plan_run", plan_run)
     staged = load_run_file(ROOT / "configs/digits-stages.yaml", ["output.root_uri=gs://bucket/root"])
     with pytest.raises(ConfigError, match="stage finetune: the plan is red"):
         begun(staged, "vertex")
+    assert places == {"digits-stages-align": (True, False), "digits-stages": (False, True)}
 
 
 def test_a_parameter_is_for_all_stages_without_a_value_of_their_own(staged: RunConfig, tmp_path: Path) -> None:

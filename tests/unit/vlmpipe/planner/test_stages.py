@@ -41,7 +41,7 @@ def plan(config: RunConfig) -> StagesPlan:
 
 def test_stages_are_planned_as_their_own_run_files_and_summed(config: RunConfig, plan: StagesPlan) -> None:
     align, finetune = config.stage_runs().values()
-    each = [plan_run(align, stage=Stage(is_last=False)), plan_run(finetune)]
+    each = [plan_run(align, stage=Stage(is_last=False)), plan_run(finetune, stage=Stage(is_first=False))]
     first, last = ([step.name for step in one.pipeline.steps] for one in each if one.pipeline)
     assert set(last) - set(first) == {"register-model", "notify"}, "once, after the last stage"
     assert [one.as_dict() for one in plan.stages.values()] == [one.as_dict() for one in each]
