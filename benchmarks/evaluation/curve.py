@@ -71,7 +71,9 @@ def curve_sets(bench: Bench) -> None:
         bench.at(name, 0.0)
         fixed = ["train.micro_batch_size=4", "evaluate.controls=[]", "gate=none", f"output.root_uri={bench.scratch}"]
         command = [sys.executable, "-m", "vlmpipe", "curve", *arguments, *fixed, "--seeds", "2", "--json"]
-        ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        ended = subprocess.run(
+            command, capture_output=True, encoding="utf-8", env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
         answered = json.loads(ended.stdout)["curve"]
         checked = answered["checked"]
         inside = checked and checked["score"]["low"] <= checked["measured"] <= checked["score"]["high"]

@@ -1,11 +1,11 @@
 """Step: chooses what the start model is asked, and tells whether its answers are missing."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 def choose_replay(
     run_uri: str,
-) -> NamedTuple("Outputs", [("replay", str), ("pools", list[dict[str, Any]])]):  # type: ignore[valid-type]
+) -> NamedTuple("Outputs", [("replay", str), ("pools", list[dict[str, object]])]):  # type: ignore[valid-type]
     """Choose training images of the other sources and write the questions about them, unless an earlier run did.
 
     Args:

@@ -34,7 +34,7 @@ def test_every_set_on_the_page_is_accepted(tmp_path: Path, monkeypatch: pytest.M
             continue
         program, verb, *arguments = shlex.split(body)
         assert program == "vlmpipe"
-        if verb == "run":  # a run of this kind is the tutorial's test
+        if verb in ("run", "data"):  # the tutorial's test and the audit's own
             continue
         answer = CliRunner().invoke(app, [verb, *arguments])
         assert answer.exit_code == 0, answer.output

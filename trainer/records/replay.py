@@ -52,7 +52,7 @@ class ReplayPart(Record):
 class ReplayAnswers(ReplayPart):
     """All answers: written last, which makes the source exist. answer_s: the sum over the job's processes."""
 
-    FILE: ClassVar[str] = "answers.json"
+    FILE: ClassVar[str] = "replay_answers.json"
 
     def described(self, questions: ReplayQuestions) -> str:
         """Describe for people how the questions were answered."""

@@ -11,19 +11,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import google_crc32c
-import numpy as np
 
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage.base import ObjectInfo, Storage, cache_folder, crc32c_of_file
 from vlmpipe.trainer.storage.records import seal, unseal
 from vlmpipe.trainer.storage.regular_files import open_lock
 from vlmpipe.trainer.storage.transfer import in_parallel
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 REMEMBERED_BYTES = 1 << 26  # smaller files are read again by each process: that takes a hundredth of a second
 SUMS_FOLDER = ".sums"  # in the cache folder
@@ -94,7 +89,9 @@ class SummedFile(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: Buffer) -> int:
+    def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
+        import numpy as np  # what only compiles needs none
+
         # The checksum's extension takes arrays, and no memoryviews. A piece stays in the processor's cache.
         whole = np.frombuffer(memoryview(data), np.uint8)
         for start in range(0, len(whole), SUMMED_BYTES):

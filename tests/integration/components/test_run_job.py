@@ -91,7 +91,7 @@ def test_a_job_that_fails_ends_the_step(server: FakeVertex, in_bucket: str) -> N
 @pytest.mark.parametrize(
     ("job", "target", "said"),
     [
-        ("training", "vertex", "expected: a job of cache_features, train, evaluate, benchmark"),
+        ("training", "vertex", "expected: a job of replay, cache_features, train, evaluate, benchmark"),
         ("train", "vertx", "on vertex, kubeflow, local"),
         ("benchmark", "vertex", "error: job benchmark, which this run does not have"),
         ("train", "kubeflow", "kubeflow"),

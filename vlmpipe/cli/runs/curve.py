@@ -49,7 +49,9 @@ def curve(
     plain: Plain = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say how many training samples a score needs, by a power law fitted to trainings on nested shares of them.
+    """Say how many samples a score needs.
+
+    A power law is fitted to trainings on nested shares of the training samples.
 
     A sweep over data.train_share on one preparation. A curve that was stopped here is continued by the same command.
     """

@@ -92,6 +92,7 @@ WITH_OTHERS = {
 NOT_HERE = {
     "virtual_stages": "the tiny model has too few layers",
     "float8": "needs a GPU",
+    "router_loss": "needs a model with experts",
     "early_stopping.patience": "ends training: tests/integration/trainer/evaluation/test_early_stopping.py",
     "early_stopping.min_improvement": "is one of early_stopping.patience",
     "dpo_beta": "needs data in pairs",

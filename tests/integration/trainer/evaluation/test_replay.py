@@ -36,6 +36,7 @@ from vlmpipe.trainer.evaluation.replay.answer import answer
 from vlmpipe.trainer.evaluation.replay.questions import choose
 from vlmpipe.trainer.evaluation.replay.start_model import load_start
 from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.records.replay import ReplayAnswers
 from vlmpipe.trainer.storage.records import read_record_file
 
 WORKER = ProcessContext(0, 1, 0, 1, torch.device("cpu"))
@@ -185,7 +186,7 @@ def test_a_job_that_was_stopped_answers_only_what_is_missing(
     found = chosen(job)
     whole = answer(job, WORKER)
     rows, folder = samples_of(found.folder), Path(found.folder)
-    (folder / "answers.json").unlink()
+    (folder / ReplayAnswers.FILE).unlink()
     (folder / "counts/00001.json").unlink()
     asked.clear()
     again = answer(job, WORKER)

@@ -51,8 +51,9 @@ def ended(spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> int:
     return run_main(program.main)
 
 
-def ours() -> RunConfig:
-    return load_run_file(ROOT / "configs/digits.yaml", [*L4, BENCHMARK])
+def ours(job: str = "") -> RunConfig:
+    file = "tests/fixtures/run_files/digits-replay.yaml" if job == "replay" else "configs/digits.yaml"
+    return load_run_file(ROOT / file, [*L4, BENCHMARK])
 
 
 def external() -> RunConfig:
@@ -66,8 +67,8 @@ def external() -> RunConfig:
 def test_a_job_of_our_own_ends_first_thing(
     job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert job in jobs_of(ours())
-    assert ended(job_spec(ours(), job, str(tmp_path)), monkeypatch) == ExitCode.MACHINE
+    assert job in jobs_of(ours(job))
+    assert ended(job_spec(ours(job), job, str(tmp_path)), monkeypatch) == ExitCode.MACHINE
     assert "1 x NVIDIA_L4 (g2-standard-4) is paid for, and torch sees none" in capfd.readouterr().err
 
 

@@ -111,7 +111,7 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
 def test_a_missing_field_of_a_section_in_a_list_is_named() -> None:
     sources = [{"name": "a", "uri": "a.json"}, {"name": "b", "image_folder": "b"}]
     found = problems_of(data={"sources": sources, "sequence_length": 256})
-    assert found == {"data.sources.1.uri": "missing, and there is no default. Address of the source; see data.source."}
+    assert found == {"data.sources.1": "has no uri: expected one of uri and replay: self"}
 
 
 POPE = {"name": "pope", "format": "pope", "uri": "pope.json", "images": "images"}
