@@ -29,13 +29,17 @@ SUITE = Suite(
         ),
         Part(
             "near-duplicates",
-            "data.near_duplicates",
+            "data.copies.near_duplicates",
             30,
             "images that look alike by nature; copies that are found",
             default=False,
         ),
         Part(
-            "audit", "data.audit", 30, "planted copies that data audit finds, and what it takes for one", default=False
+            "audit",
+            "data.copies.audit",
+            30,
+            "planted copies that data audit finds, and what it takes for one",
+            default=False,
         ),
         Part(
             "mixture",

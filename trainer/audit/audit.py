@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vlmpipe.trainer.audit.catalogue import Catalogue, read_catalogue
 from vlmpipe.trainer.audit.checkpoints import MIN_GAP, LossModel, checkpoints_of, early_and_late, opened_model
 from vlmpipe.trainer.audit.contradictions import contradictions
-from vlmpipe.trainer.audit.findings import Audit, Finding, Kind, exclusions_of
+from vlmpipe.trainer.audit.findings import Audit, Finding, Kind, by_records, exclusions_of
 from vlmpipe.trainer.audit.image_groups import image_groups
 from vlmpipe.trainer.audit.image_vectors import image_vectors
 from vlmpipe.trainer.audit.label_suspects import CheckedAnswers, suspected_labels
@@ -50,7 +50,7 @@ def audit(request: AuditRequest, told: Told = lambda *_: None) -> tuple[Audit, C
     told("comparing images", 0, 1)
     vectors = image_vectors(catalogue, request.prepared_uri, _features(job, catalogue))
     groups = image_groups(catalogue, vectors, lambda done, of: told("looking at images", done, of))
-    found = [
+    findings = [
         near_duplicates(catalogue, groups, vectors),
         shared_images(catalogue),
         blank_images(catalogue, vectors),
@@ -59,10 +59,13 @@ def audit(request: AuditRequest, told: Told = lambda *_: None) -> tuple[Audit, C
     ]
     losses = _losses(request, catalogue, told)
     if isinstance(losses, str):
-        found += [_without(kind, losses) for kind in ("suspected_label", "text_alone")]
+        findings += [_without(kind, losses) for kind in ("suspected_label", "text_alone")]
     else:
-        found.append(suspected_labels(catalogue, vectors, losses.seen, losses.obstacle))
-        found.append(predicted_by_text(catalogue, losses.blank, losses.left_out))
+        findings.append(suspected_labels(catalogue, vectors, losses.seen, losses.obstacle))
+        findings.append(predicted_by_text(catalogue, losses.blank, losses.left_out))
+    if job.data.overlong_policy == "split":
+        ids = frozenset(identity for split in catalogue.splits for identity in split.ids)
+        findings = [by_records(finding, ids) for finding in findings]
     result = Audit(
         prepared_uri=request.prepared_uri,
         run_id=job.run.run_id if request.has_run else "",
@@ -70,7 +73,7 @@ def audit(request: AuditRequest, told: Told = lambda *_: None) -> tuple[Audit, C
         images=len(catalogue.images),
         vectors=vectors.described(),
         checkpoint_steps=() if isinstance(losses, str) else losses.seen.steps,
-        findings=tuple(found),
+        findings=tuple(findings),
         notes=() if isinstance(losses, str) else losses.notes,
     )
     return result.model_copy(update={"excluded": len(exclusions_of(result))}), catalogue
@@ -127,11 +130,11 @@ class _Under:
         parts: list[tuple[int, AnswerLosses]] = []
         done = 0
         for split, start in zip(self.catalogue.splits, self.catalogue.starts, strict=False):
-            mine = [sample - start for sample in self.chosen if start <= sample < start + len(split)]
+            of_split = [sample - start for sample in self.chosen if start <= sample < start + len(split)]
             told = partial(self._tell, message, done)
-            found = answer_losses(self.job, split, self.model, mine, is_blank=is_blank, progressed=told)
-            parts.append((start, found))
-            done += len(mine)
+            findings = answer_losses(self.job, split, self.model, of_split, is_blank=is_blank, progressed=told)
+            parts.append((start, findings))
+            done += len(of_split)
         return _checked(self.catalogue, parts, self.step)
 
     def _tell(self, message: str, before: int, done: int) -> None:
@@ -159,9 +162,9 @@ def _checked(catalogue: Catalogue, parts: list[tuple[int, AnswerLosses]], step: 
 
 
 def _together(parts: list[CheckedAnswers]) -> CheckedAnswers:
-    """The same answers under all checkpoints."""
-    nats, missed = (np.concatenate([getattr(one, name) for one in parts]) for name in ("nats", "missed"))
-    return CheckedAnswers(parts[0].rows, nats, missed, tuple(step for one in parts for step in one.steps))
+    """Join the losses of one list of answers under all checkpoints."""
+    nats, missed = (np.concatenate([getattr(part, name) for part in parts]) for name in ("nats", "missed"))
+    return CheckedAnswers(parts[0].rows, nats, missed, tuple(step for part in parts for step in part.steps))
 
 
 def _chosen(samples: int, most: int) -> tuple[list[int], str]:

@@ -77,8 +77,8 @@ class Catalogue:
     def texts(self, sample: int, turn: int = 0) -> tuple[str, str]:
         """A turn's question and answer as they are shown."""
         turns = self.conversation(sample)
-        one = turns[min(turn, len(turns) - 1)]
-        return _shown(one.question.replace(IMAGE_TOKEN, "").strip()), _shown(one.answer)
+        shown_turn = turns[min(turn, len(turns) - 1)]
+        return _shown(shown_turn.question.replace(IMAGE_TOKEN, "").strip()), _shown(shown_turn.answer)
 
     def samples_by_image(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(images + 1,) where the samples of each image begin, and the samples, each once an image."""

@@ -57,7 +57,7 @@ def checkpoints_of(job: JobConfig) -> tuple[list[StoredCheckpoint], list[str]]:
     stores = [open_storage(job.run.run_uri), *([mirror] if mirror else [])]
     listings, errors = list_stores(stores)
     faults = [str(error.found) for error in errors.values()]
-    found: dict[int, StoredCheckpoint] = {}
+    checkpoints: dict[int, StoredCheckpoint] = {}
     for number, name in candidates(listings):
         try:
             checkpoint, _ = inspect(stores[number], name, listings[number], key=key)
@@ -65,15 +65,15 @@ def checkpoints_of(job: JobConfig) -> tuple[list[StoredCheckpoint], list[str]]:
             faults.append(str(error))
             continue
         step = checkpoint.record.step
-        found.setdefault(step, StoredCheckpoint(stores[number], name, listings[number], step))
-    return [found[step] for step in sorted(found)], faults
+        checkpoints.setdefault(step, StoredCheckpoint(stores[number], name, listings[number], step))
+    return [checkpoints[step] for step in sorted(checkpoints)], faults
 
 
-def early_and_late(found: list[StoredCheckpoint]) -> list[StoredCheckpoint]:
+def early_and_late(checkpoints: list[StoredCheckpoint]) -> list[StoredCheckpoint]:
     """The first and the last checkpoint; the last alone where the first is not much earlier."""
-    if len(found) > 1 and found[0].step <= (1 - MIN_GAP) * found[-1].step:
-        return [found[0], found[-1]]
-    return found[-1:]
+    if len(checkpoints) > 1 and checkpoints[0].step <= (1 - MIN_GAP) * checkpoints[-1].step:
+        return [checkpoints[0], checkpoints[-1]]
+    return checkpoints[-1:]
 
 
 @contextmanager

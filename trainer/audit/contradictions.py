@@ -43,13 +43,13 @@ def contradictions(catalogue: Catalogue, groups: NDArray[np.int64]) -> Finding:
         number += 1
         ((best, times), *_) = answers.most_common(1)
         right = best if times > len(rows) / 2 else None
-        for row in rows.tolist():
-            is_right = turns["answer"][row] == right
+        for answer_row in rows.tolist():
+            is_right = turns["answer"][answer_row] == right
             detail = f"{len(answers)} different answers to this question about this image in {len(rows)} samples"
             flagged.append(
                 flag(
                     catalogue,
-                    int(turns["sample"][row]),
+                    int(turns["sample"][answer_row]),
                     "contradiction",
                     detail + ("; most samples give this one" if is_right else ""),
                     number,

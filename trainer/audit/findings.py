@@ -1,12 +1,14 @@
-"""What an audit found: `audit.json`, and the list of exclusions that `data.exclude` takes."""
+"""Findings of an audit: `audit.json`, and the list of exclusions that `data.exclude` takes."""
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from vlmpipe.trainer.data.exclusions.exclusion_file import exclusion_lines
+from vlmpipe.trainer.data.sample import PART_MARK
 from vlmpipe.trainer.records.record import Part, Record
 
 EXCLUSIONS = "exclusions.jsonl"
@@ -28,6 +30,7 @@ class Flagged(Part):
     score: float = Field(0.0, description="How strong the finding is; larger is stronger, by kind.")
     question: str = ""
     answer: str = ""
+    record: str = Field("", description="Id that the list names: the record's, of a part of its conversation.")
     is_excluded: bool = Field(False, description="Whether the list of exclusions has it for this finding.")
 
 
@@ -58,7 +61,7 @@ class Audit(Record):
     vectors: str = Field("", description="What images were compared by.")
     checkpoint_steps: tuple[int, ...] = Field((), description="Steps whose losses were compared.")
     findings: tuple[Finding, ...] = ()
-    excluded: int = Field(0, description="Distinct samples in the list of exclusions.")
+    excluded: int = Field(0, description="Distinct records in the list of exclusions.")
     notes: tuple[str, ...] = ()
 
     def finding(self, kind: Kind) -> Finding:
@@ -70,17 +73,17 @@ def collected(
     kind: Kind, flagged: list[Flagged], *, checked: int, advice: str, obstacle: str = "", samples: int | None = None
 ) -> Finding:
     """The finding of all flagged samples, strongest first. samples: how many there are, where not all are listed."""
-    ordered = sorted(flagged, key=lambda one: (-one.score, one.group, one.id))
+    ordered = sorted(flagged, key=lambda flag: (-flag.score, flag.group, flag.id))
     splits: dict[int, set[str]] = {}
-    for one in ordered:
-        if one.group:
-            splits.setdefault(one.group, set()).add(one.split)
+    for flag in ordered:
+        if flag.group:
+            splits.setdefault(flag.group, set()).add(flag.split)
     return Finding(
         kind=kind,
-        samples=len({one.id for one in ordered}) if samples is None else samples,
+        samples=len({flag.id for flag in ordered}) if samples is None else samples,
         groups=len(splits),
         across_splits=sum(len(of_group) > 1 for of_group in splits.values()),
-        excluded=len({one.id for one in ordered if one.is_excluded}),
+        excluded=len({flag.id for flag in ordered if flag.is_excluded}),
         checked=checked,
         obstacle=obstacle,
         advice=advice,
@@ -88,16 +91,32 @@ def collected(
     )
 
 
+def by_records(finding: Finding, ids: Container[str]) -> Finding:
+    """The finding whose parts of conversations (`data.overlong_policy: split`) name the record that they are of.
+
+    ids: of all samples. `data.exclude` knows ids of records alone.
+    """
+    return finding.model_copy(update={"flagged": tuple(_by_record(flag, ids) for flag in finding.flagged)})
+
+
+def _by_record(flag: Flagged, ids: Container[str]) -> Flagged:
+    record, mark, turn = flag.id.rpartition(PART_MARK)
+    if not mark or not turn.isdecimal() or record not in ids:
+        return flag
+    detail = f"{flag.detail}; a part of {record}" + (", all of which is excluded" if flag.is_excluded else "")
+    return flag.model_copy(update={"record": record, "detail": detail})
+
+
 def exclusions_of(audit: Audit) -> list[Flagged]:
-    """The samples to exclude, each once, by their ids."""
-    found: dict[str, Flagged] = {}
+    """The samples to exclude, each record once, by their ids."""
+    by_record: dict[str, Flagged] = {}
     for finding in audit.findings:
-        for one in finding.flagged:
-            if one.is_excluded:
-                found.setdefault(one.id, one)
-    return [found[identity] for identity in sorted(found)]
+        for flag in finding.flagged:
+            if flag.is_excluded:
+                by_record.setdefault(flag.record or flag.id, flag)
+    return [by_record[identity] for identity in sorted(by_record)]
 
 
 def exclusion_file(audit: Audit) -> bytes:
     """The list as JSON Lines of ids with the reason."""
-    return exclusion_lines((one.id, one.kind, one.detail) for one in exclusions_of(audit))
+    return exclusion_lines((flag.record or flag.id, flag.kind, flag.detail) for flag in exclusions_of(audit))

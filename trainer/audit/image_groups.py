@@ -42,40 +42,40 @@ def image_groups(
     met: set[int] = set()
 
     @lru_cache(HELD_LOOKS)
-    def look(row: int) -> Look | None:
-        met.add(row)
-        return _look(catalogue, places, row)
+    def look(image_row: int) -> Look | None:
+        met.add(image_row)
+        return _look(catalogue, places, image_row)
 
     parents = np.arange(len(catalogue.images))
     pairs = _candidates(vectors)
-    for done, (one, other) in enumerate(pairs, 1):
+    for done, (first_row, second_row) in enumerate(pairs, 1):
         progressed(done, len(pairs))
-        first, second = look(one), look(other)
+        first, second = look(first_row), look(second_row)
         if first and second and are_alike(first, second):
-            smaller, larger = sorted((_root(parents, one), _root(parents, other)))
+            smaller, larger = sorted((_root(parents, first_row), _root(parents, second_row)))
             parents[larger] = smaller
-    roots = np.array([_root(parents, row) for row in range(len(parents))], np.int64)
+    roots = np.array([_root(parents, image_row) for image_row in range(len(parents))], np.int64)
     return ImageGroups(_numbered(roots), len(met))
 
 
 def _candidates(vectors: ImageVectors) -> list[tuple[int, int]]:
-    """Pairs of rows that may be alike, by their first row."""
-    found: set[tuple[int, int]] = set()
+    """Pairs of rows whose images may be copies, by their first row."""
+    pairs: set[tuple[int, int]] = set()
     for some in (vectors.bits, vectors.features):
         if some is not None:
-            for one, other, _ in nearest(some, CANDIDATES).pairs():
-                if _bits_apart(vectors, one, other) <= MAX_BITS:
-                    found.add((int(vectors.rows[one]), int(vectors.rows[other])))
-    return sorted(found)
+            for first_row, second_row, _ in nearest(some, CANDIDATES).pairs():
+                if _bits_apart(vectors, first_row, second_row) <= MAX_BITS:
+                    pairs.add((int(vectors.rows[first_row]), int(vectors.rows[second_row])))
+    return sorted(pairs)
 
 
-def _bits_apart(vectors: ImageVectors, one: int, other: int) -> float:
-    return BITS * (1 - float(vectors.bits[one] @ vectors.bits[other])) / 2
+def _bits_apart(vectors: ImageVectors, first_row: int, second_row: int) -> float:
+    return BITS * (1 - float(vectors.bits[first_row] @ vectors.bits[second_row])) / 2
 
 
-def _look(catalogue: Catalogue, places: UniqueImages, row: int) -> Look | None:
+def _look(catalogue: Catalogue, places: UniqueImages, image_row: int) -> Look | None:
     """The look of an image; None of a video and of an image that Pillow does not read here."""
-    place = places[digits_of(catalogue.images[row])]
+    place = places[digits_of(catalogue.images[image_row])]
     if place.is_video:
         return None
     with Image.open(io.BytesIO(catalogue.shards.image(place)), formats=["PNG", "JPEG", "WEBP"]) as image:
@@ -83,11 +83,11 @@ def _look(catalogue: Catalogue, places: UniqueImages, row: int) -> Look | None:
         return look_of(image.convert("RGB"))
 
 
-def _root(parents: NDArray[np.int64], row: int) -> int:
-    while parents[row] != row:
-        parents[row] = parents[parents[row]]
-        row = int(parents[row])
-    return row
+def _root(parents: NDArray[np.int64], image_row: int) -> int:
+    while parents[image_row] != image_row:
+        parents[image_row] = parents[parents[image_row]]
+        image_row = int(parents[image_row])
+    return image_row
 
 
 def _numbered(roots: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -38,7 +38,7 @@ class ImageVectors:
     left_out: int
 
     def described(self) -> str:
-        """What images are compared by, for people."""
+        """Name for people what images are compared by."""
         return "pixel hashes" if self.features is None else "cached features and pixel hashes"
 
 
@@ -56,12 +56,12 @@ def _hash_bits(catalogue: Catalogue, prepared_uri: str, compared: int) -> tuple[
         for lines in file.iter_batches(batch_size=8192, columns=["sha256", "signature"]):
             hashes = hashes_of(lines.column("sha256").to_pylist())
             rows = np.searchsorted(catalogue.images, hashes)
-            for row, signature in zip(rows.tolist(), lines.column("signature").to_pylist(), strict=True):
+            for image_row, signature in zip(rows.tolist(), lines.column("signature").to_pylist(), strict=True):
                 if signature is None:
-                    blank.add(row)
-                elif row < compared:
+                    blank.add(image_row)
+                elif image_row < compared:
                     packed = np.frombuffer(signature[:HASH_BYTES], np.uint8)
-                    bits[row] = (np.unpackbits(packed).astype(np.float32) * 2 - 1) / np.sqrt(BITS)
+                    bits[image_row] = (np.unpackbits(packed).astype(np.float32) * 2 - 1) / np.sqrt(BITS)
     return bits, frozenset(blank)
 
 
@@ -72,12 +72,12 @@ def _pooled(catalogue: Catalogue, rows: NDArray[np.int64], features: FeatureRead
     pooled = np.zeros((len(rows), 0), np.float32)
     projection: NDArray[np.float32] | None = None
     for start in range(0, len(rows), READ_IMAGES):
-        for row in range(start, min(start + READ_IMAGES, len(rows))):
-            mean = features.read(digits_of(catalogue.images[rows[row]])).float().mean(dim=0).numpy()
+        for image_row in range(start, min(start + READ_IMAGES, len(rows))):
+            mean = features.read(digits_of(catalogue.images[rows[image_row]])).float().mean(dim=0).numpy()
             if projection is None and len(mean) > WIDTH:
                 drawn = np.random.default_rng(0).standard_normal((len(mean), WIDTH))
                 projection = (drawn / np.sqrt(WIDTH)).astype(np.float32)
             if not pooled.shape[1]:
                 pooled = np.zeros((len(rows), WIDTH if projection is not None else len(mean)), np.float32)
-            pooled[row] = mean if projection is None else mean @ projection
+            pooled[image_row] = mean if projection is None else mean @ projection
     return as_directions(pooled)

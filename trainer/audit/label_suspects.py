@@ -107,5 +107,5 @@ def _around(catalogue: Catalogue, vectors: ImageVectors, turns: NDArray[np.void]
 
 def _fill(places: NDArray[np.int64], members: NDArray[np.int64], by_image: Vectors, rows: NDArray[np.int64]) -> None:
     vectors = by_image[np.maximum(rows[members], 0)] * (rows[members] >= 0)[:, None]
-    found = nearest(np.ascontiguousarray(vectors), NEIGHBOURS).rows
-    places[members, : found.shape[1]] = np.where(found >= 0, members[found], -1)
+    near = nearest(np.ascontiguousarray(vectors), NEIGHBOURS).rows
+    places[members, : near.shape[1]] = np.where(near >= 0, members[near], -1)

@@ -1,4 +1,4 @@
-"""How alike two images are in their pixels, whatever their encoding, size, brightness or a cropped margin."""
+"""Likeness of two images in their pixels, whatever their encoding, size, brightness or a cropped margin."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def look_of(image: Image.Image) -> Look:
     return Look(np.stack(views), colours, is_blank)
 
 
-def correlation(one: Look, other: Look) -> float:
+def correlation(first: Look, second: Look) -> float:
     """Highest correlation of brightness with no margin of one, and any margin of the other, cropped."""
-    if one.is_blank or other.is_blank:
+    if first.is_blank or second.is_blank:
         return 0.0
-    forward = one.brightness[:1] @ other.brightness.T
-    backward = other.brightness[:1] @ one.brightness.T
+    forward = first.brightness[:1] @ second.brightness.T
+    backward = second.brightness[:1] @ first.brightness.T
     return float(max(forward.max(), backward.max())) / (SIDE * SIDE)
 
 
-def are_alike(one: Look, other: Look) -> bool:
+def are_alike(first: Look, second: Look) -> bool:
     """Return whether two images are one, encoded, resized, brightened or cropped again."""
-    if float(np.abs(one.colours - other.colours).mean()) > MAX_COLOURS:
+    if float(np.abs(first.colours - second.colours).mean()) > MAX_COLOURS:
         return False
-    return correlation(one, other) >= MIN_CORRELATION
+    return correlation(first, second) >= MIN_CORRELATION

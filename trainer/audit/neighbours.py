@@ -24,9 +24,9 @@ class Neighbours:
     def pairs(self) -> Iterator[tuple[int, int, float]]:
         """Each pair once, the smaller row first, with its cosine."""
         met: set[tuple[int, int]] = set()
-        for row, (others, cosines) in enumerate(zip(self.rows.tolist(), self.cosines.tolist(), strict=True)):
+        for vector, (others, cosines) in enumerate(zip(self.rows.tolist(), self.cosines.tolist(), strict=True)):
             for other, cosine in zip(others, cosines, strict=True):
-                pair = (min(row, other), max(row, other))
+                pair = (min(vector, other), max(vector, other))
                 if other >= 0 and pair not in met:
                     met.add(pair)
                     yield (*pair, cosine)
@@ -51,22 +51,22 @@ def nearest(vectors: Vectors, count: int) -> Neighbours:
     for start in range(0, total, BLOCK_ROWS):
         block = slice(start, min(start + BLOCK_ROWS, total))
         for first in range(0, total, COLUMN_ROWS):
-            found = vectors[block] @ vectors[first : first + COLUMN_ROWS].T
-            own = np.arange(block.start, block.stop)
-            is_there = (own >= first) & (own < first + found.shape[1])
-            found[np.flatnonzero(is_there), own[is_there] - first] = -np.inf
-            _merge(rows[block], cosines[block], found, first)
+            products = vectors[block] @ vectors[first : first + COLUMN_ROWS].T
+            itself = np.arange(block.start, block.stop)
+            is_there = (itself >= first) & (itself < first + products.shape[1])
+            products[np.flatnonzero(is_there), itself[is_there] - first] = -np.inf
+            _merge(rows[block], cosines[block], products, first)
     return Neighbours(rows, cosines)
 
 
-def _merge(rows: NDArray[np.int64], cosines: NDArray[np.float32], found: NDArray[np.float32], first: int) -> None:
+def _merge(rows: NDArray[np.int64], cosines: NDArray[np.float32], products: NDArray[np.float32], first: int) -> None:
     """Put what is nearer of a further block of columns into the rows found so far."""
     count = rows.shape[1]
-    kept = min(count, found.shape[1])
-    places = np.argpartition(-found, kept - 1, axis=1)[:, :kept]
+    at_most = min(count, products.shape[1])
+    places = np.argpartition(-products, at_most - 1, axis=1)[:, :at_most]
     places.sort(axis=1)
     joined_rows = np.concatenate([rows, places + first], axis=1)
-    joined = np.concatenate([cosines, np.take_along_axis(found, places, axis=1)], axis=1)
+    joined = np.concatenate([cosines, np.take_along_axis(products, places, axis=1)], axis=1)
     order = np.argsort(-joined, axis=1, kind="stable")[:, :count]
     rows[:] = np.take_along_axis(joined_rows, order, axis=1)
     cosines[:] = np.take_along_axis(joined, order, axis=1)

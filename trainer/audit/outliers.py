@@ -27,15 +27,19 @@ def outliers(catalogue: Catalogue, sources: tuple[str, ...]) -> Finding:
             continue
         usual, deviations = _deviations(turns["characters"][rows])
         script = _main_script(turns["script"][rows])
-        for row, deviation in zip(rows.tolist(), deviations.tolist(), strict=True):
+        for answer_row, deviation in zip(rows.tolist(), deviations.tolist(), strict=True):
             details = []
             if abs(deviation) > MAX_DEVIATIONS:
-                details.append(f"an answer of {turns['characters'][row]:,} characters; half have {usual:g} or fewer")
-            found = int(turns["script"][row])
-            if script != NONE and found not in (NONE, script):
-                details.append(f"an answer in {script_name(found)}; nearly all others are in {script_name(script)}")
+                details.append(
+                    f"an answer of {turns['characters'][answer_row]:,} characters; half have {usual:g} or fewer"
+                )
+            script_found = int(turns["script"][answer_row])
+            if script != NONE and script_found not in (NONE, script):
+                details.append(
+                    f"an answer in {script_name(script_found)}; nearly all others are in {script_name(script)}"
+                )
             if details:
-                sample, turn = int(turns["sample"][row]), int(turns["turn"][row])
+                sample, turn = int(turns["sample"][answer_row]), int(turns["turn"][answer_row])
                 score = abs(deviation) + 10 * (len(details) > 1 or "characters" not in details[0])
                 flagged.append(flag(catalogue, sample, "outlier", "; ".join(details), score=score, turn=turn))
     advice = "look at them: cut, pasted or untranslated answers are learned like others"
@@ -44,12 +48,12 @@ def outliers(catalogue: Catalogue, sources: tuple[str, ...]) -> Finding:
 
 def _source_of_samples(catalogue: Catalogue, sources: tuple[str, ...]) -> NDArray[np.int64]:
     numbers = {name: number for number, name in enumerate(sources)}
-    found = np.zeros(len(catalogue), np.int64)
+    source_of = np.zeros(len(catalogue), np.int64)
     if sources:
         for split, start in zip(catalogue.splits, catalogue.starts, strict=False):
             for number, identity in enumerate(split.ids):
-                found[start + number] = numbers.get(identity.partition("/")[0], 0)
-    return found
+                source_of[start + number] = numbers.get(identity.partition("/")[0], 0)
+    return source_of
 
 
 def _deviations(characters: NDArray[np.int32]) -> tuple[float, NDArray[np.float64]]:

@@ -15,7 +15,7 @@ from vlmpipe.trainer.audit.image_vectors import MAX_IMAGES, ImageVectors
 
 LISTED_SHARED = 20  # samples of an image that are listed
 TEXTS = 2000  # samples of a finding that are listed with their texts
-SHARED_TIMES, SHARED_FEWEST = 10, 20  # samples of an image: this many times the median, and at least so many
+SHARED_TIMES, SHARED_FEWEST = 10, 20  # samples of an image: this many times the median, and at least this number
 
 Answers = dict[int, tuple[tuple[int, ...], tuple[int, ...]]]  # digests of questions and answers, by sample
 
@@ -25,24 +25,24 @@ def near_duplicates(catalogue: Catalogue, groups: ImageGroups, vectors: ImageVec
     samples of one split with equal questions and answers all but the first.
     """
     members = _samples_of_groups(catalogue, groups.of_image)
-    said = said_by(catalogue, [sample for samples in members.values() for sample in samples])
+    texts = said_by(catalogue, [sample for samples in members.values() for sample in samples])
     flagged: list[Flagged] = []
     for group, samples in sorted(members.items()):
-        images = {int(row) for sample in samples for row in catalogue.images_of(sample)}
-        copies = sum(groups.of_image[row] == group for row in images)
-        held_out = [sample for sample in samples if catalogue.split_of(sample) == "eval"]
-        kept: dict[object, int] = {}
-        for sample in sorted(samples, key=lambda one: (catalogue.split_of(one), catalogue.id_of(one))):
-            leaks = bool(held_out) and catalogue.split_of(sample) == "train"
-            first = kept.setdefault((catalogue.split_of(sample), said[sample]), sample)
+        images = {int(image_row) for sample in samples for image_row in catalogue.images_of(sample)}
+        copies = sum(groups.of_image[image_row] == group for image_row in images)
+        validation = [sample for sample in samples if catalogue.split_of(sample) == "eval"]
+        firsts: dict[object, int] = {}
+        for sample in sorted(samples, key=lambda member: (catalogue.split_of(member), catalogue.id_of(member))):
+            leaks = bool(validation) and catalogue.split_of(sample) == "train"
+            first = firsts.setdefault((catalogue.split_of(sample), texts[sample]), sample)
             detail = f"one of {copies} copies of an image"
             if leaks:
-                detail = f"copy of the image of {catalogue.id_of(held_out[0])} in the validation split"
+                detail = f"copy of the image of {catalogue.id_of(validation[0])} in the validation split"
             elif first != sample:
                 detail = f"repeats {catalogue.id_of(first)}: copied image, equal text"
             is_excluded, with_text = leaks or first != sample, len(flagged) < TEXTS
-            one = flag(catalogue, sample, "near_duplicate", detail, group, excluded=is_excluded, with_text=with_text)
-            flagged.append(one)
+            member = flag(catalogue, sample, "near_duplicate", detail, group, excluded=is_excluded, with_text=with_text)
+            flagged.append(member)
     obstacle = ""
     if vectors.left_out:
         obstacle = f"{vectors.left_out:,} images beyond {MAX_IMAGES:,} were not compared"
@@ -59,8 +59,8 @@ def shared_images(catalogue: Catalogue) -> Finding:
     limit = max(SHARED_FEWEST, SHARED_TIMES * float(np.median(counts)) if len(counts) else 0)
     flagged: list[Flagged] = []
     met: set[int] = set()
-    for number, row in enumerate(np.flatnonzero(counts >= limit).tolist(), 1):
-        of_image = samples[starts[row] : starts[row + 1]]
+    for number, image_row in enumerate(np.flatnonzero(counts >= limit).tolist(), 1):
+        of_image = samples[starts[image_row] : starts[image_row + 1]]
         alone = sum(len(catalogue.images_of(sample)) == 1 for sample in of_image.tolist())
         detail = (
             f"its image is in {len(of_image):,} samples, {alone:,} of which have no other; half of all images are in "
@@ -83,7 +83,9 @@ def blank_images(catalogue: Catalogue, vectors: ImageVectors) -> Finding:
     is_blank = np.zeros(len(catalogue.images), np.bool_)
     is_blank[sorted(blank)] = True
     starts, samples = catalogue.samples_by_image()
-    candidates = {int(one) for row in sorted(blank) for one in samples[starts[row] : starts[row + 1]]}
+    candidates = {
+        int(member) for image_row in sorted(blank) for member in samples[starts[image_row] : starts[image_row + 1]]
+    }
     for sample in sorted(candidates):
         if is_blank[catalogue.images_of(sample)].all():
             flagged.append(flag(catalogue, sample, "blank_image", "its images are blank", excluded=True))
@@ -121,22 +123,22 @@ def flag(
 
 
 def said_by(catalogue: Catalogue, samples: Sequence[int]) -> Answers:
-    """What some samples ask and answer."""
+    """Digests of the questions and answers of some samples."""
     turns = catalogue.turns
-    found: Answers = {}
+    texts_of: Answers = {}
     for sample in set(samples):
         start, end = np.searchsorted(turns["sample"], [sample, sample + 1])
-        found[sample] = (tuple(turns["question"][start:end].tolist()), tuple(turns["answer"][start:end].tolist()))
-    return found
+        texts_of[sample] = (tuple(turns["question"][start:end].tolist()), tuple(turns["answer"][start:end].tolist()))
+    return texts_of
 
 
 def _samples_of_groups(catalogue: Catalogue, groups: NDArray[np.int64]) -> dict[int, list[int]]:
     """The samples of each group of images, each sample in the first group of its images."""
     starts, samples = catalogue.samples_by_image()
     of_sample: dict[int, int] = {}
-    for row in np.flatnonzero(groups).tolist():
-        for sample in samples[starts[row] : starts[row + 1]].tolist():
-            of_sample[sample] = min(int(groups[row]), of_sample.get(sample, int(groups[row])))
+    for image_row in np.flatnonzero(groups).tolist():
+        for sample in samples[starts[image_row] : starts[image_row + 1]].tolist():
+            of_sample[sample] = min(int(groups[image_row]), of_sample.get(sample, int(groups[image_row])))
     members: dict[int, list[int]] = defaultdict(list)
     for sample, group in of_sample.items():
         members[group].append(sample)

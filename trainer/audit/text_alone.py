@@ -1,8 +1,9 @@
-"""Samples whose answers the model gives without their images: the text alone predicts them."""
+"""Samples whose answers the model gives without their images, where their questions decide them."""
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vlmpipe.trainer.audit.catalogue import Catalogue
 from vlmpipe.trainer.audit.findings import Finding, Flagged, collected
@@ -15,6 +16,9 @@ MIN_PROBABILITY = 0.9  # of each of a sample's answers: by far more than the mos
 def predicted_by_text(catalogue: Catalogue, blank: CheckedAnswers, obstacle: str) -> Finding:
     """Samples with images of which every answer has this probability with blank images. None is excluded.
 
+    At least one answer must be decided by its question. A question with several answers gets one guess without an
+    image, right as often as that answer occurs, which is no evidence; neither is the most frequent answer of all.
+
     blank: losses under the late checkpoint.
     """
     turns = catalogue.turns[blank.rows]
@@ -22,13 +26,46 @@ def predicted_by_text(catalogue: Catalogue, blank: CheckedAnswers, obstacle: str
     samples, of_sample = np.unique(turns["sample"], return_inverse=True)
     answers = np.bincount(of_sample, minlength=len(samples))
     known = np.bincount(of_sample, weights=is_known, minlength=len(samples))
+    decided = np.bincount(of_sample, weights=_decided_by_question(catalogue)[blank.rows], minlength=len(samples))
     has_images = catalogue.first_use[samples + 1] > catalogue.first_use[samples]
     highest = np.zeros(len(samples))
     np.maximum.at(highest, of_sample, blank.nats[-1])
+    is_predicted = (known == answers) & has_images
     flagged: list[Flagged] = []
-    for place in np.flatnonzero((known == answers) & has_images).tolist():
+    for place in np.flatnonzero(is_predicted & (decided > 0)).tolist():
         probability = float(np.exp(-highest[place]))
         detail = f"answered without the image with probability {probability:.0%}"
         flagged.append(flag(catalogue, int(samples[place]), "text_alone", detail, score=probability))
+    guessed = int((is_predicted & (decided == 0)).sum())
+    left_out = ""
+    if guessed:
+        left_out = f"{guessed:,} samples are answered by one guess for their question, or by the answer that is most "
+        left_out += "frequent: no evidence, not listed"
     advice = "ask so that the image decides, or leave them out of the validation split: they count as right for nothing"
-    return collected("text_alone", flagged, checked=int(has_images.sum()), advice=advice, obstacle=obstacle)
+    advice += "; training samples may be learned by heart"
+    return collected(
+        "text_alone",
+        flagged,
+        checked=int(has_images.sum()),
+        advice=advice,
+        obstacle="; ".join(filter(None, [obstacle, left_out])),
+    )
+
+
+def _decided_by_question(catalogue: Catalogue) -> NDArray[np.bool_]:
+    """(turns,) whether nearly all answers to a turn's question are this one, and it is not the most frequent of all.
+
+    False of turns whose question the catalogue does not compare.
+    """
+    turns = catalogue.turns
+    if not len(turns):
+        return np.zeros(0, np.bool_)
+    pairs = np.stack([turns["question"], turns["answer"]], axis=1)
+    _, of_pair, counts = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
+    _, of_question, uses = np.unique(turns["question"], return_inverse=True, return_counts=True)
+    share = counts[of_pair.reshape(-1)] / uses[of_question]
+    values, times = np.unique(turns["answer"], return_counts=True)
+    is_decided: NDArray[np.bool_] = (
+        (turns["question"] != 0) & (share >= MIN_PROBABILITY) & (turns["answer"] != values[times.argmax()])
+    )
+    return is_decided

@@ -213,8 +213,8 @@ def online_images(prepare: PrepareImages) -> ImageSource:
 
 
 def image_layouts(config: ModelConfig) -> ImageSource:
-    """What positions follow from, for a rank without layers that take images: nothing but in family hf, whose positions
-    the model computes."""
+    """Return the inputs of positions, for a rank without layers that take images: nothing but in family hf, whose
+    positions the model computes."""
     published = image_form_of(config).published
 
     def read(sequences: Sequence[PackedSequence]) -> Images:

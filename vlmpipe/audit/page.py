@@ -26,7 +26,7 @@ class Card:
     """A sample with its first image."""
 
     sample: Flagged
-    picture: Picture
+    image: Picture
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def build_page(name: str, audit: Audit, catalogue: Catalogue) -> str:
         decision=decision(audit),
         rows=list(table(audit)),
         sections=sections,
-        obstacles=[(NAMES[one.kind][0], one.obstacle) for one in audit.findings if one.obstacle],
+        obstacles=[(NAMES[finding.kind][0], finding.obstacle) for finding in audit.findings if finding.obstacle],
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=__version__,
     )
@@ -58,16 +58,16 @@ def build_page(name: str, audit: Audit, catalogue: Catalogue) -> str:
 def _section(finding: Finding, catalogue: Catalogue) -> Section:
     groups = []
     for members in _groups(finding.flagged)[:SHOWN_GROUPS]:
-        groups.append(tuple(Card(one, _picture(catalogue, one)) for one in members[:SHOWN_MEMBERS]))
+        groups.append(tuple(Card(flag, _picture(catalogue, flag)) for flag in members[:SHOWN_MEMBERS]))
     return Section(NAMES[finding.kind][0], finding, tuple(groups), finding.samples - sum(map(len, groups)))
 
 
 def _groups(flagged: Sequence[Flagged]) -> list[list[Flagged]]:
     """The samples by group, those without one by themselves, in the order of the first of each."""
-    alone = [[one] for one in flagged if not one.group]
-    ordered = sorted((one for one in flagged if one.group), key=lambda one: one.group)
-    together = [list(members) for _, members in groupby(ordered, key=lambda one: one.group)]
-    return sorted(alone + together, key=lambda members: -max(one.score for one in members))
+    alone = [[flag] for flag in flagged if not flag.group]
+    ordered = sorted((flag for flag in flagged if flag.group), key=lambda flag: flag.group)
+    together = [list(members) for _, members in groupby(ordered, key=lambda flag: flag.group)]
+    return sorted(alone + together, key=lambda members: -max(flag.score for flag in members))
 
 
 def _picture(catalogue: Catalogue, sample: Flagged) -> Picture:

@@ -23,7 +23,9 @@ def decision(audit: Audit) -> str:
     """One sentence that says what to do."""
     if not audit.excluded:
         return f"nothing to exclude: {audit.samples:,} samples and {audit.images:,} images were looked at"
-    counts = ", ".join(f"{one.excluded:,} {NAMES[one.kind][1]}" for one in audit.findings if one.excluded)
+    counts = ", ".join(
+        f"{finding.excluded:,} {NAMES[finding.kind][1]}" for finding in audit.findings if finding.excluded
+    )
     share = audit.excluded / max(1, audit.samples)
     return f"exclude {audit.excluded:,} of {audit.samples:,} samples ({share:.1%}), after a look: {counts}"
 
@@ -31,12 +33,12 @@ def decision(audit: Audit) -> str:
 def table(audit: Audit) -> Iterator[tuple[str, str, str, str, str, str]]:
     """Rows of name, samples, groups, groups of both splits, excluded and checked; the first has the names."""
     yield "finding", "samples", "groups", "both splits", "excluded", "checked"
-    for one in audit.findings:
-        if not one.checked and one.obstacle:
-            yield NAMES[one.kind][0], "not known", "", "", "", "0"
+    for finding in audit.findings:
+        if not finding.checked and finding.obstacle:
+            yield NAMES[finding.kind][0], "not known", "", "", "", "0"
             continue
-        groups = (f"{one.groups:,}", f"{one.across_splits:,}") if one.groups else ("", "")
-        yield NAMES[one.kind][0], f"{one.samples:,}", *groups, f"{one.excluded:,}", f"{one.checked:,}"
+        groups = (f"{finding.groups:,}", f"{finding.across_splits:,}") if finding.groups else ("", "")
+        yield NAMES[finding.kind][0], f"{finding.samples:,}", *groups, f"{finding.excluded:,}", f"{finding.checked:,}"
 
 
 def lines(audit: Audit, files: dict[str, str]) -> list[str]:
@@ -46,14 +48,14 @@ def lines(audit: Audit, files: dict[str, str]) -> list[str]:
     for name, *values in table(audit):
         shown.append(f"{name:<17}" + "".join(f"{value:>12}" for value in values))
     shown.append("")
-    shown += [line for one in audit.findings if one.samples for line in _advice(one)]
+    shown += [line for finding in audit.findings if finding.samples for line in _advice(finding)]
     by = f"images compared by {audit.vectors}" if audit.images else "no images"
     if audit.checkpoint_steps:
         by += "; losses at step " + " and ".join(f"{step:,}" for step in audit.checkpoint_steps)
     shown += _wrapped(by)
-    for one in audit.findings:
-        if one.obstacle:
-            shown += _wrapped(f"{NAMES[one.kind][0]}: {one.obstacle}")
+    for finding in audit.findings:
+        if finding.obstacle:
+            shown += _wrapped(f"{NAMES[finding.kind][0]}: {finding.obstacle}")
     for note in audit.notes:
         shown += _wrapped(f"note: {note}")
     shown += [f"{name:<11}{address}" for name, address in files.items()]
@@ -72,15 +74,15 @@ def summary_json(audit: Audit, files: dict[str, str]) -> dict[str, object]:
     return {"decision": decision(audit), **shown, "files": files}
 
 
-def _advice(one: Finding) -> list[str]:
-    return _wrapped(f"{NAMES[one.kind][0]}: {one.advice}")
+def _advice(finding: Finding) -> list[str]:
+    return _wrapped(f"{NAMES[finding.kind][0]}: {finding.advice}")
 
 
 def _wrapped(text: str) -> list[str]:
-    found, line = [], ""
+    wrapped, line = [], ""
     for word in text.split():
         if line and len(line) + 1 + len(word) > COLUMNS:
-            found.append(line)
+            wrapped.append(line)
             line = " "
         line = f"{line} {word}" if line else word
-    return [*found, line]
+    return [*wrapped, line]

@@ -80,7 +80,7 @@ def _of_json_lines(address: str, lines: Iterable[str]) -> Iterator[str]:
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _unreadable(address, f"line {number} is not JSON: {error}") from error
         yield _identity(address, number, record.get("id") if isinstance(record, dict) else None)
 

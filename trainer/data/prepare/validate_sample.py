@@ -14,7 +14,7 @@ from vlmpipe.trainer.data.conversations.grounding import MARKS, with_boxes
 from vlmpipe.trainer.data.prepare.checks import CheckedImage, check_clip, check_image, check_turns
 from vlmpipe.trainer.data.prepare.deduplicate import NEW, OTHER, SAME, Met, SeenIds
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError, Repair
-from vlmpipe.trainer.data.sample import ImageRef, Sample, Split, Turn
+from vlmpipe.trainer.data.sample import PART_MARK, ImageRef, Sample, Split, Turn
 from vlmpipe.trainer.models.image_tokens import sample_image_tokens
 from vlmpipe.trainer.printable import unsafe_characters
 
@@ -207,7 +207,7 @@ class SampleValidator:
                 repairs.append(Repair.CHARACTERS_LOST)
         first, *rest = [
             Accepted(
-                f"{sample.id}~turn-{start + 1}" if number else sample.id,
+                f"{sample.id}{PART_MARK}{start + 1}" if number else sample.id,
                 sample.where,
                 entry.split,
                 piece.turns,

@@ -51,12 +51,12 @@ def answer(job: JobConfig, worker: ProcessContext) -> ReplayAnswers:
     questions = ReplayQuestions.require(store)
     progress = Progress(job.run.run_uri, "replay") if worker.is_first else None
     missing = agree([number for number in range(questions.parts) if store.stat(_counts(number)) is None])
-    own = missing[worker.rank :: worker.world_size]
-    model = load_start(job, worker.device) if own else None
-    for done, number in enumerate(own):
+    assigned = missing[worker.rank :: worker.world_size]
+    model = load_start(job, worker.device) if assigned else None
+    for done, number in enumerate(assigned):
         assert model
         if progress:
-            progress.update(done, len(own), unit="parts", message="answers of the start model")
+            progress.update(done, len(assigned), unit="parts", message="answers of the start model")
         _answer_part(job, model, store, number, worker)
     meet(worker)
     answers = on_first(worker, lambda: _finish(store, questions))
@@ -73,7 +73,7 @@ def _counts(number: int) -> str:
 def _answer_part(job: JobConfig, model: AnsweringModel, store: Storage, number: int, worker: ProcessContext) -> None:
     started = time.perf_counter()
     table = pq.read_table(store.fetch(f"{QUESTIONS}/{part_name(number)}.parquet")).to_pylist()
-    rows = [_Row(row["id"], row["image"], row["question"]) for row in table]
+    rows = [_Row(prompt["id"], prompt["image"], prompt["question"]) for prompt in table]
     samples, counts = list[dict[str, object]](), ReplayPart()
     for start in range(0, len(rows), job.evaluate.batch_questions):
         answered, part_counts = _answered(job, model, rows[start : start + job.evaluate.batch_questions], worker)
@@ -94,9 +94,9 @@ def _answered(
     replay = job.data.replay
     assert replay
     asked, refused = [], 0
-    for row in rows:
+    for prompt in rows:
         try:
-            asked.append((row, ask_about(job, model.chat, row.question, row.image, row.identity)))
+            asked.append((prompt, ask_about(job, model.chat, prompt.question, prompt.image, prompt.identity)))
         except DataError:
             refused += 1
     if not asked:
@@ -104,14 +104,14 @@ def _answered(
     questions = [question for _, question in asked]
     answers = answer_questions(job, model, questions, worker.device, max_new_tokens=replay.replay_max_new_tokens)
     samples, cut, empty = list[dict[str, object]](), 0, 0
-    for (row, _), generated in zip(asked, answers, strict=True):
+    for (prompt, _), generated in zip(asked, answers, strict=True):
         if generated.finish_reason == "length":
             cut += 1
         elif not generated.text:
             empty += 1
         else:
-            text = {"id": row.identity, "question": row.question, "answer": generated.text, "split": "train"}
-            samples.append({**text, "image": row.image})
+            text = {"id": prompt.identity, "question": prompt.question, "answer": generated.text, "split": "train"}
+            samples.append({**text, "image": prompt.image})
     tokens = sum(len(ids) + 1 for ids in model.chat.tokenizer([generated.text for generated in answers]).input_ids)
     prompts = sum(len(model.chat.prompt(asking.turn, asking.own.counts, asking.own.sizes)) for asking in questions)
     return samples, ReplayPart(

@@ -73,10 +73,14 @@ def points_of(trainings: Mapping[str, Sequence[Training]], samples: Mapping[str,
     resampled = resample(scores, [every[0].image_groups.get(key[0], key[0]) for key in keys], DRAWS)
     variants = [resampled.variants[name] for name in names]
     means = np.array([variant.mean for variant in variants])
-    own = np.array([variant.starts_variance * variant.starts for variant in variants])  # of a single training
+    of_training = np.array([variant.starts_variance * variant.starts for variant in variants])  # of a single training
     several = np.array([variant.starts > 1 for variant in variants])
     # Few starts tell little of their spread: half of it is that of all shares.
-    of_one = np.where(several, (own + own[several].mean()) / 2, own[several].mean()) if several.any() else own
+    of_one = (
+        np.where(several, (of_training + of_training[several].mean()) / 2, of_training[several].mean())
+        if several.any()
+        else of_training
+    )
     wider = unbiased(resampled.groups) if resampled.groups > 1 else 1.0
     draws = means + wider * (np.stack([variant.draws for variant in variants], axis=1) - means)
     starts = np.array([variant.starts for variant in variants])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from PIL import Image, ImageEnhance
 from tests.support.data.prepared import conversation, job_config, run_prepare, write_json
 from vlmpipe.trainer.audit.audit import NEEDS_RUN, AuditRequest, audit
 from vlmpipe.trainer.audit.catalogue import Catalogue
-from vlmpipe.trainer.audit.findings import Audit, exclusion_file
+from vlmpipe.trainer.audit.findings import Audit, Flagged, by_records, collected, exclusion_file
 from vlmpipe.trainer.audit.image_vectors import image_vectors
 from vlmpipe.trainer.audit.label_suspects import CheckedAnswers, suspected_labels
 from vlmpipe.trainer.audit.text_alone import predicted_by_text
@@ -140,6 +140,26 @@ def test_nothing_is_a_suspect_where_the_model_has_learned_nothing(audited: Audit
     assert not suspected_labels(audited.catalogue, vectors, checked, "").flagged
 
 
-def test_an_answer_with_nearly_all_probability_without_images_is_told_by_the_text(audited: Audited) -> None:
-    checked = losses(audited, {"sample-7": 0.2, "sample-8": 0.01}, usual=1.0)
-    assert [one.id for one in predicted_by_text(audited.catalogue, checked, "").flagged] == ["sample-8"]
+def test_an_answer_that_its_question_decides_is_told_by_the_text(audited: Audited) -> None:
+    late = {"sample-7": 0.01, "sample-8": 0.01, "logo-2": 0.01, "logo-3": 0.2}
+    finding = predicted_by_text(audited.catalogue, losses(audited, late, usual=1.0), "")
+    # One guess for all that ask which colour is right of some of them without a look: no evidence.
+    assert [one.id for one in finding.flagged] == ["logo-2"]
+    assert "2 samples are answered by one guess for their question" in finding.obstacle
+
+
+def test_the_most_frequent_answer_of_all_is_no_evidence_of_the_text(audited: Audited) -> None:
+    catalogue = audited.catalogue
+    turns = catalogue.turns.copy()
+    turns["answer"] = turns["answer"][0]
+    frequent = replace(catalogue, turns=turns)
+    assert not predicted_by_text(frequent, losses(audited, {"logo-2": 0.01}, usual=1.0), "").flagged
+
+
+def test_a_part_of_a_conversation_is_excluded_by_its_record_id(tmp_path: Path) -> None:
+    ids, parts = {"a", "b", "c~turn-3"}, ("a", "a~turn-3", "a~turn-7", "b~turn-5", "c~turn-3")
+    flagged = [Flagged(id=name, split="train", kind="contradiction", detail="d", is_excluded=True) for name in parts]
+    finding = by_records(collected("contradiction", flagged, checked=5, advice=""), ids)
+    (tmp_path / "list.jsonl").write_bytes(exclusion_file(Audit(prepared_uri="", findings=(finding,))))
+    assert read_exclusions(str(tmp_path / "list.jsonl")).ids == ids
+    assert finding.flagged[1].detail == "d; a part of a, all of which is excluded"

@@ -123,3 +123,9 @@ def test_an_excluded_record_joins_no_groups(tmp_path: Path) -> None:
     counts = run_prepare(job_config(tmp_path / "root", **settings, exclude=listed(tmp_path, "album"))).counts
     assert counts["train"] + counts["eval"] == SAMPLES
     assert counts["train"] and counts["eval"]
+
+
+def test_a_line_of_countless_brackets_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match="line 1 is not JSON"):
+        read_exclusions(str(tmp_path / "deep.jsonl"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from benchmarks.data.planted_faults import ASKED, KINDS, plant
+from benchmarks.data.copies.planted_faults import ASKED, KINDS, plant
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from vlmpipe.trainer.audit.image_groups import CANDIDATES, MAX_BITS
