@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.loader import PackedLoader
 from vlmpipe.trainer.data.shards.disk_cache import ShardCache
@@ -41,10 +43,19 @@ def build_loader(
     )
     if worker.is_first:
         doubts = [line for feature in features_of(job) for line in feature.warnings(job.train, data.total_steps)]
-        for warning in (*warnings(ahead), *doubts):
+        for warning in (*warnings(ahead), *_refused_by_evaluation(data, readers), *doubts):
             print_warning(warning)
     reader = readers.samples
     return readers, PackedLoader(data.train, data.sampler, data.chat, reader, images=images, ahead=ahead, ranges=ranges)
+
+
+def _refused_by_evaluation(data: TrainingData, readers: Readers) -> Iterator[str]:
+    """A warning where training reads by range what evaluation, after it, reads as whole shards."""
+    if isinstance(readers.data, ShardCache) and (shard := readers.data.too_large(data.index.split("eval").shards)):
+        yield (
+            f"shard {shard} is larger than the cache for shards, which evaluation reads whole: it would be refused "
+            "after training; raise data.shard_cache_gib or lower data.shard_samples"
+        )
 
 
 def _sample_ranges(

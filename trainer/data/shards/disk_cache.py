@@ -247,7 +247,8 @@ def open_shards(
     if int(cache_gib * GIB) > free_bytes:
         raise _larger_than_disk(root, cache_gib, free_bytes)
     room = int(share * (cache_gib * GIB or SHARE_OF_FREE_DISK * free_bytes))
-    rooms = iter(divide(room, [list(shards.sizes().values()) for shards in remote]))
+    sizes = [list(shards.sizes().values()) for shards in remote]
+    rooms = iter(divide(room, sets=sizes, in_part=[shards in in_part for shards in remote]))
     files: list[ShardFiles] = [
         ShardCache(shards, root / shards.kind, next(rooms)) if shards in remote else ShardsInPlace(shards)
         for shards in sets
@@ -258,19 +259,23 @@ def open_shards(
     return files
 
 
-def divide(room: int, sets: Sequence[Sequence[int]]) -> list[int]:
+def divide(room: int, sets: Sequence[Sequence[int]], in_part: Sequence[bool]) -> list[int]:
     """Divide `room` among sets of shards, given by their sizes, all in bytes.
 
     Each set gets room for its largest shard, without which it could not be read, and a part of the rest in proportion
-    to its other shards. A room too small for that is divided in proportion to the largest shards.
+    to its other shards. If the room is too small, sets that are read in part get none for their largest shard. A room
+    too small for that is divided in proportion to the largest shards.
     """
     largest, totals = [max(sizes, default=0) for sizes in sets], [sum(sizes) for sizes in sets]
-    rest = room - sum(largest)
+    reserved = largest
+    if sum(reserved) > room:
+        reserved = [0 if spared else size for spared, size in zip(in_part, largest, strict=True)]
+    rest = room - sum(reserved)
     if rest < 0:
         return [room * size // sum(largest) for size in largest]
-    others = [total - size for size, total in zip(largest, totals, strict=True)]
+    others = [total - size for size, total in zip(reserved, totals, strict=True)]
     weights = others if any(others) else totals
-    return [size + rest * weight // max(1, sum(weights)) for size, weight in zip(largest, weights, strict=True)]
+    return [size + rest * weight // max(1, sum(weights)) for size, weight in zip(reserved, weights, strict=True)]
 
 
 def files_in(folder: Path) -> Iterator[CachedFile]:

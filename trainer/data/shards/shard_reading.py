@@ -59,6 +59,11 @@ class ShardReading:
     cache_bytes: float
     shuffle_shards: int
 
+    @property
+    def shards_fit(self) -> bool:
+        """Return whether the cache holds a shard, without which none can be read whole."""
+        return self.shard_bytes <= self.cache_bytes
+
     def whole(self) -> Traffic:
         """Whole shards. Every machine needs those of the whole global batch."""
         fetches = self._fetches()
@@ -71,7 +76,7 @@ class ShardReading:
 
     def best(self) -> How:
         """Ranges where they take at most a third of the time of whole shards, or a shard does not fit the cache."""
-        if self.shard_bytes > self.cache_bytes:
+        if not self.shards_fit:
             return "ranges"
         return "ranges" if CLEARLY_LESS * self.ranges().weight <= self.whole().weight else "whole"
 

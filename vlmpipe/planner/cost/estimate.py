@@ -104,7 +104,8 @@ class Cost:
         asked = self.requests
         if not (asked and asked.usd and self.usd) or asked.usd <= MOST_REQUESTS * self.usd:
             return ""
-        of_data = "set data.shard_reading=whole" if asked.reading == "ranges" else "raise data.shard_cache_gib"
+        by_range = "set data.shard_reading=whole" + ("" if asked.shards_fit else " with shards that fit the cache")
+        of_data = by_range if asked.reading == "ranges" else "raise data.shard_cache_gib"
         return (
             f"requests to buckets cost ${asked.usd:,.0f} more, {asked.usd / self.usd:.0%} of the run: raise "
             f"train.checkpoint_every_steps, or {of_data}"
@@ -116,6 +117,12 @@ class Cost:
         if self.is_lower_bound:
             doubts.append(f"the cost is a lower bound, as no price is known for {'; '.join(self.missing)}")
         doubts += [self.requests_doubt] if self.requests_doubt else []
+        if self.requests and not self.requests.shards_fit:
+            reader = "training" if self.requests.reading == "whole" else "evaluation, unlike training,"
+            doubts.append(
+                f"a shard is calculated to be larger than its cache, and {reader} reads it whole: raise "
+                "data.shard_cache_gib or lower data.shard_samples"
+            )
         if self.term == "spot" and self.usd and standard.possible and standard.usd and self.usd > standard.usd:
             doubts.append(f"spot costs more than standard: ${self.usd:,.0f}, and ${standard.usd:,.0f} on standard")
         if chosen.lost and chosen.train_hours:

@@ -35,6 +35,7 @@ class BucketRequests:
     class_a: float  # of the run
     class_b: float
     usd: float | None  # None: no price is known
+    shards_fit: bool = True  # a shard is not larger than the cache, which could not read it whole
 
 
 def bucket_requests(case: Scenario, prices: Prices) -> BucketRequests | None:
@@ -54,7 +55,7 @@ def bucket_requests(case: Scenario, prices: Prices) -> BucketRequests | None:
     class_a, class_b = saves * writes, data + saves * reads
     price = prices.requests(root)
     usd = None if price is None else (class_a * price.class_a.usd + class_b * price.class_b.usd) / 1000
-    return BucketRequests(how, data / load.steps, writes + reads, class_a, class_b, usd)
+    return BucketRequests(how, data / load.steps, writes + reads, class_a, class_b, usd, reading.shards_fit)
 
 
 def _reading(case: Scenario, samples: int, steps: int) -> ShardReading:

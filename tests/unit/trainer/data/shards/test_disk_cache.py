@@ -310,6 +310,18 @@ def test_a_shard_larger_than_the_cache_is_refused_at_once(data: Fixture, monkeyp
         pass
 
 
+def test_data_that_is_read_by_range_takes_no_room_that_features_need(
+    data: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data.remote, "root_uri", "gs://bucket/prepared")
+    monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(data.remote.cache))
+    samples, features = DataShards(data.remote), DataShards(data.remote)
+    monkeypatch.setattr(samples, "sizes", lambda: dict.fromkeys(data.shards, 100 * data.shard_bytes))
+    _, cached = open_shards(samples, features, cache_gib=3 * data.shard_bytes / GIB, in_part=[samples])
+    with cached.opened(data.shards[0]) as handle:
+        assert handle >= 0
+
+
 def test_a_full_disk_is_reported(data: Fixture) -> None:
     def full(name: str, path: Path) -> None:
         raise OSError(28, "No space left on device", str(path))
@@ -358,9 +370,12 @@ SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=9)
 @example(room=2366, sets=[[81, 159, 280, 374, 503, 522, 444], [2]])  # room for all, to the byte
 @given(room=st.integers(0, 20_000), sets=st.lists(SIZES, min_size=1, max_size=3))
 def test_sets_of_shards_divide_the_room(room: int, sets: list[list[int]]) -> None:
-    rooms = divide(room, sets)
+    in_part = [number == 0 for number in range(len(sets))]
+    rooms = divide(room, sets, in_part)
     assert sum(rooms) <= room
     largest = [max(sizes) for sizes in sets]
+    if sum(largest[1:]) <= room:  # the first set may do without its largest shard
+        assert all(got >= size for got, size in zip(rooms[1:], largest[1:], strict=True))
     if sum(largest) <= room:
         assert sum(rooms) > room - len(sets)  # nothing is wasted but what is rounded off
         assert all(got >= size for got, size in zip(rooms, largest, strict=True))

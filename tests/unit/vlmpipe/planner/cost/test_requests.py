@@ -99,6 +99,11 @@ def test_requests_that_cost_a_tenth_of_the_run_are_a_doubt() -> None:
     assert "requests to buckets cost $11 more, 11% of the run" in cost.requests_doubt
     assert cost.requests_doubt in cost.doubts(1.0)
     assert "or set data.shard_reading=whole" in cost.requests_doubt
+    assert "fit the cache" not in cost.requests_doubt
+    too_large = replace(cost, requests=replace(requests, shards_fit=False))
+    assert "or set data.shard_reading=whole with shards that fit the cache" in too_large.requests_doubt
+    assert any("evaluation, unlike training, reads it whole" in doubt for doubt in too_large.doubts(1.0))
+    assert planned(**LARGE).shards_fit and not planned(**LARGE | {"data__shard_cache_gib": 0.01}).shards_fit
     whole = replace(cost, requests=replace(requests, reading="whole"))
     assert "or raise data.shard_cache_gib" in whole.requests_doubt
     for usd in (9.0, None):
