@@ -138,6 +138,7 @@ def _require_support(train: TrainConfig) -> None:
     for require in (
         _degrees_fit,
         _objective_works,
+        _router_loss_works,
         _activation_offloading_works,
         _compiling_works,
         _float8_works,
@@ -170,6 +171,16 @@ def _objective_works(train: TrainConfig) -> None:
         raise ValueError(
             f"validate_every_steps does not apply to objective {train.objective}: the evaluation measures preferences"
         )
+
+
+def _router_loss_works(train: TrainConfig) -> None:
+    if not train.router_loss or (train.strategy in PREFERRING and train.context_parallel == 1):
+        return
+    found = f"strategy {train.strategy}" if train.context_parallel == 1 else "context_parallel"
+    raise ValueError(
+        f"router_loss {train.router_loss:g} does not work with {found}, where no rank has the routers of all layers "
+        f"and tokens: use one of {', '.join(PREFERRING)}, such as fsdp, with context_parallel 1, or leave it out"
+    )
 
 
 def _degrees_fit(train: TrainConfig) -> None:

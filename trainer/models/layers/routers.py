@@ -27,12 +27,13 @@ class Router:
 
 
 def routers_of(layers: Iterable[nn.Module]) -> list[Router]:
-    """Routers whose logits transformers records, in the order of the layers."""
+    """Routers whose logits transformers records, in the order of the layers; those that say how many experts they have,
+    and how many a token goes to."""
     routers = []
     for layer in layers:
         recorded = dict(_recorded(_code_of(layer)))
         for module in layer.modules():
-            if type(module) in recorded:
+            if type(module) in recorded and hasattr(module, "num_experts") and hasattr(module, "top_k"):
                 routers.append(Router(module, recorded[type(module)]))
     return routers
 

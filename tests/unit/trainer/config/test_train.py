@@ -27,6 +27,11 @@ def train(**changes: Any) -> TrainConfig:
             {"reduce_dtype": "bf16", "strategy": "pp", "pipeline_parallel": 2},
             "does not work with strategy pp: use one of",
         ),
+        (
+            {"router_loss": 0.1, "strategy": "pp", "pipeline_parallel": 2},
+            "does not work with strategy pp, where no rank",
+        ),
+        ({"router_loss": 0.1, "strategy": "fsdp", "context_parallel": 2}, "does not work with context_parallel, where"),
         ({"strategy": "zero2", **OFFLOADED}, "use zero3, or set gradient_accumulation_dtype to bf16"),
         ({"gradient_compression": "bf16"}, "use precision bf16-autocast, or set reduce_dtype to bf16"),
         ({"strategy": "zero2", "deepspeed": {"bf16": {"enabled": False}}}, "decided by train.precision"),

@@ -84,6 +84,23 @@ def test_value_and_gradients_are_transformers_own_on_tokens_of_samples(checkpoin
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5 * largest, msg=name)
 
 
+def test_a_batch_of_padding_alone_adds_nothing_and_no_nan() -> None:
+    """As ranks compute whose share of an epoch's last step is empty; each has all gradients, or others would wait."""
+    model = sparse_model()
+    use_varlen_attention(model.model)
+    loss = TokenLoss().train()
+    loss.added_loss = FEATURE.added_loss(train(), units_of(model.model))
+    places = torch.arange(TOKENS)[None]
+    apart = block_diagonal_mask(model.model.config, places, CuSeqlens.of([[]], TOKENS))
+    hidden = model.model(input_ids=torch.zeros_like(places), position_ids=places, use_cache=False, **apart)
+    nothing = torch.empty(0, dtype=torch.long)
+    total = loss_at_labels(loss, model.lm_head, hidden.last_hidden_state, nothing, nothing)
+    total.backward()
+    found = gradients_of(model)
+    assert float(total.detach()) == 0 and all(float(gradient.abs().max()) == 0 for gradient in found.values())
+    assert sum("gate" in name for name in found) >= model.config.num_hidden_layers
+
+
 def test_a_model_without_such_routers_is_refused() -> None:
     model = LlamaModel(LlamaConfig(hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2))
     with pytest.raises(ConfigError, match="no loss that balances routers"):
