@@ -112,7 +112,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
                 progress.update(done, len(mine) * rounds, unit="questions", message=control)
     examined = records_of_questions(job, subject, examiner, mine, worker) if examiner else []
     benchmarked = run_benchmarks(job, subject.model, benchmarks, worker, progress)
-    probed = start_weights.trained_answers(subject.model, benchmarked.answers, worker)
+    start_weights, probed = start_weights.probing(subject.model, benchmarked.answers, worker)
     budget = subject.model.budget
     everyone: list[Any] = [None] * worker.world_size
     dist.all_gather_object(everyone, (answered, examined, resized, budget.out_of_memory, budget.tokens))

@@ -153,7 +153,7 @@ class StartScores(Part):
 
     origin: str = ""  # where the weights are from, in words
     obstacle: str = ""
-    note: str = ""  # of answers that were kept from an earlier run and not used
+    note: str = ""  # of answers that were kept from an earlier run and not used, or that were not kept for later ones
     is_reused: bool = False  # kept from an earlier run with the same weights, data and settings
     questions: int = 0
     images: int = 0

@@ -61,11 +61,17 @@ class Probe:
         return names or [prompt.image for prompt in self.prompts]
 
     def digest(self) -> str:
-        """Digest of everything that decides the answers but the model."""
-        asked = [
-            (config.name, config.format, config.answer_tokens, question.id, question.text, question.image.name)
-            for config, question in self._of_benchmarks
-        ]
+        """Digest of everything that decides the answers but the model: of images, which may change under their names,
+        their bytes."""
+        contents = dict[tuple[str, str], str]()
+        asked = []
+        for config, question in self._of_benchmarks:
+            image = (config.name, question.image.name)
+            if image not in contents:
+                contents[image] = question.image.content()
+            asked.append(
+                (config.name, config.format, config.answer_tokens, question.id, question.text, image, contents[image])
+            )
         return hashlib.sha256(repr(asked or list(self.prompts)).encode()).hexdigest()
 
     def answers(

@@ -10,8 +10,9 @@ import gc
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import transformers
@@ -19,9 +20,9 @@ import transformers
 from vlmpipe.trainer import __version__
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.chat.encode import Chat
-from vlmpipe.trainer.distributed.agreement import gather, on_first
+from vlmpipe.trainer.distributed.agreement import gather, on_first, together
 from vlmpipe.trainer.distributed.process import ProcessContext
-from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.errors import UserError, os_errors
 from vlmpipe.trainer.evaluation.answer import AnsweringModel
 from vlmpipe.trainer.evaluation.baseline.compared import gained, retained
 from vlmpipe.trainer.evaluation.baseline.probe import Probe, open_probe
@@ -40,7 +41,7 @@ from vlmpipe.trainer.storage.base import join_uri
 
 # Of the model section: what is trained, how, and with whose access.
 NOT_OF_THE_START = {"freeze", "freeze_parameters", "train_parameters", "lora", "hub_token_secret"}
-TOO_LITTLE = "they cannot be asked: these GPUs have too little memory for them"
+TOO_LITTLE = "these GPUs have too little memory for them"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,10 @@ class Asking:
 
 @dataclass(frozen=True)
 class StartWeights:
-    """The start weights' part of an evaluation. obstacle: why they are not asked."""
+    """The start weights' part of an evaluation, which is whole without it: what fails here becomes an obstacle.
+
+    obstacle: why they are not asked.
+    """
 
     job: JobConfig
     validation: HeldOut
@@ -75,15 +79,22 @@ class StartWeights:
         probe = Probe(obstacle=obstacle) if obstacle else open_probe(job, validation, benchmarks)
         return cls(job, validation, questions, benchmarks, probe, obstacle)
 
-    def trained_answers(
+    def probing(
         self, model: AnsweringModel, of_benchmarks: Mapping[str, Sequence[str]], worker: ProcessContext
-    ) -> list[str]:
-        """The trained model's answers to the probe, on rank 0; those to benchmarks it has given. Collective."""
+    ) -> tuple[StartWeights, list[str]]:
+        """Ask the trained model the probe, but for benchmarks, which it has answered. Collective.
+
+        Returns this part, without a probe that cannot be asked, and on rank 0 the answers.
+        """
         if self.probe.obstacle:
-            return []
+            return self, []
         if self.probe.benchmarks:
-            return self.probe.of_benchmark_answers(of_benchmarks, self.benchmarks) if worker.is_first else []
-        return self._probe_answers(model, worker)
+            answers = self.probe.of_benchmark_answers(of_benchmarks, self.benchmarks) if worker.is_first else []
+            return self, answers
+        try:
+            return self, self._probe_answers(model, worker)
+        except UserError as error:
+            return replace(self, probe=Probe(obstacle=f"the trained model was not asked: {error.found}")), []
 
     def scores(
         self,
@@ -106,11 +117,9 @@ class StartWeights:
                 if progress and note:
                     print(f"evaluate: {note}", flush=True)
                 answers = self._ask(asking, weights, worker, progress)
-                if worker.is_first:
-                    answers.write(open_storage(uri))
+                if worker.is_first and (lost := _write(answers, uri)):
+                    note = "; ".join(filter(None, [note, lost]))
         except UserError as error:
-            if error.code == ExitCode.UNEXPECTED:
-                raise
             return StartScores(origin=self._origin, obstacle=error.found) if worker.is_first else None
         if not worker.is_first:
             return None
@@ -168,24 +177,13 @@ class StartWeights:
         self, asking: Asking, weights: dict[str, str], worker: ProcessContext, progress: Progress | None
     ) -> StartAnswers:
         """Load the start weights and ask them. Collective. Raises UserError on all ranks where that cannot be."""
-        started, size = time.perf_counter(), self.job.evaluate.batch_questions
+        started = time.perf_counter()
         start = load_start(self.job, asking.chat.tokenizer, worker.device, worker)
         model = AnsweringModel(family_of(self.job.model), start, asking.chat, asking.features, asking.budget)
-        questions, texts, lacks_memory = self.questions[worker.rank :: worker.world_size], list[str](), False
-        try:
-            for first in range(0, len(questions), size):
-                asked = with_images(self.validation, questions[first : first + size])
-                texts += [prediction.prediction for prediction in answer(self.job, model, asked, worker.device)]
-                if progress:
-                    progress.update(len(texts), len(questions), unit="questions", message="start weights")
-        except torch.OutOfMemoryError:
-            lacks_memory = True
-        parts = gather((texts, lacks_memory), worker)
-        if any(lacks for _, lacks in parts):
-            raise UserError(TOO_LITTLE)
-        answers = _in_order([part for part, _ in parts], len(self.questions))
+        texts = partial(self._texts, model, worker, progress)
+        answers = _asked_by_all(worker, "asking the start weights", texts, len(self.questions))
         probe = () if self.probe.obstacle else self._probe_answers(model, worker)
-        del model, start
+        del model, start, texts
         gc.collect()
         if worker.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -193,20 +191,49 @@ class StartWeights:
             weights=weights, answers=tuple(answers), probe=tuple(probe), asked_s=time.perf_counter() - started
         )
 
+    def _texts(self, model: AnsweringModel, worker: ProcessContext, progress: Progress | None) -> list[str]:
+        """The model's answers to this rank's share of the questions."""
+        questions, answers = self.questions[worker.rank :: worker.world_size], list[str]()
+        size = self.job.evaluate.batch_questions
+        for first in range(0, len(questions), size):
+            asked = with_images(self.validation, questions[first : first + size])
+            answers += [prediction.prediction for prediction in answer(self.job, model, asked, worker.device)]
+            if progress:
+                progress.update(len(answers), len(questions), unit="questions", message="start weights")
+        return answers
+
     def _probe_answers(self, model: AnsweringModel, worker: ProcessContext) -> list[str]:
-        """Collective."""
-        count, lacks_memory, answers = len(self.probe.parts), False, list[str]()
+        """Collective. Raises UserError on all ranks where the model cannot answer."""
+        count = len(self.probe.parts)
         numbers = range(worker.rank, count, worker.world_size)
+
+        def texts() -> list[str]:
+            return self.probe.answers(self.job, model, self.validation, numbers, worker.device)
+
+        return _asked_by_all(worker, "asking the retention probe", texts, count)
+
+
+def _asked_by_all(worker: ProcessContext, doing: str, texts: Callable[[], list[str]], count: int) -> list[str]:
+    """Answers of all ranks in the order of `count` questions, of which rank r has numbers r, r + ranks, and further.
+
+    Raises UserError on all ranks where one fails, whatever the error is: an evaluation is not lost by it. Collective.
+    """
+
+    def of_rank() -> list[str]:
         try:
-            answers = self.probe.answers(self.job, model, self.validation, numbers, worker.device)
-        except torch.OutOfMemoryError:
-            lacks_memory = True
-        parts = gather((answers, lacks_memory), worker)
-        if any(lacks for _, lacks in parts):
-            raise UserError(TOO_LITTLE)
-        return _in_order([part for part, _ in parts], count)
+            return texts()
+        except torch.OutOfMemoryError as error:
+            raise UserError(TOO_LITTLE) from error
 
-
-def _in_order(parts: Sequence[Sequence[str]], count: int) -> list[str]:
-    """Answers of all ranks in the order of questions, of which rank r has numbers r, r + ranks, and further."""
+    parts = gather(together(worker, doing, of_rank), worker)
     return [parts[place % len(parts)][place // len(parts)] for place in range(count)]
+
+
+def _write(answers: StartAnswers, uri: str) -> str:
+    """Keep the answers for later runs. Returns why that failed."""
+    try:
+        with os_errors(f"writing {uri}"):
+            answers.write(open_storage(uri))
+    except UserError as error:
+        return f"the start's answers were not kept for later runs: {error.found}"
+    return ""

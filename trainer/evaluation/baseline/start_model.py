@@ -38,10 +38,11 @@ def load_start(
     """
     halves = "bf16" in (job.export_dtype, job.train.precision)
     with contextlib.ExitStack() as scratch:
-        written = ""
-        if worker.is_node_leader:
-            written = str(scratch.enter_context(export_folder()) / FOLDER)
-        folders = gather((worker.node, written), worker)
+
+        def place() -> str:
+            return str(scratch.enter_context(export_folder()) / FOLDER) if worker.is_node_leader else ""
+
+        folders = gather((worker.node, together(worker, "making a folder for the start weights", place)), worker)
         folder = Path(next(path for node, path in folders if node == worker.node and path))
 
         def write() -> None:

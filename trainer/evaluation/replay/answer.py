@@ -23,7 +23,7 @@ from vlmpipe.trainer.distributed.process import PATIENCE, ProcessContext, run_wo
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, answer_questions, ask_about
 from vlmpipe.trainer.evaluation.replay.questions import QUESTIONS, part_name
-from vlmpipe.trainer.evaluation.replay.start_model import load_start
+from vlmpipe.trainer.evaluation.replay.start_model import answering_start
 from vlmpipe.trainer.models.image_threads import use_threads
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.records.replay import ReplayAnswers, ReplayPart, ReplayPointer, ReplayQuestions
@@ -52,7 +52,7 @@ def answer(job: JobConfig, worker: ProcessContext) -> ReplayAnswers:
     progress = Progress(job.run.run_uri, "replay") if worker.is_first else None
     missing = agree([number for number in range(questions.parts) if store.stat(_counts(number)) is None])
     assigned = missing[worker.rank :: worker.world_size]
-    model = load_start(job, worker.device) if assigned else None
+    model = answering_start(job, worker) if missing else None  # on all ranks: a node's first one writes its files
     for done, number in enumerate(assigned):
         assert model
         if progress:
@@ -79,6 +79,8 @@ def _answer_part(job: JobConfig, model: AnsweringModel, store: Storage, number: 
         answered, part_counts = _answered(job, model, rows[start : start + job.evaluate.batch_questions], worker)
         samples += answered
         counts = _sum([counts, part_counts])
+    if store.stat(_counts(number)):  # another run's job was faster, and its data may be prepared from that file now
+        return
     with tempfile.TemporaryDirectory(prefix="vlmpipe-replay-") as folder:
         path = Path(folder, "part.parquet")
         pq.write_table(pa.Table.from_pylist(samples, schema=SCHEMA), path)

@@ -18,6 +18,8 @@ from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.evaluation.questions_at_once import questions_at_once
 from vlmpipe.trainer.sizing.flops import flops_per_sequence
 
+CAPTIONS = "coco-captions"  # the format of benchmarks that the retention probe leaves out
+
 
 def hours_beside_training(
     case: Scenario, cache: CacheAdvice, *, is_later_stage: bool = False
@@ -73,7 +75,8 @@ def evaluate_hours(case: Scenario, *, asks: bool) -> float | None:
     asks_champion = config.gate.bounds == "required" and config.gate.max_regression is not None
     rounds = 1 + len(evaluate.controls) + asks_champion + asks  # a first run has no champion; one as large is assumed
     probe = evaluate.retention
-    prompts = len(probe.prompts) * probe.max_images if asks and probe.probe == "auto" and not evaluate.benchmarks else 0
+    asks_prompts = asks and probe.probe == "auto" and all(file.format == CAPTIONS for file in evaluate.benchmarks)
+    prompts = len(probe.prompts) * min(asked, probe.max_images) if asks_prompts else 0
     return _asking_hours(case, [*[asked] * rounds, prompts, prompts], forward_only=samples)
 
 

@@ -152,8 +152,8 @@ def _asked_on(config: RunConfig, nodes: Nodes, shape: ModelShape, load: Workload
     # `transformers serve` spreads one copy over all GPUs (its device is auto), and answers one question at a time.
     ranks = 1 if job not in ("evaluate", "replay") else cluster.processes
     questions = 1 if job == "benchmark" else config.evaluate.batch_questions
-    # The start model is built in fp32, as for training.
-    merged = FP32_BYTES if job == "replay" or config.model.exports_adapter else number_bytes
+    # Adapters of the start model are merged while its files are written, weight by weight.
+    merged = FP32_BYTES if config.model.exports_adapter and job != "replay" else number_bytes
     host = None
     if machine and job != "predict":
         copies = MemoryPart("models", ranks * merged * shape.total_parameters, f"loaded by each of {ranks} ranks")

@@ -90,11 +90,16 @@ class StepNeeds:
             )
             cache, why = self._least_cache(shape), "published weights, a checkpoint that is saved or resumed"
             return weights + checkpoints + cache, f"{why} and the smallest cache of shards"
+        halves = "bf16" in (config.train.precision, export_dtype(config.model, config.train, config.checkpoint))
+        start = shape.total_parameters * (PUBLISHED_BYTES if halves else FP32_BYTES)
+        if job == "replay":
+            return weights + start, "published weights and the start model's files"
         if job == "evaluate" and asks_start(config, is_later_stage=self.is_later_stage):
-            halves = "bf16" in (config.train.precision, export_dtype(config.model, config.train, config.checkpoint))
-            start = shape.total_parameters * (PUBLISHED_BYTES if halves else FP32_BYTES)
-            return weights + start, "the export and the start weights"
-        return weights, "published weights" if job == "replay" else "the export"
+            # Published weights are on the disk, too, where no adapter needs them anyway, or the stage before's export.
+            read = start if self.is_later_stage else published_bytes(config.model, shape)
+            read = 0 if config.model.exports_adapter and not self.is_later_stage else read
+            return weights + read + start, "the export and the start weights, as published and as files of an export,"
+        return weights, "the export"
 
     def weights_bytes(self, job: Job) -> int:
         """Bytes of weights that each machine of a job reads before it begins: published ones, or those of the export.

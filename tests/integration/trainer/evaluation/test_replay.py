@@ -34,7 +34,7 @@ from vlmpipe.trainer.evaluation.generate import GeneratedAnswer
 from vlmpipe.trainer.evaluation.replay import answer as job_module
 from vlmpipe.trainer.evaluation.replay.answer import answer
 from vlmpipe.trainer.evaluation.replay.questions import choose
-from vlmpipe.trainer.evaluation.replay.start_model import load_start
+from vlmpipe.trainer.evaluation.replay.start_model import answering_start
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.records.replay import ReplayAnswers
 from vlmpipe.trainer.storage.records import read_record_file
@@ -147,7 +147,7 @@ def test_the_start_model_answers_about_training_images_once_and_its_answers_are_
     rows = samples_of(questions.folder)
     assert {row["question"] for row in rows} == set(PROMPTS)
     # By the engine of the evaluation, with the weights as transformers loads them.
-    model = load_start(job, WORKER.device)
+    model = answering_start(job, WORKER)
     theirs = LlavaForConditionalGeneration.from_pretrained(start, dtype=torch.float32).eval()
     assert weights_of(model) == {name: tensor.sum().item() for name, tensor in theirs.state_dict().items()}
     given = [ask_about(job, model.chat, row["question"], row["image"], "") for row in rows]
@@ -163,7 +163,7 @@ def test_the_start_model_answers_about_training_images_once_and_its_answers_are_
     drawn = Mixture(train, job.data, seed=0).drawn(0)
     assert sum(number in set(replayed) for number in drawn) == round(len(drawn) / 4)
     # A resumed run, and a later one of the same data, ask nothing again.
-    monkeypatch.setattr(job_module, "load_start", never)
+    monkeypatch.setattr(job_module, "answering_start", never)
     for again in (job, job_of(start, pictures, "later")):
         assert chosen(again).answers == answers
         assert answer(again, WORKER) == answers
