@@ -1,5 +1,6 @@
 """The documentation site: `make docs`. Strict: a dead link or anchor fails the build."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,38 @@ DECISIONS = """
 """
 
 
+SECTIONS = {
+    "": "Start",
+    "how-to": "How-to guides",
+    "reference": "Reference",
+    "decisions": "Decisions",
+    "results": "Optional",
+}
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a page's first paragraph, without Markdown; empty where a page starts with none."""
+    body = re.sub(r"```.*?```|<!--.*?-->", "", text.partition("\n")[2], flags=re.DOTALL)
+    paragraphs = [part.strip() for part in body.split("\n\n") if part.strip()]
+    if not paragraphs or paragraphs[0].startswith(("#", "|", "- ", "* ", "1. ")):
+        return ""
+    plain = re.sub(r"\[([^]]*)\]\([^)]*\)|\*\*|`", lambda match: match[1] or "", " ".join(paragraphs[0].split()))
+    return re.split(r"(?<=[.:?!]) (?=[A-Z])", plain)[0].rstrip(":")
+
+
+def llms_txt(pages: dict[str, str], summary: str) -> str:
+    """llms.txt: the pages, by section, each with a link to its Markdown on this site and its first sentence."""
+    parts = [f"# {project}\n\n> {summary}\n"]
+    for folder, heading in SECTIONS.items():
+        names = sorted(name for name in pages if name.rpartition("/")[0] == folder)
+        parts.append(f"\n## {heading}\n\n")
+        for name in names:
+            title = pages[name].partition("\n")[0].lstrip("# ")
+            sentence = first_sentence(pages[name])
+            parts.append(f"- [{title}](_sources/{name}.md.txt){f': {sentence}' if sentence else ''}\n")
+    return "".join(parts)
+
+
 def setup(app: Any) -> None:
     """Add the navigation to the two pages that list others, and lead links to measurements to their pages here."""
 
@@ -70,4 +103,11 @@ def setup(app: Any) -> None:
         source[0] += {"index": CONTENTS, "decisions/README": DECISIONS}.get(page, "")
         source[0] = source[0].replace("(../../benchmarks/results/", "(../results/").replace("(../../docs/", "(../")
 
+    def write_llms_txt(built: Any, problem: Exception | None) -> None:
+        if problem is None:
+            pages = {name: Path(built.env.doc2path(name)).read_text(encoding="utf-8") for name in built.env.found_docs}
+            summary = first_sentence(pages["index"])
+            Path(built.outdir, "llms.txt").write_text(llms_txt(pages, summary), encoding="utf-8")
+
     app.connect("source-read", add_contents)
+    app.connect("build-finished", write_llms_txt)

@@ -20,7 +20,11 @@ from tests.support.paths import ROOT
 from vlmpipe.cli.app import app
 from vlmpipe.config.run_config import load_run_file
 
-PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - set((ROOT / "docs/results").rglob("*.md")))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "AGENTS.md",
+    *sorted(set((ROOT / "docs").rglob("*.md")) - set((ROOT / "docs/results").rglob("*.md"))),
+]
 COMMANDS = [(page, line) for page in PAGES for line in command_lines(page)]
 MAKE_TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 MAKE_TARGETS |= {f"recipe-{path.parent.name}" for path in ROOT.glob("recipes/*/requirements.txt")}

@@ -79,6 +79,13 @@ def test_rehearse_needs_no_test_tools(installed: Path, tmp_path: Path) -> None:
     assert answer.returncode == 0, answer.stderr
 
 
+def test_the_skill_is_written_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    answer = run_installed(installed, tmp_path, "skill", "--json")
+    assert answer.returncode == 0, answer.stderr
+    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.md"))
+    assert sorted(json.loads(answer.stdout)["files"]) == files and ".agents/skills/vlmpipe/SKILL.md" in files
+
+
 BOTH = """
 import trainer.task, pipelines.task, components.task
 import vlmpipe

@@ -25,6 +25,7 @@ from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Stage, any_target,
 from vlmpipe.cli.examples import add_examples
 from vlmpipe.cli.output import begin, doing, print_error, print_json, print_lines, to_stderr
 from vlmpipe.cli.runs import compare, curve, folder, logs, status
+from vlmpipe.cli.skill import command as skill_command
 from vlmpipe.platforms.table import DEFAULT, platform_of
 from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.trainer import __version__
@@ -59,6 +60,7 @@ app.add_typer(schedule_commands.app, name="schedule")
 app.add_typer(folder.app, name="runs")
 app.command()(init.init)
 app.command()(init.docs)
+app.command()(skill_command.skill)
 app.command(name="compile")(compile_commands.compile_)
 app.command(name="import")(import_command.import_)
 for command in (

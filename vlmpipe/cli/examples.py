@@ -71,6 +71,7 @@ EXAMPLES = {
     ),
     "serve": ("digits-20260301-120000", "digits-20260301-120000 --check 100", "digits@champion --check 20 --url "
               "http://localhost:8000/v1/chat/completions --model digits"),
+    "skill": ("", "--output .agents/skills --json"),
     "schema": ("--markdown", "--output docs/reference"),
     "cache explain": ("configs/digits.yaml", "configs/digits.yaml model.image_size=128 --json"),
     "data fetch": ("lmms-lab/DocVQA --subset DocVQA --output docvqa", "my-team/receipts --revision v2 --json"),

@@ -21,6 +21,7 @@ from tests.fakes.vertex.server import FakeVertex
 from tests.support.short_form import chosen, only_whole
 from tests.support.terminal import Terminal
 from tests.support.vertex.submit_runs import CONFIG, DEAR, MINE, RED, Submit, running_vertex, submitter
+from vlmpipe.cli.skill.effects import load_effects
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.platforms.vertex import pipeline_job as vertex_job
 from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
@@ -260,6 +261,7 @@ def test_a_run_can_be_rehearsed_to_its_end(
 
 def test_a_dry_run_sends_nothing_and_prints_the_request(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
     answer = vlmpipe_submit("--dry-run", "--json", plan=DEAR).json
+    assert set(load_effects()["submit"].json) <= answer.keys()
     assert (answer["sent"], answer["resource_name"], vertex.requests) == (False, None, [])
     assert answer["request"]["parent"] == vertex.parent
     assert answer["request"]["pipelineJob"]["runtimeConfig"]["gcsOutputDirectory"] == "gs://example-bucket/vlmpipe"
