@@ -37,7 +37,7 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
     checkpoints = Checkpoints(job, store, strategy, setup.record, worker)
     resumed = checkpoints.resume()
     first_step = resumed.checkpoint.record.step if resumed else 0
-    best = BestStep(job, setup.validation, resumed)
+    best = BestStep(job, setup.validation, resumed, checkpoints.is_committed)
     start, notes = checkpoints.start, [*checkpoints.notes(resumed), *best.notes]
     report = TrainingMonitor(job, worker, setup.facts, first_step=first_step, start=start, notes=notes)
     if settings.freeze_gc:

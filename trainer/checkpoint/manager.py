@@ -103,6 +103,20 @@ class Checkpoints:
         """Name of the newest checkpoint that all ranks know to be committed; "" for none."""
         return self._saver.known or self._name
 
+    def is_committed(self, name: str) -> bool:
+        """Return whether the checkpoint is there. Collective. A mirror that cannot be read may have it."""
+
+        def look() -> bool:
+            if name in committed(self._store):
+                return True
+            if self._mirror is None:
+                return False
+            with contextlib.suppress(UserError):
+                return name in committed(self._mirror)
+            return True
+
+        return on_first(self._worker, look)
+
     def save(
         self,
         step: int,

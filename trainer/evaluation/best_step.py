@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from vlmpipe.trainer.checkpoint.attempts import step_of
 from vlmpipe.trainer.checkpoint.resume import Resumed
@@ -20,7 +21,14 @@ class BestStep:
     takes no validation before its last step.
     """
 
-    def __init__(self, job: JobConfig, validation: Validation | None, resumed: Resumed | None) -> None:
+    def __init__(
+        self,
+        job: JobConfig,
+        validation: Validation | None,
+        resumed: Resumed | None,
+        is_committed: Callable[[str], bool],
+    ) -> None:
+        """is_committed: tells whether the checkpoint of a name is there. Collective."""
         self._metric, self._stopping = job.train.best_metric, job.train.early_stopping
         self._saves_best = job.checkpoint.export == "best"
         self.state: Validations | None = None
@@ -38,11 +46,35 @@ class BestStep:
                     ]
             elif before.of_same(self._metric, tokens):
                 self.state = before.committed(name, record.step)
+                if self._saves_best and self.state.best is not None:
+                    self.state = self._exportable(before, name, record.step, is_committed)
             else:
                 self.notes = [
                     f"the best step so far, {before.best_step} by {before.metric} on {before.label_tokens:,} label "
                     f"tokens, is forgotten: values of {self._metric} on {tokens:,} cannot be compared with it"
                 ]
+
+    def _exportable(
+        self, before: Validations, name: str, step: int, is_committed: Callable[[str], bool]
+    ) -> Validations:
+        """The validations before the resume from checkpoint `name`, with a best step that can be exported.
+
+        One without a checkpoint counts no more, which is noted: no later step would be saved that is not better than
+        it. Patience goes by the values alone, and stays.
+        """
+        state = before.committed(name, step)
+        if not is_committed(state.saved):
+            state = replace(before, saved="", saved_value=None).committed(name, step)
+        if state.saved_value == state.best:
+            return state
+        left = f"the best step is looked for from step {step} on"
+        if state.saved:
+            left = f"the best one that is there is {state.saved} ({state.saved_value:.4f})"
+        self.notes.append(
+            f"step {state.best_step}, whose {WORDS[self._metric]} is the best so far ({state.best:.4f}), has no "
+            f"checkpoint: checkpoint.export was last then, or its save failed; {left}"
+        )
+        return replace(state, best=state.saved_value, best_step=step_of(state.saved) if state.saved else 0)
 
     def lacks(self, metrics: Mapping[str, float]) -> bool:
         """Return whether a validation is due that gave no metrics yet, or others than are compared."""
@@ -85,11 +117,11 @@ class BestStep:
     def summary(self) -> dict[str, object]:
         """Fields of the run's summary; empty without validations."""
         state = self.state
-        if state is None or state.best is None:
+        if state is None or (state.best is None and not self.ends_training):
             return {}
         return {
             "best_metric": self._metric,
-            "best_step": state.best_step,
+            "best_step": state.best_step or None,
             "best_value": state.best,
             "best_checkpoint": state.saved,
             "ended_early": self.why_ended,

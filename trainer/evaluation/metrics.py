@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from statistics import fmean
@@ -13,6 +13,7 @@ import numpy as np
 from vlmpipe.trainer.data.prepare.deduplicate import counted_question
 from vlmpipe.trainer.data.sample import DEFAULT_SLICE, Turn
 from vlmpipe.trainer.evaluation.cider import MIN_PICTURES, Captioned, cider_d, looks_like_captions
+from vlmpipe.trainer.evaluation.held_out.field_values import ranges_sentence
 from vlmpipe.trainer.evaluation.vqa_answers import normalise_answer
 from vlmpipe.trainer.records.evaluation import BenchmarkScores, Evaluation, FieldSlices
 
@@ -173,16 +174,18 @@ def evaluation_notes(evaluation: Evaluation) -> list[str]:
             limit = f"cut at {_tokens(one.max_new_tokens)}; raise its max_new_tokens"
             notes.append(f"{_answers_were(one.cut_answers, f' to {name}')} {limit}")
     notes += [_turns_sentence(evaluation), overlap_sentence(evaluation), _memory_sentence(evaluation)]
-    notes += [_field_sentence(name, of_field) for name, of_field in evaluation.by_field.items()]
+    notes += [note for name, of_field in evaluation.by_field.items() for note in _field_notes(name, of_field)]
     return [note for note in notes if note]
 
 
-def _field_sentence(name: str, of_field: FieldSlices) -> str:
+def _field_notes(name: str, of_field: FieldSlices) -> Iterator[str]:
     if of_field.obstacle:
-        return f"{name} of data.slices gives no slices: {of_field.obstacle}"
+        yield f"{name} of data.slices gives no slices: {of_field.obstacle}"
+        return
+    if of_field.num_ranges:
+        yield ranges_sentence(name, of_field.values, of_field.num_ranges)
     if of_field.without:
-        return f"{of_field.without:,} questions have no {name} (data.slices), and are in none of its slices"
-    return ""
+        yield f"{of_field.without:,} questions have no {name} (data.slices), and are in none of its slices"
 
 
 def _memory_sentence(evaluation: Evaluation) -> str:

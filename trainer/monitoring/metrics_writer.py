@@ -8,6 +8,7 @@ from typing import Any
 from vlmpipe.trainer.errors import print_warning
 from vlmpipe.trainer.monitoring.hypertune import report_measured
 from vlmpipe.trainer.monitoring.trackers import Tracker
+from vlmpipe.trainer.monitoring.train_job_status import ENDED_EARLY
 from vlmpipe.trainer.records.metrics import FILE, read_metrics
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.background_writer import BackgroundWriter
@@ -63,6 +64,11 @@ class MetricsLog:
     def lines(self) -> list[dict[str, Any]]:
         """The metrics of every logged step, earlier attempts included."""
         return [unseal(line) for line in self._lines]
+
+    def end_early(self, step: int) -> None:
+        """Tell the trackers that training has ended with `step`, before the last one that was planned."""
+        for tracker in self._trackers:
+            tracker.write(step, {ENDED_EARLY: 1.0})
 
     def close(self) -> None:
         """Flush, and close the trackers."""

@@ -24,6 +24,7 @@ from vlmpipe.trainer.threads import thread_pool
 
 URL, TOKEN = "KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"  # the token's file
 CA_CERT = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
+ENDED_EARLY = "ended_early"  # a value of the last step where training ends before total_steps
 INTERVAL_S = 5.0  # between posts, as transformers' Trainer has it
 TIMEOUT_S = 5.0
 MAX_TOKEN_BYTES = 64 << 10
@@ -80,17 +81,21 @@ class TrainJobStatus:
 
 
 def status_of(step: int, values: Mapping[str, Any], total_steps: int) -> dict[str, object]:
-    """A `TrainerStatus` of Kubeflow Trainer's API. Seconds left are by the step's time, and left out without it."""
+    """A `TrainerStatus` of Kubeflow Trainer's API. Seconds left are by the step's time, and left out without it.
+
+    A training that has ended early is complete: its metrics have its step, all planned steps, and ENDED_EARLY.
+    """
+    left = 0 if values.get(ENDED_EARLY) else max(0, total_steps - step)
     metrics = {"current_step": step, "total_steps": total_steps} | {
         name: value
         for name, value in values.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     }
-    left_s = {"estimatedRemainingSeconds": round(max(0, total_steps - step) * float(values.get("step_s", 0.0)))}
+    left_s = {"estimatedRemainingSeconds": round(left * float(values.get("step_s", 0.0)))}
     return {
         "lastUpdatedTime": datetime.datetime.now(datetime.UTC).isoformat(),
-        "progressPercentage": min(100, 100 * step // max(1, total_steps)),
-        **(left_s if "step_s" in values or step >= total_steps else {}),
+        "progressPercentage": 100 if not left else 100 * step // max(1, total_steps),
+        **(left_s if "step_s" in values or not left else {}),
         "metrics": [{"name": name, "value": str(value)} for name, value in metrics.items()],
     }
 

@@ -187,14 +187,18 @@ class TrainingMonitor:
                 self._store_results(checkpoint, best)
         else:
             patiently(doing, lambda: self._store_results(checkpoint, best), limit_s=limit_s)
-        ended_early = f": ended early, {best['ended_early']}" if best.get("ended_early") else ""
+        steps, why = f"{self._last_step} steps", ""
+        if early := best.get("ended_early"):
+            steps, why = f"{steps} of at most {self._facts.total_steps}", f": ended early, {early}"
         if self._last_step == self._first_step:  # an earlier attempt made the last step
-            self._progress.finish("reused", f"all {self._last_step} steps were made before{ended_early}")
+            self._progress.finish("reused", f"all {steps} were made before{why}")
         elif stopped:
             self._progress.finish("stopped", f"stopped on request after step {self._last_step}; resumable")
         else:
             self._progress.update(self._last_step, self._facts.total_steps)
-            self._progress.finish(message=f"loss {self._last_loss:.4f} after {self._last_step} steps{ended_early}")
+            self._progress.finish(message=f"loss {self._last_loss:.4f} after {steps}{why}")
+            if early:
+                self._log.end_early(self._last_step)
         self._log.close()  # last: W&B may take minutes, and this machine may be preempted
 
     def _store_results(self, checkpoint: str, best: Mapping[str, object]) -> None:

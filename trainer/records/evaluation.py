@@ -70,13 +70,15 @@ class ChampionScores(Open):
 
 
 class FieldSlice(Part):
-    """Questions with one value of a field.
+    """Questions with one value of a field, or with a number in a range.
 
-    share_of_errors: of all wrong answers. exact_match_interval: 95 %, by image. p_corrected: of a difference from all
-    other questions, corrected for all values of all fields; None for too few images.
+    span: lowest and highest number of a range; None of a value. share_of_errors: of all wrong answers.
+    exact_match_interval: 95 %, by image. p_corrected: of a difference from all other questions, corrected for all
+    values of all fields; None for too few images.
     """
 
     value: str
+    span: tuple[float, float] | None = None
     questions: int
     images: int
     errors: int
@@ -90,10 +92,15 @@ class FieldSlice(Part):
 class FieldSlices(Part):
     """The values of a field of data.slices, those with the most errors first; or the obstacle to showing them."""
 
-    values: int
+    values: int  # different ones, also where numbers are in ranges
     without: int  # questions whose record has no value
     obstacle: str = ""
     slices: tuple[FieldSlice, ...] = ()
+
+    @property
+    def num_ranges(self) -> int:
+        """How many of the slices are ranges of numbers."""
+        return sum(part.span is not None for part in self.slices)
 
 
 class StartSlice(Part):

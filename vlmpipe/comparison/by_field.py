@@ -31,13 +31,22 @@ class FieldDifference:
     verdict: str
 
 
+@dataclass(frozen=True)
+class ByField:
+    """Differences by value, the largest first, and notes on fields that are left out or shown in ranges."""
+
+    rows: tuple[FieldDifference, ...]
+    notes: tuple[str, ...]
+
+
 def field_differences(
     names: Sequence[str], lines: Sequence[Sequence[Mapping[str, Any]]], groups: Sequence[str]
-) -> list[FieldDifference]:
-    """The largest differences first. lines: of each run, to the same questions. A question's fields are those of the
+) -> ByField:
+    """The differences on each value. lines: of each run, to the same questions. A question's fields are those of the
     first run that has any: data prepared before data.slices named them has none.
     """
-    from vlmpipe.trainer.evaluation.held_out.field_slices import LEVEL, MAX_VALUES
+    from vlmpipe.trainer.evaluation.held_out.field_slices import LEVEL
+    from vlmpipe.trainer.evaluation.held_out.field_values import grouped, obstacle, ranges_sentence
     from vlmpipe.trainer.evaluation.significance.paired import interval, paired_counts
     from vlmpipe.trainer.evaluation.significance.slices import holm, p_of_pair
 
@@ -46,22 +55,32 @@ def field_differences(
         fields: Mapping[str, str] = next(filter(None, (line.get("fields") for line in of_question)), {})
         for field, value in fields.items():
             members[field][value].append(number)
+    notes, slices = list[str](), dict[str, dict[str, tuple[int, ...]]]()
+    for field, of_values in members.items():
+        if why := obstacle(of_values, len(groups)):
+            notes.append(f"{field} of data.slices is left out: {why}")
+            continue
+        parts = grouped(of_values)
+        slices[field] = {value: part.members for value, part in parts.items()}
+        if ranges := sum(part.span is not None for part in parts.values()):
+            notes.append(ranges_sentence(field, len(of_values), ranges))
+        if without := len(groups) - sum(map(len, of_values.values())):
+            notes.append(f"{without:,} questions have no {field} (data.slices), and are in none of its slices")
     pairs = {
         (field, value, place): paired_counts(
             [groups[number] for number in numbers],
             [bool(lines[place][number]["correct"]) for number in numbers],
             [bool(lines[0][number]["correct"]) for number in numbers],
         )
-        for field, of_values in members.items()
-        if 1 < len(of_values) <= MAX_VALUES
-        for value, numbers in of_values.items()
+        for field, of_slices in slices.items()
+        for value, numbers in of_slices.items()
         for place in range(1, len(names))
     }
     p_values = {key: p_of_pair(counts) for key, counts in pairs.items()}
     corrected = holm({key: p for key, p in p_values.items() if p is not None})
     rows = []
     for (field, value, place), counts in pairs.items():
-        numbers, p = members[field][value], corrected.get((field, value, place))
+        numbers, p = slices[field][value], corrected.get((field, value, place))
         verdict = "too few images" if p is None else "no difference shown"
         if p is not None and p < LEVEL:
             verdict = "better" if counts.difference > 0 else "worse"
@@ -83,4 +102,5 @@ def field_differences(
                 verdict=verdict,
             )
         )
-    return sorted(rows, key=lambda row: (-abs(row.difference) * row.questions, row.field, row.value, row.run))
+    rows.sort(key=lambda row: (-abs(row.difference) * row.questions, row.field, row.value, row.run))
+    return ByField(tuple(rows), tuple(notes))

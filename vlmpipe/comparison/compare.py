@@ -153,7 +153,8 @@ def compare(sides: Sequence[Side]) -> Comparison:
         notes.append(f"the {len(shared):,} questions are about {rows[0].images:,} images, which are what chance draws")
     if left := max(len(answer) for answer in answers) - len(shared):
         notes.insert(0, f"{left:,} questions that not all runs were asked are left out")
-    notes.append(SEEDS)
+    by_field = field_differences(names, lines, groups)
+    notes += [*by_field.notes, SEEDS]
     right = [tuple(bool(of_run[number]["correct"]) for of_run in lines) for number in range(len(shared))]
     disagreements = [
         Disagreement(
@@ -169,7 +170,7 @@ def compare(sides: Sequence[Side]) -> Comparison:
         tuple(rows),
         tuple(benchmarks),
         tuple(_agreement(name, [(one[0], one[place]) for one in right]) for place, name in enumerate(names) if place),
-        tuple(field_differences(names, lines, groups)),
+        by_field.rows,
         tuple(disagreements),
         tuple(notes),
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlmpipe.report.samples import PreparedImages, sample_cards, spread
+from vlmpipe.trainer.evaluation.held_out.field_values import holds
 from vlmpipe.trainer.records.evaluation import Evaluation
 
 SHOWN_WRONG = 10  # of a slice
@@ -23,7 +24,7 @@ def field_rows(
         wrong = [
             line
             for line in predictions
-            if not line.get("correct") and (line.get("fields") or {}).get(field) == part.value
+            if not line.get("correct") and holds(part.value, part.span, (line.get("fields") or {}).get(field))
         ]
         chosen = spread(wrong, SHOWN_WRONG) if images and place < SLICES_WITH_IMAGES else []
         rows.append({"field": field, "slice": part, "cards": sample_cards(images, chosen) if images and chosen else []})

@@ -58,7 +58,9 @@ class Step:
 
     @property
     def share(self) -> float:
-        """Share of the step that is done, 0 to 1; 0 if not known."""
+        """Share of the step that is done, 0 to 1; 0 if not known. All of one that is done, as after an early end."""
+        if self.state in ("done", "reused"):
+            return 1.0
         return min(1.0, max(0.0, self.done / self.total)) if self.total > 0 else 0.0
 
     @property

@@ -122,6 +122,9 @@ class Checkpoints:
         self._run.commits[name] = parse_commit(record(step=step, validations=validations).text(), name)
         self._run.point()
 
+    def is_committed(self, name: str) -> bool:
+        return name in self._run.commits
+
     def settle(self, *_: object) -> bool:
         self.committed = next(reversed(self._run.commits), "")
         return True
@@ -206,5 +209,54 @@ def test_a_checkpoint_without_validations_is_said_where_they_decide() -> None:
             train=SimpleNamespace(best_metric="validation_loss", early_stopping=None, validate_every_steps=2),
             checkpoint=SimpleNamespace(export=export),
         )
-        assert BestStep(job, validation, resumed).notes == said
-        assert BestStep(job, validation, None).notes == []
+        assert BestStep(job, validation, resumed, lambda _: True).notes == said
+        assert BestStep(job, validation, None, lambda _: True).notes == []
+
+
+KEPT, OTHER, NEWEST = (checkpoint_name(1, step, "abcdef") for step in (6, 4, 8))
+
+
+@pytest.mark.parametrize(
+    ("saved", "there", "best"),
+    [(KEPT, {KEPT, NEWEST}, 6), (KEPT, {NEWEST}, 8), (OTHER, {OTHER, NEWEST}, 4), (OTHER, {NEWEST}, 8)],
+    ids=["kept", "deleted by retention", "never saved", "never saved, and the other one deleted"],
+)
+def test_a_best_step_without_a_checkpoint_is_said_and_counts_no_more(saved: str, there: set[str], best: int) -> None:
+    """As after a start with checkpoint.export last. The newest checkpoint was saved after its validation."""
+    values = {4: 0.6, 6: 0.5, 8: 0.7}
+    before = Validations("validation_loss", 10)
+    for step, value in values.items():
+        before = before.counted(step, value)
+        if step == step_of(saved):
+            before = before.committed(saved, step)
+    validation: Any = SimpleNamespace(label_tokens=10)
+    job: Any = SimpleNamespace(
+        train=SimpleNamespace(
+            best_metric="validation_loss", early_stopping=EarlyStoppingConfig(patience=3), validate_every_steps=2
+        ),
+        checkpoint=SimpleNamespace(export="best"),
+    )
+    resumed: Any = SimpleNamespace(checkpoint=SimpleNamespace(name=NEWEST, record=record(step=8, validations=before)))
+    found = BestStep(job, validation, resumed, there.__contains__)
+    assert found.state and (found.state.best, found.state.best_step) == (values[best], best)
+    assert step_of(found.state.saved) == best and found.state.waited == before.waited, "patience goes by all values"
+    assert [note[:6] for note in found.notes] == ([] if best == 6 else ["step 6"])
+    found.count(10, {"validation_loss": 0.55})
+    assert found.is_worth_saving(10) == (best != 6)
+    job.checkpoint.export = "last"
+    assert not BestStep(job, validation, resumed, lambda _: False).notes
+
+
+def test_an_end_without_a_best_step_left_is_in_the_summary() -> None:
+    before = Validations("validation_loss", 10).counted(2, 0.5).committed(checkpoint_name(1, 2, "abcdef"), 2)
+    before = before.counted(4, 0.6).counted(6, 0.7)
+    validation: Any = SimpleNamespace(label_tokens=10)
+    job: Any = SimpleNamespace(
+        train=SimpleNamespace(
+            best_metric="validation_loss", early_stopping=EarlyStoppingConfig(patience=2), validate_every_steps=2
+        ),
+        checkpoint=SimpleNamespace(export="best"),
+    )
+    resumed: Any = SimpleNamespace(checkpoint=SimpleNamespace(name=NEWEST, record=record(step=8, validations=before)))
+    summary = BestStep(job, validation, resumed, lambda _: False).summary()
+    assert summary["ended_early"] and summary["best_step"] is None and not summary["best_checkpoint"]

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vlmpipe.trainer.evaluation.baseline.probe import Probe
-from vlmpipe.trainer.evaluation.held_out.field_slices import LEVEL, MAX_VALUES
+from vlmpipe.trainer.evaluation.held_out.field_slices import LEVEL
+from vlmpipe.trainer.evaluation.held_out.field_values import grouped, obstacle
 from vlmpipe.trainer.evaluation.metrics import Prediction
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts, interval, paired_counts
 from vlmpipe.trainer.evaluation.significance.slices import holm, p_of_pair
@@ -104,12 +105,14 @@ def retained(probe: Probe, start: Sequence[str], trained: Sequence[str]) -> Rete
 
 def _members(predictions: Sequence[Prediction], fields: Sequence[str]) -> Slices:
     """Slices of records and of fields that have several values, and not too many."""
-    values: dict[str, Slices] = {name: defaultdict(list) for name in ("", *fields)}
+    values: dict[str, dict[str, list[int]]] = {name: defaultdict(list) for name in ("", *fields)}
     for number, prediction in enumerate(predictions):
         for field, value in (("", prediction.slice), *prediction.fields):
             if field in values:
-                values[field][field, value].append(number)
-    several = [
-        of_field for name, of_field in values.items() if len(of_field) > 1 and (not name or len(of_field) <= MAX_VALUES)
-    ]
-    return {key: numbers for of_field in several for key, numbers in of_field.items()}
+                values[field][value].append(number)
+    by_record = values.pop("")
+    slices: Slices = {("", name): numbers for name, numbers in by_record.items() if len(by_record) > 1}
+    for field, of_values in values.items():
+        if not obstacle(of_values, len(predictions)):
+            slices |= {(field, name): list(group.members) for name, group in grouped(of_values).items()}
+    return slices

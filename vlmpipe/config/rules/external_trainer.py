@@ -54,6 +54,9 @@ def external_trainer_problems(config: RunFields) -> Iterator[Problem]:
     if config.data.train_share < 1:
         text = f"found {config.data.train_share:g} with train.trainer, whose program gets every sample; expected 1"
         yield Problem("data.train_share", text)
+    if config.data.slices and trainer.evaluate_command:
+        text = "found with train.trainer.evaluate_command, which evaluates in place of ours and is told no fields; "
+        yield Problem("data.slices", f"{text}expected no slices, or our evaluation")
     if config.data.phases:
         yield Problem("data.phases", "found with train.trainer, whose program gets each sample once; expected none")
     if config.model.lora:

@@ -116,7 +116,7 @@ def _video_problems(config: RunFields) -> Iterator[Problem]:
 
 
 def _slice_problems(config: RunFields) -> Iterator[Problem]:
-    """Fields of records that no source has, or that a program of one's own is not told."""
+    """Fields of records that no source has, or that are named twice."""
     data = config.data
     if not data.slices:
         return

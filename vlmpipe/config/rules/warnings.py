@@ -30,6 +30,11 @@ def setting_warnings(config: RunFields) -> Iterator[Problem]:
             yield Problem(f"{field}image_folder", f"has no effect: {source.uri} brings its own images")
     if data.sources and data.weights(0) is None and "stopping_strategy" in data.model_fields_set:
         yield Problem("data.stopping_strategy", "has no effect: the sources have no weights")
+    if data.slices and train.in_pairs:
+        text = (
+            f"compares generated answers, not the preferences of {train.objective}: preference_accuracy has no slices"
+        )
+        yield Problem("data.slices", text)
     if "shard_reading" in data.model_fields_set and not in_bucket(config.output.root_uri):
         yield Problem("data.shard_reading", "has no effect: output.root_uri is a folder, and shards are read in place")
     for name in config.tune.parameters if config.tune else ():

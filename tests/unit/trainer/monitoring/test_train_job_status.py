@@ -17,6 +17,7 @@ from vlmpipe.trainer.external.progress_endpoint import ProgressEndpoint
 from vlmpipe.trainer.monitoring.trackers import TensorBoardLog, open_trackers
 from vlmpipe.trainer.monitoring.train_job_status import (
     CA_CERT,
+    ENDED_EARLY,
     INTERVAL_S,
     TOKEN,
     URL,
@@ -61,6 +62,14 @@ def test_a_validation_joins_its_step_and_leaves_the_time_that_remains(
     assert {"name": "validation_loss", "value": "3.0"} in posted[1]["metrics"]
     assert {"name": "loss", "value": "0.5"} in posted[1]["metrics"]
     assert "estimatedRemainingSeconds" not in status_of(30, {"validation_loss": 3.0}, 40), "it is not known"
+
+
+def test_a_training_that_ended_early_is_complete() -> None:
+    status = TrainerV1alpha1TrainerStatus.from_json(json.dumps(status_of(18, VALUES | {ENDED_EARLY: 1.0}, 40)))
+    assert status and status.metrics
+    assert (status.progress_percentage, status.estimated_remaining_seconds) == (100, 0)
+    metrics = {one.name: one.value for one in status.metrics}
+    assert (metrics["current_step"], metrics["total_steps"], metrics["ended_early"]) == ("18", "40", "1.0")
 
 
 def test_the_first_step_and_the_last_are_posted(

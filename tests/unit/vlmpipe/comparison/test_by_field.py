@@ -20,7 +20,7 @@ COUNT, HOSTILE = 80, "<script>alert(1)</script>"
 
 
 def line(number: int, correct: bool) -> dict[str, Any]:
-    fields = {"camera": "rear" if number % 2 else "front", "serial": str(number), "hour": str(number % 4)}
+    fields = {"camera": "rear" if number % 2 else "front", "serial": f"no. {number}", "hour": str(number % 4)}
     return {"correct": correct, "fields": fields if number < COUNT - 2 else {}}
 
 
@@ -29,7 +29,13 @@ def test_differences_are_paired_and_corrected() -> None:
     first = [line(number, number >= 40) for number in range(COUNT)]
     second = [line(number, number >= 40 or (number % 2 == 1 and number < 24)) for number in range(COUNT)]
     groups = [f"image-{number}" for number in range(COUNT)]
-    rows = {(one.field, one.value): one for one in field_differences(["first", "second"], [first, second], groups)}
+    found = field_differences(["first", "second"], [first, second], groups)
+    rows = {(one.field, one.value): one for one in found.rows}
+    assert (
+        found.notes[1] == "serial of data.slices is left out: it has 78 values in 80 questions, more than 50 slices: "
+        "name one with fewer"
+    )
+    assert found.notes[0] == "2 questions have no camera (data.slices), and are in none of its slices"
     assert {field for field, _ in rows} == {"camera", "hour"}, "a field with a value for each question gives none"
     rear, front = rows["camera", "rear"], rows["camera", "front"]
     assert (rear.questions, rear.images, rear.verdict, front.verdict) == (39, 39, "better", "no difference shown")
@@ -43,12 +49,13 @@ def test_differences_are_paired_and_corrected() -> None:
     assert own is not None and rear.p_corrected == pytest.approx(6 * own), "the smallest of six"
     unnamed = [{"correct": one["correct"]} for one in first]
     later = field_differences(["first", "second"], [unnamed, second], groups)
-    assert later == list(rows.values()), "the first run's data was prepared before fields were named"
+    assert later == found, "the first run's data was prepared before fields were named"
 
 
 def test_runs_without_fields_have_no_rows() -> None:
     answers = [{"correct": True} for _ in range(COUNT)]
-    assert not field_differences(["first", "second"], [answers, answers], list(map(str, range(COUNT))))
+    found = field_differences(["first", "second"], [answers, answers], list(map(str, range(COUNT))))
+    assert not found.rows and not found.notes
 
 
 def test_page_and_screen_show_values_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,13 +64,19 @@ def test_page_and_screen_show_values_as_text(tmp_path: Path, capsys: pytest.Capt
         store = open_storage(str(make(tmp_path, name, answers)))
         lines = unseal_lines(store.read("predictions.jsonl"))
         for number, answered in enumerate(lines):
-            answered["fields"] = {"camera": f"{HOSTILE}\n{'x' * 999}" if number % 2 else "front"}
+            answered["fields"] = {
+                "camera": f"{HOSTILE}\n{'x' * 999}" if number % 2 else "front",
+                "id": f"{HOSTILE}{number}",
+            }
         store.write("predictions.jsonl", seal_lines(lines))
     comparison = compared(tmp_path, "first", "second")
     page = build_page(comparison)
     assert HOSTILE not in page and "&lt;script&gt;" in page[page.index("By field") :]
+    left_out = "id of data.slices is left out: it has 80 values in 80 questions, more than 50 slices"
+    assert left_out[1:] in page
     print_comparison(comparison)
     said = capsys.readouterr().out
+    assert " ".join(said.split()).count(left_out) == 1
     assert f"camera: {HOSTILE} ... " in said and "xxx" not in said
     assert "1 values of fields (data.slices) with no difference shown" in said
     assert [row.verdict for row in comparison.by_field] == ["better", "no difference shown"]

@@ -12,7 +12,8 @@ from vlmpipe.trainer.data.accounting.keys import Record
 from vlmpipe.trainer.data.conversations.slice_fields import fields_named
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.shards.tar import sample_json, sample_of
-from vlmpipe.trainer.evaluation.held_out.field_slices import MAX_VALUES, field_slices
+from vlmpipe.trainer.evaluation.held_out.field_slices import field_slices
+from vlmpipe.trainer.evaluation.held_out.field_values import MAX_VALUES
 from vlmpipe.trainer.evaluation.metrics import Prediction, evaluation_notes
 from vlmpipe.trainer.evaluation.significance.slices import p_of_slice
 from vlmpipe.trainer.records.evaluation import Evaluation
@@ -46,10 +47,12 @@ def test_large_numbers_with_a_fraction_and_without_one_stay_apart() -> None:
 
 def test_slices_are_sorted_by_what_they_cost() -> None:
     predictions = [
-        answered(n, n % 10 > 3 * (n % 2), camera="rear" if n % 2 else "front", serial=str(n), one="same")
+        answered(
+            n, n % 10 > 3 * (n % 2), camera="rear" if n % 2 else "front", serial=f"no. {n}", age=str(n), one="same"
+        )
         for n in range(200)
     ]
-    found = field_slices(["camera", "serial", "one", "nothing"], [*predictions, answered(200, True)])
+    found = field_slices(["camera", "serial", "age", "one", "nothing"], [*predictions, answered(200, True)])
     rear, front = found["camera"].slices
     assert (rear.value, front.value, found["camera"].without) == ("rear", "front", 1)
     assert (rear.questions, rear.errors, front.errors) == (100, 40, 20)
@@ -57,12 +60,19 @@ def test_slices_are_sorted_by_what_they_cost() -> None:
     low, high = rear.exact_match_interval
     assert low < 0.6 < high and rear.verdict == "worse" and rear.p_corrected and rear.p_corrected < 0.05
     assert found["serial"].values == 200 > MAX_VALUES and not found["serial"].slices
+    assert {part.value: part.questions for part in found["age"].slices} == {
+        "0 to 49": 50, "50 to 99": 50, "100 to 149": 50, "150 to 199": 50
+    }  # fmt: skip
+    assert {part.span for part in found["age"].slices} == {(0, 49), (50, 99), (100, 149), (150, 199)}
     notes = evaluation_notes(
         Evaluation.model_validate({"by_field": {name: one.model_dump() for name, one in found.items()}})
     )
     assert notes == [
         "1 questions have no camera (data.slices), and are in none of its slices",
-        "serial of data.slices gives no slices: it has 200 values in 201 questions, more than 50: name one with fewer",
+        "serial of data.slices gives no slices: it has 200 values in 201 questions, more than 50 slices: name one with "
+        "fewer",
+        "age of data.slices has 200 values: its numbers are shown in 4 ranges",
+        "1 questions have no age (data.slices), and are in none of its slices",
         "one of data.slices gives no slices: all questions that have it have one value, 'same'",
         "nothing of data.slices gives no slices: no validation question has a text, a number or true or false in it",
     ]

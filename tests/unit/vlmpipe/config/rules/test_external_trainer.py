@@ -23,6 +23,13 @@ GPUS = {"cluster__accelerator_type": "NVIDIA_L4", "cluster__accelerator_count": 
     [
         ({}, {"features__cache": "on"}, "features.cache"),
         ({}, {"data__train_share": 0.5}, "data.train_share"),
+        ({}, {"train__early_stopping": {}, "train__validate_every_steps": 10}, "train.early_stopping"),
+        ({}, {"checkpoint__export": "best", "train__validate_every_steps": 10}, "checkpoint.export"),
+        (
+            {"evaluate_command": ["python", "judge.py"]},
+            {"data__slices": ["camera"], "data__source": "a.json"},
+            "data.slices",
+        ),
         ({}, {"model__lora": {}, "model__freeze": ["tower"]}, "model.lora"),
         ({"launch": "horovod"}, {"cluster__replica_count": 2}, "train.trainer.launch"),
         (
@@ -43,6 +50,11 @@ GPUS = {"cluster__accelerator_type": "NVIDIA_L4", "cluster__accelerator_count": 
 )
 def test_what_does_not_go_together_is_refused(trainer: dict[str, Any], changes: dict[str, Any], field: str) -> None:
     assert field in problems_of(train__trainer={**PLAIN, **trainer}, **changes)
+
+
+def test_our_evaluation_of_a_programs_model_has_slices() -> None:
+    config = small(train__trainer=PLAIN, data__slices=["camera"], data__source="a.json")
+    assert "data.slices" not in {problem.field for problem in warnings(config)}
 
 
 def test_settings_that_no_placeholder_reads_are_named() -> None:

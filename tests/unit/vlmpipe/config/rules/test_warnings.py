@@ -89,3 +89,13 @@ def test_what_a_models_layers_are_trained_without_is_said() -> None:
     assert "24 layers" in str(rules) and "255 kB a token and layer" in str(rules) and "21 kB" in str(rules)
     train.router_loss, config.cluster.accelerator_count = 0.01, 0
     assert not unbalanced_routers(config, shape) and not delta_rules(config, shape)
+
+
+@pytest.mark.parametrize(("objective", "is_said"), [("sft", False), ("dpo", True)])
+def test_slices_of_preference_pairs_compare_answers(objective: str, is_said: bool) -> None:
+    validations = {"train.validate_every_steps": 0} if is_said else {}
+    changes = {"train.objective": objective, "data.slices": ["camera"], "data.source": "a.json"} | validations
+    found = [
+        str(one) for one in warnings(parse_run_config(merged(TINY, changes), "a test")) if one.field == "data.slices"
+    ]
+    assert bool(found) == is_said and all("preference_accuracy has no slices" in text for text in found)
