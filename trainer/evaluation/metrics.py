@@ -13,9 +13,8 @@ import numpy as np
 from vlmpipe.trainer.data.prepare.deduplicate import counted_question
 from vlmpipe.trainer.data.sample import DEFAULT_SLICE, Turn
 from vlmpipe.trainer.evaluation.cider import MIN_PICTURES, Captioned, cider_d, looks_like_captions
-from vlmpipe.trainer.evaluation.held_out.field_values import ranges_sentence
 from vlmpipe.trainer.evaluation.vqa_answers import normalise_answer
-from vlmpipe.trainer.records.evaluation import BenchmarkScores, Evaluation, FieldSlices
+from vlmpipe.trainer.records.evaluation import BenchmarkScores, Evaluation, FieldSlices, ranges_sentence
 
 MIN_SIMILARITY = 0.5  # this and lower similarities score 0
 

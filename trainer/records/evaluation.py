@@ -259,3 +259,8 @@ class Evaluation(Record, Scores):
     images_like_train: Count = None
     like_train_compared: Figure = None  # share of the pairs of images
     wall_s: Figure = None
+
+
+def ranges_sentence(name: str, values: int, ranges: int) -> str:
+    """Sentence for readers of a field with ranges. values: how many different ones it has."""
+    return f"{name} of data.slices has {values:,} values: its numbers are shown in {ranges} ranges"

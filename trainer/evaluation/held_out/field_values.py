@@ -72,11 +72,6 @@ def obstacle(of_values: Mapping[str, Sequence[int]], questions: int) -> str:
     return ""
 
 
-def ranges_sentence(name: str, values: int, ranges: int) -> str:
-    """Sentence for readers of a field with ranges. values: how many different ones it has."""
-    return f"{name} of data.slices has {values:,} values: its numbers are shown in {ranges} ranges"
-
-
 def _cut(ordered: Sequence[float], counts: Sequence[int]) -> list[Sequence[float]]:
     """Numbers in ascending order in up to NUM_RANGES parts. counts: questions with each."""
     before, total = [0], sum(counts)
