@@ -25,7 +25,7 @@ def choose_for_run(run_uri: str, progress: Progress) -> tuple[ReplayState, list[
     asked = chosen.questions
     text = f"{asked.images:,} of {asked.training_images:,} training images, {asked.image_bytes / 1e6:,.1f} MB"
     left_out = {
-        "of validation samples too": asked.held_out,
+        "of validation samples too": asked.in_validation,
         "with the bytes of another": asked.repeated,
         "native videos": asked.videos,
     }

@@ -29,7 +29,7 @@ class ReplayQuestions(Record):
     images: int = Field(description="Distinct training images that are asked about, each once.")
     training_images: int = Field(description="Distinct names of training images that the choice was made from.")
     image_bytes: int = Field(description="Bytes of the chosen images.")
-    held_out: int = Field(description="Chosen images left out because a validation sample has them.")
+    in_validation: int = Field(description="Chosen images left out because a validation sample has them.")
     repeated: int = Field(description="Chosen images left out because another one has the same bytes.")
     videos: int = Field(description="Native videos, which are not asked about.")
 

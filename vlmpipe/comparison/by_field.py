@@ -103,5 +103,5 @@ def field_differences(
                 verdict=verdict,
             )
         )
-    rows.sort(key=lambda row: (-abs(row.difference) * row.questions, row.field, row.value, row.run))
+    rows.sort(key=lambda value: (-abs(value.difference) * value.questions, value.field, value.value, value.run))
     return ByField(tuple(rows), tuple(notes))

@@ -57,9 +57,9 @@ def rescore(
     Args:
         budget: of the batches, as this rank's earlier questions have left it.
     """
-    found = _answers(job, pointer, held_out, questions, budget, worker)
+    of_rank = _answers(job, pointer, held_out, questions, budget, worker)
     everyone: list[Rescored | None] = [None] * worker.world_size
-    dist.all_gather_object(everyone, found)
+    dist.all_gather_object(everyone, of_rank)
     parts = [one for one in everyone if one]
     for part in parts:
         if part.obstacle:
@@ -101,8 +101,8 @@ def _answers(
     except torch.OutOfMemoryError:
         return Rescored(pointer, obstacle="it cannot be asked: these GPUs have too little memory for it")
     except (UserError, ValidationError) as error:
-        found = error.found if isinstance(error, UserError) else str(error.errors()[0]["msg"])
-        return Rescored(pointer, obstacle=f"it cannot be asked: {found}")
+        answers = error.found if isinstance(error, UserError) else str(error.errors()[0]["msg"])
+        return Rescored(pointer, obstacle=f"it cannot be asked: {answers}")
     return Rescored(pointer, predictions, len(questions) - len(fair))
 
 

@@ -81,7 +81,7 @@ def _write(
             progress.update(number, unit="images", message="choosing images for the start model")
             content = content_of(data)
             if content in validation_images:
-                choice.held_out += 1
+                choice.in_validation += 1
             elif content in choice.taken:
                 choice.repeated += 1
             else:
@@ -98,7 +98,7 @@ def _write(
         )
     questions = ReplayQuestions(
         parts=writer.parts, images=writer.rows, training_images=len(choice.names), image_bytes=writer.bytes,
-        held_out=choice.held_out, repeated=choice.repeated, videos=choice.videos,
+        in_validation=choice.in_validation, repeated=choice.repeated, videos=choice.videos,
     )  # fmt: skip
     questions.write(store)
     return questions
@@ -113,7 +113,7 @@ class _Choice:
     excluded: Collection[str]  # ids of samples
     names: set[int] = field(default_factory=set)  # digests of training images' names
     taken: set[str] = field(default_factory=set)
-    held_out: int = 0
+    in_validation: int = 0
     repeated: int = 0
     videos: int = 0
 

@@ -138,7 +138,7 @@ def test_the_start_model_answers_about_training_images_once_and_its_answers_are_
     trained, held_out = images_of(alone, "train"), images_of(alone, "eval")
     questions = chosen(job)
     assert questions.answers is None
-    assert (questions.questions.images, questions.questions.held_out) == (len(trained), 0)
+    assert (questions.questions.images, questions.questions.in_validation) == (len(trained), 0)
     with pytest.raises(UserError, match="not there yet") as missing:
         run_prepare(job_of(start, pictures, "r0", replay_seed=1))
     assert missing.value.code == ExitCode.NOT_FOUND
