@@ -99,7 +99,7 @@ def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:
         if store.lost:
             text = f"{len(store.lost)} of the feature shards in {uri} are gone or cut (such as {store.lost[0]})"
             print_warning(f"{text}: their images are encoded again", step="prepare-data")
-        features = "encode" if len(store.missing(images.hashes)) else "reuse"
+        features = "encode" if images.lacking(store.images.find).any() else "reuse"
     return DataPointers(prepared_uri=prepared_uri, features_uri=uri, features=features)
 
 

@@ -15,11 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.data.shards.image_index import digits_of
+from vlmpipe.trainer.data.shards.image_index import ImageLocation, UniqueImages
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.shards.tar import ShardReader
@@ -58,12 +59,11 @@ def build(job: JobConfig, worker: ProcessContext) -> int:
     precision = job.train.precision
     uri = features_uri(job.run.features_root, job.model, precision)
     prepared_uri = job.pointers().prepared_uri
-    places = Index.load(prepared_uri).unique_images()
     reader = ShardReader.open(open_prepared(prepared_uri), job.data.shard_cache_gib)
     there = FeatureShards(uri)
-    missing = agree(there.missing(places.hashes))  # listings of different ranks may differ
+    missing = agreed_missing(Index.load(prepared_uri).unique_images(), there)
     size = images_within(job.model, job.features.shard_images)
-    shards = (list(map(digits_of, missing[start : start + size])) for start in range(0, len(missing), size))
+    shards = (missing.digits(start, start + size) for start in range(0, len(missing), size))
     progress = Progress(job.run.run_uri, "cache-features") if worker.is_first else None
     tower = family_of(job.model).build_tower(job.model)
     tower_sha256 = node_sha256(tower, worker)
@@ -76,8 +76,15 @@ def build(job: JobConfig, worker: ProcessContext) -> int:
     if worker.is_first and store.stat(DESCRIPTION) is None:
         write_description(store, job.model, precision)
     rank = OwnShards(shards, worker, store, lost=there.lost)
-    batches = (batch for shard in rank.begin() for batch in batches_of(job, shard))
-    made = encode_batches(job, tower, batches, lambda sha256: reader.image(places[sha256]), worker.device)
+    locations: dict[str, ImageLocation] = {}  # of images that are not read yet, of the shards that were begun
+
+    def batches() -> Iterator[Sequence[str]]:
+        for shard in rank.begin():
+            start = rank.begun[-1][0] * size
+            locations.update(zip(shard, missing.locations(start, start + size), strict=True))
+            yield from batches_of(job, shard)
+
+    made = encode_batches(job, tower, batches(), lambda sha256: reader.image(locations.pop(sha256)), worker.device)
     features: dict[str, Tensor] = {}
     with (
         tempfile.TemporaryDirectory(prefix="vlmpipe-features-") as folder,
@@ -104,6 +111,12 @@ def build(job: JobConfig, worker: ProcessContext) -> int:
         progress.update(len(missing), len(missing), unit="images")
         progress.finish(message=f"encoded {len(missing)} images into {uri}")
     return len(missing)
+
+
+def agreed_missing(images: UniqueImages, store: FeatureShards) -> UniqueImages:
+    """The images without features, in their order. Collective: listings of different ranks may differ."""
+    lacking = agree(np.packbits(images.lacking(store.images.find)))
+    return images.only(np.unpackbits(lacking, count=len(images)).view(np.bool_))
 
 
 def node_sha256(tower: nn.Module, worker: ProcessContext) -> str:

@@ -77,7 +77,7 @@ def explain(job: JobConfig) -> Explanation:
     if open_storage(prepared).stat(DONE) is None:
         return Explanation("data not prepared", uri, 0, 0, description, others)
     wanted = Index.load(prepared).unique_images()
-    missing = len(FeatureShards(uri).missing(wanted.hashes))
+    missing = int(wanted.lacking(FeatureShards(uri).images.find).sum())
     state: State = "hit" if not missing else "miss" if missing == len(wanted) else "part"
     return Explanation(state, uri, len(wanted), missing, description, others)
 

@@ -220,11 +220,16 @@ class SplitIndex:
         """(images,) content hashes of all samples' images, `image_count` of each sample."""
         return self._sha256
 
-    def image_places(self) -> Int64Array:
-        """(images, 4) number of the shard, offset, bytes, and whether it is a video, of each of `images`."""
-        shards = np.repeat(self.shard_numbers, self.image_count)
-        videos = self._of_images[PATCHES] > 0 if self.has_videos else np.zeros(len(shards), np.bool_)
-        return np.stack([shards, self._of_images["offset"], self._of_images["bytes"], videos], axis=1).astype(np.int64)
+    def image_places(self, rows: Int64Array) -> Int64Array:
+        """(rows, 4) number of the shard, offset, bytes, and whether it is a video, of these of `images`."""
+        first = self._first_image
+        samples = np.searchsorted(first, rows, side="right") - 1
+        is_known = (samples >= 0) & (samples < len(self))
+        if not is_known.all() or not ((first[samples] <= rows) & (rows < first[samples + 1])).all():
+            raise _damaged(f"places of images that do not ascend from 0 to {len(self._sha256):,}")
+        videos = self._of_images[PATCHES][rows] > 0 if self.has_videos else np.zeros(len(rows), np.bool_)
+        places = [self.shard_numbers[samples], self._of_images["offset"][rows], self._of_images["bytes"][rows], videos]
+        return np.stack(places, axis=1).astype(np.int64)
 
     def _images_of(self, number: int) -> slice:
         """The sample's images in the columns of images."""
@@ -264,12 +269,7 @@ class Index:
 
     def unique_images(self) -> UniqueImages:
         """A location of every distinct image of all splits."""
-        splits, places = [self._splits[name] for name in SPLITS], []
-        shards: list[str] = []
-        for split in splits:
-            places.append(split.image_places() + np.array([len(shards), 0, 0, 0]))
-            shards += split.shards
-        return UniqueImages(np.concatenate([split.images() for split in splits]), shards, np.concatenate(places))
+        return UniqueImages([self._splits[name] for name in SPLITS])
 
 
 def _rows_of(column: pa.FixedSizeBinaryArray, width: int) -> NDArray[np.uint8]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from unittest import mock
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from vlmpipe.trainer.data.packing import Int64Array
+from vlmpipe.trainer.data.shards import image_index
 from vlmpipe.trainer.data.shards.image_index import ImageLocation, ImageTable, UniqueImages, hashes_of
 
 NAMES = [hashlib.sha256(b"%d" % number).hexdigest() for number in range(28)]
@@ -21,12 +25,38 @@ def test_a_table_finds_the_first_of_equal_images(images: list[str], wanted: list
     assert ImageTable(images).find(wanted).tolist() == expected
 
 
-@given(st.lists(st.tuples(names, st.integers(0, 3), st.integers(0, 99)), max_size=40, unique_by=lambda line: line[1:]))
-def test_unique_images_come_in_the_order_of_their_first_places(found: list[tuple[str, int, int]]) -> None:
-    places = np.array([(shard, offset, 7, offset % 2) for _, shard, offset in found], np.int64).reshape(-1, 4)
-    unique = UniqueImages(hashes_of([name for name, *_ in found]), [f"s{n}" for n in range(4)], places)
+class Split:
+    """Images of a split in memory: hash, shard, offset."""
+
+    def __init__(self, images: list[tuple[str, int, int]], shards: list[str]) -> None:
+        self._images, self.shards = images, shards
+
+    def images(self) -> NDArray[np.bytes_]:
+        return hashes_of([name for name, *_ in self._images])
+
+    def image_places(self, rows: Int64Array) -> Int64Array:
+        places = [(shard, offset, 7, offset % 2) for _, shard, offset in (self._images[row] for row in rows)]
+        return np.array(places, np.int64).reshape(-1, 4)
+
+
+images_of_split = st.lists(
+    st.tuples(names, st.integers(0, 3), st.integers(0, 99)), max_size=40, unique_by=lambda line: line[1:]
+)
+
+
+@given(images_of_split, images_of_split, st.integers(1, 50))
+def test_unique_images_come_in_the_order_of_their_first_places(
+    train: list[tuple[str, int, int]], validation: list[tuple[str, int, int]], block: int
+) -> None:
+    splits = [Split(images, [f"{name}{n}" for n in range(4)]) for name, images in (("t", train), ("e", validation))]
     expected: dict[str, ImageLocation] = {}
-    for name, shard, offset in sorted(found, key=lambda line: line[1:]):
-        expected.setdefault(name, ImageLocation(f"s{shard}", offset, 7, is_video=bool(offset % 2)))
-    assert list(unique.items()) == list(expected.items())
-    assert [name in unique for name in NAMES] == [name in expected for name in NAMES]
+    for split, images in zip(splits, (train, validation), strict=True):
+        for name, shard, offset in sorted(images, key=lambda line: line[1:]):
+            expected.setdefault(name, ImageLocation(split.shards[shard], offset, 7, is_video=bool(offset % 2)))
+    with mock.patch.object(image_index, "BLOCK", block):
+        unique = UniqueImages(splits)
+        assert list(unique.items()) == list(expected.items())
+        assert unique.locations(0, len(unique)) == list(expected.values())
+        assert [name in unique for name in NAMES] == [name in expected for name in NAMES]
+        lacking = unique.lacking(ImageTable(NAMES[::2]).find)
+        assert list(unique.only(lacking)) == [name for name in expected if name not in NAMES[::2]]

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -51,7 +52,7 @@ def test_videos_have_their_length_and_count_by_patches(tmp_path: Path) -> None:
     assert split.has_videos and pa.ipc.open_file(str(tmp_path / NAME)).schema == schema_of(with_videos=True)
     assert pq.read_schema(tmp_path / "1" / LINES) == WITH_VIDEOS
     assert split.tiles(0).tolist() == [2, 5, 0]
-    assert split.image_places()[:, 3].tolist() == [0, 0, 0, 1, 1]
+    assert split.image_places(np.arange(5))[:, 3].tolist() == [0, 0, 0, 1, 1]
     still, *moving = split.image_sizes(1)
     assert not isinstance(still, VideoSize) and split.image_sizes(0) == [(8, 6), (8, 6)]
     assert [(*one, one.patches, one.patch_s) for one in moving if isinstance(one, VideoSize)] == [
