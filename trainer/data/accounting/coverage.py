@@ -99,7 +99,8 @@ def _shown(name: str) -> str:
 
 def _yaml(name: str) -> str:
     """The key as an element of a list in a run file."""
-    return str(yaml.safe_dump([name], default_flow_style=True, width=math.inf)).strip()[1:-1]
+    style = None if name.isprintable() else '"'  # other quotes hold a line break as an empty line
+    return str(yaml.safe_dump([name], default_flow_style=True, default_style=style, width=math.inf)).strip()[1:-1]
 
 
 def _mapping(names: list[str]) -> str:

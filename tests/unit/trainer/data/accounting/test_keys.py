@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.data.prepared import conversation, encode, picture, png
@@ -127,6 +127,7 @@ def test_media_in_the_first_samples_end_the_reading_early() -> None:
     assert read < EARLY
 
 
+@example("\n")
 @given(st.text(min_size=1, max_size=12))
 def test_a_key_never_reaches_a_terminal_raw_and_its_printed_mapping_is_that_key(key: str) -> None:
     coverage = Coverage()
