@@ -31,7 +31,7 @@ from vlmpipe.trainer.checkpoint.retention import Retention, delete_old, sweep_le
 from vlmpipe.trainer.checkpoint.verified_files import fetch_folder, verify
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.records.validations import Validations
-from vlmpipe.trainer.storage.base import crc32c_of
+from vlmpipe.trainer.storage.base import ObjectInfo, crc32c_of
 from vlmpipe.trainer.storage.local import LocalStorage
 
 KEY = b"secret"
@@ -311,3 +311,21 @@ def test_committing_again_after_a_lost_answer_is_success(store: LocalStorage, tm
     name = save(store, tmp_path, 1)
     commit(store, name, record())
     assert committed(store) == [name]
+
+
+def test_a_commit_that_is_written_while_the_folder_is_listed_counts(
+    store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = save(store, tmp_path, 1)
+    path = store.path(f"checkpoints/{name}/COMMIT")
+    later = path.with_name("later")
+    path.rename(later)
+    stat = LocalStorage.stat
+
+    def written_since(self: LocalStorage, file: str) -> ObjectInfo | None:
+        if file.endswith("COMMIT") and later.exists():
+            later.rename(path)
+        return stat(self, file)
+
+    monkeypatch.setattr(LocalStorage, "stat", written_since)
+    assert Listing.read(store).committed == [name]
