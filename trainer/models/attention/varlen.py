@@ -97,8 +97,11 @@ def _failure_of_kind(language_model: nn.Module, kind: str) -> str:
 
     config = copy.deepcopy(language_model.config)
     config.num_hidden_layers = 1
+    has_window = kind == WINDOWS
     if getattr(config, "layer_types", None):
         config.layer_types = [kind]
+    else:  # all layers have the window, which some models have in their mask alone
+        has_window = bool(getattr(config, "sliding_window", None))
     if getattr(config, "num_kv_shared_layers", None):  # by layers before them
         config.num_kv_shared_layers = 0
     mask, samples, calls = no_mask(1, META), CuSeqlens.of([[1, 1]], 2), list[str]()
@@ -109,7 +112,7 @@ def _failure_of_kind(language_model: nn.Module, kind: str) -> str:
         asked = unsupported({name: one for name, one in given.items() if name != "samples"})
         if attention_mask is not mask or given.get("samples") is not samples:
             calls.append("its layers do not pass further inputs on to attention")
-        elif kind == WINDOWS and not given.get("sliding_window"):
+        elif has_window and not given.get("sliding_window"):
             calls.append("its layers do not say their windows")
         else:
             calls.append(f"its attention has {', '.join(asked)}" if asked else "")

@@ -24,6 +24,8 @@ from transformers import (
     LlamaModel,
     NemotronConfig,
     NemotronModel,
+    PhimoeConfig,
+    PhimoeModel,
     Qwen2Config,
     Qwen2Model,
     Qwen3Config,
@@ -255,11 +257,12 @@ class DeafModel(LlamaModel):
     [
         (language_model(DeafModel), "its layers do not pass further inputs on to attention"),
         (language_model(NemotronModel, NemotronConfig), "its layers do not pass further inputs on to attention"),
+        (language_model(PhimoeModel, PhimoeConfig, sliding_window=3), "its layers do not say their windows"),
         (language_model(DogeModel, DogeConfig), "a layer fails on bounds of samples (RuntimeError: "),
         (language_model(attention_dropout=0.1), "its attention has dropout"),
         (language_model(attn_implementation="eager"), "its layers are not plainly causal attention of torch"),
     ],
-    ids=["takes and drops", "nemotron", "doge", "dropout", "another kind of attention"],
+    ids=["takes and drops", "nemotron", "window in the mask", "doge", "dropout", "another kind of attention"],
 )
 def test_unsupported_models_keep_their_attention_and_say_why(model: Any, why: str) -> None:
     kind = model.config._attn_implementation
