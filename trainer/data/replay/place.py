@@ -21,7 +21,7 @@ from vlmpipe.trainer.models.image_tokens import image_rule
 from vlmpipe.trainer.records.replay import ReplayPointer
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage, join_uri
-from vlmpipe.trainer.storage.model_folders import local_folder
+from vlmpipe.trainer.storage.model_folders import bucket_address, local_folder, revision_of
 
 VERSION = 1  # raise it when the same settings give other questions or answers
 FOLDER = "replay"  # under the root of all runs
@@ -112,9 +112,11 @@ def _identity(part: WeightsConfig) -> object:
 
 
 def _identity_of(weights: str, revision: str) -> object:
-    """Identity of weights: their revision, or the files of a folder on this machine."""
+    """Identity of weights: their revision, which those in a bucket have, or the files of a folder on this machine."""
     if revision:
         return [weights, revision]
+    if address := bucket_address(weights):  # a copy on this machine has its own times
+        return [weights, revision_of(address)]
     folder = local_folder(weights, weights=False)
     return [weights, _files_of(folder) if folder else []]
 
