@@ -64,6 +64,8 @@ def _hashes(split: SplitIndex, samples: Int64Array, seed: int) -> NDArray[np.uin
 def _first_groups(place: Int64Array, part: range, share: float) -> Int64Array:
     """Numbers of the samples of `part` in the first groups that have the share of it."""
     places = place[part.start : part.stop]
+    if not len(places):  # all samples of a small source may be for validation
+        return np.zeros(0, np.int64)
     needed = max(1, round(share * len(places)))
     last = np.partition(places, needed - 1)[needed - 1]  # the group of the last sample that is needed
     return np.flatnonzero(places <= last) + part.start

@@ -117,6 +117,13 @@ def test_each_source_has_its_share(share: float) -> None:
     assert len(np.unique(drawn[drawn >= 200])) == round(share * 40)
 
 
+def test_a_source_with_no_training_samples_has_no_share() -> None:
+    samples = nested_samples(
+        split([[number] for number in range(8)]), data(0.5), seed=0, sources=[range(8), range(8, 8)]
+    )
+    assert len(samples) == 4
+
+
 def test_a_share_that_fills_no_batch_is_refused() -> None:
     of = split([[number] for number in range(100)])
     small = PackedBatchSampler(of, data(0.2), seed=0, global_batch_size=4, mixture=NestedSubset(of, data(0.2), seed=0))
