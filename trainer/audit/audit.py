@@ -148,9 +148,9 @@ def _checked(catalogue: Catalogue, parts: list[tuple[int, AnswerLosses]], step: 
     nats = np.concatenate([losses.nats for _, losses in parts])
     missed = np.concatenate([losses.missed for _, losses in parts])
     first = np.searchsorted(catalogue.turns["sample"], samples)
-    behind = np.searchsorted(catalogue.turns["sample"], samples, side="right")
+    after = np.searchsorted(catalogue.turns["sample"], samples, side="right")
     rows = first + answers
-    is_there = rows < behind
+    is_there = rows < after
     order = np.argsort(rows[is_there], kind="stable")
 
     def of(values: NDArray[np.generic]) -> NDArray[np.generic]:

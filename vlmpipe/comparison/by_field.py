@@ -103,5 +103,5 @@ def field_differences(
                 verdict=verdict,
             )
         )
-    rows.sort(key=lambda value: (-abs(value.difference) * value.questions, value.field, value.value, value.run))
+    rows.sort(key=lambda part: (-abs(part.difference) * part.questions, part.field, part.value, part.run))
     return ByField(tuple(rows), tuple(notes))

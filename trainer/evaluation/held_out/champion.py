@@ -101,8 +101,8 @@ def _answers(
     except torch.OutOfMemoryError:
         return Rescored(pointer, obstacle="it cannot be asked: these GPUs have too little memory for it")
     except (UserError, ValidationError) as error:
-        answers = error.found if isinstance(error, UserError) else str(error.errors()[0]["msg"])
-        return Rescored(pointer, obstacle=f"it cannot be asked: {answers}")
+        problem = error.found if isinstance(error, UserError) else str(error.errors()[0]["msg"])
+        return Rescored(pointer, obstacle=f"it cannot be asked: {problem}")
     return Rescored(pointer, predictions, len(questions) - len(fair))
 
 

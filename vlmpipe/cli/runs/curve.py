@@ -51,9 +51,8 @@ def curve(
 ) -> None:
     """Say how many samples a score needs.
 
-    A power law is fitted to trainings on nested shares of the training samples.
-
-    A sweep over data.train_share on one preparation. A curve that was stopped here is continued by the same command.
+    A power law is fitted to trainings on nested shares of the training samples: a sweep over data.train_share on one
+    preparation. A curve that was stopped here is continued by the same command.
     """
     is_here = platform_of(target).is_here
     options = {"--dry-run": dry_run, "--detach": detach, "--yes": yes} if is_here else {"--fresh": fresh}
