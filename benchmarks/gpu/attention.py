@@ -17,7 +17,8 @@ from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.training.attention import QUICK, Attention, Packed, results, sides
 from vlmpipe.trainer.distributed.process import ProcessContext
-from vlmpipe.trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH, kernel_for
+from vlmpipe.trainer.models.attention.kernel_choice import kernel_for
+from vlmpipe.trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH
 from vlmpipe.trainer.models.qwen_vl.vision_attention import Pieces
 from vlmpipe.trainer.models.qwen_vl.vision_attention import attention as of_tower
 

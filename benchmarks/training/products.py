@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.support.timing import Clock, Measured
-from vlmpipe.trainer.models.attention.varlen import ATTEND
+from vlmpipe.trainer.models.attention.attend import ATTEND
 
 aten = torch.ops.aten
 MATRIX_PRODUCTS = (aten.mm.default, aten.addmm.default, aten.addmm_.default, aten.bmm.default, aten.baddbmm.default)

@@ -14,11 +14,13 @@ BLOCK = 128  # queries under one band
 Block = tuple[slice, slice, Tensor]  # queries, keys, and what is added to their scores
 
 
-def cpu_forward(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int) -> tuple[Tensor, Tensor]:
+def cpu_forward(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, causal: bool = True
+) -> tuple[Tensor, Tensor]:
     """See `vlmpipe.trainer.models.attention.kernels._sample_by_sample`."""
     fused = aten._scaled_dot_product_flash_attention_for_cpu
     if not window or query.shape[2] <= window:
-        output, lse = fused(query, key, value, 0.0, True, scale=scale)  # no dropout, causal
+        output, lse = fused(query, key, value, 0.0, causal, scale=scale)  # no dropout
         return output, lse
     parts = [
         fused(query[:, :, queries], key[:, :, seen], value[:, :, seen], 0.0, False, attn_mask=band, scale=scale)
@@ -29,12 +31,20 @@ def cpu_forward(query: Tensor, key: Tensor, value: Tensor, scale: float, window:
 
 
 def cpu_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, scale: float, window: int
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    scale: float,
+    window: int,
+    causal: bool = True,
 ) -> tuple[Tensor, ...]:
     """The gradients of query, key and value."""
     fused = aten._scaled_dot_product_flash_attention_for_cpu_backward
     if not window or query.shape[2] <= window:
-        gradients: tuple[Tensor, ...] = fused(gradient, query, key, value, output, lse, 0.0, True, scale=scale)
+        gradients: tuple[Tensor, ...] = fused(gradient, query, key, value, output, lse, 0.0, causal, scale=scale)
         return gradients
     exact = torch.promote_types(query.dtype, torch.float32)  # keys get parts of their gradients from several blocks
     d_query, d_key, d_value = [], torch.zeros_like(key, dtype=exact), torch.zeros_like(value, dtype=exact)

@@ -24,10 +24,21 @@ class CuSeqlens:
     # (blocks, 2) first token and end of each image whose tokens see each other, inside of samples; on the host.
     image_blocks: Tensor | None = None
     blocks_in_windows_only: bool = False  # in layers with windows; else in all layers
+    # (prefixes, 3) first token and end of each prefix that samples share, and the end of its branches, which follow it;
+    # on the host. The bounds above are then those of prefixes, branches and samples that share nothing.
+    prefixes: Tensor | None = None
 
     @classmethod
-    def of(cls, lengths: Sequence[Sequence[int]], sequence_length: int) -> CuSeqlens:
-        """lengths: of the samples in each sequence of `sequence_length` tokens; the rest of a sequence is padding."""
+    def of(
+        cls,
+        lengths: Sequence[Sequence[int]],
+        sequence_length: int,
+        prefixes: Sequence[Sequence[tuple[int, int, int]]] = (),
+    ) -> CuSeqlens:
+        """lengths: of the samples in each sequence of `sequence_length` tokens; the rest of a sequence is padding.
+
+        prefixes: of each sequence, by places in it (see the field); empty where no sequence has any.
+        """
         samples: list[tuple[int, int]] = []
         starts: list[int] = []
         for number, own in enumerate(lengths):
@@ -38,13 +49,24 @@ class CuSeqlens:
         starts += [len(lengths) * sequence_length] * (BOUNDS_BY - len(starts) % BOUNDS_BY)
         samples += [(0, 0)] * (len(starts) - len(samples))
         packed = any(list(own) != [sequence_length] for own in lengths)
-        return cls(torch.tensor(samples, dtype=torch.int32), torch.tensor(starts, dtype=torch.int32), packed)
+        shared = _padded_spans(prefixes, sequence_length)
+        return cls(
+            torch.tensor(samples, dtype=torch.int32), torch.tensor(starts, dtype=torch.int32), packed, prefixes=shared
+        )
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> CuSeqlens:
         return replace(self, device_bounds=self.device_bounds.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> CuSeqlens:
         return replace(self, device_bounds=self.device_bounds.pin_memory())
+
+
+def _padded_spans(prefixes: Sequence[Sequence[tuple[int, int, int]]], sequence_length: int) -> Tensor | None:
+    """Prefixes by their places in the flattened sequences, filled up as all bounds; None for none."""
+    spans = [tuple(number * sequence_length + at for at in span) for number, own in enumerate(prefixes) for span in own]
+    if not spans:
+        return None
+    return torch.tensor(spans + [(0, 0, 0)] * (-len(spans) % BOUNDS_BY), dtype=torch.int32)
 
 
 def equal_lengths(tokens: int, samples: int) -> list[int]:

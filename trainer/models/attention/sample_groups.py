@@ -55,7 +55,18 @@ class ShortSamples:
         heads.transpose(0, 1).index_copy_(0, index.index_select(0, self.own), rows.index_select(0, self.own))
 
 
-def groups_of(bounds: Tensor, query: Tensor) -> tuple[Sequence[LongSample | ShortSamples], Spans]:
+Group = LongSample | ShortSamples
+
+
+def rectangles_of(queries: Tensor, keys: Tensor) -> Sequence[tuple[LongSample, LongSample]]:
+    """A call for each piece of queries with its piece of keys. queries, keys: bounds (see `KeyBounds`)."""
+    pieces = [
+        [LongSample(start, end - start) for start, end in each.tolist() if start < end] for each in (queries, keys)
+    ]
+    return list(zip(*pieces, strict=True))
+
+
+def groups_of(bounds: Tensor, query: Tensor) -> tuple[Sequence[Group], Spans]:
     """Calls for the samples with these bounds (see `CuSeqlens`), and the padding between them."""
     samples = [(start, end) for start, end in bounds.tolist() if start < end]
     edges = [0, *itertools.chain.from_iterable(samples), query.shape[:2].numel()]
@@ -64,7 +75,7 @@ def groups_of(bounds: Tensor, query: Tensor) -> tuple[Sequence[LongSample | Shor
     return _groups(spans, MAX_JOINED // query.shape[2:].numel(), query.device), padding
 
 
-def groups_of_like_lengths(bounds: Tensor, device: torch.device) -> Sequence[LongSample | ShortSamples]:
+def groups_of_like_lengths(bounds: Tensor, device: torch.device) -> Sequence[Group]:
     """Rows for the samples with these bounds (see `CuSeqlens`): those of like lengths share a call however long."""
     spans = tuple((start, end - start) for start, end in bounds.tolist() if start < end)
     return _groups(spans, sys.maxsize, device)
@@ -78,9 +89,9 @@ def clear(padding: Spans, *heads: Tensor) -> None:
 
 
 @functools.lru_cache(maxsize=32)  # all layers ask for the same
-def _groups(samples: Spans, short: int, device: torch.device) -> list[LongSample | ShortSamples]:
+def _groups(samples: Spans, short: int, device: torch.device) -> list[Group]:
     """short: tokens up to which samples share a call with those of like length."""
-    groups: list[LongSample | ShortSamples] = [LongSample(*sample) for sample in samples if sample[1] > short]
+    groups: list[Group] = [LongSample(*sample) for sample in samples if sample[1] > short]
     left = sorted((sample for sample in samples if sample[1] <= short), key=lambda sample: -sample[1])
     while left:
         similar = sum(tokens >= LIKE * left[0][1] for _, tokens in left)

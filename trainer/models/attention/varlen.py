@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.autograd.function import FunctionCtx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional as F
-from torch.utils.flop_counter import register_flop_formula
 
+from vlmpipe.trainer.models.attention.attend import attend
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
-from vlmpipe.trainer.models.attention.image_blocks import with_image_blocks
-from vlmpipe.trainer.models.attention.kernels import VarlenArgs, exact, kernel_for
 from vlmpipe.trainer.models.attention.mixers import MIXERS, mix_by_sample, mixers_of
 
 if TYPE_CHECKING:
@@ -149,6 +146,12 @@ def sees_all_before(config: PreTrainedConfig) -> bool:
     return config._attn_implementation in ("sdpa", NAME) and not windowed and not bidirectional
 
 
+def shares_prefixes(config: PreTrainedConfig) -> bool:
+    """Return whether samples may share a prefix in the language model of this config: all its layers are plainly causal
+    attention by sample, without windows."""
+    return takes_samples(config) and sees_all_before(config)
+
+
 def takes_samples(config: PreTrainedConfig) -> bool:
     """Return whether `use_varlen_attention` has changed the language model of this config."""
     return bool(config._attn_implementation == NAME)
@@ -186,131 +189,14 @@ def attention(
     heads_last = [_widened(tensor, max(query.shape[-1], width)).transpose(1, 2) for tensor in (query, key, value)]
     if context:
         heads_last = context.by_heads(*heads_last)
+    if sliding_window and samples.prefixes is not None:
+        raise NotImplementedError(f"{type(module).__name__} has a window, in which samples cannot share a prefix")
     blocks = samples.image_blocks if sliding_window or not samples.blocks_in_windows_only else None
-    output, _ = attend(*heads_last, samples.bounds, samples.device_bounds, scale, sliding_window or 0, blocks)
+    bounds = (samples.bounds, samples.device_bounds)
+    output, _ = attend(*heads_last, *bounds, scale, sliding_window or 0, blocks, samples.prefixes)
     return (context.by_tokens(output) if context else output)[..., :width], None
 
 
 def _widened(heads: Tensor, width: int) -> Tensor:
     """Return heads with zeros behind, which change no score and no other number: kernels take heads of one width."""
     return heads if heads.shape[-1] == width else F.pad(heads, (0, width - heads.shape[-1]))
-
-
-@torch.library.custom_op("vlmpipe::attend", mutates_args=())
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bounds: Tensor,
-    device_bounds: Tensor,
-    scale: float,
-    window: int = 0,
-    blocks: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Causal attention inside samples. Shapes, window: see `vlmpipe.trainer.models.attention.kernels`.
-
-    bounds, device_bounds, blocks: see `CuSeqlens`. Returns the output, and for the backward pass the log-sum-exp of
-    scores.
-    """
-    with torch.autocast(query.device.type, enabled=False):
-        kernel = with_image_blocks(kernel_for(query, key, window), blocks)
-        return kernel.forward(query, key, value, VarlenArgs(bounds, device_bounds, scale, window))
-
-
-@attend.register_fake
-def _(query: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    sequences, tokens, heads = query.shape[:3]
-    return query.new_empty(query.shape), query.new_empty(heads, sequences * tokens, dtype=exact(query.dtype))
-
-
-@torch.library.custom_op("vlmpipe::attend_backward", mutates_args=())
-def attend_backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    bounds: Tensor,
-    device_bounds: Tensor,
-    scale: float,
-    window: int = 0,
-    blocks: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value."""
-    with torch.autocast(query.device.type, enabled=False):
-        args = VarlenArgs(bounds, device_bounds, scale, window)
-        kernel = with_image_blocks(kernel_for(query, key, window), blocks)
-        return kernel.backward(gradient, query, key, value, output, lse, args)
-
-
-@attend_backward.register_fake
-def _(_gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
-
-
-class _AttendContext(FunctionCtx):
-    """Values saved for the backward pass."""
-
-    saved_tensors: tuple[Tensor, ...]
-    scale: float
-    window: int
-
-
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float, int, "Tensor | None"]  # of `attend`
-
-
-def _save(ctx: _AttendContext, inputs: Inputs, output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, bounds, device_bounds, ctx.scale, ctx.window, blocks = inputs
-    ctx.save_for_backward(query, key, value, *output, bounds, device_bounds, *([] if blocks is None else [blocks]))
-
-
-def _backward(ctx: _AttendContext, gradient: Tensor, _d_lse: Tensor) -> tuple[Tensor | None, ...]:
-    query, key, value, output, lse, bounds, device_bounds, *more = ctx.saved_tensors  # checkpointing unpacks them once
-    blocks = more[0] if more else None
-    gradients = attend_backward(
-        gradient, query, key, value, output, lse, bounds, device_bounds, ctx.scale, ctx.window, blocks
-    )
-    return *gradients, *(None,) * 5
-
-
-attend.register_autograd(_backward, setup_context=_save)
-ATTEND = torch.ops.vlmpipe.attend.default  # what dispatch modes see
-
-
-@register_flop_formula(torch.ops.vlmpipe.attend, get_raw=True)
-def forward_flops(
-    query: Tensor,
-    _key: Tensor,
-    _value: Tensor,
-    bounds: Tensor,
-    _device_bounds: Tensor,
-    _scale: float,
-    window: int = 0,
-    *_: object,
-    **__: object,
-) -> int:
-    """Two products of each token with its whole sample, as `vlmpipe.trainer.sizing.flops` counts; with a window, twice
-    those with tokens in sight. Later tokens of an image are not counted."""
-    if isinstance(bounds, FakeTensor):  # has no values: count each sequence as one sample
-        lengths = torch.full((query.shape[0],), query.shape[1])
-    else:
-        lengths = bounds.long().diff().flatten()
-    near = lengths.clamp(max=window) if window else lengths
-    pairs = int((near * (2 * lengths - near)).sum())
-    return 4 * pairs * query.shape[2] * query.shape[3]
-
-
-@register_flop_formula(torch.ops.vlmpipe.attend_backward, get_raw=True)
-def backward_flops(
-    _gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    _output: Tensor,
-    _lse: Tensor,
-    *rest: Any,
-    **__: object,
-) -> int:
-    """Four products; recomputed scores are not counted."""
-    return 2 * forward_flops(query, key, value, *rest)

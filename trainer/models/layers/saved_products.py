@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from vlmpipe.trainer.models.attention.varlen import ATTEND
+from vlmpipe.trainer.models.attention.attend import ATTEND
 
 ATEN = torch.ops.aten
 # Operations whose results are saved. Modules with operations of their own that multiply matrices add these.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
-from vlmpipe.trainer.models.attention.kernels import TRIAL_TOLERANCE, flash_takes
+from vlmpipe.trainer.models.attention.kernel_choice import TRIAL_TOLERANCE, flash_takes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.training.products import PRODUCTS_AND_ATTENTION, Products
 from tests.support.short_form import only_whole
+from vlmpipe.trainer.models.attention.attend import attend
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
-from vlmpipe.trainer.models.attention.varlen import attend
 
 SAMPLES = CuSeqlens.of([[20, 44], [64]], 64)
 

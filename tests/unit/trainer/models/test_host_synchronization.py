@@ -23,7 +23,7 @@ from tests.support.trainer.measure_memory import packed_batch
 from tests.support.trainer.memory_cases import ONLINE, ROWS, Case
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import DataError
-from vlmpipe.trainer.models.attention.varlen import ATTEND
+from vlmpipe.trainer.models.attention.attend import ATTEND
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.optimizer import adamw_8bit  # noqa: F401, subclasses AdamW before a test replaces it

@@ -38,16 +38,12 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from tests.support.trainer.memory_cases import Case
 from vlmpipe.trainer.models.attention import kernels as attention_kernels
 from vlmpipe.trainer.models.attention import sample_groups
+from vlmpipe.trainer.models.attention.attend import attend, attend_backward
 from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask, mask_of
 from vlmpipe.trainer.models.attention.cu_seqlens import PADDING_PIECE, CuSeqlens
-from vlmpipe.trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH, Kernel, VarlenArgs, is_right
-from vlmpipe.trainer.models.attention.varlen import (
-    attend,
-    attend_backward,
-    attention,
-    takes_samples,
-    use_varlen_attention,
-)
+from vlmpipe.trainer.models.attention.kernel_choice import is_right
+from vlmpipe.trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH, Kernel, VarlenArgs
+from vlmpipe.trainer.models.attention.varlen import attention, takes_samples, use_varlen_attention
 from vlmpipe.trainer.models.layers.recompute_policy import recompute_layers
 from vlmpipe.trainer.models.registry import family_of
 
@@ -108,7 +104,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     """Each of those that run here, in queries of a few tokens at a time. Samples of up to 6 tokens share calls."""
     monkeypatch.setattr(attention_kernels, "MAX_SCORES", 4 * HEADS * TOKENS)
     monkeypatch.setattr(sample_groups, "MAX_JOINED", 6 * HEADS * HEAD_DIM)
-    monkeypatch.setattr("vlmpipe.trainer.models.attention.varlen.kernel_for", lambda *_: KERNELS[request.param])
+    monkeypatch.setattr("vlmpipe.trainer.models.attention.attend.kernel_for", lambda *_, **__: KERNELS[request.param])
     yield KERNELS[request.param]
 
 
