@@ -39,9 +39,13 @@ def training_paths(run: RunPaths, variant: str, start: int) -> RunPaths:
     return run.model_copy(update={"run_id": f"{run.run_id}/{VARIANTS_FOLDER}/{variant}/{start}"})
 
 
-def started_at(config: RunConfig, start: int) -> RunConfig:
-    """The run file with the random start of that number: other first weights, order of samples and draws."""
-    model = config.model.model_copy(update={"seed": config.model.seed + start})
+def started_at(config: RunConfig, start: int, *, is_curve: bool) -> RunConfig:
+    """The run file with the random start of that number: other first weights, order of samples and draws.
+
+    Starts of a learning curve have the same first weights: its chance is that of which samples there are, and a tower
+    that is drawn encodes the images once.
+    """
+    model = config.model if is_curve else config.model.model_copy(update={"seed": config.model.seed + start})
     train = config.train.model_copy(update={"seed": config.train.seed + start})
     return config.model_copy(update={"model": model, "train": train})
 
@@ -63,7 +67,8 @@ def write_sweep(run: RunPaths, sweep: SweepConfig, variants: Sequence[tuple[Vari
     clusters = dict[str, list[int]]()
     for variant, config in variants:
         for start in range(sweep.starts):
-            paths, variant_config = training_paths(run, variant.name, start), started_at(config, start)
+            paths = training_paths(run, variant.name, start)
+            variant_config = started_at(config, start, is_curve=sweep.is_curve)
             content = variant_config.to_run_json(paths)
             store = open_storage(paths.run_uri)
             _require_same_settings(variant.name, store, variant_config, content)

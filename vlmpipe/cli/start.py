@@ -21,6 +21,7 @@ from vlmpipe.cli.arguments import (
 )
 from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
 from vlmpipe.cli.runs.options import Location, Plain, Project
+from vlmpipe.cli.runs.submission import SubmitOptions, submit_and_print
 from vlmpipe.cli.runs.watching import follow, leave, show_end, watch_and_show
 from vlmpipe.platforms.table import DEFAULT, platform_of
 from vlmpipe.trainer.errors import ConfigError
@@ -167,29 +168,12 @@ def submit(
             expected="a run that is watched to its end",
             fix="leave one out; vlmpipe status RUN --watch --fail-on-reject watches a run that was started",
         )
-    source = [config, *(overrides or []), *([] if target == DEFAULT else ["--target", target])]
-    with doing(f"planning, compiling and submitting {config} to {platform.title}"):
-        from vlmpipe.pipelines.submit import submit_run
-        from vlmpipe.planner.spending.approval import terminal_confirm
-        from vlmpipe.platforms.short_names import submitted_to_continue
-
-        run_config, template = load_source(config, overrides, target)
-        submitted = submit_run(
-            run_config,
-            template,
-            target=target,
-            source=source,
-            run_id=submitted_to_continue(run_id, run_config, target),
-            force=force,
-            yes=yes,
-            dry_run=dry_run,
-            ask=terminal_confirm(),
-        )
-    watching = submitted.started if not detach else None
-    if not as_json:
-        print_lines(submitted.lines())
-    elif not watching:
-        print_json(submitted.as_json())
+    watching = submit_and_print(
+        config,
+        lambda: load_source(config, overrides, target),
+        [config, *(overrides or [])],
+        SubmitOptions(target, run_id, yes, dry_run, detach, as_json, force),
+    )
     if watching:
         found = watch_and_show(
             watching.argument,

@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, any_target, load
-from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
+from vlmpipe.cli.output import print_json, print_lines, to_stderr
 from vlmpipe.cli.runs.options import Plain
+from vlmpipe.cli.runs.submission import SubmitOptions, submit_and_print
 from vlmpipe.cli.runs.watching import follow
+from vlmpipe.config.overrides import parse_overrides
+from vlmpipe.config.sections.stages import with_overrides
+from vlmpipe.config.yaml_loader import read_run_file
 from vlmpipe.platforms.table import platform_of
 from vlmpipe.trainer.errors import ConfigError
 
@@ -23,6 +27,13 @@ if TYPE_CHECKING:
 SHARES = "5,10,20,40,100"  # percent
 SUFFIX = "-curve"
 LONGEST_NAME = 63
+ONE_SCORE = (  # a curve compares answers to the validation questions, and nothing is gated or registered
+    "evaluate.controls=[]",
+    "evaluate.benchmarks=[]",
+    "evaluate.baseline=off",
+    "evaluate.retention.probe=off",
+    "gate=none",
+)
 
 
 def curve(
@@ -63,7 +74,7 @@ def curve(
     ended = (
         _run(settings, run_id, fresh=fresh, plain=plain, as_json=as_json)
         if is_here
-        else _submit(settings, target, run_id, yes=yes, dry_run=dry_run, detach=detach, plain=plain, as_json=as_json)
+        else _submit(settings, SubmitOptions(target, run_id, yes, dry_run, detach, as_json), plain=plain)
     )
     if ended is None:
         return
@@ -92,7 +103,8 @@ def _curve_of(
     path: Path, overrides: list[str], shares: list[float], seeds: int, goal: float, metric: str, *, is_here: bool
 ) -> RunConfig:
     """The run file with a sweep over the shares. Raises ConfigError for one that has a sweep, stages or a share."""
-    plain = load(path, overrides)
+    fixed = [*ONE_SCORE, *(["cluster.replica_count=1"] if is_here else [])]
+    plain = load(path, [*overrides, *fixed])
     for field in ("sweep", "stages"):
         if getattr(plain, field):
             raise ConfigError(f"{path} has {field}", expected="a run file of one training", fix=f"leave {field} out")
@@ -110,11 +122,11 @@ def _curve_of(
         "trainings_per_job": trainings if is_here else 1 if several_nodes else -(-trainings // 2),
     }
     added = [f"name={plain.name[: LONGEST_NAME - len(SUFFIX)].rstrip('-')}{SUFFIX}", f"sweep={json.dumps(sweep)}"]
-    if is_here and several_nodes:
-        added.append("cluster.replica_count=1")
-        nodes = plain.cluster.replica_count
+    cluster = with_overrides(read_run_file(path), parse_overrides(overrides)).get("cluster")
+    nodes = cluster.get("replica_count", 1) if isinstance(cluster, dict) else 1
+    if is_here and nodes != 1:
         to_stderr(f"note: each training runs on one node here; the {nodes} of cluster.replica_count change no result")
-    return load(path, [*overrides, *added])
+    return load(path, [*overrides, *fixed, *added])
 
 
 def _run(settings: RunConfig, run_id: str, *, fresh: bool, plain: bool, as_json: bool) -> Status:
@@ -126,39 +138,10 @@ def _run(settings: RunConfig, run_id: str, *, fresh: bool, plain: bool, as_json:
     return api.run(settings, run_id=run_id, fresh=fresh, view=view, say=say, raise_on_failure=False)
 
 
-def _submit(
-    settings: RunConfig,
-    target: str,
-    run_id: str,
-    *,
-    yes: bool,
-    dry_run: bool,
-    detach: bool,
-    plain: bool,
-    as_json: bool,
-) -> Status | None:
+def _submit(settings: RunConfig, options: SubmitOptions, *, plain: bool) -> Status | None:
     """Submit and watch. Returns None where it is not watched."""
-    from vlmpipe.pipelines.submit import submit_run
-    from vlmpipe.planner.spending.approval import terminal_confirm
-    from vlmpipe.platforms.short_names import submitted_to_continue
-
-    with doing(f"planning, compiling and submitting {settings.name} to {platform_of(target).title}"):
-        submitted = submit_run(
-            settings,
-            target=target,
-            source=settings.source,
-            run_id=submitted_to_continue(run_id, settings, target),
-            force=False,
-            yes=yes,
-            dry_run=dry_run,
-            ask=terminal_confirm(),
-        )
-    watching = submitted.started if not detach else None
-    if not as_json:
-        print_lines(submitted.lines())
-    elif not watching:
-        print_json(submitted.as_json())
+    watching = submit_and_print(settings.name, lambda: (settings, None), settings.source, options)
     if not watching:
         return None
-    say = to_stderr if as_json else print
-    return follow(watching.argument, watching.reader(), on_service=True, plain=plain or as_json, say=say)
+    say = to_stderr if options.as_json else print
+    return follow(watching.argument, watching.reader(), on_service=True, plain=plain or options.as_json, say=say)

@@ -13,6 +13,7 @@ from pydantic import Field, StringConstraints
 
 from vlmpipe.config.overrides import leaves
 from vlmpipe.trainer.config.base import Fraction, Positive, Section
+from vlmpipe.trainer.records.sweep import SHARE
 
 Metric = Literal["exact_match", "vqa_accuracy", "anls"]
 VariantName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9._+-]{0,61}[a-z0-9])?$")]
@@ -54,7 +55,9 @@ class SweepConfig(Section):
     )
     baseline: str = Field("", description="Variant that all others are compared with; empty takes the first.")
     starts: Positive = Field(
-        3, description="Trainings of each variant, with train.seed and model.seed raised by 0, 1, 2 and so on."
+        3,
+        description="Trainings of each variant, with train.seed and model.seed raised by 0, 1, 2 and so on; with "
+        "train.seed alone in a sweep over data.train_share alone.",
     )
     metric: Metric = Field("exact_match", description="Score of each answer by which variants are compared.")
     goal: Fraction = Field(
@@ -68,6 +71,11 @@ class SweepConfig(Section):
         description="Trainings that one job does one after the other, on a machine that starts once.",
     )
     hypotheses: tuple[HypothesisConfig, ...] = Field((), description="Claims that the comparison answers.")
+
+    @property
+    def is_curve(self) -> bool:
+        """Whether variants differ by their share of the training samples alone."""
+        return all(variant.values.keys() == {SHARE} for variant in variants_of(self))
 
 
 @dataclass(frozen=True)

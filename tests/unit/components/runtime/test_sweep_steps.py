@@ -66,6 +66,13 @@ def test_data_is_prepared_once_and_features_once_for_each_tower(tmp_path: Path) 
     assert len(preparations(uri)) <= 2
 
 
+def test_a_learning_curve_has_first_weights_and_features_in_common(tmp_path: Path) -> None:
+    uri, sweep = opened(tmp_path, {"grid": {"data.train_share": [0.2, 0.5, 1.0]}, "starts": 2}, "model.seed=3")
+    runs = [read_record(open_storage(one.run_uri), "run.json") for one in sweep.trainings]
+    assert {run["model"]["seed"] for run in runs} == {3} and [run["train"]["seed"] for run in runs] == [0, 1] * 3
+    assert len({one.features_from for one in sweep.trainings}) == len(preparations(uri)) == 1
+
+
 def test_jobs_are_dealt_evenly_and_hold_one_kind_of_machine(tmp_path: Path) -> None:
     variants = {"a": {}, "b": {"train.seed": 9}, "big": {"cluster.machine_type": "n1-standard-16"}}
     _, sweep = opened(tmp_path, {"variants": variants, "starts": 3, "trainings_per_job": 4})

@@ -63,12 +63,15 @@ def test_a_curve_is_a_sweep_over_shares(tmp_path: Path) -> None:
     assert here.name == "tiny-curve" and here.sweep and here.train.epochs == 2
     assert here.sweep.grid == {"data.train_share": (0.1, 0.5, 1.0)}
     assert (here.sweep.starts, here.sweep.goal, here.sweep.metric, here.sweep.trainings_per_job) == (2, 0.9, "anls", 6)
+    evaluated = (here.evaluate.controls, here.evaluate.baseline, here.evaluate.retention.probe)
+    assert evaluated == ((), "off", "off"), "only answers that the curve compares"
     there = _curve_of(path, [], [0.1, 0.5, 1.0], 2, 0.9, "anls", is_here=False)
     assert there.sweep and (there.sweep.trainings_per_job, there.sweep.parallelism) == (3, 2)
 
 
 def test_several_nodes_become_one_on_this_machine_and_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    here = _curve_of(Path(DIGITS), [], [0.1, 0.5, 1.0], 1, 0.9, "exact_match", is_here=True)
+    here = _curve_of(Path(DIGITS), ["train.micro_batch_size=4"], [0.1, 0.5, 1.0], 1, 0.9, "exact_match", is_here=True)
+    assert here.train.micro_batch_size == 4, "which fills the batch of one node, not of two"
     assert here.cluster.replica_count == 1 and "change no result" in capsys.readouterr().err
     there = _curve_of(Path(DIGITS), [], [0.1, 0.5, 1.0], 1, 0.9, "exact_match", is_here=False)
     assert there.cluster.replica_count == 2 and there.sweep and there.sweep.trainings_per_job == 1
