@@ -19,6 +19,8 @@ from tests.fakes.kubernetes.api import FakeKubernetes
 from tests.support.paths import ROOT
 from tests.support.s3 import s3_server
 from tests.support.short_form import only_whole
+from vlmpipe.cli.runs.curve import _curve_of
+from vlmpipe.records.learning_curve import LearningCurve
 from vlmpipe.trainer.storage import open_storage
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400), only_whole]
@@ -75,3 +77,27 @@ def goes_to_its_end(cluster: FakeKubernetes, place: str, *storage: str) -> None:
     registered = json.loads(run.read("registered.json"))
     assert registered["model"] == "digits" and registered["uri"].startswith(f"{place}/registry/")
     assert [info.name for info in registry.list()]
+
+
+def test_a_learning_curve_on_a_volume_goes_to_its_record(cluster: FakeKubernetes, tmp_path: Path) -> None:
+    mount = tmp_path / "mnt"
+    mount.mkdir()
+    overrides = [
+        f"output.root_uri={mount}/output",
+        f"kubeflow.volumes=[{{claim: team-data, mount_path: {mount}}}]",
+        *SMALL,
+        "cluster.replica_count=1",
+        "data.max_samples=300",
+        "train.max_steps=12",
+    ]
+    path = ROOT / "configs/digits.yaml"
+    there = _curve_of(path, overrides, [0.2, 0.5, 1.0], 1, 0.9, "exact_match", is_here=False)
+    program = [sys.executable, "-m", "tests.support.pipelines.kubeflow_graph", str(path), "r1"]
+    done = subprocess.run([*program, *there.source[1:]], cwd=ROOT, env=os.environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    jobs = sorted(name.rpartition("-")[0] for name in cluster.jobs)
+    assert jobs[0].startswith("digits-curve-cache-features") and len(jobs) == 3, "one encoding, two jobs of trainings"
+    run = open_storage(f"{mount}/output/runs/r1")
+    curve = LearningCurve.read(run)
+    assert [point.share for point in curve.points] == [0.2, 0.5, 1.0] and all(point.score for point in curve.points)
+    assert {info.name for info in run.list()} >= {"comparison.json", "report.html"}

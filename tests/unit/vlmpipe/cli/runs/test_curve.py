@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.support.command_line import Vlmpipe
 from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.cli.runs.curve import _curve_of, _shares
+from vlmpipe.pipelines.compile import compile_pipeline
 from vlmpipe.trainer.errors import ConfigError
 
 DIGITS = "configs/digits.yaml"
@@ -75,3 +77,16 @@ def test_several_nodes_become_one_on_this_machine_and_it_is_said(capsys: pytest.
     assert here.cluster.replica_count == 1 and "change no result" in capsys.readouterr().err
     there = _curve_of(Path(DIGITS), [], [0.1, 0.5, 1.0], 1, 0.9, "exact_match", is_here=False)
     assert there.cluster.replica_count == 2 and there.sweep and there.sweep.trainings_per_job == 1
+
+
+@pytest.mark.parametrize("target", ["local", "vertex", "kubeflow"])
+def test_a_curve_is_compiled_for_every_target(target: str, tmp_path: Path) -> None:
+    images = [f"{field}=registry.example.com/vlmpipe:1" for field in ("cluster.image_uri", "gcp.pipeline_image")]
+    is_here = target == "local"
+    settings = _curve_of(Path(DIGITS), images, [0.1, 0.5, 1.0], 1, 0.9, "exact_match", is_here=is_here)
+    content = compile_pipeline(settings, target, tmp_path / "pipeline.yaml").path.read_text(encoding="utf-8")
+    spec = next(iter(yaml.safe_load_all(content)))
+    tasks = {name for part in spec["components"].values() for name in part.get("dag", {}).get("tasks", {})}
+    assert {"train-variants", "compare-variants"} <= tasks and "register-model" not in tasks
+    share = settings.sweep and settings.sweep.grid["data.train_share"]
+    assert share == (0.1, 0.5, 1.0) and "data.train_share" in content, "the compiled run file has the shares"
