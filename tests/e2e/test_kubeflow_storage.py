@@ -88,7 +88,6 @@ def test_a_learning_curve_on_a_volume_goes_to_its_record(cluster: FakeKubernetes
         *SMALL,
         "cluster.replica_count=1",
         "data.max_samples=300",
-        "train.max_steps=12",
     ]
     path = ROOT / "configs/digits.yaml"
     there = _curve_of(path, overrides, [0.2, 0.5, 1.0], 1, 0.9, "exact_match", is_here=False)

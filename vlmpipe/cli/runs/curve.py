@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -104,7 +105,7 @@ def _curve_of(
 ) -> RunConfig:
     """The run file with a sweep over the shares. Raises ConfigError for one that has a sweep, stages or a share."""
     fixed = [*ONE_SCORE, *(["cluster.replica_count=1"] if is_here else [])]
-    plain = load(path, [*overrides, *fixed])
+    plain = load(path, _replaced(overrides, fixed))
     for field in ("sweep", "stages"):
         if getattr(plain, field):
             raise ConfigError(f"{path} has {field}", expected="a run file of one training", fix=f"leave {field} out")
@@ -122,11 +123,31 @@ def _curve_of(
         "trainings_per_job": trainings if is_here else 1 if several_nodes else -(-trainings // 2),
     }
     added = [f"name={plain.name[: LONGEST_NAME - len(SUFFIX)].rstrip('-')}{SUFFIX}", f"sweep={json.dumps(sweep)}"]
+    _note_ignored(path, overrides, fixed)
+    return load(path, _replaced(overrides, [*fixed, *added]))
+
+
+def _replaced(overrides: list[str], added: list[str]) -> list[str]:
+    """The overrides with those that are added; of both for one field, or a field below it, the added ones."""
+    names = {one.partition("=")[0] for one in added}
+    return [*(one for one in overrides if not _sets(one, names)), *added]
+
+
+def _sets(override: str, names: Collection[str]) -> bool:
+    field = override.partition("=")[0].strip()
+    return any(f"{field}.".startswith(f"{name}.") for name in names)
+
+
+def _note_ignored(path: Path, overrides: list[str], fixed: list[str]) -> None:
+    """Say what of the command line and of the cluster a curve does not use."""
+    if given := [one for one in overrides if _sets(one, {text.partition("=")[0] for text in ONE_SCORE})]:
+        to_stderr(f"note: a curve asks the validation questions alone and has no gate; not used: {' '.join(given)}")
+    if not any(text.startswith("cluster.") for text in fixed):
+        return
     cluster = with_overrides(read_run_file(path), parse_overrides(overrides)).get("cluster")
     nodes = cluster.get("replica_count", 1) if isinstance(cluster, dict) else 1
-    if is_here and nodes != 1:
+    if nodes != 1:
         to_stderr(f"note: each training runs on one node here; the {nodes} of cluster.replica_count change no result")
-    return load(path, [*overrides, *fixed, *added])
 
 
 def _run(settings: RunConfig, run_id: str, *, fresh: bool, plain: bool, as_json: bool) -> Status:

@@ -71,6 +71,13 @@ def test_a_curve_is_a_sweep_over_shares(tmp_path: Path) -> None:
     assert there.sweep and (there.sweep.trainings_per_job, there.sweep.parallelism) == (3, 2)
 
 
+def test_fields_that_a_curve_sets_may_be_given_too(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["name=mine", "cluster.replica_count=2", "gate.min_exact_match=0.9", "evaluate.controls=[no_image]"]
+    settings = _curve_of(Path(DIGITS), given, [0.1, 0.5, 1.0], 1, 0.9, "exact_match", is_here=True)
+    assert (settings.name, settings.cluster.replica_count, settings.evaluate.controls) == ("mine-curve", 1, ())
+    assert "not used: gate.min_exact_match=0.9 evaluate.controls=[no_image]" in capsys.readouterr().err
+
+
 def test_several_nodes_become_one_on_this_machine_and_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     here = _curve_of(Path(DIGITS), ["train.micro_batch_size=4"], [0.1, 0.5, 1.0], 1, 0.9, "exact_match", is_here=True)
     assert here.train.micro_batch_size == 4, "which fills the batch of one node, not of two"
