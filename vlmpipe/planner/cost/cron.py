@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 FIELDS = (("minute", 0, 59), ("hour", 0, 23), ("day of the month", 1, 31), ("month", 1, 12), ("day of the week", 0, 7))
 
-# Weekdays and leap years together repeat after 28 years, so the mean over them is exact.
-FIRST_DAY, CYCLE_YEARS = dt.datetime(2001, 1, 1), 28
-CYCLE_DAYS = (dt.datetime(2001 + CYCLE_YEARS, 1, 1) - FIRST_DAY).days
+FIRST_DAY = dt.datetime(2001, 1, 1)
+# Weekdays and leap years together repeat after 28 years, so the mean over them is exact. In them each day of a year
+# is four times on each weekday, and 29 February once.
+CYCLE_YEARS, LEAP_DAY = 28, (2, 29)
+MONTH_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 def runs_per_month(cron: str) -> float:
@@ -30,9 +32,18 @@ def runs_per_month(cron: str) -> float:
     line = _read(cron, FIRST_DAY)
     if line is None:
         return 0.0
-    days = (FIRST_DAY + dt.timedelta(days=offset) for offset in range(CYCLE_DAYS))
-    matching = sum(day.month in line.months and line.match_day(day) for day in days)
+    days = [(month, day) for month in line.months for day in range(1, MONTH_DAYS[month - 1] + 1)]
+    matching = sum(_weekdays(line, day) * (1 if (month, day) == LEAP_DAY else 4) for month, day in days)
     return matching * len(line.minutes) * len(line.hours) / (CYCLE_YEARS * 12)
+
+
+def _weekdays(line: CronSim, day: int) -> int:
+    """Weekdays on which a day of this number in its month starts runs."""
+    numbers = {weekday for weekday in line.weekdays if isinstance(weekday, int)}  # _read refuses pairs, such as 1#2
+    weekdays = len({number % 7 for number in numbers})  # 0 and 7 are Sunday
+    if line.day_and:
+        return weekdays if day in line.days else 0
+    return 7 if day in line.days else weekdays
 
 
 def starts_after(cron: str, timezone: str, moment: dt.datetime) -> Iterator[dt.datetime]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import islice
 
 import pytest
+from cronsim import CronSim, CronSimError
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from vlmpipe.planner.cost.cron import runs_per_month, starts_after
 from vlmpipe.trainer.errors import ConfigError
@@ -35,6 +38,30 @@ from vlmpipe.trainer.errors import ConfigError
 )
 def test_runs_a_month(cron: str, runs: float) -> None:
     assert runs_per_month(cron) == pytest.approx(runs)
+
+
+def field(low: int, high: int) -> st.SearchStrategy[str]:
+    """A field of a cron line: *, */2, 3, 1-5 or 1,3-5."""
+    number = st.integers(low, high)
+    term = st.one_of(number.map(str), st.tuples(number, number).map(lambda ends: f"{min(ends)}-{max(ends)}"))
+    stars = st.integers(2, high).map(lambda step: f"*/{step}")
+    return st.one_of(st.just("*"), stars, term, st.lists(term, min_size=2, max_size=3).map(",".join))
+
+
+@settings(max_examples=15)
+@given(days=field(1, 31), months=field(1, 12), weekdays=field(0, 7))
+def test_runs_a_month_are_those_counted_day_by_day(days: str, months: str, weekdays: str) -> None:
+    """Over 28 years, after which weekdays and leap years repeat."""
+    first, cycle = datetime(2001, 1, 1), 10227
+    cron = f"0 3,4 {days} {months} {weekdays}"
+    try:
+        line = CronSim(cron, first)
+    except CronSimError:  # 31 February
+        assert runs_per_month(cron) == 0
+        return
+    dates = (first + timedelta(days=offset) for offset in range(cycle))
+    matching = sum(date.month in line.months and line.match_day(date) for date in dates)
+    assert runs_per_month(cron) == pytest.approx(2 * matching / (28 * 12))
 
 
 @pytest.mark.parametrize("cron", ["60 3 * * *", "0 24 * * *", "0 3 0 * *", "0 3 * 13 *", "0 3 * * 8", "0 3 5-1 * *"])
