@@ -15,6 +15,7 @@ from vlmpipe.planner.spending.approval import (
     Spending,
     dollars,
     fail_on_error,
+    on_own_machines,
     reasons_to_confirm,
     require_approval,
     spending_of,
@@ -134,14 +135,9 @@ def plan_schedule(
     changes = live.changes_to(schedule) if live else []
     replaces = schedules.must_replace(changes)
     if not platform.has_prices:
-        spending = replace(spending, usd=None, unknown="machines of your own have no price here")
+        spending = on_own_machines(config, spending)
     runs = runs_per_month(settings.cron)
-    month = replace(
-        spending,
-        name=f"a month of {config.name}",
-        usd=None if spending.usd is None else spending.usd * runs,
-        hours=None if spending.hours is None else spending.hours * runs,
-    )
+    month = spending.times(runs, f"a month of {config.name}")
     first = max(now, settings.start_time) if settings.start_time else now
     starts = starts_after(settings.cron, settings.timezone, first)
     coming = takewhile(lambda start: not settings.end_time or start <= settings.end_time, starts)
@@ -154,7 +150,7 @@ def plan_schedule(
         replaces=replaces,
         month=month,
         runs_per_month=runs,
-        question=reasons_to_confirm(month, config.plan.confirm_above_usd) if platform.has_prices else "",
+        question=reasons_to_confirm(month, config.plan.confirm_above_usd),
         pipeline=pipeline,
         notes=tuple(filter(None, [schedules.require_possible(schedule)])),
         starts=list(islice(coming, min(STARTS_SHOWN, settings.max_run_count or STARTS_SHOWN))),
@@ -183,12 +179,57 @@ def apply_schedule(
     if not force:
         # Otherwise the first run would fail, at night.
         plan = replace(plan, notes=(*plan.notes, *plan.platform.check_storage(config)))
-    if plan.platform.has_prices:
-        limit_usd = config.plan.confirm_above_usd
-        require_approval(plan.month, confirm_above_usd=limit_usd, force=False, yes=yes, ask=ask)
+    limit_usd = config.plan.confirm_above_usd
+    approved = require_approval(plan.month, confirm_above_usd=limit_usd, force=False, yes=yes, ask=ask)
     if plan.live:
-        return plan, schedules.update(plan.live, plan.wanted, plan.changes)
-    return plan, schedules.create(plan.wanted)
+        return plan, schedules.update(plan.live, plan.wanted, plan.changes, approved)
+    return plan, schedules.create(plan.wanted, approved)
+
+
+def resume_live_schedule(
+    config: RunConfig,
+    *,
+    target: str,
+    catch_up: bool,
+    yes: bool,
+    ask: Callable[[str], bool] | None,
+    now: dt.datetime,
+) -> RunSchedule:
+    """Let a paused schedule start runs again, once what they cost is approved. Another one is left as it is.
+
+    The figures are the run file's plan and the live schedule's cron line: a month, and with `catch_up` the runs that
+    were due since the pause. Raises UserError where there is no such schedule, or no approval.
+    """
+    with answering_soon():
+        schedules = schedules_of(config, target)
+        live: RunSchedule = schedules.require(config.name)
+        if live.state != "paused":
+            return live
+        schedules.require_resumable(live, catch_up=catch_up)
+        run = spending_of(config, plan_config(config))
+    if not platform_of(target).has_prices:
+        run = on_own_machines(config, run)
+    coming = _coming(run, live, config.name, catch_up=catch_up, now=now)
+    limit_usd = config.plan.confirm_above_usd
+    approved = require_approval(coming, confirm_above_usd=limit_usd, force=False, yes=yes, ask=ask)
+    return schedules.resume(live, approved, catch_up=catch_up)
+
+
+def _coming(run: Spending, live: RunSchedule, name: str, *, catch_up: bool, now: dt.datetime) -> Spending:
+    """Spending of the runs that a resumed schedule starts at once and in a month."""
+    try:
+        runs = runs_per_month(live.cron_line)
+    except ConfigError:
+        unknown = f"its cron line {live.cron_line!r}, which vlmpipe did not write, is not read here"
+        return replace(run, name=f"a month of {name}", usd=None, hours=None, usd_range=None, unknown=unknown)
+    if not catch_up:
+        return run.times(runs, f"a month of {name}")
+    title = f"a month of {name} with the runs that were due during the pause"
+    if live.paused_since is None:
+        unknown = "the service does not say since when the schedule is paused"
+        return replace(run, name=title, usd=None, hours=None, usd_range=None, unknown=unknown)
+    due = takewhile(lambda start: start <= now, starts_after(live.cron_line, live.timezone, live.paused_since))
+    return run.times(runs + sum(1 for _ in due), title)
 
 
 def schedules_of(config: RunConfig, target: str = DEFAULT) -> Schedules[Any]:

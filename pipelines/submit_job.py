@@ -127,7 +127,7 @@ def submit_training(
         client = job_client(place.location)
         if not force:
             require_buckets(config)
-    require_approval(spending, confirm_above_usd=limit_usd, force=force, yes=yes or dry_run, ask=ask)
+    approved = require_approval(spending, confirm_above_usd=limit_usd, force=force, yes=yes or dry_run, ask=ask)
     if client:
         upload(packages)
         compiled = compiled_settings(config, "vertex", root_uri)
@@ -135,7 +135,7 @@ def submit_training(
         config = resolved.config
         _point_to_data(f"{run_uri}/run.json")
     submission = _training_job(config, place, run_uri)
-    sent = submission.send(client) if client else None
+    sent = submission.send(client, approved) if client else None
     if sent:
         record_job(sent.name, run_uri, spending.usd, source)
     question = reasons_to_confirm(spending, limit_usd)
@@ -180,8 +180,8 @@ def submit_spec(
     term = spec.scheduling.strategy.name.lower() if spec.scheduling.strategy else "standard"
     spending = Spending(path.name, "green", (), None, None, machines, term, unknown="a job spec has no plan")
     client = None if dry_run else job_client(place.location)
-    require_approval(spending, confirm_above_usd=0.0, force=False, yes=yes or dry_run, ask=ask)
-    sent = submission.send(client) if client else None
+    approved = require_approval(spending, confirm_above_usd=0.0, force=False, yes=yes or dry_run, ask=ask)
+    sent = submission.send(client, approved) if client else None
     run_uri = spec.base_output_directory.output_uri_prefix
     if sent:
         record_job(sent.name, run_uri, None, ("--job-spec", str(path)))

@@ -12,7 +12,7 @@ from vlmpipe.job_spec.forms import CustomJobSpec
 from vlmpipe.job_spec.probe import ProbedMachine, probe_spec, probed_machines
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 from vlmpipe.pipelines.submit_job import SubmittedJob, record_job
-from vlmpipe.planner.spending.approval import Spending, reasons_to_confirm, require_approval
+from vlmpipe.planner.spending.approval import Approved, Spending, reasons_to_confirm, require_approval
 from vlmpipe.planner.spending.probe import plan_line, probe_plan, probe_spending
 from vlmpipe.platforms.jobs.packages import for_vertex, upload
 from vlmpipe.platforms.vertex.bucket_checks import require_buckets
@@ -88,7 +88,7 @@ def submit_probe(
         require_own_project(config)
         if not force:
             require_buckets(config)
-    require_approval(spending, confirm_above_usd=limit_usd, force=force, yes=yes or dry_run, ask=ask)
+    approved = require_approval(spending, confirm_above_usd=limit_usd, force=force, yes=yes or dry_run, ask=ask)
     if not dry_run:
         upload(packages)
         write_record(open_storage(paths.run_uri), "run.json", config.to_run_json(paths), indent=1)
@@ -97,7 +97,7 @@ def submit_probe(
     question = reasons_to_confirm(spending, limit_usd)
     jobs: list[SubmittedJob] = []
     for machine, submission in zip(machines, submissions, strict=True):
-        name = "" if dry_run else _send(submission, jobs)
+        name = "" if dry_run else _send(submission, jobs, approved)
         alone, where = probe_spending(config, [machine]), endpoint(submission.place.location)
         jobs.append(SubmittedJob(submission, paths.run_uri, alone, question, where, name))
         if name:
@@ -117,10 +117,10 @@ def _submission(machine: ProbedMachine, spec: CustomJobSpec) -> JobSubmission:
     )
 
 
-def _send(submission: JobSubmission, before: Sequence[SubmittedJob]) -> str:
+def _send(submission: JobSubmission, before: Sequence[SubmittedJob], approved: Approved) -> str:
     """Send one of the jobs; its name. Where it is refused, those before it run on, and the error names them."""
     try:
-        return submission.send(job_client(submission.place.location)).name
+        return submission.send(job_client(submission.place.location), approved).name
     except UserError as error:
         started = ", ".join(job.resource_name for job in before)
         problem = f"{error.found}\n  started before it: {started}" if started else error.found

@@ -39,6 +39,8 @@ from vlmpipe.trainer.storage.records import read_record
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import types as api
 
+    from vlmpipe.planner.spending.approval import Approved
+
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 SHARED = ("data", "model", "features")  # sections that trials take over from the run, with its prepared data
 
@@ -209,7 +211,7 @@ def tuning_job(search: Search, *, token: str = "") -> api.HyperparameterTuningJo
     )
 
 
-def submit_search(search: Search) -> api.HyperparameterTuningJob:
+def submit_search(search: Search, approved: Approved) -> api.HyperparameterTuningJob:
     """Start the search on Vertex AI, once, also if an answer is lost."""
     from google.cloud.aiplatform_v1 import types as api
 

@@ -89,11 +89,17 @@ def resume_command(
     catch_up: Annotated[
         bool, typer.Option("--catch-up", help="Also start the runs that were due while it was paused.")
     ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever a month costs.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start runs again."""
-    schedules, live = _find(config, overrides, target)
-    _say(schedules.resume(live, catch_up=catch_up) if live.state == "paused" else live, as_json)
+    """Start runs again. Asks before that costs much."""
+    from vlmpipe.pipelines.schedule import resume_live_schedule
+    from vlmpipe.planner.spending.approval import terminal_confirm
+
+    settings, ask = load(config, overrides), terminal_confirm()
+    with doing(f"planning a run and resuming the schedule on {platform_of(target).title}"):
+        live = resume_live_schedule(settings, target=target, catch_up=catch_up, yes=yes, ask=ask, now=_now())
+    _say(live, as_json)
 
 
 @app.command("delete")

@@ -19,6 +19,7 @@ from vlmpipe.trainer.errors import ConfigError, ExitCode
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
     from vlmpipe.pipelines.tune.search import Search
+    from vlmpipe.planner.spending.approval import Approved
 
 
 class TuneTarget(StrEnum):
@@ -61,7 +62,7 @@ def tune(
     settings = load(config, overrides)
     found = tuning.require_tuning(settings)
     search_id = f"{settings.name}-tune-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-    usd: float | None = None
+    approved: Approved | None = None
     if target == TuneTarget.local:
         if found.stopping != "none":
             to_stderr(f"note: tune.stopping {found.stopping} is Vertex AI's; here every trial runs to its end")
@@ -69,7 +70,7 @@ def tune(
     else:
         platform_of(target.value).check(settings)
         if not dry_run:
-            usd = _approval(settings, yes=yes)
+            approved = _approval(settings, yes=yes)
     root_uri = platform_of(target.value).root_uri(settings)
     from_run = full_name(from_run, settings.output.root_uri)
     search = tuning.open_search(settings, from_run, search_id, root_uri)
@@ -84,14 +85,14 @@ def tune(
         return
     search.write()
     if target == TuneTarget.vertex:
-        _submit(search, usd, as_json=as_json)
+        assert approved  # only a dry run has none
+        _submit(search, approved, as_json=as_json)
     else:
         _run(search, as_json=as_json)
 
 
-def _approval(settings: RunConfig, *, yes: bool) -> float | None:
-    """All trials at the price of the dearest values that are searched, once that may be spent. Raises UserError where
-    not."""
+def _approval(settings: RunConfig, *, yes: bool) -> Approved:
+    """Approval of all trials at the price of the dearest values that are searched. Raises UserError without one."""
     from vlmpipe.pipelines.tune import search as tuning
     from vlmpipe.planner.plan import plan_run
     from vlmpipe.planner.spending.approval import require_approval, spending_of, terminal_confirm
@@ -104,18 +105,17 @@ def _approval(settings: RunConfig, *, yes: bool) -> float | None:
     trials = settings.tune.max_trial_count
     whole = one.times(trials, f"{trials} trials of {one.name}")
     above = settings.plan.confirm_above_usd
-    require_approval(whole, confirm_above_usd=above, force=False, yes=yes, ask=terminal_confirm())
-    return whole.usd
+    return require_approval(whole, confirm_above_usd=above, force=False, yes=yes, ask=terminal_confirm())
 
 
-def _submit(search: Search, usd: float | None, *, as_json: bool) -> None:
+def _submit(search: Search, approved: Approved, *, as_json: bool) -> None:
     from vlmpipe.pipelines.tune.search import submit_search
     from vlmpipe.runs.submitted import RunRecord
 
     with doing(f"submitting search {search.search_id}"):
-        job = submit_search(search)
+        job = submit_search(search, approved)
     # `vlmpipe status` and `cancel` then know the search by its id
-    RunRecord(job.name, search.uri, datetime.now(UTC).timestamp(), usd).write(search.search_id)
+    RunRecord(job.name, search.uri, datetime.now(UTC).timestamp(), approved.spending.usd).write(search.search_id)
     if as_json:
         print_json({"search_id": search.search_id, "resource_name": job.name, "uri": search.uri})
         return

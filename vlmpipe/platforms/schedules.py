@@ -6,9 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+
+if TYPE_CHECKING:
+    from vlmpipe.planner.spending.approval import Approved
 
 UNSET = "not set"
 
@@ -49,6 +52,18 @@ class RunSchedule(Protocol):
         """Its cron line, as the service has it."""
 
     @property
+    def cron_line(self) -> str:
+        """Its five cron fields."""
+
+    @property
+    def timezone(self) -> str:
+        """The time zone of its cron fields."""
+
+    @property
+    def paused_since(self) -> datetime | None:
+        """When it was last paused; None where it never was, and where the service does not say."""
+
+    @property
     def next_start(self) -> datetime | None:
         """The next start; None without one, or if the service does not say."""
 
@@ -87,7 +102,7 @@ class Schedules(ABC, Generic[AnySchedule]):
         """Return the schedules that vlmpipe made, in any state."""
 
     @abstractmethod
-    def create(self, desired: AnySchedule) -> AnySchedule:
+    def create(self, desired: AnySchedule, approved: Approved) -> AnySchedule:
         """Create the schedule, once. Raises UserError where that failed, or where it is not known."""
 
     @abstractmethod
@@ -95,7 +110,9 @@ class Schedules(ABC, Generic[AnySchedule]):
         """Why these changes need a new schedule, which `update` then makes; empty where the live one can be changed."""
 
     @abstractmethod
-    def update(self, live: AnySchedule, desired: AnySchedule, changes: Sequence[Change]) -> AnySchedule:
+    def update(
+        self, live: AnySchedule, desired: AnySchedule, changes: Sequence[Change], approved: Approved
+    ) -> AnySchedule:
         """Bring the live schedule to the wanted one, or replace it. Runs that have begun are not affected.
 
         A new schedule is there before the old one is deleted: a failure between the two leaves both, which `find`
@@ -107,8 +124,11 @@ class Schedules(ABC, Generic[AnySchedule]):
         """Start no run until it is resumed. Runs that have begun continue."""
 
     @abstractmethod
-    def resume(self, live: AnySchedule, *, catch_up: bool) -> AnySchedule:
+    def resume(self, live: AnySchedule, approved: Approved, *, catch_up: bool) -> AnySchedule:
         """Start runs again. `catch_up`: also those that were due while it was paused."""
+
+    def require_resumable(self, live: AnySchedule, *, catch_up: bool) -> None:
+        """Raise ConfigError where the service cannot resume the schedule so."""
 
     @abstractmethod
     def delete(self, live: AnySchedule) -> None:

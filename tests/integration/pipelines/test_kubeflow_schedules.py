@@ -19,6 +19,7 @@ from vlmpipe.pipelines.compile import Compiled, compile_pipeline
 from vlmpipe.platforms.kubeflow.runs.client import TOKEN_VARIABLE
 
 pytest_plugins = ("tests.support.vertex.fixtures",)
+FREE = "plan.machine.usd_per_hour=0"
 DIGITS = (str(ROOT / "configs/digits.yaml"), "cluster.replica_count=1")
 WEEKLY = "schedule.cron=0 3 * * 1"
 
@@ -54,7 +55,8 @@ def schedule(vlmpipe: Submit, monkeypatch: pytest.MonkeyPatch, compiled: dict[st
     def run(verb: str, *arguments: str) -> Answer:
         if any("cron=" in one and one != WEEKLY for one in arguments):
             arguments = tuple(one for one in arguments if one != WEEKLY)
-        return vlmpipe("schedule", verb, *DIGITS, *arguments, "--target", "kubeflow")
+        price = () if any("usd_per_hour" in one for one in arguments) else (FREE,)
+        return vlmpipe("schedule", verb, *DIGITS, *price, *arguments, "--target", "kubeflow")
 
     return run
 
@@ -67,14 +69,11 @@ def only(pipelines: FakePipelines) -> dict[str, Any]:
 def test_a_schedule_is_created_once_and_starts_the_compiled_pipeline(pipelines: FakePipelines, schedule: Any) -> None:
     plan = schedule("plan", WEEKLY, "--json")
     assert plan.code == 0, plan.err
-    assert (plan.json["action"], plan.json["usd_per_month"], pipelines.recurring) == ("create", None, {})
+    assert (plan.json["action"], plan.json["usd_per_month"], pipelines.recurring) == ("create", 0.0, {})
+    assert plan.json["needs_a_yes"] is None
     said = schedule("apply", WEEKLY)
     assert said.code == 0 and "schedule digits created" in said.out
-    assert (
-        "of runs due while others are active, the latest starts afterwards" in said.out
-        and "not known" in said.out
-        and "spot" not in said.out
-    )
+    assert "of runs due while others are active, the latest starts afterwards" in said.out and "spot" not in said.out
     live = only(pipelines)
     assert live["trigger"] == {"cron_schedule": {"cron": "0 0 3 * * 1"}}
     assert (live["status"], int(live["max_concurrency"]), live["no_catchup"]) == ("ENABLED", 1, True)
@@ -140,6 +139,16 @@ def test_pause_resume_delete_and_list(pipelines: FakePipelines, schedule: Any) -
     assert (missing.code, "has no schedule of second" in missing.err) == (64, True)
 
 
+def test_machines_without_a_price_need_a_yes(pipelines: FakePipelines, schedule: Any) -> None:
+    unpriced = "plan.machine.usd_per_hour=null"
+    refused = schedule("apply", WEEKLY, unpriced)
+    assert (refused.code, "machines of your own have no price" in refused.err, pipelines.recurring) == (64, True, {})
+    assert schedule("apply", WEEKLY, unpriced, "--yes").code == 0
+    schedule("pause", WEEKLY)
+    assert schedule("resume", WEEKLY, unpriced).code == 64 and only(pipelines)["status"] == "DISABLED"
+    assert schedule("resume", WEEKLY, unpriced, "--yes").code == 0 and only(pipelines)["status"] == "ENABLED"
+
+
 def test_whether_missed_runs_are_started_is_fixed_when_it_is_made(pipelines: FakePipelines, schedule: Any) -> None:
     schedule("apply", WEEKLY)
     schedule("pause", WEEKLY)
@@ -147,7 +156,9 @@ def test_whether_missed_runs_are_started_is_fixed_when_it_is_made(pipelines: Fak
     assert (refused.code, "only the last of the runs" in refused.err) == (64, True)
     schedule("apply", WEEKLY, "schedule.allow_queueing=true")
     assert schedule("resume", WEEKLY).code == 64
-    assert schedule("resume", WEEKLY, "--catch-up").code == 0
+    unknown = schedule("resume", WEEKLY, "--catch-up")
+    assert (unknown.code, "does not say since when" in unknown.err) == (64, True)
+    assert schedule("resume", WEEKLY, "--catch-up", "--yes").code == 0
     assert only(pipelines)["status"] == "ENABLED"
 
 

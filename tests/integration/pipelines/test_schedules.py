@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from tests.support.vertex.submit_runs import CHEAP, DEAR, RED, Submit, running_v
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.pipelines import submit
 from vlmpipe.pipelines.compile import Compiled, compile_pipeline
+from vlmpipe.planner.spending.approval import Approved
 from vlmpipe.platforms.vertex.client import schedule_client
 from vlmpipe.platforms.vertex.schedules import VertexSchedule, VertexSchedules
 from vlmpipe.rehearsal.vertex.messages import Call, Json
@@ -173,9 +174,9 @@ def test_where_no_new_schedule_can_be_made_the_old_one_goes_on(
     schedule("apply", WEEKLY, "schedule.max_run_count=5")
     create = VertexSchedules.create
 
-    def denied(schedules: VertexSchedules, wanted: VertexSchedule) -> VertexSchedule:
+    def denied(schedules: VertexSchedules, wanted: VertexSchedule, approved: Approved) -> VertexSchedule:
         vertex.faults.append(Fault("status", method="POST", times=refused, code=403, message="denied"))
-        return create(schedules, wanted)
+        return create(schedules, wanted, approved)
 
     monkeypatch.setattr(VertexSchedules, "create", denied)
     done = schedule("apply", WEEKLY)
@@ -263,7 +264,13 @@ def test_pause_resume_delete_and_list(vertex: FakeVertex, schedule: Submit) -> N
         answer = schedule(verb, WEEKLY, "name=second")
         assert (answer.code, f"schedule second is {state}" in answer.out) == (0, True)
     schedule("pause", "name=second")
-    assert schedule("resume", "name=second", "--catch-up", "--json").json["catchUp"] is True
+    dear = schedule("resume", "name=second", plan=DEAR)
+    assert (dear.code, "a month of second is planned to cost $1,791" in dear.err) == (64, True)
+    assert only_of(vertex, "second").state.name == "PAUSED"
+    only_of(vertex, "second").last_pause_time = datetime.now(UTC) - timedelta(days=36)  # 5 runs were due, or 6
+    missed = schedule("resume", "name=second", "--catch-up")
+    assert (missed.code, "with the runs that were due during the pause" in missed.err) == (64, True)
+    assert schedule("resume", "name=second", "--catch-up", "--yes", "--json").json["catchUp"] is True
     assert schedule("delete", "name=second").code == 0
     assert sorted(one.display_name for one in vertex.schedules.schedules.values()) == ["first", "first", "third"]
     for verb in ("pause", "resume", "delete"):

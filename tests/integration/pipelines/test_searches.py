@@ -14,7 +14,7 @@ from google.cloud.aiplatform_v1 import types as api
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.search_runs import DIGITS, PRECISION, RATE, ROWS, config, opened
-from tests.support.vertex.submit_runs import Submit, commander
+from tests.support.vertex.submit_runs import APPROVED, Submit, commander
 from vlmpipe.pipelines.tune.search import Search, SearchStoppedError, run_search, submit_search, unfinished_search
 from vlmpipe.platforms.local.jobs import job as local_job
 from vlmpipe.platforms.vertex import retries
@@ -68,7 +68,7 @@ def trial(number: int, state: str, metric: float | None = None, reason: str = ""
 def test_a_search_on_vertex_is_watched_by_its_id_and_shows_the_best_trial_first(
     server: FakeVertex, sent: Search, vlmpipe: Submit
 ) -> None:
-    name = submit_search(sent).name
+    name = submit_search(sent, APPROVED).name
     RunRecord(name, sent.uri, 1.0, 30.0).write(sent.search_id)
     whole = [trial(1, "SUCCEEDED", 0.4), trial(2, "SUCCEEDED", 0.7), trial(3, "INFEASIBLE", reason="exit code 1")]
     server.tuning_jobs.moves = [
@@ -92,7 +92,7 @@ def test_a_search_on_vertex_is_watched_by_its_id_and_shows_the_best_trial_first(
 
 
 def test_a_search_on_vertex_is_cancelled_once(server: FakeVertex, sent: Search, vlmpipe: Submit) -> None:
-    name = submit_search(sent).name
+    name = submit_search(sent, APPROVED).name
     server.faults.append(Fault("drop_after", method="POST"))
     assert vlmpipe("cancel", name).code == 0
     again = vlmpipe("cancel", name, "--json")

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.search_runs import DIGITS, LOG, PARAMETERS, PRECISION, RATE, ROWS, config, opened
+from tests.support.vertex.submit_runs import APPROVED
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.config.sections.tune import ParameterSpec, TuneConfig
@@ -78,7 +79,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
 
 
 def test_the_request_has_ranges_metric_and_trials_in_the_apis_terms(server: FakeVertex, sent: Search) -> None:
-    submit_search(sent)
+    submit_search(sent, APPROVED)
     (job,) = server.tuning_jobs.jobs
     study = json_format.MessageToDict(api.StudySpec.pb(job.study_spec))
     assert study == {
@@ -114,7 +115,7 @@ def test_trials_are_stopped_early_by_training_metrics(
     with pytest.raises(ConfigError, match="validate_every_steps is 0"):
         opened(wanted.model_copy(update={"train": train}), bucket)
     train = wanted.train.model_copy(update={"validate_every_steps": 5})
-    submit_search(opened(wanted.model_copy(update={"train": train}), bucket))
+    submit_search(opened(wanted.model_copy(update={"train": train}), bucket), APPROVED)
     (job,) = server.tuning_jobs.jobs
     study = json_format.MessageToDict(api.StudySpec.pb(job.study_spec))
     assert study[field] == {} and study["metrics"] == [{"metricId": "validation_loss", "goal": "MINIMIZE"}]
@@ -124,10 +125,10 @@ def test_trials_are_stopped_early_by_training_metrics(
 def test_a_lost_answer_makes_no_second_search(server: FakeVertex, sent: Search, action: Any, jobs: int) -> None:
     server.faults.append(Fault(action))
     if jobs:
-        assert submit_search(sent).name.endswith("/5001")
+        assert submit_search(sent, APPROVED).name.endswith("/5001")
     else:
         with pytest.raises(UserError, match="does not answer"):
-            submit_search(sent)
+            submit_search(sent, APPROVED)
     assert len(server.tuning_jobs.jobs) == jobs
 
 

@@ -20,7 +20,7 @@ from tests.support.paths import ROOT
 from vlmpipe.cli import app as cli
 from vlmpipe.cli import output
 from vlmpipe.pipelines import schedule as schedule_plan
-from vlmpipe.planner.spending.approval import Spending
+from vlmpipe.planner.spending.approval import Approved, Spending
 from vlmpipe.platforms.vertex import client as vertex_api
 from vlmpipe.platforms.vertex import retries, submit
 
@@ -28,6 +28,7 @@ CONFIG = str(ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml")
 MINE = "gcp.project=test-project"
 CHEAP = Spending("llava-7b-zero2-spot", "green", (), 20.0, 2.0, "1 x a2-highgpu-1g", "spot")
 DEAR = replace(CHEAP, usd=412.0)
+APPROVED = Approved(CHEAP)
 RED = replace(CHEAP, state="red", errors=("VP101 machine_type: no such machine",))
 
 

@@ -34,7 +34,8 @@ class PlanConfig(Section):
     confirm_above_usd: float = Field(
         100.0,
         ge=0,
-        description="Planned cost of a run, in US dollars, above which vlmpipe submit asks for confirmation.",
+        description="Planned cost of a run, a search or a month of a schedule, in US dollars, above which the command "
+        "that starts it asks for confirmation.",
     )
     fail_on_error: bool = Field(True, description="End a run on Vertex AI in its first step if its plan has an error.")
     prices_file: str = Field(

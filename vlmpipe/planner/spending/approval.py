@@ -33,8 +33,8 @@ class Spending:
     left_out: str = ""  # prices that are not known and not in `usd`
     usd_range: tuple[float, float] | None = None  # by the error of a forecast of the hours
 
-    def times(self, runs: int, name: str) -> Spending:
-        """The figures of several such runs together."""
+    def times(self, runs: float, name: str) -> Spending:
+        """The figures of `runs` such runs together, which may be a mean."""
         return dataclasses.replace(
             self,
             name=name,
@@ -42,6 +42,13 @@ class Spending:
             hours=None if self.hours is None else runs * self.hours,
             usd_range=None if self.usd_range is None else (runs * self.usd_range[0], runs * self.usd_range[1]),
         )
+
+
+@dataclass(frozen=True)
+class Approved:
+    """Permission to spend, which `require_approval` alone gives. Every function that starts paid machines takes it."""
+
+    spending: Spending
 
 
 def spending_of(config: RunConfig, plan: Plan | StagesPlan | SweepPlan) -> Spending:
@@ -107,6 +114,20 @@ def _why_not_known(plan: Plan) -> str:
     return ", ".join(reasons) + (f"; {dollars(sum(known))} of it are known" if known else "")
 
 
+def on_own_machines(config: RunConfig, spending: Spending) -> Spending:
+    """The figures on machines that have no price here: at most plan.machine.usd_per_hour of each in all hours."""
+    runs, hours = list(config.stage_runs().values()), spending.hours
+    stated = [run.plan.machine.usd_per_hour for run in runs]
+    known = [usd_per_hour for usd_per_hour in stated if usd_per_hour is not None]
+    unknown = "the hours are not known"
+    if len(known) < len(stated):
+        unknown = "machines of your own have no price here; plan.machine.usd_per_hour states one"
+    usd = None
+    if len(known) == len(stated) and (hours is not None or not any(known)):
+        usd = max(known) * max(run.cluster.replica_count for run in runs) * (hours or 0.0)
+    return dataclasses.replace(spending, usd=usd, unknown=unknown, left_out="", usd_range=None)
+
+
 def machines_of(config: RunConfig) -> str:
     """The training job's machines, for example "4 x a2-ultragpu-8g + 13 x n1-highcpu-16"."""
     cluster = config.cluster
@@ -129,8 +150,8 @@ def fail_on_error(plan: Spending, *, force: bool) -> None:
 
 def require_approval(
     plan: Spending, *, confirm_above_usd: float, force: bool, yes: bool, ask: Callable[[str], bool] | None
-) -> None:
-    """Return only if `plan` may be submitted.
+) -> Approved:
+    """Return the approval of what `plan` costs.
 
     Args:
         plan: what the planner found.
@@ -144,7 +165,7 @@ def require_approval(
     fail_on_error(plan, force=force)
     needs = reasons_to_confirm(plan, confirm_above_usd)
     if not needs or yes:
-        return
+        return Approved(plan)
     if ask is None:
         raise ConfigError(
             f"not submitted: {needs}, and there is no terminal to ask in",
@@ -153,6 +174,7 @@ def require_approval(
         )
     if not ask(f"{needs}.\nSubmit it?"):
         raise UserError("not submitted: the answer was no; nothing was sent", code=ExitCode.INTERRUPTED)
+    return Approved(plan)
 
 
 def reasons_to_confirm(plan: Spending, confirm_above_usd: float) -> str:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import kfp_server_api
 
     from vlmpipe.config.sections.schedule import ScheduleConfig
+    from vlmpipe.planner.spending.approval import Approved
 
 OURS = re.compile(r"vlmpipe schedule, pipeline ([0-9a-f]{16})")
 PAGE_SIZE = 100
@@ -66,9 +67,21 @@ class KubeflowSchedule:
         return f"{self.cron} (with seconds, UTC)"
 
     @property
+    def cron_line(self) -> str:
+        return self.cron.partition(" ")[2]
+
+    @property
+    def timezone(self) -> str:
+        return "UTC"
+
+    @property
+    def paused_since(self) -> datetime | None:
+        return None  # the service does not say
+
+    @property
     def next_start(self) -> datetime | None:
         after = max(filter(None, (datetime.now(UTC), self.start_time)))
-        following = next(iter(starts_after(self.cron.partition(" ")[2], "UTC", after)), None)
+        following = next(iter(starts_after(self.cron_line, "UTC", after)), None)
         over = following is None or (self.end_time is not None and following > self.end_time)
         return None if over or not self.is_enabled else following
 
@@ -178,14 +191,16 @@ class KubeflowSchedules(Schedules[KubeflowSchedule]):
             if not token:
                 return sorted(result, key=lambda schedule: schedule.name)
 
-    def create(self, desired: KubeflowSchedule) -> KubeflowSchedule:
-        return self._create(desired, is_enabled=True)
+    def create(self, desired: KubeflowSchedule, approved: Approved) -> KubeflowSchedule:
+        return self._create(desired, approved, is_enabled=True)
 
     def must_replace(self, changes: Sequence[Change]) -> str:
         return "Kubeflow changes no recurring run, so apply makes a new one" if changes else ""
 
-    def update(self, live: KubeflowSchedule, desired: KubeflowSchedule, changes: Sequence[Change]) -> KubeflowSchedule:
-        made = self._create(desired, is_enabled=False)  # with the old one, both would start what is due
+    def update(
+        self, live: KubeflowSchedule, desired: KubeflowSchedule, changes: Sequence[Change], approved: Approved
+    ) -> KubeflowSchedule:
+        made = self._create(desired, approved, is_enabled=False)  # with the old one, both would start what is due
         self.delete(live)
         if not live.is_enabled:
             return made
@@ -198,7 +213,7 @@ class KubeflowSchedules(Schedules[KubeflowSchedule]):
             self._api.client.disable_recurring_run(live.address)
         return self._get(live)
 
-    def resume(self, live: KubeflowSchedule, *, catch_up: bool) -> KubeflowSchedule:
+    def require_resumable(self, live: KubeflowSchedule, *, catch_up: bool) -> None:
         if catch_up == live.no_catchup:
             started = "only the last" if live.no_catchup else "each"
             raise ConfigError(
@@ -206,6 +221,8 @@ class KubeflowSchedules(Schedules[KubeflowSchedule]):
                 expected=f"the other: it was made to start {started} of the runs that were due during a pause",
                 fix="set schedule.allow_queueing in the run file, and vlmpipe schedule apply",
             )
+
+    def resume(self, live: KubeflowSchedule, approved: Approved, *, catch_up: bool) -> KubeflowSchedule:
         with self._api.translated(f"resume {live.name} on"):
             self._api.client.enable_recurring_run(live.address)
         return self._get(live)
@@ -214,7 +231,7 @@ class KubeflowSchedules(Schedules[KubeflowSchedule]):
         with self._api.translated(f"delete {live.name} on"):
             self._api.client.delete_recurring_run(live.address)
 
-    def _create(self, desired: KubeflowSchedule, *, is_enabled: bool) -> KubeflowSchedule:
+    def _create(self, desired: KubeflowSchedule, approved: Approved, *, is_enabled: bool) -> KubeflowSchedule:
         with self._api.translated("create a recurring run on"):
             made = self._api.client.create_recurring_run(
                 self._api.experiment(self._experiment),

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from datetime import datetime
 
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.planner.spending.approval import Spending, fail_on_error, spending_of
+from vlmpipe.planner.spending.approval import (
+    Spending,
+    dollars,
+    fail_on_error,
+    on_own_machines,
+    reasons_to_confirm,
+    require_approval,
+    spending_of,
+)
 from vlmpipe.planner.sweep import plan_config
 from vlmpipe.platforms.base import Order
 from vlmpipe.platforms.compiled import FOLDER, Compiled
@@ -34,6 +43,7 @@ class SubmittedToKubeflow:
     spending: Spending
     parameters: dict[str, str]
     run_uri: str
+    question: str  # the reason to confirm; empty for a run that needs none
     run: KubeflowRun | None = None
     note: str = ""
 
@@ -49,13 +59,20 @@ class SubmittedToKubeflow:
             "pipeline": str(self.compiled.path),
             "endpoint": self.endpoint,
             "request": {"display_name": self.name, "parameters": self.parameters},
-            "plan": {"state": self.spending.state, "hours": self.spending.hours, "machines": self.spending.machines},
+            "plan": {
+                "state": self.spending.state,
+                "usd": self.spending.usd,
+                "hours": self.spending.hours,
+                "machines": self.spending.machines,
+                "needs_a_yes": self.question or None,
+            },
             "notes": [self.note] if self.note else [],
         }
 
     def lines(self) -> list[str]:
+        cost = "cost not known" if self.spending.usd is None else f"at most {dollars(self.spending.usd)}"
         table = {
-            "plan": f"{self.spending.state}, on {self.spending.machines}",
+            "plan": f"{self.spending.state}, {cost} on {self.spending.machines}",
             "pipeline": f"{self.compiled.path} ({self.compiled.steps} steps, {self.compiled.jobs} jobs)",
             "results": self.run_uri,
         }
@@ -64,6 +81,7 @@ class SubmittedToKubeflow:
             table |= {"page": self.run.link, "to follow": f"vlmpipe status {self.name} --watch"}
         else:
             first = f"Nothing was sent. Without --dry-run, to {self.endpoint} with {self.parameters}"
+            table |= {"asks": f"{self.question}; --yes answers"} if self.question else {}
         note = [f"  note: {self.note}"] if self.note else []
         return [first, *note, *(f"  {name:<9} {value}" for name, value in table.items())]
 
@@ -83,7 +101,7 @@ def endpoint_of(config: RunConfig) -> str:
 def submit_to_kubeflow(order: Order) -> SubmittedToKubeflow:
     """Start a run on Kubeflow Pipelines. The pipeline is written to build/pipelines/<name>.kubeflow.yaml.
 
-    Asks for no confirmation: the cost of the user's own machines is not known here.
+    Asks for a confirmation unless plan.machine.usd_per_hour says what the user's own machines cost, and that is little.
     """
     config = order.config
     require_kubeflow(config)
@@ -91,13 +109,15 @@ def submit_to_kubeflow(order: Order) -> SubmittedToKubeflow:
     if order.run_id:
         require_run_id(order.run_id)
     endpoint = endpoint_of(config)
-    spending = spending_of(config, plan_config(config))
+    spending = on_own_machines(config, spending_of(config, plan_config(config)))
+    limit_usd = config.plan.confirm_above_usd
+    question = reasons_to_confirm(spending, limit_usd)
     fail_on_error(spending, force=order.force)
     compiled = order.compile(config, FOLDER / f"{config.name}.kubeflow.yaml")
     name = job_id_at(config, datetime.now())
     parameters = {"run_id": order.run_id or name}  # named here, so that its folder is known
     run_uri = join_uri(root_uri_of(config), "runs", parameters["run_id"])
-    result = SubmittedToKubeflow(name, endpoint, compiled, spending, parameters, run_uri)
+    result = SubmittedToKubeflow(name, endpoint, compiled, spending, parameters, run_uri, question)
     if order.dry_run:
         return result
     from vlmpipe.platforms.kubeflow.runs.client import KubeflowRuns
@@ -107,10 +127,11 @@ def submit_to_kubeflow(order: Order) -> SubmittedToKubeflow:
     with answering_soon():
         runs = KubeflowRuns(endpoint, section.namespace)
         note = require_version(runs.api, compiled.path)
-    run = runs.start(compiled.path, name=name, experiment=section.experiment, parameters=parameters)
+    approved = require_approval(spending, confirm_above_usd=limit_usd, force=order.force, yes=order.yes, ask=order.ask)
+    run = runs.start(compiled.path, approved, name=name, experiment=section.experiment, parameters=parameters)
     record = RunRecord(
-        run.link, run_uri, datetime.now().timestamp(), None, tuple(order.source), namespace=section.namespace
+        run.link, run_uri, datetime.now().timestamp(), spending.usd, tuple(order.source), namespace=section.namespace
     )
     record.write(name)
     run = KubeflowRun(run.endpoint, run.run_id, name, section.namespace, run_uri)
-    return SubmittedToKubeflow(name, endpoint, compiled, spending, parameters, run_uri, run, note)
+    return dataclasses.replace(result, run=run, note=note)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.pipeline_service import PipelineServiceClient
 
     from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.planner.spending.approval import Approved
 
 # Identifies our own job when its answer was lost, among others of the same name.
 SUBMISSION_LABEL = "vlmpipe-submission"
@@ -106,7 +107,7 @@ def prepare(config: RunConfig, pipeline: Path, *, job_id: str, run_id: str = "",
     return Submission(Place.of(config), job_id, job, run_uri_of(config.bucket_root_uri, run_id, job_id))
 
 
-def send(submission: Submission, client: PipelineServiceClient) -> PipelineJob:
+def send(submission: Submission, client: PipelineServiceClient, approved: Approved) -> PipelineJob:
     """Create the job; returns the server's answer. Repeated after a passing fault, it is one job: its name is its key.
 
     Raises UserError for all errors of Google's client. Without any answer, it warns that the job may exist.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.schedule_service import ScheduleServiceClient
 
     from vlmpipe.config.sections.schedule import ScheduleConfig
+    from vlmpipe.planner.spending.approval import Approved
 
 SCHEDULE_LABEL = "vlmpipe-schedule"  # the run file's name; marks the schedules that are ours
 DIGEST_LABEL = "vlmpipe-digest"  # of the wanted job; also shows that something was removed from it
@@ -41,6 +43,7 @@ FIELDS = (
 )  # fmt: skip
 REQUEST = "create_pipeline_job_request"
 DELETE_TIMEOUT_S = 60.0
+ZONE = re.compile(r"(?:CRON_)?TZ=(\S+)\s+")  # before the cron fields (Schedule.cron, v1)
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,19 @@ class VertexSchedule:
     @property
     def when(self) -> str:
         return str(self.schedule.cron)
+
+    @property
+    def cron_line(self) -> str:
+        return ZONE.sub("", self.when)
+
+    @property
+    def timezone(self) -> str:
+        zone = ZONE.match(self.when)
+        return zone[1] if zone else "UTC"
+
+    @property
+    def paused_since(self) -> datetime | None:
+        return self.schedule.last_pause_time or None
 
     @property
     def next_start(self) -> datetime | None:
@@ -138,7 +154,7 @@ class VertexSchedules(Schedules[VertexSchedule]):
     def all(self) -> list[VertexSchedule]:
         return self._call(lambda: list(self._ours(ListSchedulesRequest(parent=self._where.parent))))
 
-    def create(self, desired: VertexSchedule) -> VertexSchedule:
+    def create(self, desired: VertexSchedule, approved: Approved) -> VertexSchedule:
         """Create the schedule, once, however often an answer is lost."""
         sent, token = VertexSchedule(Schedule(desired.schedule)), secrets.token_hex(8)
         sent.job.labels[SUBMISSION_LABEL] = token
@@ -171,9 +187,11 @@ class VertexSchedules(Schedules[VertexSchedule]):
         made = "so apply makes a new schedule, whose count of runs begins at 0"
         return f"Vertex AI cannot unset {unset}, {made}" if unset else ""
 
-    def update(self, live: VertexSchedule, desired: VertexSchedule, changes: Sequence[Change]) -> VertexSchedule:
+    def update(
+        self, live: VertexSchedule, desired: VertexSchedule, changes: Sequence[Change], approved: Approved
+    ) -> VertexSchedule:
         if self.must_replace(changes):
-            made = self._made_anew(live, desired)
+            made = self._made_anew(live, desired, approved)
             self.delete(live)
             return made
         schedule = Schedule(desired.schedule)
@@ -184,10 +202,10 @@ class VertexSchedules(Schedules[VertexSchedule]):
             self._call(lambda: send_once(self._client.update_schedule, schedule=schedule, update_mask=mask))
         )
 
-    def _made_anew(self, live: VertexSchedule, desired: VertexSchedule) -> VertexSchedule:
+    def _made_anew(self, live: VertexSchedule, desired: VertexSchedule, approved: Approved) -> VertexSchedule:
         """The wanted schedule in the state of the live one, which is paused: together, both would start what is due."""
         if live.schedule.state == Schedule.State.PAUSED:
-            made = self.create(desired)
+            made = self.create(desired, approved)
             try:
                 made = self.pause(made)
             except UserError:  # a person stopped these runs: the new schedule must not start them
@@ -198,19 +216,19 @@ class VertexSchedules(Schedules[VertexSchedule]):
             return made
         self.pause(live)
         try:
-            made = self.create(desired)
+            made = self.create(desired, approved)
         except UserError as error:
-            self._resume_after(live, error)
+            self._resume_after(live, error, approved)
             raise
         due = live.next_start
         if due and due <= datetime.now(UTC):
             print_warning(f"the run that was due at {due:%Y-%m-%d %H:%M} UTC was not started", step="schedule")
         return made
 
-    def _resume_after(self, live: VertexSchedule, error: UserError) -> None:
+    def _resume_after(self, live: VertexSchedule, error: UserError, approved: Approved) -> None:
         """Let the old schedule start runs again, those that were due meanwhile too, where no new one was made."""
         try:
-            self.resume(live, catch_up=True)
+            self.resume(live, approved, catch_up=True)
         except UserError as second:
             raise UserError(
                 f"{error.found}\n  also:     {live.address} is paused and could not be resumed: {second.found}",
@@ -223,7 +241,7 @@ class VertexSchedules(Schedules[VertexSchedule]):
         self._call(lambda: send_once(self._client.pause_schedule, name=live.schedule.name))
         return self._get(live)
 
-    def resume(self, live: VertexSchedule, *, catch_up: bool) -> VertexSchedule:
+    def resume(self, live: VertexSchedule, approved: Approved, *, catch_up: bool) -> VertexSchedule:
         request = {"name": live.schedule.name, "catch_up": catch_up}
         self._call(lambda: send_once(self._client.resume_schedule, request=request))
         return self._get(live)

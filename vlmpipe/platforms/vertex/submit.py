@@ -128,11 +128,11 @@ def submit_to_vertex(order: Order) -> SubmittedToVertex:
         client = pipeline_client(config.gcp.location)
         notes = [] if force else require_buckets(config)
     is_told = order.yes or order.dry_run
-    require_approval(spending, confirm_above_usd=limit_usd, force=force, yes=is_told, ask=order.ask)
+    approved = require_approval(spending, confirm_above_usd=limit_usd, force=force, yes=is_told, ask=order.ask)
     resource_name = ""
     if client:
         upload(packages)
-        resource_name = send(submission, client).name
+        resource_name = send(submission, client, approved).name
         note = RunRecord(
             resource_name, submission.run_uri, datetime.now().timestamp(), spending.usd, tuple(order.source)
         )

@@ -96,13 +96,15 @@ class Schedules:
 
     def _pause(self, call: Call) -> Json:
         call.require_fields()
-        self._move(call.name, Schedule.State.ACTIVE, Schedule.State.PAUSED)
+        schedule = self._move(call.name, Schedule.State.ACTIVE, Schedule.State.PAUSED)
+        schedule.last_pause_time = dt.datetime.now(dt.UTC)
         return {}
 
     def _resume(self, call: Call) -> Json:
         content = call.require_fields("catchUp")
         schedule = self._move(call.name, Schedule.State.PAUSED, Schedule.State.ACTIVE)
         schedule.catch_up = bool(content.get("catchUp", False))
+        schedule.last_resume_time = dt.datetime.now(dt.UTC)
         return {}
 
     def _delete(self, name: str) -> Json:

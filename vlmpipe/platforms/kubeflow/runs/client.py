@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import kfp_server_api
 from kfp.client import Client
@@ -20,6 +21,9 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionErro
 from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage.outage import SOON_S, must_answer_soon
+
+if TYPE_CHECKING:
+    from vlmpipe.planner.spending.approval import Approved
 
 TOKEN_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"  # kfp's own: a file with a token of a service account
 REQUEST_TIMEOUT_S = 30.0
@@ -120,7 +124,9 @@ class KubeflowRuns:
     def __init__(self, endpoint: str, namespace: str = "") -> None:
         self.api = KubeflowApi(endpoint, namespace)
 
-    def start(self, package: Path, *, name: str, experiment: str, parameters: dict[str, str]) -> KubeflowRun:
+    def start(
+        self, package: Path, approved: Approved, *, name: str, experiment: str, parameters: dict[str, str]
+    ) -> KubeflowRun:
         """Start a run of a compiled pipeline. Raises UserError where it was not started, or that is not known."""
         with self.api.translated("start a run on"):
             result = self.api.experiment(experiment)

@@ -20,6 +20,8 @@ from vlmpipe.platforms.vertex.retries import PASSING, list_all, send_once
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
 
+    from vlmpipe.planner.spending.approval import Approved
+
 WHAT = "custom job"  # in errors
 POLL_S = 20.0
 ATTEMPTS = 3  # to create a job whose answers get lost
@@ -56,7 +58,7 @@ class JobSubmission:
         """The request in the REST API's spelling."""
         return {"parent": self.place.parent, "customJob": json_format.MessageToDict(api.CustomJob.pb(self.job))}
 
-    def send(self, client: JobServiceClient) -> api.CustomJob:
+    def send(self, client: JobServiceClient, approved: Approved) -> api.CustomJob:
         """Create the job; the server's answer. Raises UserError for all errors of Google's client."""
         with translate_errors(self.place, what=WHAT):
             return create_job(client, self.place, self.job)

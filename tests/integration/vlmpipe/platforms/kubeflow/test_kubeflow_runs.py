@@ -17,7 +17,7 @@ from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.kubeflow_pipelines import FakePipelines
 from tests.fakes.kubernetes.api import FakeKubernetes
 from tests.support.paths import ROOT
-from tests.support.vertex.submit_runs import Submit
+from tests.support.vertex.submit_runs import APPROVED, Submit
 from vlmpipe.platforms.kubeflow.runs.client import TOKEN_VARIABLE, KubeflowRuns
 from vlmpipe.platforms.kubeflow.runs.logs import step_name
 from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun, kubeflow_run
@@ -27,7 +27,8 @@ from vlmpipe.trainer.records.step import StepRecord
 
 pytest_plugins = ("tests.support.vertex.fixtures",)
 DIGITS = str(ROOT / "configs/digits.yaml")
-SUBMIT = ("submit", DIGITS, "cluster.replica_count=1", "--target", "kubeflow")
+FREE = "plan.machine.usd_per_hour=0"
+SUBMIT = ("submit", DIGITS, "cluster.replica_count=1", FREE, "--target", "kubeflow")
 
 
 @pytest.fixture
@@ -92,6 +93,16 @@ def test_the_second_run_belongs_to_the_same_experiment(
     answer = vlmpipe(*SUBMIT, "--detach", "--run-id", run.name, "--json")
     assert (answer.code, answer.json["sent"], answer.json["run_uri"]) == (0, True, run.run_uri)
     assert len(pipelines.experiments) == 1 and len(pipelines.runs) == 2
+
+
+def test_machines_without_a_price_need_a_yes(pipelines: FakePipelines, bucket: FakeGcs, vlmpipe: Submit) -> None:
+    unpriced = tuple(argument for argument in SUBMIT if argument != FREE)
+    asked = vlmpipe(*unpriced, "--detach")
+    assert (asked.code, pipelines.runs) == (64, {})
+    assert "plan.machine.usd_per_hour states one" in asked.err and "add --yes" in asked.err
+    dry = vlmpipe(*unpriced, "--dry-run", "--json")
+    assert dry.code == 0 and "machines of your own have no price" in dry.json["plan"]["needs_a_yes"]
+    assert vlmpipe(*unpriced, "--detach", "--yes", "--json").json["sent"] is True
 
 
 def test_a_dry_run_sends_nothing(pipelines: FakePipelines, bucket: FakeGcs, vlmpipe: Submit) -> None:
@@ -330,9 +341,9 @@ def test_the_stand_in_refuses_what_the_service_refuses(pipelines: FakePipelines,
     runs = KubeflowRuns(pipelines.endpoint)
     package = tmp_path / "pipeline.yaml"
     package.write_text("components: {}\nroot: {}\n")
-    runs.start(package, name="x", experiment="e", parameters={})
+    runs.start(package, APPROVED, name="x", experiment="e", parameters={})
     with pytest.raises(UserError, match="parameter colour is not part of the pipeline"):
-        runs.start(package, name="x", experiment="e", parameters={"colour": "red"})
+        runs.start(package, APPROVED, name="x", experiment="e", parameters={"colour": "red"})
     (experiment,) = pipelines.experiments
     base = {"experiment_id": experiment, "display_name": "x"}
     runs_path = "/apis/v2beta1/runs"

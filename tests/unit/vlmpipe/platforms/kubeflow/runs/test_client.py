@@ -12,6 +12,7 @@ import yaml
 from urllib3.exceptions import HTTPError
 
 from tests.fakes.kubeflow_pipelines import FakePipelines
+from tests.support.vertex.submit_runs import APPROVED
 from vlmpipe.platforms.kubeflow.runs.client import KubeflowRuns, _request_in_time, may_have_arrived
 from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
 from vlmpipe.trainer.errors import ExitCode, UserError
@@ -30,7 +31,7 @@ def start(server: FakePipelines, folder: Path) -> UserError:
     package.write_text(yaml.safe_dump(PIPELINE))
     runs = KubeflowRuns(server.endpoint)
     with pytest.raises(UserError) as caught:
-        runs.start(package, name="digits-1", experiment="vlmpipe", parameters={"run_id": "digits-1"})
+        runs.start(package, APPROVED, name="digits-1", experiment="vlmpipe", parameters={"run_id": "digits-1"})
     return caught.value
 
 
