@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
+import importlib
 import inspect
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +40,30 @@ def callbacks(group: Any = None, prefix: str = "") -> dict[str, Any]:
 
 
 def reached_functions(callback: Any) -> list[ast.FunctionDef]:
-    """The callback and what it calls of its own module, as they are written."""
-    tree = ast.parse(inspect.getsource(sys.modules[callback.__module__]))
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    names, reached = [callback.__name__], dict[str, ast.FunctionDef]()
-    while names:
-        name = names.pop()
-        if name in functions and name not in reached:
-            reached[name] = functions[name]
-            names += [node.id for node in ast.walk(functions[name]) if isinstance(node, ast.Name)]
+    """The callback and what it calls of the command line's modules, as they are written."""
+    places, reached = [(callback.__module__, callback.__name__)], dict[tuple[str, str], ast.FunctionDef]()
+    while places:
+        module, name = places.pop()
+        functions, imported = functions_of(module)
+        if name in functions and (module, name) not in reached:
+            reached[module, name] = functions[name]
+            names = [node.id for node in ast.walk(functions[name]) if isinstance(node, ast.Name)]
+            places += [(imported.get(name, module), name) for name in names]
     return list(reached.values())
+
+
+@functools.cache
+def functions_of(module: str) -> tuple[dict[str, ast.FunctionDef], dict[str, str]]:
+    """A module's functions by name, and the modules of the command line from which it imports others."""
+    tree = ast.parse(inspect.getsource(importlib.import_module(module)))
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    return functions, {
+        alias.name: str(node.module)
+        for node in imports
+        for alias in node.names
+        if str(node.module).startswith("vlmpipe.cli.")
+    }
 
 
 def asks(function: ast.FunctionDef) -> str:
