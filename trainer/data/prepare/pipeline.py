@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from vlmpipe.trainer.data.exclusions.exclusion_file import read_exclusions
 from vlmpipe.trainer.data.mixture import described_passes
 from vlmpipe.trainer.data.prepare.chunks.chunk import build_chunk
 from vlmpipe.trainer.data.prepare.chunks.merge import STATS, Part, Shard, merge
-from vlmpipe.trainer.data.prepare.chunks.plan import SMALLEST, Chunk, Places, read_plan
+from vlmpipe.trainer.data.prepare.chunks.plan import SMALLEST, Chunk, Places, planned_samples, read_plan
 from vlmpipe.trainer.data.prepare.chunks.prepare import (
     ChunkedPreparation,
     find_plan,
@@ -44,7 +43,7 @@ from vlmpipe.trainer.data.prepare.statistics import unknown_slices
 from vlmpipe.trainer.data.prepare.validate_sample import SampleValidator
 from vlmpipe.trainer.data.rejects import KEPT, REJECTS, SUMMARY
 from vlmpipe.trainer.data.replay.place import with_located_data
-from vlmpipe.trainer.data.sample import Sample, Turn
+from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.shards.prepared_files import DONE, FORMAT, Manifest, OtherFormatError
 from vlmpipe.trainer.data.sources import Source, open_source
 from vlmpipe.trainer.data.tokenize import FOLDER as TOKENIZER
@@ -361,11 +360,10 @@ def _chat(config: JobConfig, source: Source, plan: Path, records: int, progress:
     excluded = read_exclusions(config.data.exclude).ids
 
     def turns() -> Iterator[Turn]:
-        splits = chain.from_iterable(chunk.splits() for chunk in read_plan(plan))
         taken = 0
-        for read, (sample, split) in enumerate(zip(source, splits, strict=False), 1):
+        for read, (sample, split) in enumerate(planned_samples(source, plan, excluded), 1):
             progress.update(read, records, unit="samples", message="reading texts")
-            if isinstance(sample, Sample) and split == "train" and sample.id not in excluded:
+            if split == "train":
                 yield from sample.turns
                 taken += 1
                 if taken == TOKENIZER_SAMPLES:

@@ -222,6 +222,22 @@ def read_plan(folder: Path) -> StoredChunks:
     return StoredChunks(folder / CHUNKS)
 
 
+def planned_samples(
+    source: Iterable[Sample | Reject], folder: Path, excluded: Collection[str]
+) -> Iterator[tuple[Sample, Split]]:
+    """The samples of a planned source with their splits, but for those that `data.exclude` names, by their final ids.
+
+    Rejects are passed over, and so is what the source has beyond its plan.
+    """
+    records = iter(source)
+    for chunk in read_plan(folder):
+        for (place, split), record in zip(enumerate(chunk.splits()), records, strict=False):
+            entry = final_entry(record, chunk.met.get(place, NEW), split, excluded)
+            is_excluded = isinstance(entry, Reject) and entry.code == RejectCode.SAMPLE_EXCLUDED
+            if isinstance(record, Sample) and not is_excluded:
+                yield record, split
+
+
 class Places:
     """The place in the source, for people, of each chunk's records."""
 
