@@ -18,6 +18,7 @@ from vlmpipe.pipelines.checks.vertex_look import look_at_jobs, look_at_schedule,
 from vlmpipe.pipelines.checks.weights_look import look_at_weights
 from vlmpipe.planner.chat_template import prove_chat_template
 from vlmpipe.planner.image_token_limit import image_token_limit
+from vlmpipe.planner.jobs.replay import asked_about
 from vlmpipe.planner.serving import doubts, served_model, unservable
 from vlmpipe.platforms.local.runs.run import require_writable
 from vlmpipe.platforms.vertex.requirements import missing_for_vertex
@@ -215,7 +216,7 @@ def _data(config: RunConfig) -> Iterator[Finding]:
                 continue
         yield Finding("data", *look_at_source(config, data, len(sources)))
     if replay := config.data.replay:
-        text = f"{replay.name}: the start model's answers are generated when the run starts"
+        text = f"{replay.name}: the start model's answers are generated when the run starts; {asked_about(config)}"
         yield Finding("data", "unchecked", text)
 
 

@@ -22,15 +22,7 @@ def choose_for_run(run_uri: str, progress: Progress) -> tuple[ReplayState, list[
     from vlmpipe.trainer.evaluation.replay.questions import choose
 
     chosen = choose(JobConfig.load(f"{run_uri}/run.json"), progress)
-    asked = chosen.questions
-    text = f"{asked.images:,} of {asked.training_images:,} training images, {asked.image_bytes / 1e6:,.1f} MB"
-    left_out = {
-        "of validation samples too": asked.in_validation,
-        "with the bytes of another": asked.repeated,
-        "native videos": asked.videos,
-    }
-    if counted := ", ".join(f"{count:,} {why}" for why, count in left_out.items() if count):
-        text += f"; left out: {counted}"
+    text = chosen.described()
     there = "the answers are there" if chosen.answers else "to be answered"
     progress.finish("reused" if chosen.answers else "done", f"{text}; {there}, in {chosen.folder}")
     store = open_storage(run_uri)

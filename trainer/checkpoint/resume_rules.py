@@ -145,8 +145,8 @@ RULES: tuple[Rule, ...] = (
         _in(
             "data",
             "source source_arguments image_folder sources[].uri sources[].arguments sources[].image_folder "
-            "sources[].caption_question sources[].replay sources[].replay_images sources[].replay_prompts "
-            "sources[].replay_max_new_tokens sources[].replay_seed "
+            "sources[].caption_question sources[].replay sources[].replay_about sources[].replay_images "
+            "sources[].replay_prompts sources[].replay_max_new_tokens sources[].replay_seed "
             "sources[].max_samples sources[].name columns.id columns.split columns.messages columns.question "
             "columns.answer columns.image columns.weight columns.ignored sources[].columns.id sources[].columns.split "
             "sources[].columns.messages sources[].columns.question sources[].columns.answer sources[].columns.image "

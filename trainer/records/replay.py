@@ -17,6 +17,10 @@ class ReplayPointer(Record):
     STEP: ClassVar[str] = "choose-replay"
 
     folder: str = Field(description="Folder of questions and answers.")
+    why_images: str = Field(
+        "",
+        description="Why this run asks about the other sources' images; empty where it asks the start's own questions.",
+    )
 
 
 class ReplayQuestions(Record):
@@ -26,12 +30,31 @@ class ReplayQuestions(Record):
     STEP: ClassVar[str] = "choose-replay"
 
     parts: int = Field(description="Files of questions.")
-    images: int = Field(description="Distinct training images that are asked about, each once.")
+    images: int = Field(description="Questions, each about one image.")
     training_images: int = Field(description="Distinct names of training images that the choice was made from.")
     image_bytes: int = Field(description="Bytes of the chosen images.")
     in_validation: int = Field(description="Chosen images left out because a validation sample has them.")
     repeated: int = Field(description="Chosen images left out because another one has the same bytes.")
     videos: int = Field(description="Native videos, which are not asked about.")
+    start_data: str = Field("", description="Prepared data that the questions are from; empty for prompts.")
+    unsuitable: int = Field(0, description="Samples of that data without a question about a single still image.")
+
+    def described(self, why_images: str) -> str:
+        """Describe for people what is asked. why_images: why not questions of the start model's own data."""
+        text = f"{self.images:,} questions for {self.training_images:,} training images, "
+        text += f"{self.image_bytes / 1e6:,.1f} MB of images; "
+        if self.start_data:
+            text += f"questions and images of the start model's own training data, {self.start_data}"
+        else:
+            text += f"prompts about these images: {why_images}"
+        left_out = {
+            "about images of validation samples too": self.in_validation,
+            "about images with the bytes of another": self.repeated,
+            "native videos": self.videos,
+            "samples without a question about a single still image": self.unsuitable,
+        }
+        counted = ", ".join(f"{count:,} {why}" for why, count in left_out.items() if count)
+        return text + (f"; left out: {counted}" if counted else "")
 
 
 class ReplayPart(Record):
@@ -56,7 +79,7 @@ class ReplayAnswers(ReplayPart):
 
     def described(self, questions: ReplayQuestions) -> str:
         """Describe for people how the questions were answered."""
-        text = f"{self.answered:,} answers of the start model about {questions.images:,} training images, "
+        text = f"{self.answered:,} answers of the start model to {questions.images:,} questions, "
         text += (
             f"{self.answer_tokens:,} tokens in {self.answer_s:,.0f} s, {questions.image_bytes / 1e6:,.1f} MB of images"
         )

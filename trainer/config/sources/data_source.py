@@ -89,16 +89,22 @@ class DataSource(Section):
     uri: SourceUri = Field("", description="Address of the source; see data.source. Either this or replay is needed.")
     replay: Literal["self"] | None = Field(
         None,
-        description="self: answers of the model that the run starts from, to general questions about training images "
-        "of the other sources, generated once before the data is prepared; null for a source with an address.",
+        description="self: answers of the model that the run starts from, generated once before the data is prepared; "
+        "null for a source with an address.",
+    )
+    replay_about: Literal["auto", "start_data", "images"] = Field(
+        "auto",
+        description="What the start model is asked about. start_data: questions and images of its own training data, "
+        "the prepared data of the run whose export it is. images: replay_prompts about training images of the other "
+        "sources. auto is start_data where that data is there and replay_prompts is not given, else images.",
     )
     replay_images: Fraction = Field(
-        0.25, gt=0, description="Share of the other sources' training images that the start model is asked about."
+        0.25, gt=0, description="Questions for the start model, as a share of the other sources' training images."
     )
     replay_prompts: tuple[Annotated[str, Field(min_length=1)], ...] | StorageUri = Field(
         REPLAY_PROMPTS,
-        description="Questions for the start model, of which each image gets one: a list, or a text file with one a "
-        "line, local or in a bucket.",
+        description="Questions about training images of the other sources, of which each image gets one: a list, or a "
+        "text file with one a line, local or in a bucket. The default has eight general ones.",
     )
     replay_max_new_tokens: Positive = Field(
         64, description="Tokens of a generated answer; longer ones are left out of the source, and counted."
@@ -133,6 +139,13 @@ class DataSource(Section):
         """Where its samples are from, for people."""
         return self.uri or f"replay:{self.replay}"
 
+    @property
+    def why_about_images(self) -> str:
+        """Why prompts about the other sources' images are asked, whatever the start model; empty where it decides."""
+        if self.replay_about == "images":
+            return "replay_about is images"
+        return "replay_prompts is given" if self.replay_prompts != REPLAY_PROMPTS else ""
+
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> DataSource:
         if bool(self.uri) == bool(self.replay):
@@ -144,6 +157,8 @@ class DataSource(Section):
         if self.uri and (refused := sorted(name for name in changed if name.startswith("replay_"))):
             raise ValueError(f"has {refused[0]} without replay, whose setting it is: expected replay: self")
         _require_prompts(self.replay_prompts)
+        if self.replay_about == "start_data" and self.why_about_images:
+            raise ValueError("has replay_prompts with replay_about start_data, whose questions are asked: expected one")
         return self
 
     @model_validator(mode="after")

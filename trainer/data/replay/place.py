@@ -15,6 +15,7 @@ from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.data.chat.make import format_identity
 from vlmpipe.trainer.data.exclusions.exclusion_file import read_exclusions
 from vlmpipe.trainer.data.fetching.folder import with_fetched_folder
+from vlmpipe.trainer.data.replay.start_data import StartData
 from vlmpipe.trainer.data.sources.base import Source
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.image_tokens import image_rule
@@ -49,18 +50,18 @@ def with_located_data(config: JobConfig) -> JobConfig:
     return config.model_copy(update={"data": data})
 
 
-def point_to(config: JobConfig, folder: str) -> None:
-    """Make the run, and later ones with its sections data and model, read the answers in `folder`."""
-    pointer = ReplayPointer(folder=folder)
+def point_to(config: JobConfig, pointer: ReplayPointer) -> None:
+    """Make the run, and later ones with its sections data and model, read the answers that `pointer` names."""
     pointer.write(open_storage(config.run.run_uri))
     pointer.write(_shared_pointer(config))
 
 
-def folder_of(config: JobConfig, others: Source, prompts: tuple[str, ...]) -> str:
+def folder_of(config: JobConfig, others: Source, prompts: tuple[str, ...], about: StartData) -> str:
     """The folder of these answers.
 
     Args:
         others: the sources with an address, opened.
+        about: the start model's own training data, where its questions are asked.
     """
     source, model = config.data.replay, config.model
     assert source
@@ -77,6 +78,7 @@ def folder_of(config: JobConfig, others: Source, prompts: tuple[str, ...]) -> st
         "adapter": _identity_of(model.lora.pretrained, "") if model.lora and model.lora.pretrained else "",
         "tokenizer": _identity(model.tokenizer_source),
         "precision": config.train.precision,
+        **({"about": about.fingerprint} if about.uri else {}),
         "asked": [source.replay, source.replay_images, prompts, source.replay_max_new_tokens, source.replay_seed],
     }
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]

@@ -1,10 +1,12 @@
-"""Chooses the training images that the start model is asked about, and writes the questions."""
+"""Chooses what the start model is asked, and writes the questions.
+
+They are its own training data's, where that is known, and else general ones about the other sources' training images.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
-from itertools import chain
+import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,22 +15,25 @@ import pyarrow.parquet as pq
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.exclusions.exclusion_file import read_exclusions
 from vlmpipe.trainer.data.fetching.folder import with_fetched_folder
-from vlmpipe.trainer.data.prepare.chunks.plan import read_plan
 from vlmpipe.trainer.data.prepare.chunks.prepare import make_plan
 from vlmpipe.trainer.data.prepare.fetch_images import fetch_images
 from vlmpipe.trainer.data.prepare.scratch import scratch
 from vlmpipe.trainer.data.replay.place import folder_of, point_to, prompts_of
-from vlmpipe.trainer.data.sample import ImageRef, Sample, Split, content_of, stable_digest
+from vlmpipe.trainer.data.replay.start_data import StartData, start_data
+from vlmpipe.trainer.data.sample import content_of, stable_digest
 from vlmpipe.trainer.data.sources import Source, open_source
-from vlmpipe.trainer.errors import DataError, UserError
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.evaluation.replay.other_images import OtherImages, read_image
+from vlmpipe.trainer.evaluation.replay.start_samples import StartSamples
 from vlmpipe.trainer.progress import Progress
-from vlmpipe.trainer.records.replay import ReplayAnswers, ReplayQuestions
+from vlmpipe.trainer.records.replay import ReplayAnswers, ReplayPointer, ReplayQuestions
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
 
 PART_ROWS, PART_BYTES = 256, 64 << 20
 SCHEMA = pa.schema([("id", pa.string()), ("image", pa.binary()), ("question", pa.string())])
 QUESTIONS = "questions"  # folder of the parts
+CHOOSING = "choosing questions for the start model"
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,11 @@ class ChosenReplay:
     folder: str
     questions: ReplayQuestions
     answers: ReplayAnswers | None
+    why_images: str  # are asked about, and not the start model's own data
+
+    def described(self) -> str:
+        """Describe for people what is asked, and why that."""
+        return self.questions.described(self.why_images)
 
 
 def part_name(number: int) -> str:
@@ -47,102 +57,128 @@ def part_name(number: int) -> str:
 def choose(config: JobConfig, progress: Progress) -> ChosenReplay:
     """Point the run to its answers' folder; write the questions there if there are none.
 
-    Raises DataError where the other sources have no image for training, or none is chosen.
+    Raises DataError where the other sources have no image for training, or nothing is chosen.
     """
-    prompts = prompts_of(config.data)
+    about = _asked_about(config)
+    prompts = () if about.uri else prompts_of(config.data)
     others = with_fetched_folder(config.model_copy(update={"data": config.data.without_replay()}))
     if others.data.fetch:
         fetch_images(others, progress)
     source = open_source(others.data)
-    folder = folder_of(config, source, prompts)
+    folder = folder_of(config, source, prompts, about)
     store = open_storage(folder)
     questions = ReplayQuestions.read_if_there(store)
     if questions is None:
-        questions = _write(config, others, source, prompts, store, progress)
-    point_to(config, folder)
-    return ChosenReplay(folder, questions, ReplayAnswers.read_if_there(store))
+        questions = _write(others, source, _Choosing(config, about, prompts), store, progress)
+    point_to(config, ReplayPointer(folder=folder, why_images=about.obstacle))
+    return ChosenReplay(folder, questions, ReplayAnswers.read_if_there(store), about.obstacle)
+
+
+def _asked_about(config: JobConfig) -> StartData:
+    """The start model's own training data; without an address where other sources' images are asked about.
+
+    A run that resumes keeps to what it chose. Raises DataError where the data is asked for and not known.
+    """
+    replay = config.data.replay
+    assert replay
+    if obstacle := replay.why_about_images:
+        return StartData(obstacle=obstacle)
+    if pointer := ReplayPointer.read_if_there(open_storage(config.run.run_uri)):
+        chosen = ReplayQuestions.read_if_there(open_storage(pointer.folder))
+        if chosen and chosen.start_data:
+            return StartData(chosen.start_data)
+    about = start_data(config.model)
+    if not about.uri and replay.replay_about == "start_data":
+        raise DataError(
+            f"replay_about is start_data, but {about.obstacle}",
+            expected="a start model from a run, such as run:RUN_ID, whose prepared data is there",
+            fix="prepare that run's data again, or leave replay_about out, which then asks about the other images",
+        )
+    return about
+
+
+@dataclass(frozen=True)
+class _Choosing:
+    """The start model's own data, or prompts about the other sources' images."""
+
+    config: JobConfig
+    about: StartData
+    prompts: tuple[str, ...]
 
 
 def _write(
-    config: JobConfig, others: JobConfig, source: Source, prompts: tuple[str, ...], store: Storage, progress: Progress
+    others: JobConfig, source: Source, choosing: _Choosing, store: Storage, progress: Progress
 ) -> ReplayQuestions:
-    replay = config.data.replay
+    replay = choosing.config.data.replay
     assert replay
-    choice = _Choice(replay.replay_images, replay.replay_seed, read_exclusions(config.data.exclude).ids)
     with scratch() as place:
         plan = place / "plan"
         plan.mkdir()
         make_plan(others, source, plan, progress)
+        images = OtherImages(source, plan, read_exclusions(choosing.config.data.exclude).ids)
         writer = _Parts(store, place)
-        validation_images = {
-            content_of(data) for data, split in _images(source, plan, choice, "eval") if split == "eval"
-        }
-        for number, (data, _) in enumerate(_images(source, plan, choice, "train"), 1):
-            progress.update(number, unit="images", message="choosing images for the start model")
-            content = content_of(data)
-            if content in validation_images:
-                choice.in_validation += 1
-            elif content in choice.taken:
-                choice.repeated += 1
-            else:
-                choice.taken.add(content)
-                drawn = int(stable_digest("prompt", str(replay.replay_seed), content)[:16], 16)
-                writer.add(content, data, prompts[drawn % len(prompts)])
+        ask = _ask_start_samples if choosing.about.uri else _ask_about_images
+        left_out = ask(choosing, images, writer, progress)
         writer.close()
-    if not choice.taken:
-        images = f"{len(choice.names):,} training images" if choice.names else "no training images"
+    if not writer.rows:
+        there = f"{images.training:,} training images" if images.training else "no training images"
         raise DataError(
-            f"the sources beside {replay.name} have {images}, of which none is chosen for the start model",
-            expected="images, about which it is asked",
-            fix=f"raise replay_images, now {replay.replay_images:g}" if choice.names else "name a source with images",
+            f"the sources beside {replay.name} have {there}, and none of their questions is chosen for the start model",
+            expected="images, by whose number it is asked",
+            fix=f"raise replay_images, now {replay.replay_images:g}"
+            if images.training
+            else "name a source with images",
         )
     questions = ReplayQuestions(
-        parts=writer.parts, images=writer.rows, training_images=len(choice.names), image_bytes=writer.bytes,
-        in_validation=choice.in_validation, repeated=choice.repeated, videos=choice.videos,
+        parts=writer.parts, images=writer.rows, training_images=images.training, image_bytes=writer.bytes,
+        in_validation=left_out.in_validation, repeated=left_out.repeated, videos=images.videos,
+        start_data=choosing.about.uri, unsuitable=left_out.unsuitable,
     )  # fmt: skip
     questions.write(store)
     return questions
 
 
 @dataclass
-class _Choice:
-    """Which images are chosen: by their names, so that none is read for that."""
+class _LeftOut:
+    """Counts of what was chosen and is not asked."""
 
-    share: float
-    seed: int
-    excluded: Collection[str]  # ids of samples
-    names: set[int] = field(default_factory=set)  # digests of training images' names
-    taken: set[str] = field(default_factory=set)
     in_validation: int = 0
     repeated: int = 0
-    videos: int = 0
-
-    def takes(self, source: str, image: ImageRef) -> bool:
-        """Return whether an image of a training sample is chosen; False for one that was met before."""
-        digest = int(stable_digest("replay", str(self.seed), source, image.name)[:16], 16)
-        if digest in self.names:
-            return False
-        self.names.add(digest)
-        if image.clip:
-            self.videos += 1
-            return False
-        return digest < self.share * 2**64
+    unsuitable: int = 0
 
 
-def _images(source: Source, plan: Path, choice: _Choice, images_of: Split) -> Iterator[tuple[bytes, Split]]:
-    """The images of the validation split, or those chosen from the training split. Unreadable ones are passed over:
-    preparation rejects their samples."""
-    splits = chain.from_iterable(chunk.splits() for chunk in read_plan(plan))
-    for sample, split in zip(source, splits, strict=False):
-        if not isinstance(sample, Sample) or split != images_of or sample.id in choice.excluded:
+def _ask_about_images(choosing: _Choosing, images: OtherImages, writer: _Parts, progress: Progress) -> _LeftOut:
+    replay, left_out = choosing.config.data.replay, _LeftOut()
+    assert replay
+    for drawn, image in images.names(replay.replay_seed):
+        data = read_image(image) if drawn < replay.replay_images else None
+        if data is None:
             continue
-        name = sample.id.partition("/")[0]
-        for image in sample.images:
-            if images_of == "eval" or choice.takes(name, image):
-                try:
-                    yield image.read(), split
-                except UserError:
-                    continue
+        progress.update(writer.rows, unit="images", message=CHOOSING)
+        content = content_of(data)
+        if images.is_in_validation(content):
+            left_out.in_validation += 1
+        elif not images.is_first(content):
+            left_out.repeated += 1
+        else:
+            number = int(stable_digest("prompt", str(replay.replay_seed), content)[:16], 16)
+            writer.add(stable_digest(content)[:16], data, choosing.prompts[number % len(choosing.prompts)])
+    return left_out
+
+
+def _ask_start_samples(choosing: _Choosing, images: OtherImages, writer: _Parts, progress: Progress) -> _LeftOut:
+    replay, left_out = choosing.config.data.replay, _LeftOut()
+    assert replay
+    still = sum(1 for _ in images.names(replay.replay_seed))
+    samples = StartSamples(choosing.about.uri)
+    for chosen in samples.drawn(math.ceil(still * replay.replay_images), replay.replay_seed):
+        progress.update(writer.rows, unit="images", message=CHOOSING)
+        if images.is_in_validation(content_of(chosen.image)):
+            left_out.in_validation += 1
+        else:
+            writer.add(chosen.identity[:16], chosen.image, chosen.question)
+    left_out.unsuitable = samples.unsuitable
+    return left_out
 
 
 class _Parts:
@@ -154,7 +190,7 @@ class _Parts:
         self.parts = self.rows = self.bytes = 0
 
     def add(self, identity: str, image: bytes, question: str) -> None:
-        self._ids.append(stable_digest(identity)[:16])
+        self._ids.append(identity)
         self._images.append(image)
         self._questions.append(question)
         self.rows, self.bytes = self.rows + 1, self.bytes + len(image)

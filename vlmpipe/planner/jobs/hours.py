@@ -91,12 +91,12 @@ def replay_hours(case: Scenario) -> float | None:
 
 
 def replay_questions(config: RunConfig, load: Workload) -> int | None:
-    """Training images that the start model is asked about, each sample with images of its own; an upper bound where
-    samples share them."""
+    """Questions for the start model: their share of the other sources' training images, each sample with images of its
+    own; an upper bound where samples share them. The answers are samples of the workload, too."""
     if config.data.replay is None or load.samples is None:
         return None
-    images = load.images_per_sequence / load.samples_per_sequence
-    return math.ceil(load.samples * images * config.data.replay.replay_images)
+    asked = config.data.replay.replay_images * load.images_per_sequence / load.samples_per_sequence  # of a sample
+    return math.ceil(load.samples * asked / (1 + asked))
 
 
 def _asking_hours(case: Scenario, rounds: Sequence[int], *, forward_only: int = 0) -> float | None:

@@ -1,11 +1,14 @@
-"""Cost of the start model's answers, a source of the data that is generated once."""
+"""Cost of the start model's answers, a source of the data that is generated once, and what they are about."""
 
 from __future__ import annotations
 
 from vlmpipe.catalog.prices import Prices
 from vlmpipe.catalog.steps import load_steps
+from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.jobs.hours import replay_hours, replay_questions
 from vlmpipe.planner.scenario import Scenario
+from vlmpipe.trainer.data.replay.start_data import start_data, trained_last
+from vlmpipe.trainer.storage.model_folders import bucket_address
 
 COPIES = 2  # of each image: with its question, and with its answer
 
@@ -26,7 +29,26 @@ def replay_notes(case: Scenario, prices: Prices | None) -> list[str]:
     disk_gb = COPIES * questions * load_steps().rates["image_bytes"] / 1e9
     took = "hours not known" if hours is None else f"{hours:,.2f} hours"
     cost = " of job replay, in the cost above" if prices else " on this machine"
+    about = asked_about(case.config)
     return [
         f"Replay: at most {questions:,} answers of the start model with {tokens:,} tokens, {took}{cost}, and about "
-        f"{disk_gb:,.2g} GB; {where}."
+        f"{disk_gb:,.2g} GB; {where}. {about[0].upper()}{about[1:]}."
     ]
+
+
+def asked_about(config: RunConfig) -> str:
+    """Say what the start model is asked about, and why where it is not its own training data."""
+    replay = config.data.replay
+    assert replay
+    images = "prompts about the other sources' images"
+    if replay.why_about_images:
+        return f"it is asked {images}: {replay.why_about_images}"
+    weights = trained_last(config.model)
+    otherwise = "the run ends" if replay.replay_about == "start_data" else images
+    if bucket_address(weights):
+        return (
+            f"where {weights} is a run's export whose prepared data is there, its questions are asked; else {otherwise}"
+        )
+    if (about := start_data(config.model)).uri:
+        return f"it is asked questions and images of its own training data, {about.uri}"
+    return f"it is asked {images}, as {about.obstacle}" if otherwise == images else f"the run ends, as {about.obstacle}"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import math
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ from tests.support.data.prepared import png, record, run_prepare
 from tests.support.trainer.published_llava import SIZES, write_published
 from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.sources.data_source import REPLAY_PROMPTS
 from vlmpipe.trainer.data.mixture import Mixture
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.data.tokenize import make_tokenizer
@@ -36,7 +40,9 @@ from vlmpipe.trainer.evaluation.replay.answer import answer
 from vlmpipe.trainer.evaluation.replay.questions import choose
 from vlmpipe.trainer.evaluation.replay.start_model import answering_start
 from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.records.replay import ReplayAnswers
+from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record_file
 
 WORKER = ProcessContext(0, 1, 0, 1, torch.device("cpu"))
@@ -242,3 +248,76 @@ def test_what_cannot_be_learned_from_is_refused(
     assert refused.value.code == ExitCode.DATA
     assert "longer than replay_max_new_tokens" in refused.value.found
     assert not read_record_file(Path(chosen(job).folder) / "counts/00000.json")["answered"]
+
+
+@pytest.fixture
+def run_of_start(start: Path, tmp_path: Path) -> Path:
+    """The folder of a run with the start as its export, trained on 40 images with questions of their own."""
+    images, run = tmp_path / "before", tmp_path / "root/runs/first"
+    images.mkdir()
+    shutil.copytree(start, run / "export")
+    for number in range(100, 140):
+        (images / f"{number}.png").write_bytes(png(number))
+    (images / "7.png").write_bytes(png(7))  # of the later run's data, too
+    records = [{**record(number), "id": f"old-{number}"} for number in (7, *range(100, 140))]
+    text = {**record(0), "id": "text"}
+    text = {name: value for name, value in text.items() if name != "image"}
+    text["conversations"] = [{**turn, "value": turn["value"].replace("<image>", "")} for turn in text["conversations"]]
+    path = tmp_path / "before.json"
+    path.write_text(json.dumps([*records, text]))
+    settings = {"source": str(path), "image_folder": str(images), "validation_fraction": 0.2}
+    job = job_of(start, path, "first")
+    data = job.data.model_copy(update={"sources": (), **settings})
+    job = job.model_copy(update={"data": data})
+    pointers = DataPointers(prepared_uri=run_prepare(job).uri, features_uri="", features="off")
+    pointers.write(open_storage(str(run)))
+    return run
+
+
+def questions_in(folder: str) -> list[dict[str, Any]]:
+    tables = map(pq.read_table, sorted(Path(folder, "questions").glob("*.parquet")))
+    return [row for table in tables for row in table.to_pylist()]
+
+
+def test_a_start_from_a_run_is_asked_its_own_training_questions(
+    run_of_start: Path, pictures: Path, asked: list[int]
+) -> None:
+    general = {"replay_prompts": list(REPLAY_PROMPTS)}
+    job = job_of(run_of_start / "export", pictures, replay_images=0.5, **general)
+    data = DataPointers.read(open_storage(str(run_of_start))).prepared_uri
+    trained = Index.load(data).split("train")
+    questions = chosen(job)
+    counts = questions.questions
+    assert counts.start_data == data and "own training data" in questions.described()
+    drawn = counts.images + counts.in_validation + counts.unsuitable
+    assert drawn == min(len(trained), math.ceil(0.5 * counts.training_images))
+    rows = questions_in(questions.folder)
+    assert {row["question"] for row in rows} == {"What is this?", "Which one?"}
+    shown = [hashlib.sha256(row["image"]).hexdigest() for row in rows]
+    assert len(set(shown)) == len(rows) and set(shown) <= {
+        sha for n in range(len(trained)) for sha in trained.image_sha256(n)
+    }
+    assert set(shown).isdisjoint(images_of(job.model_copy(update={"data": job.data.without_replay()}), "eval"))
+    answers = answer(job, WORKER)
+    assert sum(asked) == counts.images
+    # A run that resumes keeps its questions, also where the data of the start's run is gone; another one says so.
+    shutil.rmtree(data)
+    assert chosen(job).answers == answers and chosen(job).folder == questions.folder
+    later = chosen(job_of(run_of_start / "export", pictures, "later", replay_images=0.5, **general))
+    assert not later.questions.start_data and "there is no prepared data" in later.described()
+    with pytest.raises(DataError, match="replay_about is start_data, but the data of"):
+        chosen(job_of(run_of_start / "export", pictures, "asked", replay_about="start_data", **general))
+
+
+def test_a_sample_of_the_start_without_a_question_about_one_image_is_counted(
+    run_of_start: Path, pictures: Path
+) -> None:
+    job = job_of(run_of_start / "export", pictures, replay_prompts=list(REPLAY_PROMPTS), replay_images=1.0)
+    counts = chosen(job).questions
+    trained = Index.load(counts.start_data).split("train")
+    assert counts.unsuitable == ("text" in trained.ids)
+    assert counts.in_validation == int("old-7" in trained.ids and counts.images + counts.unsuitable < len(trained))
+    about_images = job_of(run_of_start / "export", pictures, "r2", replay_about="images", replay_prompts=PROMPTS)
+    assert "replay_about is images" in chosen(about_images).described()
+    prompted = chosen(job_of(run_of_start / "export", pictures, "r3"))
+    assert "replay_prompts is given" in prompted.described() and not prompted.questions.start_data

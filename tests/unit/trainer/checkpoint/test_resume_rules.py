@@ -176,6 +176,7 @@ def test_prepared_data_has_another_name_where_the_rule_says_so_and_nowhere_else(
 FROM_FILES = {
     "data.exclude",
     "data.sources[].replay",
+    "data.sources[].replay_about",
     "data.sources[].replay_images",
     "data.sources[].replay_prompts",
     "data.sources[].replay_max_new_tokens",

@@ -31,6 +31,10 @@ def test_a_start_from_weights_is_taken() -> None:
         (["data.sources=[{name: a, uri: 'builtin:digits'}, {name: b, replay: self, max_samples: 3}]"], "max_samples"),
         (["data.sources=[{name: a, uri: 'builtin:digits', replay_seed: 1}]"], "replay_seed without replay"),
         (["data.sources=[{name: a, uri: 'builtin:digits'}, {name: b}]"], "has no uri"),
+        (
+            [f"data.sources=[{OWN}, {{name: b, replay: self, replay_about: start_data, replay_prompts: ['a?']}}]"],
+            "whose questions are asked",
+        ),
         ([f"data.sources=[{OWN}, {{name: b, replay: self, replay_prompts: ['<image> a?']}}]"], "without <image>"),
     ],
 )

@@ -1,0 +1,46 @@
+"""Planned questions for the start model, and what they are about."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.paths import ROOT
+from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.planner.jobs.hours import replay_questions
+from vlmpipe.planner.jobs.replay import asked_about
+from vlmpipe.planner.workload import Workload
+
+RUN_FILE = ROOT / "tests/fixtures/run_files/digits-replay.yaml"
+
+
+def config_of(*overrides: str, **replay: object) -> RunConfig:
+    sources = [{"name": "digits", "uri": "builtin:digits"}, {"name": "before", "replay": "self", **replay}]
+    return load_run_file(RUN_FILE, [f"data.sources={json.dumps(sources)}", *overrides])
+
+
+def load_of(samples: int, images: float) -> Workload:
+    sizes: dict[str, Any] = dict.fromkeys(("sequences_per_epoch", "steps"))
+    return Workload(
+        4, 64, 1.0, samples_per_sequence=2.0, sample_pairs_per_sequence=1.0, images_per_sequence=2.0 * images,
+        label_tokens_per_sequence=1.0, samples=samples, epochs=1, origin="", **sizes,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("others", "share", "images"), [(1000, 0.5, 1.0), (400, 0.25, 2.0), (90, 1.0, 1.0)])
+def test_the_share_is_of_the_other_sources_images_not_of_all(others: int, share: float, images: float) -> None:
+    answers = round(share * images * others)
+    config = config_of(replay_images=share)
+    assert replay_questions(config, load_of(others + answers, images)) == answers
+
+
+def test_a_plan_says_what_is_asked_and_why(tmp_path: Path) -> None:
+    assert "gs://example-bucket/models/tiny-llava is a run's export" in asked_about(config_of())
+    assert asked_about(config_of(replay_prompts=["Is it red?"])).endswith("replay_prompts is given")
+    assert asked_about(config_of(replay_about="images")).endswith("replay_about is images")
+    here = f"model.pretrained.weights={tmp_path}"
+    assert asked_about(config_of(here)).endswith(f"{tmp_path}, is not the export of a run")
+    assert asked_about(config_of(here, replay_about="start_data")).startswith("the run ends, as the start")
