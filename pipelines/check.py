@@ -18,6 +18,7 @@ from vlmpipe.pipelines.checks.vertex_look import look_at_jobs, look_at_schedule,
 from vlmpipe.pipelines.checks.weights_look import look_at_weights
 from vlmpipe.planner.chat_template import prove_chat_template
 from vlmpipe.planner.image_token_limit import image_token_limit
+from vlmpipe.planner.jobs.gate_bounds import bound_doubts
 from vlmpipe.planner.jobs.replay import asked_about
 from vlmpipe.planner.serving import doubts, served_model, unservable
 from vlmpipe.platforms.local.runs.run import require_writable
@@ -193,8 +194,11 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
         yield Finding("parameters", "unchecked", plan.notes[-1])
     if plan.compiling:
         yield Finding("compile", "ok", f"{plan.compiling.state}: {plan.compiling.why}")
+    doubts = {doubt.text: doubt.is_certain for doubt in bound_doubts(config, plan.load)}
+    yield from (Finding("gate", "failed", text, ExitCode.CONFIG) for text, is_certain in doubts.items() if is_certain)
+    yield from (Finding("gate", "warning", text) for text, is_certain in doubts.items() if not is_certain)
     state: Literal["failed", "warning"] = "failed" if on_vertex else "warning"
-    for text in plan.estimate_errors:
+    for text in (text for text in plan.estimate_errors if text not in doubts):
         yield Finding("plan", state, text, ExitCode.CONFIG if on_vertex else ExitCode.OK)
     if on_vertex and plan.time and (text := time_limit_note(config, plan.time.train_hours)):
         yield Finding("plan", "warning", text)

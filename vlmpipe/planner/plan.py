@@ -19,6 +19,7 @@ from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import is_reducers
 from vlmpipe.planner.cost import estimate as cost
 from vlmpipe.planner.cost.estimate import Cost
+from vlmpipe.planner.jobs.gate_bounds import bound_doubts
 from vlmpipe.planner.jobs.hours import start_note
 from vlmpipe.planner.jobs.memory import JobMemory, memory_beside_training
 from vlmpipe.planner.jobs.nodes import Nodes, nodes_of, on_this_machine, too_few_gpus
@@ -250,14 +251,22 @@ def plan_run(config: RunConfig, *, here: LocalMachine | None = None, stage: Stag
         if error.code == ExitCode.CONFIG:  # nothing that this machine lacks
             raise
         note = f"Memory, time and cost are open: the model's sizes are not known. {error.text()}"
-        return dataclasses.replace(bare, notes=(*notes, note))
+        return _with_doubts(dataclasses.replace(bare, notes=(*notes, note)), config)
     if nodes.machine is None:
         note = f"Memory, time and cost are open: nothing is known of the machine {config.cluster.machine_type}; "
         note += "give plan.machine.nic_gbps and plan.machine.memory_gib."
-        return dataclasses.replace(bare, model=model, notes=(*notes, note))
+        return _with_doubts(dataclasses.replace(bare, model=model, notes=(*notes, note)), config)
     if not here:
         bare = dataclasses.replace(bare, nccl_plugin=nccl.expected(config, nodes.machine))
-    return _estimated(bare, config, model, nodes, paths, stage)
+    return _with_doubts(_estimated(bare, config, model, nodes, paths, stage), config)
+
+
+def _with_doubts(plan: Plan, config: RunConfig) -> Plan:
+    """The plan with the doubts about bounds of the gate: impossible ones are errors."""
+    doubts = bound_doubts(config, plan.load)
+    notes = [f"{doubt.text}." for doubt in doubts if not doubt.is_certain]
+    errors = [doubt.text for doubt in doubts if doubt.is_certain]
+    return dataclasses.replace(plan, notes=(*plan.notes, *notes), unsupported=(*plan.unsupported, *errors))
 
 
 def described_machine(config: RunConfig, catalog: Catalog) -> Machine | None:
