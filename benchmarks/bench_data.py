@@ -63,7 +63,7 @@ SUITE = Suite(
             "preparation-tasks",
             "scale.preparation_tasks",
             7200,
-            "0.1, 1 and 10 million texts over eight tasks: memory and time of each step",
+            "0.1, 1 and 10 million texts over eight tasks, or --size: memory and time of each step",
             default=False,
         ),
         Part(

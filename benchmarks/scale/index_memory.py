@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.scale.other_indexes import other_indexes
-from benchmarks.scale.private_memory import MIB, private_mib
+from benchmarks.scale.private_memory import MIB, PeakMemory, private_mib
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.timing import Clock, Measured
@@ -34,6 +34,7 @@ SIZES = (100_000, 1_000_000, 10_000_000)
 MAX_WHOLE = 1_000_000  # samples whose index is read whole beside it
 LINES_AT_ONCE, SHARD_SAMPLES, LOOKED_UP = 1 << 16, 1_000, 1_000
 COPIED_BYTES = 1 << 20  # at a time
+WATCH_S = 0.02  # between two looks at the memory of a short call
 ONE_IMAGE = "one image a sample, index only"
 # What every step of a run without cached features reads.
 STEP_COLUMNS = ("shard", "json_offset", "json_bytes", "tokens", "label_tokens", "image_tokens")
@@ -81,6 +82,14 @@ def scale(bench: Bench) -> None:
             ("private memory of planning", "MiB", rank["plan_mib"]),
         ):
             bench.report.figure(claim, data, unit, Side("plan", [value]))
+        listed = bench.call(f"{__name__}:images_listed", {"folder": str(folder)})
+        bench.report.require(listed["images"] == samples, "every image is in the list of those to encode")
+        for claim, unit, value in (
+            ("images to encode: private memory of the list", "MiB", listed["held_mib"]),
+            ("images to encode: most private memory while it is made", "MiB", listed["peak_mib"]),
+            ("images to encode: CPU time", "s", listed["cpu_s"]),
+        ):
+            bench.report.figure(claim, data, unit, Side("listed", [value]))
         shutil.rmtree(folder)
         bench.at(f"{samples:,} samples: other loaders", (number + 0.9) / len(sizes))
         other_indexes(bench, samples, f"{samples:,} samples", shard_samples=SHARD_SAMPLES)
@@ -167,6 +176,20 @@ def opened(folder: str, samples: int, plans: bool) -> dict[str, float]:
         sampler.plan(0)
         figures |= {"plan_s": clock.stop(1).cpu_s, "plan_mib": private_mib() - before}
     return figures
+
+
+def images_listed(folder: str) -> dict[str, float]:
+    """List the distinct images, as the step that encodes them does."""
+    index = Index.load(folder)
+    before, peak, clock = private_mib(), PeakMemory(WATCH_S), Clock()
+    images = index.unique_images()
+    cpu_s = clock.stop(1).cpu_s
+    return {
+        "images": len(images),
+        "held_mib": private_mib() - before,
+        "peak_mib": peak.stop() - before,
+        "cpu_s": cpu_s,
+    }
 
 
 def read_whole(folder: str, samples: int) -> dict[str, float]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import threading
+import statistics
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.scale.private_memory import MIB, private_mib
+from benchmarks.scale.private_memory import MIB, PeakMemory, private_mib
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.timing import Clock
@@ -25,17 +26,17 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare.pipeline import plan_chunks, prepare, prepare_share
 from vlmpipe.trainer.progress import Progress
 
-SIZES = (100_000, 1_000_000, 10_000_000)
+SIZES = (100_000, 1_000_000, 10_000_000)  # or `--size` and a hundredth and a tenth of it
 TASKS, AT_ONCE = 8, 2
+QUARTERS = 4  # of a task, whose first and last are compared
 FILE_RECORDS = 50_000
-WATCH_S = 0.5
 WORDS = ("red", "green", "blue", "small", "large", "round", "square", "old", "new", "bright")
 STEPS = {"plan": "plan-data", "share": "a task of prepare-chunks", "merge": "prepare-data"}
 
 
 def preparation_tasks(bench: Bench) -> None:
     """Memory and CPU time of each step by the number of records: texts, which are the smallest records."""
-    sizes = [size // (100 if bench.quick else 1) for size in SIZES]
+    sizes = [size * (bench.size or SIZES[-1]) // SIZES[-1] // (100 if bench.quick else 1) for size in SIZES]
     found: dict[int, dict[str, dict[str, float]]] = {}
     for number, records in enumerate(sizes):
         folder = bench.scratch / str(records)
@@ -56,6 +57,12 @@ def preparation_tasks(bench: Bench) -> None:
             bench.report.figure(f"{STEPS[step]}: memory", data, "MiB", Side(step, [figures["mib"]]))
             each = 1e6 * figures["cpu_s"] / records
             bench.report.figure(f"{STEPS[step]}: CPU time of all", data, "us a record", Side(step, [each]))
+        paces = [one["last_s"] / one["first_s"] for one in shares if one["last_s"]]
+        if paces:
+            pace = statistics.median(paces)
+            claim = "a task's last quarter of records beside its first: CPU time"
+            bench.report.figure(claim, data, "times", Side("share", [pace]))
+        bench.at(f"{records:,} records: done", (number + 1) / len(sizes))
         shutil.rmtree(folder)
     for few, many in itertools.pairwise(sizes):
         for step in STEPS:
@@ -89,8 +96,8 @@ def write_texts(folder: Path, records: int) -> None:
 def measured(folder: str, records: int, step: str, fingerprint: str = "", task: int = 0) -> dict[str, Any]:
     """Run a step. Returns its CPU time, and the most memory beyond what the process had before."""
     job = _job(Path(folder))
-    progress = Progress(job.run.run_uri, step, quiet=True)
-    before, clock, peak = private_mib(), Clock(), _Peak()
+    progress = _Quarters(job.run.run_uri, f"{step}-{task}", quiet=True)
+    before, clock, peak = private_mib(), Clock(), PeakMemory()
     accepted = 0
     if step == "plan":
         fingerprint = plan_chunks(job, progress).fingerprint
@@ -99,7 +106,8 @@ def measured(folder: str, records: int, step: str, fingerprint: str = "", task: 
     else:
         accepted = prepare(job, progress).counts["accepted"]
     used = clock.stop(records)
-    figures = {"cpu_s": used.cpu_per_unit * records, "mib": peak.stop() - before}
+    first_s, last_s = progress.first_and_last()
+    figures = {"cpu_s": used.cpu_per_unit * records, "mib": peak.stop() - before, "first_s": first_s, "last_s": last_s}
     return figures | {"accepted": accepted, "fingerprint": fingerprint}
 
 
@@ -108,19 +116,19 @@ def _job(folder: Path) -> JobConfig:
     return job_of("llava-local", folder / "root", "texts", source)
 
 
-class _Peak:
-    """The most private memory of this process, looked at every half second."""
+class _Quarters(Progress):
+    """Notes the CPU time at which each quarter of a step's records begins and ends."""
 
-    def __init__(self) -> None:
-        self._most, self._ended = 0.0, threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
+    def __init__(self, run_uri: str, step: str, *, quiet: bool) -> None:
+        super().__init__(run_uri, step, quiet=quiet)
+        self._reached_s: list[float] = []
 
-    def stop(self) -> float:
-        self._ended.set()
-        self._thread.join()
-        return max(self._most, private_mib())
+    def update(self, done: float, total: float = 0, *, unit: str = "", message: str = "", **detail: Any) -> None:
+        super().update(done, total, unit=unit, message=message, **detail)
+        if total and done * QUARTERS >= len(self._reached_s) * total:
+            self._reached_s.append(time.process_time())
 
-    def _watch(self) -> None:
-        while not self._ended.wait(WATCH_S):
-            self._most = max(self._most, private_mib())
+    def first_and_last(self) -> tuple[float, float]:
+        """CPU time of the first and of the last quarter; 0 of a step that was not counted to its end."""
+        reached = self._reached_s
+        return (reached[1] - reached[0], reached[-1] - reached[-2]) if len(reached) == QUARTERS + 1 else (0.0, 0.0)

@@ -83,7 +83,7 @@ class Suite:
             report.settings["minutes at most"] = f"{minutes:g}"
         with stopped_by_signals():
             with tempfile.TemporaryDirectory(prefix="vlmpipe-bench-", dir=chosen.folder) as scratch:
-                bench = Bench(report, Path(scratch), Progress(len(parts)), rounds, quick=chosen.quick)
+                bench = Bench(report, Path(scratch), Progress(len(parts)), rounds, quick=chosen.quick, size=chosen.size)
                 try:
                     code = 1 if bench.run(parts, 60 * minutes) else 0
                 except KeyboardInterrupt:  # what was found until then is worth having
@@ -113,6 +113,9 @@ class Suite:
             "--rounds", type=_positive(int), help=f"rounds of each comparison (default {self.rounds}); lifts the budget"
         )
         parser.add_argument("--quick", action="store_true", help="small sizes that show that it works; not for figures")
+        parser.add_argument(
+            "--size", type=_positive(int), default=0, help="largest size of a part that measures several (theirs)"
+        )
         parser.add_argument("--folder", type=Path, default=FOLDER, help=f"where data is written (default {FOLDER})")
         parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
         parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown")
@@ -122,8 +125,11 @@ class Suite:
 class Bench:
     """What a part measures with: it takes rounds within the part's share of the time, and says what it is at."""
 
-    def __init__(self, report: Report, scratch: Path, progress: Progress, rounds: int, *, quick: bool) -> None:
-        self.report, self.scratch, self.rounds, self.quick = report, scratch, rounds, quick
+    def __init__(
+        self, report: Report, scratch: Path, progress: Progress, rounds: int, *, quick: bool, size: int = 0
+    ) -> None:
+        """`size`: the largest one of a part that measures several; 0 for the part's own."""
+        self.report, self.scratch, self.rounds, self.quick, self.size = report, scratch, rounds, quick, size
         self._progress = progress
         self._left, self._expected, self._deadline_s = 1, 1, math.inf  # comparisons, and the end of the part's time
         self.part = ""  # the one that runs

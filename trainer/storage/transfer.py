@@ -28,6 +28,7 @@ def in_parallel(
     ahead: int = 2,
     weigh: Callable[[Item], int] = lambda item: 0,
     max_bytes: int = 0,
+    is_short: Callable[[Item], bool] = lambda item: False,
 ) -> Iterator[Result]:
     """Results in the order of the items.
 
@@ -37,6 +38,8 @@ def in_parallel(
         ahead: items taken from `items` for each thread before a result is needed.
         weigh: bytes that an item and its result hold.
         max_bytes: bound on the weight of all items held; a heavier item is held alone.
+        is_short: whether the call takes less than handing it to a thread does; such calls run in this thread, unless
+            others are under way.
     """
     failed: list[Exception] = []
 
@@ -61,6 +64,9 @@ def in_parallel(
                 held_bytes -= freed
             if failed:
                 break
+            if not pending and is_short(item):
+                yield call(item)
+                continue
             pending.append((pool.submit(call, item), weight))
             held_bytes += weight
         while pending:

@@ -21,6 +21,7 @@ from vlmpipe.trainer.printable import unsafe_characters
 LONGEST_ID_CHARS = 256
 SHOWN_CHARACTERS = 20
 MAX_TURNS = 2000  # of a conversation that are looked at for one piece of it
+SHORT_CHARS = 2048  # of a conversation that is tokenized sooner than it is handed to a thread
 PIECE_AHEAD = 3  # times the characters of a piece of a conversation that are tokenized for the next one
 
 
@@ -68,6 +69,14 @@ def image_bytes(record: Entry | Sample | Reject) -> int:
     if isinstance(record, Reject):
         return 0
     return (record.sample if isinstance(record, Entry) else record).image_bytes()
+
+
+def is_short(record: Entry | Sample | Reject) -> bool:
+    """Return whether a record has no image and little text, so that a thread of its own saves nothing."""
+    if isinstance(record, Reject):
+        return record.image is None
+    sample = record.sample if isinstance(record, Entry) else record
+    return not sample.images and sum(len(text) for turn in sample.turns for text in turn.texts()) <= SHORT_CHARS
 
 
 def with_met_ids(source: Iterable[Sample | Reject]) -> Iterator[tuple[Sample | Reject, Met]]:

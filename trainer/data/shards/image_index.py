@@ -91,13 +91,13 @@ class UniqueImages(Mapping[str, ImageLocation]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def digits(self, first: int, behind: int) -> list[str]:
+    def digits(self, first: int, end: int) -> list[str]:
         """The hashes of a range of images."""
-        return [digits_of(image) for image in self._hashes(self._rows[first:behind])]
+        return [digits_of(image) for image in self._hashes(self._rows[first:end])]
 
-    def locations(self, first: int, behind: int) -> list[ImageLocation]:
+    def locations(self, first: int, end: int) -> list[ImageLocation]:
         """The locations of a range of images."""
-        places = self._places(self._rows[first:behind]).tolist()
+        places = self._places(self._rows[first:end]).tolist()
         return [ImageLocation(self._shards[shard], offset, size, bool(video)) for shard, offset, size, video in places]
 
     def lacking(self, find: Callable[[NDArray[np.bytes_]], Int64Array]) -> NDArray[np.bool_]:

@@ -181,7 +181,7 @@ def _opened(path: Path, *, is_arrow: bool) -> Iterator[_Table]:
             for number in range(file.num_row_groups):
                 num_rows = int(file.metadata.row_group(number).num_rows)
                 rows = _rows_at_once(row_bytes(path, chunks[number], num_rows, columns))
-                yield from file.iter_batches(rows, row_groups=[number], columns=columns)
+                yield from file.iter_batches(rows, row_groups=[number], columns=columns, use_threads=False)
 
         yield _Table(
             _kinds(file.schema_arrow),

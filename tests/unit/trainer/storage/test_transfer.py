@@ -25,6 +25,15 @@ def test_no_more_calls_run_at_once_than_there_are_threads() -> None:
     assert list(in_parallel(call, range(9), threads=3)) == list(range(9))
 
 
+def test_short_calls_run_in_the_callers_thread_and_in_order() -> None:
+    def call(number: int) -> tuple[int, bool]:
+        return number, threading.current_thread() is threading.main_thread()
+
+    results = list(in_parallel(call, range(40), threads=2, is_short=lambda number: not 10 <= number < 20))
+    assert [number for number, _ in results] == list(range(40))
+    assert all(is_here == (number < 10) for number, is_here in results[:20])
+
+
 def test_items_are_taken_only_a_little_ahead() -> None:
     taken = 0
 

@@ -27,7 +27,7 @@ from vlmpipe.trainer.data.prepare.chunks.witness import SourceChangedError, Witn
 from vlmpipe.trainer.data.prepare.deduplicate import AnswerCounts
 from vlmpipe.trainer.data.prepare.previews import ContactSheet, write_reject_pictures
 from vlmpipe.trainer.data.prepare.scratch import scratch
-from vlmpipe.trainer.data.prepare.validate_sample import Accepted, Entry, SampleValidator, image_bytes
+from vlmpipe.trainer.data.prepare.validate_sample import Accepted, Entry, SampleValidator, image_bytes, is_short
 from vlmpipe.trainer.data.rejects import REJECTS, Ledger, Reject, RejectCode
 from vlmpipe.trainer.data.sample import SPLITS, Sample, sample_digest
 from vlmpipe.trainer.data.shards.index_lines import VIDEO_COLUMNS, IndexLines
@@ -121,6 +121,7 @@ def build_chunk(
             ahead=RECORDS_AHEAD,
             weigh=image_bytes,
             max_bytes=threads * config.max_image_bytes,
+            is_short=is_short,
         )
         for position, (result, digest) in enumerate(results):
             read.update(digest)

@@ -23,7 +23,7 @@ from vlmpipe.trainer.data.exclusions.exclusion_file import Exclusions
 from vlmpipe.trainer.data.prepare.chunks.witness import content_now, digest_of
 from vlmpipe.trainer.data.prepare.deduplicate import NEW, Met
 from vlmpipe.trainer.data.prepare.split_groups import SampleGroups, group_of
-from vlmpipe.trainer.data.prepare.validate_sample import Entry, final_entry, image_bytes, with_met_ids
+from vlmpipe.trainer.data.prepare.validate_sample import Entry, final_entry, image_bytes, is_short, with_met_ids
 from vlmpipe.trainer.data.rejects import Reject, RejectCode
 from vlmpipe.trainer.data.sample import Sample, Split, stable_digest
 from vlmpipe.trainer.data.sqlite_table import disk_table
@@ -133,6 +133,7 @@ def write_plan(
         ahead=RECORDS_AHEAD,
         weigh=lambda record: image_bytes(record[0]),
         max_bytes=threads * config.max_image_bytes,
+        is_short=lambda record: is_short(record[0]),
     )
     left_out = set[str]()
     for read, (line, group, identity) in enumerate(records, 1):

@@ -44,6 +44,8 @@ class Witness:
         """The result, and `digest_of` with the entry's split behind it."""
         if isinstance(entry, Reject):
             return self._validator(entry), digest_of(entry, content_now) + b"train"
+        if not entry.sample.images:
+            return self._validator(entry), digest_of(entry, content_now) + entry.split.encode()
         seen: dict[int, str] = {}
         images = tuple(_watched(image, number, seen) for number, image in enumerate(entry.sample.images))
         result = self._validator(replace(entry, sample=replace(entry.sample, images=images)))

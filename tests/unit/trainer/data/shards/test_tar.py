@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmpipe.trainer.data.sample import Turn
-from vlmpipe.trainer.data.shards.tar import Members, ShardReader, ShardWriter, sample_json
+from vlmpipe.trainer.data.shards.tar import Members, ShardReader, ShardWriter, member_header, sample_json
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.storage.local import LocalStorage
 
@@ -36,6 +36,13 @@ def test_members_are_where_the_writer_says(tmp_path_factory: pytest.TempPathFact
         assert reader.images(members) == [b"first image", b""]
     with tarfile.open(folder / "shards" / "train-000000.tar") as tar:
         assert len(tar.getnames()) == 3 * len(lengths)
+
+
+@given(name=st.text(min_size=1, max_size=150), size=st.integers(0, 3 * 8**11))
+def test_headers_are_those_of_tarfile(name: str, size: int) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    assert member_header(name, size) == info.tobuf(tarfile.GNU_FORMAT)
 
 
 def test_a_full_shard_is_followed_by_the_next(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_full_disk_is_reported_and_the_same_command_continues(tmp_path: Path, mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(UserError, match="no space left") as caught:
-        patch.setattr("tarfile.TarFile.addfile", full)
+        patch.setattr("vlmpipe.trainer.data.shards.tar.ShardWriter.add", full)
         prepare_llava(tmp_path)
     assert caught.value.code == ExitCode.CANNOT_WRITE
     images, source = tmp_path / "images", tmp_path / "data.json"
