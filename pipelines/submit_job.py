@@ -210,9 +210,9 @@ def _of_training(config: RunConfig) -> Spending:
         plan = plan_run(config)
     spending = spending_of(config, plan)
     if plan.cost is None or plan.cost.usd is None:
-        return spending
+        return replace(spending, serving_usd_per_month=0.0)
     train = next(step for step in plan.cost.steps if step.job == "train")
-    return replace(spending, usd=train.usd, hours=train.hours)
+    return replace(spending, usd=train.usd, hours=train.hours, serving_usd_per_month=0.0)
 
 
 def _point_to_data(run_json: str) -> None:

@@ -21,6 +21,8 @@ from tests.support.access_pages import access_page, guides
 from tests.support.guide_page import PAGE as GUIDE_PAGE
 from tests.support.guide_page import guide_page
 from tests.support.paths import ROOT
+from tests.support.prices_page import PAGE as PRICES_PAGE
+from tests.support.prices_page import prices_page
 from tests.support.resume_page import PAGE as RESUME_PAGE
 from tests.support.resume_page import resume_page
 from tests.support.unproved_page import PAGE as UNPROVED_PAGE
@@ -252,6 +254,7 @@ def fields_json() -> str:
 if __name__ == "__main__":
     pages = ((NCCL_PAGE, nccl_page()), (RULES_PAGE, job_spec_rules_page()), (KEYS_PAGE, keys_page()))
     made = {ACCESS_PAGE: access_page(), UNPROVED_PAGE: unproved_page(), ROOT / GRANTS_FILE: grants_json(), **guides()}
+    made[PRICES_PAGE] = prices_page()
     made[RESUME_PAGE] = resume_page(RESUME_PAGE.read_text(encoding="utf-8"))
     made[GUIDE_PAGE] = guide_page(GUIDE_PAGE.read_text(encoding="utf-8"))
     for file, text in (*pages, (FIELDS_FILE, fields_json()), *made.items()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -101,7 +102,7 @@ def _approval(settings: RunConfig, *, yes: bool) -> Approved:
     assert settings.tune
     with doing(f"planning one trial of {settings.name}"), answering_soon():
         dearest = tuning.dearest_trial(settings)
-        one = spending_of(dearest, plan_run(dearest))
+        one = replace(spending_of(dearest, plan_run(dearest)), serving_usd_per_month=0.0)  # trials deploy nothing
     trials = settings.tune.max_trial_count
     whole = one.times(trials, f"{trials} trials of {one.name}")
     above = settings.plan.confirm_above_usd

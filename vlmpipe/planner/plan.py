@@ -18,6 +18,7 @@ from vlmpipe.job_spec.forms import WorkerPool
 from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import is_reducers
 from vlmpipe.planner.cost import estimate as cost
+from vlmpipe.planner.cost.bill import Bill, bill_of
 from vlmpipe.planner.cost.estimate import Cost
 from vlmpipe.planner.jobs.gate_bounds import bound_doubts
 from vlmpipe.planner.jobs.hours import start_note
@@ -71,6 +72,7 @@ class Plan:
     features_cache: CacheAdvice | None = None
     reduction_server: Advice | None = None
     cost: Cost | None = None
+    bill: Bill | None = None
     pipeline: PipelinePlan | None = None  # None: the run has no machines of its own
     notes: tuple[str, ...] = ()
     trainer: str = ""  # name of train.trainer
@@ -192,6 +194,7 @@ class Plan:
             "features_cache": _as_dict(self.features_cache),
             "reduction_server": _as_dict(self.reduction_server),
             "cost": _without_pipelines(_as_dict(self.cost)),
+            "bill": self.bill.as_dict() if self.bill else None,
             "pipeline": self.pipeline.as_dict() if self.pipeline else None,
             "trainer": self.trainer,
             "nccl_plugin": self.nccl_plugin,
@@ -225,7 +228,8 @@ def plan_run(config: RunConfig, *, here: LocalMachine | None = None, stage: Stag
     if ignored := unpriced(config.train.deepspeed):
         notes.append(f"No figure of this plan considers these of train.deepspeed: {', '.join(ignored)}.")
     if config.register_.registry.startswith("vertex://"):
-        notes.append("An accepted model becomes a version in Vertex AI Model Registry; serving it is not in this plan.")
+        serving = "." if config.deploy else "; serving it is not in this plan."
+        notes.append(f"An accepted model becomes a version in Vertex AI Model Registry{serving}")
     catalog = load_catalog()
     nodes = nodes_of(config, "train", here)
     if not here:
@@ -348,6 +352,7 @@ def _estimated(bare: Plan, config: RunConfig, model: Architecture, nodes: Nodes,
         if prices and not trainer
         else None,
         cost=estimated,
+        bill=bill_of(config, estimated, load, model.shape, prices) if estimated and prices else None,
         pipeline=estimated.by_term[estimated.term].pipeline if estimated else None,
         notes=tuple(dict.fromkeys(notes)),
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from vlmpipe.catalog.this_machine import LocalMachine
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.stages import naming_stage
+from vlmpipe.planner.cost.bill import Bill, bill_of_stages
 from vlmpipe.planner.cost.cron import runs_per_month
 from vlmpipe.planner.plan import STATES, Plan, State, plan_run
 from vlmpipe.planner.steps.estimate import WHOLE, Stage
@@ -50,6 +51,12 @@ class StagesPlan:
         """Cost of all jobs of all stages."""
         return self._sum(lambda plan: plan.cost.usd if plan.cost else None)
 
+    @property
+    def bill(self) -> Bill | None:
+        """The bill of all stages; None where a stage has none."""
+        bills = [plan.bill for plan in self.stages.values() if plan.bill]
+        return bill_of_stages(bills) if len(bills) == len(self.stages) else None
+
     def _range(self, of_stage: Callable[[Plan], tuple[float, float] | None]) -> tuple[float, float] | None:
         ranges = [of_stage(plan) for plan in self.stages.values()]
         known = [value for value in ranges if value is not None]
@@ -73,6 +80,7 @@ class StagesPlan:
             "usd": usd,
             "usd_range": self._range(lambda plan: plan.cost.usd_range if plan.cost else None),
             "schedule_runs_per_month": runs,
+            "bill": self.bill.as_dict() if self.bill else None,
             "schedule_usd_per_month": None if runs is None or usd is None else runs * usd,
             "stages": {
                 name: {"starts_from": self.starts[name], "data": self.data[name], **plan.as_dict()}

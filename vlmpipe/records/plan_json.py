@@ -158,6 +158,37 @@ class CostJson(TypedDict):
     requests: NotRequired[RequestsJson | None]  # plans of earlier releases have none
 
 
+class ServingJson(TypedDict):
+    machines: str
+    min_replicas: int
+    max_replicas: int
+    usd_per_month: float | None
+    most_usd_per_month: float | None
+    missing: list[str]
+
+
+class ManagedJson(TypedDict):
+    low_usd: float
+    high_usd: float
+    sellers: list[str]
+    date: str
+
+
+class BillJson(TypedDict):
+    usd: float | None
+    requests_usd: float | None
+    network_usd: float | None
+    storage_usd_per_month: float | None
+    is_lower_bound: bool
+    tokens: float | None
+    samples: float | None
+    serving: ServingJson | None
+    managed: ManagedJson | None
+    whole_usd: float | None
+    usd_per_million_tokens: float | None
+    usd_per_thousand_samples: float | None
+
+
 class PipelineStepJson(TypedDict):
     name: str
     is_job: bool
@@ -209,6 +240,7 @@ class PlanJson(TypedDict):
     features_cache: AdviceJson | None
     reduction_server: AdviceJson | None
     cost: CostJson | None
+    bill: NotRequired[BillJson | None]  # plans of earlier releases have none
     pipeline: PipelineJson | None
     trainer: str
     nccl_plugin: str
@@ -232,6 +264,7 @@ class StagesPlanJson(TypedDict):
     usd_range: tuple[float, float] | None
     schedule_runs_per_month: float | None
     schedule_usd_per_month: float | None
+    bill: NotRequired[BillJson | None]
     stages: dict[str, StagePlanJson]
 
 

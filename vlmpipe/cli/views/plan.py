@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vlmpipe.cli.views.amounts import UNKNOWN, amount, between, hours_text
+from vlmpipe.cli.views.cost.bill import bill_table
 from vlmpipe.cli.views.memory_bar import GIB, jobs_memory, memory_blocks, share_text
 from vlmpipe.cli.views.pipeline_steps import pipeline_steps
 from vlmpipe.cli.views.stages import stages_headline, stages_table
@@ -19,6 +20,7 @@ from vlmpipe.cli.views.tables import FINDING_LOOKS, PLAN_LOOKS, grid, ruled_tabl
 from vlmpipe.planner.cost.estimate import DECISIVE
 from vlmpipe.planner.spending.approval import dollars
 from vlmpipe.records.plan_json import (
+    BillJson,
     CostJson,
     FindingJson,
     LostJson,
@@ -77,6 +79,8 @@ def stages_blocks(plan: StagesPlanJson, width: int, verbose: bool) -> Iterator[R
     yield Text(stages_headline(plan), style="bold")
     yield ""
     yield stages_table(plan)
+    if bill := plan.get("bill"):
+        yield bill_table(bill)
     for name, stage in stages.items():
         yield ""
         yield Rule(Text(f"stage {name}", style="bold"), align="left", style="dim")
@@ -112,7 +116,7 @@ def _blocks(plan: PlanJson, width: int) -> Iterator[RenderableType]:
     if plan["time"]:
         yield from _time(plan["time"])
     if plan["cost"]:
-        yield from _cost(plan["cost"])
+        yield from _cost(plan["cost"], plan.get("bill"))
     yield from _advice(plan)
     yield ""
     if here := plan["this_machine"]:
@@ -255,7 +259,7 @@ def _time(time: TimeJson) -> Iterator[RenderableType]:
     yield table
 
 
-def _cost(cost: CostJson) -> Iterator[RenderableType]:
+def _cost(cost: CostJson, bill: BillJson | None) -> Iterator[RenderableType]:
     yield ""
     terms = {term: cost["by_term"][term] for term in TERMS}
     numbers = cost["option_numbers"]  # of a capacity fallback
@@ -285,6 +289,8 @@ def _cost(cost: CostJson) -> Iterator[RenderableType]:
     missing = dict.fromkeys(name for found in possible for name in found["missing"])
     if missing:
         yield Text(f"No price is known for: {'; '.join(missing)}. It is not in the sums.", style="yellow")
+    if bill:
+        yield bill_table(bill)
     yield Text(" ".join(_monthly(cost)))
 
 
@@ -292,7 +298,7 @@ def _monthly(cost: CostJson) -> Iterator[str]:
     yield f"Storage: {_size(cost['storage_bytes'])}, {amount(cost['storage_usd_per_month'])} a month."
     if requests := cost.get("requests"):  # plans of earlier releases have none
         step = f"{requests['step']:,.3g} a step (data.shard_reading: {requests['reading']})"
-        yield f"Requests: {step}, {requests['save']:,.0f} a save; {amount(requests['usd'])} a run, beside the sums."
+        yield f"Requests: {step}, {requests['save']:,.0f} a save."
     runs, monthly = cost["schedule_runs_per_month"], cost["schedule_usd_per_month"]
     if runs is not None:
         yield f"Schedule: {runs:,.1f} runs a month, {amount(monthly)}."

@@ -32,6 +32,7 @@ class Spending:
     unknown: str = ""
     left_out: str = ""  # prices that are not known and not in `usd`
     usd_range: tuple[float, float] | None = None  # by the error of a forecast of the hours
+    serving_usd_per_month: float = 0.0  # of the endpoint that the run leaves
 
     def times(self, runs: float, name: str) -> Spending:
         """The figures of `runs` such runs together, which may be a mean."""
@@ -82,11 +83,13 @@ def _of_stages(config: RunConfig, plan: Plan | StagesPlan | SweepPlan) -> Spendi
         usd_range=(sum(low for low, _ in ranges), sum(high for _, high in ranges))
         if len(ranges) == len(spendings)
         else None,
+        serving_usd_per_month=sum(spending.serving_usd_per_month for spending in spendings),
     )
 
 
 def _of_stage(config: RunConfig, plan: Plan, stage: str) -> Spending:
-    cost = plan.cost
+    cost, serving = plan.cost, plan.bill.serving if plan.bill else None
+    unpriced = [f"a month of serving on {serving.machines}"] if serving and serving.usd_per_month is None else []
     hours = [step.hours for step in cost.steps if step.hours is not None] if cost else []
     return Spending(
         name=stage,
@@ -97,8 +100,9 @@ def _of_stage(config: RunConfig, plan: Plan, stage: str) -> Spending:
         machines=machines_of(config),
         term=cost.term if cost else config.cluster.scheduling_strategy,
         unknown=f"stage {stage}: {_why_not_known(plan)}" if stage else _why_not_known(plan),
-        left_out=", ".join(cost.missing) if cost and cost.is_lower_bound else "",
+        left_out=", ".join([*(cost.missing if cost and cost.is_lower_bound else ()), *unpriced]),
         usd_range=cost.usd_range if cost else None,
+        serving_usd_per_month=(serving.usd_per_month or 0.0) if serving else 0.0,
     )
 
 
@@ -125,7 +129,9 @@ def on_own_machines(config: RunConfig, spending: Spending) -> Spending:
     usd = None
     if len(known) == len(stated) and (hours is not None or not any(known)):
         usd = max(known) * max(run.cluster.replica_count for run in runs) * (hours or 0.0)
-    return dataclasses.replace(spending, usd=usd, unknown=unknown, left_out="", usd_range=None)
+    return dataclasses.replace(
+        spending, usd=usd, unknown=unknown, left_out="", usd_range=None, serving_usd_per_month=0.0
+    )
 
 
 def machines_of(config: RunConfig) -> str:
@@ -183,12 +189,13 @@ def reasons_to_confirm(plan: Spending, confirm_above_usd: float) -> str:
     where = f"{hours}, {plan.machines}, {plan.term}"
     if plan.usd is None:
         return f"what {plan.name} will cost is not known: {plan.unknown} ({where})"
-    if plan.left_out and plan.usd <= confirm_above_usd:
+    serving, threshold = plan.serving_usd_per_month, f"more than plan.confirm_above_usd, {dollars(confirm_above_usd)}"
+    if plan.left_out and plan.usd + serving <= confirm_above_usd:
         return f"{plan.name} costs at least {dollars(plan.usd)}, without what has no price: {plan.left_out} ({where})"
-    if plan.usd > confirm_above_usd:
-        threshold = f"more than plan.confirm_above_usd, {dollars(confirm_above_usd)}"
+    if plan.usd + serving > confirm_above_usd:
         between = f" ({' to '.join(map(dollars, plan.usd_range))})" if plan.usd_range else ""
-        return f"{plan.name} is planned to cost {dollars(plan.usd)}{between} ({where}), {threshold}"
+        endpoint = f", and its endpoint then {dollars(serving)} a month, together" if serving else ","
+        return f"{plan.name} is planned to cost {dollars(plan.usd)}{between} ({where}){endpoint} {threshold}"
     return ""
 
 

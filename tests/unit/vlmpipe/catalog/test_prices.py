@@ -11,6 +11,7 @@ from typing import get_args
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.prices_page import PAGE, prices_page
 from vlmpipe.catalog.machines import load_catalog, read_yaml
 from vlmpipe.catalog.price_schema import FLOATING_OLD_AFTER_DAYS, OLD_AFTER_DAYS, PriceFile, Term
 from vlmpipe.catalog.prices import FILE_NAME, Prices, load_prices
@@ -44,6 +45,10 @@ def test_every_price_is_of_a_machine_or_gpu_that_exists_in_its_region() -> None:
     for table in tables.accelerators:
         for name in table.usd_per_hour:
             assert table.region in catalog.regions[name]
+
+
+def test_the_page_is_generated_from_the_tables() -> None:
+    assert PAGE.read_text(encoding="utf-8") == prices_page(), "run python -m tests.support.generated_files"
 
 
 def test_no_price_is_given_twice() -> None:

@@ -1,0 +1,68 @@
+"""A run's bill: sums that can be done by hand, a month of serving, and what is not known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support.paths import ROOT
+from vlmpipe.catalog.prices import load_prices
+from vlmpipe.config.run_config import load_run_file
+from vlmpipe.planner.cost.bill import Bill, bill_of_stages, serving_cost
+from vlmpipe.planner.plan import Plan, plan_run
+from vlmpipe.planner.spending.approval import reasons_to_confirm, spending_of
+
+CONFIG = ROOT / "configs/qwen2-5-vl-7b-qlora.yaml"
+DEPLOY = (
+    "{endpoint: answers, machine_type: g2-standard-12, accelerator_type: NVIDIA_L4, min_replicas: 1, max_replicas: 3, "
+    "image_uri: us-central1-docker.pkg.dev/p/r/vllm@sha256:" + 64 * "0" + "}"
+)
+
+
+@pytest.fixture(scope="module")
+def served() -> tuple[Any, Plan]:
+    config = load_run_file(CONFIG, [f"deploy={DEPLOY}"])
+    return config, plan_run(config)
+
+
+def test_the_whole_run_is_jobs_steps_and_requests_and_its_prices_are_shares_of_it(served: tuple[Any, Plan]) -> None:
+    _, plan = served
+    assert plan.bill and plan.cost and plan.cost.usd and plan.cost.requests and plan.load
+    bill, told = plan.bill, plan.bill.as_dict()
+    assert bill.whole_usd == pytest.approx(plan.cost.usd + (plan.cost.requests.usd or 0))
+    assert plan.load.steps and plan.load.samples
+    assert bill.samples == pytest.approx(plan.load.samples * plan.load.passes, rel=0.02)
+    assert told["usd_per_million_tokens"] == pytest.approx(1e6 * bill.whole_usd / bill.tokens)
+    assert told["usd_per_thousand_samples"] == pytest.approx(1e3 * bill.whole_usd / bill.samples)
+    assert plan.as_dict()["bill"] == told
+
+
+def test_a_month_of_serving_is_that_of_all_hours_and_is_part_of_the_approval(served: tuple[Any, Plan]) -> None:
+    config, plan = served
+    assert plan.bill and plan.bill.serving
+    hourly = load_prices().machine("g2-standard-12", "NVIDIA_L4", 1, "us-central1", "standard").usd_per_hour
+    serving = plan.bill.serving
+    assert serving.usd_per_month == pytest.approx(730 * hourly)
+    assert serving.most_usd_per_month == pytest.approx(3 * 730 * hourly)
+    spending = spending_of(config, plan)
+    reason = reasons_to_confirm(spending, 100.0)  # the run alone costs less
+    assert spending.usd and spending.usd < 100 and "and its endpoint then $" in reason and "a month, together" in reason
+    assert reasons_to_confirm(replace(spending, serving_usd_per_month=0.0), 100.0) == ""
+
+
+def test_a_machine_without_a_price_is_named_and_left_out_of_the_approval() -> None:
+    config = load_run_file(CONFIG, [f"deploy={DEPLOY.replace('g2-standard-12', 'g2-standard-12-none')}"])
+    serving = serving_cost(config, load_prices())
+    assert serving and serving.usd_per_month is None
+    assert any("g2-standard-12-none" in name for name in serving.missing)
+
+
+def test_stages_have_the_sums_and_an_unknown_one_leaves_the_sum_unknown() -> None:
+    one = Bill(10.0, 1.0, 0.0, 2.0, False, 5e6, 1e3, None, None)
+    both = bill_of_stages([one, replace(one, usd=30.0, is_lower_bound=True)])
+    assert (both.usd, both.whole_usd, both.tokens, both.is_lower_bound) == (40.0, 42.0, 1e7, True)
+    assert both.as_dict()["usd_per_million_tokens"] == pytest.approx(4.2)
+    unknown = bill_of_stages([one, replace(one, usd=None)])
+    assert (unknown.whole_usd, unknown.as_dict()["usd_per_million_tokens"]) == (None, None)

@@ -1,0 +1,1 @@
+"""Money on the screen: the bill of a run."""

@@ -1,0 +1,142 @@
+"""A run's bill: all that it costs, for a million tokens and a thousand samples, and a month of serving next to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.catalog.managed_offers import ManagedRange, Method, text_only_range
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.cost.estimate import Cost
+from vlmpipe.planner.steps.estimate import HOURS_PER_MONTH
+from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.sizing.model_shape import ModelShape
+
+if TYPE_CHECKING:
+    from vlmpipe.catalog.prices import Prices
+
+MOSTLY_TRAINED = 0.5  # share of the weights from which a training without adapters compares with full tuning
+
+
+@dataclass(frozen=True)
+class ServingCost:
+    """An endpoint's replicas by deploy, priced as standard machines of training with Vertex AI's fee.
+
+    None: not known, and `missing` names the prices.
+    """
+
+    machines: str  # of one replica
+    min_replicas: int
+    max_replicas: int
+    usd_per_month: float | None  # of min_replicas, which are billed while no question comes too
+    most_usd_per_month: float | None  # of max_replicas
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Bill:
+    """All costs of a run. None: not known."""
+
+    usd: float | None  # jobs, steps and their disks, on the run's term
+    requests_usd: float | None  # of training to its buckets
+    network_usd: float | None
+    storage_usd_per_month: float | None
+    is_lower_bound: bool
+    tokens: float | None  # trained in all passes, without padding
+    samples: float | None
+    serving: ServingCost | None  # None: the run deploys nothing
+    managed: ManagedRange | None  # None: nothing comparable is sold
+
+    @property
+    def whole_usd(self) -> float | None:
+        """Jobs, steps, requests and network, as far as they are known; None without jobs and steps."""
+        return None if self.usd is None else self.usd + (self.requests_usd or 0.0) + (self.network_usd or 0.0)
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {
+            **dataclasses.asdict(self),
+            "whole_usd": self.whole_usd,
+            "usd_per_million_tokens": _per(self.whole_usd, self.tokens, 1e6),
+            "usd_per_thousand_samples": _per(self.whole_usd, self.samples, 1e3),
+        }
+
+
+def bill_of(config: RunConfig, cost: Cost, load: Workload, shape: ModelShape, prices: Prices) -> Bill:
+    """The bill of one training with its pipeline. `shape`: the model's sizes."""
+    sequences = None if load.steps is None else load.steps * load.sequences_per_step
+    return Bill(
+        usd=cost.usd,
+        requests_usd=cost.requests.usd if cost.requests else None,
+        network_usd=_network_usd(config),
+        storage_usd_per_month=cost.storage_usd_per_month,
+        is_lower_bound=cost.is_lower_bound,
+        tokens=None if sequences is None else sequences * load.useful_tokens_per_sequence,
+        samples=None if sequences is None else sequences * load.samples_per_sequence,
+        serving=serving_cost(config, prices),
+        managed=_managed(config, shape),
+    )
+
+
+def bill_of_stages(bills: Sequence[Bill]) -> Bill:
+    """The sums over trainings that follow each other; of storage each keeps its own, and the last one is served."""
+
+    def total(of: Callable[[Bill], float | None]) -> float | None:
+        known = [value for value in map(of, bills) if value is not None]
+        return sum(known) if len(known) == len(bills) else None
+
+    return Bill(
+        usd=total(lambda bill: bill.usd),
+        requests_usd=total(lambda bill: bill.requests_usd),
+        network_usd=total(lambda bill: bill.network_usd),
+        storage_usd_per_month=total(lambda bill: bill.storage_usd_per_month),
+        is_lower_bound=any(bill.is_lower_bound for bill in bills),
+        tokens=total(lambda bill: bill.tokens),
+        samples=total(lambda bill: bill.samples),
+        serving=next((bill.serving for bill in bills if bill.serving), None),
+        managed=bills[-1].managed if all(bill.managed for bill in bills) else None,
+    )
+
+
+def serving_cost(config: RunConfig, prices: Prices) -> ServingCost | None:
+    """Cost of the replicas of deploy; None without deploy."""
+    deploy = config.deploy
+    if deploy is None:
+        return None
+    quote = prices.machine(
+        deploy.machine_type, deploy.accelerator_type, deploy.accelerator_count, config.gcp.location, "standard"
+    )
+    month = None if quote.usd_per_hour is None else quote.usd_per_hour * HOURS_PER_MONTH
+    machine = load_catalog().machines.get(deploy.machine_type)
+    gpus = f" with {deploy.accelerator_count} x {deploy.accelerator_type}" if deploy.accelerator_count else ""
+    return ServingCost(
+        machines=deploy.machine_type + ("" if machine and machine.accelerators_fixed else gpus),
+        min_replicas=deploy.min_replicas,
+        max_replicas=deploy.max_replicas,
+        usd_per_month=None if month is None else month * deploy.min_replicas,
+        most_usd_per_month=None if month is None else month * deploy.max_replicas,
+        missing=quote.missing,
+    )
+
+
+def _network_usd(config: RunConfig) -> float | None:
+    """Nothing between machines and a bucket of one region; None where traffic crosses regions or clouds."""
+    crosses = any(option.location for option in config.cluster.capacity_fallback)
+    return 0.0 if config.output.root_uri.startswith("gs://") and not crosses else None
+
+
+def _managed(config: RunConfig, shape: ModelShape) -> ManagedRange | None:
+    """Text-only offers for the model's size, of supervised training by adapters or of most weights."""
+    if config.train.objective != "sft" or config.train.trainer:
+        return None
+    method: Method = "lora" if config.model.lora else "full"
+    if method == "full" and shape.trainable_parameters < MOSTLY_TRAINED * shape.total_parameters:
+        return None
+    return text_only_range(shape.total_parameters, method)
+
+
+def _per(usd: float | None, amount: float | None, unit: float) -> float | None:
+    return usd / amount * unit if usd is not None and amount else None
