@@ -115,7 +115,9 @@ def _cost(*steps: StepCost, missing: tuple[str, ...] = ()) -> Cost:
 
 
 def _plan(**fields: Any) -> Any:
-    plan = SimpleNamespace(**{"state": "green", "errors": [], "cost": None, "load": None, "notes": ()} | fields)
+    plan = SimpleNamespace(
+        **{"state": "green", "errors": [], "cost": None, "bill": None, "load": None, "notes": ()} | fields
+    )
     plan.stages = {"": plan}
     return plan
 
