@@ -20,6 +20,13 @@ SUITE = Suite(
         Part(
             "curve-sets", "evaluation.curve", 900, "whether it holds the hidden share of built-in sets", default=False
         ),
+        Part(
+            "replay",
+            "evaluation.replay",
+            1800,
+            "what digits forget of easy-vqa, without and with replay",
+            default=False,
+        ),
         Part("answers", "evaluation.answers", 120, "batch prediction beside the evaluation; the share of scoring"),
     ],
 )
