@@ -181,11 +181,11 @@ def close_run(run_uri: str, outcome: str) -> str:
 
 def _close_sweep(run_uri: str) -> str:
     """Compare again what there is: the run may have ended before the step that compares."""
-    from vlmpipe.comparison.sweep.comparison import compare_sweep
-    from vlmpipe.comparison.sweep.page import PAGE, write_page
+    from vlmpipe.comparison.sweep.page import PAGE
+    from vlmpipe.comparison.sweep_report import write_sweep_report
 
     try:
-        write_page(run_uri, compare_sweep(run_uri))
+        write_sweep_report(run_uri)
     except DataError as error:
         return f"no comparison: {error.found}"
     return f"report in {open_storage(run_uri).uri(PAGE)}"

@@ -149,6 +149,22 @@ class LearningCurve(Record):
         return "cannot be said: fewer than 3 different numbers of samples have a score"
 
     @property
+    def advice(self) -> str:
+        """What to change where nothing can be said; empty where an answer stands."""
+        match self.answer:
+            case "nothing learned":
+                return "train longer (train.epochs), as smaller shares have fewer steps, or take larger --shares"
+            case "flat":
+                return "ask more validation questions (data.validation_fraction, evaluate.max_samples), or train longer"
+            case "above the ceiling" | "too far":
+                return "ask for a lower --goal; other data, a larger model or longer training may reach this one"
+            case "too few images":
+                return "hold more images out (data.validation_fraction)"
+            case "too few points":
+                return "take more --shares; see the errors of those without a score"
+        return ""
+
+    @property
     def gain(self) -> str:
         """A sentence on the gain of further samples; empty without a law."""
         if self.visible is None or self.noise_from is None:

@@ -12,6 +12,7 @@ from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.comparison.curve.write import write_curve
 from vlmpipe.components.runtime.parameters import compiled_settings
 from vlmpipe.components.runtime.resolve import resolve
+from vlmpipe.components.runtime.step_logic import close_run
 from vlmpipe.components.runtime.sweep_steps import (
     encode_features,
     open_jobs,
@@ -65,6 +66,8 @@ def test_a_curve_of_three_points(root: Path) -> None:
     assert train_variants(job, "local").endswith("done")
     assert open_jobs(uri) == [], "started again, it trains nothing twice"
     curve = write_curve(uri)
+    close_run(uri, "done")  # which writes the report again
+    assert 'id="curve"' in open_storage(uri).read("report.html").decode()
     assert curve and LearningCurve.read(open_storage(uri)).content() == curve.content()
     counts = [point.samples for point in curve.points]
     assert [point.share for point in curve.points] == [0.3, 0.6, 1.0] and counts == sorted(counts)

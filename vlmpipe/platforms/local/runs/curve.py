@@ -13,6 +13,7 @@ def curve_lines(curve: LearningCurve) -> list[str]:
     """The answer, what is left to gain, the shares, the check of the law, and notes."""
     answer = curve.decision + (_price(curve) if curve.answer in ("needs", "reached") else "")
     lines = _wrapped(answer[0].upper() + answer[1:])
+    lines += _wrapped(f"to do: {curve.advice}" if curve.advice else "")
     lines += _wrapped(curve.gain)
     baseline = f", majority baseline {percent(curve.baseline)}" if curve.baseline is not None else ""
     lines += ["", f"{curve.metric} on {curve.questions:,} questions; intervals of 80 %{baseline}"]

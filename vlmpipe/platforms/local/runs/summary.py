@@ -273,9 +273,11 @@ def next_commands(report: RunReport, *, accepted: bool) -> list[str]:
     if not accepted:
         commands.insert(0, (_longer(report), "train for longer"))
     data = read_record_file(report.folder / RUN_FILE_COPY).get("data") or {}
-    if str(data.get("source", "builtin:")).startswith("builtin:"):  # else it was their own
+    is_curve = LearningCurve.read_if_there(LocalStorage(report.folder)) is not None  # its file has no sweep to compile
+    if not is_curve and str(data.get("source", "builtin:")).startswith("builtin:"):  # else it was their own
         commands.append(("vlmpipe run configs/llava-local.yaml", "your own LLaVA JSON, see vlmpipe docs tutorial"))
-    commands.append((f"vlmpipe compile {report.marker.arguments[0]}", "the same pipeline for Vertex AI"))
+    if not is_curve:
+        commands.append((f"vlmpipe compile {report.marker.arguments[0]}", "the same pipeline for Vertex AI"))
     short = [len(command) for command, _ in commands if len(command) <= MAX_COMMAND]
     width, below = max(short, default=0), "\n" + " " * 6
     return [

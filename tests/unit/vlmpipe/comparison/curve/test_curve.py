@@ -86,7 +86,8 @@ def test_what_cannot_be_said_is_not_said(error: Error, goal: float, answer: str)
     found = curve(answers(error, SHARES), goal=goal)
     assert found.answer == answer, found.decision
     assert (found.needed is not None) == (answer in ("needs", "reached"))
-    assert ("cannot be said" in found.decision) == (answer not in ("needs", "reached"))
+    assert ("cannot be said" in found.decision) == (answer not in ("needs", "reached")) == bool(found.advice)
+    assert found.advice in " ".join(line.strip() for line in curve_lines(found)[:6])
     assert found.decision[:20] in str(curve_section(found)) or found.decision[1:20] in str(curve_section(found))
 
 
