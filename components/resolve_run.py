@@ -24,6 +24,7 @@ def resolve_run(
         ("train_pools", list[dict[str, Any]]),
         ("evaluate_pools", list[dict[str, Any]]),
         ("benchmark_pools", list[dict[str, Any]]),
+        ("audit_pools", list[dict[str, Any]]),
         ("stage_state", str),
     ],
 ):
@@ -84,5 +85,6 @@ def resolve_run(
         resolved.train_pools,
         resolved.evaluate_pools,
         resolved.benchmark_pools,
+        resolved.audit_pools,
         stage_state,
     )

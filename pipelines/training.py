@@ -19,6 +19,9 @@ training, decide of evaluation and benchmark): each step of its own is a machine
 With a source replay: self, its answers come before prepare-data, from a job of the evaluation's machine when no run has
 generated them before: choose-replay -> replay (job) -> collect-replay, or reuse-replay.
 
+With evaluate.audit a further branch leaves sync-checkpoint, for which the gate does not wait: audit (job) ->
+collect-audit.
+
 With several data.tasks, plan-data and that many prepare-chunks at once come before prepare-data; all inside an exit
 handler, notify, and with notify.email a second exit task beside it, mail. Caching of steps is off everywhere: the
 service's own key ignores image digests and environment, and prepared data and features are addressed by their content
@@ -37,6 +40,7 @@ from kfp.dsl import ExitHandler, PipelineTask
 from kfp.dsl.base_component import BaseComponent
 from kfp.dsl.pipeline_channel import PipelineChannel
 
+from vlmpipe.components.audit.collect_audit import collect_audit
 from vlmpipe.components.decide import decide
 from vlmpipe.components.deploy_model import deploy_model
 from vlmpipe.components.jobs.collect_features import collect_features
@@ -225,6 +229,9 @@ class _Steps:
         trained = training_job.outputs["gcp_resources"]
         exported = self.add(sync_checkpoint, run_uri=run_uri, gcp_resources=trained).outputs["Output"]
         evaluation = self.add_job("evaluate", pools=resolved["evaluate_pools"], run_uri=exported)
+        if self._config.evaluate.audit:
+            auditing = self.add_job("audit", pools=resolved["audit_pools"], run_uri=exported)
+            self.add(collect_audit, run_uri=run_uri, gcp_resources=auditing.outputs["gcp_resources"])
         if self._config.evaluate.lmms_eval is None:
             return evaluation.outputs["gcp_resources"]
         benchmarking = self.add_job("benchmark", pools=resolved["benchmark_pools"], run_uri=exported)

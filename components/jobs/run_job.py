@@ -14,9 +14,9 @@ def run_job(
 
     Args:
         run_uri: The run's folder, from open_run; prepare_data has run in it.
-        job: replay, cache_features, train, evaluate or benchmark. replay, which comes before prepare_data, does nothing
-            where the start model's answers are there, cache_features where there is nothing to encode; evaluate and
-            benchmark need what sync_checkpoint exports.
+        job: replay, cache_features, train, evaluate, benchmark or audit. replay, which comes before prepare_data, does
+            nothing where the start model's answers are there, cache_features where there is nothing to encode; evaluate
+            and benchmark need what sync_checkpoint exports, audit the checkpoints of train.
         target: vertex for a CustomJob, kubeflow for a TrainJob in this step's namespace, local for processes beside
             this step; the same as open_run's.
 

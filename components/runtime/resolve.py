@@ -51,6 +51,7 @@ class Resolved:
     train_pools: list[WorkerPool]
     evaluate_pools: list[WorkerPool]
     benchmark_pools: list[WorkerPool]  # empty without evaluate.lmms_eval
+    audit_pools: list[WorkerPool]  # empty without evaluate.audit
     differences: Differences = field(default_factory=dict)  # from the compiled run file
     since_last_start: list[str] = field(default_factory=list)  # what an earlier start of this run had otherwise
 
@@ -129,6 +130,7 @@ def resolve(
         train_pools=worker_pools(config, "train", this.run_uri),
         evaluate_pools=worker_pools(config, "evaluate", this.run_uri),
         benchmark_pools=worker_pools(config, "benchmark", this.run_uri) if config.evaluate.lmms_eval else [],
+        audit_pools=worker_pools(config, "audit", this.run_uri) if config.evaluate.audit else [],
         differences=from_compiled(whole, settings.run_file, stage),
         since_last_start=since_last_start,
     )

@@ -31,6 +31,21 @@ TURN = np.dtype(
 
 
 @dataclass(frozen=True)
+class PreparedSamples:
+    """The samples of prepared data where they are stored, by split in the order of SPLITS."""
+
+    index: Index
+    splits: tuple[SplitIndex, ...]
+    shards: ShardReader
+
+    @classmethod
+    def open(cls, prepared_uri: str) -> PreparedSamples:
+        """Open prepared data, local or in a bucket."""
+        index, storage = Index.load(prepared_uri), open_prepared(prepared_uri)
+        return cls(index, tuple(index.split(name) for name in SPLITS), ShardReader.open(storage))
+
+
+@dataclass(frozen=True)
 class Catalogue:
     """All samples of prepared data. Numbers of samples count over the splits in the order of SPLITS.
 
@@ -38,9 +53,7 @@ class Catalogue:
     for none. Memory: 28 bytes an answer, and 36 an image.
     """
 
-    splits: tuple[SplitIndex, ...]
-    shards: ShardReader
-    index: Index
+    stored: PreparedSamples
     turns: NDArray[np.void]
     images: NDArray[np.bytes_]  # (images,) hashes of the distinct images, in order
     image_rows: NDArray[np.int64]  # (uses,) row of each sample's images
@@ -48,6 +61,14 @@ class Catalogue:
 
     def __len__(self) -> int:
         return len(self.first_use) - 1
+
+    @property
+    def splits(self) -> tuple[SplitIndex, ...]:
+        return self.stored.splits
+
+    @property
+    def shards(self) -> ShardReader:
+        return self.stored.shards
 
     @cached_property
     def starts(self) -> list[int]:
@@ -90,8 +111,8 @@ class Catalogue:
 
 def read_catalogue(prepared_uri: str, progressed: Callable[[int, int], None]) -> Catalogue:
     """Read all conversations once. `progressed`: samples read, and all."""
-    index, storage = Index.load(prepared_uri), open_prepared(prepared_uri)
-    splits, shards = tuple(index.split(name) for name in SPLITS), ShardReader.open(storage)
+    stored = PreparedSamples.open(prepared_uri)
+    splits, shards = stored.splits, stored.shards
     total, first, parts = sum(map(len, splits)), 0, []
     for split in splits:
         for done, number in enumerate(split.stored_order().tolist()):
@@ -103,7 +124,7 @@ def read_catalogue(prepared_uri: str, progressed: Callable[[int, int], None]) ->
     hashes = np.concatenate([split.images() for split in splits])
     images, rows = np.unique(hashes, return_inverse=True)
     counts = np.concatenate([split.image_count for split in splits])
-    return Catalogue(splits, shards, index, turns, images, rows.astype(np.int64), np.cumsum([0, *counts.tolist()]))
+    return Catalogue(stored, turns, images, rows.astype(np.int64), np.cumsum([0, *counts.tolist()]))
 
 
 def _turns_of(sample: int, turns: Sequence[Turn]) -> NDArray[np.void]:

@@ -12,6 +12,7 @@ from vlmpipe.trainer.data.sample import PART_MARK
 from vlmpipe.trainer.records.record import Part, Record
 
 EXCLUSIONS = "exclusions.jsonl"
+FOLDER = "audit"  # of a run, with the files of its job audit
 Kind = Literal[
     "near_duplicate", "shared_image", "blank_image", "suspected_label", "contradiction", "text_alone", "outlier"
 ]
@@ -52,7 +53,7 @@ class Audit(Record):
     """Findings about prepared data, and about a run's checkpoints where there is a run."""
 
     FILE: ClassVar[str] = "audit.json"
-    STEP: ClassVar[str] = "data-audit"
+    STEP: ClassVar[str] = "audit"
 
     prepared_uri: str
     run_id: str = ""
@@ -63,6 +64,14 @@ class Audit(Record):
     findings: tuple[Finding, ...] = ()
     excluded: int = Field(0, description="Distinct records in the list of exclusions.")
     notes: tuple[str, ...] = ()
+    version: str = Field("", description="The vlmpipe that made it.")
+    max_samples: int = Field(0, description="Samples whose losses were computed; 0 for all.")
+    checkpoints: tuple[str, ...] = Field((), description="Names of the checkpoints whose losses were compared.")
+
+    @property
+    def made_of(self) -> tuple[str, str, int, tuple[str, ...]]:
+        """What decides the findings."""
+        return self.version, self.prepared_uri, self.max_samples, self.checkpoints
 
     def finding(self, kind: Kind) -> Finding:
         """The finding of a kind."""

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from vlmpipe.trainer.audit.catalogue import Catalogue
 from vlmpipe.trainer.audit.findings import Finding, Flagged, collected
-from vlmpipe.trainer.audit.image_vectors import ImageVectors
-from vlmpipe.trainer.audit.neighbours import Vectors, nearest
+from vlmpipe.trainer.audit.images.image_vectors import ImageVectors
+from vlmpipe.trainer.audit.images.neighbours import Vectors, nearest
 from vlmpipe.trainer.audit.repeated_images import flag
 
 NEIGHBOURS = 12  # samples asked the same question whose images are nearest

@@ -66,7 +66,7 @@ def answer_losses(
             parts.append(_of_sequence(loader, blank(source) if is_blank else source, split, model, samples))
             done += len(samples)
             progressed(done)
-    return _joined(parts)
+    return joined(parts)
 
 
 def _of_sequence(
@@ -138,7 +138,8 @@ def _packed(chosen: Sequence[int], sampler: PackedBatchSampler) -> Iterator[list
         yield members
 
 
-def _joined(parts: Sequence[AnswerLosses]) -> AnswerLosses:
+def joined(parts: Sequence[AnswerLosses]) -> AnswerLosses:
+    """Concatenate the losses of several lists of samples."""
     if not parts:
         empty = np.zeros(0, np.int64)
         return AnswerLosses(empty, empty, empty.astype(np.float32), empty.astype(np.int32), empty.astype(np.int32))

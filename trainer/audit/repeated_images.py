@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from vlmpipe.trainer.audit.catalogue import Catalogue
 from vlmpipe.trainer.audit.findings import Finding, Flagged, collected
-from vlmpipe.trainer.audit.image_groups import ImageGroups
-from vlmpipe.trainer.audit.image_vectors import MAX_IMAGES, ImageVectors
+from vlmpipe.trainer.audit.images.image_groups import ImageGroups
+from vlmpipe.trainer.audit.images.image_vectors import MAX_IMAGES, ImageVectors
 
 LISTED_SHARED = 20  # samples of an image that are listed
 TEXTS = 2000  # samples of a finding that are listed with their texts

@@ -82,6 +82,17 @@ class FeaturesConfig(Section):
     batch_images: Positive = Field(64, description="Images encoded together (tiles, if images are cut).")
 
 
+AUDIT_CHUNK_TOKENS = 1024  # whose logits an audit holds at once where training computes all of a sequence's
+
+
+class AuditConfig(Section):
+    """Data audit of the run, a job of its own after training."""
+
+    max_samples: int = Field(
+        0, ge=0, description="Samples whose losses are computed, evenly spread over the splits; 0 is all."
+    )
+
+
 class EvaluateConfig(Section):
     """Evaluation on the validation split."""
 
@@ -122,6 +133,11 @@ class EvaluateConfig(Section):
     )
     lmms_eval: LmmsEvalConfig | None = Field(
         None, description="A further job, benchmark, in which lmms-eval scores the export; null for none."
+    )
+    audit: AuditConfig | None = Field(
+        None,
+        description="A further job, audit, that looks for copied images and wrong labels in the run's data and writes "
+        "audit.html and exclusions.jsonl; {} audits all samples, null for none.",
     )
 
     @field_validator("benchmarks")

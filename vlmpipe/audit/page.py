@@ -13,7 +13,7 @@ from vlmpipe.audit.screen import NAMES, decision, table
 from vlmpipe.report.pages import STYLE, page_template
 from vlmpipe.report.samples import Picture, thumbnail
 from vlmpipe.trainer import __version__
-from vlmpipe.trainer.audit.catalogue import Catalogue
+from vlmpipe.trainer.audit.catalogue import PreparedSamples
 from vlmpipe.trainer.audit.findings import Audit, Finding, Flagged
 from vlmpipe.trainer.errors import UserError
 
@@ -39,9 +39,9 @@ class Section:
     left_out: int
 
 
-def build_page(name: str, audit: Audit, catalogue: Catalogue) -> str:
+def build_page(name: str, audit: Audit, stored: PreparedSamples) -> str:
     """The page's HTML."""
-    sections = [_section(finding, catalogue) for finding in audit.findings if finding.flagged]
+    sections = [_section(finding, stored) for finding in audit.findings if finding.flagged]
     return page_template("vlmpipe.audit.page", "page.html.j2").render(
         style=Markup(STYLE),
         name=name,
@@ -55,10 +55,10 @@ def build_page(name: str, audit: Audit, catalogue: Catalogue) -> str:
     )
 
 
-def _section(finding: Finding, catalogue: Catalogue) -> Section:
+def _section(finding: Finding, stored: PreparedSamples) -> Section:
     groups = []
     for members in _groups(finding.flagged)[:SHOWN_GROUPS]:
-        groups.append(tuple(Card(flag, _picture(catalogue, flag)) for flag in members[:SHOWN_MEMBERS]))
+        groups.append(tuple(Card(flag, _picture(stored, flag)) for flag in members[:SHOWN_MEMBERS]))
     return Section(NAMES[finding.kind][0], finding, tuple(groups), finding.samples - sum(map(len, groups)))
 
 
@@ -70,14 +70,14 @@ def _groups(flagged: Sequence[Flagged]) -> list[list[Flagged]]:
     return sorted(alone + together, key=lambda members: -max(flag.score for flag in members))
 
 
-def _picture(catalogue: Catalogue, sample: Flagged) -> Picture:
+def _picture(stored: PreparedSamples, sample: Flagged) -> Picture:
     """The first image of a sample, or why there is none."""
-    split = next(split for split in catalogue.splits if split.name == sample.split)
+    split = next(split for split in stored.splits if split.name == sample.split)
     number = split.number(sample.id)
     if number is None:
         return Picture(problem="This sample is not in the prepared data any more.")
     try:
-        images = catalogue.shards.images(split.sample_location(number))
+        images = stored.shards.images(split.sample_location(number))
     except UserError as error:
         return Picture(problem=f"The image cannot be read: {error.found}.")
     return thumbnail(images[0], PIXELS) if images else Picture(problem="no image")

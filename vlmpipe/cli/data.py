@@ -181,7 +181,7 @@ def audit(
         )
         found, catalogue = audit_data(AuditRequest(job, uri, has_run, max_samples), progress_on_stderr())
         name = job.run.run_id
-        files = write_files(output or f"audit-{name}", name, found, catalogue)
+        files = write_files(output or f"audit-{name}", name, found, catalogue.stored)
     if as_json:
         print_json(summary_json(found, files))
         return

@@ -32,7 +32,7 @@ from vlmpipe.trainer.storage.base import join_uri
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import custom_job as api
 
-Job = Literal["replay", "cache_features", "train", "evaluate", "benchmark"]
+Job = Literal["replay", "cache_features", "train", "evaluate", "benchmark", "audit"]
 JOBS: tuple[Job, ...] = get_args(Job)
 MODULES: dict[Job, str] = {
     "replay": "vlmpipe.trainer.evaluation.replay.answer",
@@ -40,6 +40,7 @@ MODULES: dict[Job, str] = {
     "train": "vlmpipe.trainer.train",
     "evaluate": "vlmpipe.trainer.evaluation.evaluate",
     "benchmark": "vlmpipe.trainer.evaluation.lmms_eval",
+    "audit": "vlmpipe.trainer.audit.job",
 }
 EXTERNAL_LAUNCHER = "vlmpipe.trainer.external.launch"
 NO_IMAGE = "python"  # in place of the trainer image of local jobs without one
@@ -48,7 +49,11 @@ FLEX_START = "FLEX_START"
 
 def jobs_of(config: RunConfig) -> tuple[Job, ...]:
     """The jobs of a run, in order."""
-    left_out = {"benchmark": not config.evaluate.lmms_eval, "replay": config.data.replay is None}
+    left_out = {
+        "benchmark": not config.evaluate.lmms_eval,
+        "replay": config.data.replay is None,
+        "audit": config.evaluate.audit is None,
+    }
     return tuple(job for job in JOBS if not left_out.get(job))
 
 

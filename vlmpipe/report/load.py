@@ -28,7 +28,7 @@ R = TypeVar("R", bound=Record)
 STEP_ORDER = (
     "resolve-run", "choose-replay", "replay", "plan-data", "prepare-chunks", "prepare-data", "cache-features",
     "train", "sync-checkpoint",
-    "evaluate", "benchmark", "decide", "register-model", "deploy-model", "notify",
+    "evaluate", "benchmark", "audit", "decide", "register-model", "deploy-model", "notify",
 )  # fmt: skip
 
 

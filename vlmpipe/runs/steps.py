@@ -18,6 +18,7 @@ STEPS = (
     "sync-checkpoint",
     "evaluate",
     "benchmark",
+    "audit",
     "decide",
     "register-model",
     "deploy-model",
@@ -25,7 +26,7 @@ STEPS = (
 )
 OF_A_SWEEP = ("resolve-run", "prepare-data", "cache-features", "train-variants", "compare-variants")  # its last stage
 DECIDING = ("decide", "compare-variants")  # the last step of a stage
-OPTIONAL = ("replay", "benchmark", "deploy-model")  # a run without the section has no such step
+OPTIONAL = ("replay", "benchmark", "audit", "deploy-model")  # a run without the section has no such step
 OF_THE_RUN = ("register-model", "deploy-model", "notify")  # once, after all stages
 # Steps that do most of the work of another one, or prepare it: with several data.tasks, and with a source of replay.
 EARLIER = {"prepare-data": ("plan-data", "prepare-chunks"), "replay": ("choose-replay",)}

@@ -13,10 +13,10 @@ from PIL import Image
 from benchmarks.data.copies.planted_faults import ASKED, KINDS, plant
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
-from vlmpipe.trainer.audit.image_groups import CANDIDATES, MAX_BITS
-from vlmpipe.trainer.audit.image_vectors import BITS
-from vlmpipe.trainer.audit.likeness import are_alike, look_of
-from vlmpipe.trainer.audit.neighbours import nearest
+from vlmpipe.trainer.audit.images.image_groups import CANDIDATES, MAX_BITS
+from vlmpipe.trainer.audit.images.image_vectors import BITS
+from vlmpipe.trainer.audit.images.likeness import are_alike, look_of
+from vlmpipe.trainer.audit.images.neighbours import nearest
 from vlmpipe.trainer.data.near_duplicates.search import as_signatures
 from vlmpipe.trainer.data.near_duplicates.signature import HASH_BYTES, image_signature
 

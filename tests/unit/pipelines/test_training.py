@@ -350,6 +350,21 @@ def test_lmms_eval_is_a_job_between_evaluation_and_gate(target: str, tmp_path: P
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_an_audit_is_a_job_for_which_the_gate_does_not_wait(target: str, tmp_path: Path) -> None:
+    machine = '{"machine_type": "g2-standard-8", "accelerator_type": "NVIDIA_L4", "accelerator_count": 1}'
+    config = load_run_file(DIGITS, ["evaluate.audit={max_samples: 500}", f"cluster.evaluate_machine={machine}"])
+    whole = steps(compiled(config, target, tmp_path))
+    assert whole["decide"]["dependentTasks"] == ["evaluate", "resolve-run"]
+    assert "sync-checkpoint" in whole["audit"]["dependentTasks"]
+    assert "audit" in whole["collect-audit"]["dependentTasks"]
+    assert compile_pipeline(config, target, tmp_path / "again.yaml").jobs == 4
+    (pool,) = job_spec(config, "audit", RUN_URI)["worker_pool_specs"]
+    assert (pool["replica_count"], pool["machine_spec"]["machine_type"]) == (1, "g2-standard-8")
+    assert "vlmpipe.trainer.audit.job" in pool["container_spec"]["args"]
+    check_job_spec(job_spec(config, "audit", RUN_URI))
+
+
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/sweeps").glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_sweep_has_loops_over_preparations_and_jobs_and_one_comparison(
     path: Path, target: str, tmp_path: Path

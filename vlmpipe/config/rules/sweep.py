@@ -58,6 +58,8 @@ def _not_possible(config: RunFields) -> Iterator[Problem]:
         yield Problem("train.trainer", "found with sweep, whose jobs run vlmpipe's trainer; expected null")
     if last.evaluate.lmms_eval:
         yield Problem("evaluate.lmms_eval", "found with sweep, whose jobs serve no model; expected null")
+    if last.evaluate.audit:
+        yield Problem("evaluate.audit", "found with sweep, whose jobs audit no data; expected null")
     if last.cluster.capacity_fallback:
         text = "found with sweep, whose jobs have one kind of machine each; expected scheduling_strategy alone"
         yield Problem("cluster.capacity_fallback", text)

@@ -197,7 +197,7 @@ class ClusterConfig(Section):
     evaluate_replica_count: Positive = Field(1, description="Nodes of the evaluation job.")
     evaluate_machine: JobMachineConfig | None = Field(
         None,
-        description="Machine of the jobs evaluate and benchmark, such as {machine_type: g2-standard-8, "
+        description="Machine of the jobs evaluate, benchmark and audit, such as {machine_type: g2-standard-8, "
         "accelerator_type: NVIDIA_L4, accelerator_count: 1}; null takes the training machine. A model too large for "
         "one GPU is spread over the GPUs of a process: set processes_per_replica below accelerator_count.",
     )
@@ -296,6 +296,7 @@ class ClusterConfig(Section):
             "cache_features": (self.features_machine, self.features_replica_count),
             "evaluate": (self.evaluate_machine, self.evaluate_replica_count),
             "benchmark": (self.evaluate_machine, 1),
+            "audit": (self.evaluate_machine, 1),
         }
         if job not in own:
             return self

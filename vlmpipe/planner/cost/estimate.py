@@ -245,6 +245,7 @@ def term_cost(
     jobs: dict[Job, float | None] = {
         "replay": hours["replay"], "cache_features": hours["cache_features"], "train": train_hours,
         "evaluate": hours["evaluate"], "benchmark": hours["benchmark"],
+        "audit": hours["audit"],
     }  # fmt: skip
     steps, missing, old = list[StepCost](), dict[str, None](), dict[str, None]()
     for job, job_hours in jobs.items():

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from vlmpipe.catalog.machines import Gpu, load_catalog
 from vlmpipe.config.rules.baseline import asks_start
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.job_spec.build import Job
 from vlmpipe.planner.jobs.memory import as_replayed
 from vlmpipe.planner.scenario import Scenario
+from vlmpipe.planner.steps.needs import all_samples
 from vlmpipe.planner.time.communication import BF16_BYTES, FP32_BYTES
 from vlmpipe.planner.time.computing import reached
 from vlmpipe.planner.time.feature_cache import CacheAdvice
@@ -18,6 +20,7 @@ from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.evaluation.questions_at_once import questions_at_once
 from vlmpipe.trainer.sizing.flops import flops_per_sequence
 
+AUDIT_PASSES = 3  # an early checkpoint, a late one, and the late one without images
 CAPTIONS = "coco-captions"  # the format of benchmarks that the retention probe leaves out
 
 
@@ -36,6 +39,7 @@ def hours_beside_training(
         "replay": replay_hours(case),
         "evaluate": evaluate_hours(case, asks=asks_start(case.config, is_later_stage=is_later_stage)),
         "benchmark": None if case.config.evaluate.lmms_eval else 0.0,  # its questions are known to lmms-eval only
+        "audit": audit_hours(case),
     }
 
 
@@ -90,6 +94,19 @@ def replay_hours(case: Scenario) -> float | None:
     return _asking_hours(dataclasses.replace(case, config=as_replayed(case.config)), [questions])
 
 
+def audit_hours(case: Scenario) -> float | None:
+    """Forward passes over the audited samples of both splits, under two checkpoints and once without images.
+
+    0: the run has no audit. Comparing images, by rank 0 on the CPU, is not in it."""
+    config, samples = case.config, all_samples(case.load.samples, case.config.data.validation_fraction)
+    if config.evaluate.audit is None:
+        return 0.0
+    if samples is None:
+        return None
+    audited = min(samples, config.evaluate.audit.max_samples or samples)
+    return _asking_hours(case, [], forward_only=AUDIT_PASSES * audited, job="audit")
+
+
 def replay_questions(config: RunConfig, load: Workload) -> int | None:
     """Questions for the start model: their share of the other sources' training images, each sample with images of its
     own; an upper bound where samples share them. The answers are samples of the workload, too."""
@@ -99,8 +116,10 @@ def replay_questions(config: RunConfig, load: Workload) -> int | None:
     return math.ceil(load.samples * asked / (1 + asked))
 
 
-def _asking_hours(case: Scenario, rounds: Sequence[int], *, forward_only: int = 0) -> float | None:
-    """Hours of the evaluation's machines with these rounds of questions, and forward passes over further samples."""
+def _asking_hours(
+    case: Scenario, rounds: Sequence[int], *, forward_only: int = 0, job: Job = "evaluate"
+) -> float | None:
+    """Hours of a job on the evaluation's machines with these rounds of questions, and further forward passes."""
     config, shape, load, gpu = case.config, case.shape, case.load, evaluation_gpu(case.config, case.gpu)
     if gpu is None:
         return None
@@ -115,7 +134,7 @@ def _asking_hours(case: Scenario, rounds: Sequence[int], *, forward_only: int = 
     )
     rates, _ = reached(config, shape, case.layout, gpu, cached=case.cached)
     forward_s = (sum(rounds) + forward_only) * sample.forward / rates.beside
-    ranks = config.cluster.of_job("evaluate").world_size
+    ranks = config.cluster.of_job(job).world_size
     at_once = questions_at_once(
         evaluate.batch_questions,
         evaluate.batch_tokens,

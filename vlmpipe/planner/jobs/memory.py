@@ -1,4 +1,4 @@
-"""Memory of what asks or encodes beside training: the jobs cache_features, evaluate and benchmark, and `predict`.
+"""Memory of the jobs cache_features, evaluate, benchmark and audit, and of `predict`.
 
 Evaluation and predictions load the export in the precision that training computed in, spread over a rank's GPUs where
 one has no room (`vlmpipe.trainer.sizing.device_spread`). Lengths of questions are not known before data is prepared: a
@@ -22,12 +22,13 @@ from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart
 from vlmpipe.planner.memory.host import GIB, PROCESS_BYTES, HostMemory
 from vlmpipe.planner.memory.rank import CONTEXT_BYTES, LITTLE_SPARE, NEAR, WORKSPACE_BYTES
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.config.job import AUDIT_CHUNK_TOKENS
 from vlmpipe.trainer.config.model import PUBLISHED_FAMILIES
 from vlmpipe.trainer.evaluation.questions_at_once import questions_at_once
 from vlmpipe.trainer.sizing.device_spread import devices_needed, fullest_device
 from vlmpipe.trainer.sizing.model_shape import ModelShape, Stack
 
-Asking = Literal["replay", "evaluate", "benchmark", "predict"]
+Asking = Literal["replay", "evaluate", "benchmark", "audit", "predict"]
 MASK_BYTES = 3  # of each pair of a prompt's tokens: true or false, and what torch adds to scores in bf16
 LOGIT_BYTES = 8  # fp32, and a copy
 SHARDS_AT_ONCE = 2  # of features: one is written while the next one is made
@@ -123,6 +124,8 @@ def memory_beside_training(
         asking += ["evaluate", "predict"]
     if config.evaluate.lmms_eval:
         asking.append("benchmark")
+    if config.evaluate.audit and not trainer:  # without checkpoints of ours it loads no model
+        asking.append("audit")
     jobs += [_asking(config, nodes_of(config, job, here), shape, load, job) for job in asking]
     if config.data.replay:
         jobs.append(_asking(as_replayed(config), nodes_of(config, "replay", here), shape, load, "replay"))
@@ -150,8 +153,9 @@ def _asked_on(config: RunConfig, nodes: Nodes, shape: ModelShape, load: Workload
     number_bytes = BF16_BYTES if config.train.precision == "bf16" else FP32_BYTES
     weights = number_bytes * shape.total_parameters
     # `transformers serve` spreads one copy over all GPUs (its device is auto), and answers one question at a time.
-    ranks = 1 if job not in ("evaluate", "replay") else cluster.processes
-    questions = 1 if job == "benchmark" else config.evaluate.batch_questions
+    ranks = 1 if job not in ("evaluate", "replay", "audit") else cluster.processes
+    questions = 1 if job in ("benchmark", "audit") else config.evaluate.batch_questions
+    logits = tuple(_audited_logits(config, shape)) if job == "audit" else ()
     # Adapters of the start model are merged while its files are written, weight by weight.
     merged = FP32_BYTES if config.model.exports_adapter and job != "replay" else number_bytes
     host = None
@@ -159,6 +163,7 @@ def _asked_on(config: RunConfig, nodes: Nodes, shape: ModelShape, load: Workload
         copies = MemoryPart("models", ranks * merged * shape.total_parameters, f"loaded by each of {ranks} ranks")
         processes = MemoryPart("processes", ranks * PROCESS_BYTES, "Python, torch and transformers, assumed")
         asked = () if gpu else tuple(_questions(config, shape, load, shape.language.layers, number_bytes, questions))
+        asked = (*asked, *logits) if not gpu else ()
         on_host = (copies, processes, *(MemoryPart(p.name, ranks * p.bytes, p.why) for p in asked))
         host = HostMemory(machine.machine_type, machine.usable_bytes, on_host)
     if job != "predict" and gpu is None:
@@ -172,6 +177,7 @@ def _asked_on(config: RunConfig, nodes: Nodes, shape: ModelShape, load: Workload
     parts = (
         MemoryPart("weights", held, kind if devices == 1 else f"{kind}, layers spread over {devices} GPUs"),
         *_questions(config, shape, load, layers, number_bytes, questions),
+        *logits,
         MemoryPart("CUDA context", CONTEXT_BYTES, "measured once"),
         MemoryPart("cuBLAS workspaces", WORKSPACE_BYTES, "measured"),
     )
@@ -200,6 +206,11 @@ def _questions(
     images = math.ceil(count * prompt / mean * images_each)
     yield MemoryPart("images", _images(config, shape, images, number_bytes), f"{images} images of {why}")
     yield MemoryPart("logits", count * shape.vocabulary * LOGIT_BYTES, "of the next token")
+
+
+def _audited_logits(config: RunConfig, shape: ModelShape) -> Iterator[MemoryPart]:
+    tokens = min(config.data.sequence_length, config.train.loss_chunk_tokens or AUDIT_CHUNK_TOKENS)
+    yield MemoryPart("logits of a loss", tokens * shape.vocabulary * LOGIT_BYTES, f"of {tokens:,} tokens at once")
 
 
 def _images(config: RunConfig, shape: ModelShape, images: int, number_bytes: int) -> int:

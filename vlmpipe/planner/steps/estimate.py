@@ -271,4 +271,5 @@ def _machine_field(config: RunConfig, job: Job) -> str:
     """Where the run file has the job's machine, below cluster."""
     if job == "cache_features" and config.cluster.features_machine:
         return "features_machine."
-    return "evaluate_machine." if job in ("replay", "evaluate", "benchmark") and config.cluster.evaluate_machine else ""
+    asks = job in ("replay", "evaluate", "benchmark", "audit")
+    return "evaluate_machine." if asks and config.cluster.evaluate_machine else ""

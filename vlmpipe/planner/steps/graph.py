@@ -63,6 +63,8 @@ def _training(config: RunConfig, *, encodes: bool, is_last: bool) -> Iterator[Gr
             yield GraphStep("reuse-features", is_expected=not encodes)
         if job == "train":
             yield GraphStep("sync-checkpoint")
+        if job == "audit":
+            yield GraphStep("collect-audit")
     yield GraphStep("decide")
     if not is_last:
         yield GraphStep("reuse-stage", is_expected=False)

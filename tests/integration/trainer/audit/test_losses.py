@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.trainer.runs import make_run, metrics, train_runs
+from tests.support.trainer.runs import make_run, metrics, run_ranks, train_runs
+from vlmpipe.audit.files import audit_counts, write_page
 from vlmpipe.trainer.audit.audit import AuditRequest, audit
-from vlmpipe.trainer.audit.checkpoints import checkpoints_of, early_and_late, opened_model
+from vlmpipe.trainer.audit.checkpoints import alone, checkpoints_of, early_and_late, opened_model
+from vlmpipe.trainer.audit.findings import Audit
 from vlmpipe.trainer.audit.losses import answer_losses
+from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.records.step import require_step
+from vlmpipe.trainer.storage import open_storage
 
 STEPS = 6
 
@@ -31,7 +36,7 @@ def test_losses_of_answers_sum_to_the_validation_losses_of_their_steps(tmp_path:
     assert [one.step for one in compared] == [2, STEPS]
     split = Index.load(job.pointers().prepared_uri).split("eval")
     for checkpoint in compared:
-        with opened_model(job, checkpoint) as model:
+        with opened_model(job, checkpoint, alone()) as model:
             seen = answer_losses(job, split, model, range(len(split)))
             blank = answer_losses(job, split, model, range(len(split)), is_blank=True)
         assert int(seen.tokens.sum()) == int(split.label_tokens.sum())
@@ -42,3 +47,26 @@ def test_losses_of_answers_sum_to_the_validation_losses_of_their_steps(tmp_path:
     assert found.checkpoint_steps == (2, STEPS)
     assert found.finding("suspected_label").checked == len(catalogue.turns)
     assert torch.is_grad_enabled()
+    _the_job_of_two_ranks_finds_the_same_and_once(job, found)
+
+
+def _the_job_of_two_ranks_finds_the_same_and_once(job: JobConfig, found: Audit) -> None:
+    folder = open_storage(f"{job.run.run_uri}/audit")
+    run_job(job)
+    written = Audit.require(folder)
+    assert written.made_of == found.made_of
+    assert [(one.kind, one.samples, one.checked) for one in written.findings] == [
+        (one.kind, one.samples, one.checked) for one in found.findings
+    ]
+    assert require_step(open_storage(job.run.run_uri), "audit").state == "done"
+    run_job(job)
+    assert require_step(open_storage(job.run.run_uri), "audit").state == "reused"
+    folder.delete("exclusions.jsonl")
+    run_job(job)
+    assert folder.stat("exclusions.jsonl")
+    audited, page = write_page(job.run.run_uri)
+    assert audit_counts(audited)["samples"] == found.samples and b"<h1>audited</h1>" in page
+
+
+def run_job(job: JobConfig) -> None:
+    run_ranks("vlmpipe.trainer.audit.job", ["--config", f"{job.run.run_uri}/run.json"], processes=2)

@@ -20,6 +20,7 @@ from vlmpipe.trainer.preflight.bought import VARIABLE
 from vlmpipe.trainer.preflight.gpus import examine
 
 L4 = ["cluster.machine_type=g2-standard-4", "cluster.accelerator_type=NVIDIA_L4", "cluster.accelerator_count=1"]
+AUDIT = "evaluate.audit={}"
 BENCHMARK = 'evaluate.lmms_eval={"tasks": ["pope"], "image_uri": "us-docker.pkg.dev/p/r/lmms-eval:1"}'
 PROGRAM: dict[str, Any] = {
     "name": "mine",
@@ -53,7 +54,7 @@ def ended(spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> int:
 
 def ours(job: str = "") -> RunConfig:
     file = "tests/fixtures/run_files/digits-replay.yaml" if job == "replay" else "configs/digits.yaml"
-    return load_run_file(ROOT / file, [*L4, BENCHMARK])
+    return load_run_file(ROOT / file, [*L4, BENCHMARK, AUDIT])
 
 
 def external() -> RunConfig:

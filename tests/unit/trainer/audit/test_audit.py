@@ -11,11 +11,12 @@ import pytest
 from PIL import Image, ImageEnhance
 
 from tests.support.data.prepared import conversation, job_config, run_prepare, write_json
-from vlmpipe.trainer.audit.audit import NEEDS_RUN, AuditRequest, audit
+from vlmpipe.trainer.audit.audit import AuditRequest, audit
 from vlmpipe.trainer.audit.catalogue import Catalogue
 from vlmpipe.trainer.audit.findings import Audit, Flagged, by_records, collected, exclusion_file
-from vlmpipe.trainer.audit.image_vectors import image_vectors
+from vlmpipe.trainer.audit.images.image_vectors import image_vectors
 from vlmpipe.trainer.audit.label_suspects import CheckedAnswers, suspected_labels
+from vlmpipe.trainer.audit.sample_losses import NEEDS_RUN
 from vlmpipe.trainer.audit.text_alone import predicted_by_text
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.exclusions.exclusion_file import read_exclusions

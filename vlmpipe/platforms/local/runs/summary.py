@@ -50,6 +50,7 @@ TO_DO = {
     ExitCode.PREEMPTED: "run the same command: it continues this run",
     ExitCode.NO_PERMISSION: "correct the permissions, then run the same command: it continues this run",
 }
+AUDIT_PAGE = "audit/audit.html"  # of a run with evaluate.audit
 SCORES = ("exact_match", "vqa_accuracy", "anls", "cider_d", "chance", "loss")  # of evaluate.json
 
 
@@ -196,7 +197,8 @@ def success(report: RunReport) -> list[str]:
         lines += sweep_lines(SweepComparison.read_if_there(store), LearningCurve.read_if_there(store))
     else:
         lines += result_lines(evaluation, decision, registered)
-    for label, path in (("model", "export"), ("report", "report.html"), ("predictions", "predictions.jsonl")):
+    files = {"model": "export", "report": "report.html", "predictions": "predictions.jsonl", "audit": AUDIT_PAGE}
+    for label, path in files.items():
         place = folder if path == "report.html" else results
         if (place / path).exists():
             lines.append(f"{label:<12} {place / path}")

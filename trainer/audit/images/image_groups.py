@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vlmpipe.trainer.audit.catalogue import Catalogue
-from vlmpipe.trainer.audit.image_vectors import BITS, ImageVectors
-from vlmpipe.trainer.audit.likeness import Look, are_alike, look_of
-from vlmpipe.trainer.audit.neighbours import nearest
+from vlmpipe.trainer.audit.images.image_vectors import BITS, ImageVectors
+from vlmpipe.trainer.audit.images.likeness import Look, are_alike, look_of
+from vlmpipe.trainer.audit.images.neighbours import nearest
 from vlmpipe.trainer.data.shards.image_index import UniqueImages, digits_of
 
 CANDIDATES = 6  # nearest images of each, by either vector
@@ -38,7 +38,7 @@ def image_groups(
     catalogue: Catalogue, vectors: ImageVectors, progressed: Callable[[int, int], None] = lambda *_: None
 ) -> ImageGroups:
     """Group the images. Candidates are the nearest by hash and by feature; their pixels decide."""
-    places = catalogue.index.unique_images()
+    places = catalogue.stored.index.unique_images()
     met: set[int] = set()
 
     @lru_cache(HELD_LOOKS)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmpipe.trainer.audit import neighbours
-from vlmpipe.trainer.audit.neighbours import as_directions, nearest
+from vlmpipe.trainer.audit.images import neighbours
+from vlmpipe.trainer.audit.images.neighbours import as_directions, nearest
 
 
 @given(rows=st.integers(0, 23), count=st.integers(1, 6), seed=st.integers(0, 99))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance
 
-from vlmpipe.trainer.audit.likeness import are_alike, look_of
+from vlmpipe.trainer.audit.images.likeness import are_alike, look_of
 
 
 def scene(seed: int, side: int = 96) -> Image.Image:

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vlmpipe.trainer.audit.catalogue import Catalogue
-from vlmpipe.trainer.audit.neighbours import Vectors, as_directions
+from vlmpipe.trainer.audit.images.neighbours import Vectors, as_directions
 from vlmpipe.trainer.data.near_duplicates.signature import HASH_BYTES
 from vlmpipe.trainer.data.near_duplicates.table import NAME
 from vlmpipe.trainer.data.shards.image_index import digits_of, hashes_of

@@ -1,0 +1,1 @@
+"""Images of an audit: vectors of all, their nearest neighbours, and groups of copies."""
