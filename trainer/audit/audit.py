@@ -89,7 +89,11 @@ def audit_with(request: AuditRequest, losses: RunLosses, told: Told = lambda *_:
 def _of_losses(catalogue: Catalogue, vectors: ImageVectors, losses: RunLosses) -> list[Finding]:
     """The findings that take losses, or why there are none."""
     if losses.missing:
-        return [Finding(kind=kind, obstacle=losses.missing) for kind in ("suspected_label", "text_alone")]
+        obstacle = f"by losses: {losses.missing}"
+        return [
+            suspected_labels(catalogue, vectors, None, obstacle),
+            Finding(kind="text_alone", obstacle=losses.missing),
+        ]
     seen = _together([_checked(catalogue, part) for part in losses.passes if not part.is_blank])
     (blank,) = (_checked(catalogue, part) for part in losses.passes if part.is_blank)
     return [

@@ -22,7 +22,7 @@ TURN = np.dtype(
     [
         ("sample", "<i4"),  # number of the sample over all splits
         ("turn", "<i4"),  # index of the turn in its conversation
-        ("question", "<u8"),  # digest of its text; 0 of one that is too long or follows another turn
+        ("question", "<u8"),  # digest of its text; 0 of one that is too long to be compared
         ("answer", "<u8"),  # digest of its text without case, full stop and white space around it
         ("characters", "<i4"),  # of the answer
         ("script", "<u2"),  # of the answer, see `scripts`
@@ -132,7 +132,7 @@ def _turns_of(sample: int, turns: Sequence[Turn]) -> NDArray[np.void]:
         (
             sample,
             number,
-            _digest(counted_question(turn.question)) if number == 0 else 0,
+            _digest(counted_question(turn.question)),
             _digest(plain(turn.answer)),
             len(turn.answer),
             script_of(turn.answer),

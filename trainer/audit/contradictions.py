@@ -57,9 +57,15 @@ def contradictions(catalogue: Catalogue, groups: NDArray[np.int64]) -> Finding:
                     excluded=not is_right,
                 )
             )
-    obstacle = f"long answers to {is_open:,} open questions, such as captions, were not compared" if is_open else ""
+    later = int((turns["turn"] > 0).sum())
+    left_out = [
+        f"long answers to {is_open:,} open questions, such as captions, were not compared" if is_open else "",
+        f"{later:,} answers of later turns, which depend on the turns before them, were not compared" if later else "",
+    ]
     advice = "correct the answers; those that fewer samples give are excluded, all where none is given by most"
-    return collected("contradiction", flagged, checked=len(asked), advice=advice, obstacle=obstacle)
+    return collected(
+        "contradiction", flagged, checked=len(asked), advice=advice, obstacle="; ".join(filter(None, left_out))
+    )
 
 
 def _image_keys(catalogue: Catalogue, groups: NDArray[np.int64]) -> NDArray[np.uint64]:

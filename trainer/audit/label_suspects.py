@@ -1,4 +1,4 @@
-"""Answers whose loss stays high under two checkpoints while that of similar samples falls: suspected wrong labels."""
+"""Suspected wrong labels: answers unlike those of near images, or whose loss stays high while theirs falls."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ from vlmpipe.trainer.audit.repeated_images import flag
 NEIGHBOURS = 12  # samples asked the same question whose images are nearest
 MIN_NEIGHBOURS = 4  # below which all answers to the question stand for them
 MIN_LOSS = 1.2  # nats: the model gives the label less than about a third of the probability
-MIN_ABOVE = 1.0  # nats above the median of the neighbours, under each checkpoint
-CONFIRMED_SHARE = 0.5  # of the neighbours' answers must be the most probable ones: the model has learned the question
+MIN_ABOVE = 1.0  # nats above the median of the neighbours, in the mean of the checkpoints
+CONFIRMED_SHARE = 0.5  # of the neighbours' answers, and of validation answers, must be the most probable ones
+MIN_HELD_OUT = 10  # validation answers of a question, below which all rare questions are counted together
+VOTERS = 8  # nearest images with the same question
+MAX_OWN, MIN_OTHER = 1 / 8, 5 / 8  # of them have this label, or another one: a copy of the sample may be among them
+MIN_AGREEMENT = 0.7  # of a question's answers are those of most of their neighbours
 
 
 @dataclass(frozen=True)
@@ -34,33 +38,124 @@ class CheckedAnswers:
     steps: tuple[int, ...]
 
 
-def suspected_labels(catalogue: Catalogue, vectors: ImageVectors, checked: CheckedAnswers, obstacle: str) -> Finding:
-    """The answers that the model gives another one instead of under each checkpoint, with a loss far above that of the
-    nearest images that are asked the same question.
+def suspected_labels(
+    catalogue: Catalogue, vectors: ImageVectors, checked: CheckedAnswers | None, obstacle: str
+) -> Finding:
+    """The answers that speak against the nearest images with the same question, by their labels or by their losses.
+
+    By labels, where nearest images mostly have equal ones: next to none of them has this label, and most have one
+    other. By losses, where the model has learned what holds for validation samples: the answer is not the most probable
+    one under each checkpoint, and loses far more than the neighbours'. Where both can be judged both must agree, but
+    for an answer that is voted down and not the most probable one of the late checkpoint.
+
+    checked: None without a run, where labels alone are judged.
     """
-    turns = catalogue.turns[checked.rows]
+    rows = np.arange(len(catalogue.turns)) if checked is None else checked.rows
+    turns = catalogue.turns[rows]
     around = _around(catalogue, vectors, turns)
-    above = checked.nats - around.nats(checked.nats)
-    late = len(checked.steps) - 1
-    learned = around.share(checked.missed[late] == 0) >= CONFIRMED_SHARE
-    is_suspect = (
-        (checked.missed > 0).all(axis=0)
-        & (checked.nats >= MIN_LOSS).all(axis=0)
-        & (above >= MIN_ABOVE).all(axis=0)
-        & learned
-    )
+    votes = _votes(turns, around)
+    is_suspect, above, left_out = votes.is_against, np.zeros(len(turns)), ""
+    usual = np.zeros((1, len(turns)), np.float32)
+    if checked is not None:
+        usual = around.nats(checked.nats)
+        above, by_losses, left_out = _judged_by_losses(catalogue, turns, around, checked, usual)
+        is_suspect = (is_suspect & (checked.missed[-1] > 0)) | (by_losses & (~votes.is_judged | votes.is_alone))
     flagged: list[Flagged] = []
     for place in np.flatnonzero(is_suspect).tolist():
-        losses = ", ".join(
-            f"{nats:.1f} at step {step:,}" for nats, step in zip(checked.nats[:, place], checked.steps, strict=True)
-        )
-        usual = float(around.nats(checked.nats)[late, place])
-        detail = f"loss {losses} (nats); similar samples have {usual:.2f}"
+        details = []
+        if votes.is_against[place]:
+            share = f"{votes.other[place]:.0%} of the {VOTERS} nearest images with this question"
+            details.append(f"{share} have one other answer, {votes.own[place]:.0%} this one")
+        if checked is not None:
+            losses = ", ".join(
+                f"{nats:.1f} at step {step:,}" for nats, step in zip(checked.nats[:, place], checked.steps, strict=True)
+            )
+            details.append(f"loss {losses} (nats); similar samples have {usual[-1, place]:.2f}")
         sample, turn = int(turns["sample"][place]), int(turns["turn"][place])
-        score = float(above[:, place].min())
-        flagged.append(flag(catalogue, sample, "suspected_label", detail, score=score, turn=turn, excluded=True))
+        score = float(above[place] + votes.other[place])
+        flagged.append(
+            flag(catalogue, sample, "suspected_label", "; ".join(details), score=score, turn=turn, excluded=True)
+        )
+    judged = int(votes.is_judged.sum())
+    by_labels = f"neighbours' labels judged {judged:,} of {len(turns):,} answers: elsewhere near images differ in them"
+    left = [obstacle, left_out, by_labels if judged < len(turns) else ""]
     advice = "look at them and correct the labels; hard samples are among them"
-    return collected("suspected_label", flagged, checked=len(turns), advice=advice, obstacle=obstacle)
+    return collected(
+        "suspected_label", flagged, checked=len(turns), advice=advice, obstacle="; ".join(filter(None, left))
+    )
+
+
+def _judged_by_losses(
+    catalogue: Catalogue,
+    turns: NDArray[np.void],
+    around: _Around,
+    checked: CheckedAnswers,
+    usual: NDArray[np.float32],
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], str]:
+    """(answers,) losses above the neighbours', summed over checkpoints; suspects; what was not judged."""
+    above = (checked.nats - usual).sum(axis=0)
+    late = checked.missed[-1]
+    is_learned = _is_learned(catalogue, turns, late == 0)
+    is_suspect = (
+        (checked.missed > 0).all(axis=0)
+        & (checked.nats[-1] >= MIN_LOSS)
+        & (above >= MIN_ABOVE * len(checked.steps))
+        & (around.share(late == 0) >= CONFIRMED_SHARE)
+        & is_learned
+    )
+    not_judged = int((~is_learned).sum())
+    text = f"losses did not judge {not_judged:,} of {len(turns):,} answers: to their questions the model gives fewer "
+    return above, is_suspect, f"{text}than {CONFIRMED_SHARE:.0%} of validation answers" if not_judged else ""
+
+
+def _is_learned(catalogue: Catalogue, turns: NDArray[np.void], is_exact: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(answers,) whether the model gives enough of the validation answers to the question, or to all rare questions."""
+    splits = np.array([split.name == "eval" for split in catalogue.splits])
+    is_held_out = splits[np.searchsorted(catalogue.starts, turns["sample"], side="right") - 1]
+    _, of_question = np.unique(turns["question"], return_inverse=True)
+    asked = np.bincount(of_question, weights=is_held_out)
+    of_question = np.where(asked[of_question] >= MIN_HELD_OUT, of_question, len(asked))
+    asked = np.bincount(of_question, weights=is_held_out, minlength=len(asked) + 1)
+    exact = np.bincount(of_question, weights=is_held_out & is_exact, minlength=len(asked))
+    shares = np.divide(exact, asked, out=np.zeros_like(exact), where=asked > 0)
+    learned: NDArray[np.bool_] = shares[of_question] >= CONFIRMED_SHARE
+    return learned
+
+
+@dataclass(frozen=True)
+class _Votes:
+    """(answers,) shares of the VOTERS nearest images that have this answer, and that have the most frequent other one.
+
+    is_judged: near images with this question mostly have equal answers.
+    """
+
+    own: NDArray[np.float64]
+    other: NDArray[np.float64]
+    is_judged: NDArray[np.bool_]
+
+    @property
+    def is_alone(self) -> NDArray[np.bool_]:
+        alone: NDArray[np.bool_] = self.own <= MAX_OWN
+        return alone
+
+    @property
+    def is_against(self) -> NDArray[np.bool_]:
+        return self.is_judged & self.is_alone & (self.other >= MIN_OTHER)
+
+
+def _votes(turns: NDArray[np.void], around: _Around) -> _Votes:
+    places = around.places[:, :VOTERS]
+    same_question = (places >= 0) & (turns["question"][places] == turns["question"][:, None])
+    has_voters = same_question.all(axis=1) & (turns["question"] != 0)
+    labels, own_label = turns["answer"][places], turns["answer"][:, None]
+    own = (labels == own_label).mean(axis=1)
+    equal = (labels[:, :, None] == labels[:, None, :]).sum(axis=2)
+    other = np.where(labels == own_label, 0, equal).max(axis=1) / VOTERS
+    _, of_question = np.unique(turns["question"], return_inverse=True)
+    agrees = np.bincount(of_question, weights=has_voters & (own > other))
+    voted = np.bincount(of_question, weights=has_voters)
+    shares = np.divide(agrees, voted, out=np.zeros_like(agrees), where=voted > 0)
+    return _Votes(own, other, has_voters & (shares[of_question] >= MIN_AGREEMENT))
 
 
 @dataclass(frozen=True)

@@ -36,11 +36,15 @@ def predicted_by_text(catalogue: Catalogue, blank: CheckedAnswers, obstacle: str
         probability = float(np.exp(-highest[place]))
         detail = f"answered without the image with probability {probability:.0%}"
         flagged.append(flag(catalogue, int(samples[place]), "text_alone", detail, score=probability))
-    guessed = int((is_predicted & (decided == 0)).sum())
-    left_out = ""
+    is_long = np.bincount(of_sample, weights=turns["question"] == 0, minlength=len(samples)) > 0
+    undecided = is_predicted & (decided == 0)
+    guessed, long = int((undecided & ~is_long).sum()), int((undecided & is_long).sum())
+    left_out = []
     if guessed:
-        left_out = f"{guessed:,} samples are answered by one guess for their question, or by the answer that is most "
-        left_out += "frequent: no evidence, not listed"
+        text = f"{guessed:,} samples are answered by one guess for their question, or by the answer that is most "
+        left_out.append(f"{text}frequent: no evidence, not listed")
+    if long:
+        left_out.append(f"{long:,} samples have questions too long to compare with others: not listed")
     advice = "ask so that the image decides, or leave them out of the validation split: they count as right for nothing"
     advice += "; training samples may be learned by heart"
     return collected(
@@ -48,14 +52,14 @@ def predicted_by_text(catalogue: Catalogue, blank: CheckedAnswers, obstacle: str
         flagged,
         checked=int(has_images.sum()),
         advice=advice,
-        obstacle="; ".join(filter(None, [obstacle, left_out])),
+        obstacle="; ".join(filter(None, [obstacle, *left_out])),
     )
 
 
 def _decided_by_question(catalogue: Catalogue) -> NDArray[np.bool_]:
     """(turns,) whether nearly all answers to a turn's question are this one, and it is not the most frequent of all.
 
-    False of turns whose question the catalogue does not compare.
+    Of every turn, later ones by their own question too; False of questions that are too long to be compared.
     """
     turns = catalogue.turns
     if not len(turns):

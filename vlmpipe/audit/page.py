@@ -16,6 +16,7 @@ from vlmpipe.trainer import __version__
 from vlmpipe.trainer.audit.catalogue import PreparedSamples
 from vlmpipe.trainer.audit.findings import Audit, Finding, Flagged
 from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.printable import printable
 
 SHOWN_GROUPS, SHOWN_MEMBERS = 40, 4  # of a finding, and of a group
 PIXELS = 160
@@ -44,12 +45,14 @@ def build_page(name: str, audit: Audit, stored: PreparedSamples) -> str:
     sections = [_section(finding, stored) for finding in audit.findings if finding.flagged]
     return page_template("vlmpipe.audit.page", "page.html.j2").render(
         style=Markup(STYLE),
-        name=name,
+        name=printable(name),
         audit=audit,
         decision=decision(audit),
         rows=list(table(audit)),
         sections=sections,
-        obstacles=[(NAMES[finding.kind][0], finding.obstacle) for finding in audit.findings if finding.obstacle],
+        obstacles=[
+            (NAMES[finding.kind][0], printable(finding.obstacle)) for finding in audit.findings if finding.obstacle
+        ],
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=__version__,
     )
@@ -58,8 +61,14 @@ def build_page(name: str, audit: Audit, stored: PreparedSamples) -> str:
 def _section(finding: Finding, stored: PreparedSamples) -> Section:
     groups = []
     for members in _groups(finding.flagged)[:SHOWN_GROUPS]:
-        groups.append(tuple(Card(flag, _picture(stored, flag)) for flag in members[:SHOWN_MEMBERS]))
+        groups.append(tuple(Card(_printable(flag), _picture(stored, flag)) for flag in members[:SHOWN_MEMBERS]))
     return Section(NAMES[finding.kind][0], finding, tuple(groups), finding.samples - sum(map(len, groups)))
+
+
+def _printable(flag: Flagged) -> Flagged:
+    """The sample with no control character and no mark of direction in its texts, which the template escapes."""
+    texts = {name: printable(getattr(flag, name)) for name in ("id", "detail", "question", "answer")}
+    return flag.model_copy(update=texts)
 
 
 def _groups(flagged: Sequence[Flagged]) -> list[list[Flagged]]:
