@@ -20,7 +20,7 @@ from vlmpipe.trainer.preflight.bought import VARIABLE
 from vlmpipe.trainer.preflight.gpus import examine
 
 L4 = ["cluster.machine_type=g2-standard-4", "cluster.accelerator_type=NVIDIA_L4", "cluster.accelerator_count=1"]
-AUDIT = "evaluate.audit={}"
+AUDIT = "evaluate.audit={max_samples: 5}"
 BENCHMARK = 'evaluate.lmms_eval={"tasks": ["pope"], "image_uri": "us-docker.pkg.dev/p/r/lmms-eval:1"}'
 PROGRAM: dict[str, Any] = {
     "name": "mine",
