@@ -70,7 +70,7 @@ class Audit(Record):
 
     @property
     def made_of(self) -> tuple[str, str, int, tuple[str, ...]]:
-        """What decides the findings."""
+        """Version, data and settings that decide the findings."""
         return self.version, self.prepared_uri, self.max_samples, self.checkpoints
 
     def finding(self, kind: Kind) -> Finding:
