@@ -103,7 +103,7 @@ class Parts:
         family, found = family_of(self._job.model), dict[str, torch.Tensor]()
         for batch, pixels in zip(self._batches, self._pixels, strict=True):
             outputs = family.encode(self._job.model, self._tower, pixels.values, pixels.grids)
-            found |= dict(zip(batch, pixels.features_of_each(outputs), strict=True))
+            found |= dict(zip(batch, outputs, strict=True))
         return found
 
     def _write(self, features: dict[str, torch.Tensor]) -> None:

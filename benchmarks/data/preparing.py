@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from tests.support.trainer.flop_cases import model_config
-from tests.support.trainer.tiny_native import CONFIGS
+from tests.support.trainer.tiny_native import CONFIGS, SQUARE
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.models import image_threads
 from vlmpipe.trainer.models.image_processor import image_preparer
@@ -38,7 +38,8 @@ QWEN: dict[str, Any] = {
 # As published models are: the side of a square, tiles of 512 pixels up to 2,048, patches of Qwen's models.
 MODELS: dict[str, dict[str, Any]] = {
     "llava (336 pixels)": {"image_size": 336},
-    "smolvlm (tiles up to 1536)": {"family": "smolvlm_tiles", "image_size": 512, "longest_edge": 1536},
+    "smolvlm (tiles up to 1536)": {"family": "smolvlm_tiles", "image_size": 512, "longest_edge": 1536}
+    | {"pretrained": {"config": CONFIGS["smolvlm"] | {"vision_config": SQUARE | {"image_size": 512}}}},
     "qwen2_5_vl": QWEN,
 }
 

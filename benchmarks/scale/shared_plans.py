@@ -33,7 +33,7 @@ class Split:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def tiles(self, _tile_tokens: int) -> np.ndarray:
+    def shown(self) -> np.ndarray:
         return self.images
 
 

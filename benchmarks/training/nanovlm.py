@@ -194,7 +194,10 @@ def _inputs(step: ReadyStep) -> dict[str, Any]:
     (batch,) = step.batches
     targets = torch.full_like(batch.input_ids, IGNORED)
     targets.view(-1)[batch.label_index] = batch.label_ids
-    return {"input_ids": batch.input_ids, "images": batch.images, "targets": targets}
+    assert not isinstance(batch.images, Tensor)
+    pixels = batch.images["pixel_values"]  # (1, images, channels, side, side)
+    assert isinstance(pixels, Tensor)
+    return {"input_ids": batch.input_ids, "images": pixels.flatten(0, 1), "targets": targets}
 
 
 @contextlib.contextmanager

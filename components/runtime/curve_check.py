@@ -15,7 +15,6 @@ def require_curve(sweep: Sweep) -> None:
     """Raise DataError for too few validation samples, ConfigError where the smallest share fills no batch."""
     from vlmpipe.trainer.data.sampler import PackedBatchSampler  # not above: compiling needs no numpy
     from vlmpipe.trainer.data.shards.index import Index
-    from vlmpipe.trainer.models.image_tokens import image_form_of
 
     smallest = min(sweep.shares, key=lambda name: sweep.shares[name])
     for training in sweep.trainings:
@@ -31,5 +30,4 @@ def require_curve(sweep: Sweep) -> None:
                 expected=f"at least {MIN_HELD_OUT}",
                 fix="raise data.validation_fraction or evaluate.max_samples, or add samples",
             )
-        tile_tokens = image_form_of(job.model).tile_tokens
-        PackedBatchSampler.of_training(index.split("train"), job, tile_tokens=tile_tokens).require_batch()
+        PackedBatchSampler.of_training(index.split("train"), job).require_batch()

@@ -55,9 +55,7 @@ def answer_losses(
     """
     features, form = model.readers.features, model.chat.form
     source = cached_images(features, job.model) if features else online_images(image_preparer(job.model))
-    sampler = PackedBatchSampler(
-        split, job.data, seed=0, global_batch_size=1, tile_tokens=form.tile_tokens, max_kept=form.max_kept
-    )
+    sampler = PackedBatchSampler(split, job.data, seed=0, global_batch_size=1, max_kept=form.max_kept)
     loader = PackedLoader(split, sampler, model.chat, model.readers.samples, images=features is None)
     parts: list[AnswerLosses] = []
     done = 0

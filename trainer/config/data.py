@@ -207,8 +207,7 @@ class DataConfig(Section):
     sequence_length: Positive = Field(description="Tokens of a packed sequence.")
     max_images_per_sequence: Positive = Field(
         64,
-        description="Most images in a packed sequence (tiles, if images are cut); with sequence_length it bounds "
-        "memory.",
+        description="Most images in a packed sequence; with sequence_length it bounds memory.",
     )
     pack: bool = Field(True, description="Pack several samples into a sequence; false gives each sample its own.")
     shuffle_shards: Positive = Field(

@@ -78,8 +78,8 @@ class FeaturesConfig(Section):
         description="Encode each image once before training: on, off, or auto, which does so if the plan finds that "
         "it saves time.",
     )
-    shard_images: Positive = Field(512, description="Images per feature shard (tiles, if images are cut).")
-    batch_images: Positive = Field(64, description="Images encoded together (tiles, if images are cut).")
+    shard_images: Positive = Field(512, description="Images per feature shard.")
+    batch_images: Positive = Field(64, description="Images encoded together.")
 
 
 AUDIT_CHUNK_TOKENS = 1024  # whose logits an audit holds at once where training computes all of a sequence's

@@ -14,8 +14,8 @@ from vlmpipe.trainer.secret_manager import SECRET_NAME
 WHOLE_FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "hf")
 # Families whose images keep their shape, and so differ in tokens; those of the others are resized to one square.
 GRID_FAMILIES = ("qwen2_5_vl", "qwen3_vl")
-# Families of any type, whose code and image processor are transformers' own and are examined before training.
-PUBLISHED_FAMILIES = ("hf",)
+# Families whose code and image processor are transformers' own and are examined before training; those of any type.
+PUBLISHED_FAMILIES, ANY_TYPE_FAMILIES = ("smolvlm", "hf"), ("hf",)
 # Of their images: the longer side to the shorter one. transformers refuses to resize what is longer.
 MAX_ASPECT = 200.0
 # Of an image that is cut into tiles. transformers makes none larger.
@@ -237,7 +237,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _fits_the_family(self) -> ModelConfig:
-        if self.family in PUBLISHED_FAMILIES:
+        if self.is_of_any_type:
             _require_published(self)
             return self
         if self.image_processor is not None:
@@ -308,6 +308,24 @@ class ModelConfig(Section):
         return self
 
     @property
+    def is_of_any_type(self) -> bool:
+        """Return whether the model's own files alone say what it is."""
+        return self.family in ANY_TYPE_FAMILIES
+
+    @property
+    def image_settings(self) -> dict[str, object] | None:
+        """Changed settings of the published image processor; None changes none.
+
+        Images of one tile skip the published SmolVLMs' first resizing: it prepares cutting, and would only enlarge
+        small images and reduce them again.
+        """
+        if self.is_of_any_type:
+            return self.image_processor
+        cuts = self.longest_edge is not None
+        tile = {"do_image_splitting": cuts, "do_resize": cuts, "max_image_size": {"longest_edge": self.image_size}}
+        return tile | ({"size": {"longest_edge": self.longest_edge}} if cuts else {})
+
+    @property
     def image_token(self) -> str:
         """Image token of the family's published tokenizers."""
         return IMAGE_PAD if self.family in GRID_FAMILIES else IMAGE_TOKEN
@@ -342,7 +360,7 @@ class ModelConfig(Section):
     def caches_if_auto(self) -> bool:
         """Return whether features.cache auto may store the tower's output. Whether that of family hf can be stored,
         only an examination of its model type says: there the run file must ask for it."""
-        return "tower" in self.freeze and self.family not in PUBLISHED_FAMILIES
+        return "tower" in self.freeze and not self.is_of_any_type
 
     @property
     def has_patterns(self) -> bool:

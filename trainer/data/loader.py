@@ -17,7 +17,7 @@ from vlmpipe.trainer.data.shards.sample_ranges import SampleRanges, ShardSamples
 from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.models.layers.selection_inputs import Selectable, marks_of
-from vlmpipe.trainer.sizing.image_grids import AXES
+from vlmpipe.trainer.sizing.image_grids import AXES, patches_in_time
 
 Float32Array = NDArray[np.float32]
 
@@ -32,7 +32,7 @@ class PackedSequence:
     image_sha256: tuple[str, ...]  # in order of appearance
     image_sizes: tuple[tuple[int, int], ...]  # (width, height) of each, in pixels; of videos a VideoSize
     image_token_counts: tuple[int, ...]  # of each image
-    tiles: int  # of all images; one for an image that is not cut
+    shown: int  # images, and patches in time of videos
     sample_images: tuple[int, ...]  # images of each sample
     images: tuple[bytes, ...]  # encoded images in the same order; empty when the loader does not read images
     sample_ids: tuple[str, ...]
@@ -144,7 +144,7 @@ class PackedLoader:
             image_sha256=tuple(sha256),
             image_sizes=tuple(sizes),
             image_token_counts=tuple(counts),
-            tiles=self._form.num_tiles(counts, sizes),
+            shown=sum(map(patches_in_time, sizes)),
             sample_images=tuple(sample_images),
             images=tuple(images),
             sample_ids=tuple(self._split.ids[number] for number in samples),

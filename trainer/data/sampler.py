@@ -54,7 +54,7 @@ class EpochTotals:
     label_tokens: int
     squared_tokens: int  # of squared sample lengths, which the cost of attention is proportional to
     images: int
-    tiles: int  # of images that are cut; else the images
+    shown: int  # images, and patches in time of videos
     image_tokens: int
 
 
@@ -68,7 +68,6 @@ class PackedBatchSampler:
         *,
         seed: int,
         global_batch_size: int,
-        tile_tokens: int = 0,
         in_pairs: bool = False,
         max_kept: int | None = None,
         mixture: Mixture | NestedSubset | None = None,
@@ -76,7 +75,6 @@ class PackedBatchSampler:
     ) -> None:
         """
         Args:
-            tile_tokens: tokens of a tile, for images cut into tiles; `max_images_per_sequence` then counts tiles.
             in_pairs: a sample is two conversations about its images.
             max_kept: tokens of an image that a sequence has room for, where the model selects some; None: all.
             mixture: what each epoch draws; None: every sample once.
@@ -85,8 +83,8 @@ class PackedBatchSampler:
         if not len(split):
             raise DataError(f"the {split.name} split has no samples", expected="at least one sample to pack")
         self.data, self.global_batch_size, self.in_pairs = data, global_batch_size, in_pairs
-        tiles = split.tiles(tile_tokens)
-        self._split, self._tiles, self._seed = split, 2 * tiles if in_pairs else tiles, seed
+        shown = split.shown()
+        self._split, self._shown, self._seed = split, 2 * shown if in_pairs else shown, seed
         # (samples,) as they are packed
         self.tokens, self.seed = split.tokens if max_kept is None else split.tokens_with(max_kept), seed
         self._mixture = mixture
@@ -96,14 +94,13 @@ class PackedBatchSampler:
         self._lock = threading.RLock()  # num_sequences holds it while it plans
 
     @classmethod
-    def of_training(cls, split: SplitIndex, job: JobConfig, *, tile_tokens: int) -> PackedBatchSampler:
+    def of_training(cls, split: SplitIndex, job: JobConfig) -> PackedBatchSampler:
         """The order of a run's training split."""
         return cls(
             split,
             job.data,
             seed=job.train.seed,
             global_batch_size=job.train.global_batch_size,
-            tile_tokens=tile_tokens,
             in_pairs=job.train.in_pairs,
             max_kept=job.model.relevance.max_tokens if job.model.relevance else None,
             mixture=_mixture_of(split, job.data, job.train.seed) if len(split) else None,
@@ -115,8 +112,8 @@ class PackedBatchSampler:
         numbers = np.asarray(samples, np.int64)
         if not self.data.pack:
             return len(numbers) <= 1
-        tokens, tiles = int(self.tokens[numbers].sum()), int(self._tiles[numbers].sum())
-        return tokens <= self.data.sequence_length and tiles <= self.data.max_images_per_sequence
+        tokens, shown = int(self.tokens[numbers].sum()), int(self._shown[numbers].sum())
+        return tokens <= self.data.sequence_length and shown <= self.data.max_images_per_sequence
 
     def plan(self, epoch: int) -> PackingPlan:
         """The packed sequences of one epoch."""
@@ -131,7 +128,7 @@ class PackedBatchSampler:
     def _planned(self, epoch: int) -> PackingPlan:
         return plan_packing(
             self.tokens,
-            self._tiles,
+            self._shown,
             sequence_length=self.data.sequence_length,
             max_images_per_sequence=self.data.max_images_per_sequence,
             seed=self._seed,
@@ -143,7 +140,7 @@ class PackedBatchSampler:
         )
 
     def _machine_plans(self) -> MachinePlans | None:
-        lengths = [self.tokens, self._tiles, self._split.shard_numbers]
+        lengths = [self.tokens, self._shown, self._split.shard_numbers]
         sources = [self._mixture.decides] if self._mixture else []
         return of_machine([f"{self._seed} {self.data.model_dump_json()}".encode(), *lengths, *sources], self._planned)
 
@@ -207,7 +204,7 @@ class PackedBatchSampler:
         return plan.members[plan.offsets[batch.start] : plan.offsets[batch.stop]]
 
     def totals(self, epoch: int) -> EpochTotals:
-        """Sums over one epoch. Of pairs, tokens count both conversations, images and tiles those of one."""
+        """Sums over one epoch. Of pairs, tokens count both conversations, images and shown those of one."""
         plan, split = self.plan(epoch), self._split
         return EpochTotals(
             samples=len(plan.members),
@@ -216,7 +213,7 @@ class PackedBatchSampler:
             label_tokens=int(split.label_tokens[plan.members].sum()),
             squared_tokens=int(np.square(self.tokens[plan.members], dtype=np.int64).sum()),
             images=int(split.image_count[plan.members].sum()),
-            tiles=int(self._tiles[plan.members].sum()) // (1 + self.in_pairs),
+            shown=int(self._shown[plan.members].sum()) // (1 + self.in_pairs),
             image_tokens=int((split.image_tokens - split.tokens + self.tokens)[plan.members].sum()),
         )
 

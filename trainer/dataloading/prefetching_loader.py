@@ -32,7 +32,7 @@ class MicroBatch:
     batch: PackedBatch
     useful_tokens: int
     slot_tokens: int
-    images: int  # or tiles
+    images: int
     sample_ids: tuple[str, ...]
 
 
@@ -50,7 +50,7 @@ class StepBatches:
     global_loss_terms: int  # the divisor of the summed loss
     useful_tokens: int = 0
     slot_tokens: int = 0
-    images: int = 0  # or tiles
+    images: int = 0
     sample_ids: tuple[str, ...] = ()
 
     def count(self, taken: MicroBatch) -> None:
@@ -186,7 +186,7 @@ class PrefetchingLoader:
                 batch.pinned() if self._pins else batch,
                 useful_tokens=sum(sequence.tokens for sequence in sequences),
                 slot_tokens=sum(len(sequence.input_ids) for sequence in sequences),
-                images=sum(sequence.tiles for sequence in sequences),
+                images=sum(sequence.shown for sequence in sequences),
                 sample_ids=tuple(sample for sequence in sequences for sample in sequence.sample_ids),
             )
             self._queue.fill(place, made, held_bytes=batch.held_bytes(pinned=self._pins))

@@ -258,7 +258,6 @@ def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) ->
         job.data,
         seed=0,
         global_batch_size=LOSS_ROWS_PER_RANK * worker.world_size,
-        tile_tokens=subject.model.chat.form.tile_tokens,
         in_pairs=in_pairs,
         max_kept=subject.model.chat.form.max_kept,
     )

@@ -144,7 +144,6 @@ def validation_of(
         job.data,
         seed=0,
         global_batch_size=step_sequences,
-        tile_tokens=chat.form.tile_tokens,
         max_kept=chat.form.max_kept,
     )
     plan = sequence.plan(0)

@@ -37,7 +37,7 @@ from vlmpipe.trainer.feature_cache.store import (
     write_shard,
 )
 from vlmpipe.trainer.models.image_inputs import Images
-from vlmpipe.trainer.models.image_processor import image_preparer, images_within
+from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.image_threads import use_threads
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.layers.bf16 import cast_to_bf16, use_tf32
@@ -62,7 +62,7 @@ def build(job: JobConfig, worker: ProcessContext) -> int:
     reader = ShardReader.open(open_prepared(prepared_uri), job.data.shard_cache_gib)
     there = FeatureShards(uri)
     missing = agreed_missing(Index.load(prepared_uri).unique_images(), there)
-    size = images_within(job.model, job.features.shard_images)
+    size = job.features.shard_images
     shards = (missing.digits(start, start + size) for start in range(0, len(missing), size))
     progress = Progress(job.run.run_uri, "cache-features") if worker.is_first else None
     tower = family_of(job.model).build_tower(job.model)
@@ -196,7 +196,7 @@ def encode_images(
 
 def batches_of(job: JobConfig, images: Sequence[str]) -> Iterator[Sequence[str]]:
     """The images that are encoded at once."""
-    size = images_within(job.model, job.features.batch_images)
+    size = job.features.batch_images
     if image_form_of(job.model).published:
         size = 1  # how many rows are one image's, only the model knows; an image is hundreds of patches
     return (images[start : start + size] for start in range(0, len(images), size))
@@ -227,7 +227,7 @@ def encode_batches(
     for batch, pixels in in_parallel(made, in_parallel(load, batches, threads=READERS), threads=1):
         on_device = pixels.to(device)
         outputs = family.encode(job.model, tower, on_device.values, on_device.grids, dtype)
-        yield dict(zip(batch, on_device.features_of_each(outputs), strict=True))
+        yield dict(zip(batch, outputs, strict=True))
 
 
 def main() -> None:

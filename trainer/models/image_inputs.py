@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -16,12 +15,11 @@ NamedImages = Mapping[str, Tensor | tuple[int, ...]]  # inputs of a model of fam
 
 
 class Images(NamedTuple):
-    """values: one entry for each image or tile, in families that resize them to one square; otherwise the patches or
+    """values: one entry for each image, in families that resize them to one square; otherwise the patches or
     tokens of all images, concatenated. Of family hf inputs by name (see `HfVLM.forward`), none without images."""
 
     values: Tensor | NamedImages
     grids: tuple[Grid, ...] | None = None  # of pixel values that are patches; stays on the host
-    tiles: tuple[int, ...] | None = None  # of each image, if images are cut into tiles
 
     def to(self, device: torch.device) -> Images:
         """On the device, without a wait where they are pinned."""
@@ -39,21 +37,14 @@ class Images(NamedTuple):
             values={name: function(value) if isinstance(value, Tensor) else value for name, value in named}
         )
 
-    def features_of_each(self, encoded: Sequence[Tensor] | Tensor) -> list[Tensor]:
-        """(tokens, width) of each image, from the output of the family's `encode`."""
-        if self.tiles is None:
-            return list(encoded)
-        left = iter(encoded)
-        return [torch.cat(list(islice(left, count))) for count in self.tiles]
-
 
 # (encoded images, how many of them each sample has) -> their pixel values. Without the latter, each is a sample.
 PrepareImages = Callable[..., Images]
 
 
 def join_features(features: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """Features of several images as one tensor. shape: the family's `feature_shape`, (tokens, width) of an image or
-    tile, or (width,) if images differ in tokens."""
+    """Features of several images as one tensor. shape: the family's `feature_shape`, (tokens, width) of an image,
+    or (width,) if images differ in tokens."""
     if not features:
         return torch.empty(0, *shape, dtype=torch.bfloat16)
     return torch.cat(list(features)).view(-1, *shape)

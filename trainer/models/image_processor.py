@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import CLIPImageProcessorPil, SiglipImageProcessorPil, SmolVLMImageProcessorPil
+from transformers import CLIPImageProcessorPil, SiglipImageProcessorPil
 
 from vlmpipe.trainer.config.model import ModelConfig
-from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.hf.processor import PublishedImages, join
 from vlmpipe.trainer.models.image_inputs import Images, PrepareImages
 from vlmpipe.trainer.models.image_patches import PatchPreparer
 from vlmpipe.trainer.models.image_threads import for_each
 from vlmpipe.trainer.models.image_tokens import image_form_of
-from vlmpipe.trainer.models.pixels import decoded, empty_values, fill, opened, value_tables
+from vlmpipe.trainer.models.pixels import decoded, empty_values, fill
 from vlmpipe.trainer.models.registry import family_of
-from vlmpipe.trainer.sizing.image_tiles import ImageTiles
 
 POINTWISE = (CLIPImageProcessorPil, SiglipImageProcessorPil)  # after resizing, they map each value on its own
 
@@ -33,15 +31,8 @@ def image_preparer(config: ModelConfig) -> PrepareImages:
         return functools.partial(published_inputs, form.published)
     if form.grids:
         return PatchPreparer(family_of(config).image_processor(config), form.grids)
-    if form.tiles:
-        return TilePreparer(config, form.tiles)
     square = PixelPreparer(config)
     return lambda images, _samples=None: Images(square(images))
-
-
-def images_within(config: ModelConfig, tiles: int) -> int:
-    """How many images have at most `tiles` tiles; at least 1."""
-    return max(1, tiles // image_form_of(config).max_tiles)
 
 
 def published_inputs(
@@ -52,53 +43,6 @@ def published_inputs(
     counts = [1] * len(images) if samples is None else samples
     of_samples = [list(itertools.islice(pictures, count)) for count in counts if count]
     return Images(join(for_each(published.tensors, of_samples)))
-
-
-class TilePreparer:
-    """Decodes images and cuts them into tiles: the bits of the family's own image processor, in less time.
-
-    Raises ConfigError for a processor of another class, whose tiles may differ from those counted.
-    """
-
-    def __init__(self, config: ModelConfig, tiles: ImageTiles) -> None:
-        processor = family_of(config).image_processor(config)
-        if type(processor) is not SmolVLMImageProcessorPil:
-            raise ConfigError(
-                f"the image processor of model.pretrained is a {type(processor).__name__}, whose tiles are not "
-                "known here",
-                expected="SmolVLM's own, or none in the folder",
-                fix="take model.longest_edge out: images are then one tile each",
-            )
-        self._tiles, self._resample = tiles, processor.resample
-        self._tables = value_tables(processor)
-
-    def __call__(self, images: Sequence[bytes], _samples: Sequence[int] | None = None) -> Images:
-        """Encoded images, possibly none -> (tiles, 3, side, side) in fp32, image after image."""
-        counts = [self._count(data) for data in images]
-        pixels = empty_values(sum(counts), 3, self._tiles.side, self._tiles.side)
-        places = np.split(pixels, list(itertools.accumulate(counts))[:-1]) if counts else []
-        for_each(lambda one: self._fill(*one), list(zip(images, places, strict=True)))
-        return Images(torch.from_numpy(pixels), tiles=tuple(counts))
-
-    def _count(self, data: bytes) -> int:
-        """Tiles of an image, from its header."""
-        rows, columns = self._tiles.of(*opened(data).size)
-        return rows * columns + 1
-
-    def _fill(self, data: bytes, places: np.ndarray) -> None:
-        for place, tile in zip(places, self._cut(decoded(data)), strict=True):
-            fill(place, tile, self._tables)
-
-    def _cut(self, picture: Image.Image) -> Iterator[np.ndarray]:
-        """(side, side, 3) for each tile: row by row, then the whole image."""
-        (rows, columns), side = self._tiles.of(*picture.size), self._tiles.side
-        picture = picture.resize(self._tiles.resized(*picture.size), self._resample)
-        picture = picture.resize((columns * side, rows * side), self._resample)
-        values = np.asarray(picture)
-        for row in range(rows):
-            for column in range(columns):
-                yield values[row * side : (row + 1) * side, column * side : (column + 1) * side]
-        yield np.asarray(picture.resize((side, side), self._resample))
 
 
 class PixelPreparer:

@@ -16,7 +16,7 @@ from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.published import image_token_in
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH, ImageGrids, VideoSize, patches_in_time
-from vlmpipe.trainer.sizing.image_tiles import WHOLE, ImageTiles
+from vlmpipe.trainer.sizing.image_tiles import control_tokens
 from vlmpipe.trainer.storage.model_folders import CONFIG, local_folder
 from vlmpipe.trainer.storage.regular_files import read_regular
 
@@ -57,7 +57,7 @@ class ImageForm:
     mark: str = IMAGE_TOKEN  # text of an image in a prompt; its image token is then repeated
     grids: ImageGrids | None = None  # None: all images are resized to one square
     is_in_tokenizer: bool = False  # the tokenizer must already have the marks' tokens
-    tiles: ImageTiles | None = None  # None: images are not cut into tiles
+    control_tokens: tuple[str, ...] = ()  # around images, where the tokenizer is to have one for each
     token: str = IMAGE_TOKEN  # image token of the family's published tokenizers
     published: PublishedImages | None = None  # the model's own processor says what stands for an image
     max_kept: int | None = None  # tokens of an image that training packs, where the model selects some; None: all
@@ -69,20 +69,6 @@ class ImageForm:
     def placeholder_in(self, tokenizer: object) -> str:
         """Text that a chat template writes for an image."""
         return self.token if self.published else image_token_in(tokenizer, self.token)
-
-    @property
-    def tile_tokens(self) -> int:
-        """0 if images are not cut into tiles."""
-        return self.tiles.tokens if self.tiles else 0
-
-    @property
-    def max_tiles(self) -> int:
-        return self.tiles.most if self.tiles else 1
-
-    @property
-    def control_tokens(self) -> tuple[str, ...]:
-        """Tokens of tiles' marks."""
-        return self.tiles.control_tokens if self.tiles else ()
 
     def box_area(self, size: tuple[int, int]) -> tuple[int, int] | None:
         """Width and height of an image of `size` pixels in the coordinates of boxes; None where they are not known.
@@ -96,16 +82,10 @@ class ImageForm:
         rows, columns = self.grids.of(*size)
         return columns * self.grids.patch, rows * self.grids.patch
 
-    def num_tiles(self, counts: Sequence[int], sizes: Sequence[tuple[int, int]]) -> int:
-        """Tiles of images with these numbers of tokens; each patch in time of a video counts as an image."""
-        return sum(counts) // self.tiles.tokens if self.tiles else sum(map(patches_in_time, sizes))
-
     def marks(self, sizes: Sequence[tuple[int, int]]) -> list[str]:
         """Text of each image of a sample in a prompt. sizes: (width, height) in pixels."""
         if self.published:
             return [one.text for one in self.published.texts(tuple(sizes))]
-        if self.tiles:
-            return [self.tiles.mark(*size) for size in sizes]
         return [self.mark.replace(IMAGE_TOKEN, self._of(size)) for size in sizes]
 
     def replacements(self, sizes: Sequence[tuple[int, int]]) -> list[str]:
@@ -131,13 +111,9 @@ def image_form_of(config: ModelConfig) -> ImageForm:
     if config.family in PUBLISHED_FAMILIES:
         from vlmpipe.trainer.models.hf.processor import published_images
 
-        images = published_images(config.tower, config.image_processor)
-        return ImageForm(is_in_tokenizer=True, token=images.placeholder, published=images)
-    if config.family == "smolvlm":
-        if not config.longest_edge:
-            return ImageForm(WHOLE, is_in_tokenizer=True)
-        tiles = ImageTiles(config.image_size, config.longest_edge, _tile_tokens(config))
-        return ImageForm(is_in_tokenizer=True, tiles=tiles)
+        images = published_images(config.tower, config.image_settings)
+        around = () if config.is_of_any_type else control_tokens(config.image_size, config.longest_edge)
+        return ImageForm(is_in_tokenizer=True, token=images.placeholder, published=images, control_tokens=around)
     if config.family not in GRID_FAMILIES:
         return SQUARES
     vision = vision_of(stated(config.tower))
@@ -177,14 +153,21 @@ def image_rule(config: ModelConfig) -> object:
     """Settings that determine the tokens of images, as plain JSON. Part of prepared data's fingerprint."""
     form = image_form_of(config)
     if form.published:
-        return form.published.rule()
+        return form.published.rule() if config.is_of_any_type else _tile_rule(config, form.published)
     if form.grids:
         return {"mark": form.mark, "boxes": form.boxes, **form.grids.as_dict()}
-    if form.tiles:
-        return {"mark": form.tiles.mark(1, 1), **form.tiles.as_dict()}
     image_tokens = image_tokens_of(config)
-    counts = [image_tokens(*size) for size in PROBE_SIZES]
-    return counts if form == SQUARES else {"mark": form.mark, "tokens": counts}
+    return [image_tokens(*size) for size in PROBE_SIZES]
+
+
+def _tile_rule(config: ModelConfig, published: PublishedImages) -> dict[str, object]:
+    """In the form in which earlier versions wrote it: their runs continue with the data that they have."""
+    (smallest,) = published.texts(((1, 1),))
+    if edge := config.longest_edge:
+        sizes: dict[str, object] = {"side": config.image_size, "longest_edge": edge, "tokens": smallest.runs[0]}
+    else:
+        sizes = {"tokens": [sum(smallest.runs)] * len(PROBE_SIZES)}
+    return {"mark": smallest.text, **sizes}
 
 
 def sample_image_tokens(config: ModelConfig) -> Callable[[Sequence[tuple[int, int]]], list[int]]:
@@ -203,29 +186,13 @@ def image_tokens_of(config: ModelConfig) -> ImageTokens:
         return lambda width, height: of_sample([(width, height)])[0]
     if form.grids:
         return cache(form.grids.tokens)
-    if tiles := form.tiles:
-        return cache(lambda width, height: tiles.count(width, height) * tiles.tokens)
     content = stated(config.tower)
     vision = vision_of(content)
     if config.family == "llava" and vision.get("model_type") in KNOWN_TOWERS and "patch_size" in vision:
         count = square_tokens(config, str(vision["model_type"]), int(vision["patch_size"]))
         return lambda width, height: count
-    if config.family == "smolvlm":
-        count = _tile_tokens(config)
-        return lambda width, height: count
     count = family_of(config).feature_shape(config)[0]
     return lambda width, height: count
-
-
-def _tile_tokens(config: ModelConfig) -> int:
-    """Tokens of a SmolVLM tile. A token is a square of `scale_factor` x `scale_factor` patches (pixel shuffle)."""
-    content: dict[str, Any] = stated(config.tower)
-    if not ("patch_size" in vision_of(content) and "scale_factor" in content):
-        from vlmpipe.trainer.models.hf_native.pretrained import pretrained_config
-
-        content = pretrained_config(config).to_dict()
-    patch_size, scale_factor = int(vision_of(content)["patch_size"]), int(content["scale_factor"])
-    return int((config.image_size // patch_size // scale_factor) ** 2)
 
 
 def square_tokens(config: ModelConfig, tower_type: str, patch_size: int) -> int:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # `model.family` -> module and class, imported on use because families import torch.
 FAMILIES = {
     "llava": ("vlmpipe.trainer.models.llava.family", "LlavaFamily"),
-    "smolvlm": ("vlmpipe.trainer.models.smolvlm.family", "SmolVlmFamily"),
+    "smolvlm": ("vlmpipe.trainer.models.hf.family", "HfFamily"),
     "qwen2_5_vl": ("vlmpipe.trainer.models.qwen_vl.family", "QwenVlFamily"),
     "qwen3_vl": ("vlmpipe.trainer.models.qwen_vl.family", "QwenVlFamily"),
     "hf": ("vlmpipe.trainer.models.hf.family", "HfFamily"),

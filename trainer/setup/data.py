@@ -38,7 +38,7 @@ def open_data(job: JobConfig) -> TrainingData:
     pointers = job.pointers()
     index, form = Index.load(pointers.prepared_uri), image_form_of(job.model)
     train = index.split("train")
-    sampler = PackedBatchSampler.of_training(train, job, tile_tokens=form.tile_tokens)
+    sampler = PackedBatchSampler.of_training(train, job)
     total_steps = sampler.num_steps(job.train.epochs, max_steps=job.train.max_steps)
     if problem := warmup_problem(job.train, total_steps):
         raise ConfigError(f"train.{problem.partition(': ')[0]}", fix=problem.partition(": ")[2])
@@ -65,7 +65,7 @@ def mean_sequence_flops(
     return flops_per_sequence(
         shape,
         sequence_length=job.data.sequence_length,
-        images=epoch.tiles / epoch.sequences,
+        images=epoch.shown / epoch.sequences,
         label_tokens=label_tokens,
         cached=cached,
         activation_checkpointing=job.train.activation_checkpointing,

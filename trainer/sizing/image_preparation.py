@@ -16,9 +16,9 @@ MAX_THREADS = 8  # of a rank at its start: what keeps most GPUs busy, and few th
 FREE_BLOCKS = 2  # pieces of memory, each of a micro-batch's images, that wait for the next ones
 CHANNELS = 3
 SQUARE_S = 0.006  # a photo of half a megapixel, assumed, shrunk to a square: 3.5 ms of a quarter, 9.5 ms of a whole one
-# Seconds for a megapixel. Patches: 19 to 22 ms. Tiles: of all tiles of an image, for which it is enlarged, 23 to 25 ms.
+# Seconds for a megapixel. Patches: 19 to 22 ms.
 # The library's processor, Qwen2-VL's, which family hf runs: 64 ms.
-PATCHES_S, TILES_S, LIBRARY_S = 0.021, 0.025, 0.066
+PATCHES_S, LIBRARY_S = 0.021, 0.066
 THREAD_SHARE = 0.6  # of the rate alone that a thread has beside others: a vCPU is half a core. Assumed
 
 
@@ -33,13 +33,13 @@ def most_threads_of(cores: int, ranks: int) -> int:
 
 
 def preparation_s(family: str, shape: ModelShape) -> float:
-    """CPU time of one image (or tile) of the shape's size."""
+    """CPU time of one image of the shape's size."""
     megapixels = shape.tower_tokens * shape.patch_pixels / CHANNELS / 1e6
     if family in GRID_FAMILIES:
         return PATCHES_S * megapixels / FRAMES_PER_PATCH  # a still image fills all frames of its patches
     if family in PUBLISHED_FAMILIES:
         return LIBRARY_S * megapixels
-    return TILES_S * megapixels if shape.max_tiles > 1 else SQUARE_S
+    return SQUARE_S
 
 
 def rank_preparation_s(

@@ -109,10 +109,7 @@ class DeltaRules:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A vision-language model: tower, projector, embedding, language layers with adapters, and head.
-
-    An image is one tile in models that cut images into tiles.
-    """
+    """A vision-language model: tower, projector, embedding, language layers with adapters, and head."""
 
     tower: Stack
     tower_tokens: int  # of one image in the tower, with the class token
@@ -133,7 +130,6 @@ class ModelShape:
     windows: Windows | None = None
     projector_layers: int = 2
     chosen: TrainableSubset | None = None  # None: each part is trained as a whole or not at all
-    max_tiles: int = 1  # of one image
     shards_tower: bool = True  # tensor parallelism splits its layers too
     stored_numbers: int | None = None  # of one image in the feature cache; None: image tokens x feature width
     shards_frozen: bool = False  # train.shard_frozen_weights

@@ -112,7 +112,7 @@ def _projected_images(config: ModelConfig, shape: SequenceShape, *, cached: bool
 def _square_images(config: ModelConfig, shape: SequenceShape, *, cached: bool) -> tuple[dict[str, Tensor], int]:
     """Inputs, and the number of image tokens."""
     family, side = family_of(config), config.image_size
-    image_tokens = image_form_of(config).tile_tokens or image_tokens_of(config)(side, side)
+    image_tokens = image_tokens_of(config)(side, side)
     if cached:
         images = torch.zeros(shape.images, *family.feature_shape(config), dtype=torch.bfloat16)
     else:

@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from vlmpipe.trainer.config.model import GRID_FAMILIES, ModelConfig
 from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.models.attention.context_parallel import ContextParallel
-from vlmpipe.trainer.models.fixed_image_model import FixedImageVLM
 from vlmpipe.trainer.models.hf.model import HfVLM
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
+from vlmpipe.trainer.models.llava.model import LlavaVLM
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.sizing.pipeline_partition import Stage
 from vlmpipe.trainer.sizing.trace_results import Category, Compute, Held, StepTrace
@@ -173,10 +173,8 @@ def regions_of(module: nn.Module) -> list[tuple[nn.Module, Category]]:
     vision: list[nn.Module] = []
     if isinstance(module, HfVLM):
         vision += [module]
-    elif not isinstance(module, FixedImageVLM):
+    elif not isinstance(module, LlavaVLM):
         vision += [] if module.model.model.visual is None else [module]  # all before the language model is vision
     else:
-        vision += [] if module.projector is None else [module.projector]
-        if module.tower is not None:
-            vision += [module.tower] if module.wiring.calls_tower else module.tower.children()
+        vision += [part for part in (module.projector, module.tower) if part is not None]
     return [*((part, "vision") for part in vision), (module.language_model, "language")]

@@ -20,29 +20,19 @@ def image_token_limit(model: ModelConfig, data: DataConfig) -> str:
         return _published_limit(model, data.sequence_length)
     if model.family in GRID_FAMILIES:
         return _grid_limit(model, data.sequence_length)
-    content, is_tiled = stated(model.tower), model.family == "smolvlm"
-    tower = vision_of(content)
-    patch_size, scale_factor = tower.get("patch_size"), content.get("scale_factor") if is_tiled else 1
-    if not isinstance(patch_size, int) or not isinstance(scale_factor, int) or min(patch_size, scale_factor) < 1:
+    tower = vision_of(stated(model.tower))
+    patch_size = tower.get("patch_size")
+    if not isinstance(patch_size, int) or patch_size < 1:
         return ""
-    own_size, token_side = tower.get("image_size", model.image_size), patch_size * scale_factor
-    is_taken = own_size == model.image_size or (is_tiled and isinstance(own_size, int) and model.image_size < own_size)
-    if not is_taken:
+    own_size = tower.get("image_size", model.image_size)
+    if own_size != model.image_size:
         problem = f"model.image_size is {model.image_size}, but the tower's image_size is {own_size}"
         raise ConfigError(problem, fix=f"set model.image_size to {own_size}")
-    if model.image_size % token_side:
-        side = f"patch_size x scale_factor {token_side}" if is_tiled else f"patch_size {token_side}"
-        raise ConfigError(f"model.image_size {model.image_size} is not a multiple of the tower's {side}")
-    if tiles := image_form_of(model).tiles:
-        text = (
-            f"at most {tiles.most * tiles.tokens} per image, in {tiles.most} tiles of {tiles.tokens}; "
-            f"data.sequence_length is {data.sequence_length}, data.max_images_per_sequence, which counts tiles, "
-            f"{data.max_images_per_sequence}"
+    if model.image_size % patch_size:
+        raise ConfigError(
+            f"model.image_size {model.image_size} is not a multiple of the tower's patch_size {patch_size}"
         )
-        if tiles.most * tiles.tokens >= data.sequence_length or tiles.most > data.max_images_per_sequence:
-            raise ConfigError(f"{text}: the largest image fits into no packed sequence")
-        return text
-    tokens = (model.image_size // token_side) ** 2
+    tokens = (model.image_size // patch_size) ** 2
     text = f"{tokens} per image, data.sequence_length is {data.sequence_length}"
     if tokens >= data.sequence_length:
         raise ConfigError(f"{text}: no image fits into a packed sequence")

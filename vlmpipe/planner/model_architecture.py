@@ -13,7 +13,7 @@ from vlmpipe.planner.chat_template import prove_chat_template
 from vlmpipe.planner.disk_cache import disk_cached, hub_cache_folder
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.planner.workload import is_cached
-from vlmpipe.trainer.config.model import PARTS, PUBLISHED_FAMILIES, ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import PARTS, ModelConfig, WeightsConfig
 from vlmpipe.trainer.data.tokenize import TRAINED_PREFIX, trained_size
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.models.hub_errors import file_on_hub, hub_error
@@ -161,7 +161,7 @@ def _shape(model: str) -> ModelShape:
 
 def _with_configurations(model: ModelConfig) -> tuple[ModelConfig, dict[str, None]]:
     """The section with catalogued configurations in place of known weights, and where configurations come from."""
-    uses_catalogue = model.family not in PUBLISHED_FAMILIES  # its image processor is needed too
+    uses_catalogue = not model.is_of_any_type  # its image processor is needed too
     configurations = {name: _configuration(part, uses_catalogue) for name, part in model.sources.items() if part}
     parts: dict[str, WeightsConfig | None] = {name: part for name, (part, _) in configurations.items()}
     if "pretrained" in parts:

@@ -12,7 +12,6 @@ from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.config.sources.data_source import function_named
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.models.hub_errors import without_hub
-from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import join_uri
 
@@ -48,14 +47,14 @@ def _prepared_here(config: RunConfig, job: JobConfig, paths: RunPaths) -> tuple[
         uri = join_uri(paths.prepared_root, fingerprint(job))
         if open_storage(uri).stat(DONE) is None:
             return None
-        split, tile_tokens = Index.load(uri).split("train"), image_form_of(job.model).tile_tokens
+        split = Index.load(uri).split("train")
         stats = json.loads(open_storage(uri).read(STATS))
     except OtherFormatError:  # which the run would refuse too
         raise
     except UserError:  # a source that is not there, or damage, after which the next run prepares the data again
         return None
     passes = mixture_note(stats, job.data)
-    sampler = PackedBatchSampler.of_training(split, job, tile_tokens=tile_tokens)
+    sampler = PackedBatchSampler.of_training(split, job)
     sampler.require_batch()
     epoch, conversations = sampler.totals(0), 1 + job.train.in_pairs
     workload = Workload.from_index(
@@ -63,11 +62,11 @@ def _prepared_here(config: RunConfig, job: JobConfig, paths: RunPaths) -> tuple[
         samples=epoch.samples,
         tokens=epoch.tokens,
         pairs=epoch.squared_tokens // conversations,  # conversations of a pair are about equally long
-        images=conversations * epoch.tiles,
+        images=conversations * epoch.shown,
         image_tokens=conversations * epoch.image_tokens,
         label_tokens=epoch.label_tokens,
         sequences=epoch.sequences,
         steps=sampler.num_steps(job.train.epochs, max_steps=job.train.max_steps),
-        fills=() if job.data.sources else fill_by_length(config, split, tile_tokens),
+        fills=() if job.data.sources else fill_by_length(config, split),
     )
     return workload, f"Prepared data, {passes}." if passes else ""

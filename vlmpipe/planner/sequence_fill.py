@@ -26,7 +26,7 @@ class LengthFill:
     fill: float  # share of the tokens that are not padding
 
 
-def fill_by_length(config: RunConfig, split: SplitIndex, tile_tokens: int) -> tuple[LengthFill, ...]:
+def fill_by_length(config: RunConfig, split: SplitIndex) -> tuple[LengthFill, ...]:
     """Return packing efficiency at the run file's sequence length, at its doubles, and at its halves that hold every
     sample.
 
@@ -34,14 +34,14 @@ def fill_by_length(config: RunConfig, split: SplitIndex, tile_tokens: int) -> tu
     """
     from vlmpipe.trainer.data.packing import plan_packing
 
-    tokens, tiles = split.tokens[:MAX_SAMPLES], split.tiles(tile_tokens)[:MAX_SAMPLES]
+    tokens, shown = split.tokens[:MAX_SAMPLES], split.shown()[:MAX_SAMPLES]
     if not config.data.pack or not len(tokens):
         return ()
     fills = []
     for length, micro, sequences in _candidates(config, int(tokens.max())):
         packed = plan_packing(
             tokens,
-            tiles,
+            shown,
             sequence_length=length,
             max_images_per_sequence=config.data.max_images_per_sequence,
             seed=config.train.seed,

@@ -11,7 +11,7 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.deploy import DeployConfig
 from vlmpipe.config.vllm import load_vllm
 from vlmpipe.planner.model_architecture import Architecture, architecture
-from vlmpipe.trainer.config.model import PARTS, PUBLISHED_FAMILIES, ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import PARTS, ModelConfig, WeightsConfig
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.models.published import published_json
 from vlmpipe.trainer.sizing.model_shape import OF_LANGUAGE_MODEL
@@ -85,7 +85,7 @@ def _doubts_of_adapters(config: RunConfig) -> Iterator[str]:
 
 def model_type_of(model: ModelConfig) -> str:
     """transformers' type of the exported model; empty if its configuration has none."""
-    if model.family not in PUBLISHED_FAMILIES:
+    if not model.is_of_any_type:
         return model.family
     return str(_configuration(model.pretrained).get("model_type", "")) if model.pretrained else ""
 

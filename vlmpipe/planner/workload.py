@@ -16,10 +16,7 @@ ASSUMED_FILL = 0.98
 
 @dataclass(frozen=True)
 class Workload:
-    """Means over packed sequences. `samples` and `steps` are None if the amount of data is not known.
-
-    Each tile of an image counts as an image.
-    """
+    """Means over packed sequences. `samples` and `steps` are None if the amount of data is not known."""
 
     sequences_per_step: int
     sequence_length: int
@@ -107,7 +104,7 @@ class Workload:
         """
         plan, data, train = config.plan, config.data, config.train
         samples = math.ceil(data.train_share * min(plan.samples, data.max_samples or plan.samples)) or None
-        image_tokens, sample_tiles = shape.image_tokens, plan.sample_images
+        image_tokens = shape.image_tokens
         if not plan.sample_tokens:
             image_tokens = min(image_tokens, data.sequence_length) if shape.images_differ else image_tokens
             images = min(data.max_images_per_sequence, data.sequence_length // image_tokens)
@@ -120,10 +117,8 @@ class Workload:
                 image_tokens = max(1, min(image_tokens, int(sample_tokens / plan.sample_images)))
             samples_per_sequence = ASSUMED_FILL * data.sequence_length / sample_tokens if data.pack else 1.0
             if plan.sample_images:
-                max_tiles = max(1.0, sample_tokens / plan.sample_images // image_tokens)
-                sample_tiles *= min(shape.max_tiles, max_tiles)
-                samples_per_sequence = min(samples_per_sequence, data.max_images_per_sequence / sample_tiles)
-            images_per_sequence = samples_per_sequence * sample_tiles
+                samples_per_sequence = min(samples_per_sequence, data.max_images_per_sequence / plan.sample_images)
+            images_per_sequence = samples_per_sequence * plan.sample_images
             fill = samples_per_sequence * sample_tokens / data.sequence_length
             sequences = math.ceil(samples / samples_per_sequence) if samples else None
             origin = (
@@ -131,11 +126,6 @@ class Workload:
                 f"section), a packed sequence as {fill:.0%} filled"
                 + (f": {samples:,} samples in {sequences:,} sequences." if sequences else ".")
             )
-        if shape.max_tiles > 1:
-            note = (
-                f" and an image {sample_tiles / (plan.sample_images or 1):,.3g} of them" if plan.sample_tokens else ""
-            )
-            origin += f" Images are cut into at most {shape.max_tiles} tiles; a tile is taken as an image here{note}."
         if shape.images_differ:
             origin += f" An image is taken as {image_tokens:,} tokens, the most that it can have."
         steps = train.epochs * math.ceil(sequences / train.global_batch_size) if sequences else train.max_steps or None

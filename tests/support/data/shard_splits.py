@@ -18,7 +18,7 @@ def split_of(shard_numbers: list[int], shards: list[str]) -> Any:
         def __len__(self) -> int:
             return len(shard_numbers)
 
-        def tiles(self, tile_tokens: int) -> Any:
+        def shown(self) -> Any:
             return self.image_count
 
     lengths = np.array([7 + 13 * number % 40 for number in range(len(shard_numbers))])

@@ -345,4 +345,5 @@ KINDS: dict[str, Kind] = {
         images={"size": SQUARE, "image_seq_length": 16},
     ),
 }  # fmt: skip
+KINDS["smolvlm"] = KINDS["idefics3"]  # its images are cut in the same way
 INSTALLED = {name: kind for name, kind in KINDS.items() if not kind.needs_torchvision or find_spec("torchvision")}

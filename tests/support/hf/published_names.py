@@ -30,20 +30,20 @@ from vlmpipe.trainer.models.hf_native.settings_files import serve_older_readers
 TABLE = ROOT / "tests/fixtures/published_names.json"
 DRIVER = ROOT / "tests/support/drivers/older_transformers.py"
 Names = dict[str, list[list[int]]]
-# Native families that are no type of family hf, or have another tower there.
+# Native families with sizes of their own, or with another tower than the type of family hf.
 SIGLIP = {"model_type": "siglip_vision_model"} | CONFIGS["smolvlm"]["vision_config"]
 NATIVE: dict[str, dict[str, Any]] = {
     "smolvlm": CONFIGS["smolvlm"],
     "llava_siglip": CONFIGS["smolvlm"] | {"model_type": "llava", "vision_config": SIGLIP, "scale_factor": None},
 }
-MODELS = (*KINDS, *NATIVE)
+MODELS = tuple(dict.fromkeys((*KINDS, *NATIVE)))
 
 
 def config_named(name: str) -> PreTrainedConfig:
-    if name in KINDS:
-        found: PreTrainedConfig = config_of(KINDS[name], name, tokenizer_of(name), own_text={}, own_vision={})
-        return found
-    return AutoConfig.for_model(**NATIVE[name])
+    if name in NATIVE:
+        return AutoConfig.for_model(**NATIVE[name])
+    found: PreTrainedConfig = config_of(KINDS[name], name, tokenizer_of(name), own_text={}, own_vision={})
+    return found
 
 
 def blueprint(name: str) -> nn.Module:

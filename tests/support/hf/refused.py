@@ -67,13 +67,6 @@ REFUSED: dict[str, Kind] = {
         tokens=("<im_s>", "<im_e>"),
         named={"image_token": "<|image_pad|>", "image_start_token": "<im_s>", "image_end_token": "<im_e>"},
     ),
-    "smolvlm": Kind(
-        "<image>",
-        text={"model_type": "llama"},
-        config={"scale_factor": 2},
-        images={"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}},
-        tokens=("<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *TILES),
-    ),
     "minicpmv4_6": Kind(
         "<|image_pad|>",
         text={"model_type": "qwen3_5_text"},
@@ -100,7 +93,7 @@ REFUSED: dict[str, Kind] = {
 
 # Packages whose lack is the reason.
 LACKED = dict.fromkeys(("llama4", "gemma4_unified", "muse_glimmer", "minimax_m3_vl", "step3p7"), "torchvision")
-LACKED |= {"smolvlm": "num2words", "gemma3n": "timm"}
+LACKED |= {"gemma3n": "timm"}
 
 
 def write_settings(model_type: str, folder: Path) -> Path:

@@ -45,7 +45,6 @@ NATIVE_IMAGE_TOKENS = 20
 QWEN2_5_VL, QWEN3_VL = (
     {"family": family, "max_pixels": NATIVE_IMAGE_TOKENS * 64} for family in ("qwen2_5_vl", "qwen3_vl")
 )
-SMOLVLM = {"family": "smolvlm"}
 
 ALL = ("tower", "projector", "language_model")
 CASES: dict[str, dict[str, Any]] = {
@@ -83,10 +82,6 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3-vl, nothing frozen": QWEN3_VL | {"freeze": ()},
     "qwen3-vl, adapters": QWEN3_VL | {"lora": {"rank": 4}},
     "qwen2.5-vl, adapters in all parts": QWEN2_5_VL | {"lora": {"rank": 4, "parts": ALL}, "freeze": ()},
-    "smolvlm": SMOLVLM,
-    "smolvlm, nothing frozen": SMOLVLM | {"freeze": ()},
-    "smolvlm with images that are cut": {"family": "smolvlm_tiles"},
-    "smolvlm, only the projector is trained": SMOLVLM | {"freeze": ("tower", "language_model")},
 }
 
 

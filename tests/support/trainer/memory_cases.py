@@ -39,20 +39,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
         "model.pretrained.config.text_config.head_dim": 32,
         "model.pretrained.config.vision_config.deepstack_visual_indexes": [0, 2],
     },
-    "smolvlm": {
-        "model.image_size": 32,
-        "model.pretrained.config.text_config.num_hidden_layers": 5,
-        "model.pretrained.config.text_config.hidden_size": 128,
-        "model.pretrained.config.text_config.intermediate_size": 256,
-        "model.pretrained.config.vision_config.image_size": 32,
-        "model.pretrained.config.vision_config.num_hidden_layers": 4,
-        "model.pretrained.config.vision_config.hidden_size": 32,
-        "model.pretrained.config.vision_config.intermediate_size": 48,
-    },
 }
-# Images of 64 x 64 pixels or less, which are cut into four tiles and one of the whole.
-OF_FAMILY["smolvlm_tiles"] = OF_FAMILY["smolvlm"] | {"model.longest_edge": 64}
-TILED_ROWS = replace(ROWS, images=10)  # tiles: an image in each row, and nothing but labels beside it
 
 
 def own_zero(**settings: Any) -> dict[str, Any]:
@@ -322,7 +309,7 @@ CASES["ddp trained at the end checkpointing"] = Case("ddp", AT_THE_END | CHECKPO
 # Native models, whose images are as large as they may be here.
 NATIVE_CASES = {
     f"{family} {name}": replace(case, family=family)
-    for family in ("qwen2_5_vl", "qwen3_vl", "smolvlm")
+    for family in ("qwen2_5_vl", "qwen3_vl")
     for name, case in {
         "ddp": Case("ddp"),
         "ddp bf16 online": Case("ddp", ONLINE | BF16, cached=False),
@@ -341,12 +328,3 @@ NATIVE_CASES = {
     }.items()
 }
 CASES |= NATIVE_CASES
-CASES |= {
-    f"smolvlm_tiles {name}": replace(case, family="smolvlm_tiles", rows=TILED_ROWS)
-    for name, case in {
-        "ddp": Case("ddp"),
-        "ddp tower trained": Case("ddp", TOWER_TRAINED, cached=False),
-        "fsdp online": Case("fsdp", ONLINE, cached=False),
-        "zero2 bf16": Case("zero2", BF16),
-    }.items()
-}

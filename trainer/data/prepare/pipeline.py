@@ -306,10 +306,7 @@ def _build(config: JobConfig, source: Source, identity: str, place: Path, progre
     if config.data.duplicates == "drop":
         chunks = planned.without_repeats()
         prepared += planned.make(chunks, progress)
-    tile_tokens = image_form_of(config.model).tile_tokens
-    counts, shards = merge(
-        planned.parts(chunks), folder, config.data, tile_tokens, _coverage(plan), listed=_listed(config)
-    )
+    counts, shards = merge(planned.parts(chunks), folder, config.data, _coverage(plan), listed=_listed(config))
     return _Built(counts, shards, ChunkCounts(len(chunks), prepared))
 
 
@@ -346,9 +343,8 @@ def _build_at_once(config: JobConfig, source: Source, place: Path, planned: Chun
     content = build_chunk(entries, chunk, config.data, validator, threads=threads_for(1), report=report)
     if content != planned.content:
         raise SourceChangedError(config.data.described())
-    tile_tokens = image_form_of(config.model).tile_tokens
     part = Part("", LocalStorage(chunk), Places(place / "plan").of(planned))
-    counts, shards = merge([part], folder, config.data, tile_tokens, _coverage(place / "plan"), listed=_listed(config))
+    counts, shards = merge([part], folder, config.data, _coverage(place / "plan"), listed=_listed(config))
     for shard in shards:
         (chunk / shard.name).rename(folder / shard.new_name)
     return _Built(counts, [], ChunkCounts())

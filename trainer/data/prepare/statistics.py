@@ -51,12 +51,9 @@ class Counts:
         self.images.add(of_images, np.repeat(are_training, pc.list_value_length(hashes).to_numpy()))
 
 
-def describe(folder: Path, counts: Counts, config: DataConfig, tile_tokens: int = 0) -> dict[str, Any]:
-    """The content of `stats.json`, from the index in `folder` and the counts.
-
-    `tile_tokens`: tokens of a tile, for families that cut images into tiles.
-    """
-    splits = {name: _SplitNumbers(config, tile_tokens) for name in SPLITS}
+def describe(folder: Path, counts: Counts, config: DataConfig) -> dict[str, Any]:
+    """The content of `stats.json`, from the index in `folder` and the counts."""
+    splits = {name: _SplitNumbers(config) for name in SPLITS}
     images, samples = counts.images.totals(), counts.samples.totals()
     sources = {source.name: {name: _zeros() for name in SPLITS} for source in config.sources}
     for split, lines in read_columns(folder / NAME, [*COLUMNS, *(["id"] if sources else [])]):
@@ -112,12 +109,12 @@ def _add_sums(sums: dict[str, int], lines: pa.RecordBatch) -> None:
 class _SplitNumbers:
     """Lengths of a split's samples, in memory that does not grow with their number."""
 
-    def __init__(self, config: DataConfig, tile_tokens: int) -> None:
-        self._config, self._tile_tokens = config, tile_tokens
+    def __init__(self, config: DataConfig) -> None:
+        self._config = config
         self._lengths = np.zeros(config.sequence_length + 1, np.int64)  # how many samples have each number of tokens
         self._images = np.zeros(config.max_images_per_sequence + 1, np.int64)  # and each number of images
         self._turns = self._label_tokens = self._rows = 0
-        self._unpacked: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []  # tokens and tiles of samples
+        self._unpacked: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []  # tokens and images of samples
 
     def add(self, lines: pa.RecordBatch) -> None:
         """Add lines of the index."""
@@ -127,10 +124,7 @@ class _SplitNumbers:
         self._images += np.bincount(images, minlength=len(self._images))
         self._turns += int(lines.column("turns").to_numpy().sum())
         self._label_tokens += int(lines.column("label_tokens").to_numpy().sum())
-        tiles = images
-        if self._tile_tokens:
-            tiles = lines.column("image_tokens").to_numpy().astype(np.int64) // self._tile_tokens
-        self._unpacked.append((tokens, tiles))
+        self._unpacked.append((tokens, images))
         if sum(len(tokens) for tokens, _ in self._unpacked) >= PACKED_AT_ONCE:
             self._pack()
 
@@ -164,10 +158,10 @@ class _SplitNumbers:
     def _pack(self) -> None:
         """Pack the added samples and count the sequences; a large set is packed in parts of PACKED_AT_ONCE."""
         if self._unpacked:
-            tokens, tiles = (np.concatenate(arrays) for arrays in zip(*self._unpacked, strict=True))
+            tokens, images = (np.concatenate(arrays) for arrays in zip(*self._unpacked, strict=True))
             rows = plan_packing(
                 tokens,
-                tiles,
+                images,
                 sequence_length=self._config.sequence_length,
                 max_images_per_sequence=self._config.max_images_per_sequence,
                 seed=0,

@@ -133,8 +133,8 @@ def _unsafe(identity: str) -> str:
     return ""
 
 
-def _least_tiles(image: ImageRef) -> int:
-    """Return the minimum number of tiles: 1 for an image, the temporal patches for a video."""
+def _pictures_in(image: ImageRef) -> int:
+    """Return 1 for an image, the temporal patches for a video."""
     return image.clip.patches if image.clip else 1
 
 
@@ -198,13 +198,11 @@ class SampleValidator:
             sample = replace(sample, images=sample.images[: _marks_in(turns)])
             repairs += [Repair.TURNS_DROPPED] * dropped
         shown = 1 + self._in_pairs  # times that an image is in a packed sequence
-        self._require_few(shown * sum(map(_least_tiles, sample.images)), _described(sample.images))
+        self._require_few(shown * sum(map(_pictures_in, sample.images)), _described(sample.images))
         images = [self._checked(reference) for reference in sample.images]
         repairs += [repair for image in images for repair in image.repairs]
         sizes = [image.size for image in images]
         counts = self._counts(sizes)
-        tiles = self._chat.form.num_tiles(counts, sizes)
-        self._require_few(shown * tiles, f"{len(images)} images in {tiles} tiles")
         if sample.boxes:
             turns = with_boxes(turns, sample.boxes, sizes, self._chat.form.box_area)
         pieces = self._divided(turns, images) if self._splits else [(0, self._fit(turns, images, counts))]

@@ -177,13 +177,8 @@ class SplitIndex:
         """(samples,) sample numbers in the order of their bytes."""
         return np.lexsort((self._json_offset, self.shard_numbers)).astype(np.int64)
 
-    def tiles(self, tile_tokens: int) -> Int32Array:
-        """(samples,) tiles of each sample's images, of `tile_tokens` tokens each; 0: images are not cut.
-
-        Each patch in time of a video counts as an image.
-        """
-        if tile_tokens:
-            return self.image_tokens // np.int32(tile_tokens)
+    def shown(self) -> Int32Array:
+        """(samples,) images of each sample; each patch in time of a video counts as an image."""
         if not self.has_videos:
             return self.image_count
         return self._summed(lambda images: np.maximum(self._of_images[PATCHES][images], 1))

@@ -104,7 +104,6 @@ class ReferenceLogProbs:
             self._job.data,
             seed=0,
             global_batch_size=size * self._replica.count,
-            tile_tokens=self._chat.form.tile_tokens,
             in_pairs=True,
         )
         loader = PackedLoader(split, sampler, self._chat, self._reader, images=self._replica.takes_images)

@@ -96,9 +96,10 @@ def examine(config: ModelConfig) -> Examination:
 @functools.lru_cache(8)
 def _examine(section: str) -> Examination:
     config = ModelConfig.model_validate_json(section)
-    images, problems = published_images(config.tower, config.image_processor), []
+    images, problems = published_images(config.tower, config.image_settings), []
     kind = part_config(config.tower).model_type
     for whole in _small(part_config(config.tower)):
+        whole.image_token_id = images.image_token_id
         for dtype in DTYPES:
             try:
                 with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -31,13 +31,17 @@ from vlmpipe.trainer.models.hf.model import HfVLM
 from vlmpipe.trainer.models.hf.processor import BLANK, PublishedImages, Tensors, kind_of, published_images
 from vlmpipe.trainer.models.hf.stored import StoredOutput, encoder_output
 from vlmpipe.trainer.models.hf_native.family import NativeFamily
-from vlmpipe.trainer.models.hf_native.pretrained import part_config, weights_description
-from vlmpipe.trainer.models.hf_native.settings_files import save_model_settings, serve_older_readers
+from vlmpipe.trainer.models.hf_native.pretrained import part_config, pretrained_config, weights_description
+from vlmpipe.trainer.models.hf_native.settings_files import (
+    copy_video_settings,
+    save_model_settings,
+    serve_older_readers,
+)
 from vlmpipe.trainer.models.hf_native.weights import PretrainedModel, StoredWeights
 from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights, parameters_on_meta
 from vlmpipe.trainer.models.layers.freeze import part_of, trains
-from vlmpipe.trainer.models.layers.parameter_counts import model_shape
+from vlmpipe.trainer.models.layers.parameter_counts import model_shape, vocabulary_of
 from vlmpipe.trainer.models.layers.pipeline_stage import stage_view
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
@@ -48,7 +52,7 @@ class HfFamily(NativeFamily):
     """See `vlmpipe.trainer.models.base.Family`."""
 
     def images(self, config: ModelConfig) -> PublishedImages:
-        return published_images(config.tower, config.image_processor)
+        return published_images(config.tower, config.image_settings)
 
     def type_of(self, config: ModelConfig) -> str:
         return str(part_config(config.tower).model_type)
@@ -57,17 +61,19 @@ class HfFamily(NativeFamily):
         return kind_of(CONFIG_MAPPING[model_type])
 
     def whole_config(self, config: ModelConfig) -> PreTrainedConfig:
-        return copy.deepcopy(part_config(config.tower))
+        return copy.deepcopy(part_config(config.tower)) if config.is_of_any_type else pretrained_config(config)
 
     def config_for(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedConfig:
         """The published one, with an embedding for each of the tokenizer's tokens."""
+        if not config.is_of_any_type:
+            return super().config_for(config, tokenizer)
         whole = self.whole_config(config)
         text = whole.get_text_config()
         text.vocab_size = max(len(tokenizer), text.vocab_size)
         return whole
 
     def stored_model(self, config: ModelConfig) -> PretrainedModel:
-        return stored_model(config.tower.weights, config.tower.revision)
+        return stored_model(config.tower.model_dump_json())
 
     def require_trainable(self, config: ModelConfig, *, pack: bool, cached: bool) -> str:
         require_trainable(config, pack=pack, cached=cached)
@@ -89,8 +95,11 @@ class HfFamily(NativeFamily):
         with parameters_on_meta(), no_init_weights():
             model = self.kind(self.type_of(config))(self.whole_config(config)).float()
         encoder = encoder_of(model)
-        weights = StoredWeights(config.tower, self.stored_model(config))
-        DeferredWeights(model, weights, torch.device("cpu")).fill(encoder)
+        if config.tower.weights:
+            weights = StoredWeights(config.tower, self.stored_model(config))
+            DeferredWeights(model, weights, torch.device("cpu")).fill(encoder)
+        else:
+            encoder.load_state_dict(self.build_vision(config).state_dict(), assign=True)
         vars(encoder)[AROUND] = model  # for `encode`, but no submodule: digests and moves are the encoder's
         return encoder.eval()
 
@@ -150,6 +159,7 @@ class HfFamily(NativeFamily):
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: object, folder: Path) -> None:
         save_model_settings(model, tokenizer, folder, config.tower)
         self.images(config).save(tokenizer, folder, config.tower)
+        copy_video_settings(config.tower, folder)
         serve_older_readers(folder)
 
     def skeleton(
@@ -178,7 +188,7 @@ class HfFamily(NativeFamily):
         whole, images = self.whole_config(config), self.images(config)
         text, vision = whole.get_text_config(), whole.vision_config
         with torch.device("meta"):
-            model = self.skeleton(config, vocabulary=int(text.vocab_size))
+            model = self.skeleton(config, vocabulary=vocabulary_of(config, text))
         counts = Counter[str]()
         for name, parameter in model.named_parameters():
             counts[part_of(name)] += parameter.numel()
@@ -217,9 +227,12 @@ class HfFamily(NativeFamily):
 
 
 @functools.lru_cache(8)
-def stored_model(weights: str, revision: str) -> PretrainedModel:
-    """Names of a published model's weights: as they are, or of another release where only names differ."""
-    whole = copy.deepcopy(part_config(WeightsConfig(weights=weights, revision=revision)))
+def stored_model(source: str) -> PretrainedModel:
+    """Names of a published model's weights: as they are, or of another release where only names differ.
+
+    source: `WeightsConfig` as JSON.
+    """
+    whole = copy.deepcopy(part_config(WeightsConfig.model_validate_json(source)))
     kind = kind_of(type(whole))
     with torch.device("meta"), no_init_weights():
         model = kind(whole)

@@ -31,7 +31,8 @@ from vlmpipe.trainer.models.layers.deferred_weights import parameters_on_meta
 from vlmpipe.trainer.models.layers.freeze import part_of
 from vlmpipe.trainer.sizing.model_shape import CountedFlops, Growth
 
-SECTION = {"family", "pretrained", "tokenizer", "image_processor"}  # fields of the model section that change FLOPs
+# Fields of the model section that change FLOPs.
+SECTION = {"family", "pretrained", "tokenizer", "image_processor", "image_size", "longest_edge"}
 SMALL_IMAGE, LARGE_IMAGE = (48, 32), (448, 448)  # pixels
 LARGE = 1 << 14  # numbers
 NO_VALUES = "_vlmpipe_has_no_values"  # an attribute of features
@@ -53,7 +54,7 @@ def counted_flops(config: ModelConfig) -> CountedFlops | None:
 @functools.lru_cache(8)
 def _counted(section: str) -> CountedFlops:
     config = ModelConfig.model_validate_json(section)
-    images = published_images(config.tower, config.image_processor)
+    images = published_images(config.tower, config.image_settings)
     module = HfVLM(config, _without_memory(config), images).eval()
     of_images = []
     for size in (SMALL_IMAGE, LARGE_IMAGE):

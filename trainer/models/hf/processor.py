@@ -10,6 +10,7 @@ import functools
 import inspect
 import json
 import re
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,12 +35,14 @@ from transformers.utils import PROCESSOR_NAME
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN, WeightsConfig
 from vlmpipe.trainer.errors import ConfigError, UserError
+from vlmpipe.trainer.models.hf.tiles import drawn_processor, fit_tiles
 from vlmpipe.trainer.models.hf_native.pretrained import load_pretrained, part_config
 from vlmpipe.trainer.models.image_inputs import NamedImages
 from vlmpipe.trainer.models.published import published_json
 
 Size = tuple[int, int]  # width and height in pixels
 Tensors = dict[str, Tensor]
+SPELLS_NUMBERS = "num2words"  # package without which SmolVLM's processor is not made
 BLANK = (64, 64)  # of an image without content, in pixels
 LONGEST_CAUSE_CHARS = 300
 # In the words of transformers' errors.
@@ -70,11 +73,14 @@ class PublishedImages:
 
     def __init__(self, part: WeightsConfig, settings: Mapping[str, object]) -> None:
         config = part_config(part)
-        self.processor = _processor(part, type(config), settings)
+        self.processor = _processor(part, config, settings)
+        fit_tiles(self.processor, config)
         tokenizer = self.processor.tokenizer
         self.inputs = frozenset(inspect.signature(kind_of(type(config)).forward).parameters)  # of the model, by name
         self.hidden, self._patch_size = int(config.get_text_config().hidden_size), config.vision_config.patch_size
         self.image_token_id = int(config.image_token_id)
+        if part.config or self.image_token_id >= len(tokenizer):  # a default, of some other tokenizer
+            self.image_token_id = int(tokenizer.convert_tokens_to_ids(self.processor.image_token))
         self.image_token = str(tokenizer.convert_ids_to_tokens(self.image_token_id))
         # One processor (Qianfan-OCR) has a token of its own for what templates write.
         self.placeholder = str(getattr(self.processor, "image_placeholder_token", "") or self.processor.image_token)
@@ -198,10 +204,11 @@ class PublishedImages:
 
 
 @functools.lru_cache(8)
-def _published(weights: str, revision: str, settings: str) -> PublishedImages:
+def _published(source: str, settings: str) -> PublishedImages:
     """Raises ConfigError for a processor that cannot be made, or that does not say what stands for an image: whatever
     it raises, since its code is that of any model type."""
-    part = WeightsConfig(weights=weights, revision=revision)
+    part = WeightsConfig.model_validate_json(source)
+    weights = part.weights or "model.pretrained"
     try:
         images = PublishedImages(part, json.loads(settings))
         images.texts((BLANK,))
@@ -260,7 +267,7 @@ def torchvision_release() -> str:
 
 def published_images(part: WeightsConfig, settings: Mapping[str, object] | None) -> PublishedImages:
     """The processor of a published model, loaded once."""
-    return _published(part.weights, part.revision, json.dumps(settings or {}, sort_keys=True))
+    return _published(part.model_dump_json(), json.dumps(settings or {}, sort_keys=True))
 
 
 def kind_of(config: type[PreTrainedConfig]) -> type[PreTrainedModel]:
@@ -297,12 +304,17 @@ def _behind_each_other(samples: Sequence[Tensors]) -> Iterator[Tensors]:
 
 def without_video(kind: type) -> type[ProcessorMixin]:
     """A processor class that takes no video processor."""
+    module = sys.modules.get(kind.__module__)
+    if getattr(module, SPELLS_NUMBERS, str) is None:
+        setattr(module, SPELLS_NUMBERS, str)  # the number of a video's frames alone is spelled
     changes = {"check_argument_for_proper_class": lambda self, name, value: type(value), "__module__": kind.__module__}
     return type(kind.__name__, (kind,), changes)
 
 
-def _processor(part: WeightsConfig, config: type[PreTrainedConfig], settings: Mapping[str, object]) -> ProcessorMixin:
-    kind: type[ProcessorMixin] | None = PROCESSOR_MAPPING.get(config, None)
+def _processor(part: WeightsConfig, config: PreTrainedConfig, settings: Mapping[str, object]) -> ProcessorMixin:
+    kind: type[ProcessorMixin] | None = PROCESSOR_MAPPING.get(type(config), None)
+    if part.config and kind:
+        return drawn_processor(without_video(kind), config, settings)
     if kind is None:  # as of GLM-OCR, whose files name it
         named = str(published_json(part, PROCESSOR_NAME).get("processor_class") or "")
         kind = getattr(transformers, named, None) if named.endswith("Processor") else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -20,7 +19,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.initialization import no_init_weights
-from transformers.utils import VIDEO_PROCESSOR_NAME
 
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
@@ -33,12 +31,16 @@ from vlmpipe.trainer.models.hf_native.peft_folder import (
     saved_modules,
 )
 from vlmpipe.trainer.models.hf_native.pretrained import load_complete, pretrained_config, set_dtype
-from vlmpipe.trainer.models.hf_native.settings_files import save_model_settings, serve_older_readers
+from vlmpipe.trainer.models.hf_native.settings_files import (
+    copy_video_settings,
+    save_model_settings,
+    serve_older_readers,
+)
 from vlmpipe.trainer.models.hf_native.weights import DrawnWeights, PretrainedModel, StoredWeights, fill
 from vlmpipe.trainer.models.layers.deferred_weights import parameters_on_meta
 from vlmpipe.trainer.models.layers.lora import draw_adapters, freeze_and_adapt, without_adapters
 from vlmpipe.trainer.models.layers.parameter_counts import skeleton_of
-from vlmpipe.trainer.models.published import image_token_in, model_file
+from vlmpipe.trainer.models.published import image_token_in
 
 
 class TransformersFamily:
@@ -211,8 +213,7 @@ class NativeFamily(TransformersFamily):
         save_model_settings(model, tokenizer, folder, config.tower)
         tokenizer.save_pretrained(folder)
         self.image_processor(config).save_pretrained(folder)
-        if config.tower.weights and (videos := model_file(config.tower, VIDEO_PROCESSOR_NAME, weights=False)):
-            shutil.copyfile(videos, folder / VIDEO_PROCESSOR_NAME)
+        copy_video_settings(config.tower, folder)
         serve_older_readers(folder)
 
     def image_processor(self, config: ModelConfig) -> BaseImageProcessor:

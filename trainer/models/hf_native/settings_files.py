@@ -7,17 +7,24 @@ rotary positions with its own defaults, refuses the tokenizer, and finds no imag
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedTokenizerFast
-from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, IMAGE_PROCESSOR_NAME, PROCESSOR_NAME
+from transformers.utils import (
+    CONFIG_NAME,
+    GENERATION_CONFIG_NAME,
+    IMAGE_PROCESSOR_NAME,
+    PROCESSOR_NAME,
+    VIDEO_PROCESSOR_NAME,
+)
 
 from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.models.hf_native.pretrained import set_dtype
-from vlmpipe.trainer.models.published import published_json, stop_token_ids
+from vlmpipe.trainer.models.published import model_file, published_json, stop_token_ids
 
 TOKENIZER_NAME, TEMPLATE_NAME = "tokenizer_config.json", "chat_template.jinja"
 GENERIC_TOKENIZERS = {"TokenizersBackend": "PreTrainedTokenizerFast"}  # name in transformers 5 -> one that both know
@@ -55,6 +62,12 @@ def save_model_settings(
         name: value for name, value in sampling.items() if not name.endswith("token_id") and name not in NOT_SAMPLING
     }
     _write(folder / GENERATION_CONFIG_NAME, generation | kept)
+
+
+def copy_video_settings(published: WeightsConfig, folder: Path) -> None:
+    """Give an export the published model's settings for videos, where they have a file of their own."""
+    if published.weights and (videos := model_file(published, VIDEO_PROCESSOR_NAME, weights=False)):
+        shutil.copyfile(videos, folder / VIDEO_PROCESSOR_NAME)
 
 
 def serve_older_readers(folder: Path) -> None:

@@ -85,7 +85,6 @@ class OfImages(TypedDict, total=False):
     merge: int
     levels: int
     windows: Windows | None
-    max_tiles: int
     projector_layers: int
     behind_features: int
     stored_numbers: int | None

@@ -5,6 +5,7 @@ The model is transformers' own `LlavaForConditionalGeneration`, so an export loa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,14 +24,18 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from vlmpipe.trainer.config.model import ModelConfig
-from vlmpipe.trainer.models.fixed_image_model import SquareFamily, Wiring
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.base import ShardingUnits
+from vlmpipe.trainer.models.hf_native.family import TransformersFamily
 from vlmpipe.trainer.models.hf_native.pretrained import load_pretrained, weights_description
 from vlmpipe.trainer.models.hf_native.settings_files import save_model_settings, serve_older_readers
 from vlmpipe.trainer.models.hf_native.weights import fill
+from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.image_tokens import CLIP, class_tokens, square_tokens
 from vlmpipe.trainer.models.layers.freeze import tower_layers_of
+from vlmpipe.trainer.models.layers.image_placeholders import embedded
 from vlmpipe.trainer.models.layers.lora import without_adapters
-from vlmpipe.trainer.models.layers.parameter_counts import count_parameters, vocabulary_of
+from vlmpipe.trainer.models.layers.parameter_counts import count_parameters, model_shape, vocabulary_of
 from vlmpipe.trainer.models.llava.configuration import (
     SELECT_STRATEGY,
     counted_from_the_end,
@@ -39,22 +44,16 @@ from vlmpipe.trainer.models.llava.configuration import (
     vision_config,
 )
 from vlmpipe.trainer.models.llava.initial_weights import InitialWeights, stored_projector, stored_tower
+from vlmpipe.trainer.models.llava.model import PROJECTOR, TOWER, LlavaVLM, project, tower_output
 from vlmpipe.trainer.models.llava.packing import require_packable
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
+IMAGE_CHANNELS = 3
 BEHIND_LAYERS = ("post_layernorm", "layernorm", "head")  # names of a tower's modules after its last layer
 
 
-def tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) -> Tensor:
-    """Hidden states that feed the projector: (images, 3, side, side) -> (images, tokens, tower_hidden)."""
-    hidden = tower(pixel_values, output_hidden_states=True).hidden_states[config.feature_layer]
-    return hidden[:, 1:] if config.feature_select == "drop_cls" else hidden
-
-
-class LlavaFamily(SquareFamily):
+class LlavaFamily(TransformersFamily):
     """See `vlmpipe.trainer.models.base.Family`."""
-
-    wiring = Wiring("vision_tower", "multi_modal_projector", "language_model", tower_output, calls_tower=True)
 
     def kind(self, model_type: str) -> type[LlavaForConditionalGeneration]:
         return LlavaForConditionalGeneration
@@ -118,10 +117,45 @@ class LlavaFamily(SquareFamily):
         torch.manual_seed(config.seed)  # adapters do not depend on what was drawn before
         return self.with_first_adapters(self.freeze(model, config, is_whole=True), config)
 
+    @torch.no_grad()
+    def encode(
+        self,
+        config: ModelConfig,
+        tower: nn.Module,
+        pixel_values: Tensor,
+        grids: Sequence[Grid] | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> Tensor:
+        """Features of images: (images, 3, side, side) -> (images, tokens, tower_hidden) in `dtype`.
+
+        bf16 is what the cache stores; training without a cache rounds the same way where the tower is frozen.
+        """
+        return tower_output(config, tower, pixel_values).to(dtype)
+
+    def tower(self, model: nn.Module) -> nn.Module:
+        return getattr(model.model, TOWER)
+
+    def project(self, model: nn.Module, features: Tensor) -> Tensor:
+        """(images, feature tokens, tower_hidden) -> (images, tokens, hidden)."""
+        return project(getattr(model.model, PROJECTOR), features)
+
+    def generation_inputs(
+        self,
+        model: nn.Module,
+        input_ids: Tensor,
+        projected: Tensor,
+        grids: Tensor | None = None,
+    ) -> dict[str, object]:
+        """The tokens' embeddings, with projected features in place of the image tokens'."""
+        return {"inputs_embeds": embedded(model, input_ids, projected)}
+
     def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
         if not cached:
             _skip_behind_features(model.model.vision_tower, config)
-        return super().training_module(config, model, cached=cached)
+        return LlavaVLM(config, model, cached=cached)
+
+    def blocks(self, module: LlavaVLM) -> ShardingUnits:
+        return module.sharding_units(tower_layers_of(module.tower) if module.tower is not None else [])
 
     def initial_weights(self, config: ModelConfig, tokenizer: object) -> InitialWeights:
         return InitialWeights(self, without_adapters(config), tokenizer)
@@ -133,12 +167,16 @@ class LlavaFamily(SquareFamily):
             model = self.skeleton(config, vocabulary=vocabulary_of(config, text_config(config)))
         side = config.image_size // int(vision.patch_size)
         image_tokens, feature_width = self.feature_shape(config)
-        unused = _behind_features(model.model.vision_tower, config)
-        return self.square_shape(
+        tower = model.model.vision_tower
+        _require_features(config, tower, (image_tokens, feature_width))
+        unused = _behind_features(tower, config)
+        return model_shape(
             config,
             model,
+            tower_layers_of(tower),
             vision,
-            features=(image_tokens, feature_width),
+            tower_parameters=count_parameters(tower),
+            projector_parameters=count_parameters(model.model.multi_modal_projector),
             tower_tokens=side * side + class_tokens(str(vision.model_type)),
             image_tokens=image_tokens,
             feature_width=feature_width,
@@ -176,6 +214,20 @@ class LlavaFamily(SquareFamily):
         )
         processor.save_pretrained(folder)
         serve_older_readers(folder)
+
+
+def _require_features(config: ModelConfig, tower: nn.Module, expected: tuple[int, int]) -> None:
+    """Let the tower look at an image that has a shape only. Raises ConfigError for other features than expected."""
+    image = torch.empty(1, IMAGE_CHANNELS, config.image_size, config.image_size, device="meta")
+    found = tuple(tower_output(config, tower, image).shape[1:])
+    if found != expected:
+        raise ConfigError(
+            f"the tower gives {found[0]} tokens of width {found[1]} for an image of {config.image_size} pixels",
+            expected=f"{expected[0]} of width {expected[1]}, one for each patch and one more only for the class "
+            "token of CLIP and DINOv2",
+            fix="use another tower, or set model.feature_select to drop_cls for a tower with a class token and to "
+            "full for others",
+        )
 
 
 def _behind_features(tower: nn.Module, config: ModelConfig) -> list[nn.Module]:

@@ -83,7 +83,6 @@ REFUSALS = chosen(
         "hunyuan_vl": ("positions of a hunyuan_vl model have 4 axes", ""),
         "gemma3n": ("a gemma3n model needs timm", "pip install timm"),
         "minicpmv4_6": ("asks for a video processor", ""),
-        "smolvlm": ("num2words", "pip install num2words"),
         "llama4": ("torchvision", "from the index that torch"),
         "gemma4_unified": ("torchvision", "from the index that torch"),
     },

@@ -26,7 +26,7 @@ from tests.support.trainer.native_sequences import (
 )
 from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import encode_features, losses, make_run, metrics, run_ranks, summary, train_runs
-from tests.support.trainer.tiny_native import CONFIGS, model_section
+from tests.support.trainer.tiny_native import model_section
 from tests.support.trainer.tiny_runs import strategy_changes
 from vlmpipe.registry.model_card import loading
 from vlmpipe.trainer.checkpoint.sync import sync_run
@@ -45,11 +45,10 @@ from vlmpipe.trainer.models.pixels import decoded
 from vlmpipe.trainer.models.qwen_vl import model as qwen_row
 from vlmpipe.trainer.models.qwen_vl.vision_metadata import sizes_of
 from vlmpipe.trainer.models.registry import family_of
-from vlmpipe.trainer.models.smolvlm import family as smolvlm
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.weights_digest import weights_sha256
 
-FAMILIES = sorted(CONFIGS)
+FAMILIES = GRID_FAMILIES
 TRAINED = FAMILIES if WHOLE else ["qwen3_vl"]  # over several processes; all else is tested of each family
 RELATIVE = 1e-5  # fp32 sums in another order
 STOP_STEP = 2
@@ -81,11 +80,7 @@ def test_a_packed_sample_equals_plain_transformers_on_it_alone(family_name: str,
         if cached:
             tower = family.tower(plain)
             all_images = Images(
-                smolvlm.tower_output(config, tower, all_images.values)
-                if all_images.grids is None
-                else qwen_row.tower_output(
-                    tower, all_images.values, sizes_of(tower, all_images.grids, torch.device("cpu"))
-                )
+                qwen_row.tower_output(tower, all_images.values, sizes_of(tower, all_images.grids, torch.device("cpu")))
             )
         row, places = sequence_of(config, ROW)
         module = family.training_module(config, plain, cached=cached).eval()
@@ -302,7 +297,7 @@ def test_an_export_gives_the_same_logits_and_answers_in_plain_transformers(runs:
 
     def of_types(ids: torch.Tensor) -> dict[str, torch.Tensor]:
         is_image = (ids == plain.config.image_token_id).int()
-        return {"mm_token_type_ids": is_image} if job.model.family in GRID_FAMILIES else {}
+        return {"mm_token_type_ids": is_image}
 
     for number in range(len(subject.split)):
         images = subject.held_out.shards.images(subject.split.sample_location(number))
@@ -315,8 +310,7 @@ def test_an_export_gives_the_same_logits_and_answers_in_plain_transformers(runs:
         message = {"role": "user", "content": content}
         text = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
         for count, mark in zip(counts, form.replacements(sizes), strict=True):
-            one = form.tile_tokens or count
-            text = text.replace(IMAGE_TOKEN, mark.replace(IMAGE_TOKEN, "<one>" * one), 1)
+            text = text.replace(IMAGE_TOKEN, mark.replace(IMAGE_TOKEN, "<one>" * count), 1)
         text = text.replace("<one>", IMAGE_TOKEN)
         answer = f" {turns[0].answer}{tokenizer.eos_token}"
         prompt_ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]

@@ -75,7 +75,7 @@ def test_tokens_and_positions_are_those_of_transformers(videos: Videos) -> None:
     text = videos.chat.tokenizer.decode(row.input_ids[: row.sample_tokens[0]])
     assert ("<0.7 seconds><|vision_start|><|video_pad|>" in text) == (videos.job.model.family == "qwen3_vl")
     # Patches in time count as images: 1 + 3, 1, and 1 + 3, where two frames are a patch.
-    assert videos.split.tiles(0).tolist() == [4, 1, 4] and row.tiles == 9
+    assert videos.split.shown().tolist() == [4, 1, 4] and row.shown == 9
     assert row.image_token_counts[1] == 3 * (row.image_token_counts[1] // 3)
 
 

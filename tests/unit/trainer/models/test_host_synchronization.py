@@ -45,8 +45,6 @@ CASES = {
         },
     ),
     "llava adapters": Case("ddp", {"model.lora": {"rank": 8}}),
-    "smolvlm": Case("ddp", family="smolvlm"),
-    "smolvlm online": Case("ddp", ONLINE, cached=False, family="smolvlm"),
     "qwen2_5_vl": Case("ddp", family="qwen2_5_vl"),
     "qwen2_5_vl online": Case("ddp", ONLINE, cached=False, family="qwen2_5_vl"),
     "qwen3_vl": Case("ddp", family="qwen3_vl"),
@@ -116,7 +114,7 @@ class Made(TorchFunctionMode):
         return made
 
 
-# Online reads all that a model has: its tower and, of cached features, the rest. LLaVA's parts stand for smolvlm's.
+# Online reads all that a model has: its tower and, of cached features, the rest.
 SHORT = chosen(CASES, lambda name: name.startswith("llava") or name.endswith("vl online"))
 
 
@@ -168,7 +166,7 @@ THE_LIBRARYS: dict[str, tuple[str, dict[str, Part | None]]] = {
         "llava",
         {"packed_vlm.block_diagonal_mask": lambda *_: {"attention_mask": None}},
     ),
-    "images at a mask's places": ("llava", {"fixed_image_model.embedded": scattered_by_a_mask}),
+    "images at a mask's places": ("llava", {"llava.model.embedded": scattered_by_a_mask}),
     "levels at a mask's places": ("qwen3_vl", {"qwen_vl.model.add_levels_at_places": levels_by_a_mask}),
 } | {
     f"sizes of images, {family}": (
@@ -207,7 +205,7 @@ def test_a_blocking_copy_from_the_host_is_detected() -> None:
                 wait()
 
 
-@pytest.mark.parametrize("family", ["llava", "smolvlm", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "qwen3_vl"])
 def test_images_with_too_many_tokens_for_their_sequences_are_an_error(family: str) -> None:
     """By shapes: also of tensors without numbers."""
     case = Case("ddp", family=family)

@@ -17,7 +17,6 @@ from tests.support.paths import ROOT
 from tests.support.short_form import WHOLE
 from tests.support.trainer.tiny_native import CONFIGS, model_section
 from vlmpipe.trainer.config.model import GRID_FAMILIES, ModelConfig
-from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.feature_cache.store import features_key
 from vlmpipe.trainer.models.image_tokens import image_form_of, image_rule, image_tokens_of
 from vlmpipe.trainer.models.registry import family_of
@@ -50,33 +49,6 @@ def test_the_count_is_the_familys(tower: dict[str, Any], select: str, tmp_path: 
     for source in ({"config": tower}, {"weights": str(tmp_path)}):
         config = model(source, feature_select=select)
         assert image_tokens_of(config)(40, 30) == family_of(config).feature_shape(config)[0]
-
-
-@pytest.mark.parametrize("side", [8, 16])
-@pytest.mark.parametrize("left_out", ["", "scale_factor"])
-def test_the_count_of_smolvlm_is_that_of_its_connector(side: int, left_out: str, tmp_path: Path) -> None:
-    """Also at a side less than the model's own; known without torch unless the configuration leaves something out."""
-    import torch
-
-    whole = without(left_out, CONFIGS["smolvlm"])
-    (tmp_path / "config.json").write_text(json.dumps(whole))
-    for source in ({"config": whole}, {"weights": str(tmp_path)}):
-        config = ModelConfig.model_validate(model_section("smolvlm", pretrained=source, image_size=side))
-        family = family_of(config)
-        with torch.device("meta"):
-            model = family.skeleton(config, vocabulary=300)
-        patches, width = family.feature_shape(config)
-        tokens = model.model.connector(torch.empty(1, patches, width, device="meta")).shape[1]
-        assert tokens == image_tokens_of(config)(40, 30)
-    assert image_rule(config) != image_rule(ModelConfig.model_validate(model_section("smolvlm", image_size=24 - side)))
-
-
-@pytest.mark.parametrize("side", [12, 24])
-def test_an_impossible_image_size_is_refused_with_a_message(side: int) -> None:
-    config = ModelConfig.model_validate(model_section("smolvlm", image_size=side))
-    with pytest.raises(ConfigError, match=rf"model.image_size {side} is no size of images for this model") as caught:
-        family_of(config).shape(config)
-    assert "a multiple of 8 (patch_size x scale_factor), at most 16" in str(caught.value.expected)
 
 
 def test_torch_is_imported_only_for_an_incomplete_configuration() -> None:

@@ -27,7 +27,7 @@ COUNTED = chosen(
     },
     lambda name: (
         name.endswith("online, none")
-        or name.startswith(("qwen2.5-vl, cached, none", "smolvlm, cached, none"))
+        or name.startswith("qwen2.5-vl, cached, none")
         or name.startswith(("siglip and qwen2", "nothing frozen, online", "adapters,", "the head alone, cached"))
     ),
 )

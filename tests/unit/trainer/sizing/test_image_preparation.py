@@ -13,7 +13,6 @@ from vlmpipe.trainer.sizing.image_preparation import (
     PATCHES_S,
     SQUARE_S,
     THREAD_SHARE,
-    TILES_S,
     most_threads_of,
     preparation_s,
     rank_preparation_s,
@@ -34,9 +33,9 @@ def test_patches_take_time_by_the_pixels_of_the_image(family: str, pixels: int) 
     assert preparation_s(family, shape) == pytest.approx(PATCHES_S * pixels / 1e6, rel=0.01)
 
 
-def test_tiles_take_time_by_their_pixels_and_squares_by_the_photo() -> None:
+def test_images_of_the_librarys_processors_take_time_by_their_pixels_and_squares_by_the_photo() -> None:
     tiles = shape_of(family="smolvlm_tiles")
-    assert preparation_s("smolvlm", tiles) == pytest.approx(TILES_S * 16 * 16 / 1e6, rel=0.01)
+    assert preparation_s("smolvlm", tiles) == pytest.approx(LIBRARY_S * 5 * 16 * 16 / 1e6, rel=0.01)
     assert preparation_s("llava", shape_of()) == SQUARE_S
 
 
@@ -60,4 +59,4 @@ def test_threads_of_family_hf_are_not_counted_on() -> None:
 def test_the_planners_page_has_these_figures() -> None:
     page = (ROOT / "docs/reference/planner.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith("| waiting for prepared images")]
-    assert all(f"{1000 * seconds:g} ms" in row for seconds in (SQUARE_S, PATCHES_S, TILES_S, LIBRARY_S))
+    assert all(f"{1000 * seconds:g} ms" in row for seconds in (SQUARE_S, PATCHES_S, LIBRARY_S))

@@ -77,7 +77,14 @@ def test_the_trainer_cuts_for_the_mean_image_as_the_plan_does() -> None:
     config = Case("pp", family="qwen2_5_vl").config(2)
     shape = family_of(config.model).shape(config.model)
     epoch = EpochTotals(
-        samples=3, sequences=2, tokens=200, label_tokens=150, squared_tokens=14_000, images=3, tiles=3, image_tokens=21
+        samples=3,
+        sequences=2,
+        tokens=200,
+        label_tokens=150,
+        squared_tokens=14_000,
+        images=3,
+        shown=3,
+        image_tokens=21,
     )
     job, sequence = cast(JobConfig, config), Mock(totals=Mock(return_value=epoch))
     load = Workload.from_index(

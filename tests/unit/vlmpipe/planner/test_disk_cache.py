@@ -89,7 +89,7 @@ def held_by_a_stage(config: RunConfig) -> object:
         (Case("ddp"), held_by_a_step),
         (Case("fsdp", family="qwen2_5_vl"), held_by_a_step),
         (Case("fsdp", family="qwen3_vl"), held_by_a_step),
-        (Case("zero2", family="smolvlm"), held_by_a_step),
+        (Case("zero2", family="qwen3_vl"), held_by_a_step),
         (PIPELINE, held_by_a_stage),
         (Case("ddp", {"model.lora.rank": 4}), shape_of),
     ],

@@ -217,7 +217,7 @@ def test_memory_of_many_layers_is_extrapolated_from_few(precision: str, freeze: 
 
 
 @only_whole
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "smolvlm"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_memory_of_many_layers_of_a_native_model_is_extrapolated_from_few(family: str) -> None:
     """Its own tower, and the levels that are added to its first language layers."""
     config = Case("ddp", {"features.cache": "off"}, cached=False, family=family).config(1)

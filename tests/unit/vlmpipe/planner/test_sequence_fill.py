@@ -30,14 +30,14 @@ class Split(SimpleNamespace):
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def tiles(self, _tile_tokens: int) -> Any:
+    def shown(self) -> Any:
         return np.ones(len(self), np.int64)
 
 
 @pytest.mark.parametrize("overrides", [(), ("data.max_images_per_sequence=3",), ("data.shuffle_shards=2",)])
 def test_the_fill_of_each_length_is_what_a_run_packs(overrides: tuple[str, ...]) -> None:
     data = Split(90, 280)
-    found = fill_by_length(config(*overrides), data, 0)
+    found = fill_by_length(config(*overrides), data)
     assert [one.sequence_length for one in found] == [512, 1024, 2048, 4096]
     for one in found:
         changed = config(
@@ -55,12 +55,12 @@ def test_the_fill_of_each_length_is_what_a_run_packs(overrides: tuple[str, ...])
 
 
 def test_shorter_sequences_hold_every_sample() -> None:
-    found = fill_by_length(config(), Split(20, 129), 0)
+    found = fill_by_length(config(), Split(20, 129))
     assert found[0] == LengthFill(256, 16, 32, found[0].fill)
 
 
 def test_without_packing_nothing_is_suggested() -> None:
-    assert not fill_by_length(config("data.pack=false"), Split(90, 280), 0)
+    assert not fill_by_length(config("data.pack=false"), Split(90, 280))
     assert length_advice((), config()) == ""
 
 

@@ -64,7 +64,6 @@ def merge(
     parts: Iterable[Part],
     folder: Path,
     config: DataConfig,
-    tile_tokens: int = 0,
     coverage: Mapping[str, object] = MappingProxyType({}),
     *,
     listed: str = IN_THE_RUN,
@@ -72,7 +71,6 @@ def merge(
     """Write everything but the shards, the tokenizer and DONE into `folder`. Returns the counts and the shards.
 
     Args:
-        tile_tokens: tokens of a tile, for families that cut images into tiles.
         coverage: of the sources' keys.
         listed: where people find the rejects of a failed preparation.
 
@@ -113,7 +111,7 @@ def merge(
         folder, {split: [shard_name(split, number) for number in range(first[split])] for split in SPLITS}
     )
     sheet.write(folder)
-    stats = describe(folder, counts, config, tile_tokens)
+    stats = describe(folder, counts, config)
     split_samples = {split: int(stats["splits"][split]["samples"]) for split in SPLITS}
     _check_splits(split_samples, config)
     for name, of_splits in stats.get("sources", {}).items():

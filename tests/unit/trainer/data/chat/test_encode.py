@@ -54,7 +54,7 @@ def chat_of(config: ModelConfig, template: str = "plain", bos: str | None = None
 
 def processor_of(config: ModelConfig, chat: Chat, patched: pytest.MonkeyPatch) -> Processor:
     images = family_of(config).image_processor(config)
-    tile_tokens = chat.form.tile_tokens or image_tokens_of(config)(16, 16)
+    tile_tokens = 4 if chat.form.published else 0
     return Processor.of(config.family, images, chat.tokenizer, patched, tile_tokens=tile_tokens)
 
 

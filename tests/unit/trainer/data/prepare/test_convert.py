@@ -65,7 +65,7 @@ def old(config: JobConfig) -> Path:
 
 def plan_digest(uri: str, config: JobConfig) -> str:
     split = Index.load(uri).split("train")
-    return PackedBatchSampler.of_training(split, config, tile_tokens=0).plan(0).digest()
+    return PackedBatchSampler.of_training(split, config).plan(0).digest()
 
 
 def data_problem(prepared: Path, folder: Path) -> str:

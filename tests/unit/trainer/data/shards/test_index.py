@@ -51,7 +51,7 @@ def test_videos_have_their_length_and_count_by_patches(tmp_path: Path) -> None:
     split = written(tmp_path, line("a", 2), line("b", 3, **videos), line("c", 0))
     assert split.has_videos and pa.ipc.open_file(str(tmp_path / NAME)).schema == schema_of(with_videos=True)
     assert pq.read_schema(tmp_path / "1" / LINES) == WITH_VIDEOS
-    assert split.tiles(0).tolist() == [2, 5, 0]
+    assert split.shown().tolist() == [2, 5, 0]
     assert split.image_places(np.arange(5))[:, 3].tolist() == [0, 0, 0, 1, 1]
     still, *moving = split.image_sizes(1)
     assert not isinstance(still, VideoSize) and split.image_sizes(0) == [(8, 6), (8, 6)]
@@ -65,7 +65,7 @@ def test_an_index_without_videos_lacks_their_columns(tmp_path: Path) -> None:
     split = written(tmp_path, line("a", 2), line("b", 1))
     assert not split.has_videos and pa.ipc.open_file(str(tmp_path / NAME)).schema == schema_of(with_videos=False)
     assert pq.read_schema(tmp_path / "0" / LINES) == SCHEMA
-    assert split.tiles(0).tolist() == [2, 1]
+    assert split.shown().tolist() == [2, 1]
 
 
 def test_samples_are_found_by_their_ids(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def read_everything(path: Path) -> None:
         for use in (
             lambda split=split: [len(text) for text in split.ids],
             lambda split=split: split.tokens_with(1),
-            lambda split=split: split.tiles(0),
+            lambda split=split: split.shown(),
             lambda split=split: split.stored_order(),
             lambda index=index: list(index.unique_images().items()),
         ):

@@ -37,7 +37,7 @@ class Split:
     def images(self) -> Any:
         return self._images
 
-    def tiles(self, _tile_tokens: int) -> Any:
+    def shown(self) -> Any:
         return self.image_count
 
 

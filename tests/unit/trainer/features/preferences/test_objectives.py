@@ -58,7 +58,7 @@ def packed(row: list[list[Conversation]], references: np.ndarray[Any, Any] | Non
     unknown = np.full(len(lengths), np.nan, np.float32)
     return PackedSequence(
         input_ids=ids, labels=labels, position_ids=positions, image_sha256=(), image_sizes=(), image_token_counts=(),
-        tiles=0, sample_images=(0,) * len(row), images=(), sample_ids=tuple(map(str, range(len(row)))),
+        shown=0, sample_images=(0,) * len(row), images=(), sample_ids=tuple(map(str, range(len(row)))),
         sample_tokens=tuple(lengths),
         label_tokens=int((labels != IGNORED).sum()), references=unknown if references is None else references,
     )  # fmt: skip

@@ -34,6 +34,7 @@ def published(folder: Path, family: str) -> ModelConfig:
     (folder / "config.json").write_text(json.dumps(CONFIGS[family]))
     stops = tokenizer.convert_tokens_to_ids(["<|turn|>"])
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stops, **SAMPLING}))
+    family_of(model).image_processor(model).save_pretrained(folder)
     weights = {"pretrained": {"weights": str(folder)}, "tokenizer": str(folder)}
     return ModelConfig.model_validate(model_section(family, **weights))
 
@@ -46,7 +47,6 @@ def test_an_export_asks_as_training_did(family: str, tmp_path: Path, monkeypatch
     made = family_of(model).blueprint(random, chat.tokenizer)
     folder = tmp_path / "export"
     folder.mkdir()
-    family_of(random).image_processor(random).save_pretrained(tmp_path / "published")
     family_of(model).save_settings(model, made, chat.tokenizer, folder)
     tokenizer, images = AutoTokenizer.from_pretrained(folder), AutoImageProcessor.from_pretrained(folder)
     assert tokenizer.chat_template == chat.template.source

@@ -102,6 +102,8 @@ def logits(config: ModelConfig, model: nn.Module) -> torch.Tensor:
         pixels, grids = torch.rand(count * 4, 96), [(1, 8, 8)]
     else:
         pixels, grids = torch.rand(1, 3, config.image_size, config.image_size), None
+    if config.family == "smolvlm":
+        return model(input_ids=ids, pixel_values=pixels[None]).logits
     features = family.encode(config, family.tower(model), pixels, grids)
     joined = torch.cat(features) if isinstance(features, list) else features
     inputs = family.generation_inputs(model, ids, family.project(model, joined), torch.tensor(grids) if grids else None)

@@ -18,7 +18,7 @@ from vlmpipe.trainer.models.layers.recompute_policy import Recompute, recompute_
 from vlmpipe.trainer.models.registry import family_of
 
 GRIDS = [(1, 6, 10), (1, 4, 4)]  # windows of 4 x 4 patches, some of them whole
-FAMILIES = ("llava", "qwen2_5_vl", "qwen3_vl", "smolvlm")
+FAMILIES = ("llava", "qwen2_5_vl", "qwen3_vl")
 
 
 def encoded(family_name: str, freeze: tuple[str, ...], *, recomputes: bool) -> tuple[Counter[str], dict[str, Any]]:
