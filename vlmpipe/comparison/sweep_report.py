@@ -14,7 +14,7 @@ from vlmpipe.records.sweep_comparison import SweepComparison
 
 @dataclass(frozen=True)
 class SweepReport:
-    """What was written. page: the report's text."""
+    """The comparison and the curve of a sweep. page: the report's text."""
 
     comparison: SweepComparison
     curve: LearningCurve | None

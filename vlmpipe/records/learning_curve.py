@@ -150,7 +150,7 @@ class LearningCurve(Record):
 
     @property
     def advice(self) -> str:
-        """What to change where nothing can be said; empty where an answer stands."""
+        """Return the change that would allow an answer; empty where there is one."""
         match self.answer:
             case "nothing learned":
                 return "train longer (train.epochs), as smaller shares have fewer steps, or take larger --shares"

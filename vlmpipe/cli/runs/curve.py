@@ -129,8 +129,8 @@ def _curve_of(
 
 def _replaced(overrides: list[str], added: list[str]) -> list[str]:
     """The overrides with those that are added; of both for one field, or a field below it, the added ones."""
-    names = {one.partition("=")[0] for one in added}
-    return [*(one for one in overrides if not _sets(one, names)), *added]
+    names = {override.partition("=")[0] for override in added}
+    return [*(override for override in overrides if not _sets(override, names)), *added]
 
 
 def _sets(override: str, names: Collection[str]) -> bool:
@@ -140,8 +140,9 @@ def _sets(override: str, names: Collection[str]) -> bool:
 
 def _note_ignored(path: Path, overrides: list[str], fixed: list[str]) -> None:
     """Say what of the command line and of the cluster a curve does not use."""
-    if given := [one for one in overrides if _sets(one, {text.partition("=")[0] for text in ONE_SCORE})]:
-        to_stderr(f"note: a curve asks the validation questions alone and has no gate; not used: {' '.join(given)}")
+    names = {override.partition("=")[0] for override in ONE_SCORE}
+    if unused := [override for override in overrides if _sets(override, names)]:
+        to_stderr(f"note: a curve asks the validation questions alone and has no gate; not used: {' '.join(unused)}")
     if not any(text.startswith("cluster.") for text in fixed):
         return
     cluster = with_overrides(read_run_file(path), parse_overrides(overrides)).get("cluster")

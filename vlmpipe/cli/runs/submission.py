@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SubmitOptions:
-    """What the user gave next to the run file. run_id: as typed; empty for a new run."""
+    """Options of a submission. run_id: as typed; empty for a new run."""
 
     target: str
     run_id: str

@@ -74,7 +74,7 @@ class SweepConfig(Section):
 
     @property
     def is_curve(self) -> bool:
-        """Whether variants differ by their share of the training samples alone."""
+        """Return whether variants differ by their share of the training samples alone."""
         return all(variant.values.keys() == {SHARE} for variant in variants_of(self))
 
 
