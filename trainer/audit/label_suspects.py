@@ -65,7 +65,7 @@ def suspected_labels(
         details = []
         if votes.is_against[place]:
             share = f"{votes.other[place]:.0%} of the {VOTERS} nearest images with this question"
-            details.append(f"{share} have one other answer, {votes.own[place]:.0%} this one")
+            details.append(f"{share} have one other answer, {votes.equal[place]:.0%} this one")
         if checked is not None:
             losses = ", ".join(
                 f"{nats:.1f} at step {step:,}" for nats, step in zip(checked.nats[:, place], checked.steps, strict=True)
@@ -129,13 +129,13 @@ class _Votes:
     is_judged: near images with this question mostly have equal answers.
     """
 
-    own: NDArray[np.float64]
+    equal: NDArray[np.float64]
     other: NDArray[np.float64]
     is_judged: NDArray[np.bool_]
 
     @property
     def is_alone(self) -> NDArray[np.bool_]:
-        alone: NDArray[np.bool_] = self.own <= MAX_OWN
+        alone: NDArray[np.bool_] = self.equal <= MAX_OWN
         return alone
 
     @property
@@ -147,15 +147,15 @@ def _votes(turns: NDArray[np.void], around: _Around) -> _Votes:
     places = around.places[:, :VOTERS]
     same_question = (places >= 0) & (turns["question"][places] == turns["question"][:, None])
     has_voters = same_question.all(axis=1) & (turns["question"] != 0)
-    labels, own_label = turns["answer"][places], turns["answer"][:, None]
-    own = (labels == own_label).mean(axis=1)
-    equal = (labels[:, :, None] == labels[:, None, :]).sum(axis=2)
-    other = np.where(labels == own_label, 0, equal).max(axis=1) / VOTERS
+    labels, label = turns["answer"][places], turns["answer"][:, None]
+    equal = (labels == label).mean(axis=1)
+    matches = (labels[:, :, None] == labels[:, None, :]).sum(axis=2)
+    other = np.where(labels == label, 0, matches).max(axis=1) / VOTERS
     _, of_question = np.unique(turns["question"], return_inverse=True)
-    agrees = np.bincount(of_question, weights=has_voters & (own > other))
+    agrees = np.bincount(of_question, weights=has_voters & (equal > other))
     voted = np.bincount(of_question, weights=has_voters)
     shares = np.divide(agrees, voted, out=np.zeros_like(agrees), where=voted > 0)
-    return _Votes(own, other, has_voters & (shares[of_question] >= MIN_AGREEMENT))
+    return _Votes(equal, other, has_voters & (shares[of_question] >= MIN_AGREEMENT))
 
 
 @dataclass(frozen=True)

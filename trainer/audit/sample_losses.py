@@ -97,9 +97,9 @@ class _Under:
         parts, done, start = list[AnswerLosses](), 0, 0
         for split in self.splits:
             of_split = [sample - start for sample in self.chosen if start <= sample < start + len(split)]
-            own = of_split[self.worker.rank :: self.worker.world_size]
+            share = of_split[self.worker.rank :: self.worker.world_size]
             told = partial(self._tell, message, done)
-            part = answer_losses(self.job, split, self.model, own, is_blank=is_blank, progressed=told)
+            part = answer_losses(self.job, split, self.model, share, is_blank=is_blank, progressed=told)
             parts.append(joined(gather(part, self.worker)) if self.worker.world_size > 1 else part)
             done, start = done + len(of_split), start + len(split)
         return LossPass(self.step, is_blank, tuple(parts))
