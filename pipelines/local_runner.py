@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmpipe.config.sections.stages import stage_run_id
 from vlmpipe.platforms.local.jobs.restart_policy import FAULTS_VARIABLE, RETRIES_VARIABLE
 from vlmpipe.platforms.step_context import FAILURE_VARIABLE, STOPPED_VARIABLE
+from vlmpipe.records.stage_folders import stage_run_id
 from vlmpipe.trainer.config.job import run_uri_of
 from vlmpipe.trainer.errors import ExitCode, run_main
 from vlmpipe.trainer.records.step import read_steps

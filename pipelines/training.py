@@ -63,12 +63,13 @@ from vlmpipe.components.sweep.prepare_variant import prepare_variant
 from vlmpipe.components.sweep.run_sweep_job import run_sweep_job
 from vlmpipe.components.sync_checkpoint import sync_checkpoint
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.config.sections.stages import hidden_by_stages, path_in
+from vlmpipe.config.sections.stages import hidden_by_stages
 from vlmpipe.config.sections.sweep import SweepConfig
 from vlmpipe.job_spec.build import Job, job_settings, step_of
 from vlmpipe.planner.steps.disks import compiled_disks
 from vlmpipe.platforms.graph import Graph
 from vlmpipe.platforms.table import platform_of
+from vlmpipe.records.stage_folders import path_in
 
 
 def build(config: RunConfig, target: str) -> BaseComponent:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from vlmpipe.components.runtime.parameters import from_compiled, require_fixed, with_parameters
 from vlmpipe.config.overrides import Differences, override_texts
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.config.sections.stages import naming_stage, run_uri, stage_run_id
+from vlmpipe.config.sections.stages import naming_stage, run_uri
 from vlmpipe.config.sections.sweep import SweepConfig, Variant, variants_of
 from vlmpipe.config.yaml_loader import parse_yaml
 from vlmpipe.job_spec.build import check_jobs, worker_pools
@@ -24,6 +24,7 @@ from vlmpipe.job_spec.forms import WorkerPool
 from vlmpipe.platforms.table import platform_of
 from vlmpipe.records.compiled import CompiledSettings
 from vlmpipe.records.plan import PlannedRun
+from vlmpipe.records.stage_folders import stage_run_id
 from vlmpipe.registry.hub import require_token
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.config.model import ModelConfig

@@ -165,8 +165,8 @@ def sync_model(job: JobConfig) -> dict[str, object]:
 def close_run(run_uri: str, outcome: str) -> str:
     """Write the final report, if the run came far enough to have one, and keep what it measured for the next plan.
     Returns a sentence about the run's end."""
-    from vlmpipe.config.sections.stages import earlier_stages
     from vlmpipe.planner.time.calibration import keep_calibration
+    from vlmpipe.records.stage_folders import earlier_stages
     from vlmpipe.report.build import write_report
 
     folders = [run_uri, *earlier_stages(run_uri).values()]

@@ -21,11 +21,11 @@ from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, print_error
 from vlmpipe.trainer.progress import step_progress
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.records.step import read_step
-from vlmpipe.trainer.records.sweep import Claim, FeaturesError, Outcome, Sweep, SweepTraining, SweepVariant
+from vlmpipe.trainer.records.sweep import JOB_STEP, Claim, FeaturesError, Outcome, Sweep, SweepTraining, SweepVariant
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.records import RUN_FILE, read_as_written, write_run_file
-from vlmpipe.trainer.trials.files import JOB_STEP, is_done, settings_sha256
+from vlmpipe.trainer.trials.files import is_done, settings_sha256
 
 VARIANTS_FOLDER = "variants"  # in the run's folder
 ENDED_CHARS = 100  # of the sentence on how a job ended: a step gets those of all jobs, and Vertex AI keeps 200 KB of it

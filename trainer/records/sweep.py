@@ -8,6 +8,8 @@ from pydantic import Field, JsonValue
 
 from vlmpipe.trainer.records.record import Part, Record
 
+JOB_STEP = "train-variants"  # the step of a job is this with its number
+
 SHARE = "data.train_share"
 
 

@@ -10,8 +10,6 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.records.sweep import Outcome
 from vlmpipe.trainer.storage.base import Storage
 
-JOB_STEP = "train-variants"  # the step of a job is this with its number
-
 
 def settings_sha256(run_json: Mapping[str, object]) -> str:
     """sha256 (hex) of what a training's scores depend on, as its run.json has it."""

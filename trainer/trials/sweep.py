@@ -25,11 +25,11 @@ from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.records.step import read_step
-from vlmpipe.trainer.records.sweep import FeaturesError, Outcome, Sweep, SweepTraining
+from vlmpipe.trainer.records.sweep import JOB_STEP, FeaturesError, Outcome, Sweep, SweepTraining
 from vlmpipe.trainer.secret_manager import use_secrets
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import RUN_FILE, read_record
-from vlmpipe.trainer.trials.files import JOB_STEP, is_done, settings_sha256
+from vlmpipe.trainer.trials.files import is_done, settings_sha256
 from vlmpipe.trainer.trials.forked import Ended, ForkedChildren
 
 CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")

@@ -16,12 +16,7 @@ from vlmpipe.config.rules.sections import section_problems
 from vlmpipe.config.rules.sweep import sweep_problems
 from vlmpipe.config.rules.warnings import setting_warnings
 from vlmpipe.config.run_fields import RunFields
-from vlmpipe.config.sections.stages import (
-    path_in,
-    problems_of_stages,
-    stage_problems,
-    with_overrides,
-)
+from vlmpipe.config.sections.stages import problems_of_stages, stage_problems, with_overrides
 from vlmpipe.config.sections.sweep import SweepConfig, variants_of
 from vlmpipe.config.validation_errors import (
     Problem,
@@ -30,6 +25,7 @@ from vlmpipe.config.validation_errors import (
     from_validation_error,
 )
 from vlmpipe.config.yaml_loader import read_run_file
+from vlmpipe.records.stage_folders import path_in
 from vlmpipe.trainer.config.deepspeed_keys import problems_of_new_runs
 
 

@@ -22,11 +22,7 @@ from vlmpipe.config.sections.notify import NotifyConfig
 from vlmpipe.config.sections.output import GateConfig, OutputConfig, RegisterConfig
 from vlmpipe.config.sections.plan import PlanConfig
 from vlmpipe.config.sections.schedule import ScheduleConfig
-from vlmpipe.config.sections.stages import (
-    StageConfig,
-    stage_contents,
-    with_overrides,
-)
+from vlmpipe.config.sections.stages import StageConfig, stage_contents, with_overrides
 from vlmpipe.config.sections.sweep import SweepConfig, Variant
 from vlmpipe.config.sections.tune import TuneConfig
 from vlmpipe.config.validation_errors import (

@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vlmpipe.config.sections.stages import STAGES_FOLDER
 from vlmpipe.inventory.tags import TAGS, read_tags
 from vlmpipe.platforms.local.runs.run import LOCK, MARKER, Marker, is_running, read_marker, require_marker
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
@@ -25,6 +24,7 @@ from vlmpipe.platforms.local.search import LocalSearch
 from vlmpipe.platforms.searches import SEARCH_FILE
 from vlmpipe.records.decision import Decision
 from vlmpipe.records.registered import Registered
+from vlmpipe.records.stage_folders import STAGES_FOLDER
 from vlmpipe.trainer.checkpoint.commit import FOLDER as CHECKPOINTS
 from vlmpipe.trainer.errors import UserError, os_errors
 from vlmpipe.trainer.monitoring.usage import FOLDER as USAGE

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from vlmpipe.config.sections.tune import Value
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.steps import Step
 from vlmpipe.trainer.errors import ExitCode
+
+if TYPE_CHECKING:
+    from vlmpipe.config.sections.tune import Value
 
 SEARCH_FILE = "search.json"  # in a search's folder: its metric, its goal and its number of trials
 TABLE = "trials.json"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from vlmpipe.config.sections.stages import earlier_stages
+from vlmpipe.records.stage_folders import earlier_stages
 from vlmpipe.report import tables
 from vlmpipe.report.dataset_section import data_view
 from vlmpipe.report.field_slices import field_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vlmpipe.config.sections.stages import STAGES_FOLDER
+from vlmpipe.records.stage_folders import STAGES_FOLDER
 from vlmpipe.report.load import RunFiles, count, duration, number, percent
 from vlmpipe.report.plan_section import plan_of
 from vlmpipe.report.tables import outcome, train_seconds

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from vlmpipe.config.sections.stages import earlier_stages
 from vlmpipe.records.decision import Decision
 from vlmpipe.records.registered import Registered
+from vlmpipe.records.stage_folders import earlier_stages
 from vlmpipe.runs.steps import DECIDING, Step, step_of_record
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.records.step import FOLDER, parse_step, step_of_file

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 
-from vlmpipe.config.sections.stages import STAGES_FOLDER
+from vlmpipe.records.stage_folders import STAGES_FOLDER
 from vlmpipe.trainer.checkpoint.commit import FOLDER as CHECKPOINTS
 from vlmpipe.trainer.checkpoint.commit import committed
 from vlmpipe.trainer.checkpoint.manifest import DamagedError

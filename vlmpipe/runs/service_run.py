@@ -20,10 +20,10 @@ from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.record import Record
 from vlmpipe.trainer.records.step import FOLDER, parse_step, step_of_file
+from vlmpipe.trainer.records.sweep import JOB_STEP
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import in_bucket
 from vlmpipe.trainer.storage.records import unseal
-from vlmpipe.trainer.trials.files import JOB_STEP
 
 if TYPE_CHECKING:
     from vlmpipe.runs.run_state import RunState

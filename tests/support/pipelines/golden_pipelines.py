@@ -21,7 +21,6 @@ import yaml
 
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.config.sections.stages import stage_run_id
 from vlmpipe.job_spec.build import job_spec, jobs_of
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
@@ -29,6 +28,7 @@ from vlmpipe.pipelines.compile import compile_pipeline
 from vlmpipe.platforms.kubeflow.jobs.job import placement, without_reducers
 from vlmpipe.platforms.kubeflow.jobs.manifest import train_job
 from vlmpipe.platforms.pipeline_yaml import documents
+from vlmpipe.records.stage_folders import stage_run_id
 
 FOLDER = ROOT / "tests/fixtures/pipelines"
 # Those that are shipped, and one on several nodes with a Reduction Server.

@@ -15,9 +15,6 @@ from vlmpipe.cli.output import print_json, print_lines, to_stderr
 from vlmpipe.cli.runs.options import Plain
 from vlmpipe.cli.runs.submission import SubmitOptions, submit_and_print
 from vlmpipe.cli.runs.watching import follow
-from vlmpipe.config.overrides import parse_overrides
-from vlmpipe.config.sections.stages import with_overrides
-from vlmpipe.config.yaml_loader import read_run_file
 from vlmpipe.platforms.table import platform_of
 from vlmpipe.trainer.errors import ConfigError
 
@@ -140,6 +137,10 @@ def _sets(override: str, names: Collection[str]) -> bool:
 
 def _note_ignored(path: Path, overrides: list[str], fixed: list[str]) -> None:
     """Say what of the command line and of the cluster a curve does not use."""
+    from vlmpipe.config.overrides import parse_overrides
+    from vlmpipe.config.sections.stages import with_overrides
+    from vlmpipe.config.yaml_loader import read_run_file
+
     names = {override.partition("=")[0] for override in ONE_SCORE}
     if unused := [override for override in overrides if _sets(override, names)]:
         to_stderr(f"note: a curve asks the validation questions alone and has no gate; not used: {' '.join(unused)}")

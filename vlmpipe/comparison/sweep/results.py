@@ -12,11 +12,10 @@ from vlmpipe.trainer.evaluation.metrics import anls, vqa_accuracy
 from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.step import read_step
 from vlmpipe.trainer.records.summary import Summary
-from vlmpipe.trainer.records.sweep import Outcome, Sweep, SweepTraining
+from vlmpipe.trainer.records.sweep import JOB_STEP, Outcome, Sweep, SweepTraining
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.records import read_lines
-from vlmpipe.trainer.trials.files import JOB_STEP
 
 Key = tuple[str, int, str, str]  # id of the sample, turn, question, expected answer
 HOUR_S = 3600

@@ -12,16 +12,12 @@ from vlmpipe.config.overrides import apply_overrides, leaves, merged, replaced
 from vlmpipe.config.sections.sweep import hidden_by_sweep
 from vlmpipe.config.validation_errors import Problem, ProblemsError, RunFileError, show
 from vlmpipe.records.compiled import CompiledSettings
+from vlmpipe.records.stage_folders import path_in, stage_run_id
 from vlmpipe.trainer.config.base import Section
 from vlmpipe.trainer.config.job import require_run_id, run_uri_of
 from vlmpipe.trainer.config.model import ModelPart
 from vlmpipe.trainer.errors import UserError
-from vlmpipe.trainer.records.step import read_step, step_file
-from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.base import Storage
 
-FIRST_STEP = "resolve-run"
-STAGES_FOLDER = "stages"  # in the run's folder; the last stage is the run itself
 LONGEST_NAME = 63  # of a run file; a stage's jobs have its name behind the run file's
 # What a stage may change of the model: all else decides its weights' shapes or where the first stage takes them from.
 OF_ONE_STAGE = (
@@ -74,27 +70,6 @@ class StageConfig(Section):
         if self.freeze is not None:
             changes["model"] = {**sections["model"], "freeze": list(self.freeze)}
         return changes
-
-
-def stage_run_id(run_id: str, stage: str, stages: Sequence[str]) -> str:
-    """The id of a stage's run, whose folder is inside that of the whole run. The last stage is the run itself."""
-    return run_id if stage == stages[-1] else f"{run_id}/{STAGES_FOLDER}/{stage}"
-
-
-def earlier_stages(run_uri: str) -> dict[str, str]:
-    """The folders of the stages before the last one that have begun, by name, in order; none without stages."""
-    store = open_storage(run_uri)
-    names = [info.name for info in store.list(STAGES_FOLDER) if info.name.endswith(f"/{step_file(FIRST_STEP)}")]
-    stages = [name.split("/")[1] for name in names]
-    began_s = {stage: _began_s(open_storage(store.uri(f"{STAGES_FOLDER}/{stage}"))) for stage in stages}
-    return {stage: store.uri(f"{STAGES_FOLDER}/{stage}") for stage in sorted(began_s, key=began_s.__getitem__)}
-
-
-def _began_s(stage: Storage) -> float:
-    with contextlib.suppress(UserError):
-        record = read_step(stage, FIRST_STEP)
-        return record.started_s if record else 0.0
-    return 0.0
 
 
 def run_uri(compiled: str, run_id: str, job_name: str) -> str:
@@ -202,11 +177,6 @@ def naming_stage(stage: str, *, kind: str = "stage") -> Iterator[None]:
             error.found = f"{kind} {stage}: {error.found}"
             error.args = (error.text(),)
         raise
-
-
-def path_in(stage: str, field: str) -> str:
-    """The dotted path of a stage's own value of a field of the run file."""
-    return f"stages.{stage}.{'freeze' if field == 'model.freeze' else field}"
 
 
 def problems_of_stages(found: Mapping[str, Sequence[Problem]]) -> list[Problem]:

@@ -12,7 +12,7 @@ from tests.support.trainer.tiny_native import model_section
 from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.components.runtime.stage_start import continued
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.config.sections.stages import stage_run_id
+from vlmpipe.records.stage_folders import stage_run_id
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.data.prepare.pipeline import fingerprint
 from vlmpipe.trainer.errors import ConfigError

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import kfp_server_api
 
-from vlmpipe.config.sections.stages import STAGES_FOLDER
 from vlmpipe.platforms.kubeflow.runs.client import OVER
 from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
 from vlmpipe.platforms.local.runs.summary import result_lines, stage_lines
@@ -18,6 +17,7 @@ from vlmpipe.platforms.local.runs.sweep import sweep_lines
 from vlmpipe.records.decision import Decision
 from vlmpipe.records.learning_curve import LearningCurve
 from vlmpipe.records.registered import Registered
+from vlmpipe.records.stage_folders import STAGES_FOLDER
 from vlmpipe.records.sweep_comparison import SweepComparison
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.service_run import CLOCKS_APART_S, RunFiles, ServiceRun, read_files, record_of

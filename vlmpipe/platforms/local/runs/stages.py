@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from vlmpipe.config.sections.stages import STAGES_FOLDER, earlier_stages
+from vlmpipe.records.stage_folders import STAGES_FOLDER, earlier_stages
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage.records import read_record_file
 

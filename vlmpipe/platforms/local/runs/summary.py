@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from vlmpipe.config.sections.stages import path_in
 from vlmpipe.platforms.jobs.step_record import newest_checkpoint_step
 from vlmpipe.platforms.local.runs.fault_summary import fault_lines, read_faults, restart_lines
 from vlmpipe.platforms.local.runs.run import (
@@ -26,6 +25,7 @@ from vlmpipe.platforms.local.runs.sweep import sweep_lines
 from vlmpipe.records.decision import Decision
 from vlmpipe.records.learning_curve import LearningCurve
 from vlmpipe.records.registered import Registered
+from vlmpipe.records.stage_folders import path_in
 from vlmpipe.records.sweep_comparison import SweepComparison
 from vlmpipe.runs.run_state import RunState, clock
 from vlmpipe.trainer.config.benchmarks import TITLES

@@ -8,8 +8,7 @@ from vlmpipe.platforms.local.runs.curve import curve_lines
 from vlmpipe.records.learning_curve import LearningCurve
 from vlmpipe.records.sweep_comparison import SweepComparison
 from vlmpipe.trainer.records.step import step_file
-from vlmpipe.trainer.records.sweep import Outcome, Sweep
-from vlmpipe.trainer.trials.files import JOB_STEP
+from vlmpipe.trainer.records.sweep import JOB_STEP, Outcome, Sweep
 
 SHOWN = 40  # variants
 

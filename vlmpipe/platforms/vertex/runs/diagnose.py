@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmpipe.config.sections.stages import STAGES_FOLDER
 from vlmpipe.platforms.jobs.step_record import newest_checkpoint_step
 from vlmpipe.platforms.local.runs.fault_summary import restart_lines
 from vlmpipe.platforms.vertex.client import job_client, translate_errors
@@ -21,6 +20,7 @@ from vlmpipe.platforms.vertex.runs.first_contact import recorded_notes, sighting
 from vlmpipe.platforms.vertex.runs.logs import job_numbers, read
 from vlmpipe.platforms.vertex.runs.names import Address
 from vlmpipe.platforms.vertex.runs.status import JOB_STEPS, VertexStatus, named_code, status_of
+from vlmpipe.records.stage_folders import STAGES_FOLDER
 from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends
 from vlmpipe.runs.service_run import json_object
 from vlmpipe.runs.stack_dumps import FOLDER as STACKS

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vlmpipe.config.sections.stages import STAGES_FOLDER
 from vlmpipe.job_spec.build import JOBS, step_of
 from vlmpipe.planner.spending.approval import dollars
 from vlmpipe.platforms.jobs.finished_program import FINISHED, LINGERS_S
@@ -25,6 +24,7 @@ from vlmpipe.records.decision import Decision
 from vlmpipe.records.learning_curve import LearningCurve
 from vlmpipe.records.plan import PlannedCost, PlannedRun
 from vlmpipe.records.registered import Registered
+from vlmpipe.records.stage_folders import STAGES_FOLDER
 from vlmpipe.records.sweep_comparison import SweepComparison
 from vlmpipe.runs.capacity_attempts import waiting_message
 from vlmpipe.runs.failure_patterns import Hit, hits
@@ -34,8 +34,8 @@ from vlmpipe.runs.steps import EARLIER, Step, step_of_record, steps_of, with_reu
 from vlmpipe.runs.submitted import continue_with
 from vlmpipe.trainer.errors import ExitCode
 from vlmpipe.trainer.records.evaluation import Evaluation
+from vlmpipe.trainer.records.sweep import JOB_STEP
 from vlmpipe.trainer.storage.base import join_uri
-from vlmpipe.trainer.trials.files import JOB_STEP
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config, warnings
-from vlmpipe.config.sections.stages import stage_run_id
+from vlmpipe.records.stage_folders import stage_run_id
 from vlmpipe.trainer.config.job import export_dtype
 from vlmpipe.trainer.errors import ConfigError
 
