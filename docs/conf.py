@@ -27,8 +27,10 @@ CONTENTS = """
 
 ```{toctree}
 :hidden:
-:caption: Tutorial
+:glob:
+:caption: Tutorials
 tutorial
+tutorials/*
 ```
 ```{toctree}
 :hidden:
@@ -66,6 +68,7 @@ DECISIONS = """
 
 SECTIONS = {
     "": "Start",
+    "tutorials": "Tutorials",
     "how-to": "How-to guides",
     "reference": "Reference",
     "decisions": "Decisions",

@@ -131,7 +131,8 @@ def docs(
     """Print a page of the documentation. Without a name, the list of pages."""
     pages = {
         str(path.relative_to(PAGES).with_suffix("")): path
-        for path in sorted([*PAGES.glob("*.md"), *PAGES.glob("how-to/*.md"), *PAGES.glob("reference/*.md")])
+        for folder in ("", "tutorials/", "how-to/", "reference/")
+        for path in sorted(PAGES.glob(f"{folder}*.md"))
     }
     if not name:
         titles = {
