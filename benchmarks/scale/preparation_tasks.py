@@ -57,7 +57,7 @@ def preparation_tasks(bench: Bench) -> None:
             bench.report.figure(f"{STEPS[step]}: memory", data, "MiB", Side(step, [figures["mib"]]))
             each = 1e6 * figures["cpu_s"] / records
             bench.report.figure(f"{STEPS[step]}: CPU time of all", data, "us a record", Side(step, [each]))
-        paces = [one["last_s"] / one["first_s"] for one in shares if one["last_s"]]
+        paces = [share["last_s"] / share["first_s"] for share in shares if share["last_s"]]
         if paces:
             pace = statistics.median(paces)
             claim = "a task's last quarter of records beside its first: CPU time"

@@ -93,8 +93,8 @@ def test_approvals_are_made_by_one_function_which_no_caller_answers() -> None:
             calls = {ast.unparse(node.func): node for node in nodes if isinstance(node, ast.Call)}
             makers |= {f"{path}: {function.name}"} if "Approved" in calls else set()
             if call := calls.get("require_approval"):
-                given = {keyword.arg: keyword.value for keyword in call.keywords}
-                answered |= {path} if isinstance(given["yes"], ast.Constant) else set()
+                keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+                answered |= {path} if isinstance(keywords["yes"], ast.Constant) else set()
     assert makers == {"vlmpipe/planner/spending/approval.py: require_approval"}
     assert answered == set()
 

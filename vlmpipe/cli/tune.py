@@ -102,9 +102,9 @@ def _approval(settings: RunConfig, *, yes: bool) -> Approved:
     assert settings.tune
     with doing(f"planning one trial of {settings.name}"), answering_soon():
         dearest = tuning.dearest_trial(settings)
-        one = replace(spending_of(dearest, plan_run(dearest)), serving_usd_per_month=0.0)  # trials deploy nothing
+        spending = replace(spending_of(dearest, plan_run(dearest)), serving_usd_per_month=0.0)  # trials deploy nothing
     trials = settings.tune.max_trial_count
-    whole = one.times(trials, f"{trials} trials of {one.name}")
+    whole = spending.times(trials, f"{trials} trials of {spending.name}")
     above = settings.plan.confirm_above_usd
     return require_approval(whole, confirm_above_usd=above, force=False, yes=yes, ask=terminal_confirm())
 

@@ -55,7 +55,7 @@ def schedule(vlmpipe: Submit, monkeypatch: pytest.MonkeyPatch, compiled: dict[st
     def run(verb: str, *arguments: str) -> Answer:
         if any("cron=" in one and one != WEEKLY for one in arguments):
             arguments = tuple(one for one in arguments if one != WEEKLY)
-        price = () if any("usd_per_hour" in one for one in arguments) else (FREE,)
+        price = () if any("usd_per_hour" in argument for argument in arguments) else (FREE,)
         return vlmpipe("schedule", verb, *DIGITS, *price, *arguments, "--target", "kubeflow")
 
     return run

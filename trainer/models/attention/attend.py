@@ -94,7 +94,7 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float, int, "Tensor | Non
 def _save(ctx: _AttendContext, inputs: Inputs, output: tuple[Tensor, Tensor]) -> None:
     query, key, value, bounds, device_bounds, ctx.scale, ctx.window, *optional = inputs
     ctx.has = (optional[0] is not None, optional[1] is not None)
-    more = [each for each in optional if each is not None]
+    more = [spans for spans in optional if spans is not None]
     ctx.save_for_backward(query, key, value, *output, bounds, device_bounds, *more)
 
 

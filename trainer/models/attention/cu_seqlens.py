@@ -63,7 +63,11 @@ class CuSeqlens:
 
 def _padded_spans(prefixes: Sequence[Sequence[tuple[int, int, int]]], sequence_length: int) -> Tensor | None:
     """Prefixes by their places in the flattened sequences, filled up as all bounds; None for none."""
-    spans = [tuple(number * sequence_length + at for at in span) for number, own in enumerate(prefixes) for span in own]
+    spans = [
+        tuple(number * sequence_length + at for at in span)
+        for number, sequence_spans in enumerate(prefixes)
+        for span in sequence_spans
+    ]
     if not spans:
         return None
     return torch.tensor(spans + [(0, 0, 0)] * (-len(spans) % BOUNDS_BY), dtype=torch.int32)

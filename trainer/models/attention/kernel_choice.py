@@ -67,14 +67,14 @@ def _is_right(
         for count in (heads, heads, kv_heads, kv_heads)
     )
 
-    in_sample = torch.cat([torch.arange(TOKENS, device=device) < sum(own) for own in lengths])
+    in_sample = torch.cat([torch.arange(TOKENS, device=device) < sum(samples_in) for samples_in in lengths])
 
     def results(tried: Kernel) -> list[Tensor]:
         """Return output and gradients at tokens of samples. Kernels may differ in padding, which has no loss."""
         tried = with_prefixes(tried, samples.prefixes, device)
         output, lse = tried.forward(query, key, value, args)
         found = [output, *tried.backward(gradient, query, key, value, output, lse, args)]
-        return [each.flatten(0, 1)[in_sample] for each in found]
+        return [result.flatten(0, 1)[in_sample] for result in found]
 
     try:
         pairs = zip(results(kernel), results(BLOCKWISE), strict=True)

@@ -111,8 +111,8 @@ def _sample_by_sample(forward: Callable[..., Tensors], backward: Callable[..., T
         calls, padding = _calls(args, query)
         clear(padding, _heads_first(output), lse)
         for group, keys in calls:
-            own, *seen = (place.read(input_) for place, input_ in zip((group, keys, keys), inputs, strict=True))
-            found = forward(own, *(_repeated(each, heads) for each in seen), **_options(args))
+            queries, *seen = (place.read(input_) for place, input_ in zip((group, keys, keys), inputs, strict=True))
+            found = forward(queries, *(_repeated(tensor, heads) for tensor in seen), **_options(args))
             group.write(found[0], _heads_first(output))
             group.write(found[1], lse)
         return output, lse
@@ -129,14 +129,14 @@ def _sample_by_sample(forward: Callable[..., Tensors], backward: Callable[..., T
         clear(padding, *totals)
         d_outputs, *inputs, outputs = (_heads_first(tensor) for tensor in (gradient, query, key, value, output))
         for group, keys in calls:
-            own, *seen = (place.read(input_) for place, input_ in zip((group, keys, keys), inputs, strict=True))
-            seen = [_repeated(each, heads) for each in seen]
+            queries, *seen = (place.read(input_) for place, input_ in zip((group, keys, keys), inputs, strict=True))
+            seen = [_repeated(tensor, heads) for tensor in seen]
             d_output = group.read(d_outputs, repeat=False)
             saved = (group.read(outputs), group.read(lse))
-            found = backward(d_output, own, *seen, *saved, **_options(args))
-            for place, total, each in zip((group, keys, keys), totals, found, strict=True):
+            found = backward(d_output, queries, *seen, *saved, **_options(args))
+            for place, total, gradient_of in zip((group, keys, keys), totals, found, strict=True):
                 is_shared = len(total) < heads
-                place.write(each.unflatten(1, (kv_heads, -1)).sum(2) if is_shared else each, total)
+                place.write(gradient_of.unflatten(1, (kv_heads, -1)).sum(2) if is_shared else gradient_of, total)
         return d_query, d_key, d_value
 
     return Kernel(all_forward, all_backward)

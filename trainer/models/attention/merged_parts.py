@@ -47,7 +47,9 @@ def with_parts(kernel: Kernel, parts: Sequence[Part]) -> Kernel:
             added, logs = kernel.forward(*part.inputs(query, key, value), part.args(args.scale))
             before = lse.index_select(1, part.queries)
             both = torch.logaddexp(before, logs)
-            shares = [(each - both).exp().T.unsqueeze(-1) for each in (before, logs)]  # (tokens, heads, 1)
+            shares = [
+                (logs_of_part - both).exp().T.unsqueeze(-1) for logs_of_part in (before, logs)
+            ]  # (tokens, heads, 1)
             merged = flat.index_select(0, part.queries) * shares[0] + added[0] * shares[1]
             flat.index_copy_(0, part.queries, merged.to(flat.dtype))
             lse.index_copy_(1, part.queries, both)
@@ -58,11 +60,11 @@ def with_parts(kernel: Kernel, parts: Sequence[Part]) -> Kernel:
     ) -> tuple[Tensor, Tensor, Tensor]:
         gradients = kernel.backward(gradient, query, key, value, output, lse, args)
         for part in parts:
-            computed = [_at(each, part.queries) for each in (gradient, output)]
+            computed = [_at(tensor, part.queries) for tensor in (gradient, output)]
             inputs, logs = part.inputs(query, key, value), lse.index_select(1, part.queries)
             added = kernel.backward(computed[0], *inputs, computed[1], logs, part.args(args.scale))
-            for whole, each, places in zip(gradients, added, (part.queries, part.keys, part.keys), strict=True):
-                whole.flatten(0, 1).index_add_(0, places, each[0])
+            for whole, piece, places in zip(gradients, added, (part.queries, part.keys, part.keys), strict=True):
+                whole.flatten(0, 1).index_add_(0, places, piece[0])
         return gradients
 
     return Kernel(forward, backward)

@@ -61,7 +61,7 @@ Group = LongSample | ShortSamples
 def rectangles_of(queries: Tensor, keys: Tensor) -> Sequence[tuple[LongSample, LongSample]]:
     """A call for each piece of queries with its piece of keys. queries, keys: bounds (see `KeyBounds`)."""
     pieces = [
-        [LongSample(start, end - start) for start, end in each.tolist() if start < end] for each in (queries, keys)
+        [LongSample(start, end - start) for start, end in spans.tolist() if start < end] for spans in (queries, keys)
     ]
     return list(zip(*pieces, strict=True))
 

@@ -40,7 +40,7 @@ def opened(root: Path, sweep: dict[str, Any], *overrides: str) -> tuple[str, Swe
 
 def test_every_start_has_a_run_file_of_its_own(tmp_path: Path) -> None:
     _, sweep = opened(tmp_path, {"grid": {"train.global_batch_size": [8, 16]}, "starts": 2}, "train.seed=5")
-    runs = [read_record(open_storage(one.run_uri), "run.json") for one in sweep.trainings]
+    runs = [read_record(open_storage(training.run_uri), "run.json") for training in sweep.trainings]
     assert [(run["train"]["global_batch_size"], run["train"]["seed"], run["model"]["seed"]) for run in runs] == [
         (8, 5, 0), (8, 6, 1), (16, 5, 0), (16, 6, 1)
     ]  # fmt: skip
@@ -68,9 +68,9 @@ def test_data_is_prepared_once_and_features_once_for_each_tower(tmp_path: Path) 
 
 def test_a_learning_curve_has_first_weights_and_features_in_common(tmp_path: Path) -> None:
     uri, sweep = opened(tmp_path, {"grid": {"data.train_share": [0.2, 0.5, 1.0]}, "starts": 2}, "model.seed=3")
-    runs = [read_record(open_storage(one.run_uri), "run.json") for one in sweep.trainings]
+    runs = [read_record(open_storage(training.run_uri), "run.json") for training in sweep.trainings]
     assert {run["model"]["seed"] for run in runs} == {3} and [run["train"]["seed"] for run in runs] == [0, 1] * 3
-    assert len({one.features_from for one in sweep.trainings}) == len(preparations(uri)) == 1
+    assert len({training.features_from for training in sweep.trainings}) == len(preparations(uri)) == 1
 
 
 def test_jobs_are_dealt_evenly_and_hold_one_kind_of_machine(tmp_path: Path) -> None:

@@ -59,15 +59,15 @@ class Sequence:
 
     def add(self, tree: Tree, ancestors: list[slice]) -> None:
         start = sum(self.lengths)
-        own = slice(start, start + tree.tokens)
+        tokens = slice(start, start + tree.tokens)
         self.lengths.append(tree.tokens)
-        self.mask[own, own] = torch.ones(tree.tokens, tree.tokens).tril().bool()
+        self.mask[tokens, tokens] = torch.ones(tree.tokens, tree.tokens).tril().bool()
         for ancestor in ancestors:
-            self.mask[own, ancestor] = True
+            self.mask[tokens, ancestor] = True
         for child in tree.children:
-            self.add(child, [*ancestors, own])
+            self.add(child, [*ancestors, tokens])
         if tree.children:
-            self.prefixes.append((own.start, own.stop, sum(self.lengths)))
+            self.prefixes.append((tokens.start, tokens.stop, sum(self.lengths)))
 
 
 def size(tree: Tree) -> int:
@@ -75,7 +75,7 @@ def size(tree: Tree) -> int:
 
 
 def bounds_of(*sequences: Sequence) -> CuSeqlens:
-    lengths, prefixes = zip(*((each.lengths, each.prefixes) for each in sequences), strict=True)
+    lengths, prefixes = zip(*((sequence.lengths, sequence.prefixes) for sequence in sequences), strict=True)
     return CuSeqlens.of(lengths, TOKENS, prefixes)
 
 
@@ -83,7 +83,7 @@ def heads(rows: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     noise = torch.Generator().manual_seed(0)
     counts = (HEADS, KV_HEADS, KV_HEADS)
     made = (torch.randn(rows, TOKENS, count, HEAD_DIM, generator=noise, dtype=torch.float64) for count in counts)
-    return [each.to(dtype).requires_grad_() for each in made]
+    return [tensor.to(dtype).requires_grad_() for tensor in made]
 
 
 @pytest.fixture(params=KERNELS)
@@ -100,13 +100,13 @@ def test_output_and_gradients_are_those_under_the_mask() -> None:
     @settings(max_examples=40, deadline=None)
     @given(roots=st.lists(st.lists(trees(), min_size=1, max_size=5), min_size=1, max_size=2))
     def law(roots: list[list[Tree]]) -> None:
-        rows = [Sequence(each) for each in roots]
+        rows = [Sequence(root) for root in roots]
         samples, inputs = bounds_of(*rows), heads(len(rows))
-        query, key, value = (each.transpose(1, 2) for each in inputs)
+        query, key, value = (tensor.transpose(1, 2) for tensor in inputs)
         repeated = [each.repeat_interleave(HEADS // KV_HEADS, 1) for each in (key, value)]
-        mask = torch.stack([each.mask for each in rows])[:, None]
+        mask = torch.stack([row.mask for row in rows])[:, None]
         theirs = F.scaled_dot_product_attention(query, *repeated, attn_mask=mask, scale=SCALE).transpose(1, 2)
-        used = torch.stack([torch.arange(TOKENS) < sum(each.lengths) for each in rows])
+        used = torch.stack([torch.arange(TOKENS) < sum(row.lengths) for row in rows])
         weights = torch.randn(theirs.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         weights = weights * used[..., None, None]
         bounds = (samples.bounds, samples.device_bounds)

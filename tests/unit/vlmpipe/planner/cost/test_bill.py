@@ -60,9 +60,9 @@ def test_a_machine_without_a_price_is_named_and_left_out_of_the_approval() -> No
 
 
 def test_stages_have_the_sums_and_an_unknown_one_leaves_the_sum_unknown() -> None:
-    one = Bill(10.0, 1.0, 0.0, 2.0, False, 5e6, 1e3, None, None)
-    both = bill_of_stages([one, replace(one, usd=30.0, is_lower_bound=True)])
+    bill = Bill(10.0, 1.0, 0.0, 2.0, False, 5e6, 1e3, None, None)
+    both = bill_of_stages([bill, replace(bill, usd=30.0, is_lower_bound=True)])
     assert (both.usd, both.whole_usd, both.tokens, both.is_lower_bound) == (40.0, 42.0, 1e7, True)
     assert both.as_dict()["usd_per_million_tokens"] == pytest.approx(4.2)
-    unknown = bill_of_stages([one, replace(one, usd=None)])
+    unknown = bill_of_stages([bill, replace(bill, usd=None)])
     assert (unknown.whole_usd, unknown.as_dict()["usd_per_million_tokens"]) == (None, None)

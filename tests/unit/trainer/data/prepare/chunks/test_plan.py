@@ -41,5 +41,5 @@ def test_a_repeated_id_is_left_out_by_its_final_id_alone(tmp_path: Path, exclude
     config = DataConfig(source="builtin:digits", sequence_length=64, validation_fraction=0.5, max_split_error=1.0)
     exclusions = Exclusions("list", frozenset(excluded))
     assert list(write_plan(RECORDS, tmp_path, config, threads=1, excluded=exclusions))
-    answers = [one.turns[0].answer for one, _ in planned_samples(RECORDS, tmp_path, exclusions.ids)]
+    answers = [sample.turns[0].answer for sample, _ in planned_samples(RECORDS, tmp_path, exclusions.ids)]
     assert answers == left
