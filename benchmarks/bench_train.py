@@ -25,6 +25,13 @@ SUITE = Suite(
             "beside nanoVLM's model and optimizer, from a checkout in build/nanovlm",
             default=False,
         ),
+        Part(
+            "shared-prefix",
+            "training.prefixes.comparison",
+            120,
+            "questions about images, each image computed once and with each question",
+            default=False,
+        ),
         Part("attention", "training.attention", 45, "one layer, by sample and under a mask", default=False),
         Part("compiled", "training.compiled_steps", 70, "train.compile beside eager layers"),
         Part(

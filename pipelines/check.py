@@ -20,6 +20,7 @@ from vlmpipe.planner.chat_template import prove_chat_template
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.planner.jobs.gate_bounds import bound_doubts
 from vlmpipe.planner.jobs.replay import asked_about
+from vlmpipe.planner.prepared_workload import questions_note
 from vlmpipe.planner.serving import doubts, served_model, unservable
 from vlmpipe.platforms.local.runs.run import require_writable
 from vlmpipe.platforms.vertex.requirements import missing_for_vertex
@@ -204,6 +205,8 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
         yield Finding("plan", "warning", text)
     if on_vertex and plan.cost and plan.cost.requests_doubt:
         yield Finding("plan", "warning", plan.cost.requests_doubt)
+    if plan.load and config.data.share_prefix:
+        yield Finding("plan", "warning", questions_note(config, plan.load))
     if plan.load and not plan.load.is_prepared and (text := plan.load.warmup_problem(config.train)):
         yield Finding("plan", "warning", text)
 

@@ -210,6 +210,19 @@ class DataConfig(Section):
         description="Most images in a packed sequence; with sequence_length it bounds memory.",
     )
     pack: bool = Field(True, description="Pack several samples into a sequence; false gives each sample its own.")
+    share_prefix: bool = Field(
+        False,
+        description="Compute the tokens of an image, and all others before a sample's first own text, once for all "
+        "samples of a packed sequence that begin with them; each sees them and itself alone, so the loss is that of "
+        "separate samples. False computes them for each sample. For families llava and hf with strategies ddp and "
+        "fsdp; data is prepared for it.",
+    )
+    max_questions_per_image: int = Field(
+        0,
+        ge=0,
+        description="Most samples of a packed sequence that share a prefix, for steps with more different images; 0 is "
+        "as many as fit. Only with share_prefix.",
+    )
     shuffle_shards: Positive = Field(
         SHUFFLE_SHARDS,
         description="Shards that an epoch mixes together; with a cache for twice as many, each is read once.",

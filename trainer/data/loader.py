@@ -36,12 +36,21 @@ class PackedSequence:
     sample_images: tuple[int, ...]  # images of each sample
     images: tuple[bytes, ...]  # encoded images in the same order; empty when the loader does not read images
     sample_ids: tuple[str, ...]
-    sample_tokens: tuple[int, ...]  # of each sample
+    sample_tokens: tuple[int, ...]  # that each sample adds: those of a prefix count for the first of its samples
     label_tokens: int
     # Of pairs, chosen and rejected conversation in turn: (conversations,) log probabilities under the reference, NaN
     # where they are not known.
     references: Float32Array | None = None
     selectable: Selectable | None = None  # where the model selects tokens of images
+    # First token of each prefix that samples share, its end, and the end of the last of these samples.
+    prefixes: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def segment_tokens(self) -> list[int]:
+        """Tokens of each prefix, branch, and sample that shares nothing, in order."""
+        ends = np.cumsum(self.sample_tokens, dtype=np.int64).tolist()
+        ends = sorted([*ends, *(end for _, end, _ in self.prefixes)])
+        return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
     @property
     def tokens(self) -> int:
@@ -112,13 +121,18 @@ class PackedLoader:
         input_ids = np.full(length, self._chat.tokenizer.pad_token_id, np.int64)
         labels = np.full(length, IGNORED, np.int64)
         position_ids = np.empty((AXES, length) if self._form.grids else length, np.int64)
-        sha256, sizes, counts, sample_images, images, lengths = [], [], [], [], [], []
+        sha256, sizes, counts, sample_images, images = [], [], [], [], []
+        lengths: list[int] = []
         slots: list[int] = []
         is_question = np.zeros(length, np.bool_)
+        prefixes: list[tuple[int, int, int]] = []
+        left_out = iter(self._shared_tokens(samples))
         start = label_tokens = 0
         for number, encoded in self._conversations(samples):
-            token_counts = self._split.image_token_counts(number)
+            shared = next(left_out)  # tokens that stand in the sequence already, with their images
+            token_counts = [] if shared else self._split.image_token_counts(number)
             fits = self._room_for(encoded, token_counts)
+            fits[:shared] = False
             stop = start + int(fits.sum())
             input_ids[start:stop] = np.array(encoded.input_ids)[fits]
             labels[start:stop] = np.array(encoded.labels)[fits]
@@ -127,15 +141,20 @@ class PackedLoader:
                 position_ids[0, start:stop] = np.arange(stop - start)
                 is_question[start:stop] = self._is_question(input_ids[start:stop], labels[start:stop])
                 slots += [min(count, self._form.max_kept or count) for count in token_counts]
+            if shared and prefixes and prefixes[-1][2] == start:
+                prefixes[-1] = (*prefixes[-1][:2], stop)
+            elif shared:  # the sample before is the first one with this prefix
+                first = start - lengths[-1]
+                prefixes.append((first, first + shared, stop))
             lengths.append(stop - start)
             start = stop
             label_tokens += encoded.label_tokens
-            sha256 += self._split.image_sha256(number)
-            sizes += self._split.image_sizes(number)
             counts += token_counts
             sample_images.append(len(token_counts))
-            if self._images:
-                images += self._samples.images(number)
+            if not shared:
+                sha256 += self._split.image_sha256(number)
+                sizes += self._split.image_sizes(number)
+                images += self._samples.images(number) if self._images else []
         position_ids[..., start:] = np.arange(length - start)
         return PackedSequence(
             input_ids=input_ids,
@@ -152,7 +171,14 @@ class PackedLoader:
             label_tokens=label_tokens,
             references=self._references_of(samples) if self.sampler.in_pairs else None,
             selectable=Selectable(is_question, self._grids(sizes), tuple(slots), seed) if self._form.selects else None,
+            prefixes=tuple(prefixes),
         )
+
+    def _shared_tokens(self, samples: Sequence[int]) -> list[int]:
+        """Tokens of each conversation that the sample before it in the sequence has, too."""
+        if self.sampler.prefixes is None:
+            return [0] * len(samples) * (1 + self.sampler.in_pairs)
+        return self.sampler.prefixes.shared_tokens(samples)
 
     def _positions(self, number: int, encoded: Encoded) -> Int64Array:
         if self._form.grids is None:

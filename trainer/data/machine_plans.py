@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from vlmpipe.trainer.data import mixture, packing
 from vlmpipe.trainer.data.malloc_trim import trim_memory
 from vlmpipe.trainer.data.packing import Int64Array, PackingPlan
+from vlmpipe.trainer.data.prefixes import groups
 from vlmpipe.trainer.data.shards.disk_cache import alone
 from vlmpipe.trainer.errors import UserError, print_warning
 from vlmpipe.trainer.storage.base import cache_folder
@@ -53,7 +54,7 @@ class MachinePlans:
             make: the plan of an epoch.
         """
         digest = hashlib.sha256()
-        for module in (packing, mixture):  # another version may pack another way
+        for module in (packing, mixture, groups):  # another version may pack another way
             digest.update(Path(str(module.__file__)).read_bytes())
         for part in decides:
             content = part if isinstance(part, bytes) else np.ascontiguousarray(part).data

@@ -14,6 +14,7 @@ import numpy as np
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.packing import Int64Array, shuffled_by_shards
+from vlmpipe.trainer.data.prefixes.groups import PrefixGroups
 from vlmpipe.trainer.data.shards.index import SplitIndex
 from vlmpipe.trainer.data.subsets.nested import nested_samples
 from vlmpipe.trainer.errors import DataError
@@ -24,8 +25,8 @@ MANY_PASSES = 10  # of a source in an epoch
 class Mixture:
     """The draws of a run from the sources of its training split."""
 
-    def __init__(self, split: SplitIndex, data: DataConfig, *, seed: int) -> None:
-        self._data, self._seed = data, seed
+    def __init__(self, split: SplitIndex, data: DataConfig, *, seed: int, prefixes: PrefixGroups | None = None) -> None:
+        self._data, self._seed, self._prefixes = data, seed, prefixes
         self._names = [source.name for source in data.sources]
         spans = [_samples_of(split, name) for name in self._names]
         self._samples = _shares(split, data, spans, seed) if data.train_share < 1 else spans
@@ -65,7 +66,13 @@ class Mixture:
         # All sources together mix as many shards at a time as a single one would.
         at_a_time = max(1, self._data.shuffle_shards // len(self._names))
         order, _ = shuffled_by_shards(
-            len(samples), self._seed, of_source, shards, at_a_time, stream=f"{self._names[number]}/"
+            len(samples),
+            self._seed,
+            of_source,
+            shards,
+            at_a_time,
+            stream=f"{self._names[number]}/",
+            prefixes=self._prefixes and self._prefixes.part(places),
         )
         return samples.start + order if isinstance(samples, range) else samples[order]
 

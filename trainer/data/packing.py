@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vlmpipe.trainer.config.data import SHUFFLE_SHARDS
+
+if TYPE_CHECKING:
+    from vlmpipe.trainer.data.prefixes.groups import PrefixGroups
 
 Int64Array = NDArray[np.int64]
 Integers = NDArray[np.integer]
@@ -62,6 +66,7 @@ def plan_packing(
     shards: Integers | None = None,
     shuffle_shards: int = SHUFFLE_SHARDS,
     drawn: Int64Array | None = None,
+    prefixes: PrefixGroups | None = None,
 ) -> PackingPlan:
     """The packed sequences of an epoch; each sample is in exactly one, or as often as it is in `drawn`.
 
@@ -74,20 +79,25 @@ def plan_packing(
         window: samples packed together; more fill sequences better and take longer.
         shards: (samples,) number of each sample's shard, from 0; None: all samples are one group.
         drawn: sample numbers in an order that is kept but for the places within a window.
+        prefixes: which samples share a prefix, that is in a sequence once; None: none do.
     """
     if len(tokens) and (int(tokens.max()) > sequence_length or int(images.max()) > max_images_per_sequence):
         raise ValueError(
             f"a sample needs more than one sequence's {sequence_length} tokens or {max_images_per_sequence} images"
         )
     if drawn is None:
-        order, groups = shuffled_by_shards(len(tokens), seed, epoch, shards, shuffle_shards)
+        order, groups = shuffled_by_shards(len(tokens), seed, epoch, shards, shuffle_shards, prefixes=prefixes)
     else:
         order, groups = drawn, np.arange(len(drawn)) // window
     if pack:
         # Into arrays at once: a million samples as lists of lists would take 200 bytes each.
         members, lengths = np.empty_like(order), [np.empty(0, np.int64)]
         for start, stop in _windows(groups, window):
-            rows = _packed(order[start:stop], tokens, images, (sequence_length, max_images_per_sequence))
+            in_window, budget = order[start:stop], (sequence_length, max_images_per_sequence)
+            if prefixes is None:
+                rows = _packed(in_window, tokens, images, budget)
+            else:
+                rows = _packed_groups(in_window, tokens, images, budget, prefixes)
             members[start:stop] = [sample for row in rows for sample in row]
             lengths.append(np.array([len(row) for row in rows], np.int64))
         sizes = np.concatenate(lengths)
@@ -100,22 +110,29 @@ def plan_packing(
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes[shuffled], out=offsets[1:])
     members = members[np.repeat(starts - offsets[:-1], sizes[shuffled]) + np.arange(len(members))]
-    fill = float(tokens[order].sum()) / (len(sizes) * sequence_length) if len(sizes) else 0.0
+    stored = tokens[order] if prefixes is None else prefixes.stored_tokens(members, offsets, tokens)
+    fill = float(stored.sum()) / (len(sizes) * sequence_length) if len(sizes) else 0.0
     return PackingPlan(offsets, members, fill)
 
 
 def shuffled_by_shards(
-    samples: int, seed: int, epoch: int, shards: Integers | None, shuffle_shards: int, stream: str = ""
+    samples: int,
+    seed: int,
+    epoch: int,
+    shards: Integers | None,
+    shuffle_shards: int,
+    stream: str = "",
+    prefixes: PrefixGroups | None = None,
 ) -> tuple[Int64Array, Int64Array]:
     """(samples,) sample numbers in an epoch's order, and (samples,) the group of shards of each place, ascending.
 
-    `stream` tells apart orders of the same seed and epoch.
+    `stream` tells apart orders of the same seed and epoch. Samples that share a prefix stand together inside a group.
     """
     order = _shuffled(samples, seed, epoch, f"{stream}samples")
-    if shards is None:
-        return order, np.zeros_like(order)
-    groups = _groups(shards, shuffle_shards, seed, epoch, stream)
+    groups = np.zeros_like(order) if shards is None else _groups(shards, shuffle_shards, seed, epoch, stream)
     order = _gathered(order, groups)
+    if prefixes is not None:
+        order = prefixes.together(order, groups[order])
     return order, groups[order]
 
 
@@ -141,19 +158,41 @@ def _windows(groups: Int64Array, window: int) -> Iterator[tuple[int, int]]:
             yield start, min(start + window, last)
 
 
-def _packed(samples: Int64Array, tokens: Integers, images: Integers, budget: tuple[int, int]) -> list[list[int]]:
+def _packed(
+    samples: Int64Array,
+    tokens: Integers,
+    images: Integers,
+    budget: tuple[int, int],
+    apart: Sequence[int] = (),
+) -> list[list[int]]:
     """The sequences of one window: longest first, or in the given order where that needs fewer.
 
     Longest first packs badly where few lengths occur and several long samples leave a gap that no short one fits.
+    apart: (samples,) samples of equal numbers never share a sequence; empty: all may.
     """
     longest_first = samples[np.argsort(-tokens[samples].astype(np.int64), kind="stable")]
-    rows = _best_fit(longest_first, tokens, images, budget)
+    rows = _best_fit(longest_first, tokens, images, budget, apart)
     if int(tokens[samples].sum()) < WELL_FILLED * len(rows) * budget[0]:
-        rows = min(rows, _best_fit(samples, tokens, images, budget), key=len)
+        rows = min(rows, _best_fit(samples, tokens, images, budget, apart), key=len)
     return rows
 
 
-def _best_fit(samples: Int64Array, tokens: Integers, images: Integers, budget: tuple[int, int]) -> list[list[int]]:
+def _packed_groups(
+    samples: Int64Array, tokens: Integers, images: Integers, budget: tuple[int, int], prefixes: PrefixGroups
+) -> list[list[int]]:
+    """The sequences of one window whose samples share prefixes: groups, or pieces of them, are packed as samples."""
+    items = prefixes.items(samples, tokens, budget[0])
+    first = np.array([members[0] for members in items], np.int64)
+    shared = prefixes.prefix_tokens[first].astype(np.int64)
+    sizes = np.array([int(tokens[members].sum()) for members in items], np.int64)
+    sizes -= shared * (np.array([len(members) for members in items]) - 1)
+    rows = _packed(np.arange(len(items)), sizes, images[first], budget, apart=prefixes.group[first].tolist())
+    return [[sample for item in packed for sample in items[item]] for packed in rows]
+
+
+def _best_fit(
+    samples: Int64Array, tokens: Integers, images: Integers, budget: tuple[int, int], apart: Sequence[int] = ()
+) -> list[list[int]]:
     """Put each sample, in this order, into the sequence that it leaves the least room in."""
     sequence_length, max_images_per_sequence = budget
     # Most of the time of a plan: sizes are shifted at once, and nothing is called that need not be.
@@ -164,7 +203,10 @@ def _best_fit(samples: Int64Array, tokens: Integers, images: Integers, budget: t
     open_rows: list[int] = []  # sorted: free tokens << ROW_BITS | row
     for sample, size, count in zip(samples.tolist(), sizes, counts, strict=True):
         place, num_open = bisect_left(open_rows, size), len(open_rows)
-        while place < num_open and free_images[open_rows[place] & ROW_MASK] < count:
+        while place < num_open and (
+            free_images[open_rows[place] & ROW_MASK] < count
+            or (apart and any(apart[other] == apart[sample] for other in rows[open_rows[place] & ROW_MASK]))
+        ):
             place += 1
         if place == num_open:
             row = len(rows)

@@ -17,7 +17,8 @@ from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.machine_plans import FROM_SAMPLES, MachinePlans, of_machine
 from vlmpipe.trainer.data.mixture import Mixture
-from vlmpipe.trainer.data.packing import Int64Array, PackingPlan, plan_packing
+from vlmpipe.trainer.data.packing import Int64Array, Integers, PackingPlan, plan_packing
+from vlmpipe.trainer.data.prefixes.groups import PrefixGroups
 from vlmpipe.trainer.data.shards.index import SplitIndex
 from vlmpipe.trainer.data.subsets.nested import NestedSubset
 from vlmpipe.trainer.errors import ConfigError, DataError
@@ -72,6 +73,7 @@ class PackedBatchSampler:
         max_kept: int | None = None,
         mixture: Mixture | NestedSubset | None = None,
         share_from: int | None = None,
+        prefixes: PrefixGroups | None = None,
     ) -> None:
         """
         Args:
@@ -79,6 +81,7 @@ class PackedBatchSampler:
             max_kept: tokens of an image that a sequence has room for, where the model selects some; None: all.
             mixture: what each epoch draws; None: every sample once.
             share_from: samples from which on the machine's processes share their plans; None: they never do.
+            prefixes: which samples share a prefix, that is in a sequence once; None: none do.
         """
         if not len(split):
             raise DataError(f"the {split.name} split has no samples", expected="at least one sample to pack")
@@ -87,7 +90,7 @@ class PackedBatchSampler:
         self._split, self._shown, self._seed = split, 2 * shown if in_pairs else shown, seed
         # (samples,) as they are packed
         self.tokens, self.seed = split.tokens if max_kept is None else split.tokens_with(max_kept), seed
-        self._mixture = mixture
+        self._mixture, self.prefixes = mixture, prefixes
         self._of_machine = None if share_from is None or len(split) < share_from else self._machine_plans()
         self._plans: dict[int, PackingPlan] = {}
         self._num_sequences: list[int] = []
@@ -96,6 +99,8 @@ class PackedBatchSampler:
     @classmethod
     def of_training(cls, split: SplitIndex, job: JobConfig) -> PackedBatchSampler:
         """The order of a run's training split."""
+        shares = job.data.share_prefix and len(split)
+        prefixes = split.prefix_groups(job.data.max_questions_per_image) if shares else None
         return cls(
             split,
             job.data,
@@ -103,8 +108,9 @@ class PackedBatchSampler:
             global_batch_size=job.train.global_batch_size,
             in_pairs=job.train.in_pairs,
             max_kept=job.model.relevance.max_tokens if job.model.relevance else None,
-            mixture=_mixture_of(split, job.data, job.train.seed) if len(split) else None,
+            mixture=_mixture_of(split, job.data, job.train.seed, prefixes) if len(split) else None,
             share_from=FROM_SAMPLES,
+            prefixes=prefixes,
         )
 
     def fits(self, samples: Sequence[int]) -> bool:
@@ -137,11 +143,13 @@ class PackedBatchSampler:
             shards=self._split.shard_numbers,
             shuffle_shards=self.data.shuffle_shards,
             drawn=self._mixture.drawn(epoch) if self._mixture else None,
+            prefixes=self.prefixes,
         )
 
     def _machine_plans(self) -> MachinePlans | None:
         lengths = [self.tokens, self._shown, self._split.shard_numbers]
-        sources = [self._mixture.decides] if self._mixture else []
+        sources: list[Integers] = [self._mixture.decides] if self._mixture else []
+        sources += [self.prefixes.group, self.prefixes.prefix_tokens] if self.prefixes else []
         return of_machine([f"{self._seed} {self.data.model_dump_json()}".encode(), *lengths, *sources], self._planned)
 
     def num_sequences(self, epoch: int) -> int:
@@ -204,18 +212,31 @@ class PackedBatchSampler:
         return plan.members[plan.offsets[batch.start] : plan.offsets[batch.stop]]
 
     def totals(self, epoch: int) -> EpochTotals:
-        """Sums over one epoch. Of pairs, tokens count both conversations, images and shown those of one."""
+        """Sums over one epoch, of prefixes that samples share once each. Of pairs, tokens count both conversations,
+        images and shown those of one."""
         plan, split = self.plan(epoch), self._split
+        tokens, squares, bring_images = self._stored(plan)
+        with_images = plan.members[bring_images]
         return EpochTotals(
             samples=len(plan.members),
             sequences=len(plan),
-            tokens=int(self.tokens[plan.members].sum()),
+            tokens=int(tokens.sum()),
             label_tokens=int(split.label_tokens[plan.members].sum()),
-            squared_tokens=int(np.square(self.tokens[plan.members], dtype=np.int64).sum()),
-            images=int(split.image_count[plan.members].sum()),
-            shown=int(self._shown[plan.members].sum()) // (1 + self.in_pairs),
-            image_tokens=int((split.image_tokens - split.tokens + self.tokens)[plan.members].sum()),
+            squared_tokens=int(squares.sum()),
+            images=int(split.image_count[with_images].sum()),
+            shown=int(self._shown[with_images].sum()) // (1 + self.in_pairs),
+            image_tokens=int((split.image_tokens - split.tokens + self.tokens)[with_images].sum()),
         )
+
+    def _stored(self, plan: PackingPlan) -> tuple[Int64Array, Int64Array, Int64Array | slice]:
+        """(members,) tokens that each sample of a plan adds to its sequence, twice the pairs of tokens that see each
+        other among them and those before, and the places of samples that bring their images."""
+        whole = self.tokens[plan.members].astype(np.int64)
+        if self.prefixes is None:
+            return whole, np.square(whole), slice(None)
+        is_first = self.prefixes.is_first(plan.members, plan.offsets)
+        shared = np.where(is_first, 0, self.prefixes.prefix_tokens[plan.members]).astype(np.int64)
+        return whole - shared, np.square(whole) - np.square(shared), np.flatnonzero(is_first)
 
     def label_tokens(self, batch: GlobalBatch) -> int:
         """Label tokens of a global batch, over all ranks."""
@@ -236,8 +257,10 @@ class PackedBatchSampler:
         return -(-self.num_sequences(epoch) // self.global_batch_size)
 
 
-def _mixture_of(split: SplitIndex, data: DataConfig, seed: int) -> Mixture | NestedSubset | None:
+def _mixture_of(
+    split: SplitIndex, data: DataConfig, seed: int, prefixes: PrefixGroups | None
+) -> Mixture | NestedSubset | None:
     """Samples that each epoch draws; None: every sample once."""
     if data.sources:
-        return Mixture(split, data, seed=seed)
-    return NestedSubset(split, data, seed=seed) if data.train_share < 1 else None
+        return Mixture(split, data, seed=seed, prefixes=prefixes)
+    return NestedSubset(split, data, seed=seed, prefixes=prefixes) if data.train_share < 1 else None

@@ -126,7 +126,11 @@ def collate(
         label_ids=torch.from_numpy(labels.reshape(-1)[start + label_index + 1]),
         images=images.values,
         image_grids=images.grids,
-        samples=CuSeqlens.of([sequence.sample_tokens for sequence in sequences], labels.shape[1]),
+        samples=CuSeqlens.of(
+            [sequence.segment_tokens for sequence in sequences],
+            labels.shape[1],
+            [sequence.prefixes for sequence in sequences],
+        ),
         image_tokens=sum(sum(sequence.image_token_counts) for sequence in sequences),
         pairs=_pairs(sequences, label_index),
         selection=selection_inputs(sequences, label_index) if sequences[0].selectable else None,

@@ -19,6 +19,7 @@ from vlmpipe.trainer.models.base import Family, Weights
 from vlmpipe.trainer.models.layers.freeze import frozen_weights, require_frozen_tower, require_something_trained, trains
 from vlmpipe.trainer.models.layers.lora import train_rows_only
 from vlmpipe.trainer.setup.data import TrainingData, mean_sequence_flops
+from vlmpipe.trainer.setup.shared_prefix import require_shared_prefix
 from vlmpipe.trainer.sizing.flops import SequenceFlops
 from vlmpipe.trainer.sizing.pipeline_partition import stages_of
 from vlmpipe.trainer.strategies.frozen_weights import shared_sha256
@@ -56,6 +57,8 @@ def build_model(
         from vlmpipe.trainer.strategies.context_parallel import require_context_parallel
 
         require_context_parallel(job.model, job.train.context_parallel)
+    if job.data.share_prefix:
+        require_shared_prefix(job.model)
     sequence_flops = None
     if job.train.pipeline_parallel > 1:
         from vlmpipe.trainer.strategies.pipeline_parallel.requirement import require_stages

@@ -52,6 +52,8 @@ def architecture(config: RunConfig) -> Architecture:
         require_same_adapter(config.model)  # before a configuration takes the place of the base's name
     model, origins = _with_configurations(config.model)
     _raise(_trainable(model.model_dump_json(), pack=config.data.pack, cached=is_cached(config)))
+    if config.data.share_prefix:
+        _raise(_shares_prefixes(model.model_dump_json()))
     image_token_limit(model, config.data)
     shape = replace(_shape(model.model_dump_json()), shards_frozen=config.train.shard_frozen_weights)
     if config.train.epochs:
@@ -132,6 +134,14 @@ def _shares_tokens(model: str, ranks: int) -> Verdict:
     from vlmpipe.trainer.strategies.context_parallel import require_context_parallel
 
     return _verdict(lambda config: require_context_parallel(config, ranks), model)
+
+
+@disk_cached
+def _shares_prefixes(model: str) -> Verdict:
+    """`model` is the model section as JSON."""
+    from vlmpipe.trainer.setup.shared_prefix import require_shared_prefix
+
+    return _verdict(require_shared_prefix, model)
 
 
 @disk_cached

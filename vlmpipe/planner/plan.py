@@ -30,7 +30,7 @@ from vlmpipe.planner.memory.rank import GIB, LITTLE_SPARE, NEAR, Memory
 from vlmpipe.planner.memory.zero_config import unpriced
 from vlmpipe.planner.model_architecture import Architecture, architecture
 from vlmpipe.planner.parallel_layout import layout_of
-from vlmpipe.planner.prepared_workload import planned_workload
+from vlmpipe.planner.prepared_workload import planned_workload, questions_note
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.sequence_fill import length_advice
 from vlmpipe.planner.serving import unservable
@@ -326,6 +326,8 @@ def _estimated(bare: Plan, config: RunConfig, model: Architecture, nodes: Nodes,
     notes += validation_notes(config, time.steps)
     notes += filter(None, [start_note(case, is_later_stage=not stage.is_first)])
     notes += replay_notes(case, prices)
+    if config.data.share_prefix:
+        notes.append(questions_note(config, load))
     if not trainer and (advice := length_advice(load.fills, config)):
         notes.append(advice)
     for what in (machine, gpu):

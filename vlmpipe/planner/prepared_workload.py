@@ -7,6 +7,7 @@ import json
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.model_architecture import Architecture
 from vlmpipe.planner.sequence_fill import fill_by_length
+from vlmpipe.planner.step_questions import UNKNOWN, step_questions
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.config.sources.data_source import function_named
@@ -67,6 +68,13 @@ def _prepared_here(config: RunConfig, job: JobConfig, paths: RunPaths) -> tuple[
         label_tokens=epoch.label_tokens,
         sequences=epoch.sequences,
         steps=sampler.num_steps(job.train.epochs, max_steps=job.train.max_steps),
-        fills=() if job.data.sources else fill_by_length(config, split),
+        fills=() if job.data.sources or job.data.share_prefix else fill_by_length(config, split),
+        step_questions=step_questions(config, job, split, epoch),
+        whole_sample=(float(split.tokens.mean()), float(split.image_count.mean())) if job.data.share_prefix else None,
     )
     return workload, f"Prepared data, {passes}." if passes else ""
+
+
+def questions_note(config: RunConfig, load: Workload) -> str:
+    """How many questions a step holds, of a run file with `data.share_prefix`."""
+    return load.step_questions.text(config.train.global_batch_size) if load.step_questions else UNKNOWN

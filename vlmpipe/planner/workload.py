@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.sequence_fill import LengthFill
+from vlmpipe.planner.step_questions import StepQuestions
 from vlmpipe.trainer.config.train import TrainConfig, warmup_problem
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
@@ -33,10 +34,25 @@ class Workload:
     image_tokens: int | None = None  # mean of an image; None if all have the number in the model's shape
     fills: tuple[LengthFill, ...] = ()  # by sequence length, of prepared data
     is_prepared: bool = False  # figures are those of prepared data, none is assumed
+    step_questions: StepQuestions | None = None  # of prepared data whose samples share prefixes
+    # Tokens and images of a mean sample by itself, where a sequence has fewer of each than its samples have.
+    whole_sample: tuple[float, float] | None = None
 
     @property
     def useful_tokens_per_sequence(self) -> float:
         return self.fill * self.sequence_length
+
+    @property
+    def sample_tokens(self) -> float:
+        """Tokens of a mean sample by itself."""
+        return (
+            self.whole_sample[0] if self.whole_sample else self.useful_tokens_per_sequence / self.samples_per_sequence
+        )
+
+    @property
+    def sample_images(self) -> float:
+        """Images of a mean sample by itself."""
+        return self.whole_sample[1] if self.whole_sample else self.images_per_sequence / self.samples_per_sequence
 
     @property
     def images_per_epoch(self) -> float | None:
@@ -74,6 +90,8 @@ class Workload:
         sequences: int,
         steps: int,
         fills: tuple[LengthFill, ...] = (),
+        step_questions: StepQuestions | None = None,
+        whole_sample: tuple[float, float] | None = None,
     ) -> Workload:
         """From the prepared data's index: sums over the training split (`pairs`: of squared sample lengths), packed
         sequences of its first epoch (`sequences`), steps of the run."""
@@ -93,6 +111,8 @@ class Workload:
             image_tokens=max(1, round(image_tokens / images)) if images else None,
             fills=fills,
             is_prepared=True,
+            step_questions=step_questions,
+            whole_sample=whole_sample,
         )
 
     @classmethod

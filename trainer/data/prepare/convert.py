@@ -84,7 +84,7 @@ def _write_index(old: Path, folder: Path) -> tuple[int, FileSum]:
     if schema not in (SCHEMA, WITH_VIDEOS):
         raise _damaged(str(old), f"it has the columns {schema.names}", f"its {DONE}")
     with pq.ParquetFile(old, pre_buffer=False, read_dictionary=["shard"]) as file:
-        with IndexFileWriter(folder, _shards(file), with_videos=schema == WITH_VIDEOS) as index:
+        with IndexFileWriter(folder, _shards(file), optional=set(schema.names) - set(SCHEMA.names)) as index:
             for lines in _one_ahead(file.iter_batches(READ_LINES, use_threads=False)):
                 index.add(pa.Table.from_batches([lines]))
         return int(file.metadata.num_rows), index.file_sum

@@ -67,6 +67,7 @@ NOT_IN_FINGERPRINT = {
     "source", "source_arguments", "sources", "stopping_strategy", "phases", "max_source_passes", "image_folder",
     "exclude", "pack", "shuffle_shards", "shard_cache_gib", "shard_reading", "train_share",
     "workers", "loader_threads", "tasks", "max_fetched_images", "max_fetched_gib", "max_fetch_hours",
+    "max_questions_per_image",
 }  # fmt: skip
 
 
@@ -76,7 +77,7 @@ NOT_TOKENIZER = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onn
 # Fields that came later: at their defaults they leave the fingerprints of data prepared before as they were.
 LATER_FIELDS = {
     "allowed_tokens", "columns", "slices", "fetch", "grey_bits", "file_splits", "max_image_share",
-    "max_split_error", "max_media_bytes", "video", "video_frames", "video_fps", "video_times",
+    "max_split_error", "max_media_bytes", "video", "video_frames", "video_fps", "video_times", "share_prefix",
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.chat.encode import Chat, Encoded
 from vlmpipe.trainer.data.conversations.grounding import MARKS, with_boxes
+from vlmpipe.trainer.data.prefixes.prefix import Prefix, prefix_of
 from vlmpipe.trainer.data.prepare.checks import CheckedImage, check_clip, check_image, check_turns
 from vlmpipe.trainer.data.prepare.deduplicate import NEW, OTHER, SAME, Met, SeenIds
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError, Repair
@@ -46,6 +47,7 @@ class Accepted:
     image_token_counts: tuple[int, ...]
     encoded: Encoded
     repairs: tuple[Repair, ...]
+    prefix: Prefix | None  # None where no prefix is to be shared
     rest: tuple[Accepted, ...] = ()  # further samples of the same record
 
     @property
@@ -222,10 +224,17 @@ class SampleValidator:
                 piece.counts,
                 piece.encoded,
                 () if number else tuple(repairs),
+                self._prefix(piece),
             )
             for number, (start, piece) in enumerate(pieces)
         ]
         return replace(first, rest=tuple(rest)) if rest else first
+
+    def _prefix(self, piece: _Fitted) -> Prefix | None:
+        if not self._data.share_prefix:
+            return None
+        images = [(image.sha256, *image.size) for image in piece.images]
+        return prefix_of(piece.encoded, self._chat.vision_token_ids, images)
 
     @property
     def _splits(self) -> bool:

@@ -18,9 +18,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from vlmpipe.trainer.data.packing import Int64Array
+from vlmpipe.trainer.data.prefixes.groups import KEY_BYTES, PrefixGroups
 from vlmpipe.trainer.data.sample import SPLITS, Split
 from vlmpipe.trainer.data.shards.image_index import HASHES, UniqueImages
-from vlmpipe.trainer.data.shards.index_file import CONTENT_BYTES, NAME, SHA256_BYTES, VIDEO_FIELDS, open_index, unusable
+from vlmpipe.trainer.data.shards.index_file import (
+    CONTENT_BYTES,
+    NAME,
+    PREFIX_FIELDS,
+    SHA256_BYTES,
+    VIDEO_FIELDS,
+    open_index,
+    unusable,
+)
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.shards.tar import Members
 from vlmpipe.trainer.data.shards.verified_files import damaged_file
@@ -103,9 +112,35 @@ class SplitIndex:
         self._json_offset: Int64Array = _numbers(columns.column("json_offset"), np.int64)
         self._json_bytes: Int32Array = _numbers(columns.column("json_bytes"), np.int32)
         self._content = _rows_of(columns.column("content"), CONTENT_BYTES)
+        self._prefixes = [columns.column(name) for name, _ in PREFIX_FIELDS if name in columns.schema.names]
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def has_prefixes(self) -> bool:
+        """Return whether the data was prepared with `data.share_prefix`."""
+        return bool(self._prefixes)
+
+    def prefix_groups(self, max_branches: int) -> PrefixGroups:
+        """Which samples share a prefix. Raises DataError for data that was prepared without prefixes."""
+        if not self.has_prefixes:
+            raise DataError(
+                "the prepared data does not say which tokens samples share",
+                expected="data prepared with data.share_prefix: true",
+                fix="run the run file, which prepares its data, or set data.share_prefix: false",
+            )
+        return PrefixGroups.of(self.prefix_keys, self.prefix_tokens, max_branches)
+
+    @property
+    def prefix_tokens(self) -> Int32Array:
+        """(samples,) tokens of each sample's prefix, 0 where it shares none."""
+        return _numbers(self._prefixes[0], np.int32)
+
+    @property
+    def prefix_keys(self) -> NDArray[np.uint8]:
+        """(samples, bytes) key of each sample's prefix; equal for equal prefixes."""
+        return _rows_of(self._prefixes[1], KEY_BYTES)
 
     @property
     def has_videos(self) -> bool:

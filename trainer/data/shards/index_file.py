@@ -6,7 +6,7 @@ A column of a split is one array, so that numbers are read where they lie, and r
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -15,8 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from vlmpipe.trainer.data.prefixes.groups import KEY_BYTES
 from vlmpipe.trainer.data.sample import SPLITS, Split
 from vlmpipe.trainer.data.shards.growing_arrays import GrowingArray
+from vlmpipe.trainer.data.shards.index_lines import OPTIONAL, PREFIX_COLUMNS
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.storage.base import TEMPORARY_PREFIX
 from vlmpipe.trainer.storage.file_sums import FileSum, SummedFile
@@ -35,11 +37,12 @@ VIDEO_FIELDS = {  # 0 of what is no video; data without any lacks both
     "video_patches": ("video_patches", pa.int32()),
     "video_patch_s": ("video_patch_s", pa.float64()),
 }
+PREFIX_FIELDS = (("prefix_tokens", pa.int32()), ("prefix_key", pa.binary(KEY_BYTES)))
 ROWS_READ = 1 << 16  # at a time, by `read_columns`
 
 
-def schema_of(*, with_videos: bool) -> pa.Schema:
-    """The columns of an index."""
+def schema_of(*, with_videos: bool, with_prefixes: bool = False) -> pa.Schema:
+    """The columns of an index. with_prefixes: of data that was prepared with `data.share_prefix`."""
     fields = IMAGE_FIELDS | (VIDEO_FIELDS if with_videos else {})
     return pa.schema(
         [
@@ -56,16 +59,25 @@ def schema_of(*, with_videos: bool) -> pa.Schema:
             ("turns", pa.int32()),
             ("slices", pa.large_list(pa.large_string())),  # of each turn
             ("content", pa.binary(CONTENT_BYTES)),  # equal for samples with the same images and texts
+            *(PREFIX_FIELDS if with_prefixes else ()),
         ]
     )
+
+
+KNOWN = [
+    schema_of(with_videos=videos, with_prefixes=prefixes) for videos in (False, True) for prefixes in (False, True)
+]
 
 
 class IndexFileWriter:
     """Writes the index of prepared data from its lines, sorted by split and id, in memory that does not grow."""
 
-    def __init__(self, folder: Path, shards: Mapping[Split, Sequence[str]], *, with_videos: bool) -> None:
-        """`shards`: the names of each split's shards, in order."""
-        self._path, self._schema = folder / NAME, schema_of(with_videos=with_videos)
+    def __init__(
+        self, folder: Path, shards: Mapping[Split, Sequence[str]], *, optional: Collection[str] = frozenset()
+    ) -> None:
+        """`shards`: the names of each split's shards, in order. `optional`: columns of `index_lines.OPTIONAL`."""
+        videos, prefixes = (columns[0] in optional for columns in OPTIONAL)
+        self._path, self._schema = folder / NAME, schema_of(with_videos=videos, with_prefixes=prefixes)
         self._shards = pa.array([*shards["train"], *shards["eval"]], pa.string())
         starts = {"train": 0, "eval": len(shards["train"])}
         self._numbers = {
@@ -106,6 +118,8 @@ class IndexFileWriter:
                 "images": self._images(line),
                 "content": _from_hex(line["content"], CONTENT_BYTES),
             }
+            if PREFIX_COLUMNS[1] in self._columns[split]:
+                made[PREFIX_COLUMNS[1]] = _from_hex(line[PREFIX_COLUMNS[1]], KEY_BYTES)
             for name, column in self._columns[split].items():
                 column.append(made[name] if name in made else line[name].cast(_stored(self._schema.field(name).type)))
 
@@ -153,7 +167,7 @@ def open_index(path: Path) -> dict[Split, pa.RecordBatch]:
     try:
         with pa.memory_map(str(path)) as mapped:
             file = pa.ipc.open_file(mapped)
-            if file.schema not in (schema_of(with_videos=False), schema_of(with_videos=True)):
+            if file.schema not in KNOWN:
                 raise unusable(path, f"columns {file.schema.names}")
             if file.num_record_batches != len(SPLITS):
                 raise unusable(path, f"{file.num_record_batches} batches")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -40,6 +40,10 @@ SCHEMA = pa.schema(
 # video. Lines without any lack the columns, so that they are what they were before there were any.
 VIDEO_COLUMNS = ("video_patches", "video_patch_s")
 WITH_VIDEOS = pa.schema([*SCHEMA, (VIDEO_COLUMNS[0], pa.list_(pa.int32())), (VIDEO_COLUMNS[1], pa.list_(pa.float64()))])
+# Tokens and key of the prefix that a sample may share (`data.share_prefix`): in all lines of prepared data, or in none.
+PREFIX_COLUMNS = ("prefix_tokens", "prefix_key")
+WIDEST = pa.schema([*WITH_VIDEOS, (PREFIX_COLUMNS[0], pa.int32()), (PREFIX_COLUMNS[1], pa.string())])
+OPTIONAL = (VIDEO_COLUMNS, PREFIX_COLUMNS)  # which lines have together, or not at all
 
 GROUP_LINES = 8192  # in memory at a time
 
@@ -49,23 +53,29 @@ class IndexLines:
 
     def __init__(self) -> None:
         self._table = disk_table("CREATE TABLE lines (split TEXT, id TEXT, line TEXT)")
-        self._schema = SCHEMA
+        self._optional: set[str] = set()  # columns that some line has
 
     def add(self, *, split: Split, **rest: object) -> None:
-        """One sample; exactly the columns of SCHEMA, of one with videos those of WITH_VIDEOS."""
-        if rest.get(VIDEO_COLUMNS[0]):
-            self._schema = WITH_VIDEOS
+        """One sample: exactly the columns of SCHEMA, and those of OPTIONAL that it has."""
         line = {"split": split, **rest}
-        assert line.keys() == set(SCHEMA.names) or line.keys() == set(WITH_VIDEOS.names)
+        optional = [columns for columns in OPTIONAL if columns[0] in line]
+        assert line.keys() == {*SCHEMA.names, *(name for columns in optional for name in columns)}
+        self._optional.update(name for columns in optional for name in columns)
         self._table.execute("INSERT INTO lines VALUES (?, ?, ?)", (split, rest["id"], json.dumps(line)))
 
     def write_lines(self, folder: Path) -> None:
         """Write a chunk's Parquet file."""
-        with pq.ParquetWriter(folder / LINES, self._schema) as file:
-            for group in self._sorted():
+        schema = schema_with(self._optional)
+        with pq.ParquetWriter(folder / LINES, schema) as file:
+            for group in self._sorted(schema):
                 file.write_table(group)
 
-    def _sorted(self) -> Iterator[pa.Table]:
+    def _sorted(self, schema: pa.Schema) -> Iterator[pa.Table]:
         lines = self._table.execute("SELECT line FROM lines ORDER BY split, id")
         while group := lines.fetchmany(GROUP_LINES):
-            yield pa.Table.from_pylist([json.loads(line) for (line,) in group], self._schema)
+            yield pa.Table.from_pylist([json.loads(line) for (line,) in group], schema)
+
+
+def schema_with(optional: Collection[str]) -> pa.Schema:
+    """The columns of lines of which some have these optional ones."""
+    return pa.schema([field for field in WIDEST if field.name in SCHEMA.names or field.name in optional])

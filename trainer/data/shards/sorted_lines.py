@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from vlmpipe.trainer.data.sample import Split
 from vlmpipe.trainer.data.shards.index_file import IndexFileWriter
-from vlmpipe.trainer.data.shards.index_lines import SCHEMA, VIDEO_COLUMNS, WITH_VIDEOS
+from vlmpipe.trainer.data.shards.index_lines import SCHEMA, WIDEST, schema_with
 from vlmpipe.trainer.storage.base import TEMPORARY_PREFIX
 
 SORTED_ROWS = 1 << 17  # in memory at a time, some 400 bytes each
@@ -39,25 +39,25 @@ class SortedLines:
     def __init__(self) -> None:
         self._chunks: list[ReadLines] = []
         self._keys: list[Key] = []  # of every n-th line
-        self._with_videos = False
+        self._optional: set[str] = set()  # columns that some chunk has
 
     def add(self, lines: pa.Table, again: ReadLines) -> None:
         """Add a chunk. `again` returns the same lines."""
         first = len(self._chunks) * STRIDE % EVERY
         few = lines.select(["split", "id"]).take(np.arange(first, len(lines), EVERY))
         self._keys += zip(few.column("split").to_pylist(), few.column("id").to_pylist(), strict=True)
-        self._with_videos = self._with_videos or lines.schema == WITH_VIDEOS
+        self._optional.update(set(lines.column_names) - set(SCHEMA.names))
         self._chunks.append(again)
 
     def write_index(self, folder: Path, shards: Mapping[Split, Sequence[str]]) -> None:
         """Write the index. `shards`: the names of each split's shards, in order."""
         with (
             tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=folder) as scratch,
-            IndexFileWriter(folder, shards, with_videos=self._with_videos) as index,
+            IndexFileWriter(folder, shards, optional=self._optional) as index,
         ):
             chunks = (_widened(chunk()) for chunk in self._chunks)
             for lines in _sorted(chunks, sorted(self._keys), Path(scratch)):
-                index.add(lines if self._with_videos else lines.select(SCHEMA.names))
+                index.add(lines.select(schema_with(self._optional).names))
 
 
 def _sorted(tables: Iterable[pa.Table], keys: Sequence[Key], folder: Path) -> Iterator[pa.Table]:
@@ -65,11 +65,11 @@ def _sorted(tables: Iterable[pa.Table], keys: Sequence[Key], folder: Path) -> It
     files = min(MAX_FILES, -(-len(keys) * EVERY // SORTED_ROWS))
     cuts = sorted({keys[len(keys) * number // files] for number in range(1, files)} - {*keys[:1]})
     if not cuts:
-        yield _in_order(pa.concat_tables([WITH_VIDEOS.empty_table(), *tables]))
+        yield _in_order(pa.concat_tables([WIDEST.empty_table(), *tables]))
         return
     paths = [folder / str(number) for number in range(len(cuts) + 1)]
     with ExitStack() as opened:
-        writers = [opened.enter_context(pa.ipc.new_stream(str(path), WITH_VIDEOS)) for path in paths]
+        writers = [opened.enter_context(pa.ipc.new_stream(str(path), WIDEST)) for path in paths]
         for table in tables:
             for writer, (start, stop) in zip(writers, pairwise(_places(table, cuts)), strict=True):
                 if stop > start:
@@ -107,9 +107,9 @@ def _in_order(lines: pa.Table) -> pa.Table:
 
 
 def _widened(lines: pa.Table) -> pa.Table:
-    """The lines with columns of videos, which are null where the chunk has none, and without them for no video."""
-    for name in VIDEO_COLUMNS:
+    """The lines with all columns; those that the chunk does not have are null."""
+    for name in WIDEST.names:
         if name not in lines.column_names:
-            field = WITH_VIDEOS.field(name)
+            field = WIDEST.field(name)
             lines = lines.append_column(field, pa.nulls(len(lines), field.type))
-    return lines.select(WITH_VIDEOS.names)
+    return lines.select(WIDEST.names)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from vlmpipe.trainer.config.data import BY_RECORD, DataConfig
 from vlmpipe.trainer.data.packing import Int64Array, shuffled_by_shards
+from vlmpipe.trainer.data.prefixes.groups import PrefixGroups
 from vlmpipe.trainer.data.shards.index import SplitIndex
 
 FEWEST_COMMON = 20  # samples that an image must be in before its share counts, as where splits are made
@@ -22,9 +23,10 @@ FEWEST_COMMON = 20  # samples that an image must be in before its share counts, 
 class NestedSubset:
     """The draws of a run from a share of its training split: each sample of it once an epoch."""
 
-    def __init__(self, split: SplitIndex, data: DataConfig, *, seed: int) -> None:
+    def __init__(self, split: SplitIndex, data: DataConfig, *, seed: int, prefixes: PrefixGroups | None = None) -> None:
         self._seed, self._at_a_time = seed, data.shuffle_shards
         self._samples = nested_samples(split, data, seed=seed)
+        self._prefixes = prefixes and prefixes.part(self._samples)
         _, self._shards = np.unique(split.shard_numbers[self._samples], return_inverse=True)
 
     @property
@@ -34,7 +36,9 @@ class NestedSubset:
 
     def drawn(self, epoch: int) -> Int64Array:
         """(draws,) sample numbers in the epoch's order."""
-        order, _ = shuffled_by_shards(len(self._samples), self._seed, epoch, self._shards, self._at_a_time)
+        order, _ = shuffled_by_shards(
+            len(self._samples), self._seed, epoch, self._shards, self._at_a_time, prefixes=self._prefixes
+        )
         return self._samples[order]
 
 

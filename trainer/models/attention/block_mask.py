@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
-from vlmpipe.trainer.models.attention.varlen import no_mask, sees_all_before, takes_samples
+from vlmpipe.trainer.models.attention.varlen import no_mask, sees_all_before, shares_prefixes, takes_samples
 
 
 def block_diagonal_mask(config: object, position_ids: Tensor, samples: CuSeqlens | None) -> dict[str, object]:
     """Inputs of a language model with this config that separate packed samples.
 
-    position_ids: see `mask_of`. samples: their bounds, where known.
+    position_ids: see `mask_of`. samples: their bounds, where known. Raises NotImplementedError for shared prefixes in
+    a model that keeps samples apart by positions, which go on from a prefix to its branches.
     """
+    if samples is not None and samples.prefixes is not None and not shares_prefixes(config):
+        raise NotImplementedError("samples that share a prefix cannot be kept apart by their positions")
     if samples is not None and takes_samples(config):
         return {"attention_mask": no_mask(len(position_ids), position_ids.device), "samples": samples}
     return {"attention_mask": mask_of(config, position_ids, packed=samples is None or samples.packed)}

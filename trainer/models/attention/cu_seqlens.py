@@ -54,6 +54,29 @@ class CuSeqlens:
             torch.tensor(samples, dtype=torch.int32), torch.tensor(starts, dtype=torch.int32), packed, prefixes=shared
         )
 
+    def first_samples(self) -> list[tuple[int, int]]:
+        """First token and end of each whole sample: of those with a common prefix, the first one."""
+        further = {branch for branch, _ in self.further_branches()}
+        segments = [span for span in self._segments() if span not in further]
+        ends, prefixes = dict(segments), {start: end for start, end, _ in self._shared()}
+        joined = [(start, ends[end] if start in prefixes else end) for start, end in segments]
+        return [span for span in joined if span[0] not in prefixes.values()]
+
+    def further_branches(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+        """First token and end of each branch but the first of a prefix, and those of that first one."""
+        branches, segments = [], self._segments()
+        for _, end, stop in self._shared():
+            first, *others = [span for span in segments if end <= span[0] < stop]
+            branches += [(other, first) for other in others]
+        return branches
+
+    def _segments(self) -> list[tuple[int, int]]:
+        return [(start, end) for start, end in self.bounds.tolist() if start < end]
+
+    def _shared(self) -> list[tuple[int, int, int]]:
+        spans = [] if self.prefixes is None else self.prefixes.tolist()
+        return [(start, end, stop) for start, end, stop in spans if end > start]
+
     def to(self, device: torch.device, *, non_blocking: bool = False) -> CuSeqlens:
         return replace(self, device_bounds=self.device_bounds.to(device, non_blocking=non_blocking))
 

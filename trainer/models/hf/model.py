@@ -276,7 +276,7 @@ class HfVLM(nn.Module):
     ) -> Tensor:
         """(4, sequences, tokens): positions in the sample, then the model's own three axes."""
         assert samples is not None, "these positions need the bounds of samples"
-        bounds = [(start, end) for start, end in samples.bounds.tolist() if start < end]
+        bounds = samples.first_samples()
         longest = max((end - start for start, end in bounds), default=0)
         places = position_ids.flatten().repeat(4, 1)
         if longest:
@@ -292,6 +292,9 @@ class HfVLM(nn.Module):
                 kind = self.model.config.model_type
                 raise ConfigError(f"positions of a {kind} model have {len(found)} axes", expected=f"{ROPE_AXES} axes")
             places[1:, index[own]] = found[:, own].to(places)
+            for (start, end), (first, _) in samples.further_branches():  # text behind the prefix, as the first one
+                behind = torch.arange(end - start, device=places.device)
+                places[1:, start:end] = places[1:, first, None] + behind
         return places.view(4, *input_ids.shape)
 
 

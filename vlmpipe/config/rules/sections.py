@@ -11,6 +11,7 @@ from vlmpipe.config.rules.deploy import deploy_problems
 from vlmpipe.config.rules.external_trainer import external_trainer_problems
 from vlmpipe.config.rules.hub import hub_problems
 from vlmpipe.config.rules.replay import replay_problems
+from vlmpipe.config.rules.shared_prefix import shared_prefix_problems
 from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S, duration_s
 from vlmpipe.config.validation_errors import Problem
 from vlmpipe.trainer.config.data import NATIVE
@@ -45,6 +46,7 @@ def section_problems(config: RunFields) -> Iterator[Problem]:
         )
     yield from external_trainer_problems(config)
     yield from replay_problems(config)
+    yield from shared_prefix_problems(config)
     yield from _sample_problems(config)
     yield from _slice_problems(config)
     yield from _mirror_problems(config)

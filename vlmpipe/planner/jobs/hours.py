@@ -112,7 +112,7 @@ def replay_questions(config: RunConfig, load: Workload) -> int | None:
     own; an upper bound where samples share them. The answers are samples of the workload, too."""
     if config.data.replay is None or load.samples is None:
         return None
-    asked = config.data.replay.replay_images * load.images_per_sequence / load.samples_per_sequence  # of a sample
+    asked = config.data.replay.replay_images * load.sample_images  # of a sample
     return math.ceil(load.samples * asked / (1 + asked))
 
 
@@ -126,8 +126,8 @@ def _asking_hours(
     evaluate = config.evaluate
     sample = flops_per_sequence(
         dataclasses.replace(shape, selections=1),
-        sequence_length=load.useful_tokens_per_sequence / load.samples_per_sequence,
-        images=load.images_per_sequence / load.samples_per_sequence,
+        sequence_length=load.sample_tokens,
+        images=load.sample_images,
         label_tokens=0,
         cached=case.cached,
         activation_checkpointing="none",
@@ -138,8 +138,8 @@ def _asking_hours(
     at_once = questions_at_once(
         evaluate.batch_questions,
         evaluate.batch_tokens,
-        load.useful_tokens_per_sequence / load.samples_per_sequence + evaluate.max_new_tokens,
-        load.images_per_sequence / load.samples_per_sequence,
+        load.sample_tokens + evaluate.max_new_tokens,
+        load.sample_images,
     )
     batches = sum(math.ceil(questions / ranks / at_once) for questions in rounds)
     weights = shape.parameters["language_layers"] + shape.language.hidden * shape.vocabulary

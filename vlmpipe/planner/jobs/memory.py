@@ -189,8 +189,8 @@ def _questions(
 ) -> Iterator[MemoryPart]:
     """Memory of a batch of questions where `layers` language layers are; at least the longest question alone."""
     language, longest = shape.language, config.data.sequence_length
-    mean = min(longest, round(load.useful_tokens_per_sequence / load.samples_per_sequence))
-    images_each = load.images_per_sequence / load.samples_per_sequence
+    mean = min(longest, round(load.sample_tokens))
+    images_each = load.sample_images
     bound = config.evaluate.batch_tokens
     questions = questions_at_once(questions, bound, mean + config.evaluate.max_new_tokens, images_each)
     prompt, count = (mean, questions) if questions * mean > longest else (longest, 1)

@@ -30,7 +30,7 @@ from vlmpipe.trainer.data.prepare.scratch import scratch
 from vlmpipe.trainer.data.prepare.validate_sample import Accepted, Entry, SampleValidator, image_bytes, is_short
 from vlmpipe.trainer.data.rejects import REJECTS, Ledger, Reject, RejectCode
 from vlmpipe.trainer.data.sample import SPLITS, Sample, sample_digest
-from vlmpipe.trainer.data.shards.index_lines import VIDEO_COLUMNS, IndexLines
+from vlmpipe.trainer.data.shards.index_lines import PREFIX_COLUMNS, VIDEO_COLUMNS, IndexLines
 from vlmpipe.trainer.data.shards.tar import ShardWriter, key_of, sample_json
 from vlmpipe.trainer.data.sources.base import Source, records_from
 from vlmpipe.trainer.storage.transfer import in_parallel
@@ -194,6 +194,7 @@ def _store(sample: Accepted, content: str, writer: ShardWriter, index: IndexLine
         slices=[turn.slice for turn in sample.turns],
         content=content,
         **_video_columns(sample),
+        **_prefix_columns(sample),
     )
 
 
@@ -204,6 +205,12 @@ def _video_columns(sample: Accepted) -> dict[str, object]:
         return {}
     patches = [(clip.patches, clip.patch_s) if clip else (0, 0.0) for clip in clips]
     return dict(zip(VIDEO_COLUMNS, map(list, zip(*patches, strict=True)), strict=True))
+
+
+def _prefix_columns(sample: Accepted) -> dict[str, object]:
+    """Return the index columns of a sample's prefix; empty where none is to be shared."""
+    prefix = sample.prefix
+    return {} if prefix is None else dict(zip(PREFIX_COLUMNS, (prefix.tokens, prefix.key), strict=True))
 
 
 def write_json(path: Path, content: object) -> None:

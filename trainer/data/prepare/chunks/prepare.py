@@ -36,7 +36,7 @@ PLANS = "chunk-plans"  # folder in the chunk store, by the prepared set's finger
 # Settings that do not change a chunk's bytes, given its records, which the plan decides.
 NOT_IN_A_CHUNK = {
     "source", "sources", "stopping_strategy", "phases", "image_folder", "pack", "shuffle_shards", "shard_cache_gib",
-    "shard_reading", "max_samples", "train_share",
+    "shard_reading", "max_samples", "train_share", "share_prefix", "max_questions_per_image",
     "max_media_bytes", "video", "video_frames", "video_fps", "max_reject_fraction", "chunk_samples",
     "workers", "loader_threads", "tasks", "max_source_passes", "split_by", "validation_fraction", "file_splits",
     "max_image_share", "max_split_error", "exclude",
@@ -194,5 +194,5 @@ def _settings(config: JobConfig, chat: Chat, format_version: int) -> str:
     specials = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.all_special_tokens)
     template = (chat.template.source, chat.end_tokens, chat.as_text)
     tokens = stable_digest(tokenizer.backend_tokenizer.to_str(), specials, template)
-    pairs = ("pairs",) if config.train.in_pairs else ()
-    return stable_digest(format_version, json.dumps(data, sort_keys=True), tokens, image_rule(config.model), *pairs)
+    forms = [*(["pairs"] if config.train.in_pairs else []), *(["prefixes"] if config.data.share_prefix else [])]
+    return stable_digest(format_version, json.dumps(data, sort_keys=True), tokens, image_rule(config.model), *forms)

@@ -175,7 +175,7 @@ def many_lines(samples: int) -> pa.Table:
 def test_an_open_index_has_no_object_and_no_private_memory_for_each_sample(tmp_path: Path) -> None:
     """Four bytes of a sample are its number of images, which the sampler takes."""
     shards: dict[Split, list[str]] = {"train": ["shard"], "eval": []}
-    with IndexFileWriter(tmp_path, shards, with_videos=False) as index:
+    with IndexFileWriter(tmp_path, shards) as index:
         index.add(many_lines(SAMPLES))
     data = DataConfig(source="unused.json", sequence_length=64, max_images_per_sequence=4)
     gc.collect()
@@ -196,7 +196,7 @@ def test_the_writers_memory_does_not_grow_with_the_samples(tmp_path: Path) -> No
     for times in (1, 8):
         (tmp_path / str(times)).mkdir()
         before = pa.total_allocated_bytes()
-        with IndexFileWriter(tmp_path / str(times), {"train": ["shard"], "eval": []}, with_videos=False) as index:
+        with IndexFileWriter(tmp_path / str(times), {"train": ["shard"], "eval": []}) as index:
             for _ in range(times):
                 index.add(many_lines(2_000))
             peaks.append(pa.total_allocated_bytes() - before)

@@ -1,0 +1,1 @@
+"""Samples that share the prefix of their images."""

@@ -1,0 +1,1 @@
+"""Prefixes that samples about the same images share in packed sequences."""

@@ -1,0 +1,44 @@
+"""The prefix of a sample, decided by the sample alone.
+
+It is all tokens up to the last image token, so images of a prefix are whole, and it ends before the first label by at
+least one token, so no token of a prefix predicts a label. Samples with equal keys have equal tokens and equal images in
+it, in the same order, and therefore equal hidden states, whatever the template and the tokenizer do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vlmpipe.trainer.data.chat.encode import IGNORED, Encoded
+from vlmpipe.trainer.data.prefixes.groups import KEY_BYTES
+
+NO_KEY = "00" * KEY_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """tokens: 0 where a sample shares nothing. key: hexadecimal, equal for equal prefixes."""
+
+    tokens: int = 0
+    key: str = NO_KEY
+
+
+def prefix_of(encoded: Encoded, vision_token_ids: Collection[int], images: Sequence[tuple[str, int, int]]) -> Prefix:
+    """The prefix of a sample; an empty one for a sample without images, or with images in or behind an answer.
+
+    images: content hash, width and height of each. Two images of one size have the same tokens, so the hash decides.
+    """
+    ids = np.array(encoded.input_ids, np.int64)
+    places = np.flatnonzero(np.isin(ids, list(vision_token_ids)))
+    labels = np.flatnonzero(np.array(encoded.labels) != IGNORED)
+    if not len(images) or not len(places) or not len(labels) or places[-1] + 1 >= labels[0]:
+        return Prefix()
+    tokens = int(places[-1]) + 1
+    digest = hashlib.sha256(ids[:tokens].astype("<i8").tobytes())
+    for sha256, width, height in images:
+        digest.update(f" {sha256} {width}x{height}".encode())
+    return Prefix(tokens, digest.hexdigest()[: 2 * KEY_BYTES])

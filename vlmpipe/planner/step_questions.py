@@ -1,0 +1,54 @@
+"""How many questions a step holds where samples share the prefix of their images (`data.share_prefix`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.parallel_layout import layout_of
+
+if TYPE_CHECKING:
+    from vlmpipe.trainer.config.job import JobConfig
+    from vlmpipe.trainer.data.sampler import EpochTotals
+    from vlmpipe.trainer.data.shards.index import SplitIndex
+
+UNKNOWN = (
+    "data.share_prefix: a step of the same train.global_batch_size holds more questions than without it; how many is "
+    "known once the data is prepared (vlmpipe data inspect RUN_FILE --prepare)."
+)
+
+
+@dataclass(frozen=True)
+class StepQuestions:
+    """Samples of a mean step. separate: of one without shared prefixes and the same number of sequences."""
+
+    questions: float
+    separate: float
+    label_tokens: float
+    global_batch_size: int  # sequences that hold about as many samples as separate ones; a multiple that the ranks take
+
+    def text(self, now: int) -> str:
+        """A sentence for people. now: `train.global_batch_size`."""
+        sentence = (
+            f"data.share_prefix: a step of {now:,} sequences holds {self.questions:,.0f} questions with "
+            f"{self.label_tokens:,.0f} label tokens, {self.separate:,.0f} questions without it"
+        )
+        if self.global_batch_size == now:
+            return f"{sentence}; fewer sequences do not divide among the ranks."
+        questions = self.questions / now * self.global_batch_size
+        return f"{sentence}. train.global_batch_size={self.global_batch_size} holds {questions:,.0f}."
+
+
+def step_questions(config: RunConfig, job: JobConfig, split: SplitIndex, epoch: EpochTotals) -> StepQuestions | None:
+    """Return what a step holds, from the first epoch as it is and without shared prefixes; None without these."""
+    if not job.data.share_prefix:
+        return None
+    from vlmpipe.trainer.data.sampler import PackedBatchSampler
+
+    alone = job.model_copy(update={"data": job.data.model_copy(update={"share_prefix": False})})
+    separate = PackedBatchSampler.of_training(split, alone).totals(0)
+    size, by = job.train.global_batch_size, layout_of(config).data_parallel * job.train.micro_batch_size
+    questions, before = (size * totals.samples / totals.sequences for totals in (epoch, separate))
+    sequences = min(size, max(by, by * round(size * before / questions / by)))
+    return StepQuestions(questions, before, size * epoch.label_tokens / epoch.sequences, sequences)
