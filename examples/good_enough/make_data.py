@@ -49,7 +49,7 @@ for number in copies:
     brighter.save(folder / "images" / f"again-{number}.png")
     labels.append(record(f"again-{number}", pen, int(digits.target[number])))
 draw.shuffle(labels)
-(folder / "labels.json").write_text(json.dumps(labels))
+(folder / "labels.json").write_text(json.dumps(labels), encoding="utf-8")
 planted = {"wrong": [f"scan-{number}" for number in sorted(wrong)], "copies": [f"again-{number}" for number in copies]}
-(folder / "planted.json").write_text(json.dumps(planted))
+(folder / "planted.json").write_text(json.dumps(planted), encoding="utf-8")
 print(f"{len(labels)} labels in my-data/labels.json: {WRONG} are wrong, {COPIES} scans are there twice")
