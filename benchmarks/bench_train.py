@@ -28,7 +28,7 @@ SUITE = Suite(
         Part(
             "shared-prefix",
             "training.prefixes.comparison",
-            120,
+            180,
             "questions about images, each image computed once and with each question",
             default=False,
         ),

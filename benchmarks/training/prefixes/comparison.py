@@ -25,7 +25,8 @@ from vlmpipe.trainer.setup.training import build_training
 from vlmpipe.trainer.strategies.base import Strategy
 
 PATCH = 8  # pixels
-FULL = {16: 40, 64: 24, 256: 12, 576: 8}  # images for training, by the tokens of each
+# Images for training by the tokens of each: so many that sequences of both sides are about as full.
+FULL = {16: 28, 64: 20, 256: 10, 576: 5}
 QUICK = {16: 6}
 SETTINGS = (
     "model.language_model.config.hidden_size=256",
@@ -69,7 +70,7 @@ def shared_prefix(bench: Bench) -> None:
     for tokens, images in sizes.items():
         side = round(tokens**0.5) * PATCH
         source = write_questions(bench.scratch / f"questions-{tokens}", images, side)
-        length = 2048 if tokens < 256 else 8192
+        length = 2048 if tokens < 256 else 4096
         given = (*SETTINGS, f"data.source={source}", f"data.sequence_length={length}", f"model.image_size={side}")
         sides: dict[str, Questions] = {}
         for name, on in ((SHARED, "true"), (ALONE, "false")):  # one by one: runs of a run file have one folder

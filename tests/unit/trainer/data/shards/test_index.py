@@ -21,11 +21,19 @@ from tests.support.data.index import lines_of, sort_lines, write_index
 from tests.support.paths import ROOT
 from tests.support.short_form import WHOLE
 from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.prefixes.prefix import NO_KEY
 from vlmpipe.trainer.data.sample import Split
 from vlmpipe.trainer.data.sampler import PackedBatchSampler
 from vlmpipe.trainer.data.shards.index import Index, SplitIndex
 from vlmpipe.trainer.data.shards.index_file import NAME, IndexFileWriter, open_index, read_columns, schema_of
-from vlmpipe.trainer.data.shards.index_lines import LINES, SCHEMA, VIDEO_COLUMNS, WITH_VIDEOS, IndexLines
+from vlmpipe.trainer.data.shards.index_lines import (
+    LINES,
+    PREFIX_COLUMNS,
+    SCHEMA,
+    VIDEO_COLUMNS,
+    WITH_VIDEOS,
+    IndexLines,
+)
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.sizing.image_grids import VideoSize
 
@@ -59,6 +67,25 @@ def test_videos_have_their_length_and_count_by_patches(tmp_path: Path) -> None:
         (8, 6, 3, 0.7),
         (8, 6, 1, 2.0),
     ]
+
+
+def test_prefixes_are_columns_of_data_that_was_prepared_with_them(tmp_path: Path) -> None:
+    keys = {"a": ("ab" * 16, 7), "b": ("cd" * 16, 3), "c": (NO_KEY, 0), "d": ("ab" * 16, 7), "e": (NO_KEY, 0)}
+    lines = [line(name, 1) | dict(zip(PREFIX_COLUMNS, (n, key), strict=True)) for name, (key, n) in keys.items()]
+    split = written(tmp_path, *lines)
+    schema = schema_of(with_videos=False, with_prefixes=True)
+    assert pa.ipc.open_file(str(tmp_path / NAME)).schema == schema
+    assert split.prefix_tokens.tolist() == [7, 3, 0, 7, 0]
+    group = split.prefix_groups(0).group.tolist()
+    assert group[0] == group[3] and len({group[0], group[1], group[2], group[4]}) == 4
+
+
+def test_data_without_prefixes_is_refused_where_they_are_shared(tmp_path: Path) -> None:
+    split = written(tmp_path, line("a", 1))
+    assert not split.has_prefixes
+    with pytest.raises(DataError, match="does not say which tokens samples share") as caught:
+        split.prefix_groups(0)
+    assert "share_prefix: false" in caught.value.fix
 
 
 def test_an_index_without_videos_lacks_their_columns(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""How many questions a step holds where samples share prefixes, in plan and check."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.paths import ROOT
+from vlmpipe.config.run_config import load_run_file
+from vlmpipe.planner.prepared_workload import questions_note
+from vlmpipe.planner.step_questions import StepQuestions, step_questions
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.data.prefixes.groups import PrefixGroups
+from vlmpipe.trainer.data.sampler import PackedBatchSampler
+
+PREFIX, BRANCH, QUESTIONS = 80, 20, 8
+
+
+class Split(SimpleNamespace):
+    """A `SplitIndex` of 100 images with 8 questions each."""
+
+    def __init__(self) -> None:
+        samples = 100 * QUESTIONS
+        super().__init__(
+            name="train",
+            tokens=np.full(samples, PREFIX + BRANCH, np.int32),
+            label_tokens=np.full(samples, 4, np.int32),
+            image_count=np.ones(samples, np.int32),
+            image_tokens=np.full(samples, 64, np.int32),
+            shard_numbers=np.zeros(samples, np.int32),
+        )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def shown(self) -> Any:
+        return self.image_count
+
+    def prefix_groups(self, max_branches: int) -> PrefixGroups:
+        prefix_tokens = np.full(len(self), PREFIX, np.int32)
+        return PrefixGroups(np.arange(len(self), dtype=np.int32) // QUESTIONS, prefix_tokens, max_branches)
+
+
+def step_of(*overrides: str, sequences: int = 32) -> StepQuestions | None:
+    fixed = ("data.sequence_length=512", "train.micro_batch_size=1", f"train.global_batch_size={sequences}")
+    config = load_run_file(ROOT / "configs/easy-vqa.yaml", [*fixed, *overrides])
+    job = JobConfig.model_validate(config.to_run_json(RunPaths(run_id="run", root_uri="/runs")))
+    split: Any = Split()
+    epoch = PackedBatchSampler.of_training(split, job).totals(0)
+    return step_questions(config, job, split, epoch)
+
+
+def test_the_offered_size_keeps_the_questions_of_a_step() -> None:
+    """Five samples of 100 tokens fill a sequence by themselves; two images with 8 questions each do when shared."""
+    shared = step_of("data.share_prefix=true")
+    assert shared and shared.separate == pytest.approx(32 * 5, rel=0.01)
+    assert shared.questions == pytest.approx(32 * 16, rel=0.05)
+    assert shared.label_tokens == pytest.approx(4 * shared.questions)
+    offered = step_of("data.share_prefix=true", sequences=shared.global_batch_size)
+    assert offered and offered.questions == pytest.approx(shared.separate, rel=0.1)
+    assert f"train.global_batch_size={shared.global_batch_size} holds 160." in shared.text(32)
+
+
+def test_without_shared_prefixes_nothing_is_said() -> None:
+    assert step_of() is None
+
+
+def test_the_smallest_size_is_what_the_ranks_take() -> None:
+    few = step_of("data.share_prefix=true", sequences=2)
+    assert few and few.global_batch_size == 2 and "fewer sequences do not divide among the ranks" in few.text(2)
+
+
+def test_before_preparation_the_number_is_not_known() -> None:
+    config: Any = SimpleNamespace(train=SimpleNamespace(global_batch_size=32))
+    load: Any = SimpleNamespace(step_questions=None)
+    assert "is known once the data is prepared" in questions_note(config, load)
