@@ -55,13 +55,14 @@ class PrefixGroups:
         return gathered
 
     def is_first(self, members: Int64Array, offsets: Int64Array) -> NDArray[np.bool_]:
-        """(members,) whether a sample brings its prefix into its sequence: the samples behind it may share it.
+        """(members,) whether a sample brings its images into its sequence: the samples behind it may share its prefix.
+        One without a prefix brings them each time that it is drawn.
 
         members, offsets: see `PackingPlan`.
         """
         groups = self.group[members]
         is_first = np.ones(len(members), np.bool_)
-        is_first[1:] = groups[1:] != groups[:-1]
+        is_first[1:] = (groups[1:] != groups[:-1]) | (self.prefix_tokens[members[1:]] == 0)
         is_first[offsets[:-1][offsets[:-1] < len(members)]] = True
         return is_first
 
@@ -81,10 +82,10 @@ class PrefixGroups:
         pieces: list[list[int]] = []
         for start, stop in pairwise(edges):
             members = numbers[start:stop]
-            if len(members) == 1:
-                pieces.append(members)
-                continue
             prefix = int(self.prefix_tokens[members[0]])
+            if len(members) == 1 or not prefix:
+                pieces += [[sample] for sample in members]
+                continue
             branches = (tokens[samples[start:stop]].astype(np.int64) - prefix).tolist()
             pieces += _balanced(members, branches, most_tokens - prefix, self.max_branches)
         return pieces

@@ -102,6 +102,14 @@ def test_a_cap_spreads_a_group_over_rows() -> None:
     assert 6 <= len(rows) <= 7, "24 pieces of one image each, four to a row"
 
 
+def test_a_sample_without_a_prefix_that_is_drawn_twice_brings_its_images_twice() -> None:
+    prefixes = PrefixGroups(np.array([0, 1, 1], np.int32), np.array([0, 5, 5], np.int32))
+    drawn, tokens = np.array([0, 0, 1, 2, 1]), np.array([9, 8, 7], np.int32)
+    assert prefixes.items(drawn, tokens, 100) == [[0], [0], [1, 2, 1]]
+    assert prefixes.is_first(drawn, np.array([0, 5])).tolist() == [True, True, True, False, False]
+    assert prefixes.stored_tokens(drawn, np.array([0, 5]), tokens).tolist() == [9, 9, 8, 2, 3]
+
+
 def test_without_prefixes_the_plan_is_what_it_was() -> None:
     case = Case([(0, [10 + n % 7], 1) for n in range(100)])
     plain, shared = case.plan(prefixes=None), case.plan()
