@@ -6,6 +6,7 @@ them differs, or all do: so the numbers here are of images.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,11 +76,18 @@ def _too_few(most: float, images: int, per_image: int, field: str, *, is_certain
         else f"{images:,} questions"
     )
     can = "no model can pass" if is_certain else "a model equal to its start cannot pass"
+    expected, shown = f"expected {needed:,} images ({field})", _smallest_shown(-low)
+    ruled_out = f"rule out a loss of {shown:.3f}, not of {most:g}; {expected}, or a bound of {shown:.3f} or more"
     return BoundDoubt(
-        f"gate.max_forgetting {most:g}: {can}. With nothing changed, {about} rule out a loss of {-low:.3f}, not of "
-        f"{most:g}; expected {needed:,} images ({field}), or a bound of {-low:.3f} or more",
+        f"gate.max_forgetting {most:g}: {can}. With nothing changed, {about} "
+        + (ruled_out if shown <= 1 else f"rule out no loss; {expected}"),
         is_certain,
     )
+
+
+def _smallest_shown(loss: float) -> float:
+    """The smallest number of three decimals above `loss`: a bound that is printed has to pass."""
+    return (math.floor(1000 * loss) + 1) / 1000
 
 
 def _gain(config: RunConfig, load: Workload | None, least: float) -> BoundDoubt | None:

@@ -55,6 +55,20 @@ def test_the_default_probe_is_too_small_for_a_tight_bound_and_the_number_named_i
     assert doubts_of(gate__max_forgetting=bound, evaluate__retention={"max_images": images - 1})
 
 
+@pytest.mark.parametrize("images", range(40, 60))
+def test_the_bound_that_is_named_passes(images: int) -> None:
+    probe = {"max_images": images}
+    [(_, text)] = doubts_of(gate__max_forgetting=0.001, evaluate__retention=probe)
+    bound = float(re.search(r"a bound of ([\d.]+) or more", text)[1])  # type: ignore[index]
+    assert passes(images, 3, max_forgetting=bound) and not passes(images, 3, max_forgetting=bound - 0.0011)
+    assert not doubts_of(gate__max_forgetting=bound, evaluate__retention=probe)
+
+
+def test_a_single_image_shows_no_bound() -> None:
+    [(_, text)] = doubts_of(gate__max_forgetting=0.5, evaluate__retention={"max_images": 1})
+    assert "bound of" not in text and needed(text) > 1
+
+
 def test_bounds_that_can_be_passed_and_gates_without_any_are_not_doubted() -> None:
     assert passes(50, 3, max_forgetting=0.06)
     assert not doubts_of(gate__max_forgetting=0.06)
