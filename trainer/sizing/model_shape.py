@@ -132,6 +132,7 @@ class ModelShape:
     chosen: TrainableSubset | None = None  # None: each part is trained as a whole or not at all
     shards_tower: bool = True  # tensor parallelism splits its layers too
     stored_numbers: int | None = None  # of one image in the feature cache; None: image tokens x feature width
+    image_input_bytes: int = 0  # of one image's inputs other than pixels and features, such as a mask of its pixels
     shards_frozen: bool = False  # train.shard_frozen_weights
     quantized: int = 0  # frozen weights of the language layers that rest in 4 bits
     quantized_bytes: int = 0  # that these take, scales and tables included
@@ -175,6 +176,7 @@ class ModelShape:
             image_tokens=tokens,
             tower_tokens=round(share * self.tower_tokens),
             stored_numbers=None if self.stored_numbers is None else round(share * self.stored_numbers),
+            image_input_bytes=round(share * self.image_input_bytes),
         )
 
     @property

@@ -210,6 +210,7 @@ class HfFamily(NativeFamily):
             levels=1 + image_layers_of(whole),
             shards_tower=False,
             stored_numbers=self.stored_numbers(config),
+            image_input_bytes=images.image_input_bytes,
             counted=counted_flops(config),
         )
 

@@ -35,7 +35,7 @@ from transformers.utils import PROCESSOR_NAME
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN, WeightsConfig
 from vlmpipe.trainer.errors import ConfigError, UserError
-from vlmpipe.trainer.models.hf.tiles import drawn_processor, fit_tiles
+from vlmpipe.trainer.models.hf.tiles import cuts_tiles, drawn_processor, fit_tiles, tile_counter
 from vlmpipe.trainer.models.hf_native.pretrained import load_pretrained, part_config
 from vlmpipe.trainer.models.image_inputs import NamedImages
 from vlmpipe.trainer.models.published import published_json
@@ -50,6 +50,7 @@ LACKS_PACKAGE = re.compile(r"(?:requires the|[Pp]ackage|Missing optional depende
 KEPT_TEXTS = 1 << 16  # of samples' image sizes
 KEPT_LAYOUTS = 1 << 8  # of images' sizes; some hold a mask of all pixels
 FEATURES, PIXEL_SHAPE = "features", "pixel_shape"  # in place of pixel values that were encoded before
+PIXEL_MASK = "pixel_attention_mask"
 TYPES = ("mm_token_type_ids", "token_type_ids")  # names under which models take what each token is
 POOLING = "image_token_pooling"  # input of Molmo2
 LARGE = ((640, 480), (1024, 1024), (2048, 2048), (2048, 1024), (1024, 2048))
@@ -75,6 +76,9 @@ class PublishedImages:
         config = part_config(part)
         self.processor = _processor(part, config, settings)
         fit_tiles(self.processor, config)
+        self._cuts_tiles = cuts_tiles(self.processor, config)
+        self._writer = tile_counter(self.processor) if self._cuts_tiles else self.processor
+        self._sizes_of_texts: dict[str, Size] = {}  # the first image size with each text
         tokenizer = self.processor.tokenizer
         self.inputs = frozenset(inspect.signature(kind_of(type(config)).forward).parameters)  # of the model, by name
         self.hidden, self._patch_size = int(config.get_text_config().hidden_size), config.vision_config.patch_size
@@ -111,6 +115,11 @@ class PublishedImages:
         """The patches of the largest image: (count, numbers in each)."""
         return self.patches_of(self.largest)
 
+    @property
+    def image_input_bytes(self) -> int:
+        """Bytes of the largest image's inputs other than pixels."""
+        return sum(tensor.nbytes for name, tensor in self.layout(self.largest).items() if name != "pixel_values")
+
     def patches_of(self, size: Size) -> tuple[int, int]:
         """Patches of an image as the encoder takes it, and numbers of one."""
         pixels = self.layout(size)["pixel_values"]
@@ -141,10 +150,14 @@ class PublishedImages:
 
     def tensors(self, images: Sequence[Image.Image]) -> Tensors:
         """The model's inputs for the images of one sample."""
-        return self._processed(images)[0]
+        return self._processed(images, self.processor)[0]
 
     def _layout(self, size: Size) -> Tensors:
         """Return the tensors of an image of this size; pixel values have a shape only."""
+        if self._cuts_tiles:  # photographs have thousands of sizes, and as many tiles as a few of them
+            first = self._sizes_of_texts.setdefault(self.texts((size,))[0].text, size)
+            if first != size:
+                return self.layout(first)
         made = self.tensors([Image.new("RGB", size)])
         with unset_fake_temporarily():
             return made | {"pixel_values": made["pixel_values"].to("meta")}
@@ -170,26 +183,29 @@ class PublishedImages:
         if not sizes:
             return ()
         try:
-            written = self._processed([Image.new("RGB", size) for size in sizes])[1]
+            written = self._processed([Image.new("RGB", size) for size in sizes], self._writer)[1]
         except (ValueError, ZeroDivisionError) as error:
             raise ValueError(f"the model's image processor takes no images of {sizes}: {error}") from error
         return tuple(_in_runs(text, self.image_token) for text in written)
 
-    def _processed(self, images: Sequence[Image.Image]) -> tuple[Tensors, list[str]]:
+    def _processed(self, images: Sequence[Image.Image], by: ProcessorMixin) -> tuple[Tensors, list[str]]:
         text = [self.placeholder * len(images)]
         with unset_fake_temporarily():  # in traces it is asked for sizes
-            processor = self._own_processor()
+            processor = self._own_copy(by)
             laid_out = processor.prepare_inputs_layout(images=list(images), text=text)[0]
             made, written = processor._process_images(laid_out, **self._images_kwargs)
-        return {name: torch.as_tensor(value) for name, value in made.items() if name in self.inputs}, written
+        tensors = {name: torch.as_tensor(value) for name, value in made.items() if name in self.inputs}
+        if self._cuts_tiles and PIXEL_MASK in tensors:  # of 64-bit numbers, it takes two thirds of the pixels' memory
+            tensors[PIXEL_MASK] = tensors[PIXEL_MASK].bool()
+        return tensors, written
 
-    def _own_processor(self) -> ProcessorMixin:
+    def _own_copy(self, processor: ProcessorMixin) -> ProcessorMixin:
         """This thread's: what one keeps while it works is its model's own affair."""
-        if not hasattr(self._of_thread, "processor"):
-            own = copy.copy(self.processor)
-            own.image_processor = copy.deepcopy(self.processor.image_processor)
-            self._of_thread.processor = own
-        return self._of_thread.processor
+        copies: dict[int, ProcessorMixin] = vars(self._of_thread).setdefault("copies", {})
+        if id(processor) not in copies:
+            own = copies[id(processor)] = copy.copy(processor)
+            own.image_processor = copy.deepcopy(processor.image_processor)
+        return copies[id(processor)]
 
     def save(self, tokenizer: PreTrainedTokenizerFast, folder: Path, published: WeightsConfig) -> None:
         """Write what `AutoProcessor` reads, with the published video processor's settings where there are any."""
@@ -289,7 +305,7 @@ def join(samples: Sequence[Tensors]) -> Tensors:
         samples = list(_behind_each_other(samples))
     names = dict.fromkeys(name for sample in samples for name in sample)
     pixels = samples[0].get("pixel_values")
-    by_sample = "pixel_attention_mask" in names and pixels is not None and pixels.ndim == SAMPLE_AXES
+    by_sample = PIXEL_MASK in names and pixels is not None and pixels.ndim == SAMPLE_AXES
     return {name: _joined([one[name] for one in samples if name in one], axis=int(by_sample)) for name in names}
 
 

@@ -88,6 +88,7 @@ class OfImages(TypedDict, total=False):
     projector_layers: int
     behind_features: int
     stored_numbers: int | None
+    image_input_bytes: int
     counted: CountedFlops | None
     shards_tower: bool
 

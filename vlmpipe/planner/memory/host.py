@@ -104,7 +104,7 @@ def sequence_bytes(config: RunConfig, shape: ModelShape, *, cached: bool) -> int
         image_bytes = BF16_BYTES * numbers
     else:
         image_bytes = FP32_BYTES * shape.tower_tokens * shape.patch_pixels
-    return round(of_largest * image_bytes) + TOKEN_BYTES * config.data.sequence_length
+    return round(of_largest * (image_bytes + shape.image_input_bytes)) + TOKEN_BYTES * config.data.sequence_length
 
 
 def host_memory(parts: Sequence[MemoryPart], layout: Layout, machine: Machine) -> HostMemory:

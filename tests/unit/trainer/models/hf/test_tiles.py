@@ -106,6 +106,31 @@ def test_tokens_and_pixels_are_those_of_the_published_processor(
     assert torch.equal(pixels_of(image_preparer(config)(data, [len(data)])), expected["pixel_values"][0])
 
 
+@pytest.mark.parametrize("family", ["smolvlm", "hf"])
+def test_texts_and_tensors_of_many_sizes_are_found_without_preparing_each(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Photographs have thousands of sizes, and preparing one of them takes half a second."""
+    folder = str(publish("smolvlm", tmp_path))
+    edges = {"size": {"longest_edge": EDGE}, "max_image_size": {"longest_edge": SIDE}}
+    config = config_of(pretrained={"weights": folder}, tokenizer=folder)
+    if family == "hf":
+        config = ModelConfig(family="hf", image_processor=edges, pretrained={"weights": folder}, tokenizer=folder)
+    images = images_of(config)
+    expected = {size: images._processed([Image.new("RGB", size)], images.processor) for size in SIZES}
+    layouts = [images.layout(size) for size in SIZES]
+    monkeypatch.setattr(Image.Image, "resize", None)
+    for (width, height), (tensors, texts) in expected.items():
+        for size in ((width, height), (2 * width, 2 * height)):
+            (written,) = images.texts((size,))
+            assert written.text.replace(IMAGE_TOKEN, TILE_TOKENS * IMAGE_TOKEN) == texts[0]
+            layout = images.layout(size)
+            assert any(layout["pixel_values"] is one["pixel_values"] for one in layouts)
+            assert layout["pixel_values"].shape == tensors["pixel_values"].shape
+            assert torch.equal(layout["pixel_attention_mask"], tensors["pixel_attention_mask"])
+            assert layout["pixel_attention_mask"].nbytes == tensors["pixel_values"][:, :, 0].numel()
+
+
 @pytest.mark.parametrize("side", [8, 16])
 def test_tiles_have_the_tokens_of_their_side_whatever_the_published_files_say(side: int, tmp_path: Path) -> None:
     folder = publish("smolvlm", tmp_path)

@@ -11,6 +11,7 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
 from tests.support.trainer.flop_cases import QWEN2_5_VL, QWEN3_VL, model_config
+from tests.support.trainer.tiny_native import model_section
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.planner.memory.activations import largest_sequences
@@ -18,8 +19,10 @@ from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.memory.host import TOKEN_BYTES, sequence_bytes
 from vlmpipe.planner.memory.rank import Memory
 from vlmpipe.planner.model_architecture import architecture
+from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.dataloading.micro_batch_queue import AHEAD_BYTES
+from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.tracing.fake_inputs import SequenceShape, inputs_of, tensors_of
 
@@ -171,3 +174,18 @@ def test_a_sequence_takes_the_bytes_of_its_tensors(model: dict[str, Any], cached
     inputs = inputs_of(config.model, SequenceShape(1, tokens, most, labels), shape.vocabulary, cached=cached)
     held = sum(tensor.nbytes for tensor in tensors_of(inputs))
     assert sequence_bytes(config, shape, cached=cached) == pytest.approx(held, rel=0.05, abs=TOKEN_BYTES * tokens)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_sequence_takes_the_bytes_of_its_images_masks_too(cached: bool) -> None:
+    tokens, square = 4 * 40, (40, 40)  # ten tiles of four tokens: three images, and room for labels
+    changes = [f"data.sequence_length={tokens}", f"plan.sample_tokens={tokens}", "data.max_images_per_sequence=3"]
+    section = model_section("smolvlm", longest_edge=48)
+    config = load_run_file(RUN_FILE, changes).model_copy(update={"model": ModelConfig.model_validate(section)})
+    shape, images = family_of(config.model).shape(config.model), image_form_of(config.model).published
+    assert images is not None and shape.stored_numbers is not None
+    _, labels = max(largest_sequences(config, shape))
+    held = images.layout(square)["pixel_attention_mask"].nbytes
+    held += 2 * shape.stored_numbers if cached else images.layout(square)["pixel_values"].nbytes
+    images_held = (tokens - labels) / shape.image_tokens
+    assert sequence_bytes(config, shape, cached=cached) == round(images_held * held) + TOKEN_BYTES * tokens
