@@ -95,7 +95,7 @@ class StepNeeds:
         if job == "replay":
             return weights + start, "published weights and the start model's files"
         if job == "audit":
-            return weights + self._export_size(shape).disk_bytes, "a checkpoint and its export"
+            return weights + self._export_size(shape).disk_bytes, "a checkpoint's export, and one file of it"
         if job == "evaluate" and asks_start(config, is_later_stage=self.is_later_stage):
             # Published weights are on the disk, too, where no adapter needs them anyway, or the stage before's export.
             read = start if self.is_later_stage else published_bytes(config.model, shape)
