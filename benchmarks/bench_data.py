@@ -42,6 +42,13 @@ SUITE = Suite(
             default=False,
         ),
         Part(
+            "audit-scale",
+            "data.copies.audit_scale",
+            600,
+            "memory and time in which data audit compares 10,000 and 100,000 images",
+            default=False,
+        ),
+        Part(
             "mixture",
             "data.mixture",
             150,

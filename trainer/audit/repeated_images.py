@@ -45,7 +45,10 @@ def near_duplicates(catalogue: Catalogue, groups: ImageGroups, vectors: ImageVec
             flagged.append(member)
     obstacle = ""
     if vectors.left_out:
-        obstacle = f"{vectors.left_out:,} images beyond {MAX_IMAGES:,} were not compared"
+        obstacle = (
+            f"{vectors.left_out:,} of {len(catalogue.images):,} images were not compared: {MAX_IMAGES:,} are at most; "
+            "audit run files with a part of data.sources each"
+        )
     advice = "exclude the copies: those of validation images from training, and repeats within a split"
     return collected("near_duplicate", flagged, checked=len(vectors.rows), advice=advice, obstacle=obstacle)
 

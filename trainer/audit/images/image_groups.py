@@ -47,7 +47,7 @@ def image_groups(
         return _look(catalogue, places, image_row)
 
     parents = np.arange(len(catalogue.images))
-    pairs = _candidates(vectors)
+    pairs = candidates(vectors)
     for done, (first_row, second_row) in enumerate(pairs, 1):
         progressed(done, len(pairs))
         first, second = look(first_row), look(second_row)
@@ -58,7 +58,7 @@ def image_groups(
     return ImageGroups(_numbered(roots), len(met))
 
 
-def _candidates(vectors: ImageVectors) -> list[tuple[int, int]]:
+def candidates(vectors: ImageVectors) -> list[tuple[int, int]]:
     """Pairs of rows whose images may be copies, by their first row."""
     pairs: set[tuple[int, int]] = set()
     for some in (vectors.bits, vectors.features):

@@ -16,7 +16,7 @@ from vlmpipe.trainer.data.shards.image_index import digits_of, hashes_of
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.feature_cache.reader import FeatureReader
 
-MAX_IMAGES = 1 << 18  # that are compared with each other: some ten minutes of two cores, and 0.5 GiB
+MAX_IMAGES = 1 << 18  # that are compared with each other, which takes time by the square of their number
 WIDTH = 256  # of a vector; wider features are projected at random, which keeps cosines within some 0.06
 BITS = 8 * HASH_BYTES
 READ_IMAGES = 256  # features at a time

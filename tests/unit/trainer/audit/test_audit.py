@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 
 from tests.support.data.prepared import conversation, job_config, run_prepare, write_json
+from vlmpipe.audit.screen import lines
 from vlmpipe.trainer.audit.audit import AuditRequest, audit
 from vlmpipe.trainer.audit.catalogue import TURN, Catalogue, PreparedSamples, read_catalogue
 from vlmpipe.trainer.audit.contradictions import contradictions
@@ -98,6 +99,19 @@ def test_every_planted_copy_is_found_and_no_other(audited: Audited) -> None:
     assert (finding.groups, finding.across_splits) == (len(KINDS), 1)
     # Of equal text the first by id is kept, and of both splits that of the validation split.
     assert ids(audited, "near_duplicate", excluded=True) == {"sample-0", "sample-1", "copy-2"}
+
+
+def test_images_above_the_limit_are_counted_and_what_to_do_is_said(
+    audited: Audited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("images.image_vectors", "repeated_images"):
+        monkeypatch.setattr(f"vlmpipe.trainer.audit.{module}.MAX_IMAGES", 50)
+    found, _ = audit(AuditRequest(audited.job, audited.uri, has_run=False))
+    images = audited.audit.images
+    finding = found.finding("near_duplicate")
+    assert (finding.checked, images) == (50, 67)
+    told = " ".join(" ".join(lines(found, {})).split())
+    assert "near duplicates: 17 of 67 images were not compared: 50 are at most; audit run files with a part of" in told
 
 
 def test_contradictions_shared_blank_and_unusual_samples_are_found(audited: Audited) -> None:

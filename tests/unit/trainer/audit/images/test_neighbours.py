@@ -22,6 +22,7 @@ def test_blocks_find_what_the_whole_product_has(rows: int, count: int, seed: int
     np.fill_diagonal(cosines, -np.inf)
     expected = -np.sort(-cosines, axis=1)[:, : max(0, min(count, rows - 1))]
     np.testing.assert_allclose(found.cosines, expected, atol=1e-6)
+    np.testing.assert_allclose(np.take_along_axis(cosines, found.rows, axis=1), found.cosines, atol=1e-6)
     for row, others in enumerate(found.rows.tolist()):
         assert row not in others and len(set(others)) == len(others)
 
