@@ -38,6 +38,7 @@ class ReplayQuestions(Record):
     videos: int = Field(description="Native videos, which are not asked about.")
     start_data: str = Field("", description="Prepared data that the questions are from; empty for prompts.")
     unsuitable: int = Field(0, description="Samples of that data without a question about a single still image.")
+    unread: int = Field(0, description="Chosen images that cannot be read, whose samples preparation rejects.")
 
     def described(self, why_images: str) -> str:
         """Describe for people what is asked. why_images: why not questions of the start model's own data."""
@@ -52,6 +53,7 @@ class ReplayQuestions(Record):
             "about images with the bytes of another": self.repeated,
             "native videos": self.videos,
             "samples without a question about a single still image": self.unsuitable,
+            "images that cannot be read": self.unread,
         }
         counted = ", ".join(f"{count:,} {why}" for why, count in left_out.items() if count)
         return text + (f"; left out: {counted}" if counted else "")

@@ -335,9 +335,11 @@ def _estimated(bare: Plan, config: RunConfig, model: Architecture, nodes: Nodes,
             named = getattr(what, "machine_type", None) or getattr(what, "accelerator_type", "")
             notes.append(f"{named}: {', '.join(what.unconfirmed)} of the catalogue are not confirmed by a document.")
     estimated = cost.estimate_cost(case, time, cache, prices, stage) if prices else None
+    is_run = {"cache_features": cache.state != "off", "replay": load.replayed is None}
+    not_run = [job for job, runs in is_run.items() if not runs]
     return dataclasses.replace(
         bare,
-        jobs={job: pools for job, pools in bare.jobs.items() if job != "cache_features" or cache.state != "off"},
+        jobs={job: pools for job, pools in bare.jobs.items() if job not in not_run},
         model=model,
         load=load,
         memory=None if trainer else estimate_memory(config, model, machine, device, load=load),

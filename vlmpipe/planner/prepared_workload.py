@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 from vlmpipe.config.run_config import RunConfig
@@ -72,7 +73,19 @@ def _prepared_here(config: RunConfig, job: JobConfig, paths: RunPaths) -> tuple[
         step_questions=step_questions(config, job, split, epoch),
         whole_sample=(float(split.tokens.mean()), float(split.image_count.mean())) if job.data.share_prefix else None,
     )
+    workload = dataclasses.replace(workload, replayed=_replayed(job))
     return workload, f"Prepared data, {passes}." if passes else ""
+
+
+def _replayed(job: JobConfig) -> int | None:
+    """Answers of the start model that the run finds; None where its weights, data or settings have none yet."""
+    from vlmpipe.trainer.evaluation.replay.questions import answers_there
+
+    try:
+        answers = answers_there(job) if job.data.replay else None
+    except UserError:  # weights or questions that are not there, which the run itself reports
+        return None
+    return answers.answered if answers else None
 
 
 def questions_note(config: RunConfig, load: Workload) -> str:

@@ -34,6 +34,7 @@ class Workload:
     image_tokens: int | None = None  # mean of an image; None if all have the number in the model's shape
     fills: tuple[LengthFill, ...] = ()  # by sequence length, of prepared data
     is_prepared: bool = False  # figures are those of prepared data, none is assumed
+    replayed: int | None = None  # the start model's answers, where an earlier run generated them
     step_questions: StepQuestions | None = None  # of prepared data whose samples share prefixes
     # Tokens and images of a mean sample by itself, where a sequence has fewer of each than its samples have.
     whole_sample: tuple[float, float] | None = None

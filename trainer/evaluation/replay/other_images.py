@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from vlmpipe.trainer.data.prepare.chunks.plan import planned_samples
+from vlmpipe.trainer.data.rejects import RejectedError
 from vlmpipe.trainer.data.sample import ImageRef, Sample, Split, content_of, stable_digest
 from vlmpipe.trainer.data.sources import Source
 from vlmpipe.trainer.data.sqlite_table import disk_table
@@ -68,5 +69,5 @@ def read_image(image: ImageRef) -> bytes | None:
     """The image's bytes; None where it cannot be read: preparation rejects its samples."""
     try:
         return image.read()
-    except UserError:
+    except (RejectedError, UserError):
         return None

@@ -74,6 +74,18 @@ def choose(config: JobConfig, progress: Progress) -> ChosenReplay:
     return ChosenReplay(folder, questions, ReplayAnswers.read_if_there(store), about.obstacle)
 
 
+def answers_there(config: JobConfig) -> ReplayAnswers | None:
+    """The answers that `choose` would find for the run, by weights, data and settings; None where it would ask.
+
+    Writes nothing. Raises UserError where a source is not there.
+    """
+    about = _asked_about(config)
+    others = with_fetched_folder(config.model_copy(update={"data": config.data.without_replay()}))
+    prompts = () if about.uri else prompts_of(config.data)
+    folder = folder_of(config, open_source(others.data), prompts, about)
+    return ReplayAnswers.read_if_there(open_storage(folder))
+
+
 def _asked_about(config: JobConfig) -> StartData:
     """The start model's own training data; without an address where other sources' images are asked about.
 
@@ -87,6 +99,8 @@ def _asked_about(config: JobConfig) -> StartData:
         chosen = ReplayQuestions.read_if_there(open_storage(pointer.folder))
         if chosen and chosen.start_data:
             return StartData(chosen.start_data)
+        if chosen and replay.replay_about == "auto":
+            return StartData(obstacle=pointer.why_images)
     about = start_data(config.model)
     if not about.uri and replay.replay_about == "start_data":
         raise DataError(
@@ -132,7 +146,7 @@ def _write(
     questions = ReplayQuestions(
         parts=writer.parts, images=writer.rows, training_images=images.training, image_bytes=writer.bytes,
         in_validation=left_out.in_validation, repeated=left_out.repeated, videos=images.videos,
-        start_data=choosing.about.uri, unsuitable=left_out.unsuitable,
+        start_data=choosing.about.uri, unsuitable=left_out.unsuitable, unread=left_out.unread,
     )  # fmt: skip
     questions.write(store)
     return questions
@@ -145,14 +159,17 @@ class _LeftOut:
     in_validation: int = 0
     repeated: int = 0
     unsuitable: int = 0
+    unread: int = 0
 
 
 def _ask_about_images(choosing: _Choosing, images: OtherImages, writer: _Parts, progress: Progress) -> _LeftOut:
     replay, left_out = choosing.config.data.replay, _LeftOut()
     assert replay
     for drawn, image in images.names(replay.replay_seed):
-        data = read_image(image) if drawn < replay.replay_images else None
-        if data is None:
+        if drawn >= replay.replay_images:
+            continue
+        if (data := read_image(image)) is None:
+            left_out.unread += 1
             continue
         progress.update(writer.rows, unit="images", message=CHOOSING)
         content = content_of(data)

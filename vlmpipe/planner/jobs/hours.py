@@ -85,8 +85,8 @@ def evaluate_hours(case: Scenario, *, asks: bool) -> float | None:
 
 
 def replay_hours(case: Scenario) -> float | None:
-    """Each chosen image is asked about once; all answers are taken as long as they may be."""
-    if case.config.data.replay is None:
+    """Each chosen image is asked about once; all answers are taken as long as they may be. 0: they are there."""
+    if case.config.data.replay is None or case.load.replayed is not None:
         return 0.0
     questions = replay_questions(case.config, case.load)
     if questions is None:

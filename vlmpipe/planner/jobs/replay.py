@@ -21,6 +21,11 @@ def replay_notes(case: Scenario, prices: Prices | None) -> list[str]:
     replay = case.config.data.replay
     if replay is None:
         return []
+    if (there := case.load.replayed) is not None:
+        return [
+            f"Replay: {there:,} answers of the start model are there, for the same weights, data and settings. They "
+            "cost nothing: nothing is asked, and no job replay runs."
+        ]
     questions = replay_questions(case.config, case.load)
     where = "kept under output.root_uri/replay and generated once: a run that resumes or is repeated finds them"
     if questions is None:

@@ -155,7 +155,10 @@ def plan_steps(
     encodes = job_hours.get("cache_features") != 0.0
     disks = step_disks(config, shape=shape, samples=samples) if stage.disks is None else stage.disks
     rows = []
-    graph = graph_steps(config, encodes=encodes, is_last=stage.is_last, sweep=stage.sweep, sweep_jobs=stage.sweep_jobs)
+    graph = graph_steps(
+        config, encodes=encodes, replays=job_hours.get("replay") != 0.0, is_last=stage.is_last, sweep=stage.sweep,
+        sweep_jobs=stage.sweep_jobs,
+    )  # fmt: skip
     for step in graph:
         if step.is_expected:
             rows.append(_own(step, needs.of(step.name), facts, disks, job_hours))

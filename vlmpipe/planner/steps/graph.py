@@ -29,27 +29,34 @@ class GraphStep:
 
 
 def graph_steps(
-    config: RunConfig, *, encodes: bool, is_last: bool = True, sweep: SweepConfig | None = None, sweep_jobs: int = 1
+    config: RunConfig,
+    *,
+    encodes: bool,
+    replays: bool = True,
+    is_last: bool = True,
+    sweep: SweepConfig | None = None,
+    sweep_jobs: int = 1,
 ) -> tuple[GraphStep, ...]:
     """The steps of a training.
 
     Args:
         encodes: whether the features job is expected to run.
+        replays: likewise the job that asks the start model, where the data has such a source.
         is_last: False for a stage that another one follows.
         sweep: of a last stage that is a sweep, which has `sweep_jobs` jobs.
     """
     if sweep:
         return (*_sweep(sweep, sweep_jobs), *_ends(config))
-    return tuple(_training(config, encodes=encodes, is_last=is_last))
+    return tuple(_training(config, encodes=encodes, replays=replays, is_last=is_last))
 
 
-def _training(config: RunConfig, *, encodes: bool, is_last: bool) -> Iterator[GraphStep]:
+def _training(config: RunConfig, *, encodes: bool, replays: bool, is_last: bool) -> Iterator[GraphStep]:
     yield GraphStep("resolve-run")
     if config.data.replay:
         yield GraphStep("choose-replay")
-        yield GraphStep("replay", _image(config, "replay"), "replay")
-        yield GraphStep("collect-replay")
-        yield GraphStep("reuse-replay", is_expected=False)
+        yield GraphStep("replay", _image(config, "replay"), "replay", is_expected=replays)
+        yield GraphStep("collect-replay", is_expected=replays)
+        yield GraphStep("reuse-replay", is_expected=not replays)
     if config.data.tasks > 1:
         yield GraphStep("plan-data")
         yield GraphStep("prepare-chunks", tasks=config.data.tasks)

@@ -37,7 +37,7 @@ from vlmpipe.trainer.evaluation.answer import AnsweringModel, answer_questions, 
 from vlmpipe.trainer.evaluation.generate import GeneratedAnswer
 from vlmpipe.trainer.evaluation.replay import answer as job_module
 from vlmpipe.trainer.evaluation.replay.answer import answer
-from vlmpipe.trainer.evaluation.replay.questions import choose
+from vlmpipe.trainer.evaluation.replay.questions import answers_there, choose
 from vlmpipe.trainer.evaluation.replay.start_model import answering_start
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.records.prepared import DataPointers
@@ -143,7 +143,7 @@ def test_the_start_model_answers_about_training_images_once_and_its_answers_are_
     alone = job.model_copy(update={"data": job.data.without_replay()})
     trained, held_out = images_of(alone, "train"), images_of(alone, "eval")
     questions = chosen(job)
-    assert questions.answers is None
+    assert questions.answers is None and answers_there(job) is None
     assert (questions.questions.images, questions.questions.in_validation) == (len(trained), 0)
     with pytest.raises(UserError, match="not there yet") as missing:
         run_prepare(job_of(start, pictures, "r0", replay_seed=1))
@@ -169,9 +169,10 @@ def test_the_start_model_answers_about_training_images_once_and_its_answers_are_
     drawn = Mixture(train, job.data, seed=0).drawn(0)
     assert sum(number in set(replayed) for number in drawn) == round(len(drawn) / 4)
     # A resumed run, and a later one of the same data, ask nothing again.
+    assert answers_there(job_of(start, pictures, replay_max_new_tokens=2)) is None
     monkeypatch.setattr(job_module, "answering_start", never)
     for again in (job, job_of(start, pictures, "later")):
-        assert chosen(again).answers == answers
+        assert answers_there(again) == chosen(again).answers == answers
         assert answer(again, WORKER) == answers
         assert run_prepare(again).reused
 
@@ -307,6 +308,30 @@ def test_a_start_from_a_run_is_asked_its_own_training_questions(
     assert not later.questions.start_data and "there is no prepared data" in later.described()
     with pytest.raises(DataError, match="replay_about is start_data, but the data of"):
         chosen(job_of(run_of_start / "export", pictures, "asked", replay_about="start_data", **general))
+
+
+def test_a_resumed_run_keeps_to_images_where_the_data_of_the_start_is_there_again(
+    run_of_start: Path, pictures: Path
+) -> None:
+    job = job_of(run_of_start / "export", pictures, replay_prompts=list(REPLAY_PROMPTS))
+    data = DataPointers.read(open_storage(str(run_of_start))).prepared_uri
+    Path(data).rename(f"{data}-elsewhere")
+    first = chosen(job)
+    assert not first.questions.start_data and "there is no prepared data" in first.described()
+    Path(f"{data}-elsewhere").rename(data)
+    resumed = chosen(job)
+    assert (resumed.folder, resumed.described()) == (first.folder, first.described())
+    later = chosen(job_of(run_of_start / "export", pictures, "later", replay_prompts=list(REPLAY_PROMPTS)))
+    assert later.questions.start_data == data
+
+
+def test_a_missing_image_is_left_out_and_ends_nothing(start: Path, pictures: Path) -> None:
+    whole = chosen(job_of(start, pictures)).questions
+    for name in ("again", "0"):
+        (pictures.parent / f"images/{name}.png").unlink()
+        left = chosen(job_of(start, pictures, f"without-{name}", replay_seed=len(name))).questions
+        assert left.images + left.unread + left.repeated + left.in_validation == left.training_images
+    assert left.images < whole.images
 
 
 def test_a_sample_of_the_start_without_a_question_about_one_image_is_counted(

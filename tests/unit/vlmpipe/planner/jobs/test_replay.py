@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.planner.jobs.hours import replay_questions
-from vlmpipe.planner.jobs.replay import asked_about
+from vlmpipe.planner.jobs.hours import replay_hours, replay_questions
+from vlmpipe.planner.jobs.replay import asked_about, replay_notes
+from vlmpipe.planner.scenario import Scenario
+from vlmpipe.planner.steps.graph import graph_steps
 from vlmpipe.planner.workload import Workload
 
 RUN_FILE = ROOT / "tests/fixtures/run_files/digits-replay.yaml"
@@ -35,6 +38,25 @@ def test_the_share_is_of_the_other_sources_images_not_of_all(others: int, share:
     answers = round(share * images * others)
     config = config_of(replay_images=share)
     assert replay_questions(config, load_of(others + answers, images)) == answers
+
+
+def test_answers_that_are_there_cost_nothing_and_no_job_runs() -> None:
+    config = config_of()
+    case = scenario_of(config, load_of(1000, 1.0))
+    assert "answers of the start model with" in replay_notes(case, None)[0]
+    there = dataclasses.replace(case, load=dataclasses.replace(case.load, replayed=1234))
+    assert replay_hours(there) == 0.0
+    [note] = replay_notes(there, None)
+    assert "1,234 answers of the start model are there" in note and "cost nothing" in note
+    expected = {step.name: step.is_expected for step in graph_steps(config, encodes=False, replays=False)}
+    assert [expected[name] for name in ("choose-replay", "replay", "collect-replay", "reuse-replay")] == [
+        True, False, False, True
+    ]  # fmt: skip
+
+
+def scenario_of(config: RunConfig, load: Workload) -> Any:
+    nothing: Any = None  # of the model and the machines, on which neither note nor zero hours depend
+    return Scenario(config, nothing, nothing, load, nothing, gpu=None)
 
 
 def test_a_plan_says_what_is_asked_and_why(tmp_path: Path) -> None:
