@@ -216,16 +216,24 @@ def resume_live_schedule(
 
 
 def _coming(run: Spending, live: RunSchedule, name: str, *, catch_up: bool, now: dt.datetime) -> Spending:
-    """Spending of the runs that a resumed schedule starts at once and in a month."""
+    """Spending of the runs that a resumed schedule starts at once and in a month.
+
+    Runs that cost nothing do so however many they are.
+    """
+    costs_nothing = run.usd == 0 and not run.serving_usd_per_month and not run.left_out
     try:
         runs = runs_per_month(live.cron_line)
     except ConfigError:
+        if costs_nothing:
+            return replace(run, name=f"runs of {name}", hours=None)
         unknown = f"its cron line {live.cron_line!r}, which vlmpipe did not write, is not read here"
         return replace(run, name=f"a month of {name}", usd=None, hours=None, usd_range=None, unknown=unknown)
     if not catch_up:
         return run.times(runs, f"a month of {name}")
     title = f"a month of {name} with the runs that were due during the pause"
     if live.paused_since is None:
+        if costs_nothing:
+            return replace(run, name=title, hours=None)
         unknown = "the service does not say since when the schedule is paused"
         return replace(run, name=title, usd=None, hours=None, usd_range=None, unknown=unknown)
     due = takewhile(lambda start: start <= now, starts_after(live.cron_line, live.timezone, live.paused_since))

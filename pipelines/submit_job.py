@@ -212,7 +212,13 @@ def _of_training(config: RunConfig) -> Spending:
     if plan.cost is None or plan.cost.usd is None:
         return replace(spending, serving_usd_per_month=0.0)
     train = next(step for step in plan.cost.steps if step.job == "train")
-    return replace(spending, usd=train.usd, hours=train.hours, serving_usd_per_month=0.0)
+    if (ends := spending.usd_range) and train.usd is not None:
+        beside = plan.cost.usd - train.usd
+        ends = (ends[0] - beside, ends[1] - beside)
+    left_out = ", ".join(plan.cost.missing) if plan.cost.is_lower_bound else ""
+    return replace(
+        spending, usd=train.usd, hours=train.hours, usd_range=ends, left_out=left_out, serving_usd_per_month=0.0
+    )
 
 
 def _point_to_data(run_json: str) -> None:

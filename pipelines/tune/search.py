@@ -114,8 +114,8 @@ def dearest_trial(config: RunConfig) -> RunConfig:
             with contextlib.suppress(UserError):  # a trial with values that do not go together fails, and costs nothing
                 trial = parse_run_config(apply_overrides(dearest.to_dict(), {name: value}), "a trial")
                 plan = plan_run(trial)
-                if plan.state != "red" and plan.cost:
-                    by_cost[plan.cost.usd or 0.0] = trial
+                if plan.state != "red":  # a cost that is not known may be any
+                    by_cost[math.inf if plan.cost is None or plan.cost.usd is None else plan.cost.usd] = trial
         dearest = by_cost[max(by_cost)]
     return dearest
 

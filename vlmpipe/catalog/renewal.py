@@ -66,6 +66,11 @@ def renewed(text: str, costs: Mapping[str, object], source: str, day: date) -> R
     """
     new_source = f"{re.sub(r'-?[0-9]{4}-[0-9]{2}-[0-9]{2}$', '', source)}-{day}"
     blocks = list(_blocks(text, source))
+    if re.search(rf"^  {re.escape(new_source)}:$", text, re.MULTILINE):
+        raise ConfigError(
+            f"{FILE_NAME} has a source {new_source} already",
+            expected=f"a day later than that of {source}, and of no other source of its name",
+        )
     if not blocks:
         raise ConfigError(
             f"no table of machines of {FILE_NAME} is from {source!r}",

@@ -156,9 +156,9 @@ def test_whether_missed_runs_are_started_is_fixed_when_it_is_made(pipelines: Fak
     assert (refused.code, "only the last of the runs" in refused.err) == (64, True)
     schedule("apply", WEEKLY, "schedule.allow_queueing=true")
     assert schedule("resume", WEEKLY).code == 64
-    unknown = schedule("resume", WEEKLY, "--catch-up")
+    unknown = schedule("resume", WEEKLY, "--catch-up", "plan.machine.usd_per_hour=1")
     assert (unknown.code, "does not say since when" in unknown.err) == (64, True)
-    assert schedule("resume", WEEKLY, "--catch-up", "--yes").code == 0
+    assert schedule("resume", WEEKLY, "--catch-up").code == 0  # machines that cost nothing more
     assert only(pipelines)["status"] == "ENABLED"
 
 

@@ -14,6 +14,7 @@ from vlmpipe.planner.cost.estimate import Cost
 from vlmpipe.planner.steps.estimate import HOURS_PER_MONTH
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.sizing.model_shape import ModelShape
+from vlmpipe.trainer.storage.base import in_bucket
 
 if TYPE_CHECKING:
     from vlmpipe.catalog.prices import Prices
@@ -123,9 +124,11 @@ def serving_cost(config: RunConfig, prices: Prices) -> ServingCost | None:
 
 
 def _network_usd(config: RunConfig) -> float | None:
-    """Nothing between machines and a bucket of one region; None where traffic crosses regions or clouds."""
-    crosses = any(option.location for option in config.cluster.capacity_fallback)
-    return 0.0 if config.output.root_uri.startswith("gs://") and not crosses else None
+    """Nothing between machines and a bucket of one region; None where traffic crosses regions or clouds, as data of
+    another cloud and a mirror may."""
+    crosses = any(option.location for option in config.cluster.capacity_fallback) or config.checkpoint.mirror_uri
+    near = (not in_bucket(source.address) or source.address.startswith("gs://") for source in config.data.all_sources)
+    return 0.0 if config.output.root_uri.startswith("gs://") and not crosses and all(near) else None
 
 
 def _managed(config: RunConfig, shape: ModelShape) -> ManagedRange | None:

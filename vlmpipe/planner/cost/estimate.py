@@ -67,8 +67,8 @@ class TermCost:
 
     @property
     def is_lower_bound(self) -> bool:
-        """Return whether something that costs money is not in the sum."""
-        return self.usd is not None and bool(self.missing)
+        """Return whether something that costs money is not in the sum: a price or a job's hours are not known."""
+        return self.usd is not None and (bool(self.missing) or any(step.hours is None for step in self.steps))
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,15 @@ class Cost:
     elsewhere: dict[str, TermCost] = field(default_factory=dict)  # training's options in other regions, by name
     option_numbers: dict[str, int] = field(default_factory=dict)  # of a term or an option elsewhere, from 1
     usd_range: tuple[float, float] | None = None  # if training takes the low or the high share of its planned time
-    is_lower_bound: bool = False  # prices in `missing` are not in the sums
+    is_lower_bound: bool = False  # `left_out` is not in the sums
     never_ends: bool = False  # interruptions take more than is computed between them
     interrupted_every_s: float = math.inf  # mean time between interruptions on the run file's term
     requests: BucketRequests | None = None  # of training to its buckets, which are not in `usd`
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Prices, and hours of jobs, that are not known."""
+        return (*self.missing, *(f"the hours of {step.job}" for step in self.steps if step.hours is None))
 
     @property
     def requests_doubt(self) -> str:
@@ -114,7 +119,7 @@ class Cost:
     def doubts(self, max_lost: float) -> list[str]:
         """Why to look again before this is spent, a phrase each."""
         doubts, chosen, standard = [], self.by_term[self.term], self.by_term["standard"]
-        if self.is_lower_bound:
+        if self.is_lower_bound and self.missing:
             doubts.append(f"the cost is a lower bound, as no price is known for {'; '.join(self.missing)}")
         doubts += [self.requests_doubt] if self.requests_doubt else []
         if self.requests and not self.requests.shards_fit:

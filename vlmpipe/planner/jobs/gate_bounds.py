@@ -105,7 +105,7 @@ def _gain(config: RunConfig, load: Workload | None, least: float) -> BoundDoubt 
         is_certain = images == config.evaluate.max_samples or bool(load and load.is_prepared)
         return BoundDoubt(
             f"gate.min_gain {least:g}: no model can pass. With every answer gained, {images:,} images do not show it; "
-            f"expected {needed:,} ({where}), or a smaller bound",
+            f"expected {_or_more(needed, where)}a smaller bound",
             is_certain,
         )
     passing = _smallest(lambda count: is_above(gained(images, count / images), least)) / images
@@ -117,6 +117,11 @@ def _gain(config: RunConfig, load: Workload | None, least: float) -> BoundDoubt 
         f"is lost; {needed:,} ({where}) pass {least + MAX_DEFAULT_MARGIN:.3f}",
         is_certain=False,
     )
+
+
+def _or_more(needed: int, where: str) -> str:
+    """The number that passes, as one of two ways; nothing where none does."""
+    return "" if needed >= MAX_IMAGES else f"{needed:,} ({where}), or "
 
 
 def _validation_images(config: RunConfig, load: Workload | None) -> int | None:

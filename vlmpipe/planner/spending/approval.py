@@ -6,9 +6,10 @@ import dataclasses
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
-from vlmpipe.job_spec.build import reducer_count
+from vlmpipe.job_spec.build import Job, reducer_count
+from vlmpipe.planner.steps.estimate import HOURS_PER_MONTH
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from vlmpipe.planner.plan import Plan
     from vlmpipe.planner.stages import StagesPlan
     from vlmpipe.planner.sweep import SweepPlan
+
+CENT = 0.01  # requests that cost less are not told
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,10 @@ class Spending:
     machines: str
     term: str  # standard, spot or flex_start
     unknown: str = ""
-    left_out: str = ""  # prices that are not known and not in `usd`
+    left_out: str = ""  # prices and hours that are not known and not in `usd`
     usd_range: tuple[float, float] | None = None  # by the error of a forecast of the hours
     serving_usd_per_month: float = 0.0  # of the endpoint that the run leaves
+    requests_usd: float = 0.0  # of training to its buckets, beside `usd`
 
     def times(self, runs: float, name: str) -> Spending:
         """The figures of `runs` such runs together, which may be a mean."""
@@ -42,6 +46,7 @@ class Spending:
             usd=None if self.usd is None else runs * self.usd,
             hours=None if self.hours is None else runs * self.hours,
             usd_range=None if self.usd_range is None else (runs * self.usd_range[0], runs * self.usd_range[1]),
+            requests_usd=runs * self.requests_usd,
         )
 
 
@@ -61,7 +66,11 @@ def spending_of(config: RunConfig, plan: Plan | StagesPlan | SweepPlan) -> Spend
     name = f"{whole.name}: {whole.trainings} trainings"
     unknown = spending.unknown or "of some variant it is not known"
     return dataclasses.replace(
-        spending, name=name, usd=whole.usd, hours=whole.hours, unknown=unknown, usd_range=whole.usd_range
+        spending.times(whole.trainings, name),
+        usd=whole.usd,
+        hours=whole.hours,
+        unknown=unknown,
+        usd_range=whole.usd_range,
     )
 
 
@@ -84,12 +93,13 @@ def _of_stages(config: RunConfig, plan: Plan | StagesPlan | SweepPlan) -> Spendi
         if len(ranges) == len(spendings)
         else None,
         serving_usd_per_month=sum(spending.serving_usd_per_month for spending in spendings),
+        requests_usd=sum(spending.requests_usd for spending in spendings),
     )
 
 
 def _of_stage(config: RunConfig, plan: Plan, stage: str) -> Spending:
     cost, serving = plan.cost, plan.bill.serving if plan.bill else None
-    unpriced = [f"a month of serving on {serving.machines}"] if serving and serving.usd_per_month is None else []
+    unpriced = [f"a month of serving on {serving.machines}"] if serving and serving.missing else []
     hours = [step.hours for step in cost.steps if step.hours is not None] if cost else []
     return Spending(
         name=stage,
@@ -100,9 +110,10 @@ def _of_stage(config: RunConfig, plan: Plan, stage: str) -> Spending:
         machines=machines_of(config),
         term=cost.term if cost else config.cluster.scheduling_strategy,
         unknown=f"stage {stage}: {_why_not_known(plan)}" if stage else _why_not_known(plan),
-        left_out=", ".join([*(cost.missing if cost and cost.is_lower_bound else ()), *unpriced]),
+        left_out=", ".join([*(cost.left_out if cost and cost.is_lower_bound else ()), *unpriced]),
         usd_range=cost.usd_range if cost else None,
         serving_usd_per_month=(serving.usd_per_month or 0.0) if serving else 0.0,
+        requests_usd=(plan.bill.requests_usd or 0.0) if plan.bill else 0.0,
     )
 
 
@@ -119,18 +130,23 @@ def _why_not_known(plan: Plan) -> str:
 
 
 def on_own_machines(config: RunConfig, spending: Spending) -> Spending:
-    """The figures on machines that have no price here: at most plan.machine.usd_per_hour of each in all hours."""
+    """The figures on machines that have no price here: at most plan.machine.usd_per_hour of each in all hours.
+
+    The endpoint's replicas, a month of them, are taken to cost as much each.
+    """
     runs, hours = list(config.stage_runs().values()), spending.hours
     stated = [run.plan.machine.usd_per_hour for run in runs]
     known = [usd_per_hour for usd_per_hour in stated if usd_per_hour is not None]
     unknown = "the hours are not known"
     if len(known) < len(stated):
         unknown = "machines of your own have no price here; plan.machine.usd_per_hour states one"
-    usd = None
+    usd, serving = None, 0.0
     if len(known) == len(stated) and (hours is not None or not any(known)):
-        usd = max(known) * max(run.cluster.replica_count for run in runs) * (hours or 0.0)
+        jobs = (job for run in runs for job in (run.cluster, *map(run.cluster.of_job, get_args(Job))))
+        usd = max(known) * max(job.replica_count for job in jobs) * (hours or 0.0)
+        serving = max(known) * HOURS_PER_MONTH * sum(run.deploy.min_replicas for run in runs if run.deploy)
     return dataclasses.replace(
-        spending, usd=usd, unknown=unknown, left_out="", usd_range=None, serving_usd_per_month=0.0
+        spending, usd=usd, unknown=unknown, left_out="", usd_range=None, serving_usd_per_month=serving, requests_usd=0.0
     )
 
 
@@ -190,13 +206,19 @@ def reasons_to_confirm(plan: Spending, confirm_above_usd: float) -> str:
     if plan.usd is None:
         return f"what {plan.name} will cost is not known: {plan.unknown} ({where})"
     serving, threshold = plan.serving_usd_per_month, f"more than plan.confirm_above_usd, {dollars(confirm_above_usd)}"
-    if plan.left_out and plan.usd + serving <= confirm_above_usd:
-        return f"{plan.name} costs at least {dollars(plan.usd)}, without what has no price: {plan.left_out} ({where})"
-    if plan.usd + serving > confirm_above_usd:
-        between = f" ({' to '.join(map(dollars, plan.usd_range))})" if plan.usd_range else ""
-        endpoint = f", and its endpoint then {dollars(serving)} a month, together" if serving else ","
-        return f"{plan.name} is planned to cost {dollars(plan.usd)}{between} ({where}){endpoint} {threshold}"
-    return ""
+    is_more = plan.usd + plan.requests_usd + serving > confirm_above_usd
+    if not (is_more or plan.left_out):
+        return ""
+    least, lacking = ("at least ", f", without what is not known: {plan.left_out}") if plan.left_out else ("", "")
+    if not is_more:
+        return f"{plan.name} costs {least}{dollars(plan.usd)}{lacking} ({where})"
+    between = f" ({' to '.join(map(dollars, plan.usd_range))})" if plan.usd_range else ""
+    beside = [f", and requests to buckets {dollars(plan.requests_usd)}"] if plan.requests_usd >= CENT else []
+    beside += [f", and its endpoint then {dollars(serving)} a month"] if serving else []
+    together = f"{''.join(beside)}, together" if beside else ","
+    return (
+        f"{plan.name} is planned to cost {least}{dollars(plan.usd)}{between}{lacking} ({where}){together} {threshold}"
+    )
 
 
 def dollars(usd: float) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support.paths import ROOT
-from vlmpipe.config.run_config import load_run_file
+from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.pipelines.tune.search import dearest_trial, num_points, open_search, points, require_tuning
 from vlmpipe.planner.plan import plan_run
@@ -31,6 +32,18 @@ def test_values_of_which_the_plan_says_that_they_fail_do_not_count() -> None:
     wrong = plan_run(load_run_file(LLAVA, ["train.micro_batch_size=2", "train.precision=fp32"]))
     assert wrong.state == "red" and wrong.cost and (wrong.cost.usd or 0) > 1000
     assert dearest_trial(config).train.precision == "bf16"
+
+
+def test_a_value_whose_cost_is_not_known_is_the_dearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    epochs = "{train.epochs: {discrete_value_spec: {values: [1, 4, 10]}}}"
+    config = load_run_file(LLAVA, [f"tune={{parameters: {epochs}}}"])
+
+    def unknown_for_one(run: RunConfig) -> SimpleNamespace:
+        usd = None if run.train.epochs == 1 else 50.0
+        return SimpleNamespace(state="green", cost=SimpleNamespace(usd=usd))
+
+    monkeypatch.setattr("vlmpipe.planner.plan.plan_run", unknown_for_one)
+    assert dearest_trial(config).train.epochs == 1
 
 
 def test_a_grid_over_more_numbers_than_memory_holds_has_its_first_trials() -> None:

@@ -57,6 +57,12 @@ def test_a_changed_price_is_shown_with_its_share_and_the_rest_stays() -> None:
     assert "1 prices change" in result.lines()[0] and "(+10.0%)" in result.lines()[1]
 
 
+def test_a_day_that_a_source_has_already_is_refused() -> None:
+    """Its tables would be told as read from that source, under two equal keys."""
+    with pytest.raises(ConfigError, match=f"has a source {SOURCE} already"):
+        renewed(TEXT, kept(), SOURCE, date.fromisoformat(SOURCE[3:]))
+
+
 @pytest.mark.parametrize("value", [None, 0, "3.67", True])
 def test_a_table_with_a_missing_price_is_left_whole_and_named(value: object) -> None:
     costs = kept()

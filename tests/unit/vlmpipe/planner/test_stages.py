@@ -67,7 +67,7 @@ def test_the_sum_is_what_is_confirmed(config: RunConfig, plan: StagesPlan) -> No
     dearest = max(one.cost.usd for one in plan.stages.values() if one.cost and one.cost.usd)
     spending = spending_of(config, plan)
     assert spending.usd_range == plan.as_dict()["usd_range"] is not None
-    assert spending.usd == plan.usd and not reasons_to_confirm(spending, spending.usd)
+    assert spending.usd == plan.usd and not reasons_to_confirm(spending, spending.usd + spending.requests_usd)
     assert f"{config.name} is planned to cost" in reasons_to_confirm(spending, dearest)
 
 

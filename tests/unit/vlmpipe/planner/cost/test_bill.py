@@ -10,6 +10,7 @@ import pytest
 from tests.support.paths import ROOT
 from vlmpipe.catalog.prices import load_prices
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.pipelines import submit_job
 from vlmpipe.planner.cost.bill import Bill, bill_of_stages, serving_cost
 from vlmpipe.planner.plan import Plan, plan_run
 from vlmpipe.planner.spending.approval import reasons_to_confirm, spending_of
@@ -57,6 +58,32 @@ def test_a_machine_without_a_price_is_named_and_left_out_of_the_approval() -> No
     serving = serving_cost(config, load_prices())
     assert serving and serving.usd_per_month is None
     assert any("g2-standard-12-none" in name for name in serving.missing)
+
+
+def test_the_training_job_alone_has_the_range_of_its_own_dollars(
+    served: tuple[Any, Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, plan = served
+    monkeypatch.setattr(submit_job, "plan_run", lambda _: plan)
+    spending = submit_job._of_training(config)
+    assert plan.time and plan.time.interval and spending.usd and spending.usd_range
+    interval = plan.time.interval
+    assert spending.usd_range == pytest.approx((interval.low * spending.usd, interval.high * spending.usd))
+    assert spending.left_out == "" and spending.serving_usd_per_month == 0.0
+
+
+def test_traffic_to_another_cloud_or_a_mirror_is_not_none() -> None:
+    """Reading data from s3 is billed there, and a mirror is in another region."""
+
+    def bill(*overrides: str) -> Bill:
+        found = plan_run(load_run_file(CONFIG, ["output.root_uri=gs://b/r", *overrides])).bill
+        assert found
+        return found
+
+    assert bill("data.source=gs://b/a.jsonl").network_usd == 0.0
+    far = bill("data.source=s3://b/a.jsonl")
+    assert far.network_usd is None and far.whole_usd
+    assert bill("data.source=gs://b/a.jsonl", "checkpoint.mirror_uri=gs://far/m").network_usd is None
 
 
 def test_stages_have_the_sums_and_an_unknown_one_leaves_the_sum_unknown() -> None:

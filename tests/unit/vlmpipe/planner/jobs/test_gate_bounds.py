@@ -119,3 +119,8 @@ def test_check_and_plan_say_the_same() -> None:
     [(_, text)] = doubts_of(gate__min_gain=0.02, evaluate__max_samples=20)
     assert f"{text}." in plan_run(doubted).notes and text not in plan_run(doubted).errors
     assert [finding.state for finding in check_run(doubted) if finding.text == text] == ["warning"]
+
+
+def test_a_gain_that_no_number_of_images_shows_names_none() -> None:
+    [(is_certain, text)] = doubts_of(gate__min_gain=1.0, evaluate__max_samples=50)
+    assert is_certain and text.endswith("do not show it; expected a smaller bound")

@@ -12,7 +12,15 @@ import pytest
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.planner.cost.estimate import Cost, StepCost
-from vlmpipe.planner.spending.approval import Spending, dollars, require_approval, spending_of, terminal_confirm
+from vlmpipe.planner.spending.approval import (
+    Spending,
+    dollars,
+    on_own_machines,
+    reasons_to_confirm,
+    require_approval,
+    spending_of,
+    terminal_confirm,
+)
 from vlmpipe.trainer.errors import ExitCode, UserError
 
 PLAN = Spending("llava", "green", (), 412.0, 11.25, "4 x a2-ultragpu-8g", "spot")
@@ -140,6 +148,33 @@ def test_unknown_costs_are_named_with_the_known_sum() -> None:
     unmeasured = dataclasses.replace(EVALUATE, hours=None, usd=None)
     spending = spending_of(CONFIG, _plan(cost=_cost(TRAIN, unmeasured), load=LOAD))
     assert (spending.hours, spending.unknown) == (None, "no hours of evaluate; $300 of it are known")
+
+
+def test_a_job_of_unknown_hours_is_not_in_the_sum_which_says_so_below_and_above_the_limit() -> None:
+    asked = dataclasses.replace(EVALUATE, job="benchmark", hours=None, usd=None)
+    cost = dataclasses.replace(_cost(TRAIN, asked), usd=300.0, is_lower_bound=True)
+    spending = spending_of(CONFIG, _plan(cost=cost, load=LOAD))
+    for limit in (1e9, 100.0):
+        told = reasons_to_confirm(spending, limit)
+        assert "at least $300, without what is not known: the hours of benchmark" in told
+
+
+def test_requests_to_buckets_count_as_in_the_bill_and_grow_with_the_runs() -> None:
+    spending = dataclasses.replace(PLAN, requests_usd=100.0)
+    assert reasons_to_confirm(spending, 512.0) == ""
+    assert "$412 (about 11.2 h, 4 x a2-ultragpu-8g, spot), and requests to buckets $100, together more" in (
+        reasons_to_confirm(spending, 511.0)
+    )
+    assert spending.times(3, "three").requests_usd == 300.0
+
+
+def test_an_endpoint_on_machines_of_ones_own_costs_a_month_at_the_stated_price() -> None:
+    own = CONFIG.plan.machine.model_copy(update={"usd_per_hour": 2.0})
+    deploy = SimpleNamespace(min_replicas=3)
+    plan = CONFIG.plan.model_copy(update={"machine": own})
+    config = CONFIG.model_copy(update={"plan": plan, "deploy": deploy})
+    found = on_own_machines(config, dataclasses.replace(PLAN, requests_usd=5.0))
+    assert (found.usd, found.serving_usd_per_month, found.requests_usd) == (2.0 * 4 * 11.25, 2.0 * 730 * 3, 0.0)
 
 
 def test_without_a_number_of_samples_its_field_is_named() -> None:
