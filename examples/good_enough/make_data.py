@@ -10,6 +10,7 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 from PIL import Image, ImageEnhance
 from sklearn.datasets import load_digits
 
@@ -18,15 +19,19 @@ PENS = ("ballpoint", "fountain pen", "pencil", "ballpoint", "ballpoint")  # a pe
 
 folder = Path("my-data")
 (folder / "images").mkdir(parents=True, exist_ok=True)
-digits, draw = load_digits(), random.Random(1)
+digits, draw, noise = load_digits(), random.Random(1), np.random.default_rng(1)
+
+
+def paper() -> np.ndarray:
+    """A sheet of its own for each scan; all are equal from run to run."""
+    return np.clip(noise.normal(128, 60, (64, 64)), 0, 255).astype("uint8")
 
 
 def scan_of(number: int, pen: str) -> Image.Image:
     grey = digits.images[number] * 255 / 16
     image = Image.fromarray(grey.astype("uint8")).resize((64, 64), Image.Resampling.NEAREST)
     if pen == "pencil":
-        paper = Image.effect_noise((64, 64), 60)
-        image = Image.blend(image, paper, 0.75)
+        image = Image.blend(image, Image.fromarray(paper()), 0.75)
     return image
 
 
