@@ -176,7 +176,12 @@ class TrainingMonitor:
         self._window_stall_s += seconds
 
     def close(self, *, checkpoint: str, stopped: bool, best: Mapping[str, object]) -> None:
-        """Write the summary, with `best`, and close the log. A store that is away is waited for, as for a COMMIT."""
+        """Write the summary, with `best`, and close the log. A store that is away is waited for, as for a COMMIT.
+
+        Patience that ends with the last planned step has ended nothing early.
+        """
+        if best.get("ended_early") and self._last_step >= self._facts.total_steps:
+            best = {**best, "ended_early": ""}
         if self._telemetry:
             self._telemetry.close()
         if not self._worker.is_first:

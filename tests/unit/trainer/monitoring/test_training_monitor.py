@@ -130,3 +130,19 @@ def test_a_summary_that_cannot_be_read_is_replaced_at_the_end(tmp_path: Path) ->
     TrainingMonitor._store_results(monitor, "step-3", {"best_step": 1, "ended_early": "no better in 2"})
     written = Summary.read(store)
     assert (written.tokens, written.best_step, written.ended_early) == (9, 1, "no better in 2")
+
+
+@pytest.mark.parametrize(("last_step", "is_early"), [(10, True), (12, False)])
+def test_patience_that_ends_with_the_last_planned_step_ends_nothing_early(last_step: int, is_early: bool) -> None:
+    said, told_early, stored = list[str](), list[int](), list[Any]()
+    monitor: Any = SimpleNamespace(
+        _telemetry=None, _worker=SimpleNamespace(is_first=True), _facts=SimpleNamespace(total_steps=12),
+        _job=SimpleNamespace(checkpoint=SimpleNamespace(max_s_without_commit=1.0)),
+        _first_step=0, _last_step=last_step, _last_loss=0.5, _store_results=lambda _, best: stored.append(best),
+        _progress=SimpleNamespace(update=lambda *_: None, finish=lambda message: said.append(message)),
+        _log=SimpleNamespace(end_early=told_early.append, close=lambda: None),
+    )  # fmt: skip
+    TrainingMonitor.close(monitor, checkpoint="c", stopped=False, best={"best_step": 8, "ended_early": "no better"})
+    ended = "loss 0.5000 after 10 steps of at most 12: ended early, no better"
+    assert said == [ended if is_early else "loss 0.5000 after 12 steps"]
+    assert (told_early, stored[0]) == ([10] * is_early, {"best_step": 8, "ended_early": "no better" * is_early})
