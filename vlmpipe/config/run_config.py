@@ -49,6 +49,12 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     return config
 
 
+def derived(config: RunConfig, subcommand: str, arguments: Sequence[str]) -> RunConfig:
+    """The run file, which `vlmpipe <subcommand> <arguments>` derived from another: that command continues its run."""
+    config.__dict__.update(subcommand=subcommand, source=tuple(arguments))
+    return config
+
+
 def load_new_run(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a run file as `load_run_file`, for a run that is to be checked or started.
 

@@ -123,8 +123,13 @@ class RunFields(JobSections, Section):
 
     @cached_property
     def source(self) -> tuple[str, ...]:
-        """The run file on the command line: path and overrides, set by `load_run_file`; otherwise its name."""
+        """The run file on the command line: path and overrides, set by `load_run_file` or `derived`; else its name."""
         return (self.name,)
+
+    @cached_property
+    def subcommand(self) -> str:
+        """The subcommand that derived these settings from a run file, set by `derived`; empty for run and submit."""
+        return ""
 
     @property
     def model_name(self) -> str:

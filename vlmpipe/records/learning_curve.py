@@ -89,6 +89,7 @@ class LearningCurve(Record):
     visible: the smallest difference of two trainings that these questions show in four of five cases. noise_from: the
     samples beyond which all that is left to gain is smaller.
     checked: the largest share, predicted from the smaller ones.
+    max_steps: at which each training ends, whatever its epochs; 0: none.
     baseline: score of the majority baseline; None where the metric has none.
     """
 
@@ -101,6 +102,7 @@ class LearningCurve(Record):
     questions: int
     images: int
     epochs: int
+    max_steps: int = 0
     baseline: float | None = None
     points: tuple[CurvePoint, ...]
     law: Law | None = None
@@ -153,7 +155,10 @@ class LearningCurve(Record):
         """Return the change that would allow an answer; empty where there is one."""
         match self.answer:
             case "nothing learned":
-                return "train longer (train.epochs), as smaller shares have fewer steps, or take larger --shares"
+                return (
+                    "train longer, above all smaller shares, which have fewer steps (train.max_steps with many "
+                    "train.epochs gives all shares the same), or take larger --shares"
+                )
             case "flat":
                 return "ask more validation questions (data.validation_fraction, evaluate.max_samples), or train longer"
             case "above the ceiling" | "too far":
@@ -163,6 +168,14 @@ class LearningCurve(Record):
             case "too few points":
                 return "take more --shares; see the errors of those without a score"
         return ""
+
+    @property
+    def length(self) -> str:
+        """A sentence on how long the trainings of shares are."""
+        epochs = f"each training has {'at most ' if self.max_steps else ''}{self.epochs:,} epochs of its share"
+        if not self.max_steps:
+            return f"{epochs}, a smaller share fewer steps"
+        return f"{epochs} and at most {self.max_steps:,} steps (train.max_steps): smaller shares may have more epochs"
 
     @property
     def gain(self) -> str:

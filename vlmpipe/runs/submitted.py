@@ -20,6 +20,7 @@ class RunRecord:
     """Content of build/submitted/<job id>.json, written by `vlmpipe submit`.
 
     resource_name: on Kubeflow a link to the run's page. usd: None if the plan has no cost. namespace: on Kubeflow.
+    subcommand: that derived the run file from another, such as curve; empty for `vlmpipe submit`.
     """
 
     resource_name: str
@@ -29,6 +30,7 @@ class RunRecord:
     source: tuple[str, ...] = ()  # arguments of the command: run file or template, and overrides
     version: int = 1
     namespace: str = ""
+    subcommand: str = ""
 
     @property
     def target(self) -> Literal["vertex", "kubeflow"]:
@@ -63,9 +65,11 @@ def continue_with(job_id: str, run_id: str, *, template_uri: str, pipeline: str)
         template_uri: the published pipeline that the job was started from, if it was.
         pipeline: the pipeline's name, which is the run file's.
     """
-    source = submitted_record(job_id).get("source") or ([template_uri] if template_uri else [])
+    record = submitted_record(job_id)
+    source = record.get("source") or ([template_uri] if template_uri else [])
     if source:
-        return f"{SUBMIT} {shlex.join(map(str, source))} --run-id {run_id}"
+        command = f"vlmpipe {subcommand}" if (subcommand := record.get("subcommand")) else SUBMIT
+        return f"{command} {shlex.join(map(str, source))} --run-id {run_id}"
     return (
         f"submit the run file of {pipeline or 'this run'} again with --run-id {run_id}; it was not submitted from this "
         "folder, and the job's parameter run_file in the console holds the file's content"

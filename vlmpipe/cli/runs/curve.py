@@ -15,7 +15,7 @@ from vlmpipe.cli.output import print_json, print_lines, to_stderr
 from vlmpipe.cli.runs.options import Plain
 from vlmpipe.cli.runs.submission import SubmitOptions, submit_and_print
 from vlmpipe.cli.runs.watching import follow
-from vlmpipe.platforms.table import platform_of
+from vlmpipe.platforms.table import DEFAULT, platform_of
 from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,10 +65,14 @@ def curve(
     """
     is_here = platform_of(target).is_here
     options = {"--dry-run": dry_run, "--detach": detach, "--yes": yes} if is_here else {"--fresh": fresh}
+    from vlmpipe.config.run_config import derived
+
     if useless := [name for name, is_given in options.items() if is_given]:
         where = "local, where nothing is sent" if is_here else f"{target}; --run-id continues a run there"
         raise ConfigError(f"{', '.join(useless)} is given with --target {where}", fix="leave it out")
     settings = _curve_of(config, overrides or [], _shares(shares), seeds, goal, metric, is_here=is_here)
+    asked = ["--shares", shares, "--seeds", str(seeds), "--goal", str(goal), "--metric", metric]
+    settings = derived(settings, "curve", [str(config), *(overrides or []), *asked])
     ended = (
         _run(settings, run_id, fresh=fresh, plain=plain, as_json=as_json)
         if is_here
@@ -163,7 +167,9 @@ def _run(settings: RunConfig, run_id: str, *, fresh: bool, plain: bool, as_json:
 
 def _submit(settings: RunConfig, options: SubmitOptions, *, plain: bool) -> Status | None:
     """Submit and watch. Returns None where it is not watched."""
-    watching = submit_and_print(settings.name, lambda: (settings, None), settings.source, options)
+    # Unlike `vlmpipe submit`, which is to continue a run there, a curve is trained here where no target is given.
+    source = [*settings.source, *(["--target", DEFAULT] if options.target == DEFAULT else [])]
+    watching = submit_and_print(settings.name, lambda: (settings, None), source, options)
     if not watching:
         return None
     say = to_stderr if options.as_json else print

@@ -31,9 +31,7 @@ def write_curve(run_uri: str) -> LearningCurve | None:
     samples = _samples(results.sweep)
     first = JobConfig.load(f"{results.trainings[0].run_uri}/run.json")
     curve = curve_of(results, samples, first.train.epochs, _cost(store, results.trainings, samples))
-    if first.train.max_steps:
-        note = f"train.max_steps {first.train.max_steps:,} ends trainings: smaller shares may have more epochs"
-        curve = curve.model_copy(update={"notes": (*curve.notes, note)})
+    curve = curve.model_copy(update={"max_steps": first.train.max_steps})
     curve.write(store)
     return curve
 

@@ -130,7 +130,13 @@ def submit_to_kubeflow(order: Order) -> SubmittedToKubeflow:
     approved = require_approval(spending, confirm_above_usd=limit_usd, force=order.force, yes=order.yes, ask=order.ask)
     run = runs.start(compiled.path, approved, name=name, experiment=section.experiment, parameters=parameters)
     record = RunRecord(
-        run.link, run_uri, datetime.now().timestamp(), spending.usd, tuple(order.source), namespace=section.namespace
+        run.link,
+        run_uri,
+        datetime.now().timestamp(),
+        spending.usd,
+        tuple(order.source),
+        namespace=section.namespace,
+        subcommand=config.subcommand,
     )
     record.write(name)
     run = KubeflowRun(run.endpoint, run.run_id, name, section.namespace, run_uri)

@@ -134,7 +134,12 @@ def submit_to_vertex(order: Order) -> SubmittedToVertex:
         upload(packages)
         resource_name = send(submission, client, approved).name
         note = RunRecord(
-            resource_name, submission.run_uri, datetime.now().timestamp(), spending.usd, tuple(order.source)
+            resource_name,
+            submission.run_uri,
+            datetime.now().timestamp(),
+            spending.usd,
+            tuple(order.source),
+            subcommand=config.subcommand,
         )
         note.write(submission.job_id)  # `vlmpipe status` and the others then know the run by the name of its job
     question = reasons_to_confirm(spending, limit_usd)

@@ -183,7 +183,14 @@ def open_run(
     with os_errors(f"creating the run's folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         lock = take_lock(folder, say=say)
-    marker = Marker(choice.run_id, config.digest(), tuple(arguments), time.time(), name=config.name)
+    marker = Marker(
+        choice.run_id,
+        config.digest(),
+        tuple(arguments),
+        time.time(),
+        name=config.name,
+        subcommand=config.subcommand,
+    )
     run = LocalRun(folder, marker, choice.earlier, lock, tuple(choice.notes), is_named=bool(run_id))
     try:
         write_record(LocalStorage(folder), RUN_FILE_COPY, config.to_dict(), indent=1)

@@ -25,7 +25,7 @@ def curve_lines(curve: LearningCurve) -> list[str]:
         predicted = f"{percent(checked.score.value)} ({percents(checked.score)})"
         text = f"from the smaller shares {predicted} was predicted for the largest"
         lines += _wrapped(f"check: {text}, {percent(checked.measured)} was measured: {verdict}")
-    lines += _wrapped(f"each training has {curve.epochs} epochs of its share, a smaller share fewer steps")
+    lines += _wrapped(curve.length)
     return lines + [line for note in curve.notes for line in _wrapped(f"note: {note}")]
 
 

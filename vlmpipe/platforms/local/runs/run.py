@@ -49,6 +49,7 @@ class Marker:
     """`local.json` in a run's folder: which run file it runs, and how its last attempt ended.
 
     name: of the run file; empty in records of earlier versions of vlmpipe.
+    subcommand: that derived the run file from another, such as curve; empty for `vlmpipe run`.
     """
 
     run_id: str
@@ -59,11 +60,12 @@ class Marker:
     exit_code: int | None = None  # None while it runs, and after a kill
     version: int = 1
     name: str = ""
+    subcommand: str = ""
 
     @property
     def command(self) -> tuple[str, ...]:
         """The command that continues this run."""
-        return ("vlmpipe", "run", *self.arguments)
+        return ("vlmpipe", self.subcommand or "run", *self.arguments)
 
     @property
     def finished(self) -> bool:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,9 @@ from tests.support.command_line import Vlmpipe
 from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.cli.runs.curve import _curve_of, _shares
 from vlmpipe.pipelines.compile import compile_pipeline
-from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.platforms.local.runs.run import require_marker
+from vlmpipe.runs.submitted import RunRecord, continue_with
+from vlmpipe.trainer.errors import ConfigError, ExitCode
 
 DIGITS = "configs/digits.yaml"
 
@@ -97,3 +102,30 @@ def test_a_curve_is_compiled_for_every_target(target: str, tmp_path: Path) -> No
     assert {"train-variants", "compare-variants"} <= tasks and "register-model" not in tasks
     share = settings.sweep and settings.sweep.grid["data.train_share"]
     assert share == (0.1, 0.5, 1.0) and "data.train_share" in content, "the compiled run file has the shares"
+
+
+def test_the_command_that_is_printed_for_a_stopped_curve_continues_it(
+    vlmpipe: Vlmpipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = [sys.executable, "-c", f"raise SystemExit({int(ExitCode.INTERRUPTED)})"]
+    monkeypatch.setattr("vlmpipe.pipelines.local_process.pipeline_command", lambda *_, **__: stopped)
+    given = ["train.epochs=2", f"output.root_uri={tmp_path}", "--shares", "10,50,100", "--seeds", "2"]
+    first = vlmpipe("curve", DIGITS, *given)
+    command = re.search(r"to continue: +(.*)", first.out)
+    assert first.code == ExitCode.INTERRUPTED and command, first.out + first.err
+    words = shlex.split(command[1])
+    assert words[:5] == ["vlmpipe", "curve", DIGITS, *given[:2]] and not any("sweep=" in word for word in words)
+    again = vlmpipe(*words[1:])
+    (run,) = (tmp_path / "runs").iterdir()
+    assert f"run {run.name}, which was stopped" in again.out, again.out + again.err
+    assert require_marker(run).command == tuple(words), "and so does what that one prints"
+
+
+def test_the_command_that_continues_a_curve_on_a_service_is_a_curve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = (DIGITS, "--shares", "10,50,100", "--target", "vertex")
+    RunRecord("projects/p/locations/l/pipelineJobs/j", "gs://b/r", 0.0, source=source, subcommand="curve").write("j")
+    command = continue_with("j", "r", template_uri="", pipeline="digits-curve")
+    assert command == f"vlmpipe curve {DIGITS} --shares 10,50,100 --target vertex --run-id r"

@@ -115,6 +115,14 @@ def test_skipped_and_failed_trainings_are_counted() -> None:
     assert any("2 further starts" in note for note in found.notes) and any("40 %" in note for note in found.notes)
 
 
+def test_a_curve_says_how_long_its_trainings_are() -> None:
+    found = curve(answers(slow, SHARES))
+    assert "each training has 5 epochs of its share, a smaller share fewer steps" in curve_lines(found)
+    ended = " ".join(line.strip() for line in curve_lines(found.model_copy(update={"max_steps": 300})))
+    assert "at most 5 epochs of its share and at most 300 steps (train.max_steps)" in ended
+    assert "fewer steps" not in ended
+
+
 def test_the_record_is_read_as_it_was_written(tmp_path: Any) -> None:
     from vlmpipe.trainer.storage import open_storage
 
