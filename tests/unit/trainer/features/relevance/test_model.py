@@ -75,6 +75,7 @@ class Sampler:
 
     data = Data()
     in_pairs = False
+    prefixes = None
 
 
 def built(family: str, relevance: dict[str, Any] | None, **changes: Any) -> tuple[ModelConfig, Any]:

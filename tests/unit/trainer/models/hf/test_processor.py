@@ -129,7 +129,7 @@ def test_several_threads_work_at_once_and_each_has_a_processor_of_its_own(
 
     def met(pictures: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
         together.wait(20)
-        seen.append(images._own_processor().image_processor)
+        seen.append(images._own_copy(images.processor).image_processor)
         return tensors(pictures)
 
     monkeypatch.setattr(images, "tensors", met)
