@@ -18,12 +18,17 @@ from kfp.local.logging_utils import indented_print
 
 from tests.fakes.receiver import Receiver
 from tests.fakes.steps import replace_steps
+from tests.support.data.prepared import conversation, job_config, png, run_prepare, write_json
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.run_settings import run_sha256
 from vlmpipe.pipelines.local_runner import print_put_back, run_local
 from vlmpipe.platforms.local.jobs.subreaper import run_in_subreaper
+from vlmpipe.trainer.audit.audit import AuditRequest, audit
+from vlmpipe.trainer.audit.catalogue import Catalogue
+from vlmpipe.trainer.audit.findings import Audit
+from vlmpipe.trainer.config.job import AuditConfig
 from vlmpipe.trainer.errors import ExitCode
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
@@ -84,12 +89,39 @@ def told_of(receiver: Receiver) -> list[tuple[str, str | None, str]]:
     return [(one["outcome"], one.get("step"), one["run_id"]) for one in receiver.messages]
 
 
+def audit_of_two(root: Path) -> tuple[Audit, Catalogue]:
+    """What is found in four samples, two of which answer one question about one image differently."""
+    (root / "images").mkdir(parents=True)
+    rows = []
+    for number, image in enumerate((1, 1, 2, 3)):
+        (root / f"images/{image}.png").write_bytes(png(image))
+        split = "eval" if image == 3 else "train"
+        talk = conversation("<image>\nWhat is it?", f"Image {number}.")
+        rows.append({"id": f"s{number}", "image": f"{image}.png", "conversations": talk, "split": split})
+    source = write_json(root / "records.json", rows)
+    job = job_config(root, source=str(source), image_folder=str(root / "images"), max_split_error=1.0)
+    return audit(AuditRequest(job, run_prepare(job).uri, has_run=False))
+
+
 def test_missing_features_are_encoded_before_training_and_an_accepted_model_is_registered(
     config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch, receiver: Receiver
 ) -> None:
-    told = notifying(config, receiver)
+    """Also: the page of the job audit is made by the real step, from what the job left."""
+    audited = config.evaluate.model_copy(update={"audit": AuditConfig()})
+    told = notifying(config, receiver).model_copy(update={"evaluate": audited})
+    folder = Path(config.output.root_uri, "runs/r1/audit")
+    audit_of_two(folder.parents[2])[0].write(LocalStorage(folder))
     assert run(told, monkeypatch, features="encode", decision="accepted") == 0
-    assert trace.read_text(encoding="utf-8").splitlines() == [*BEFORE, *ENCODING, *TRAINING, "register-model"]
+    ran = trace.read_text(encoding="utf-8").splitlines()
+    ran.remove("audit")  # a branch of its own
+    assert ran == [*BEFORE, *ENCODING, *TRAINING, "register-model"]
+    assert step_record(config, "audit")["state"] == "done"
+    page = (folder / "audit.html").read_bytes()
+    assert b"exclude 2 of 4 samples" in page and b"data:image/png;base64" in page
+    [artifact] = [
+        path for path in (folder.parent / "kfp").rglob("page") if path.parent.name.startswith("collect-audit")
+    ]
+    assert artifact.read_bytes() == page
     written = json.loads(Path(config.output.root_uri, "runs/r1/run.json").read_text(encoding="utf-8"))
     submission = written["run"].pop("submission")
     assert submission.startswith("digits-") and written["run"] == {"run_id": "r1", "root_uri": config.output.root_uri}
