@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vlmpipe.trainer.data.sampler import EpochTotals
     from vlmpipe.trainer.data.shards.index import SplitIndex
 
+MANY = 1.5  # times the questions of separate samples: at fewer the nearest size may be the present one
 UNKNOWN = (
     "data.share_prefix: a step of the same train.global_batch_size holds more questions than without it; how many is "
     "known once the data is prepared (vlmpipe data inspect RUN_FILE --prepare)."
@@ -35,7 +36,8 @@ class StepQuestions:
             f"{self.label_tokens:,.0f} label tokens, {self.separate:,.0f} questions without it"
         )
         if self.global_batch_size == now:
-            return f"{sentence}; fewer sequences do not divide among the ranks."
+            many = self.questions > MANY * self.separate  # then the ranks take no fewer sequences than these
+            return f"{sentence}; fewer sequences do not divide among the ranks." if many else f"{sentence}."
         questions = self.questions / now * self.global_batch_size
         return f"{sentence}. train.global_batch_size={self.global_batch_size} holds {questions:,.0f}."
 

@@ -63,10 +63,10 @@ def curve(
     A power law is fitted to trainings on nested shares of the training samples: a sweep over data.train_share on one
     preparation. A curve that was stopped here is continued by the same command.
     """
-    is_here = platform_of(target).is_here
-    options = {"--dry-run": dry_run, "--detach": detach, "--yes": yes} if is_here else {"--fresh": fresh}
     from vlmpipe.config.run_config import derived
 
+    is_here = platform_of(target).is_here
+    options = {"--dry-run": dry_run, "--detach": detach, "--yes": yes} if is_here else {"--fresh": fresh}
     if useless := [name for name, is_given in options.items() if is_given]:
         where = "local, where nothing is sent" if is_here else f"{target}; --run-id continues a run there"
         raise ConfigError(f"{', '.join(useless)} is given with --target {where}", fix="leave it out")

@@ -73,6 +73,12 @@ def test_the_smallest_size_is_what_the_ranks_take() -> None:
     assert few and few.global_batch_size == 2 and "fewer sequences do not divide among the ranks" in few.text(2)
 
 
+def test_of_little_sharing_no_reason_is_made_up() -> None:
+    """33 questions for 32: of ranks that take 4 sequences at a time, 28 would divide."""
+    text = StepQuestions(questions=33, separate=32, label_tokens=66, global_batch_size=32).text(32)
+    assert text.endswith("33 questions with 66 label tokens, 32 questions without it.")
+
+
 def test_before_preparation_the_number_is_not_known() -> None:
     config: Any = SimpleNamespace(train=SimpleNamespace(global_batch_size=32))
     load: Any = SimpleNamespace(step_questions=None)
