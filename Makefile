@@ -59,7 +59,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'vlmpipe needs Python 3.11 or newer, and $(PYTHON) is ' + sys.version.split()[0])"
 	@echo "Installing vlmpipe into $(VENV) (a few minutes the first time)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[pipelines,trainer,data]'
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[local]'
 	@touch $@
 
 $(INSTALLED_DEV): pyproject.toml constraints.txt | $(INSTALLED)
@@ -151,6 +151,11 @@ build/recipes/tensorflow/.installed: recipes/tensorflow/requirements.txt
 
 build/recipes/tiny-qwen2-5-vl/config.json: recipes/tiny_qwen2_5_vl.py vlmpipe/prove/tiny_model.py | $(INSTALLED)
 	$(BIN)/python -P recipes/tiny_qwen2_5_vl.py $(@D)
+
+.PHONY: wheel
+wheel:  ## the wheel, in build/wheel
+	@rm -rf build/wheel
+	$(PYTHON) -m pip wheel --no-deps --wheel-dir build/wheel .
 
 .PHONY: quickstart
 quickstart: $(INSTALLED)  ## the whole pipeline on this machine with real images: prepare, train, evaluate, register

@@ -30,3 +30,8 @@ __all__ = [
     "status",
     "submit",
 ]
+
+if "IPython" in sys.modules:
+    from vlmpipe.cli.notebook.display import show_in_notebooks
+
+    show_in_notebooks()

@@ -3,10 +3,12 @@
     import vlmpipe
 
     config = vlmpipe.load("configs/digits.yaml", "train.epochs=2")
-    run = vlmpipe.run(config)
+    run = vlmpipe.run(config)  # or vlmpipe.run("configs/digits.yaml")
     print(run.report)
 
-The command line is built on these functions. Importing this module is fast: each function imports what it needs.
+Where a function takes a `config`, it takes the path of a run file as well. In a notebook a plan, a comparison and a run
+show themselves. The command line is built on these functions. Importing this module is fast: each function imports what
+it needs.
 """
 
 from __future__ import annotations
@@ -59,30 +61,34 @@ def load(path: str | Path, *overrides: str) -> RunConfig:
     return load_new_run(path, overrides)
 
 
+def _loaded(config: RunConfig | str | Path) -> RunConfig:
+    return load(config) if isinstance(config, str | Path) else config
+
+
 @missing_packages()
-def check(config: RunConfig) -> list[Finding]:
+def check(config: RunConfig | str | Path) -> list[Finding]:
     """Check model, data, batch, output and job specs, in seconds and offline; `doctor` is the online half.
 
     A finding's `state` is "ok", "warning", "failed" or "unchecked".
     """
     from vlmpipe.pipelines.check import check_run
 
-    return check_run(config)
+    return check_run(_loaded(config))
 
 
 @missing_packages()
-def doctor(config: RunConfig) -> list[Row]:
+def doctor(config: RunConfig | str | Path) -> list[Row]:
     """Ask Google Cloud and the hub for what the run file names: APIs, quotas, images, accounts, permissions, addresses.
 
     A row's `state` is "ok", "missing" or "cannot see"; its `fix` has the commands that mend it. Changes nothing.
     """
     from vlmpipe.doctor.doctor import examine
 
-    return examine(config)
+    return examine(_loaded(config))
 
 
 @missing_packages()
-def plan(config: RunConfig, target: str = DEFAULT) -> Plan | StagesPlan | SweepPlan:
+def plan(config: RunConfig | str | Path, target: str = DEFAULT) -> Plan | StagesPlan | SweepPlan:
     """Return whether a run fits in memory, how long it takes and what it costs. `Plan.state` is "green", "amber" or
     "red".
 
@@ -94,11 +100,11 @@ def plan(config: RunConfig, target: str = DEFAULT) -> Plan | StagesPlan | SweepP
     from vlmpipe.catalog.this_machine import this_machine
     from vlmpipe.planner.sweep import plan_config
 
-    return plan_config(config, here=this_machine() if platform_of(target).is_here else None)
+    return plan_config(_loaded(config), here=this_machine() if platform_of(target).is_here else None)
 
 
 @missing_packages()
-def compile(config: RunConfig, target: str = DEFAULT, output: str | Path | None = None) -> Compiled:
+def compile(config: RunConfig | str | Path, target: str = DEFAULT, output: str | Path | None = None) -> Compiled:
     """Compile the pipeline of a run file to YAML.
 
     Args:
@@ -110,12 +116,13 @@ def compile(config: RunConfig, target: str = DEFAULT, output: str | Path | None 
     from vlmpipe.pipelines.compile import compile_pipeline
     from vlmpipe.platforms.compiled import FOLDER
 
+    config = _loaded(config)
     return compile_pipeline(config, target, Path(output or FOLDER / f"{config.name}.{target}.yaml"))
 
 
 @missing_packages()
 def run(
-    config: RunConfig,
+    config: RunConfig | str | Path,
     *,
     run_id: str = "",
     fresh: bool = False,
@@ -158,6 +165,7 @@ def run(
     from vlmpipe.platforms.short_names import run_to_continue
     from vlmpipe.runs.live_view import view_for
 
+    config = _loaded(config)
     run_id = run_to_continue(run_id, config)
     require_package("kfp")  # which runs the pipeline, in a process of its own
     require_here(config)
@@ -183,7 +191,7 @@ def run(
 
 @missing_packages()
 def submit(
-    config: RunConfig, *, run_id: str = "", force: bool = False, yes: bool = False, dry_run: bool = False
+    config: RunConfig | str | Path, *, run_id: str = "", force: bool = False, yes: bool = False, dry_run: bool = False
 ) -> Submitted:
     """Plan and compile a run and start it on Vertex AI. A run above plan.confirm_above_usd needs
     `yes`, since this function asks no question.
@@ -200,6 +208,7 @@ def submit(
     from vlmpipe.pipelines.submit import submit_run
     from vlmpipe.platforms.short_names import submitted_to_continue
 
+    config = _loaded(config)
     run_id = submitted_to_continue(run_id, config, "vertex")
     return submit_run(config, source=config.source, run_id=run_id, force=force, yes=yes, dry_run=dry_run, ask=None)
 

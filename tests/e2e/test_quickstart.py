@@ -1,10 +1,13 @@
 """The quickstart as a user of the wheel has it: the shipped run file, the whole graph, real training on two replicas;
-then again. The folder that it runs in has packages of the user's own with the names of ours."""
+then again. The folder that it runs in has packages of the user's own with the names of ours.
+
+In the short form the notebook runs it, with two epochs instead of five and a gate that these can pass."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import re
 import shutil
@@ -13,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 import torch
 import yaml
+from nbclient import NotebookClient
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
@@ -35,6 +40,8 @@ STEPS = {
     "resolve-run", "prepare-data", "cache-features", "train", "sync-checkpoint", "evaluate", "decide", "register-model",
     "notify",
 }  # fmt: skip
+
+NOTEBOOK = ROOT / "examples/notebook/first_model.ipynb"
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -79,7 +86,7 @@ NOT_READ_AGAIN = re.compile(
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     folder = tmp_path_factory.mktemp("quickstart")
-    made = Place(install_wheel(folder / "wheel"), folder / "mine", folder / "root")
+    made = Place(install_wheel(folder / "wheel"), folder / "mine", folder / "mine" / "runs")
     (made.folder / "configs").mkdir(parents=True)
     shadowing_packages(made.folder)
     written = run_installed(made.installed, made.folder, "init", "digits", "--output", "configs/digits.yaml")
@@ -95,17 +102,54 @@ def root(place: Place) -> Path:
 
 
 @pytest.fixture(scope="module")
-def first(place: Place) -> tuple[Path, str]:
-    """The quickstart; in the short form with two epochs instead of five, and a gate that these can pass."""
-    short = ["train.epochs=2", "evaluate.max_samples=100", "gate.min_exact_match=0.5"]
-    short += ["gate.min_margin_over_chance=0.3", "gate.min_margin_over_shuffled_image=0.3"]
-    return run_quickstart(place, *([] if WHOLE else short))
+def notebook(place: Place, tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
+    """The notebook after its last cell, in the quickstart's folder. `%pip install` takes the wheel and nothing else."""
+    folder = tmp_path_factory.mktemp("notebook") if WHOLE else place.folder
+    target = folder / "installed"
+    pip = {"NO_INDEX": "1", "NO_DEPS": "1", "FIND_LINKS": str(place.installed.parent / "source"), "TARGET": str(target)}
+    executed = nbformat.read(NOTEBOOK, as_version=4)
+    assert not any(cell.get("outputs") for cell in executed.cells), "it is kept without what its cells showed"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**{f"PIP_{name}": value for name, value in pip.items()}, **SECRETS}.items():
+            patch.setenv(name, value)
+        patch.setenv("PYTHONPATH", str(target))
+        patch.setenv("PATH", f"{target / 'bin'}{os.pathsep}{os.environ['PATH']}")
+        NotebookClient(executed, timeout=800, resources={"metadata": {"path": str(folder)}}).execute()
+    return executed
+
+
+def shown_by(notebook: nbformat.NotebookNode) -> str:
+    """What its cells print and show."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    return "\n".join(
+        output.get("text", "") + "\n".join(map(str, output.get("data", {}).values())) for output in outputs
+    )
+
+
+@pytest.fixture(scope="module")
+def first(place: Place, request: pytest.FixtureRequest) -> tuple[Path, str]:
+    """The quickstart."""
+    if WHOLE:
+        return run_quickstart(place)
+    return place.root / "runs" / "notebook", shown_by(request.getfixturevalue("notebook"))
 
 
 @pytest.fixture(scope="module")
 def second(place: Place, first: tuple[Path, str]) -> tuple[Path, str]:
     """The same data, but a model that is hardly trained."""
     return run_quickstart(place, "train.max_steps=30", "evaluate.max_samples=60")
+
+
+def test_the_notebook_shows_the_plan_the_report_and_what_the_model_reads_in_a_drawing(
+    notebook: nbformat.NotebookNode,
+) -> None:
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ()) if "data" in output]
+    plan, run = (output.data["text/html"] for output in outputs if "text/html" in output.data)
+    assert plan.startswith("<pre") and "this machine" in plan
+    assert run.startswith("<pre") and "<iframe sandbox" in run and "digits" in run.split("<iframe", 1)[1]
+    assert any("image/png" in output.data for output in outputs), "the drawing"
+    # Which one it reads is the model's affair: the drawing is none of its scans.
+    assert re.search(r"^what digit is this\? \d$", shown_by(notebook), re.MULTILINE)
 
 
 def test_no_secret_of_the_environment_is_written_anywhere(root: Path, first: tuple[Path, str]) -> None:

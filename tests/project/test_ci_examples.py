@@ -14,6 +14,7 @@ from tests.support.paths import ROOT
 from tests.support.pipelines.terraform_files import Module
 
 FOLDER = ROOT / "examples/ci"
+RELEASE = ROOT / ".github/workflows/release.yaml"
 GUIDE = ROOT / "docs/how-to/publish-and-schedule.md"
 SCHEMAS = {
     "github-actions.yaml": "vendor.github-workflows",
@@ -100,6 +101,24 @@ def test_cloud_builds_account_is_the_triggers() -> None:
 def _default(variable: str) -> str:
     module = Module(ROOT / "terraform/modules/vlmpipe")
     return str(module.variables[variable]["default"]).strip('"')
+
+
+def test_a_release_is_built_checked_attested_and_published_without_a_token() -> None:
+    text = RELEASE.read_text()
+    assert problems("github-actions.yaml", text) == "" and "secrets." not in text
+    jobs = yaml.safe_load(text)["jobs"]
+    rights = {name: job.get("permissions", {}) for name, job in jobs.items()}
+    token = {"id-token": "write"}
+    assert rights == {"test": {}, "build": {"contents": "read", "attestations": "write", **token}, "publish": token}
+    assert [name for name, job in jobs.items() if "environment" in job] == ["publish"]
+    assert (jobs["build"]["needs"], jobs["publish"]["needs"]) == ("test", "build")
+    used = [step["uses"].partition("@")[0] for step in jobs["publish"]["steps"]]
+    assert used == ["actions/download-artifact", "pypa/gh-action-pypi-publish"], "no code of ours beside the token"
+    made = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for step in (step for job in jobs.values() for step in job["steps"] if "run" in step):
+        subprocess.run(["bash", "-n"], input=step["run"], text=True, check=True)
+        called = re.findall(r"^make (.+)$", step["run"], re.MULTILINE)
+        assert {word for line in called for word in line.split()} <= set(made)
 
 
 def test_those_that_publish_name_every_variable_that_make_reads_for_vertex() -> None:

@@ -22,6 +22,7 @@ OUTSIDE = {
     "vlmpipe/api.py": f"vlmpipe.run: {HERE}",
     "vlmpipe/cli/app.py": "names the variable of Vertex AI's endpoint in the help",
     "vlmpipe/cli/init.py": "a template of run files has the name of a platform",
+    "vlmpipe/cli/notebook/display.py": "the class of a run on this machine, which is what Python starts and waits for",
     "vlmpipe/cli/runs/folder.py": HERE,
     "vlmpipe/cli/runs/status.py": f"status --deep: {HERE}",
     "vlmpipe/cli/tune.py": "tune runs trials here, or sends a HyperparameterTuningJob",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterable
 from typing import TextIO
@@ -15,8 +16,11 @@ from vlmpipe.trainer.printable import printable
 class TerminalConsole(Console):
     """A console on standard output. Texts come from anywhere; styles, and the cursor of a live table, are rich's."""
 
-    def __init__(self, *, highlight: bool = True, width: int | None = None) -> None:
-        super().__init__(file=_Styled(sys.stdout), highlight=highlight, width=width)  # type: ignore[arg-type]
+    def __init__(self, *, highlight: bool = True, width: int | None = None, record: bool = False) -> None:
+        """record: print nothing, keep it for `export_html` and `export_text`."""
+        file = io.StringIO() if record else _Styled(sys.stdout)
+        # In a notebook rich would show each line by itself.
+        super().__init__(file=file, highlight=highlight, width=width, record=record, force_jupyter=False)  # type: ignore[arg-type]
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """The segments of whatever is printed, also of what is nested in it."""

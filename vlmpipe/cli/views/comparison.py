@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from vlmpipe.cli.views.tables import ruled_table, standard_output
-from vlmpipe.comparison.compare import Comparison, ScoreRow
+from vlmpipe.comparison.compare import Comparison
 from vlmpipe.comparison.page import usage_figures
 from vlmpipe.report.start_section import start_rows
 
@@ -16,31 +18,38 @@ MAX_NAME = 80  # characters of a value, of which a record may have any number
 VERDICT_STYLES = {"better": "green", "worse": "red"}
 
 
-def print_comparison(comparison: Comparison) -> None:
-    """Print differing settings, scores over all questions and by slice, agreement, time and cost."""
-    console = standard_output()
+def print_comparison(comparison: Comparison, screen: Console | None = None) -> None:
+    """Print differing settings, scores over all questions and by slice, agreement, time and cost.
+
+    `screen`: where to; by default standard output.
+    """
+    screen = screen or standard_output()
+    for block in _blocks_of(comparison):
+        screen.print(block)
+
+
+def _blocks_of(comparison: Comparison) -> Iterator[RenderableType]:
     first = comparison.sides[0].name
-    _print_settings(comparison)
-    console.print(f"{comparison.questions:,} questions that all runs were asked; compared with {first}\n", markup=False)
-    rows = [line for line in comparison.scores if not line.slice or line.metric == "exact_match"]
-    _print_scores([*rows, *comparison.benchmarks])
-    _print_by_field(comparison)
-    _print_starts(comparison)
+    yield from _settings(comparison)
+    yield Text(f"{comparison.questions:,} questions that all runs were asked; compared with {first}\n")
+    yield from _scores(comparison)
+    yield from _by_field(comparison)
+    yield from _starts(comparison)
     table = ruled_table("right on", "both", f"only {first}", "only this run", "neither", right=("both",))
     for one in comparison.agreement:
         counts = (one.both_right, one.only_first, one.only_this, one.both_wrong)
         table.add_row(one.run, *(f"{count:,}" for count in counts))
-    console.print(table)
-    console.print()
+    yield table
+    yield ""
     table = ruled_table("run", *usage_figures(comparison.sides[0].usage))
     for side in comparison.sides:
         table.add_row(side.name, *usage_figures(side.usage).values())
-    console.print(table)
+    yield table
     for note in comparison.notes:
-        console.print(f"note: {note}", markup=False)
+        yield Text(f"note: {note}")
 
 
-def _print_by_field(comparison: Comparison) -> None:
+def _by_field(comparison: Comparison) -> Iterator[RenderableType]:
     """The values whose difference is beyond chance, or the number of those that were compared."""
     if not comparison.by_field:
         return
@@ -51,14 +60,14 @@ def _print_by_field(comparison: Comparison) -> None:
             name = Text(textwrap.shorten(f"{line.field}: {line.value}", MAX_NAME, placeholder=" ..."))
             cells = (f"{line.questions:,}", f"{line.difference:+.3f}", line.verdict)
             table.add_row(name, Text(line.run), *cells, style=VERDICT_STYLES[line.verdict])
-        standard_output().print(table)
+        yield table
     left = len(comparison.by_field) - len(shown)
     if left:
-        print(f"{left:,} values of fields (data.slices) with no difference shown: --json and the page have them")
-    print()
+        yield f"{left:,} values of fields (data.slices) with no difference shown: --json and the page have them"
+    yield ""
 
 
-def _print_starts(comparison: Comparison) -> None:
+def _starts(comparison: Comparison) -> Iterator[RenderableType]:
     """Each run beside the weights that it started from: all questions, the probe, and slices that differ."""
     right = ("questions", "before", "after")
     table = ruled_table("since its start", "questions", "before", "after", "differs by", right=right)
@@ -76,27 +85,28 @@ def _print_starts(comparison: Comparison) -> None:
             table.add_row(name, f"{part.questions:,}", f"{part.before:.3f}", f"{part.after:.3f}", between, style=style)
     if not has_rows:
         return
-    standard_output().print(table)
+    yield table
     if left:
-        print(f"{left:,} slices with no difference shown since the start: --json and the page have them")
-    print()
+        yield f"{left:,} slices with no difference shown since the start: --json and the page have them"
+    yield ""
 
 
-def _print_settings(comparison: Comparison) -> None:
+def _settings(comparison: Comparison) -> Iterator[RenderableType]:
     if not comparison.settings:
-        standard_output().print("Settings, prepared data and packages of these runs are equal.\n")
+        yield "Settings, prepared data and packages of these runs are equal.\n"
         return
     table = ruled_table("differs in", *(side.name for side in comparison.sides))
     for line in comparison.settings:
         table.add_row(*map(Text, (line.field, *line.values)))
-    standard_output().print(table)
-    print()
+    yield table
+    yield ""
 
 
-def _print_scores(rows: list[ScoreRow]) -> None:
+def _scores(comparison: Comparison) -> Iterator[RenderableType]:
     """A line for each run below that of its score, so that ids of runs fit on a terminal of 80 columns."""
+    rows = [line for line in comparison.scores if not line.slice or line.metric == "exact_match"]
     table = ruled_table("score", "value", "differs", "95 %", "verdict", right=("value", "differs"))
-    for line in rows:
+    for line in [*rows, *comparison.benchmarks]:
         score = (
             line.metric
             if not line.slice
@@ -118,5 +128,5 @@ def _print_scores(rows: list[ScoreRow]) -> None:
                 SHORT_VERDICTS.get(run.verdict, run.verdict),
                 style=VERDICT_STYLES.get(run.verdict, ""),
             )
-    standard_output().print(table)
-    print()
+    yield table
+    yield ""
