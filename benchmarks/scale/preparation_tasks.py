@@ -1,12 +1,14 @@
 """Part `preparation-tasks`: preparation of many small records over several tasks, as a cluster runs them.
 
 Each step is a process of its own, as a task of the pipeline is: one plans, some prepare shares of the chunks, two at
-once on this machine, and one merges.
+once on this machine, and one merges. What a stopped benchmark has measured stays beside its data, and the next one with
+the same folder goes on from there: 10 million records take hours.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 import statistics
 import time
@@ -39,8 +41,10 @@ def preparation_tasks(bench: Bench) -> None:
     sizes = [size * (bench.size or SIZES[-1]) // SIZES[-1] // (100 if bench.quick else 1) for size in SIZES]
     found: dict[int, dict[str, dict[str, float]]] = {}
     for number, records in enumerate(sizes):
-        folder = bench.scratch / str(records)
-        write_texts(folder / "set", records)
+        folder = bench.scratch.parent / f"vlmpipe-preparation-{records}"
+        if not (folder / "set").is_dir():
+            write_texts(folder / "writing", records)
+            (folder / "writing").rename(folder / "set")
         arguments: dict[str, Any] = {"folder": str(folder), "records": records}
         bench.at(f"{records:,} records: plan", number / len(sizes))
         plan = bench.call(f"{__name__}:measured", arguments | {"step": "plan"})
@@ -50,14 +54,17 @@ def preparation_tasks(bench: Bench) -> None:
         bench.at(f"{records:,} records: merge", (number + 0.8) / len(sizes))
         merge = bench.call(f"{__name__}:measured", arguments | {"step": "merge"})
         bench.report.require(merge["accepted"] == records, "every record is accepted")
-        share = {"mib": max(one["mib"] for one in shares), "cpu_s": sum(one["cpu_s"] for one in shares)}
+        whole = [one for one in shares if one["whole"]]
+        bench.report.require(len(whole) > 0, "a task was measured from its first record to its last")
+        of_all = sum(one["cpu_s"] for one in whole) * TASKS / len(whole)  # tasks have equal shares
+        share = {"mib": max(one["mib"] for one in shares), "cpu_s": of_all}
         found[records] = {"plan": plan, "share": share, "merge": merge}
         for step, figures in found[records].items():
             data = f"{records:,} texts, {TASKS} tasks"
             bench.report.figure(f"{STEPS[step]}: memory", data, "MiB", Side(step, [figures["mib"]]))
             each = 1e6 * figures["cpu_s"] / records
             bench.report.figure(f"{STEPS[step]}: CPU time of all", data, "us a record", Side(step, [each]))
-        paces = [share["last_s"] / share["first_s"] for share in shares if share["last_s"]]
+        paces = [one["last_s"] / one["first_s"] for one in whole if one["last_s"]]
         if paces:
             pace = statistics.median(paces)
             claim = "a task's last quarter of records beside its first: CPU time"
@@ -94,7 +101,16 @@ def write_texts(folder: Path, records: int) -> None:
 
 
 def measured(folder: str, records: int, step: str, fingerprint: str = "", task: int = 0) -> dict[str, Any]:
-    """Run a step. Returns its CPU time, and the most memory beyond what the process had before."""
+    """Run a step, or read what an earlier benchmark measured of it.
+
+    Returns its CPU time, and the most memory beyond what the process had before. `whole` is false of a step that was
+    stopped once: what it had made is not made again.
+    """
+    kept, begun = Path(folder, f"{step}-{task}.json"), Path(folder, f"{step}-{task}.begun")
+    if kept.is_file():
+        return dict(json.loads(kept.read_text()))
+    whole = not begun.exists()
+    begun.touch()
     job = _job(Path(folder))
     progress = _Quarters(job.run.run_uri, f"{step}-{task}", quiet=True)
     before, clock, peak = private_mib(), Clock(), PeakMemory()
@@ -108,7 +124,9 @@ def measured(folder: str, records: int, step: str, fingerprint: str = "", task: 
     used = clock.stop(records)
     first_s, last_s = progress.first_and_last()
     figures = {"cpu_s": used.cpu_per_unit * records, "mib": peak.stop() - before, "first_s": first_s, "last_s": last_s}
-    return figures | {"accepted": accepted, "fingerprint": fingerprint}
+    measured_step = figures | {"accepted": accepted, "fingerprint": fingerprint, "whole": whole}
+    kept.write_text(json.dumps(measured_step))
+    return measured_step
 
 
 def _job(folder: Path) -> JobConfig:
