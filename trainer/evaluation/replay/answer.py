@@ -33,6 +33,7 @@ from vlmpipe.trainer.storage.records import read_record, write_record
 
 SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "question", "answer", "split")] + [("image", pa.binary())])
 COUNTS = "counts"  # folder of each part's ReplayPart
+MIN_USABLE = 0.1  # share of the questions: of fewer answers, most are cut or empty, and the rest are no sample of all
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class _Row:
 def answer(job: JobConfig, worker: ProcessContext) -> ReplayAnswers:
     """Answer what is missing in the folder that the run points to. Collective.
 
-    Raises DataError where no answer can be used.
+    Raises DataError where fewer than MIN_USABLE of the answers can be used.
     """
     store = open_storage(ReplayPointer.require(open_storage(job.run.run_uri)).folder)
     questions = ReplayQuestions.require(store)
@@ -59,7 +60,7 @@ def answer(job: JobConfig, worker: ProcessContext) -> ReplayAnswers:
             progress.update(done, len(assigned), unit="parts", message="answers of the start model")
         _answer_part(job, model, store, number, worker)
     meet(worker)
-    answers = on_first(worker, lambda: _finish(store, questions))
+    answers = on_first(worker, lambda: _finish(job, store, questions))
     if progress:
         progress.update(questions.images, questions.images, unit="images", message="")
         progress.finish(message=answers.described(questions))
@@ -121,15 +122,18 @@ def _answered(
     )
 
 
-def _finish(store: Storage, questions: ReplayQuestions) -> ReplayAnswers:
+def _finish(job: JobConfig, store: Storage, questions: ReplayQuestions) -> ReplayAnswers:
     parts = [ReplayPart.of(read_record(store, _counts(number)), store.uri(_counts(number))) for number in
              range(questions.parts)]  # fmt: skip
-    answers = ReplayAnswers(**_sum(parts).model_dump())
-    if not answers.answered:
+    answers, replay = ReplayAnswers(**_sum(parts).model_dump()), job.data.replay
+    assert replay
+    if answers.answered < MIN_USABLE * questions.images:
         raise DataError(
-            f"the start model gave no answer that can be learned: {answers.described(questions)}",
-            expected="answers that end, within replay_max_new_tokens",
-            fix="raise replay_max_new_tokens, or give replay_prompts with questions that it was trained on",
+            f"{answers.answered / questions.images:.1%} of the start model's answers can be learned: "
+            f"{answers.described(questions)}",
+            expected=f"at least {MIN_USABLE:.0%} that are not empty and end within replay_max_new_tokens",
+            fix=f"raise replay_max_new_tokens, now {replay.replay_max_new_tokens}, or give replay_prompts with "
+            "questions that it was trained on",
         )
     answers.write(store)
     return answers

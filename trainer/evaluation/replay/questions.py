@@ -18,6 +18,7 @@ from vlmpipe.trainer.data.fetching.folder import with_fetched_folder
 from vlmpipe.trainer.data.prepare.chunks.prepare import make_plan
 from vlmpipe.trainer.data.prepare.fetch_images import fetch_images
 from vlmpipe.trainer.data.prepare.scratch import scratch
+from vlmpipe.trainer.data.replay.part_size import part_rows
 from vlmpipe.trainer.data.replay.place import folder_of, point_to, prompts_of
 from vlmpipe.trainer.data.replay.start_data import StartData, start_data
 from vlmpipe.trainer.data.sample import content_of, stable_digest
@@ -30,7 +31,7 @@ from vlmpipe.trainer.records.replay import ReplayAnswers, ReplayPointer, ReplayQ
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
 
-PART_ROWS, PART_BYTES = 256, 64 << 20
+PART_BYTES = 64 << 20
 SCHEMA = pa.schema([("id", pa.string()), ("image", pa.binary()), ("question", pa.string())])
 QUESTIONS = "questions"  # folder of the parts
 CHOOSING = "choosing questions for the start model"
@@ -199,7 +200,7 @@ def _ask_start_samples(choosing: _Choosing, images: OtherImages, writer: _Parts,
 
 
 class _Parts:
-    """Writes questions into files of at most PART_ROWS images."""
+    """Writes questions into files of as many as `part_rows` says, and of about PART_BYTES of images at most."""
 
     def __init__(self, store: Storage, scratch_folder: Path) -> None:
         self._store, self._path = store, scratch_folder / "part.parquet"
@@ -211,7 +212,7 @@ class _Parts:
         self._images.append(image)
         self._questions.append(question)
         self.rows, self.bytes = self.rows + 1, self.bytes + len(image)
-        if len(self._ids) == PART_ROWS or sum(map(len, self._images)) > PART_BYTES:
+        if len(self._ids) >= part_rows(self.rows - len(self._ids)) or sum(map(len, self._images)) > PART_BYTES:
             self.close()
 
     def close(self) -> None:

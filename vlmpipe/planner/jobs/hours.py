@@ -17,6 +17,7 @@ from vlmpipe.planner.time.communication import BF16_BYTES, FP32_BYTES
 from vlmpipe.planner.time.computing import reached
 from vlmpipe.planner.time.feature_cache import CacheAdvice
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.data.replay.part_size import busiest_rank
 from vlmpipe.trainer.evaluation.questions_at_once import questions_at_once
 from vlmpipe.trainer.sizing.flops import flops_per_sequence
 
@@ -85,13 +86,18 @@ def evaluate_hours(case: Scenario, *, asks: bool) -> float | None:
 
 
 def replay_hours(case: Scenario) -> float | None:
-    """Each chosen image is asked about once; all answers are taken as long as they may be. 0: they are there."""
+    """Each chosen image is asked about once; all answers are taken as long as they may be. 0: they are there.
+
+    Ranks take whole files of questions, so that the job lasts as long as the rank with the most of them.
+    """
     if case.config.data.replay is None or case.load.replayed is not None:
         return 0.0
     questions = replay_questions(case.config, case.load)
     if questions is None:
         return None
-    return _asking_hours(dataclasses.replace(case, config=as_replayed(case.config)), [questions])
+    ranks = case.config.cluster.of_job("evaluate").world_size
+    as_many = ranks * busiest_rank(questions, ranks)
+    return _asking_hours(dataclasses.replace(case, config=as_replayed(case.config)), [as_many])
 
 
 def audit_hours(case: Scenario) -> float | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from vlmpipe.catalog.prices import Prices
 from vlmpipe.catalog.steps import load_steps
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.jobs.hours import replay_hours, replay_questions
 from vlmpipe.planner.scenario import Scenario
+from vlmpipe.trainer.data.replay.part_size import part_rows
 from vlmpipe.trainer.data.replay.start_data import start_data, trained_last
 from vlmpipe.trainer.storage.model_folders import bucket_address
 
@@ -37,8 +40,17 @@ def replay_notes(case: Scenario, prices: Prices | None) -> list[str]:
     about = asked_about(case.config)
     return [
         f"Replay: at most {questions:,} answers of the start model with {tokens:,} tokens, {took}{cost}, and about "
-        f"{disk_gb:,.2g} GB; {where}. {about[0].upper()}{about[1:]}."
+        f"{disk_gb:,.2g} GB; {where}. {about[0].upper()}{about[1:]}.{_idle(case, questions)}"
     ]
+
+
+def _idle(case: Scenario, questions: int) -> str:
+    """A sentence where some processes of the job have nothing to ask; empty where all have."""
+    rows, ranks = part_rows(questions), case.config.cluster.of_job("evaluate").world_size
+    files = math.ceil(questions / rows)
+    if files >= ranks:
+        return ""
+    return f" {ranks - files} of {ranks} processes of job replay have nothing to ask: each takes {rows} questions."
 
 
 def asked_about(config: RunConfig) -> str:

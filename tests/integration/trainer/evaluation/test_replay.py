@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import shutil
@@ -188,7 +189,7 @@ def never(*_: Any) -> None:
 def test_a_job_that_was_stopped_answers_only_what_is_missing(
     start: Path, pictures: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vlmpipe.trainer.evaluation.replay.questions.PART_ROWS", 10)
+    monkeypatch.setattr("vlmpipe.trainer.data.replay.part_size.MIN_ROWS", 10)
     job = job_of(start, pictures)
     found = chosen(job)
     whole = answer(job, WORKER)
@@ -238,17 +239,21 @@ def test_what_cannot_be_learned_from_is_refused(
     with pytest.raises(DataError, match="no training images"):
         chosen(job_of(start, tmp_path / "text.json"))
 
+    number = itertools.count()
+
     def cut(_job: JobConfig, _model: object, asked: Sequence[object], *_: Any, **__: Any) -> list[GeneratedAnswer]:
-        return [GeneratedAnswer("a b c", "length") for _ in asked]
+        return [GeneratedAnswer("a b c", "stop" if next(number) < 2 else "length") for _ in asked]
 
     monkeypatch.setattr(job_module, "answer_questions", cut)
     job = job_of(start, pictures)
-    chosen(job)
-    with pytest.raises(UserError, match="no answer that can be learned") as refused:
+    images = chosen(job).questions.images
+    with pytest.raises(UserError, match=r"of the start model's answers can be learned: 2 answers") as refused:
         answer(job, WORKER)
-    assert refused.value.code == ExitCode.DATA
-    assert "longer than replay_max_new_tokens" in refused.value.found
-    assert not read_record_file(Path(chosen(job).folder) / "counts/00000.json")["answered"]
+    assert refused.value.code == ExitCode.DATA and 0.1 * images > 2
+    assert f"{2 / images:.1%}" in refused.value.found and f"to {images} questions" in refused.value.found
+    assert f"{images - 2} longer than replay_max_new_tokens" in refused.value.found
+    assert chosen(job).answers is None, "no run takes them"
+    assert read_record_file(Path(chosen(job).folder) / "counts/00000.json")["answered"] == 2
 
 
 @pytest.fixture
@@ -327,11 +332,12 @@ def test_a_resumed_run_keeps_to_images_where_the_data_of_the_start_is_there_agai
 
 def test_a_missing_image_is_left_out_and_ends_nothing(start: Path, pictures: Path) -> None:
     whole = chosen(job_of(start, pictures)).questions
-    for name in ("again", "0"):
+    for name in ("again", "0", "2", "3"):
         (pictures.parent / f"images/{name}.png").unlink()
-        left = chosen(job_of(start, pictures, f"without-{name}", replay_seed=len(name))).questions
+        left = chosen(job_of(start, pictures, f"without-{name}", replay_seed=ord(name[0]))).questions
         assert left.images + left.unread + left.repeated + left.in_validation == left.training_images
-    assert left.images < whole.images
+    assert left.images < whole.images and left.unread
+    assert f"{left.unread} images that cannot be read" in left.described("")
 
 
 def test_a_sample_of_the_start_without_a_question_about_one_image_is_counted(

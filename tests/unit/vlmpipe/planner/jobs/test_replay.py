@@ -54,6 +54,15 @@ def test_answers_that_are_there_cost_nothing_and_no_job_runs() -> None:
     ]  # fmt: skip
 
 
+def test_processes_without_questions_are_counted() -> None:
+    config = config_of("cluster.processes_per_replica=8", "train.global_batch_size=16")
+    assert config.cluster.of_job("evaluate").world_size == 8
+    [note] = replay_notes(scenario_of(config, load_of(1000, 1.0)), None)  # 200 questions in 4 files
+    assert "at most 200 answers" in note and "4 of 8 processes of job replay have nothing to ask" in note
+    [note] = replay_notes(scenario_of(config, load_of(5000, 1.0)), None)
+    assert "nothing to ask" not in note
+
+
 def scenario_of(config: RunConfig, load: Workload) -> Any:
     nothing: Any = None  # of the model and the machines, on which neither note nor zero hours depend
     return Scenario(config, nothing, nothing, load, nothing, gpu=None)
