@@ -18,7 +18,11 @@ SUITE = Suite(
         ),
         Part("curve", "evaluation.curve", 90, "how often a learning curve's interval holds the truth, simulated"),
         Part(
-            "curve-sets", "evaluation.curve", 1800, "whether it holds the hidden share of built-in sets", default=False
+            "curve-sets",
+            "evaluation.curve_sets",
+            1500,
+            "whether it holds the hidden share of built-in sets",
+            default=False,
         ),
         Part(
             "replay",

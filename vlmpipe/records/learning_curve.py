@@ -8,6 +8,7 @@ from pydantic import computed_field
 
 from vlmpipe.trainer.records.record import Part, Record
 
+Form = Literal["power", "logistic", "exponential"]
 Answer = Literal[
     "needs", "reached", "above the ceiling", "too far", "flat", "nothing learned", "too few points", "too few images"
 ]
@@ -41,11 +42,23 @@ class CurvePoint(Part):
 
 
 class Law(Part):
-    """error = floor + scale x samples ^ -exponent, as fitted to the means."""
+    """The most likely law of those that are fitted: error = floor + scale x fall((samples / at) ^ exponent).
 
+    form: whose fall of x is 1 / x (power), 1 / (1 + x) (logistic) or e ^ -x (exponential).
+    """
+
+    form: Form
     floor: float
     scale: float
     exponent: float
+    at: float
+
+    @property
+    def formula(self) -> str:
+        """Return the law as a formula."""
+        ratio = f"(samples / {self.at:,.0f})^{self.exponent:.2f}"
+        falls = {"power": f"/ {ratio}", "logistic": f"/ (1 + {ratio})", "exponential": f"x e^-{ratio}"}
+        return f"error = {self.floor:.3f} + {self.scale:.3g} {falls[self.form]}"
 
 
 class Prediction(Part):

@@ -60,7 +60,7 @@ def curve(
 ) -> None:
     """Say how many samples a score needs.
 
-    A power law is fitted to trainings on nested shares of the training samples: a sweep over data.train_share on one
+    Laws are fitted to trainings on nested shares of the training samples: a sweep over data.train_share on one
     preparation. A curve that was stopped here is continued by the same command.
     """
     from vlmpipe.config.run_config import derived

@@ -1,19 +1,21 @@
 """The learning curve of a sweep over shares of the training samples: the law, its interval, and what it answers.
 
-Draws of each share's score are those of the sweep's comparison: questions by image, the same for all shares, and a
-normal error for the starts beyond what questions explain. A law is fitted to each draw; an interval holds 80 % of them.
+Draws of each share's score are those of the sweep's comparison: questions by image, the same for all shares, and an
+error for the starts beyond what questions explain, of Student's distribution as few starts tell little of it. A law is
+fitted to each draw; an interval holds 80 % of them. The check predicts a score on the questions that the smaller shares
+were asked: what their draws share is left out of it, and the chance of the measured score itself is counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmpipe.comparison.curve.law import PowerLaws, fit_power_laws
+from vlmpipe.comparison.curve.law import Laws, fit_laws, fit_shape
 from vlmpipe.comparison.sweep.intervals import resample
 from vlmpipe.comparison.sweep.results import SweepResults, Training
 from vlmpipe.records.learning_curve import Answer, Between, CurvePoint, Law, LearningCurve, Prediction, TrainingCost
@@ -32,7 +34,10 @@ class Points:
     """Scores of shares, fewest samples first.
 
     draws: (draws, shares) scores if other questions and other starts were drawn.
+    own_draws: (draws, shares) the same without what questions change in all shares alike.
+    own_error: (shares,) standard error of the mean, without it too.
     start_error: (shares,) standard error of a single training by its start.
+    freedom: degrees of freedom of the start errors; 0 where no share has two starts.
     starts: (shares,) trainings that are done.
     """
 
@@ -40,23 +45,27 @@ class Points:
     samples: Float64Array
     means: Float64Array
     draws: Float64Array
+    own_draws: Float64Array
+    own_error: Float64Array
     start_error: Float64Array
     starts: Int64Array
+    freedom: int
     questions: int
     images: int
     visible: float | None  # smallest difference of the two largest shares that would be seen
 
     def some(self, places: Sequence[int]) -> Points:
         """Return these points alone."""
-        names = tuple(self.names[place] for place in places)
-        arrays = (self.samples[places], self.means[places], self.draws[:, places], self.start_error[places])
-        return Points(names, *arrays, self.starts[places], self.questions, self.images, self.visible)
+        columns = {name: getattr(self, name)[:, places] for name in ("draws", "own_draws")}
+        of_shares = ("samples", "means", "own_error", "start_error", "starts")
+        columns |= {name: getattr(self, name)[places] for name in of_shares}
+        return replace(self, names=tuple(self.names[place] for place in places), **columns)
 
     @property
-    def weights(self) -> Float64Array:
-        """(shares,) inverse variances; of equal scores, that of a rounding to whole questions."""
-        inverse: Float64Array = 1 / (self.draws.var(0) + (0.5 / self.questions) ** 2)
-        return inverse
+    def variances(self) -> Float64Array:
+        """(shares,) variances of the means, apart from what all share; of equal scores, that of a rounding."""
+        variances: Float64Array = self.own_error**2 + (0.5 / self.questions) ** 2
+        return variances
 
 
 def points_of(trainings: Mapping[str, Sequence[Training]], samples: Mapping[str, float]) -> Points:
@@ -82,22 +91,33 @@ def points_of(trainings: Mapping[str, Sequence[Training]], samples: Mapping[str,
         else of_training
     )
     wider = unbiased(resampled.groups) if resampled.groups > 1 else 1.0
-    draws = means + wider * (np.stack([variant.draws for variant in variants], axis=1) - means)
+    asked = wider * (np.stack([variant.draws for variant in variants], axis=1) - means)
+    own = (asked - asked.mean(1, keepdims=True)) * np.sqrt(len(names) / max(1, len(names) - 1))
     starts = np.array([variant.starts for variant in variants])
-    error = np.sqrt(of_one / starts)
-    draws = draws + np.random.default_rng(SEED).normal(size=draws.shape) * error
-    visible = VISIBLE_ERRORS * float(np.std(draws[:, -1] - draws[:, -2])) if len(names) > 1 else None
+    error, freedom = np.sqrt(of_one / starts), int((starts - 1).sum())
+    chance = np.random.default_rng(SEED)
+    by_starts = chance.normal(size=asked.shape) * error
+    visible = float(np.std((asked + by_starts)[:, -1] - (asked + by_starts)[:, -2])) if len(names) > 1 else None
+    by_starts = by_starts * _widened(chance, freedom, DRAWS)[:, None]
     return Points(
-        tuple(names),
-        np.array([samples[name] for name in names]),
-        means,
-        draws,
-        np.sqrt(of_one),
-        starts,
-        len(keys),
-        resampled.groups,
-        visible,
+        names=tuple(names),
+        samples=np.array([samples[name] for name in names]),
+        means=means,
+        draws=means + asked + by_starts,
+        own_draws=means + own + by_starts,
+        own_error=np.sqrt(own.var(0) + error**2),
+        start_error=np.sqrt(of_one),
+        starts=starts,
+        freedom=freedom,
+        questions=len(keys),
+        images=resampled.groups,
+        visible=None if visible is None else VISIBLE_ERRORS * visible,
     )
+
+
+def _widened(chance: np.random.Generator, freedom: int, draws: int) -> Float64Array:
+    """(draws,) factors that make normal errors Student's: all shares have one estimate of the spread of starts."""
+    return np.sqrt(freedom / chance.chisquare(freedom, draws)) if freedom else np.ones(draws)
 
 
 def curve_of(
@@ -177,13 +197,12 @@ def _answered(curve: LearningCurve, points: Points) -> LearningCurve:
         answer = "too far"
     elif middle <= largest:
         answer = "reached"
-    law = fit_power_laws(points.samples, 1 - points.means[None], points.weights)
     visible = np.full(len(needed), points.visible)
     around = np.geomspace(points.samples[0], FARTHEST * largest, 41)
     return curve.model_copy(
         update={
             "answer": answer,
-            "law": Law(floor=float(law.floor[0]), scale=float(law.scale[0]), exponent=float(law.exponent[0])),
+            "law": _most_likely(laws, points),
             "needed": number if answer in ("needs", "reached") else None,
             "ceiling": ceiling,
             "noise_from": float(np.median(np.maximum(laws.samples_for(visible), points.samples[0]))),
@@ -193,17 +212,36 @@ def _answered(curve: LearningCurve, points: Points) -> LearningCurve:
     )
 
 
-def fitted_laws(points: Points) -> PowerLaws:
+def fitted_laws(points: Points) -> Laws:
     """A law for each draw of these points."""
-    return fit_power_laws(points.samples, 1 - points.draws, points.weights)
+    return fit_laws(points.samples, 1 - points.means, 1 - points.draws, points.variances)
 
 
-def predicted(laws: PowerLaws, points: Points, samples: float, *, starts: int = 1) -> Prediction:
+def _most_likely(laws: Laws, points: Points) -> Law:
+    """The most likely law, fitted to the means."""
+    shape = laws.shapes[int(np.argmax(laws.likely))]
+    floor, scale, _ = fit_shape(shape, points.samples, 1 - points.means[None], 1 / points.variances)
+    return Law(form=shape.form, floor=float(floor[0]), scale=float(scale[0]), exponent=shape.exponent, at=shape.at)
+
+
+def predicted(laws: Laws, points: Points, samples: float, *, starts: int = 1) -> Prediction:
     """The mean score of `starts` trainings on that number of samples, with its interval."""
-    chance = np.random.default_rng(SEED + 1).normal(size=len(laws.floor))
-    scores = 1 - laws.errors(samples)
-    spread = scores + chance * points.start_error[-1] / np.sqrt(starts)
-    score = _between(np.clip(spread, 0.0, 1.0))
+    return _prediction(laws, points, samples, points.start_error[-1] / np.sqrt(starts))
+
+
+def hidden(points: Points, samples: float, *, starts: int) -> Prediction:
+    """The measured mean score of `starts` trainings on that number of samples, on the questions of these points."""
+    laws = fit_laws(points.samples, 1 - points.means, 1 - points.own_draws, points.variances)
+    of_questions = points.own_error[-1] ** 2 - points.start_error[-1] ** 2 / points.starts[-1]
+    error = float(np.sqrt(max(0.0, of_questions) + points.start_error[-1] ** 2 / starts))
+    return _prediction(laws, points, samples, error)
+
+
+def _prediction(laws: Laws, points: Points, samples: float, error: float) -> Prediction:
+    """The score on that number of samples by these laws, measured with that standard error."""
+    chance, scores = np.random.default_rng(SEED + 1), 1 - laws.errors(samples)
+    spread = chance.normal(size=len(scores)) * _widened(chance, points.freedom, len(scores)) * error
+    score = _between(np.clip(scores + spread, 0.0, 1.0))
     return Prediction(samples=samples, score=score.model_copy(update={"value": float(np.median(scores))}))
 
 
@@ -213,7 +251,7 @@ def _checked(points: Points) -> Prediction | None:
     if len(set(points.samples[smaller].tolist())) < MIN_POINTS:
         return None
     known = points.some(smaller)
-    largest = predicted(fitted_laws(known), known, float(points.samples[-1]), starts=int(points.starts[-1]))
+    largest = hidden(known, float(points.samples[-1]), starts=int(points.starts[-1]))
     return largest.model_copy(update={"measured": float(points.means[-1])})
 
 
