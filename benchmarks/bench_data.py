@@ -35,17 +35,10 @@ SUITE = Suite(
             default=False,
         ),
         Part(
-            "audit",
-            "data.copies.audit",
-            30,
-            "planted copies that data audit finds, and what it takes for one",
-            default=False,
-        ),
-        Part(
             "audit-scale",
             "data.copies.audit_scale",
             600,
-            "memory and time in which data audit compares 10,000 and 100,000 images",
+            "memory and time in which data audit compares 10,000 and 100,000 images, exact and by the index",
             default=False,
         ),
         Part(

@@ -31,6 +31,13 @@ SUITE = Suite(
             "what digits forget of easy-vqa, without and with replay",
             default=False,
         ),
+        Part(
+            "audit-faults",
+            "evaluation.audit_faults",
+            900,
+            "planted copies and wrong labels of three sets that data audit names",
+            default=False,
+        ),
         Part("answers", "evaluation.answers", 120, "batch prediction beside the evaluation; the share of scoring"),
     ],
 )

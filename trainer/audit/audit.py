@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,12 +79,21 @@ def audit_with(request: AuditRequest, losses: RunLosses, told: Told = lambda *_:
         vectors=vectors.described(),
         checkpoint_steps=losses.steps,
         findings=tuple(findings),
-        notes=losses.notes,
         version=__version__,
         max_samples=request.max_samples,
         checkpoints=losses.checkpoints,
     )
-    return result.model_copy(update={"excluded": len(exclusions_of(result))}), catalogue
+    notes = (*losses.notes, *_emptied_splits(catalogue, result))
+    return result.model_copy(update={"excluded": len(exclusions_of(result)), "notes": notes}), catalogue
+
+
+def _emptied_splits(catalogue: Catalogue, audit: Audit) -> Iterator[str]:
+    """Say of which split the list of exclusions leaves nothing."""
+    listed = {flag.record or flag.id for flag in exclusions_of(audit)}
+    for split in catalogue.splits:
+        if len(split) and listed.issuperset(split.ids):
+            name = "validation" if split.name == "eval" else "training"
+            yield f"the list leaves none of {len(split):,} {name} samples, and a run without any is refused"
 
 
 def _of_losses(catalogue: Catalogue, vectors: ImageVectors, losses: RunLosses) -> list[Finding]:

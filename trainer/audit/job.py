@@ -11,6 +11,7 @@ from vlmpipe.trainer import __version__
 from vlmpipe.trainer.audit.audit import AuditRequest, audit_with, losses_of
 from vlmpipe.trainer.audit.checkpoints import compared_names
 from vlmpipe.trainer.audit.findings import EXCLUSIONS, FOLDER, Audit, exclusion_file
+from vlmpipe.trainer.audit.images.search import max_compared
 from vlmpipe.trainer.config.job import AuditConfig, JobConfig
 from vlmpipe.trainer.distributed.agreement import on_first
 from vlmpipe.trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
@@ -52,8 +53,10 @@ def _earlier(store: Storage, request: AuditRequest) -> str:
     """Description of the audit that is there of these data, checkpoints and settings; empty for none."""
     audit = Audit.read_if_whole(store)
     made_of = (__version__, request.prepared_uri, request.max_samples, compared_names(request.job))
-    is_there = audit and audit.made_of == made_of and store.stat(EXCLUSIONS)
-    return _described(audit, store) if audit and is_there else ""
+    if audit is None or audit.made_of != made_of or not store.stat(EXCLUSIONS):
+        return ""
+    compared = audit.finding("near_duplicate").checked  # fewer where the package of an index was missing
+    return _described(audit, store) if compared == min(audit.images, max_compared()) else ""
 
 
 def _described(result: Audit, store: Storage) -> str:

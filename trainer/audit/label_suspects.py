@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from vlmpipe.trainer.audit.catalogue import Catalogue
 from vlmpipe.trainer.audit.findings import Finding, Flagged, collected
 from vlmpipe.trainer.audit.images.image_vectors import ImageVectors
-from vlmpipe.trainer.audit.images.neighbours import Vectors, nearest
+from vlmpipe.trainer.audit.images.search import max_compared, search
 from vlmpipe.trainer.audit.repeated_images import flag
 
 NEIGHBOURS = 12  # samples asked the same question whose images are nearest
@@ -76,13 +77,24 @@ def suspected_labels(
         flagged.append(
             flag(catalogue, sample, "suspected_label", "; ".join(details), score=score, turn=turn, excluded=True)
         )
-    judged = int(votes.is_judged.sum())
-    by_labels = f"neighbours' labels judged {judged:,} of {len(turns):,} answers: elsewhere near images differ in them"
-    left = [obstacle, left_out, by_labels if judged < len(turns) else ""]
+    left = [obstacle, left_out, *_not_judged(votes, around)]
     advice = "look at them and correct the labels; hard samples are among them"
     return collected(
         "suspected_label", flagged, checked=len(turns), advice=advice, obstacle="; ".join(filter(None, left))
     )
+
+
+def _not_judged(votes: _Votes, around: _Around) -> Iterator[str]:
+    judged, answers, alone = (
+        int(votes.is_judged.sum()),
+        len(votes.is_judged),
+        int((around.places < 0).all(axis=1).sum()),
+    )
+    if judged < answers:
+        text = f"neighbours' labels judged {judged:,} of {answers:,} answers: elsewhere near images differ in them, "
+        yield f"{text}or fewer than {VOTERS} other images have the question"
+    if alone:
+        yield f"{alone:,} answers were compared with no others: there are none, or their images were not compared"
 
 
 def _judged_by_losses(
@@ -146,7 +158,7 @@ class _Votes:
 def _votes(turns: NDArray[np.void], around: _Around) -> _Votes:
     places = around.places[:, :VOTERS]
     same_question = (places >= 0) & (turns["question"][places] == turns["question"][:, None])
-    has_voters = same_question.all(axis=1) & (turns["question"] != 0)
+    has_voters = same_question.all(axis=1) & (turns["question"] != 0) & around.by_image
     labels, label = turns["answer"][places], turns["answer"][:, None]
     equal = (labels == label).mean(axis=1)
     matches = (labels[:, :, None] == labels[:, None, :]).sum(axis=2)
@@ -160,14 +172,19 @@ def _votes(turns: NDArray[np.void], around: _Around) -> _Votes:
 
 @dataclass(frozen=True)
 class _Around:
-    """Neighbours of each answer: (answers, k) places among the answers, -1 for none."""
+    """Neighbours of each answer. places: (answers, k) among the answers, -1 for none. by_image: (answers,) whether
+    they are those with the nearest images."""
 
     places: NDArray[np.int64]
+    by_image: NDArray[np.bool_]
 
     def nats(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """(checkpoints, answers) median of the neighbours' losses."""
-        picked = np.where(self.places >= 0, values[:, self.places], np.nan)
-        return np.nanmedian(picked, axis=2).astype(np.float32)
+        medians = np.full(values.shape, np.nan, np.float32)  # of answers without neighbours
+        has_some = (self.places >= 0).any(axis=1)
+        places = self.places[has_some]
+        medians[:, has_some] = np.nanmedian(np.where(places >= 0, values[:, places], np.nan), axis=2)
+        return medians
 
     def share(self, values: NDArray[np.bool_]) -> NDArray[np.float64]:
         """(answers,) share of the neighbours for which this is true."""
@@ -177,7 +194,10 @@ class _Around:
 
 
 def _around(catalogue: Catalogue, vectors: ImageVectors, turns: NDArray[np.void]) -> _Around:
-    """The nearest answers to the same question; answers to rare questions have all others for neighbours."""
+    """The nearest answers to the same question; answers to rare questions have all others for neighbours.
+
+    Answers about no image have those after them; answers about images that were not compared have none.
+    """
     by_image = vectors.features if vectors.features is not None else vectors.bits
     row_of_image = np.full(len(catalogue.images), -1, np.int64)
     row_of_image[vectors.rows] = np.arange(len(vectors.rows))
@@ -185,22 +205,26 @@ def _around(catalogue: Catalogue, vectors: ImageVectors, turns: NDArray[np.void]
     has_image = catalogue.first_use[turns["sample"] + 1] > owners
     rows = np.full(len(turns), -1, np.int64)
     rows[has_image] = row_of_image[catalogue.image_rows[owners[has_image]]]
-    places = np.full((len(turns), NEIGHBOURS), -1, np.int64)
-    order = np.argsort(turns["question"], kind="stable")
+    around = _Around(np.full((len(turns), NEIGHBOURS), -1, np.int64), rows >= 0)
+    for members in _by_question(turns, np.flatnonzero(rows >= 0)):
+        compared = members[: max_compared()]
+        near = search(by_image[rows[compared]], NEIGHBOURS).rows
+        around.places[compared, : near.shape[1]] = np.where(near >= 0, compared[near], -1)
+    for members in _by_question(turns, np.flatnonzero(~has_image)):
+        after = np.arange(1, min(NEIGHBOURS, len(members) - 1) + 1)
+        around.places[members, : len(after)] = members[(np.arange(len(members))[:, None] + after) % len(members)]
+    return around
+
+
+def _by_question(turns: NDArray[np.void], chosen: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Yield the chosen answers of each question, in order, those of rare questions together."""
+    order = chosen[np.argsort(turns["question"][chosen], kind="stable")]
     _, starts = np.unique(turns["question"][order], return_index=True)
     rare: list[NDArray[np.int64]] = []
-    for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
-        members = order[start:end]
+    for members in np.split(order, starts[1:]):
         if len(members) > MIN_NEIGHBOURS:
-            _fill(places, members, by_image, rows)
+            yield members
         else:
             rare.append(members)
-    if rare:
-        _fill(places, np.sort(np.concatenate(rare)), by_image, rows)
-    return _Around(places)
-
-
-def _fill(places: NDArray[np.int64], members: NDArray[np.int64], by_image: Vectors, rows: NDArray[np.int64]) -> None:
-    vectors = by_image[np.maximum(rows[members], 0)] * (rows[members] >= 0)[:, None]
-    near = nearest(np.ascontiguousarray(vectors), NEIGHBOURS).rows
-    places[members, : near.shape[1]] = np.where(near >= 0, members[near], -1)
+    if len(order) and rare:
+        yield np.sort(np.concatenate(rare))

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from vlmpipe.trainer.audit.catalogue import Catalogue
 from vlmpipe.trainer.audit.findings import Finding, Flagged, collected
 from vlmpipe.trainer.audit.images.image_groups import ImageGroups
-from vlmpipe.trainer.audit.images.image_vectors import MAX_IMAGES, ImageVectors
+from vlmpipe.trainer.audit.images.image_vectors import ImageVectors
+from vlmpipe.trainer.audit.images.search import EXTRA, MAX_INDEXED, has_index
+from vlmpipe.trainer.extras import install_command
 
 LISTED_SHARED = 20  # samples of an image that are listed
 TEXTS = 2000  # samples of a finding that are listed with their texts
@@ -45,9 +47,10 @@ def near_duplicates(catalogue: Catalogue, groups: ImageGroups, vectors: ImageVec
             flagged.append(member)
     obstacle = ""
     if vectors.left_out:
+        more = "" if has_index() else f"{install_command(EXTRA)} for up to {MAX_INDEXED:,}, or "
         obstacle = (
-            f"{vectors.left_out:,} of {len(catalogue.images):,} images were not compared: {MAX_IMAGES:,} are at most; "
-            "audit run files with a part of data.sources each"
+            f"{vectors.left_out:,} of {len(catalogue.images):,} images were not compared: {len(vectors.rows):,} are at "
+            f"most; {more}audit run files with a part of data.sources each"
         )
     advice = "exclude the copies: those of validation images from training, and repeats within a split"
     return collected("near_duplicate", flagged, checked=len(vectors.rows), advice=advice, obstacle=obstacle)

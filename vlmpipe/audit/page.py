@@ -53,6 +53,7 @@ def build_page(name: str, audit: Audit, stored: PreparedSamples) -> str:
         obstacles=[
             (NAMES[finding.kind][0], printable(finding.obstacle)) for finding in audit.findings if finding.obstacle
         ],
+        notes=list(map(printable, audit.notes)),
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=__version__,
     )

@@ -65,14 +65,15 @@ ASKED = {
 }
 
 
-def plant(source: str, folder: Path, samples: int, seed: int = 0) -> Planted:
+def plant(source: str, folder: Path, samples: int, seed: int = 0, skipped: int = 0) -> Planted:
     """Write `samples` samples of a source, each with one question, and faults, as LLaVA records.
 
     A wrong answer is that of another sample to the same question; of captions, which all have one question, too.
+    skipped: samples that come before them. Fewer are written where fewer are left.
     """
     (folder / "images").mkdir(parents=True)
     records, contents = [], {}
-    for number, sample in enumerate(islice(_samples(source), samples)):
+    for number, sample in enumerate(islice(_samples(source), skipped, skipped + samples)):
         name, contents[number] = f"{number}.png", Image.open(io.BytesIO(sample.images[0].read())).convert("RGB")
         contents[number].save(folder / "images" / name)
         records.append(_record(f"sample-{number}", name, *_asked(sample, ASKED[source])))

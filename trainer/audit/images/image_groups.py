@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vlmpipe.trainer.audit.catalogue import Catalogue
-from vlmpipe.trainer.audit.images.image_vectors import BITS, ImageVectors
-from vlmpipe.trainer.audit.images.likeness import Look, are_alike, look_of
-from vlmpipe.trainer.audit.images.neighbours import nearest
+from vlmpipe.trainer.audit.images.image_vectors import ImageVectors
+from vlmpipe.trainer.audit.images.likeness import MAX_COLOURS, Look, are_alike, look_of
+from vlmpipe.trainer.audit.images.search import search
+from vlmpipe.trainer.data.near_duplicates.signature import colour_distance
 from vlmpipe.trainer.data.shards.image_index import UniqueImages, digits_of
 
 CANDIDATES = 6  # nearest images of each, by either vector
-MAX_BITS = 112  # of 256 that differ, unrelated images in some 128: images further apart are not opened
+SLACK = 2.0  # of 255, between colours of a signature and of an image that a decoder made smaller
+PAIRS_AT_ONCE = 1 << 16
 HELD_LOOKS = 4096  # of images, some 16 KiB each
 
 
@@ -48,7 +50,7 @@ def image_groups(
 
     parents = np.arange(len(catalogue.images))
     pairs = candidates(vectors)
-    for done, (first_row, second_row) in enumerate(pairs, 1):
+    for done, (first_row, second_row) in enumerate(map(tuple, pairs.tolist()), 1):
         progressed(done, len(pairs))
         first, second = look(first_row), look(second_row)
         if first and second and are_alike(first, second):
@@ -58,19 +60,17 @@ def image_groups(
     return ImageGroups(_numbered(roots), len(met))
 
 
-def candidates(vectors: ImageVectors) -> list[tuple[int, int]]:
-    """Pairs of rows whose images may be copies, by their first row."""
-    pairs: set[tuple[int, int]] = set()
-    for some in (vectors.bits, vectors.features):
-        if some is not None:
-            for first_row, second_row, _ in nearest(some, CANDIDATES).pairs():
-                if _bits_apart(vectors, first_row, second_row) <= MAX_BITS:
-                    pairs.add((int(vectors.rows[first_row]), int(vectors.rows[second_row])))
-    return sorted(pairs)
+def candidates(vectors: ImageVectors) -> NDArray[np.int64]:
+    """(pairs, 2) rows of images that may be copies, in order: near ones whose colours are those of copies."""
+    near = [search(some, CANDIDATES).pairs() for some in (vectors.bits, vectors.features) if some is not None]
+    pairs = np.unique(np.concatenate(near), axis=0)
+    blocks = np.split(pairs, range(PAIRS_AT_ONCE, len(pairs), PAIRS_AT_ONCE))
+    return vectors.rows[np.concatenate([block[_may_be_copies(vectors, block)] for block in blocks])]
 
 
-def _bits_apart(vectors: ImageVectors, first_row: int, second_row: int) -> float:
-    return BITS * (1 - float(vectors.bits[first_row] @ vectors.bits[second_row])) / 2
+def _may_be_copies(vectors: ImageVectors, pairs: NDArray[np.int64]) -> NDArray[np.bool_]:
+    signatures = vectors.signatures
+    return colour_distance(signatures[pairs[:, 0]], signatures[pairs[:, 1]]) <= MAX_COLOURS + SLACK
 
 
 def _look(catalogue: Catalogue, places: UniqueImages, image_row: int) -> Look | None:

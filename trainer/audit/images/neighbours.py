@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,15 +20,13 @@ class Neighbours:
     rows: NDArray[np.int64]
     cosines: NDArray[np.float32]
 
-    def pairs(self) -> Iterator[tuple[int, int, float]]:
-        """Each pair once, the smaller row first, with its cosine."""
-        met: set[tuple[int, int]] = set()
-        for vector, (others, cosines) in enumerate(zip(self.rows.tolist(), self.cosines.tolist(), strict=True)):
-            for other, cosine in zip(others, cosines, strict=True):
-                pair = (min(vector, other), max(vector, other))
-                if other >= 0 and pair not in met:
-                    met.add(pair)
-                    yield (*pair, cosine)
+    def pairs(self) -> NDArray[np.int64]:
+        """(pairs, 2) each pair of rows once, in order, the smaller row first."""
+        total, count = self.rows.shape
+        first, second = np.repeat(np.arange(total), count), self.rows.ravel()
+        first, second = first[second >= 0], second[second >= 0]
+        numbers = np.unique(np.minimum(first, second) * total + np.maximum(first, second))
+        return np.stack(np.divmod(numbers, max(1, total)), axis=1)
 
 
 def as_directions(vectors: NDArray[np.floating]) -> Vectors:

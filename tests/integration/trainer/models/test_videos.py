@@ -18,6 +18,9 @@ from tests.support.trainer.chat_templates import PLAIN
 from tests.support.trainer.native_models import write_data
 from tests.support.trainer.native_videos import RECORDS, Videos, video_job
 from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, train_runs
+from vlmpipe.audit.page import build_page
+from vlmpipe.trainer.audit.audit import AuditRequest, audit
+from vlmpipe.trainer.audit.repeated_images import flag
 from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.config.model import GRID_FAMILIES
 from vlmpipe.trainer.data.chat.make import make_chat
@@ -77,6 +80,14 @@ def test_tokens_and_positions_are_those_of_transformers(videos: Videos) -> None:
     # Patches in time count as images: 1 + 3, 1, and 1 + 3, where two frames are a patch.
     assert videos.split.shown().tolist() == [4, 1, 4] and row.shown == 9
     assert row.image_token_counts[1] == 3 * (row.image_token_counts[1] // 3)
+
+
+def test_an_audit_takes_no_video_for_a_blank_image_and_shows_its_first_frame(videos: Videos) -> None:
+    found, catalogue = audit(AuditRequest(videos.job, videos.uri, has_run=False))
+    assert not found.finding("blank_image").flagged
+    outlier = found.finding("outlier").model_copy(update={"flagged": (flag(catalogue, 2, "outlier", "two videos"),)})
+    page = build_page("v", found.model_copy(update={"findings": (outlier,)}), catalogue.stored)
+    assert "two videos" in page and "data:image/" in page and "damaged" not in page
 
 
 def test_the_loss_of_a_packed_sequence_is_that_of_its_samples_in_transformers(videos: Videos) -> None:

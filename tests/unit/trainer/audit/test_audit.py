@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 
 from tests.support.data.prepared import conversation, job_config, run_prepare, write_json
+from vlmpipe.audit.page import build_page
 from vlmpipe.audit.screen import lines
 from vlmpipe.trainer.audit.audit import AuditRequest, audit
 from vlmpipe.trainer.audit.catalogue import TURN, Catalogue, PreparedSamples, read_catalogue
@@ -21,11 +23,13 @@ from vlmpipe.trainer.audit.contradictions import contradictions
 from vlmpipe.trainer.audit.findings import Audit, Flagged, by_records, collected, exclusion_file
 from vlmpipe.trainer.audit.images.image_vectors import ImageVectors, image_vectors
 from vlmpipe.trainer.audit.images.neighbours import Vectors, as_directions
+from vlmpipe.trainer.audit.images.search import INDEX_PACKAGE
 from vlmpipe.trainer.audit.label_suspects import CheckedAnswers, suspected_labels
 from vlmpipe.trainer.audit.sample_losses import NEEDS_RUN
 from vlmpipe.trainer.audit.text_alone import predicted_by_text
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.exclusions.exclusion_file import read_exclusions
+from vlmpipe.trainer.data.near_duplicates.signature import SIGNATURE_BYTES
 
 SAMPLES, SHARED = 60, 24
 KINDS = ("JPEG", "WEBP", "small", "cropped", "bright")
@@ -104,14 +108,24 @@ def test_every_planted_copy_is_found_and_no_other(audited: Audited) -> None:
 def test_images_above_the_limit_are_counted_and_what_to_do_is_said(
     audited: Audited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("images.image_vectors", "repeated_images"):
-        monkeypatch.setattr(f"vlmpipe.trainer.audit.{module}.MAX_IMAGES", 50)
+    monkeypatch.setitem(sys.modules, INDEX_PACKAGE, None)
+    monkeypatch.setattr("vlmpipe.trainer.audit.images.search.MAX_EXACT", 50)
     found, _ = audit(AuditRequest(audited.job, audited.uri, has_run=False))
     images = audited.audit.images
     finding = found.finding("near_duplicate")
     assert (finding.checked, images) == (50, 67)
     told = " ".join(" ".join(lines(found, {})).split())
-    assert "near duplicates: 17 of 67 images were not compared: 50 are at most; audit run files with a part of" in told
+    assert (
+        "near duplicates: 17 of 67 images were not compared: 50 are at most; pip install 'vlmpipe[large-audit]'" in told
+    )
+    assert "for up to 4,194,304, or audit run files with a part of" in told
+    assert "answers were compared with no others" in told
+    monkeypatch.delitem(sys.modules, INDEX_PACKAGE)
+    pytest.importorskip(INDEX_PACKAGE, reason="the extra large-audit is not installed")
+    found, _ = audit(AuditRequest(audited.job, audited.uri, has_run=False))
+    finding, told = found.finding("near_duplicate"), " ".join(" ".join(lines(found, {})).split())
+    assert (finding.checked, finding.obstacle) == (images, "") and "by an index" in told
+    assert {flag.id for flag in finding.flagged} == ids(audited, "near_duplicate")
 
 
 def test_contradictions_shared_blank_and_unusual_samples_are_found(audited: Audited) -> None:
@@ -184,6 +198,41 @@ def test_a_later_turn_is_compared_by_its_own_question(tmp_path: Path) -> None:
     assert "12 answers of later turns" in contradictions(catalogue, np.zeros(12, np.int64)).obstacle
 
 
+def test_answers_without_images_are_compared_with_those_after_them_and_have_no_near_images(tmp_path: Path) -> None:
+    lines = []
+    for number in range(40):
+        talk = conversation("Which colour?" if number % 2 else f"What of {number}?", "blue" if number == 7 else "red")
+        lines.append({"id": f"text-{number}", "conversations": talk, "split": "eval" if number > 29 else "train"})
+    job = job_config(tmp_path / "root", source=str(write_json(tmp_path / "a.json", lines)), max_split_error=1.0)
+    found, catalogue = audit(AuditRequest(job, run_prepare(job).uri, has_run=False))
+    finding = found.finding("suspected_label")
+    assert not finding.flagged and "labels judged 0 of 40 answers" in finding.obstacle
+    assert "compared with no others" not in finding.obstacle
+    nats = np.full((2, 40), 0.05, np.float32)
+    wrong = [catalogue.id_of(int(sample)) for sample in catalogue.turns["sample"]].index("text-7")
+    nats[:, wrong] = 3.0
+    checked = CheckedAnswers(np.arange(40), nats, (nats > 1).astype(np.int32), (10, 100))
+    finding = suspected_labels(catalogue, image_vectors(catalogue, found.prepared_uri, None), checked, "")
+    assert [flag.id for flag in finding.flagged] == ["text-7"]
+    assert "nearest images" not in finding.flagged[0].detail
+
+
+def test_a_list_that_leaves_nothing_of_a_split_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    records = []
+    for number in range(6):
+        (tmp_path / "images" / f"{number}.png").write_bytes(copy("PNG", Image.new("RGB", (40, 40), (9 * number, 0, 0))))
+        split = "eval" if number == 3 else "train"
+        talk = conversation(QUESTION, "red")
+        records.append({"id": f"a{number}", "image": f"{number}.png", "conversations": talk, "split": split})
+    source = write_json(tmp_path / "a.json", records)
+    job = job_config(tmp_path / "root", source=str(source), image_folder=str(tmp_path / "images"), max_split_error=1.0)
+    found, catalogue = audit(AuditRequest(job, run_prepare(job).uri, has_run=False))
+    told = " ".join(lines(found, {}))
+    assert "note: the list leaves none of 5 training samples" in told and "none of 1 validation samples" in told
+    assert "none of 5 training samples" in build_page("a", found, catalogue.stored)
+
+
 def of_turns(turns: NDArray[np.void]) -> Catalogue:
     """A catalogue of samples with one image each, named by their numbers."""
 
@@ -200,7 +249,8 @@ def of_turns(turns: NDArray[np.void]) -> Catalogue:
 
 
 def vectors_of(features: Vectors) -> ImageVectors:
-    return ImageVectors(np.arange(len(features)), features, features, frozenset(), 0)
+    signatures = np.zeros((len(features), SIGNATURE_BYTES), np.uint8)
+    return ImageVectors(np.arange(len(features)), signatures, features, frozenset(), 0)
 
 
 def test_nothing_is_a_suspect_where_the_model_has_learned_nothing(audited: Audited) -> None:

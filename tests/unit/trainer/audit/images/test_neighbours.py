@@ -29,5 +29,5 @@ def test_blocks_find_what_the_whole_product_has(rows: int, count: int, seed: int
 
 def test_each_pair_is_named_once() -> None:
     vectors = as_directions(np.array([[1.0, 0.1], [1.0, 0.0], [-1.0, 0.0]]))
-    pairs = [(one, other) for one, other, _ in nearest(vectors, 2).pairs()]
-    assert sorted(pairs) == [(0, 1), (0, 2), (1, 2)]
+    assert nearest(vectors, 2).pairs().tolist() == [[0, 1], [0, 2], [1, 2]]
+    assert nearest(vectors[:1], 2).pairs().shape == (0, 2)
