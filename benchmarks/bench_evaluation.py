@@ -38,6 +38,12 @@ SUITE = Suite(
             "planted copies and wrong labels of three sets that data audit names",
             default=False,
         ),
+        Part(
+            "shared-questions",
+            "evaluation.shared_questions",
+            120,
+            "answers to questions about the same images, which are computed once",
+        ),
         Part("answers", "evaluation.answers", 120, "batch prediction beside the evaluation; the share of scoring"),
     ],
 )

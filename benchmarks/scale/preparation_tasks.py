@@ -108,7 +108,7 @@ def measured(folder: str, records: int, step: str, fingerprint: str = "", task: 
     """
     kept, begun = Path(folder, f"{step}-{task}.json"), Path(folder, f"{step}-{task}.begun")
     if kept.is_file():
-        return dict(json.loads(kept.read_text()))
+        return dict(json.loads(kept.read_text(encoding="utf-8")))
     whole = not begun.exists()
     begun.touch()
     job = _job(Path(folder))
@@ -125,7 +125,7 @@ def measured(folder: str, records: int, step: str, fingerprint: str = "", task: 
     first_s, last_s = progress.first_and_last()
     figures = {"cpu_s": used.cpu_per_unit * records, "mib": peak.stop() - before, "first_s": first_s, "last_s": last_s}
     measured_step = figures | {"accepted": accepted, "fingerprint": fingerprint, "whole": whole}
-    kept.write_text(json.dumps(measured_step))
+    kept.write_text(json.dumps(measured_step), encoding="utf-8")
     return measured_step
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,9 @@ from vlmpipe.trainer.data.rejects import RejectedError
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
-from vlmpipe.trainer.evaluation.generate import GeneratedAnswer, GenerationInputs, generate_answers
+from vlmpipe.trainer.evaluation.generate import GeneratedAnswer, Generation, GenerationInputs, generate_answers
+from vlmpipe.trainer.evaluation.shared_prompts.continued import Shared, SharedPrompts
+from vlmpipe.trainer.evaluation.shared_prompts.groups import prompt_groups
 from vlmpipe.trainer.feature_cache.encode import encode_images
 from vlmpipe.trainer.feature_cache.reader import FeatureReader
 from vlmpipe.trainer.hooks.table import features_of
@@ -37,6 +39,7 @@ class AnsweringModel:
     chat: Chat
     features: FeatureReader | None  # None: the tower runs for all images
     budget: BatchBudget
+    shared: SharedPrompts = field(default_factory=SharedPrompts)
 
 
 @dataclass(frozen=True)
@@ -101,13 +104,37 @@ def answer_questions(
     max_new_tokens: int,
     is_blank: bool = False,
 ) -> list[GeneratedAnswer]:
-    """The model's answers, as many at once as its budget allows. is_blank: without what is in the images."""
-    prompts = [model.chat.prompt(asked.turn, asked.own.counts, asked.own.sizes, asked.earlier) for asked in questions]
-    inputs = published_inputs if model.chat.form.published else encoded_inputs
+    """The model's answers, as many at once as its budget allows. is_blank: without what is in the images.
 
-    def answer(batch: slice) -> list[GeneratedAnswer]:
-        given = inputs(job, model, [asked.shown for asked in questions[batch]], device, is_blank=is_blank)
-        return generate_answers(model.model, model.chat, prompts[batch], given, device, max_new_tokens=max_new_tokens)
+    What consecutive questions about the same images begin with is computed once, where the model can.
+    """
+    chat = model.chat
+    prompts = [chat.prompt(asked.turn, asked.own.counts, asked.own.sizes, asked.earlier) for asked in questions]
+    made = published_inputs if chat.form.published else encoded_inputs
+
+    def inputs(shown: Sequence[ShownImages]) -> GenerationInputs:
+        return made(job, model, shown, device, is_blank=is_blank)
+
+    def answer(batch: slice) -> Sequence[GeneratedAnswer]:
+        asked, shown = prompts[batch], [question.shown for question in questions[batch]]
+
+        def alone() -> Generation:
+            return generate_answers(model.model, chat, asked, inputs(shown), device, max_new_tokens=max_new_tokens)
+
+        sets = [(tuple(images.sha256), tuple(map(tuple, images.sizes))) for images in shown]
+        groups = prompt_groups(asked, sets, chat.vision_token_ids)
+        if len(groups) == len(asked) or chat.form.selects:  # image tokens by the question
+            return alone().answers
+        firsts = [shown[group.members.start] for group in groups]
+
+        def together(is_first: bool) -> Generation:
+            counts = [len(images.counts) for images in firsts]
+            batch = Shared(model.model, chat, asked, groups, inputs(firsts), counts, device)
+            if is_first:
+                batch.require_causal()
+            return batch.generated(max_new_tokens)
+
+        return model.shared.answers(alone, together, next(model.model.parameters()).dtype)
 
     tokens = [len(prompt) + max_new_tokens for prompt in prompts]
     return model.budget.answered(tokens, [len(asked.shown.counts) for asked in questions], answer)

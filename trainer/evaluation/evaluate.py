@@ -40,7 +40,7 @@ from vlmpipe.trainer.evaluation.examiner import Examiner, examiner_of
 from vlmpipe.trainer.evaluation.held_out.champion import rescore
 from vlmpipe.trainer.evaluation.held_out.champion_pointer import champion_of
 from vlmpipe.trainer.evaluation.held_out.field_slices import field_slices
-from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, answer, with_images
+from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, answer, shares_of, with_images
 from vlmpipe.trainer.evaluation.held_out.result import (
     Pairs,
     champion_scores,
@@ -90,7 +90,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     subject = load_subject(job, worker)
     validation, split, stats = subject.held_out, subject.split, json.loads(subject.prepared.read("stats.json"))
     questions = validation.questions(job.evaluate.max_samples, job.evaluate.earlier_turns)
-    mine = questions[worker.rank :: worker.world_size]
+    mine = shares_of(questions, worker.world_size, job.evaluate.batch_questions)[worker.rank]
     controls: list[str] = [*job.evaluate.controls]
     for feature in features_of(job):
         controls += feature.controls(job.model)

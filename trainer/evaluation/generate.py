@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from vlmpipe.trainer.data.chat.encode import Chat
 
@@ -23,6 +24,26 @@ class GeneratedAnswer:
     finish_reason: Literal["stop", "length"]
 
 
+@dataclass(frozen=True)
+class Generation:
+    """Answers to a batch of prompts, and the logits of their first tokens: (prompts, vocabulary), in fp32."""
+
+    answers: list[GeneratedAnswer]
+    first_logits: Tensor
+
+
+class FirstLogits(LogitsProcessor):
+    """Keeps the first logits only: those of all tokens of long answers would not fit."""
+
+    def __init__(self) -> None:
+        self.kept: Tensor | None = None
+
+    def __call__(self, _tokens: Tensor, logits: Tensor) -> Tensor:
+        if self.kept is None:
+            self.kept = logits
+        return logits
+
+
 @torch.inference_mode()
 def generate_answers(
     model: nn.Module,
@@ -32,32 +53,38 @@ def generate_answers(
     device: torch.device,
     *,
     max_new_tokens: int,
-) -> list[GeneratedAnswer]:
+) -> Generation:
     """Continue each prompt greedily to an end token.
 
     `inputs` turns the prompts' tokens into the model's arguments. Prompts are padded
     on the left, so that all answers start at the same position.
     """
-    tokenizer = chat.tokenizer
-    input_ids, attention_mask = (one.to(device) for one in left_padded(prompts, tokenizer.pad_token_id))
-    given = inputs(input_ids)
-    given = {"attention_mask": attention_mask, **given}
+    input_ids, attention_mask = (one.to(device) for one in left_padded(prompts, chat.tokenizer.pad_token_id))
+    return generate(model, chat, {"attention_mask": attention_mask, **inputs(input_ids)}, max_new_tokens)
+
+
+def generate(model: nn.Module, chat: Chat, given: dict[str, Any], max_new_tokens: int) -> Generation:
+    """Greedy answers to what the arguments of the model's `generate` hold."""
+    first = FirstLogits()
     generated = model.generate(
         **given,
+        logits_processor=LogitsProcessorList([first]),
         max_new_tokens=max_new_tokens,
         do_sample=False,
-        pad_token_id=tokenizer.pad_token_id,
+        pad_token_id=chat.tokenizer.pad_token_id,
         eos_token_id=chat.end_token_ids,
     )
     if "input_ids" in given:
         generated = generated[:, given["input_ids"].shape[1] :]  # remove the prompts, which precede the answers
     # Behind thinking, where the template has it.
-    texts = tokenizer.batch_decode(generated, skip_special_tokens=True)
+    texts = chat.tokenizer.batch_decode(generated, skip_special_tokens=True)
     ended = torch.isin(generated, torch.tensor(chat.end_token_ids, device=generated.device)).any(dim=1).tolist()
-    return [
+    answers = [
         GeneratedAnswer(text.rpartition(END_OF_THINKING)[2].strip(), "stop" if end else "length")
         for text, end in zip(texts, ended, strict=True)
     ]
+    assert first.kept is not None
+    return Generation(answers, first.kept)
 
 
 def left_padded(prompts: Sequence[list[int]], pad_token_id: int) -> tuple[Tensor, Tensor]:

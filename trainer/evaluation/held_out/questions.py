@@ -91,6 +91,18 @@ def asked_turns(turns: Sequence[Turn]) -> list[tuple[int, Turn]]:
     return [(number, turn) for number, turn in enumerate(turns) if not turn.is_context]
 
 
+def shares_of(questions: Sequence[Question], ranks: int, most: int) -> list[list[Question]]:
+    """The questions of each rank, as many each as can be: those about the same images together, at most `most`."""
+    about: dict[str, list[Question]] = {}
+    for question in questions:
+        about.setdefault(question.image_group, []).append(question)
+    shares: list[list[Question]] = [[] for _ in range(ranks)]
+    for group in about.values():
+        for start in range(0, len(group), most):
+            min(shares, key=len).extend(group[start : start + most])
+    return shares
+
+
 def answer(
     job: JobConfig,
     model: AnsweringModel,

@@ -34,7 +34,7 @@ class Points:
     """Scores of shares, fewest samples first.
 
     draws: (draws, shares) scores if other questions and other starts were drawn.
-    own_draws: (draws, shares) the same without what questions change in all shares alike.
+    own_draws: (draws, shares) the same without what questions change equally in all shares.
     own_error: (shares,) standard error of the mean, without it too.
     start_error: (shares,) standard error of a single training by its start.
     freedom: degrees of freedom of the start errors; 0 where no share has two starts.

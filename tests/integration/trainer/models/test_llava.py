@@ -94,7 +94,7 @@ def answers(
 ) -> list[str]:
     inputs = functools.partial(family.generation_inputs, model, projected=projected)
     made = generate_answers(model, Chat(tokenizer), prompts, inputs, torch.device("cpu"), max_new_tokens=max_tokens)
-    return [one.text for one in made]
+    return [one.text for one in made.answers]
 
 
 def test_packed_samples_do_not_see_each_other(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import groupby
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 
 from vlmpipe.trainer.data.sample import DEFAULT_SLICE, Turn
-from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, asked_turns, by_text
+from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, asked_turns, by_text, shares_of
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question, baseline_answers, exact_match, image_group
 
 GOOD, UNLEARNED, SHOWN = Turn("A?", "B."), Turn("A?", "wrong", is_context=True), Turn("Show it.", "<image>")
@@ -87,3 +88,21 @@ def test_the_baseline_of_a_question_is_that_of_its_text_also_where_it_is_its_sli
     rare = {"question_answers": {"Is it a mug?": "no"}, "majority_answer": "blue"}  # of no validation sample
     assert baseline_answers(found, {DEFAULT_SLICE: training, "kitchen": rare}) == [True, False] * 6
     assert baseline_answers(found, {"kitchen": training, DEFAULT_SLICE: {}}) == [False] * 12
+
+
+def test_ranks_get_the_questions_about_an_image_together_and_as_many_as_can_be() -> None:
+    about = [number // 5 for number in range(40)] + [9] * 7  # the last image has more than a batch
+    questions = [
+        Question(number, f"s{number}", 0, DEFAULT_SLICE, "?", "yes", image_group=f"image {image}")
+        for number, image in enumerate(about)
+    ]
+    shares = shares_of(questions, 3, 5)
+    assert sorted(one.sample for share in shares for one in share) == list(range(47))
+    assert {len(share) for share in shares} <= {15, 17}
+    for share in shares:
+        runs = [group for group, _ in groupby(share, key=lambda one: one.image_group)]
+        assert len(runs) == len(set(runs)), "questions about an image follow each other"
+    assert [[one.sample for one in share] for share in shares_of(questions[:40:5], 2, 5)] == [
+        [0, 10, 20, 30],
+        [5, 15, 25, 35],
+    ]
