@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 from vlmpipe.trainer.errors import ExitCode, UserError
@@ -33,6 +34,17 @@ def require(module: str, package: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise _not_installed(module, package) from error
+
+
+def installed_file(module: str, package: str, name: str) -> Path:
+    """Path of a file of a package, without importing it. Raises as `require` does."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
+        raise _not_installed(module, package)
+    path = Path(spec.submodule_search_locations[0], name)
+    if not path.is_file():
+        raise _not_installed(f"{module}/{name}", package)
+    return path
 
 
 def installed_version(module: str, package: str) -> str:

@@ -26,7 +26,8 @@ from vlmpipe.trainer.data.sample import (
     stable_shuffle,
 )
 from vlmpipe.trainer.data.sources.base import Source
-from vlmpipe.trainer.data.sources.builtin import installed_version, require
+from vlmpipe.trainer.data.sources.builtin import installed_version
+from vlmpipe.trainer.data.sources.builtin.digit_scans import SCAN_MAX, DigitScans, read_digit_scans
 
 GENERATOR_VERSION = 3  # raise it when pictures or questions change
 SIDE = 6  # cells
@@ -34,7 +35,6 @@ CELL = 8  # pixels: a scan's own size
 MOSAICS_PER_SCAN = 2  # mosaics that a scan begins
 GRIDS = [(rows, columns) for rows in range(2, SIDE + 1) for columns in range(2, SIDE + 1) if rows * columns >= 6]
 QUESTIONS = 3  # about a picture; of more, models learn to name what has not been named instead of looking
-SCAN_MAX = 16  # scikit-learn's grey levels are 0 to 16
 COLOURS = {
     "red": (255, 0, 0),
     "green": (0, 255, 0),
@@ -68,13 +68,12 @@ class DigitMosaicsSource(Source):
         return split_of(f"digits-scan-{scan}", self._validation_fraction)
 
     @cached_property
-    def _dataset(self) -> tuple[np.ndarray, list[int]]:
-        digits = require("sklearn.datasets", "scikit-learn").load_digits()
-        return digits.images, [int(label) for label in digits.target]
+    def _scans(self) -> DigitScans:
+        return read_digit_scans()
 
     @property
     def _labels(self) -> list[int]:
-        return self._dataset[1]
+        return self._scans.labels
 
     def _sample(self, name: str, scans: list[int], split: Split) -> Sample:
         grid = (SIDE, SIDE) if self._one_question else stable_shuffle(GRIDS, f"{name} grid")[0]
@@ -97,7 +96,7 @@ class DigitMosaicsSource(Source):
         canvas = np.zeros((rows * CELL, columns * CELL, 3), np.uint8)
         for colour, cell, scan in zip(COLOURS.values(), cells, scans, strict=True):
             top, left = cell // columns * CELL, cell % columns * CELL
-            tinted = self._dataset[0][scan][..., None] / SCAN_MAX * np.array(colour)
+            tinted = self._scans.images[scan][..., None] / SCAN_MAX * np.array(colour)
             canvas[top : top + CELL, left : left + CELL] = tinted.astype(np.uint8)
         return png_bytes(Image.fromarray(canvas))
 

@@ -26,14 +26,14 @@ from vlmpipe.trainer.data.sample import (
     stable_shuffle,
 )
 from vlmpipe.trainer.data.sources.base import Source
-from vlmpipe.trainer.data.sources.builtin import installed_version, require
+from vlmpipe.trainer.data.sources.builtin import installed_version
+from vlmpipe.trainer.data.sources.builtin.digit_scans import SCAN_MAX, DigitScans, read_digit_scans
 
 GENERATOR_VERSION = 1  # raise it when pictures or questions change
 SCAN_SCALE = 4  # an 8 x 8 scan becomes 32 x 32
 CELL_SIDE = 8 * SCAN_SCALE  # pixels
 CELLS = ((0, 0), (0, 1), (1, 0), (1, 1))  # row and column of each cell
 CANVASES_PER_SCAN = 2  # two-digit canvases that a scan begins
-SCAN_MAX = 16  # scikit-learn's grey levels are 0 to 16
 
 
 class DigitsSource(Source):
@@ -55,13 +55,12 @@ class DigitsSource(Source):
         return split_of(f"digits-scan-{scan}", self._validation_fraction)
 
     @cached_property
-    def _dataset(self) -> tuple[np.ndarray, list[int]]:
-        digits = require("sklearn.datasets", "scikit-learn").load_digits()
-        return digits.images, [int(label) for label in digits.target]
+    def _scans(self) -> DigitScans:
+        return read_digit_scans()
 
     @property
     def _labels(self) -> list[int]:
-        return self._dataset[1]
+        return self._scans.labels
 
     def _partners(self) -> list[list[int]]:
         """For each scan, the second scans of its canvases: its successors on a shuffled circle of its own split."""
@@ -109,7 +108,7 @@ class DigitsSource(Source):
     def _png(self, name: str, scans: list[int]) -> bytes:
         canvas = np.zeros((2 * CELL_SIDE, 2 * CELL_SIDE), np.uint8)
         for (row, column), scan in zip(stable_shuffle(CELLS, name), scans, strict=False):
-            grey = (self._dataset[0][scan] * (255 / SCAN_MAX)).astype(np.uint8)
+            grey = (self._scans.images[scan] * (255 / SCAN_MAX)).astype(np.uint8)
             top, left = row * CELL_SIDE, column * CELL_SIDE
             canvas[top : top + CELL_SIDE, left : left + CELL_SIDE] = grey.repeat(SCAN_SCALE, 0).repeat(SCAN_SCALE, 1)
         return png_bytes(Image.fromarray(canvas))

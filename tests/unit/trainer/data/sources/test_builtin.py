@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 from collections import Counter
 from importlib.metadata import PackageNotFoundError
@@ -16,6 +17,7 @@ from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.sample import Sample, split_of
 from vlmpipe.trainer.data.sources import open_source
 from vlmpipe.trainer.data.sources.builtin.digit_mosaics import DigitMosaicsSource
+from vlmpipe.trainer.data.sources.builtin.digit_scans import read_digit_scans
 from vlmpipe.trainer.data.sources.builtin.digits import DigitsSource
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
@@ -30,6 +32,19 @@ def scans_of(sample: Sample) -> set[str]:
 
 
 # ---- digits
+
+
+def test_scans_are_those_of_scikit_learn_and_need_no_import_of_it() -> None:
+    program = (
+        "import sys; from vlmpipe.trainer.data.sources.builtin.digits import DigitsSource; "
+        "next(iter(DigitsSource(0.1))).images[0].read(); sys.exit('sklearn' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    from sklearn.datasets import load_digits
+
+    found, expected = read_digit_scans(), load_digits()
+    assert found.images.dtype == expected.images.dtype and np.array_equal(found.images, expected.images)
+    assert found.labels == expected.target.tolist()
 
 
 def test_no_scan_of_the_digits_is_in_both_splits() -> None:
@@ -120,7 +135,8 @@ def test_openmoji_pictures_have_their_unicode_name() -> None:
     [
         ("openmoji", "resvg_py", "resvg-py"),
         ("easy-vqa", "easy_vqa", "easy-vqa"),
-        ("digits", "sklearn.datasets", "scikit-learn"),
+        ("digits", "sklearn", "scikit-learn"),
+        ("digit-mosaics", "sklearn", "scikit-learn"),
     ],
 )
 def test_a_missing_package_is_named(name: str, module: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
