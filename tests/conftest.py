@@ -17,6 +17,7 @@ import pytest
 import typer.main
 
 from tests.support.short_form import PATIENCE, WHOLE
+from tests.support.workers import prepare_for_workers
 
 pytest.register_assert_rewrite("tests.support.trainer.numeric_equality")  # what it finds is in its messages
 
@@ -54,6 +55,12 @@ def memory() -> Iterator[Path]:
 # A signal that does not arrive where it should must not hold up the suite.
 SENDS_SIGNALS = re.compile(r"send_signal\(|os\.kill\(|os\.killpg\(|raise_signal\(|\.terminate\(\)|press_ctrl_c\(")
 SIGNAL_LIMIT_S = 240
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Only the process that starts workers, or that has none, prepares what they share."""
+    if not hasattr(config, "workerinput"):
+        prepare_for_workers(config)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,28 +3,34 @@
 Importing them takes a process seconds, several times as long as a tiny run trains. A rank gets what torchrun would give
 it and is a process of its own, with its own process group and its own end. What torchrun itself does is for tests that
 start it: of jobs, of the launcher and of whole runs. Ranks here also share the seed of Python's hashes.
+
+The workers of a test run share the process. Each has a fork of it, from which the ranks of its tests are forked.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import fcntl
 import functools
 import gc
+import hashlib
 import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tests.support.paths import ROOT
+from tests.support.workers import TEST_RUN_VARIABLE
 
 REPOSITORY = ROOT
 MODULES = (
@@ -37,6 +43,11 @@ MODULES = (
 )  # fmt: skip
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1"}  # also: a fork keeps no threads
 GRACE_S = 5.0  # for the other ranks, once one has failed
+FOLDER = Path(tempfile.gettempdir(), f"vlmpipe-preloaded-{os.getuid()}")
+# What may decide how modules are imported: not what the first test that needs ranks has set.
+ENVIRONMENT = {
+    name: value for name, value in os.environ.items() if name not in ("PYTEST_XDIST_WORKER", "PYTEST_CURRENT_TEST")
+}
 
 
 class RankFailedError(Exception):
@@ -44,17 +55,17 @@ class RankFailedError(Exception):
 
 
 class Preloaded:
-    """The process that ranks are forked from. Safe to use from several threads, one request at a time."""
+    """This test process's fork of the process that has the modules. Safe to use from several threads, one request at a
+    time.
+    """
 
     def __init__(self) -> None:
-        self._here, there = socket.socketpair()
-        paths = (str(REPOSITORY), os.environ.get("PYTHONPATH"))
-        command = [sys.executable, "-m", "tests.support.trainer.preloaded", str(there.fileno())]
-        environment = {**os.environ, **SINGLE_THREADED, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        self._process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, pass_fds=[there.fileno()])
-        there.close()
+        self._here, self._started = _connected()
         self._lock = threading.Lock()
         self._answers = self._here.makefile("r")
+        pid = self._answers.readline()
+        assert pid, "the preloaded process did not start"
+        self._pid = int(pid)
 
     def run(self, module: str, arguments: list[str], ranks: list[dict[str, Any]], *, timeout_s: float) -> list[int]:
         """Run `module` once for each of `ranks`: its `environment`, and `output`, a file for all that it prints.
@@ -70,44 +81,96 @@ class Preloaded:
                 self._kill_with_ranks()
                 preloaded.cache_clear()
                 raise
-        assert answer, f"the preloaded process has ended with {self._process.wait()}"
+        assert answer, "the preloaded process has ended"
         codes = json.loads(answer)
         if codes is None:
             raise TimeoutError(f"{module} was not done after {timeout_s:.0f} s")
         return list(codes)
 
     def _kill_with_ranks(self) -> None:
-        ranks = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
-        for pid in [self._process.pid, *map(int, ranks)]:
+        ranks = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text().split()
+        for pid in [self._pid, *map(int, ranks)]:
             with contextlib.suppress(ProcessLookupError):  # it ended just now
                 os.kill(pid, signal.SIGKILL)
-
-    def close(self) -> None:
-        self._here.close()
-        self._answers.close()
-        self._process.wait()
 
 
 @functools.cache
 def preloaded() -> Preloaded:
     """The one of this test process, started when it is first needed."""
-    process = Preloaded()
-    atexit.register(process.close)
-    return process
+    return Preloaded()
 
 
-def serve(connection: socket.socket) -> None:
-    """Answer requests until the other side closes."""
+def _connected() -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
+    """A connection to a fork of the process of this test run, and the process if it is started now.
+
+    It ends with the process that has started the workers: the worker that starts it may end long before the others.
+    """
+    owner = os.environ.get(TEST_RUN_VARIABLE) or str(os.getpid())
+    name = hashlib.sha256(json.dumps([owner, sorted(ENVIRONMENT.items())]).encode()).hexdigest()[:16]
+    FOLDER.mkdir(mode=0o700, exist_ok=True)
+    path = FOLDER / name
+    with open(path.with_suffix(".lock"), "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):  # none yet, or one that was killed
+            return _connection(path), None
+        path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen()
+            paths = (str(REPOSITORY), ENVIRONMENT.get("PYTHONPATH"))
+            command = [sys.executable, "-m", "tests.support.trainer.preloaded", str(listener.fileno()), owner]
+            environment = {**ENVIRONMENT, **SINGLE_THREADED, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+            started = subprocess.Popen(command, cwd=REPOSITORY, env=environment, pass_fds=[listener.fileno()])
+        return _connection(path), started
+
+
+def _connection(path: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(str(path))
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def serve(listener: socket.socket, owner: int) -> None:
+    """Answer each connection in a fork, until the process `owner` ends."""
+    path = Path(listener.getsockname())
     gc.disable()
     for module in MODULES:
         importlib.import_module(module)
     gc.collect()
     gc.enable()
     gc.freeze()  # what ranks share stays shared
-    with connection.makefile("r") as requests:
-        for line in requests:
-            codes = _run(connection, **json.loads(line))
-            connection.sendall(json.dumps(codes).encode() + b"\n")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that have ended are not waited for
+    try:
+        ended = os.pidfd_open(owner)
+        while ended not in select.select([listener.fileno(), ended], [], [])[0]:
+            connection, _ = listener.accept()
+            if not os.fork():
+                _answer_and_exit(connection, listener, ended)
+            connection.close()
+    finally:
+        for file in (path, path.with_suffix(".lock")):
+            file.unlink(missing_ok=True)
+
+
+def _answer_and_exit(connection: socket.socket, listener: socket.socket, ended: int) -> NoReturn:
+    """Answer requests until the other side closes, in a fork, which must not go on as its parent does."""
+    try:
+        listener.close()
+        os.close(ended)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        connection.sendall(f"{os.getpid()}\n".encode())
+        with connection.makefile("r") as requests:
+            for line in requests:
+                codes = _run(connection, **json.loads(line))
+                connection.sendall(json.dumps(codes).encode() + b"\n")
+    except OSError:
+        """The test process is gone."""
+    finally:
+        os._exit(0)
 
 
 def _run(
@@ -174,4 +237,4 @@ def _code(end: Future[None]) -> int:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
