@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
 from tests.support.trainer.tiny_runs import TINY, merged
-from tests.support.wheel import install_wheel, python_with, run_installed, shadowing_packages
+from tests.support.wheel import python_with, run_installed, shadowing_packages, shared_install
 from vlmpipe.cli.app import app
 from vlmpipe.config.yaml_loader import shipped
 
@@ -74,7 +74,7 @@ class Hour:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return install_wheel(tmp_path_factory.mktemp("wheel"))
+    return shared_install(tmp_path_factory)
 
 
 @pytest.fixture

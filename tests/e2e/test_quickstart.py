@@ -26,7 +26,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from tests.support.paths import ROOT
 from tests.support.short_form import WHOLE, only_whole
-from tests.support.wheel import install_wheel, run_installed, shadowing_packages
+from tests.support.wheel import run_installed, shadowing_packages, shared_install
 from vlmpipe.components.runtime.step_logic import close_run
 from vlmpipe.runs.file_check import check_files
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
@@ -86,7 +86,7 @@ NOT_READ_AGAIN = re.compile(
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     folder = tmp_path_factory.mktemp("quickstart")
-    made = Place(install_wheel(folder / "wheel"), folder / "mine", folder / "mine" / "runs")
+    made = Place(shared_install(tmp_path_factory), folder / "mine", folder / "mine" / "runs")
     (made.folder / "configs").mkdir(parents=True)
     shadowing_packages(made.folder)
     written = run_installed(made.installed, made.folder, "init", "digits", "--output", "configs/digits.yaml")

@@ -20,7 +20,7 @@ import pytest
 from tests.support.environments import linked_environment
 from tests.support.paths import ROOT
 from tests.support.short_form import chosen, only_whole
-from tests.support.wheel import START, build_wheel, install_wheel, python_with
+from tests.support.wheel import START, build_wheel, python_with, shared_install
 from vlmpipe.trainer.errors import ExitCode
 
 
@@ -54,7 +54,7 @@ LACKS = {
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The Python of an environment that holds the wheel with some extras, and nothing else."""
-    installed = install_wheel(tmp_path_factory.mktemp("wheel"))
+    installed = shared_install(tmp_path_factory)
     (wheel,) = (found for found in distributions(path=[str(installed)]) if found.name == "vlmpipe")
 
     @functools.cache

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.short_form import WHOLE, only_whole
-from tests.support.wheel import FOLDERS, install_wheel, python_with, run_installed, shadowing_packages
+from tests.support.wheel import FOLDERS, python_with, run_installed, shadowing_packages, shared_install
 
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # The how-to's code up to this runs a whole pipeline, which the quickstart does too.
@@ -19,7 +19,7 @@ RUNS = "run = vlmpipe.run("
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return install_wheel(tmp_path_factory.mktemp("wheel"))
+    return shared_install(tmp_path_factory)
 
 
 @only_whole

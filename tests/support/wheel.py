@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.support.paths import ROOT
 
@@ -38,6 +41,20 @@ def install_wheel(folder: Path) -> Path:
     built, target = build_wheel(folder), folder / "installed"
     subprocess.run([*PIP, "install", "--no-deps", "--no-index", "--target", str(target), str(built)], check=True)
     return target
+
+
+def shared_install(folders: pytest.TempPathFactory) -> Path:
+    """What `install_wheel` returns, made once for all workers of a test run. Nobody may write into it."""
+    own = folders.getbasetemp()
+    root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    folder, done = root / "shared-wheel", root / "shared-wheel.done"
+    with open(root / "shared-wheel.lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that was killed
+            folder.mkdir()
+            done.write_text(str(install_wheel(folder / "wheel")))
+    return Path(done.read_text())
 
 
 def shadowing_packages(folder: Path) -> None:
