@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import vlmpipe
@@ -32,10 +33,12 @@ LAWS_OF_A_FOLDER = {
 MODULES_A_ROOM = 15  # the most that one finds the way among
 
 
+@functools.cache
 def _modules() -> list[Path]:
     return [path.relative_to(TESTS) for path in TESTS.rglob("*.py")]
 
 
+@functools.cache
 def _imported(path: Path) -> set[str]:
     """The modules that a file under `tests` imports from."""
     nodes = list(ast.walk(ast.parse((TESTS / path).read_text())))

@@ -12,7 +12,6 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from kubeflow_trainer_api import models
 from pydantic import BaseModel, ValidationError
 
 from tests.fakes.kubernetes import pod_rules
@@ -28,6 +27,8 @@ NODE = "node"
 
 def unknown_fields(body: dict[str, Any]) -> list[str]:
     """Fields that no version of the API has: `fieldValidation=Strict` refuses them."""
+    from kubeflow_trainer_api import models  # a second: whoever collects tests imports this module
+
     return unknown_in(models.TrainerV1alpha1TrainJob, body)
 
 
@@ -48,6 +49,8 @@ def unknown_in(model: type[BaseModel], body: dict[str, Any]) -> list[str]:
 
 def violations(body: dict[str, Any]) -> list[str]:
     """What the CRD's schema and rules refuse (422)."""
+    from kubeflow_trainer_api import models
+
     try:
         models.TrainerV1alpha1TrainJob.from_dict(body)
     except ValidationError as error:

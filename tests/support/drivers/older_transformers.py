@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import transformers
-from peft import PeftModel
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer, GenerationConfig
 
@@ -61,6 +60,8 @@ def difference(model: Any, folder: Path) -> float:
 
 def adapted(folder: Path) -> dict[str, Any]:
     """The same difference with the adapter on its base, and without."""
+    from peft import PeftModel  # which takes seconds, and tests collect this module
+
     base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
     model = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32)
     without = difference(model, folder)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForImageTextToText
 
 from tests.support.trainer.checkpoints import record
@@ -38,6 +37,8 @@ if sys.argv[4] != "silent":
 
 def adapter(base: Path, folder: Path) -> dict[str, torch.Tensor]:
     """A trained adapter of the base in `folder`. Returns the weights of the model it makes."""
+    from peft import LoraConfig, get_peft_model
+
     model = AutoModelForImageTextToText.from_pretrained(base, trust_remote_code=False)
     torch.manual_seed(1)
     adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))

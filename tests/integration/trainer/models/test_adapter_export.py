@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
 from PIL import Image
 from transformers import AutoModelForImageTextToText
 
@@ -90,6 +89,8 @@ def test_an_adapter_is_evaluated_as_the_merged_model_of_its_checkpoint(runs: dic
 @only_whole
 def test_peft_loads_the_adapter_of_a_4_bit_base_onto_the_base_itself(runs: dict[str, JobConfig]) -> None:
     """With what was trained, and the base's own weights under it; the run's evaluation measures that model."""
+    from peft import PeftModel
+
     job = runs["quantized"]
     assert losses(job) != losses(runs["adapter"])
     assert job.model.pretrained
@@ -119,6 +120,7 @@ def test_two_adapters_of_one_base_in_the_registry_are_loaded_together(
         registry.register("digits", Candidate(run_id=name, export_uri=uri, metrics={}, base=weights), "card")
     first, second = registry.versions("digits")
     assert first.base == second.base
+    from peft import PeftModel
 
     def base() -> Any:
         return AutoModelForImageTextToText.from_pretrained(first.base, **FULL)

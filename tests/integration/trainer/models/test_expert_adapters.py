@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
 from transformers import AutoModelForImageTextToText
 
 from tests.support.hf.publish import model_section, publish
@@ -96,6 +95,8 @@ def test_adapters_of_experts_and_of_delta_rules_are_trained(runs: Mapping[str, J
 
 def test_a_merged_export_is_the_adapter_that_peft_loads_on_the_base(runs: Mapping[str, JobConfig]) -> None:
     """Of equal runs. Plain transformers and PEFT read both."""
+    from peft import PeftModel
+
     for name in ("adapted", "adapter", "quantized"):
         sync_run(runs[name])
     merged, adapter = (open_storage(runs[name].run.run_uri).uri("export") for name in ("adapted", "adapter"))

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -150,6 +149,8 @@ def test_an_adapter_opens_on_its_base_without_weights_in_memory(
 
     The base has no memory: of 32 billion parameters it would be twice the step's machine.
     """
+    import peft
+
     given: list[nn.Module] = []
     get_peft_model = peft.get_peft_model
 

@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -112,6 +111,8 @@ def logits(config: ModelConfig, model: nn.Module) -> torch.Tensor:
 
 @pytest.mark.parametrize("case", CASES)
 def test_peft_loads_what_is_written_onto_the_base_and_training_starts_from_it(case: str, tmp_path: Path) -> None:
+    import peft
+
     base, lora, freeze = CASES[case]
     config = on_base(base, tmp_path / "base", lora, freeze)
     family, tokenizer, model = family_of(config), tokenizer_of(config), trained(config)
@@ -167,6 +168,8 @@ def test_peft_loads_trained_rows_of_tokens_onto_the_base(base: dict[str, Any], i
     assert max(tensor.numel() for tensor in stored.values()) < rows[0].numel() / 4
     on = AutoModelForImageTextToText.from_pretrained(tmp_path / "base", dtype=torch.float32).eval()
     before = logits(config, on)
+    import peft
+
     on_peft = peft.PeftModel.from_pretrained(on, tmp_path / "adapter").eval()
     expected = logits(config, model.eval())
     torch.testing.assert_close(logits(config, on_peft.get_base_model()), expected, rtol=1e-5, atol=1e-5)
