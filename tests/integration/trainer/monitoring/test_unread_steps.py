@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import only_whole
+from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.runs import encode_features, make_run, metrics, run_ranks, summary, train_runs
 from vlmpipe.trainer.config.job import JobConfig
 
@@ -26,10 +26,13 @@ SETTINGS = {
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     """By how they were trained, all in two processes."""
     root: Path = tmp_path_factory.mktemp("unread")
-    found = {name: make_run(root, name, SETTINGS) for name in ("at once", "behind", "stopped")}
+    late: dict[str, list[str]] = chosen(
+        {"behind": [], "stopped": ["--stop-at", str(STOPPED_AT)]}, lambda name: name == "stopped"
+    )
+    found = {name: make_run(root, name, SETTINGS) for name in ("at once", *late)}
     encode_features(found["at once"])
     train_runs([found["at once"]], processes=2)
-    for name, more in (("behind", []), ("stopped", ["--stop-at", str(STOPPED_AT)])):
+    for name, more in late.items():
         arguments = ["--configs", f"{found[name].run.run_uri}/run.json", *more]
         run_ranks("tests.support.drivers.train_behind", arguments, processes=2)
     return found
