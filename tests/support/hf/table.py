@@ -43,7 +43,7 @@ examines them in the same way
 - **tensor parallel**: whether `train.strategy: tp` can split each matrix of the language model.
 - **projector**: where it lies; inside of the vision encoder it is trained or frozen with `projector` all the same.
 - **cached**: whether the encoder's output is stored by image, and the loss and gradients of training on it are
-  those of training on images; with a projector inside of the encoder only where that is frozen.
+  those of training on images. A projector inside of the encoder is trained on its stored inputs.
 - **torchvision**: whether its processor needs it; it must be installed, here and in the trainer image.
 - **inputs**: what the model takes of an image.
 
@@ -71,7 +71,6 @@ it examines the type as any other.
 def row(model_type: str, folder: Path) -> str:
     """Of a type that is published in `folder`."""
     config = ModelConfig.model_validate(model_section(folder))
-    frozen = ModelConfig.model_validate(model_section(folder, freeze=("tower", "projector")))
     images, family = image_form_of(config).published, HfFamily()
     assert images is not None
     model = family.build(config, images.processor.tokenizer)
@@ -84,7 +83,7 @@ def row(model_type: str, folder: Path) -> str:
         yes_if(require_shardable, config, 2, cached=False),
         "by size" if len(counts) > 1 else "all the same",
         "in the encoder" if has_merger(encoder_of(model)) else "behind the encoder",
-        yes_if(family.stored_output, frozen),
+        yes_if(family.stored_output, config),
         "needed" if KINDS[model_type].needs_torchvision else "",
         ", ".join(sorted(images.tensors([Image.new("RGB", SIZES[0])]))),
     )

@@ -23,13 +23,14 @@ from vlmpipe.trainer.features.relevance.module import (
 from vlmpipe.trainer.features.relevance.textures import image_of, textures_of
 from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
+from vlmpipe.trainer.models.hf.encoder import mergers_of
 from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.image_placeholders import places_of, require_tokens
 from vlmpipe.trainer.models.layers.selection_inputs import SelectionInputs
 from vlmpipe.trainer.models.loss.chunked_loss import loss_at_labels
 from vlmpipe.trainer.models.loss.pairs import PreferencePairs
 from vlmpipe.trainer.models.packed_vlm import PackedInputs
-from vlmpipe.trainer.models.qwen_vl.model import QwenVLM, mergers_of
+from vlmpipe.trainer.models.qwen_vl.model import QwenVLM
 
 
 class RelevanceVLM(QwenVLM):

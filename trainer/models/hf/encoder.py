@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,8 @@ from transformers.utils import ModelOutput
 
 from vlmpipe.trainer.models.layers.freeze import part_of
 
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
 
 def encoder_of(model: PreTrainedModel) -> PreTrainedModel:
     """The vision encoder of a transformers model."""
@@ -18,8 +21,9 @@ def encoder_of(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def layers_of(encoder: nn.Module) -> list[nn.Module]:
-    """The encoder's own layers: its longest list of modules of one class."""
-    lists = [list(part) for part in encoder.modules() if isinstance(part, nn.ModuleList)]
+    """The encoder's own layers: its longest list of modules of one class, mergers left out."""
+    mergers = set(mergers_of(encoder))
+    lists = [list(part) for part in encoder.modules() if isinstance(part, nn.ModuleList) and mergers.isdisjoint(part)]
     return max((one for one in lists if len({type(layer) for layer in one}) == 1), key=len, default=[])
 
 
@@ -37,9 +41,61 @@ def names_from_end(model: PreTrainedModel) -> dict[str, str]:
     return found
 
 
+def merger_parts(encoder: nn.Module) -> dict[str, nn.Module]:
+    """Parts of a vision encoder that are projectors, as in Qwen-VL's, by name."""
+    return {name: part for name, part in encoder.named_children() if part_of(f"visual.{name}") == "projector"}
+
+
+def mergers_of(encoder: nn.Module) -> list[nn.Module]:
+    """The mergers inside of a vision encoder: that of its output, then those of levels (DeepStack). Each joins some
+    patches to a token."""
+    parts = merger_parts(encoder).values()
+    return [merger for part in parts for merger in (part if isinstance(part, nn.ModuleList) else [part])]
+
+
 def has_merger(encoder: nn.Module) -> bool:
-    """Return whether part of the encoder is a projector, as in Qwen-VL's."""
+    """Return whether part of the encoder is a projector, under whatever name."""
     return any(part_of(f"visual.{name}") == "projector" for name, _ in encoder.named_parameters())
+
+
+class Group(nn.Module):
+    """Replaces a merger: concatenates the patches of a token, as a merger does first."""
+
+    def __init__(self, patches: int) -> None:
+        super().__init__()
+        self.patches = patches
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(patches, hidden) -> (tokens, patches of a token x hidden)."""
+        return hidden.reshape(len(hidden) // self.patches, -1)
+
+
+def without_mergers(encoder: nn.Module, patches: int = 1) -> nn.Module:
+    """A vision encoder of the same modules that returns the input of its mergers.
+
+    It runs the library's own forward pass, which may order tokens by windows and back. patches: of a token; of no
+    matter where only weights are asked for.
+    """
+    tower, group = copy.copy(encoder), Group(patches)
+    tower._modules = dict(encoder._modules)
+    for hooks in HOOKS:  # a strategy's hooks on the encoder work on that module only (DeepSpeed's ds_id)
+        setattr(tower, hooks, OrderedDict())
+    for name, part in merger_parts(encoder).items():
+        tower._modules[name] = nn.ModuleList([group for _ in part]) if isinstance(part, nn.ModuleList) else group
+    return tower
+
+
+def round_features(encoder: nn.Module) -> None:
+    """Have a frozen encoder round to bf16 what the feature cache would store: its mergers' inputs, or its output."""
+    mergers = mergers_of(encoder)
+    for merger in mergers:
+        merger.register_forward_pre_hook(_round_inputs)
+    if not mergers:
+        encoder.register_forward_hook(round_output)
+
+
+def _round_inputs(_merger: nn.Module, inputs: object) -> object:
+    return _rounded(inputs)
 
 
 def round_output(_encoder: nn.Module, _inputs: object, output: ModelOutput) -> object:

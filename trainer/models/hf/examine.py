@@ -22,10 +22,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from vlmpipe.trainer.config.model import IMAGE_TOKEN, ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
-from vlmpipe.trainer.models.hf.encoder import encoder_of, fewer_layers, has_merger, names_from_end
+from vlmpipe.trainer.models.hf.encoder import encoder_of, fewer_layers, has_merger, merger_parts, names_from_end
 from vlmpipe.trainer.models.hf.model import HfVLM
 from vlmpipe.trainer.models.hf.processor import BLANK, PublishedImages, join, kind_of, needs_package, published_images
-from vlmpipe.trainer.models.hf.stored import StoredOutput, find_stored_output
+from vlmpipe.trainer.models.hf.stored import StoredOutput, find_before_mergers, find_stored_output
 from vlmpipe.trainer.models.hf_native.pretrained import part_config
 from vlmpipe.trainer.models.layers.freeze import part_of
 
@@ -44,7 +44,7 @@ class Examination:
     samples, under a mask; empty where it does not. is_causal: no token sees a later one, but for those of its own
     image. has_plain_head: logits are what the head makes of hidden states. untrained: parameters of the
     encoder that get no gradient, by `names_from_end`. stored: how its output is stored by image; None where it
-    cannot be. merges_inside: part of the projector lies in the encoder."""
+    cannot be."""
 
     keeps_apart: bool
     masked: str
@@ -52,7 +52,6 @@ class Examination:
     has_plain_head: bool
     untrained: tuple[str, ...]
     stored: StoredOutput | None
-    merges_inside: bool
 
 
 def require_trainable(config: ModelConfig, *, pack: bool, cached: bool) -> None:
@@ -79,11 +78,6 @@ def require_trainable(config: ModelConfig, *, pack: bool, cached: bool) -> None:
             f"features of a {kind} model cannot be stored: its encoder's output for an image changes with those "
             "beside it",
             fix="set features.cache to off",
-        )
-    if cached and found.merges_inside and "projector" not in config.freeze:
-        raise ConfigError(
-            f"the projector of a {kind} model is trained and lies in its vision encoder, so its features change",
-            expected="projector in model.freeze beside tower, or features.cache off",
         )
 
 
@@ -147,7 +141,6 @@ def _found(config: ModelConfig, images: PublishedImages, whole: PreTrainedConfig
     _require_all_reached(config, model, idle)
     return Examination(
         stored=_stored(images, model, pictures),
-        merges_inside=has_merger(encoder_of(model)),
         untrained=tuple(end for end, name in names_from_end(model).items() if name in idle),
         keeps_apart=_equal(packed, torch.cat(alone)),
         masked=module.masked,
@@ -215,7 +208,10 @@ def _stored(images: PublishedImages, model: nn.Module, pictures: Sequence[Image.
         return None
     if any(not torch.equal(joined[name], layout[name]) for name in layout if name != "pixel_values"):
         return None
-    return find_stored_output(model, made, images.tensors([Image.new("RGB", BLANK)]))
+    blank, encoder = images.tensors([Image.new("RGB", BLANK)]), encoder_of(model)
+    if merger_parts(encoder):
+        return find_before_mergers(model, made, blank)
+    return None if has_merger(encoder) else find_stored_output(model, made, blank)
 
 
 def _ids(images: PublishedImages, size: tuple[int, int], text: str) -> Tensor:

@@ -24,12 +24,19 @@ from transformers.initialization import no_init_weights
 
 from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
 from vlmpipe.trainer.models.base import ShardingUnits
-from vlmpipe.trainer.models.hf.encoder import encoder_of, fewer_layers, layers_of, names_from_end
+from vlmpipe.trainer.models.hf.encoder import (
+    encoder_of,
+    fewer_layers,
+    layers_of,
+    merger_parts,
+    names_from_end,
+    without_mergers,
+)
 from vlmpipe.trainer.models.hf.examine import examine, require_trainable
 from vlmpipe.trainer.models.hf.flops import counted_flops
 from vlmpipe.trainer.models.hf.model import HfVLM
 from vlmpipe.trainer.models.hf.processor import BLANK, PublishedImages, Tensors, kind_of, published_images
-from vlmpipe.trainer.models.hf.stored import StoredOutput, encoder_output
+from vlmpipe.trainer.models.hf.stored import StoredOutput, encoder_output, merged_width
 from vlmpipe.trainer.models.hf_native.family import NativeFamily
 from vlmpipe.trainer.models.hf_native.pretrained import part_config, pretrained_config, weights_description
 from vlmpipe.trainer.models.hf_native.settings_files import (
@@ -91,10 +98,14 @@ class HfFamily(NativeFamily):
         return model
 
     def build_tower(self, config: ModelConfig) -> nn.Module:
-        """The vision encoder on the CPU in fp32 and in evaluation mode."""
+        """The vision encoder on the CPU in fp32 and in evaluation mode, without its mergers."""
         with parameters_on_meta(), no_init_weights():
             model = self.kind(self.type_of(config))(self.whole_config(config)).float()
         encoder = encoder_of(model)
+        if merger_parts(encoder):
+            stored = examine(config).stored
+            encoder = without_mergers(encoder, stored.patches if stored else 1)
+            model.set_encoder(encoder, modality="image")
         if config.tower.weights:
             weights = StoredWeights(config.tower, self.stored_model(config))
             DeferredWeights(model, weights, torch.device("cpu")).fill(encoder)
@@ -119,14 +130,12 @@ class HfFamily(NativeFamily):
     def stored_output(self, config: ModelConfig) -> StoredOutput:
         """How features are stored. Raises ConfigError where they cannot be."""
         require_trainable(config, pack=False, cached=True)
-        found = examine(config)
-        assert found.stored, "required"
-        if found.merges_inside:  # as wide as the language model, which the small model's is not
-            return replace(found.stored, width=self.images(config).hidden * len(found.stored.fields))
-        return found.stored
+        stored = examine(config).stored
+        assert stored, "required"
+        return _in_full_width(stored, config)
 
     def tower(self, model: nn.Module) -> nn.Module:
-        return encoder_of(model)
+        return without_mergers(encoder_of(model))
 
     def image_processor(self, config: ModelConfig) -> BaseImageProcessor:
         return self.images(config).processor.image_processor
@@ -138,7 +147,9 @@ class HfFamily(NativeFamily):
     def feature_description(self, config: ModelConfig) -> dict[str, object]:
         """Everything that determines the frozen tower's output for given image bytes, as plain JSON. Its code is the
         library's."""
-        return weights_description(config) | {"transformers": transformers.__version__}
+        stored = examine(config).stored
+        before = {"features": "before mergers"} if stored and stored.patches else {}
+        return weights_description(config) | {"transformers": transformers.__version__} | before
 
     def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
         return HfVLM(config, model, self.images(config), self.stored_output(config) if cached else None)
@@ -217,14 +228,28 @@ class HfFamily(NativeFamily):
     def stored_numbers(self, config: ModelConfig) -> int | None:
         """Return the numbers that the feature cache stores for the largest image; None if features cannot be cached.
 
-        Their rows grow with the image's patches, or with its tokens if the encoder merges them.
+        Their rows grow with the image's patches.
         """
-        found, images = examine(config), self.images(config)
-        if not found.stored:
+        stored, images = examine(config).stored, self.images(config)
+        if not stored:
             return None
-        if found.merges_inside:
-            return images.max_tokens * images.hidden * len(found.stored.fields)
-        return round(found.stored.blank_rows * images.patches[0] / images.patches_of(BLANK)[0]) * found.stored.width
+        rows = round(stored.blank_rows * images.patches[0] / images.patches_of(BLANK)[0])
+        return rows * _in_full_width(stored, config).width
+
+
+def _in_full_width(stored: StoredOutput, config: ModelConfig) -> StoredOutput:
+    """As wide as the inputs of the model's mergers; those of the small model that was examined may be narrower."""
+    if not stored.patches:
+        return stored
+    return replace(stored, width=merged_width(encoder_of(_without_values(config.tower.model_dump_json()))))
+
+
+@functools.lru_cache(2)
+def _without_values(source: str) -> PreTrainedModel:
+    """A published model on the meta device. source: `WeightsConfig` as JSON."""
+    whole = copy.deepcopy(part_config(WeightsConfig.model_validate_json(source)))
+    with unset_fake_temporarily(), torch.device("meta"), no_init_weights():
+        return kind_of(type(whole))(whole)
 
 
 @functools.lru_cache(8)
@@ -233,10 +258,8 @@ def stored_model(source: str) -> PretrainedModel:
 
     source: `WeightsConfig` as JSON.
     """
-    whole = copy.deepcopy(part_config(WeightsConfig.model_validate_json(source)))
-    kind = kind_of(type(whole))
-    with torch.device("meta"), no_init_weights():
-        model = kind(whole)
+    model = _without_values(source)
+    kind = type(model)
     modules = {module: name for name, module in model.named_modules()}
     changes = get_model_conversion_mapping(model)
     renamings = [change for change in changes if isinstance(change, WeightRenaming)]

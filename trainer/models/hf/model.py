@@ -22,7 +22,7 @@ from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.attention.image_blocks import image_blocks
 from vlmpipe.trainer.models.attention.varlen import no_mask, takes_samples, use_varlen_attention
-from vlmpipe.trainer.models.hf.encoder import encoder_of, round_output
+from vlmpipe.trainer.models.hf.encoder import encoder_of, mergers_of, round_features, without_mergers
 from vlmpipe.trainer.models.hf.packed_samples import PackedSamples, separate_samples
 from vlmpipe.trainer.models.hf.processor import BLANK, FEATURES, PIXEL_SHAPE, TYPES, PublishedImages, Tensors
 from vlmpipe.trainer.models.hf.stored import PROJECTED_OUTPUTS, StoredEncoder, StoredOutput, tensors_in
@@ -72,11 +72,11 @@ class HfVLM(nn.Module):
         self.packed, self.is_stage, self.has_images = PackedSamples(), False, True
         self.packed.why_masked = use_varlen_attention(self.language_model)
         self.language_model.register_forward_pre_hook(separate_samples(self.packed), with_kwargs=True)
-        self.tower_is_frozen = not trains(self.tower)
+        self.tower_is_frozen = not trains(without_mergers(encoder_of(model)))
         if stored:
-            model.set_encoder(StoredEncoder(self.tower, stored), modality="image")
+            model.set_encoder(StoredEncoder(encoder_of(model), stored), modality="image")
         elif self.tower_is_frozen:
-            encoder_of(model).register_forward_hook(round_output)
+            round_features(encoder_of(model))
         self.train(self.training)
 
     @functools.cached_property
@@ -109,7 +109,7 @@ class HfVLM(nn.Module):
 
     @property
     def tower(self) -> nn.Module | None:
-        """The vision encoder, in some models with the merger, which is a projector. None in later pipeline stages."""
+        """The vision encoder, in some models with mergers, which are projectors. None in later pipeline stages."""
         return encoder_of(self.model) if self.has_images else None
 
     def drop_images(self) -> None:
@@ -142,6 +142,8 @@ class HfVLM(nn.Module):
         super().train(mode)
         if self.tower_is_frozen and self.tower is not None:
             self.tower.eval()
+            for merger in mergers_of(self.tower):
+                merger.train(mode)
         return self
 
     def forward(self, hidden: Tensor | None = None, **inputs: Unpack[PackedInputs]) -> Tensor:

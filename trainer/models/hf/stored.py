@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from vlmpipe.trainer.models.hf.encoder import encoder_of, merger_parts, mergers_of, without_mergers
 from vlmpipe.trainer.models.hf.processor import Tensors, join
 
 PROJECTED_OUTPUTS = ("pooler_output", "deepstack_features")  # of `get_image_features`, behind projectors
@@ -26,7 +27,8 @@ class StoredOutput:
 
     kind: class of the output. fields: side by side in a row, all equally wide. lists: lengths of fields that are lists.
     axes: sizes of all axes of a field but the last; -1 is the one along which images are joined. blank_rows, width: of
-    features of a blank image.
+    features of a blank image. patches: of a token that a merger inside of the encoder makes; each field is then the
+    input of a merger. 0 without mergers.
     """
 
     kind: type[ModelOutput]
@@ -35,15 +37,20 @@ class StoredOutput:
     axes: tuple[int, ...]
     blank_rows: int
     width: int
+    patches: int = 0
 
     def take(self, output: ModelOutput) -> Tensor:
         return torch.cat([_read(output, field).flatten(0, -2) for field in self.fields], dim=-1)
 
-    def give(self, rows: Tensor) -> ModelOutput:
+    def give(self, rows: Tensor, mergers: Sequence[nn.Module] = ()) -> ModelOutput:
         lists: dict[str, list[Tensor | None]] = {name: [None] * length for name, length in self.lists.items()}
         content: dict[str, object] = {**lists}
-        for (name, place), part in zip(self.fields, rows.chunk(len(self.fields), dim=-1), strict=True):
+        for number, ((name, place), part) in enumerate(
+            zip(self.fields, rows.chunk(len(self.fields), dim=-1), strict=True)
+        ):
             value = part.reshape(*self.axes, part.shape[-1])
+            if self.patches:
+                value = mergers[number](value.reshape(len(value) * self.patches, -1))
             if place is None:
                 content[name] = value
             else:
@@ -52,7 +59,7 @@ class StoredOutput:
 
 
 class StoredEncoder(nn.Module):
-    """Stand-in for a vision encoder that returns the output whose features are `rows`."""
+    """Stand-in for a vision encoder that returns the output whose features are `rows`. It has the encoder's mergers."""
 
     dtype = torch.float32  # pixels are cast to it
 
@@ -61,9 +68,11 @@ class StoredEncoder(nn.Module):
         own = {name: value for name, value in vars(encoder).items() if not name.startswith("_") and name != "training"}
         self.__dict__.update(own)  # settings that models read, such as spatial_merge_size
         self.stored, self.rows = stored, torch.empty(0)
+        for name, part in merger_parts(encoder).items() if stored.patches else ():
+            self.add_module(name, part)
 
     def forward(self, *_: object, **__: object) -> ModelOutput:
-        return self.stored.give(self.rows)
+        return self.stored.give(self.rows, mergers_of(self))
 
 
 def encoder_output(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> ModelOutput:
@@ -87,6 +96,52 @@ def encoder_output(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Mode
         for hook in hooks:
             hook.remove()
     raise AssertionError("image features come without the vision encoder")
+
+
+def find_before_mergers(model: PreTrainedModel, images: Sequence[Tensors], blank: Tensors) -> StoredOutput | None:
+    """Return `find_stored_output` of the inputs of mergers in the encoder, or None if these do not make its output
+    of them, token by token."""
+    encoder = encoder_of(model)
+    alone = [_projected(model, inputs) for inputs in images]
+    expected = torch.cat([feature for level in zip(*alone, strict=True) for feature in level])
+    patches = _patches_of_a_token(model, images[0])
+    model.set_encoder(without_mergers(encoder, patches), modality="image")
+    try:
+        found = find_stored_output(model, images, blank)
+        if found is None or len(found.fields) != len(mergers_of(encoder)) or found.width != merged_width(encoder):
+            return None
+        found = replace(found, patches=patches)
+        rows = torch.cat([found.take(encoder_output(model, inputs)) for inputs in images])
+        stand_in = StoredEncoder(encoder, found)
+        stand_in.rows = rows
+        model.set_encoder(stand_in, modality="image")
+        together = torch.cat(_projected(model, join(images)))
+    finally:
+        model.set_encoder(encoder, modality="image")
+    return found if (together - expected).abs().max() <= SAME * expected.abs().max() else None
+
+
+def merged_width(encoder: nn.Module) -> int:
+    """The numbers of a token in the inputs of all mergers of an encoder: those of their first products."""
+    linear = (next(part for part in merger.modules() if isinstance(part, nn.Linear)) for merger in mergers_of(encoder))
+    return sum(first.in_features for first in linear)
+
+
+def _patches_of_a_token(model: PreTrainedModel, inputs: Tensors) -> int:
+    rows: list[int] = []
+    first, *_ = mergers_of(encoder_of(model))
+    hook = first.register_forward_hook(lambda _, given, made: rows.append(len(given[0]) // len(made)))
+    try:
+        _projected(model, inputs)
+    finally:
+        hook.remove()
+    return rows[0]
+
+
+def _projected(model: PreTrainedModel, inputs: Tensors) -> list[Tensor]:
+    """Projected features of images, level by level."""
+    features = model.base_model.get_image_features(**inputs, return_dict=True)
+    return tensors_in(features.get(name) for name in PROJECTED_OUTPUTS)
 
 
 def find_stored_output(model: PreTrainedModel, images: Sequence[Tensors], blank: Tensors) -> StoredOutput | None:

@@ -24,6 +24,7 @@ from transformers import (
 
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.models.base import ShardingUnits
+from vlmpipe.trainer.models.hf.encoder import mergers_of
 from vlmpipe.trainer.models.hf_native.family import NativeFamily
 from vlmpipe.trainer.models.hf_native.pretrained import load_pretrained, pretrained_config, weights_description
 from vlmpipe.trainer.models.hf_native.weights import PretrainedModel
@@ -34,7 +35,6 @@ from vlmpipe.trainer.models.layers.parameter_counts import count_parameters, mod
 from vlmpipe.trainer.models.qwen_vl.model import (
     QwenVLM,
     encoder_output,
-    mergers_of,
     project,
     tower_output,
     without_mergers,

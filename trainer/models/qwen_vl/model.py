@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
@@ -11,15 +9,14 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.models.hf import encoder
+from vlmpipe.trainer.models.hf.encoder import merger_parts, mergers_of
 from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.freeze import trains
 from vlmpipe.trainer.models.layers.image_placeholders import add_levels_at_places, places_of, put
 from vlmpipe.trainer.models.packed_vlm import PackedVLM
 from vlmpipe.trainer.models.qwen_vl.vision_attention import use_attention_by_piece
 from vlmpipe.trainer.models.qwen_vl.vision_metadata import sizes_of
-
-HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-MERGERS = ("merger", "deepstack_merger_list")  # transformers' names
 
 
 class QwenVLM(PackedVLM):
@@ -34,7 +31,7 @@ class QwenVLM(PackedVLM):
         self._tower: list[nn.Module] = [] if cached else [without_mergers(visual)]
         if cached:
             for name in list(visual._modules):
-                if name not in MERGERS:
+                if name not in merger_parts(visual):
                     setattr(visual, name, None)  # its output is read from disk
         self.train(self.training)
 
@@ -70,38 +67,10 @@ class QwenVLM(PackedVLM):
         return hidden, {"visual_pos_masks": places, "deepstack_visual_embeds": deeper} if deeper else {}
 
 
-class Group(nn.Module):
-    """Replaces a merger: concatenates the patches of a token, as a merger does first."""
-
-    def __init__(self, patches: int) -> None:
-        super().__init__()
-        self.patches = patches
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """(patches, hidden) -> (tokens, patches of a token x hidden)."""
-        return hidden.reshape(len(hidden) // self.patches, -1)
-
-
-def mergers_of(visual: nn.Module) -> list[nn.Module]:
-    """The merger, and those of levels that are added to deeper language layers (DeepStack)."""
-    return [visual.merger, *getattr(visual, "deepstack_merger_list", [])]
-
-
 def without_mergers(visual: nn.Module) -> nn.Module:
-    """A vision encoder of the same modules that returns the input of its mergers.
-
-    It runs the library's own forward pass, which orders tokens by windows and back.
-    """
+    """`vlmpipe.trainer.models.hf.encoder.without_mergers`, with attention in few launches."""
     use_attention_by_piece(visual)
-    tower = copy.copy(visual)
-    group = Group(int(visual.config.spatial_merge_size) ** 2)
-    tower._modules = dict(visual._modules)
-    for hooks in HOOKS:  # a strategy's hooks on the encoder work on that module only (DeepSpeed's ds_id)
-        setattr(tower, hooks, OrderedDict())
-    tower._modules["merger"] = group
-    if "deepstack_merger_list" in tower._modules:
-        tower._modules["deepstack_merger_list"] = nn.ModuleList([group for _ in visual.deepstack_merger_list])
-    return tower
+    return encoder.without_mergers(visual, int(visual.config.spatial_merge_size) ** 2)
 
 
 def tower_output(tower: nn.Module, patches: Tensor, sizes: dict[str, object]) -> Tensor:

@@ -51,21 +51,6 @@ PREFIX = ("paligemma",)  # answers that are seen before they come
 # They attend under a mask that the whole model's code makes, tokens of an image see each other, or LFM2's last norm has
 # another name.
 UNSTAGED = ("gemma3", "gemma4", "kimi_k25", "lfm3_vl", "lfm2_vl")
-IN_ENCODER = dict.fromkeys(  # the projector, which cached features leave as it is
-    (
-        "qwen2_vl",
-        "qwen2_5_vl",
-        "qwen3_vl",
-        "qwen3_5",
-        "glm4v",
-        "glm46v",
-        "qwen3_vl_moe",
-        "glm4v_moe",
-        "qwen3_5_moe",
-        "glm_ocr",
-    ),
-    ("projector",),
-)
 UNSPLIT = (  # layers in which tensor parallelism knows not all matrices
     "qwen3_5", "lfm2_vl", "kimi_k25", "gemma4", "glm4v", "glm46v", "qwen3_vl_moe", "glm4v_moe", "qwen3_5_moe",
     "glm_ocr", "lfm3_vl",
@@ -209,7 +194,7 @@ def test_training_on_stored_features_equals_training_on_images(
     model_type: str, published: Callable[[str], Path]
 ) -> None:
     """Loss and gradients, of samples with none, one or two images, and of a sequence without any."""
-    config = config_of(published(model_type), freeze=("tower", *IN_ENCODER.get(model_type, ())))
+    config = config_of(published(model_type), freeze=("tower",))
     family, images = family_of(config), image_form_of(config).published
     assert images is not None
     chat = make_chat(config, DataConfig(source="x", sequence_length=8), ())
@@ -232,15 +217,6 @@ def test_training_on_stored_features_equals_training_on_images(
     largest = max(float(each.abs().max()) for each in expected.values())
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=RELATIVE, atol=RELATIVE * largest, msg=name)
-
-
-@pytest.mark.parametrize("model_type", [name for name in TYPES if name in IN_ENCODER])
-def test_features_of_a_projector_inside_of_the_encoder_are_stored_where_it_is_frozen(
-    model_type: str, published: Callable[[str], Path]
-) -> None:
-    examine.require_trainable(config_of(published(model_type), freeze=("tower", "projector")), pack=False, cached=True)
-    with pytest.raises(ConfigError, match=r"projector in model\.freeze"):
-        examine.require_trainable(config_of(published(model_type)), pack=False, cached=True)
 
 
 @only_whole

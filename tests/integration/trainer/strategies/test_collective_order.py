@@ -86,10 +86,6 @@ class Refusal:
     way_out: Mapping[str, Any] | None = None
 
 
-IN_ENCODER = (
-    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe", "glm4v", "glm46v", "qwen3_vl_moe", "glm4v_moe",
-    "glm_ocr",
-)  # fmt: skip
 UNSPLIT = (
     "qwen3_5", "qwen3_5_moe", "lfm2_vl", "lfm3_vl", "kimi_k25", "gemma4", "glm4v", "glm46v", "qwen3_vl_moe",
     "glm4v_moe", "glm_ocr",
@@ -110,12 +106,6 @@ REFUSED = (
         ("hf glm4v_moe",),
         "PEFT adapts other layers",
         {"model.lora": {"rank": 4, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}},
-    ),
-    Refusal(
-        ("cached",),
-        tuple(PUBLISHED + name for name in IN_ENCODER),
-        "lies in its vision encoder, so its features change",
-        {"model.freeze": ["tower", "projector"]},
     ),
     Refusal(("tp",), tuple(PUBLISHED + name for name in UNSPLIT), "tensor parallelism cannot split"),
 )
