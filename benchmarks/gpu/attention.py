@@ -19,8 +19,8 @@ from benchmarks.training.attention import QUICK, Attention, Packed, results, sid
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.models.attention.kernel_choice import kernel_for
 from vlmpipe.trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH
-from vlmpipe.trainer.models.qwen_vl.vision_attention import Pieces
-from vlmpipe.trainer.models.qwen_vl.vision_attention import attention as of_tower
+from vlmpipe.trainer.models.hf.vision_attention import Pieces
+from vlmpipe.trainer.models.hf.vision_attention import attention as of_tower
 
 ATTENTION_PASSES = 5
 TOWER_HEADS, TOWER_HEAD_DIM = 16, 80  # of Qwen2.5-VL

@@ -37,6 +37,7 @@ from vlmpipe.trainer.models.hf.flops import counted_flops
 from vlmpipe.trainer.models.hf.model import HfVLM
 from vlmpipe.trainer.models.hf.processor import BLANK, PublishedImages, Tensors, kind_of, published_images
 from vlmpipe.trainer.models.hf.stored import StoredOutput, encoder_output, merged_width
+from vlmpipe.trainer.models.hf.vision_attention import use_few_launches
 from vlmpipe.trainer.models.hf_native.family import NativeFamily
 from vlmpipe.trainer.models.hf_native.pretrained import part_config, pretrained_config, weights_description
 from vlmpipe.trainer.models.hf_native.settings_files import (
@@ -102,15 +103,16 @@ class HfFamily(NativeFamily):
         with parameters_on_meta(), no_init_weights():
             model = self.kind(self.type_of(config))(self.whole_config(config)).float()
         encoder = encoder_of(model)
+        if not config.tower.weights:
+            encoder.load_state_dict(self.build_vision(config).state_dict(), assign=True)
         if merger_parts(encoder):
             stored = examine(config).stored
+            use_few_launches(encoder)
             encoder = without_mergers(encoder, stored.patches if stored else 1)
             model.set_encoder(encoder, modality="image")
         if config.tower.weights:
             weights = StoredWeights(config.tower, self.stored_model(config))
             DeferredWeights(model, weights, torch.device("cpu")).fill(encoder)
-        else:
-            encoder.load_state_dict(self.build_vision(config).state_dict(), assign=True)
         vars(encoder)[AROUND] = model  # for `encode`, but no submodule: digests and moves are the encoder's
         return encoder.eval()
 
@@ -147,8 +149,8 @@ class HfFamily(NativeFamily):
     def feature_description(self, config: ModelConfig) -> dict[str, object]:
         """Everything that determines the frozen tower's output for given image bytes, as plain JSON. Its code is the
         library's."""
-        stored = examine(config).stored
-        before = {"features": "before mergers"} if stored and stored.patches else {}
+        merges = merger_parts(encoder_of(_without_values(config.tower.model_dump_json())))
+        before = {"features": "before mergers"} if merges else {}
         return weights_description(config) | {"transformers": transformers.__version__} | before
 
     def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
@@ -238,7 +240,7 @@ class HfFamily(NativeFamily):
 
 
 def _in_full_width(stored: StoredOutput, config: ModelConfig) -> StoredOutput:
-    """As wide as the inputs of the model's mergers; those of the small model that was examined may be narrower."""
+    """Stored output in the width of the model's mergers; those of the small model that was examined may be narrower."""
     if not stored.patches:
         return stored
     return replace(stored, width=merged_width(encoder_of(_without_values(config.tower.model_dump_json()))))

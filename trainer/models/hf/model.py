@@ -26,6 +26,7 @@ from vlmpipe.trainer.models.hf.encoder import encoder_of, mergers_of, round_feat
 from vlmpipe.trainer.models.hf.packed_samples import PackedSamples, separate_samples
 from vlmpipe.trainer.models.hf.processor import BLANK, FEATURES, PIXEL_SHAPE, TYPES, PublishedImages, Tensors
 from vlmpipe.trainer.models.hf.stored import PROJECTED_OUTPUTS, StoredEncoder, StoredOutput, tensors_in
+from vlmpipe.trainer.models.hf.vision_attention import use_few_launches
 from vlmpipe.trainer.models.image_inputs import NamedImages
 from vlmpipe.trainer.models.layers.freeze import part_of, trains
 from vlmpipe.trainer.models.layers.image_placeholders import places_of, put
@@ -75,8 +76,10 @@ class HfVLM(nn.Module):
         self.tower_is_frozen = not trains(without_mergers(encoder_of(model)))
         if stored:
             model.set_encoder(StoredEncoder(encoder_of(model), stored), modality="image")
-        elif self.tower_is_frozen:
-            round_features(encoder_of(model))
+        else:
+            use_few_launches(encoder_of(model))
+            if self.tower_is_frozen:
+                round_features(encoder_of(model))
         self.train(self.training)
 
     @functools.cached_property

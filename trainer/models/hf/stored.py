@@ -107,18 +107,18 @@ def find_before_mergers(model: PreTrainedModel, images: Sequence[Tensors], blank
     patches = _patches_of_a_token(model, images[0])
     model.set_encoder(without_mergers(encoder, patches), modality="image")
     try:
-        found = find_stored_output(model, images, blank)
-        if found is None or len(found.fields) != len(mergers_of(encoder)) or found.width != merged_width(encoder):
+        stored = find_stored_output(model, images, blank)
+        if stored is None or len(stored.fields) != len(mergers_of(encoder)) or stored.width != merged_width(encoder):
             return None
-        found = replace(found, patches=patches)
-        rows = torch.cat([found.take(encoder_output(model, inputs)) for inputs in images])
-        stand_in = StoredEncoder(encoder, found)
+        stored = replace(stored, patches=patches)
+        rows = torch.cat([stored.take(encoder_output(model, inputs)) for inputs in images])
+        stand_in = StoredEncoder(encoder, stored)
         stand_in.rows = rows
         model.set_encoder(stand_in, modality="image")
         together = torch.cat(_projected(model, join(images)))
     finally:
         model.set_encoder(encoder, modality="image")
-    return found if (together - expected).abs().max() <= SAME * expected.abs().max() else None
+    return stored if (together - expected).abs().max() <= SAME * expected.abs().max() else None
 
 
 def merged_width(encoder: nn.Module) -> int:
@@ -130,7 +130,7 @@ def merged_width(encoder: nn.Module) -> int:
 def _patches_of_a_token(model: PreTrainedModel, inputs: Tensors) -> int:
     rows: list[int] = []
     first, *_ = mergers_of(encoder_of(model))
-    hook = first.register_forward_hook(lambda _, given, made: rows.append(len(given[0]) // len(made)))
+    hook = first.register_forward_hook(lambda _, hidden, tokens: rows.append(len(hidden[0]) // len(tokens)))
     try:
         _projected(model, inputs)
     finally:

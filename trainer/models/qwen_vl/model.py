@@ -11,11 +11,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.models.hf import encoder
 from vlmpipe.trainer.models.hf.encoder import merger_parts, mergers_of
+from vlmpipe.trainer.models.hf.vision_attention import use_attention_by_piece
 from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.freeze import trains
 from vlmpipe.trainer.models.layers.image_placeholders import add_levels_at_places, places_of, put
 from vlmpipe.trainer.models.packed_vlm import PackedVLM
-from vlmpipe.trainer.models.qwen_vl.vision_attention import use_attention_by_piece
 from vlmpipe.trainer.models.qwen_vl.vision_metadata import sizes_of
 
 

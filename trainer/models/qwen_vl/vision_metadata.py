@@ -18,8 +18,8 @@ from transformers.vision_utils import (
     get_vision_window_index,
 )
 
+from vlmpipe.trainer.models.hf.vision_attention import Pieces
 from vlmpipe.trainer.models.image_inputs import Grid
-from vlmpipe.trainer.models.qwen_vl.vision_attention import Pieces
 
 TAPS = 4  # entries of the position table that one patch's position is interpolated from
 
@@ -27,7 +27,7 @@ TAPS = 4  # entries of the position table that one patch's position is interpola
 def sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device) -> dict[str, object]:
     """Named arguments of the tower's forward pass for at least one image.
 
-    The pieces that attention keeps apart are known to the host, see `vlmpipe.trainer.models.qwen_vl.vision_attention`.
+    The pieces that attention keeps apart are known to the host, see `vlmpipe.trainer.models.hf.vision_attention`.
     """
     merge, on_host = int(tower.spatial_merge_size), torch.tensor(grids)
     tensors = {"position_ids": get_vision_position_ids(on_host, merge)}

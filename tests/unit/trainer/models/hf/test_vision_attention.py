@@ -16,10 +16,11 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTra
 
 from tests.support.trainer.tiny_native import model_section
 from vlmpipe.trainer.config.model import GRID_FAMILIES, ModelConfig
+from vlmpipe.trainer.models.hf import vision_attention
+from vlmpipe.trainer.models.hf.model import HfVLM
+from vlmpipe.trainer.models.hf.vision_attention import Pieces, at_once, attention, by_runs
 from vlmpipe.trainer.models.image_inputs import Grid
-from vlmpipe.trainer.models.qwen_vl import vision_attention
 from vlmpipe.trainer.models.qwen_vl.model import tower_output, without_mergers
-from vlmpipe.trainer.models.qwen_vl.vision_attention import Pieces, at_once, attention, by_runs
 from vlmpipe.trainer.models.qwen_vl.vision_metadata import sizes_of
 from vlmpipe.trainer.models.registry import family_of
 
@@ -105,6 +106,33 @@ def test_bounds_of_the_librarys_own_forward_pass_are_read() -> None:
     found, _ = attention(module, query, key, value, None, scaling=scaling, cu_seq_lens_q=ends)
     assert torch.equal(found, by_runs(query, key, value, Pieces.of([0, 3, 7], CPU), scaling))
     assert found.shape == (1, 7, 2, 8)
+    ends.tolist = lambda: pytest.fail("the host waits in each layer")  # type: ignore[method-assign]
+    again, _ = attention(module, query, key, value, None, scaling=scaling, cu_seq_lens_q=ends)
+    assert torch.equal(again, found)
+
+
+def test_any_type_with_a_merger_trains_with_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call for each run of windows of one size; the library makes one for each window and each image."""
+    calls: list[int] = []
+    product = F.scaled_dot_product_attention
+    config = ModelConfig.model_validate(model_section("qwen2_5_vl", freeze=()))
+    model = family_of(config).skeleton(config, vocabulary=300)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    numbers, grids = model.model.visual.patch_embed.proj.weight[0].numel(), torch.tensor([[1, 16, 16], [1, 16, 16]])
+    inputs = {"pixel_values": torch.randn(512, numbers), "image_grid_thw": grids}
+    expected = model.model.get_image_features(**inputs).pooler_output
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda *given, **named: calls.append(1) or product(*given, **named)
+    )
+    with torch.no_grad():
+        model.model.get_image_features(**inputs)
+        by_library = len(calls)
+        module = HfVLM(config, model, images=None)  # type: ignore[arg-type]
+        calls.clear()
+        found = module.features(inputs)
+    assert (by_library, len(calls)) == (34, 2)
+    torch.testing.assert_close(torch.cat(found), torch.cat(expected), rtol=1e-4, atol=1e-5)
 
 
 def test_torchs_kernel_takes_the_arguments_and_gives_that_shape() -> None:

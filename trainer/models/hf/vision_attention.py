@@ -1,4 +1,4 @@
-"""Attention of a Qwen-VL tower inside images and inside windows, in few launches.
+"""Attention of a vision encoder with mergers inside images and inside windows, in few launches.
 
 The library calls attention once for each piece of each layer: 2,272 times for one image of a megapixel in Qwen2.5-VL,
 whose windows are of 8 x 8 patches. Here torch's variable-length kernel takes all pieces of a layer at once, where the
@@ -12,6 +12,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,11 +21,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from vlmpipe.trainer.models.attention.kernel_choice import TRIAL_TOLERANCE, flash_takes
+from vlmpipe.trainer.models.hf.encoder import layers_of, mergers_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 NAME = "vlmpipe_flash_by_piece"  # "flash": the library then passes bounds on instead of cutting tensors itself
+BOUNDS = "cu_seqlens"  # the library's argument of layers that are told where images end
+READ = "_vlmpipe_pieces"  # attribute of bounds that the host has read
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +59,12 @@ class Pieces:
         return cls(tuple(runs), pinned.to(device, non_blocking=True), max(lengths, default=0))
 
 
+def use_few_launches(encoder: nn.Module) -> None:
+    """Have an encoder with mergers, whose images lie one behind the other, use `attention`."""
+    if mergers_of(encoder) and all(BOUNDS in signature(layer.forward).parameters for layer in layers_of(encoder)):
+        use_attention_by_piece(encoder)
+
+
 def use_attention_by_piece(tower: nn.Module) -> None:
     """Have a tower of transformers use `attention`."""
     from transformers.modeling_utils import AttentionInterface
@@ -78,18 +88,25 @@ def attention(
 ) -> tuple[Tensor, None]:
     """One layer's attention, as transformers calls it: (1, heads, patches, head_dim) -> (1, patches, heads, head_dim).
 
-    cu_seq_lens_q: where the library's own forward pass makes them, a tensor, which the host reads.
+    cu_seq_lens_q: where the library's own forward pass makes them, a tensor, which the host reads once for all layers.
     """
     assert attention_mask is None, "patches of a piece see each other"
-    pieces = cu_seq_lens_q
-    if isinstance(pieces, Tensor):
-        pieces = Pieces.of(pieces.tolist(), query.device)
+    pieces = read_once(cu_seq_lens_q, query.device) if isinstance(cu_seq_lens_q, Tensor) else cu_seq_lens_q
     kind = query.device.type
     if torch.is_autocast_enabled(kind):  # as for torch's own attention
         query, key, value = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (query, key, value))
     if kind == "cuda" and not isinstance(query, FakeTensor) and flash_takes(query) and _is_right(*_kind_of(query)):
         return at_once(query, key, value, pieces, scaling), None
     return by_runs(query, key, value, pieces, scaling), None
+
+
+def read_once(ends: Tensor, device: torch.device) -> Pieces:
+    """The pieces that end there. The tensor, which layers share, has them as an attribute from then on."""
+    known: Pieces | None = getattr(ends, READ, None)
+    if known is None:
+        known = Pieces.of(ends.tolist(), device)
+        setattr(ends, READ, known)
+    return known
 
 
 def at_once(query: Tensor, key: Tensor, value: Tensor, pieces: Pieces, scaling: float) -> Tensor:
