@@ -49,7 +49,7 @@ def trial(chance: np.random.Generator, law: Callable[[float], float], starts: in
 
 
 def simulated(chance: np.random.Generator, law: Callable[[float], float], starts: int) -> Points:
-    """Answers to the same questions, most of which are hard or easy for all trainings alike."""
+    """Answers to the same questions, most of which are hard or easy for all trainings."""
     hard, trainings = chance.random(QUESTIONS), dict[str, list[Training]]()
     for share in SHARES:
         for start in range(starts):
