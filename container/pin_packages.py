@@ -25,7 +25,7 @@ from resolve import digest, resolved
 HERE = Path(__file__).parent
 CONSTRAINTS = HERE.parent / "constraints.txt"
 OF_TORCH = HERE / "torch_builds/cu130.txt"  # which PyPI has, so that pip resolves it everywhere
-NOT_IN_IMAGES = {"all", "bench", "dev", "local"}
+NOT_IN_IMAGES = {"all", "bench", "dev", "local", "mcp"}
 HEADER = "# The images' packages, the digest of each file (Python 3.11, Linux, x86-64), and the extras that need it: "
 HEADER += "python container/pin_packages.py\n"
 

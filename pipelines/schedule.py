@@ -180,7 +180,7 @@ def apply_schedule(
         # Otherwise the first run would fail, at night.
         plan = replace(plan, notes=(*plan.notes, *plan.platform.check_storage(config)))
     limit_usd = config.plan.confirm_above_usd
-    approved = require_approval(plan.month, confirm_above_usd=limit_usd, force=False, yes=yes, ask=ask)
+    approved = require_approval(plan.month, confirm_above_usd=limit_usd, force=False, yes=yes, dry_run=False, ask=ask)
     if plan.live:
         return plan, schedules.update(plan.live, plan.wanted, plan.changes, approved)
     return plan, schedules.create(plan.wanted, approved)
@@ -211,7 +211,7 @@ def resume_live_schedule(
         run = on_own_machines(config, run)
     coming = _coming(run, live, config.name, catch_up=catch_up, now=now)
     limit_usd = config.plan.confirm_above_usd
-    approved = require_approval(coming, confirm_above_usd=limit_usd, force=False, yes=yes, ask=ask)
+    approved = require_approval(coming, confirm_above_usd=limit_usd, force=False, yes=yes, dry_run=False, ask=ask)
     return schedules.resume(live, approved, catch_up=catch_up)
 
 

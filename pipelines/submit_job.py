@@ -127,7 +127,7 @@ def submit_training(
         client = job_client(place.location)
         if not force:
             require_buckets(config)
-    approved = require_approval(spending, confirm_above_usd=limit_usd, force=force, yes=yes or dry_run, ask=ask)
+    approved = require_approval(spending, confirm_above_usd=limit_usd, force=force, yes=yes, dry_run=dry_run, ask=ask)
     if client:
         upload(packages)
         compiled = compiled_settings(config, "vertex", root_uri)
@@ -180,7 +180,7 @@ def submit_spec(
     term = spec.scheduling.strategy.name.lower() if spec.scheduling.strategy else "standard"
     spending = Spending(path.name, "green", (), None, None, machines, term, unknown="a job spec has no plan")
     client = None if dry_run else job_client(place.location)
-    approved = require_approval(spending, confirm_above_usd=0.0, force=False, yes=yes or dry_run, ask=ask)
+    approved = require_approval(spending, confirm_above_usd=0.0, force=False, yes=yes, dry_run=dry_run, ask=ask)
     sent = submission.send(client, approved) if client else None
     run_uri = spec.base_output_directory.output_uri_prefix
     if sent:

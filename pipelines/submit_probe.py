@@ -88,7 +88,7 @@ def submit_probe(
         require_own_project(config)
         if not force:
             require_buckets(config)
-    approved = require_approval(spending, confirm_above_usd=limit_usd, force=force, yes=yes or dry_run, ask=ask)
+    approved = require_approval(spending, confirm_above_usd=limit_usd, force=force, yes=yes, dry_run=dry_run, ask=ask)
     if not dry_run:
         upload(packages)
         write_record(open_storage(paths.run_uri), "run.json", config.to_run_json(paths), indent=1)

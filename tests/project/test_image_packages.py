@@ -110,7 +110,7 @@ def test_every_extra_that_an_image_may_have_meets_what_the_project_asks_for() ->
     content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     asked: dict[str, list[str]] = content["project"]["optional-dependencies"]
     of_torch = pins(BUILDS["cu130"])
-    for extra in asked.keys() - {"all", "bench", "dev", "local"}:
+    for extra in asked.keys() - {"all", "bench", "dev", "local", "mcp"}:
         found = [re.match(r"(\S+?)==(\S+)", line) for line in printed(extra).stdout.splitlines()]
         versions = of_torch | {match[1]: match[2] for match in found if match}
         assert found, f"no digests for {extra}: python container/pin_packages.py"

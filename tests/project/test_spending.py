@@ -95,6 +95,8 @@ def test_approvals_are_made_by_one_function_which_no_caller_answers() -> None:
             if call := calls.get("require_approval"):
                 keywords = {keyword.arg: keyword.value for keyword in call.keywords}
                 answered |= {path} if isinstance(keywords["yes"], ast.Constant) else set()
+                never_sent = isinstance(keywords["dry_run"], ast.Constant) and keywords["dry_run"].value
+                answered |= {path} if never_sent else set()
     assert makers == {"vlmpipe/planner/spending/approval.py: require_approval"}
     assert answered == set()
 

@@ -1,7 +1,8 @@
 """Files in folders, on Cloud Storage and on S3."""
 
+from vlmpipe.trainer.confinement.limits import require_address
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.storage.base import MISTYPED, Storage
+from vlmpipe.trainer.storage.base import MISTYPED, Storage, in_bucket
 from vlmpipe.trainer.storage.local import LocalStorage
 
 
@@ -14,6 +15,8 @@ def open_storage(root_uri: str) -> Storage:
         raise ConfigError(
             f"storage {root_uri!r} is no address", expected=f"{match[0].lower()}//... with two slashes, or a local path"
         )
+    if in_bucket(root_uri):
+        require_address(root_uri)
     if root_uri.startswith("gs://"):
         from vlmpipe.trainer.storage.gcs import GcsStorage
 

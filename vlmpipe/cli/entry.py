@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from vlmpipe.trainer.confinement import LIMITS_VARIABLE
 from vlmpipe.trainer.errors import ExitCode
 from vlmpipe.trainer.extras import install_command
 
@@ -37,9 +38,27 @@ def _run() -> None:
         _take_closed_handles()
         if needs_utf8_mode():
             _start_again_in_utf8_mode()
+        _hold_to_limits()
         _command_line()()
     except KeyboardInterrupt:  # before the command line is there, or after it
         _leave(["stopped by Ctrl-C"], ExitCode.INTERRUPTED)
+
+
+def _hold_to_limits() -> None:
+    """Hold a command of `vlmpipe mcp` to its folders before it imports, and so before it has threads."""
+    if LIMITS_VARIABLE not in os.environ:
+        return
+    from vlmpipe.cli.output import print_error
+    from vlmpipe.trainer.confinement.landlock import restrict_files
+    from vlmpipe.trainer.confinement.limits import limits
+    from vlmpipe.trainer.errors import UserError
+
+    try:
+        if (held := limits()) and held.is_enforced:
+            restrict_files(writable=(held.root, *held.writable), readable=held.readable)
+    except UserError as error:
+        print_error(error, as_json=True)
+        sys.exit(int(error.code))
 
 
 def _end_now(*_: object) -> None:
@@ -52,8 +71,8 @@ def _command_line() -> Callable[[], None]:
     except ModuleNotFoundError as error:
         extras = "vlmpipe with pipelines (the command line), trainer and data (runs on this machine)"
         needed = install_command("pipelines,trainer,data")
-        found = f"error: the Python package {error.name} is not installed"
-        _leave([found, f"  expected: {extras}", f"  to do:    {needed}"], ExitCode.UNAVAILABLE)
+        problem = f"error: the Python package {error.name} is not installed"
+        _leave([problem, f"  expected: {extras}", f"  to do:    {needed}"], ExitCode.UNAVAILABLE)
     return run
 
 

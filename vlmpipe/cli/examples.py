@@ -71,6 +71,11 @@ EXAMPLES = {
     ),
     "serve": ("digits-20260301-120000", "digits-20260301-120000 --check 100", "digits@champion --check 20 --url "
               "http://localhost:8000/v1/chat/completions --model digits"),
+    "mcp": (
+        "--root my-runs",
+        "--root my-runs --max-usd-per-call 20 --max-usd 50 --address gs://my-bucket --allow cancel",
+        "--root my-runs --max-usd-per-call 20 --max-usd 200 --ledger spent.jsonl",
+    ),
     "skill": ("", "--output .agents/skills --json"),
     "schema": ("--markdown", "--output docs/reference"),
     "cache explain": ("configs/digits.yaml", "configs/digits.yaml model.image_size=128 --json"),

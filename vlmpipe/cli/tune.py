@@ -106,7 +106,7 @@ def _approval(settings: RunConfig, *, yes: bool) -> Approved:
     trials = settings.tune.max_trial_count
     whole = spending.times(trials, f"{trials} trials of {spending.name}")
     above = settings.plan.confirm_above_usd
-    return require_approval(whole, confirm_above_usd=above, force=False, yes=yes, ask=terminal_confirm())
+    return require_approval(whole, confirm_above_usd=above, force=False, yes=yes, dry_run=False, ask=terminal_confirm())
 
 
 def _submit(search: Search, approved: Approved, *, as_json: bool) -> None:

@@ -10,6 +10,7 @@ from pydantic import ValidationError, model_validator
 
 from vlmpipe.config.overrides import parse_overrides
 from vlmpipe.config.rules.baseline import baseline_problems
+from vlmpipe.config.rules.confinement import confinement_problems
 from vlmpipe.config.rules.replay import stages_replay_problem
 from vlmpipe.config.rules.secrets import secret_problems
 from vlmpipe.config.rules.sections import section_problems
@@ -73,6 +74,7 @@ def load_new_run(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         for problem in [
             *_without_effect(name, stage.train.model_dump(include={"strategy", "deepspeed"})),
             *_named(name, baseline_problems(stage, is_later_stage=place > 0)),
+            *_named(name, confinement_problems(stage)),
         ]
     )
     if found:

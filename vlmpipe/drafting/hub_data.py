@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from vlmpipe.trainer.confinement.limits import HUB, require_address
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError, os_errors, require_package
 from vlmpipe.trainer.models.hub_errors import TOKEN
 
@@ -60,6 +61,8 @@ def fetch(name: str, folder: Path, *, subset: str = "", revision: str = "") -> F
         raise ConfigError(f"--output is {folder}", expected="a folder by its name", fix="give a new folder's name")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not empty", expected="a new or empty folder", fix="give another --output")
+    if not Path(name).is_dir():
+        require_address(HUB)
     import datasets
 
     if not sys.stderr.isatty():

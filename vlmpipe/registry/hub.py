@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.config.sections.output import HubConfig
 from vlmpipe.records.registered import Registered, Uploaded
+from vlmpipe.trainer.confinement.limits import HUB, require_address
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.secret_manager import HUB_TOKEN_VARIABLE, upload_token
 from vlmpipe.trainer.storage import open_storage
@@ -71,6 +72,7 @@ def _upload(hub: HubConfig, token: str, files: Mapping[str, Path], message: str)
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     from huggingface_hub.errors import HTTPError  # the base of all that its client raises
 
+    require_address(HUB)
     api = HfApi(token=token)
     try:
         api.create_repo(hub.repo_id, private=hub.private, exist_ok=True)

@@ -14,6 +14,7 @@ from google.auth.exceptions import GoogleAuthError
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.sources.data_source import BIGQUERY
+from vlmpipe.trainer.confinement.limits import require_address
 from vlmpipe.trainer.data.rejects import Reject
 from vlmpipe.trainer.data.sample import Sample, stable_digest
 from vlmpipe.trainer.data.sources.base import Part, Records, Source
@@ -36,6 +37,7 @@ class BigQuerySource(RowSource):
     def __init__(self, config: DataConfig) -> None:
         self.config, self._name = config, config.source.removeprefix(BIGQUERY)
         self.splits, self._empty = {}, {}  # no file's name states a split, and no file is empty
+        require_address(config.source)
         self._client = _client(self._name.rsplit(".", 2)[0])  # a domain in front of a project has dots
         self._table = self._described()
         self._columns = self._chosen()

@@ -15,6 +15,7 @@ from typing import Any
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.sources.data_source import function_named
+from vlmpipe.trainer.confinement.limits import require_own_code
 from vlmpipe.trainer.data.accounting.keys import Record
 from vlmpipe.trainer.data.conversations.layouts import media_values
 from vlmpipe.trainer.data.conversations.message_parts import kind_of
@@ -143,6 +144,7 @@ def load_function(uri: str) -> tuple[Callable[..., object], Storage]:
     """
     named = function_named(uri)
     assert named, uri
+    require_own_code(f"data.source {uri}")
     module_name, name = named
     if module_name.endswith(".py"):
         parent, _, file = module_name.rpartition("/")

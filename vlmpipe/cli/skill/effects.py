@@ -24,11 +24,20 @@ class Effect(StrEnum):
     removes = "removes"
 
 
+class Tool(StrEnum):
+    """Whether `vlmpipe mcp` has a command as a tool."""
+
+    never = "never"
+    on_request = "on_request"
+    offered = "offered"
+
+
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Entry:
     """A command's line of the table. json: fields that its document has, on the first level."""
 
     effect: Effect
+    tool: Tool = Tool.never
     json: tuple[str, ...] = ()
 
 

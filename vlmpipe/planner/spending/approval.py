@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from vlmpipe.job_spec.build import Job, reducer_count
+from vlmpipe.planner.spending.ledger import enter
 from vlmpipe.planner.steps.estimate import HOURS_PER_MONTH
+from vlmpipe.trainer.confinement.limits import limits
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -171,22 +173,32 @@ def fail_on_error(plan: Spending, *, force: bool) -> None:
 
 
 def require_approval(
-    plan: Spending, *, confirm_above_usd: float, force: bool, yes: bool, ask: Callable[[str], bool] | None
+    plan: Spending,
+    *,
+    confirm_above_usd: float,
+    force: bool,
+    yes: bool,
+    dry_run: bool,
+    ask: Callable[[str], bool] | None,
 ) -> Approved:
-    """Return the approval of what `plan` costs.
+    """Return the approval of what `plan` costs. Where a server of tools sets caps, those are the answer.
 
     Args:
         plan: what the planner found.
         confirm_above_usd: the run file's plan.confirm_above_usd. A run of unknown cost is asked about too.
         force: submit a red plan. It says nothing about money.
         yes: the answer to the question, given beforehand.
+        dry_run: nothing is sent, so nothing is spent.
         ask: asks a person; None without a terminal.
 
     Raises ConfigError for a red plan and for a question without a terminal to ask on, UserError (exit 130) after a no.
     """
     fail_on_error(plan, force=force)
+    if not dry_run and (caps := limits()):
+        enter(caps, plan.name, most_usd(plan), _unknown_part(plan))
+        return Approved(plan)
     needs = reasons_to_confirm(plan, confirm_above_usd)
-    if not needs or yes:
+    if not needs or yes or dry_run:
         return Approved(plan)
     if ask is None:
         raise ConfigError(
@@ -197,6 +209,18 @@ def require_approval(
     if not ask(f"{needs}.\nSubmit it?"):
         raise UserError("not submitted: the answer was no; nothing was sent", code=ExitCode.INTERRUPTED)
     return Approved(plan)
+
+
+def most_usd(plan: Spending) -> float | None:
+    """US dollars that a run may cost: the upper end of its forecast, a month of its endpoint; None: not known."""
+    if plan.usd is None:
+        return None
+    highest = plan.usd_range[1] if plan.usd_range else plan.usd
+    return max(highest, plan.usd) + plan.requests_usd + plan.serving_usd_per_month
+
+
+def _unknown_part(plan: Spending) -> str:
+    return plan.unknown if plan.usd is None else plan.left_out
 
 
 def reasons_to_confirm(plan: Spending, confirm_above_usd: float) -> str:

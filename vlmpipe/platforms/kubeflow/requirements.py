@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vlmpipe.config import service_forms as forms
+from vlmpipe.config.rules.confinement import service_confinement_problems
 from vlmpipe.config.service_forms import Form
 from vlmpipe.config.validation_errors import Problem, show
 from vlmpipe.platforms.requirements import (
@@ -76,7 +77,7 @@ def require_kubeflow(config: RunConfig) -> None:
     taken = sorted(KSERVES_OWN.keys() & config.deploy.env.keys()) if config.deploy else []
     problems += [Problem(f"deploy.env.{name}", KSERVES_OWN[name]) for name in taken]
     problems += [*serving_image(config, forms.PULLABLE_IMAGE), *hub_token(config)]
-    problems += benchmark_image(config, forms.PULLABLE_IMAGE)
+    problems += [*benchmark_image(config, forms.PULLABLE_IMAGE), *service_confinement_problems(config, "gcp.project")]
     if trainer := config.train.trainer:
         if trainer.kind == "package":
             text = "found package, expected command: a TrainJob runs an image and installs no packages"

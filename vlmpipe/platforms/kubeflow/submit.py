@@ -127,7 +127,9 @@ def submit_to_kubeflow(order: Order) -> SubmittedToKubeflow:
     with answering_soon():
         runs = KubeflowRuns(endpoint, section.namespace)
         note = require_version(runs.api, compiled.path)
-    approved = require_approval(spending, confirm_above_usd=limit_usd, force=order.force, yes=order.yes, ask=order.ask)
+    approved = require_approval(
+        spending, confirm_above_usd=limit_usd, force=order.force, yes=order.yes, dry_run=False, ask=order.ask
+    )
     run = runs.start(compiled.path, approved, name=name, experiment=section.experiment, parameters=parameters)
     record = RunRecord(
         run.link,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from vlmpipe.config import service_forms as forms
+from vlmpipe.config.rules.confinement import service_confinement_problems
 from vlmpipe.config.service_forms import Form
 from vlmpipe.config.validation_errors import Problem, RunFileError, show
 from vlmpipe.platforms.requirements import (
@@ -38,7 +39,7 @@ def require_vertex(config: RunConfig) -> None:
         text = f"found with register.registry {show(config.register_.registry)}, expected vertex://MODEL_ID"
         deploys.append(Problem("deploy", f"{text}: an endpoint serves models of Vertex AI Model Registry"))
     problems = [*violated(config, VERTEX), *_packages_elsewhere(config), *deploys, *hub_token(config)]
-    problems += benchmark_image(config, forms.IMAGE)
+    problems += [*benchmark_image(config, forms.IMAGE), *service_confinement_problems(config, "kubeflow.")]
     raise_problems(config, "Vertex AI", problems)
 
 

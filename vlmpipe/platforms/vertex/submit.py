@@ -127,8 +127,9 @@ def submit_to_vertex(order: Order) -> SubmittedToVertex:
         require_own_project(config)
         client = pipeline_client(config.gcp.location)
         notes = [] if force else require_buckets(config)
-    is_told = order.yes or order.dry_run
-    approved = require_approval(spending, confirm_above_usd=limit_usd, force=force, yes=is_told, ask=order.ask)
+    approved = require_approval(
+        spending, confirm_above_usd=limit_usd, force=force, yes=order.yes, dry_run=order.dry_run, ask=order.ask
+    )
     resource_name = ""
     if client:
         upload(packages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import locale
 import os
 import runpy
@@ -13,6 +14,10 @@ import pytest
 
 from tests.support.paths import ROOT
 from vlmpipe.cli import entry
+from vlmpipe.cli.mcp.places import readable
+from vlmpipe.trainer.confinement import LIMITS_VARIABLE
+from vlmpipe.trainer.confinement.landlock import MIN_ABI, abi
+from vlmpipe.trainer.confinement.limits import Limits
 
 START = "import sys; sys.argv[0] = 'vlmpipe'; from vlmpipe.cli.entry import console; console()"
 
@@ -96,3 +101,19 @@ def test_python_m_vlmpipe_is_the_command(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(entry, "console", lambda: started.append(True))
     runpy.run_module("vlmpipe", run_name="__main__")
     assert started == [True]
+
+
+@pytest.mark.skipif(abi() < MIN_ABI, reason="this kernel has no Landlock")
+def test_a_command_of_the_server_opens_no_file_outside_its_root(tmp_path: Path) -> None:
+    """Also where nothing looked at its arguments before."""
+    root, outside = tmp_path / "root", tmp_path / "spec.yaml"
+    root.mkdir()
+    outside.write_text("secret: only here\n")
+    limits = Limits(root=str(root), ledger="", writable=("/dev",), readable=readable())
+    done = subprocess.run(
+        [sys.executable, "-m", "vlmpipe", "check", "--job-spec", str(outside)],
+        cwd=ROOT, env=os.environ | {LIMITS_VARIABLE: limits.to_json()}, capture_output=True, text=True,
+    )  # fmt: skip
+    error = json.loads(done.stdout)["error"]
+    assert done.returncode == error["exit_code"] != 0
+    assert "ermission" in error["found"] and "only here" not in done.stdout + done.stderr

@@ -46,19 +46,19 @@ def _refusal(
     plan: Spending, *, above: float = 100.0, force: bool = False, yes: bool = False, person: Person | None = None
 ) -> UserError:
     with pytest.raises(UserError) as caught:
-        require_approval(plan, confirm_above_usd=above, force=force, yes=yes, ask=person)
+        require_approval(plan, confirm_above_usd=above, force=force, yes=yes, dry_run=False, ask=person)
     return caught.value
 
 
 def test_a_cheap_plan_needs_no_confirmation() -> None:
     person = Person(False)
-    require_approval(PLAN, confirm_above_usd=412.0, force=False, yes=False, ask=person)
+    require_approval(PLAN, confirm_above_usd=412.0, force=False, yes=False, dry_run=False, ask=person)
     assert person.heard == []
 
 
 def test_a_plan_above_the_threshold_is_confirmed_with_cost_hours_and_machines() -> None:
     person = Person(True)
-    require_approval(PLAN, confirm_above_usd=411.99, force=False, yes=False, ask=person)
+    require_approval(PLAN, confirm_above_usd=411.99, force=False, yes=False, dry_run=False, ask=person)
     (question,) = person.heard
     for part in ("llava", "$412", "11.2 h", "4 x a2-ultragpu-8g", "spot", "plan.confirm_above_usd", "Submit it?"):
         assert part in question
@@ -85,13 +85,13 @@ def test_without_a_terminal_the_error_names_yes() -> None:
 
 def test_yes_confirms_in_advance() -> None:
     person = Person(False)
-    require_approval(PLAN, confirm_above_usd=0, force=False, yes=True, ask=person)
+    require_approval(PLAN, confirm_above_usd=0, force=False, yes=True, dry_run=False, ask=person)
     assert person.heard == []
 
 
 def test_an_unknown_cost_is_confirmed_with_its_reason() -> None:
     person = Person(True)
-    require_approval(UNKNOWN, confirm_above_usd=1e9, force=False, yes=False, ask=person)
+    require_approval(UNKNOWN, confirm_above_usd=1e9, force=False, yes=False, dry_run=False, ask=person)
     assert "not known: no price of a4x-highgpu-4g" in person.heard[0]
     assert "hours not known" in person.heard[0]
 
@@ -106,7 +106,7 @@ def test_a_red_plan_is_refused_with_every_error_with_and_without_a_terminal(pers
 
 def test_force_does_not_confirm_the_cost() -> None:
     assert "$412" in _refusal(RED, force=True).found
-    require_approval(RED, confirm_above_usd=100, force=True, yes=True, ask=None)
+    require_approval(RED, confirm_above_usd=100, force=True, yes=True, dry_run=False, ask=None)
 
 
 def test_cents_are_printed_only_for_small_amounts() -> None:
