@@ -7,13 +7,14 @@ import itertools
 import json
 import math
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PATTERNS_FILE = Path(__file__).with_name("secret_patterns.yaml")
+PATTERNS_FILE = Path(__file__).with_name("secret_patterns.toml")
 GITLEAKS_RULES_FILE = Path(__file__).with_name("gitleaks_rules.json")
 LEAST_BITS_PER_CHARACTER = 4.0  # 32 random letters and digits have about 4.6
 LEAST_CHANGES = 0.4  # share of neighbours of another class; about 0.64 in random text, mostly below 0.4 in names
@@ -48,10 +49,7 @@ _SWITCH = re.compile(r"true|false|yes|no|on|off|none|null|0|1", re.IGNORECASE)
 
 @functools.cache
 def _patterns() -> Mapping[str, Any]:
-    import yaml
-
-    patterns: Mapping[str, object] = yaml.safe_load(PATTERNS_FILE.read_text(encoding="utf-8"))
-    return patterns
+    return tomllib.loads(PATTERNS_FILE.read_text(encoding="utf-8"))
 
 
 def is_secret_name(name: str) -> bool:

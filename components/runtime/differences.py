@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vlmpipe.config.overrides import Differences, difference_rows
+from vlmpipe.runs.setting_differences import Differences, difference_rows
 from vlmpipe.trainer.progress import Progress
 
 SHOWN_IN_NOTE = 6

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import TypedDict
 
 from vlmpipe.config.json_loader import parse_json
-from vlmpipe.config.overrides import Differences, differences, leaves, read_overrides, twice
+from vlmpipe.config.overrides import leaves, read_overrides, twice
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.sections.stages import with_overrides
 from vlmpipe.config.validation_errors import show
 from vlmpipe.records.compiled import CompiledSettings, Parameter
+from vlmpipe.runs.setting_differences import Differences, differences
 from vlmpipe.trainer.errors import ConfigError
 
 # Settings that are compiled into the pipeline: changing them for one run would have no effect.

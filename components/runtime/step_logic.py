@@ -8,10 +8,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.data.prepare.dataset_diff import CHANGES_FILE
 from vlmpipe.trainer.errors import DataError, print_warning
 from vlmpipe.trainer.records.evaluation import Evaluation
-from vlmpipe.trainer.records.prepared import DataPointers
+from vlmpipe.trainer.records.prepared import CHANGES_FILE, DataPointers
 from vlmpipe.trainer.records.record import Record
 from vlmpipe.trainer.records.replay import ReplayAnswers, ReplayPointer
 from vlmpipe.trainer.records.step import require_step

@@ -15,6 +15,7 @@ from tests.support.wheel import FOLDERS
 
 # Parsing all files takes seconds: those in which one of the names may stand after `import` or `from`.
 MAY_IMPORT = re.compile(rf"\b(?:import|from)\b(?:[\w.,\s\\]*,)?[\s\\]*(?:{'|'.join(FOLDERS)})\b")
+SECTIONS = {"vlmpipe.config.run_config", "vlmpipe.trainer.config.job"}  # of the run file
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,9 @@ MAY_IMPORT = re.compile(rf"\b(?:import|from)\b(?:[\w.,\s\\]*,)?[\s\\]*(?:{'|'.jo
     [
         ("vlmpipe.cli.app", {"torch", "transformers", "deepspeed", "kfp", "google.cloud.aiplatform"}),
         ("vlmpipe.trainer.config.job", {"torch", "transformers", "pyarrow"}),
+        # status and compare take most of their time to start.
+        ("vlmpipe.platforms.local.runs.summary", {"numpy", "yaml", "vlmpipe.trainer.checkpoint.commit", *SECTIONS}),
+        ("vlmpipe.cli.views.comparison", {"pyarrow", "jinja2", *SECTIONS}),
         ("vlmpipe.trainer.data.prepare.pipeline", {"torch", "transformers"}),
         ("vlmpipe.trainer.data.prepare.chunks.worker_pool", {"torch", "transformers"}),
     ],

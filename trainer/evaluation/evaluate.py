@@ -49,7 +49,7 @@ from vlmpipe.trainer.evaluation.held_out.result import (
     paired_answers,
 )
 from vlmpipe.trainer.evaluation.held_out.shuffled_images import ShuffledImages
-from vlmpipe.trainer.evaluation.metrics import Prediction, Question, cut_sentence, majority_baseline, scores
+from vlmpipe.trainer.evaluation.metrics import Prediction, Question, majority_baseline, scores
 from vlmpipe.trainer.evaluation.validation_loss import as_in_training
 from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.models.image_processor import image_preparer
@@ -59,6 +59,7 @@ from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.models.loss.pairs import answer_tokens
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.records.evaluation import Evaluation
+from vlmpipe.trainer.records.evaluation_notes import cut_sentence
 from vlmpipe.trainer.serving.exported_model import load_export
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from vlmpipe.trainer.records.record import Record
 
+CHANGES_FILE = "data_changes.json"  # differences from the data that the run file prepared before
+
 
 class DataPointers(Record):
     """Addresses that the step prepare-data hands to the jobs."""

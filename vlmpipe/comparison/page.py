@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from markupsafe import Markup
 
 from vlmpipe.comparison.compare import Comparison
-from vlmpipe.comparison.sides import HOUR_S, Usage
-from vlmpipe.report.load import count, duration
+from vlmpipe.comparison.usage_figures import usage_figures
 from vlmpipe.report.pages import STYLE, page_template
 from vlmpipe.report.samples import PreparedImages, sample_cards, spread
 from vlmpipe.report.start_section import start_rows
@@ -17,7 +16,6 @@ from vlmpipe.trainer import __version__
 
 SHOWN = 24
 TITLES = {"exact_match": "Exact match", "vqa_accuracy": "VQA accuracy", "anls": "ANLS"}
-NOT_RECORDED = "–"
 
 
 def build_page(comparison: Comparison) -> str:
@@ -39,29 +37,3 @@ def build_page(comparison: Comparison) -> str:
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=__version__,
     )
-
-
-def usage_figures(usage: Usage) -> dict[str, str]:
-    """Columns of the table of time, cost and tokens."""
-    return {
-        "Whole run": _hours(usage.hours),
-        "Training": _hours(usage.train_hours),
-        "Training tokens": NOT_RECORDED if usage.tokens is None else count(usage.tokens),
-        "Starts": _starts(usage),
-        "Cost at planned prices": _usd(usage.usd),
-        "Cost planned": _usd(usage.planned_usd),
-    }
-
-
-def _starts(usage: Usage) -> str:
-    if usage.starts is None:
-        return NOT_RECORDED
-    return count(usage.starts) + (f", {count(usage.steps_repeated)} steps twice" if usage.steps_repeated else "")
-
-
-def _hours(hours: float | None) -> str:
-    return NOT_RECORDED if hours is None else duration(hours * HOUR_S)
-
-
-def _usd(usd: float | None) -> str:
-    return NOT_RECORDED if usd is None else f"${usd:,.2f}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vlmpipe.comparison.sides import Side
-from vlmpipe.config.overrides import difference_rows, differences
+from vlmpipe.runs.setting_differences import difference_rows, differences
 
 ITS_OWN = ("run", "version")  # fields of run.json that name the run itself
 

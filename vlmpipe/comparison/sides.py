@@ -8,17 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.platforms.local.runs.summary import find_run
 from vlmpipe.platforms.short_names import full_name
 from vlmpipe.records.plan import PlannedCost, PlannedRun
-from vlmpipe.registry.folder import FolderRegistry, Registry
 from vlmpipe.registry.recorded_answers import PREDICTIONS, known_image_groups
-from vlmpipe.registry.release import open_registry
 from vlmpipe.runs.submitted import submitted_record
 from vlmpipe.trainer.config.benchmarks import ANSWERS_FOLDER
-from vlmpipe.trainer.config.job import run_uri_of
-from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.records.step import read_steps
@@ -84,9 +80,8 @@ def read_sides(names: Sequence[str], root: str) -> list[Side]:
             expected="two or more different runs: vlmpipe compare RUN RUN...",
         )
     uris = {name: _run_uri(name, root) for name in names if not REGISTERED.fullmatch(name)}
-    if registered := [found for name in names if (found := REGISTERED.fullmatch(name))]:
-        settings = [RunSettings.read_of_any_version(open_storage(uri)) for uri in uris.values()]
-        uris |= {found[0]: _registered(found[1], found[2], settings, root) for found in registered}
+    if versions := [name for name in names if REGISTERED.fullmatch(name)]:
+        uris |= _registered_uris(versions, list(uris.values()), root)
     ids = [_run_id(uris[name]) for name in names]
     return [
         _side(run_id if REGISTERED.fullmatch(name) is None and ids.count(run_id) == 1 else name, uris[name])
@@ -96,9 +91,16 @@ def read_sides(names: Sequence[str], root: str) -> list[Side]:
 
 def run_uri_named(name: str, root: str) -> str:
     """The folder of one run, by a name as `read_sides` takes them."""
-    if match := REGISTERED.fullmatch(name):
-        return _registered(match[1], match[2], [], root)
-    return _run_uri(name, root)
+    return _registered_uris([name], [], root)[name] if REGISTERED.fullmatch(name) else _run_uri(name, root)
+
+
+def _registered_uris(versions: Sequence[str], run_uris: Sequence[str], root: str) -> dict[str, str]:
+    """The folders of registered versions' runs, by name. `run_uris`: of the runs that they are compared with."""
+    # It imports the run file's sections, which a comparison of runs needs for nothing else.
+    from vlmpipe.comparison.registered_runs import registered_run_uri, settings_of
+
+    settings = [settings_of(uri) for uri in run_uris]
+    return {version: registered_run_uri(*version.split("@"), settings, root) for version in versions}
 
 
 def _run_id(run_uri: str) -> str:
@@ -112,26 +114,6 @@ def _run_uri(name: str, root: str) -> str:
     folders = (Path(name), Path(join_uri(root, "runs"), name))
     found = next((folder for folder in folders if (folder / "run.json").is_file()), None)
     return str(found or submitted_record(name).get("run_uri") or find_run(root, name).folder)
-
-
-def _registered(model: str, which: str, settings: Sequence[RunSettings], root: str) -> str:
-    """The folder of a registered version's run, by the registry of the runs beside it, or else the one under `root`."""
-    registry: Registry = FolderRegistry(join_uri(root, "registry"), alias="champion" if which.isdigit() else which)
-    runs_root = root
-    for run in settings:
-        register = run.register_ if which.isdigit() else run.register_.model_copy(update={"alias": which})
-        registry, name, _ = open_registry(run.model_copy(update={"register_": register}))
-        runs_root = run.run.root_uri
-        if name == model:
-            break
-    entry = registry.version(model, int(which)) if which.isdigit() else registry.champion(model)
-    if entry is None:
-        raise UserError(
-            f"no {model}@{which} in the registry",
-            expected="MODEL@ALIAS or MODEL@VERSION of a registered model, such as digits@champion or digits@3",
-            code=ExitCode.NOT_FOUND,
-        )
-    return run_uri_of(runs_root, entry.run_id, "")
 
 
 def _side(name: str, run_uri: str) -> Side:

@@ -17,9 +17,9 @@ from vlmpipe.records.decision import Champion, Check, Decision
 from vlmpipe.registry.start_checks import GAIN, RETENTION, start_checks
 from vlmpipe.registry.tested_difference import TestedDifference
 from vlmpipe.trainer.config.benchmarks import TITLES
-from vlmpipe.trainer.evaluation.metrics import overlap_sentence
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts
 from vlmpipe.trainer.records.evaluation import BenchmarkScores, Evaluation, Scores
+from vlmpipe.trainer.records.evaluation_notes import overlap_sentence
 
 # A margin is a difference of two rounded shares: 0.3 - 0.1 must reach a threshold of 0.2.
 ROUNDING = 1e-9

@@ -16,10 +16,10 @@ from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import GRID_FAMILIES, PUBLISHED_FAMILIES, LoraConfig, ModelConfig, WeightsConfig
 from vlmpipe.trainer.errors import ExitCode, UserError
-from vlmpipe.trainer.evaluation.metrics import evaluation_notes
 from vlmpipe.trainer.models.layers.freeze import described
 from vlmpipe.trainer.printable import one_line
 from vlmpipe.trainer.records.evaluation import Control, Evaluation, Scores
+from vlmpipe.trainer.records.evaluation_notes import evaluation_notes
 from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage.base import BUCKET_SCHEMES
 

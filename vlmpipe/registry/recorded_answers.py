@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.evaluation.metrics import image_group
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts, paired_counts
@@ -49,6 +48,9 @@ def image_groups(run: Storage, predictions: Sequence[Mapping[str, object]]) -> d
         if prediction.get("image_group")
     }
     if missing := {str(prediction["id"]) for prediction in predictions} - groups.keys():
+        # It imports Arrow, which runs that recorded the names need for nothing else.
+        from vlmpipe.trainer.data.shards.index import Index
+
         split = Index.load(DataPointers.read(run).prepared_uri).split("eval")
         for identity in missing:
             sample = split.number(identity)

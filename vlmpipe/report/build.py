@@ -31,7 +31,7 @@ from vlmpipe.report.samples import PreparedImages, choose, prediction_browser, s
 from vlmpipe.report.stages import stage_view, stages_outcome
 from vlmpipe.report.start_section import start_notes, start_rows
 from vlmpipe.report.svg_charts import SMOOTH_FROM, compact, line_chart
-from vlmpipe.trainer.evaluation.metrics import evaluation_notes
+from vlmpipe.trainer.records.evaluation_notes import evaluation_notes
 from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import join_uri

@@ -10,13 +10,12 @@ from typing import Any, TypeVar
 from vlmpipe.records.decision import Decision
 from vlmpipe.records.plan import PlannedRun
 from vlmpipe.records.registered import Registered
-from vlmpipe.trainer.data.prepare.dataset_diff import CHANGES_FILE
 from vlmpipe.trainer.data.rejects import KEPT, SUMMARY
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared, why_unread
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.metrics import FILE as METRICS_FILE
-from vlmpipe.trainer.records.prepared import DataPointers
+from vlmpipe.trainer.records.prepared import CHANGES_FILE, DataPointers
 from vlmpipe.trainer.records.record import Record
 from vlmpipe.trainer.records.step import FOLDER, StepRecord, parse_step, step_of_file
 from vlmpipe.trainer.records.summary import Summary

@@ -25,11 +25,11 @@ from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode
 from vlmpipe.trainer.evaluation.benchmarks.readers import read_benchmark
 from vlmpipe.trainer.evaluation.benchmarks.scores import score
-from vlmpipe.trainer.evaluation.metrics import overlap_sentence
 from vlmpipe.trainer.feature_cache.reader import FeatureReader, missing_images
 from vlmpipe.trainer.feature_cache.store import features_key
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.records.evaluation import Evaluation
+from vlmpipe.trainer.records.evaluation_notes import overlap_sentence
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import crc32c_of_file
 from vlmpipe.trainer.storage.export_manifest import write_description

@@ -19,7 +19,6 @@ from vlmpipe.trainer.storage.records import read_record, write_record
 
 LATEST = "latest"  # folder under `<root>/chunks` with the fingerprint last prepared, by the run file's name
 BATCH_LINES = 4096
-CHANGES_FILE = "data_changes.json"
 
 
 @dataclass(frozen=True)

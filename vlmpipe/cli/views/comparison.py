@@ -10,7 +10,7 @@ from rich.text import Text
 
 from vlmpipe.cli.views.tables import ruled_table, standard_output
 from vlmpipe.comparison.compare import Comparison
-from vlmpipe.comparison.page import usage_figures
+from vlmpipe.comparison.usage_figures import usage_figures
 from vlmpipe.report.start_section import start_rows
 
 SHORT_VERDICTS = {"no difference shown": "none shown", "too few images": "few images"}

@@ -9,8 +9,6 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from vlmpipe.trainer.checkpoint.attempts import order_of
-from vlmpipe.trainer.checkpoint.commit import committed
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.records.step import StepRecord, read_step
 from vlmpipe.trainer.storage.base import Storage
@@ -59,7 +57,9 @@ def recorded_job(store: Storage, step: str) -> Iterator[JobRecord]:
 
 def newest_checkpoint_step(store: Storage) -> int | None:
     """Optimizer steps in the newest committed checkpoint of a run that was not given up; None without any."""
-    # It imports the run file's sections, which `status` needs for nothing else.
+    # `status` needs these modules, and the run file's sections, for nothing else.
+    from vlmpipe.trainer.checkpoint.attempts import order_of
+    from vlmpipe.trainer.checkpoint.commit import committed
     from vlmpipe.trainer.external.checkpoints.states import states_of
 
     # Our trainer's, and those of a program of the user's own.

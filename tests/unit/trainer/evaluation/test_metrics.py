@@ -9,13 +9,10 @@ from hypothesis import strategies as st
 from vlmpipe.trainer.evaluation.metrics import (
     Prediction,
     anls,
-    cut_sentence,
-    evaluation_notes,
     levenshtein,
     scores,
     vqa_accuracy,
 )
-from vlmpipe.trainer.records.evaluation import Evaluation
 
 
 @pytest.mark.parametrize(
@@ -78,32 +75,3 @@ def test_scores_are_means_overall_and_of_each_slice() -> None:
     assert found["anls"] == pytest.approx((1 + 2 / 3) / 3)
     assert found["slices"]["count"] == {"questions": 1, "exact_match": 0.0, "vqa_accuracy": 1.0, "anls": 0.0}
     assert scores([])["anls"] is None
-
-
-def test_one_token_is_written_as_one() -> None:
-    evaluation = Evaluation(questions=9, max_new_tokens=1, cut_answers=1, longer_expected_answers=1)
-    assert cut_sentence(evaluation) == (
-        "1 answer was cut at 1 token and 1 expected answer is longer than 1 token; raise evaluate.max_new_tokens"
-    )
-
-
-def test_notes_name_every_limit_of_the_scores() -> None:
-    evaluation = {
-        "questions": 30, "samples": 10, "earlier_turns": "reference", "questions_after_turns": 20,
-        "max_new_tokens": 16, "cut_answers": 3, "longer_expected_answers": 2,
-        "images": 9, "images_like_train": 1, "like_train_compared": 0.5,
-        "benchmarks": {"captions": {"cut_answers": 4, "max_new_tokens": 8}, "whole": {"cut_answers": 0}},
-        "out_of_memory": 2, "batch_tokens": 4096,
-    }  # fmt: skip
-    assert evaluation_notes(Evaluation.model_validate(evaluation)) == [
-        "3 answers were cut at 16 tokens and 2 expected answers are longer than 16 tokens; "
-        "raise evaluate.max_new_tokens",
-        "4 answers to captions were cut at 8 tokens; raise its max_new_tokens",
-        "20 questions were asked after their sample's earlier turns with the expected answers",
-        "1 of 9 validation images look like training images (50% of the pairs compared)",
-        "batches of questions did not fit into memory 2 times, and were halved until 4,096 tokens: set "
-        "evaluate.batch_tokens to that",
-    ]
-    alone = Evaluation(questions=30, samples=10, earlier_turns="none", questions_after_turns=0)
-    assert evaluation_notes(alone) == ["later turns of a sample were asked alone, not after the earlier ones"]
-    assert evaluation_notes(alone.model_copy(update={"samples": 30})) == evaluation_notes(Evaluation()) == []

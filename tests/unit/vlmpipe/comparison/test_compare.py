@@ -16,9 +16,10 @@ from tests.support.compared_runs import Answers, compared, make, run_file
 from vlmpipe.cli.views import comparison as comparison_view
 from vlmpipe.cli.views.comparison import print_comparison
 from vlmpipe.comparison.compare import SEEDS
-from vlmpipe.comparison.page import NOT_RECORDED, build_page, usage_figures
+from vlmpipe.comparison.page import build_page
 from vlmpipe.comparison.predictions import write_predictions
 from vlmpipe.comparison.sides import read_sides
+from vlmpipe.comparison.usage_figures import NOT_RECORDED, usage_figures
 from vlmpipe.registry.folder import Candidate, FolderRegistry
 from vlmpipe.runs.terminal import TerminalConsole
 from vlmpipe.trainer.config.benchmarks import BenchmarkConfig

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shlex
 import sys
 from collections.abc import Iterator
@@ -19,8 +18,6 @@ from tests.support.pipelines.run_files import SMALL
 from vlmpipe.config.overrides import (
     KEYED,
     apply_overrides,
-    difference_rows,
-    differences,
     leaves,
     merged,
     override_texts,
@@ -31,6 +28,7 @@ from vlmpipe.config.overrides import (
 from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config
 from vlmpipe.config.sections.stages import StageConfig
 from vlmpipe.config.validation_errors import ProblemsError, RunFileError
+from vlmpipe.runs.setting_differences import differences
 from vlmpipe.trainer.errors import UserError
 
 DIGITS = ROOT / "configs/digits.yaml"
@@ -256,20 +254,6 @@ def test_a_switch_is_no_number_and_its_place_is_named(override: str, place: str)
     with pytest.raises(RunFileError) as caught:
         load_run_file(DIGITS, [override])
     assert [(one.field, one.text) for one in caught.value.problems] == [(place, "found true, expected a number")]
-
-
-# --- differences ---
-
-
-def test_differences_name_every_field_with_both_values() -> None:
-    before = load_run_file(DIGITS)
-    after = load_run_file(DIGITS, ["gate.max_loss=3", "gate.per_slice={a: 0.5}", "cluster.env={LEVEL: high}"])
-    found = differences(before.to_dict(), after.to_dict())
-    assert set(found) >= {"gate.max_loss", "gate.per_slice.a", "cluster.env.LEVEL"}
-    rows = {field: (was, now) for field, was, now in difference_rows(found)}
-    assert rows["gate.max_loss"] == ("none", "3.0") and rows["gate.per_slice.a"] == ("none", "0.5")
-    assert rows["cluster.env.LEVEL"] == ("none", "a value")
-    assert differences(before.to_dict(), json.loads(json.dumps(before.to_dict()))) == {}
 
 
 def test_overrides_replace_fields_and_create_sections() -> None:

@@ -25,8 +25,8 @@ from vlmpipe.report.load import duration
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.errors import UserError
-from vlmpipe.trainer.evaluation.metrics import evaluation_notes
 from vlmpipe.trainer.records.evaluation import Evaluation
+from vlmpipe.trainer.records.evaluation_notes import evaluation_notes
 from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage.local import LocalStorage
 

@@ -30,8 +30,8 @@ from vlmpipe.records.sweep_comparison import SweepComparison
 from vlmpipe.runs.run_state import RunState, clock
 from vlmpipe.trainer.config.benchmarks import TITLES
 from vlmpipe.trainer.errors import ExitCode, UserError
-from vlmpipe.trainer.evaluation.metrics import evaluation_notes
 from vlmpipe.trainer.records.evaluation import Evaluation
+from vlmpipe.trainer.records.evaluation_notes import evaluation_notes
 from vlmpipe.trainer.records.step import read_steps
 from vlmpipe.trainer.storage.base import join_uri
 from vlmpipe.trainer.storage.local import LocalStorage

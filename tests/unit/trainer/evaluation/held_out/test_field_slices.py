@@ -14,9 +14,10 @@ from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.shards.tar import sample_json, sample_of
 from vlmpipe.trainer.evaluation.held_out.field_slices import field_slices
 from vlmpipe.trainer.evaluation.held_out.field_values import MAX_VALUES
-from vlmpipe.trainer.evaluation.metrics import Prediction, evaluation_notes
+from vlmpipe.trainer.evaluation.metrics import Prediction
 from vlmpipe.trainer.evaluation.significance.slices import p_of_slice
 from vlmpipe.trainer.records.evaluation import Evaluation
+from vlmpipe.trainer.records.evaluation_notes import evaluation_notes
 
 TRIES, IMAGES = (2000, 60) if WHOLE else (150, 60)
 
