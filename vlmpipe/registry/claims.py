@@ -18,7 +18,9 @@ from urllib.parse import quote, unquote
 
 from vlmpipe.trainer.storage.base import AlreadyExistsError, Storage
 from vlmpipe.trainer.storage.records import read_record, seal
+from vlmpipe.trainer.storage.transfer import in_parallel
 
+THREADS = 16  # for claims of a registry without names: each waits for a bucket's answer, and holds no memory
 NAME = re.compile(r"(?P<number>\d{6,})-(?P<run_id>.+)-(?P<digest>[0-9a-f]{16})")
 
 
@@ -46,9 +48,7 @@ class Claims:
         while True:
             named = self._named()
             unnamed = self._unnamed(named)
-            # The newest first: an attempt that stops here leaves older ones alone, which are then seen to be missing.
-            for number in sorted(unnamed, reverse=True):
-                self._name(number, unnamed[number])
+            self._name_all(unnamed)
             taken = named | unnamed
             if number := next((number for number, owner in taken.items() if owner == claimant), 0):
                 return number
@@ -74,13 +74,24 @@ class Claims:
         """Claims without a name: any of a registry without names, else those between the named ones and after them."""
         if not named:
             objects = self._store.list(f"{self._folder}/versions")
-            return {_number(info.name): self._owner(info.name) for info in objects if info.name.endswith("/CLAIM")}
+            return self._owners({_number(info.name): info.name for info in objects if info.name.endswith("/CLAIM")})
         last = max(named)
         between = sorted(set(range(1, last)) - named.keys())
         result = {number: self._claim(number) for number in between if self._store.stat(self._claim(number))}
         while self._store.stat(self._claim(last := last + 1)):
             result[last] = self._claim(last)
-        return {number: self._owner(name) for number, name in result.items()}
+        return self._owners(result)
+
+    def _name_all(self, claims: Mapping[int, Owner]) -> None:
+        """Name the newest first: an attempt that stops leaves older ones alone, which are then seen to be missing."""
+        if claims:
+            *older, newest = sorted(claims)
+            self._name(newest, claims[newest])
+            for _ in in_parallel(lambda number: self._name(number, claims[number]), older, threads=THREADS):
+                pass
+
+    def _owners(self, names: Mapping[int, str]) -> dict[int, Owner]:
+        return dict(zip(names, in_parallel(self._owner, names.values(), threads=THREADS), strict=True))
 
     def _owner(self, name: str) -> Owner:
         record = read_record(self._store, name)

@@ -100,6 +100,27 @@ def test_an_attempt_that_stops_while_it_names_claims_hides_none(tmp_path: Path) 
     assert claims(tmp_path).take("run-1", "c") == 1 and claims(tmp_path).take("run-9", "c") == 5
 
 
+def test_claims_without_names_are_read_and_named_side_by_side(tmp_path: Path) -> None:
+    """A registry of an earlier vlmpipe may have thousands, each a request to a bucket to read and one to name."""
+    for number in range(1, 6):
+        write_claim(tmp_path, number, f"run-{number}")
+    reads, creations = (threading.Barrier(2, timeout=30) for _ in range(2))
+
+    class InPairs(LocalStorage):
+        def read(self, name: str, max_bytes: int | None = None) -> bytes:
+            if "000005" not in name:
+                reads.wait()
+            return super().read(name, max_bytes)
+
+        def create(self, name: str, data: bytes) -> None:
+            if "/claims/" in name and name[len("m/claims/") :][:6] < "000005":
+                creations.wait()
+            super().create(name, data)
+
+    assert Claims(InPairs(tmp_path), "m").take("run-6", "c") == 6
+    assert len(claims(tmp_path).taken()) == 6
+
+
 def test_a_claim_that_another_attempt_has_just_made_is_seen_before_it_has_a_name(tmp_path: Path) -> None:
     claims(tmp_path).take("a", "c")
     write_claim(tmp_path, 2, "b")
