@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -28,8 +28,6 @@ Int64Array = NDArray[np.int64]
 Integers = NDArray[np.integer]
 WINDOW = 1024  # samples packed together
 WELL_FILLED = 0.97  # fill of a window from which no other packing is tried
-ROW_BITS = 32  # an open sequence is one integer: its free tokens, then its number
-ROW_MASK = (1 << ROW_BITS) - 1
 
 
 @dataclass(frozen=True)
@@ -95,11 +93,10 @@ def plan_packing(
         for start, stop in _windows(groups, window):
             in_window, budget = order[start:stop], (sequence_length, max_images_per_sequence)
             if prefixes is None:
-                rows = _packed(in_window, tokens, images, budget)
+                members[start:stop], row_lengths = _packed(in_window, tokens, images, budget)
             else:
-                rows = _packed_groups(in_window, tokens, images, budget, prefixes)
-            members[start:stop] = [sample for row in rows for sample in row]
-            lengths.append(np.array([len(row) for row in rows], np.int64))
+                members[start:stop], row_lengths = _packed_groups(in_window, tokens, images, budget, prefixes)
+            lengths.append(row_lengths)
         sizes = np.concatenate(lengths)
     else:
         members, sizes = order, np.ones_like(order)
@@ -147,7 +144,7 @@ def _groups(shards: Integers, shuffle_shards: int, seed: int, epoch: int, stream
 
 def _gathered(order: Int64Array, groups: Int64Array) -> Int64Array:
     """The order, stably sorted by group."""
-    return order[np.argsort(groups[order], kind="stable")]
+    return order[_stable_order(groups[order])]
 
 
 def _windows(groups: Int64Array, window: int) -> Iterator[tuple[int, int]]:
@@ -163,64 +160,78 @@ def _packed(
     tokens: Integers,
     images: Integers,
     budget: tuple[int, int],
-    apart: Sequence[int] = (),
-) -> list[list[int]]:
-    """The sequences of one window: longest first, or in the given order where that needs fewer.
+    apart: Int64Array | None = None,
+) -> tuple[Int64Array, Int64Array]:
+    """The samples of one window, sequence by sequence, and the number of samples of each sequence.
 
-    Longest first packs badly where few lengths occur and several long samples leave a gap that no short one fits.
-    apart: (samples,) samples of equal numbers never share a sequence; empty: all may.
+    Longest first, or in the given order where that needs fewer sequences: longest first packs badly where few lengths
+    occur and several long samples leave a gap that no short one fits.
+    apart: (samples,) samples of equal numbers never share a sequence; None: all may.
     """
-    longest_first = samples[np.argsort(-tokens[samples].astype(np.int64), kind="stable")]
-    rows = _best_fit(longest_first, tokens, images, budget, apart)
-    if int(tokens[samples].sum()) < WELL_FILLED * len(rows) * budget[0]:
-        rows = min(rows, _best_fit(samples, tokens, images, budget, apart), key=len)
-    return rows
+    packed = samples[_stable_order(budget[0] - tokens[samples].astype(np.int64))]
+    rows = _best_fit(packed, tokens, images, budget, apart)
+    if int(tokens[samples].sum()) < WELL_FILLED * (int(rows.max()) + 1) * budget[0]:
+        in_order = _best_fit(samples, tokens, images, budget, apart)
+        if in_order.max() < rows.max():
+            packed, rows = samples, in_order
+    return packed[_stable_order(rows)], np.bincount(rows)
 
 
 def _packed_groups(
     samples: Int64Array, tokens: Integers, images: Integers, budget: tuple[int, int], prefixes: PrefixGroups
-) -> list[list[int]]:
-    """The sequences of one window whose samples share prefixes: groups, or pieces of them, are packed as samples."""
+) -> tuple[Int64Array, Int64Array]:
+    """Pack a window whose samples share prefixes: groups, or pieces of them, as samples. Returns as `_packed`."""
     items = prefixes.items(samples, tokens, budget[0])
     first = np.array([members[0] for members in items], np.int64)
     shared = prefixes.prefix_tokens[first].astype(np.int64)
     sizes = np.array([int(tokens[members].sum()) for members in items], np.int64)
-    sizes -= shared * (np.array([len(members) for members in items]) - 1)
-    rows = _packed(np.arange(len(items)), sizes, images[first], budget, apart=prefixes.group[first].tolist())
-    return [[sample for item in packed for sample in items[item]] for packed in rows]
+    lengths = np.array([len(members) for members in items], np.int64)
+    sizes -= shared * (lengths - 1)
+    packed, num_items = _packed(np.arange(len(items)), sizes, images[first], budget, apart=prefixes.group[first])
+    members = np.array([sample for item in packed.tolist() for sample in items[item]], np.int64)
+    return members, np.add.reduceat(lengths[packed], np.cumsum(num_items) - num_items)
 
 
 def _best_fit(
-    samples: Int64Array, tokens: Integers, images: Integers, budget: tuple[int, int], apart: Sequence[int] = ()
-) -> list[list[int]]:
-    """Put each sample, in this order, into the sequence that it leaves the least room in."""
-    sequence_length, max_images_per_sequence = budget
-    # Most of the time of a plan: sizes are shifted at once, and nothing is called that need not be.
-    sizes, counts = (tokens[samples].astype(np.int64) << ROW_BITS).tolist(), images[samples].tolist()
-    empty = sequence_length << ROW_BITS
-    rows: list[list[int]] = []
-    free_images: list[int] = []
-    open_rows: list[int] = []  # sorted: free tokens << ROW_BITS | row
-    for sample, size, count in zip(samples.tolist(), sizes, counts, strict=True):
-        place, num_open = bisect_left(open_rows, size), len(open_rows)
-        while place < num_open and (
-            free_images[open_rows[place] & ROW_MASK] < count
-            or (apart and any(apart[other] == apart[sample] for other in rows[open_rows[place] & ROW_MASK]))
+    samples: Int64Array,
+    tokens: Integers,
+    images: Integers,
+    budget: tuple[int, int],
+    apart: Int64Array | None = None,
+) -> Int64Array:
+    """(samples,) number of each sample's sequence: in this order, each goes where it leaves the fewest tokens free."""
+    # Most of the time of a plan: nothing is called that need not be. An open sequence is one integer: its free tokens,
+    # its number from 1 on, its free images. A sample is another one, whose number is 0: one comparison finds where its
+    # tokens fit, and one subtraction puts it there.
+    counts = images[samples].astype(np.int64)
+    max_images = min(budget[1], int(counts.sum()) + 1)  # a limit that is never met may be of any size
+    image_bits = max_images.bit_length()
+    shift = image_bits + (len(samples) + 1).bit_length()
+    image_mask, one_row, one_token = (1 << image_bits) - 1, 1 << image_bits, 1 << shift
+    empty = (budget[0] << shift) + max_images
+    end = (budget[0] + 1 << shift) + image_mask  # after all open sequences, with room for any sample
+    open_rows, entries = [end], list[int]()  # open sequences are sorted
+    groups: list[int] = [] if apart is None else apart[samples].tolist()
+    groups_in: dict[int, set[int]] = {}
+    for place_of_sample, sample in enumerate(((tokens[samples].astype(np.int64) << shift) + counts).tolist()):
+        place = bisect_left(open_rows, sample)
+        entry = open_rows[place]
+        while (entry & image_mask) < (sample & image_mask) or (
+            groups and groups[place_of_sample] in groups_in.get((entry & one_token - 1) >> image_bits, ())
         ):
             place += 1
-        if place == num_open:
-            row = len(rows)
-            entry = (empty | row) - size
-            rows.append([sample])
-            free_images.append(max_images_per_sequence - count)
+            entry = open_rows[place]
+        if entry == end:
+            empty += one_row
+            entry = empty - sample
         else:
-            entry = open_rows.pop(place) - size
-            row = entry & ROW_MASK
-            rows[row].append(sample)
-            free_images[row] -= count
-        if entry > ROW_MASK and free_images[row]:  # free tokens, and images
+            entry = open_rows.pop(place) - sample
+        if groups:
+            groups_in.setdefault((entry & one_token - 1) >> image_bits, set()).add(groups[place_of_sample])
+        entries.append(entry)
+        if entry >= one_token and entry & image_mask:  # free tokens, and images
             insort(open_rows, entry)
-    return rows
+    return ((np.array(entries, np.int64) & one_token - 1) >> image_bits) - 1
 
 
 def _shuffled(length: int, seed: int, epoch: int, stream: str) -> Int64Array:
@@ -230,4 +241,13 @@ def _shuffled(length: int, seed: int, epoch: int, stream: str) -> Int64Array:
     state += np.uint64(int.from_bytes(start, "little"))
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.argsort(state ^ (state >> np.uint64(31)), kind="stable").astype(np.int64)
+    # Each step is a bijection and the states differ: no two keys are equal, and any kind of sort gives this order.
+    return np.argsort(state ^ (state >> np.uint64(31))).astype(np.int64)
+
+
+def _stable_order(numbers: Integers) -> Int64Array:
+    """The places of the numbers, from 0 on, in ascending order, equal ones in theirs."""
+    is_short = int(numbers.max(initial=0)) < 1 << 16
+    return np.argsort(
+        numbers.astype(np.uint16) if is_short else numbers, kind="stable"
+    )  # NumPy's radix sort is for these

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmpipe.trainer.data.packing import PackingPlan, plan_packing
+from vlmpipe.trainer.data.packing import PackingPlan, plan_packing, shuffled_by_shards
 
 ROW_TOKENS, ROW_IMAGES = 100, 4
 SAMPLES = st.lists(st.tuples(st.integers(1, ROW_TOKENS), st.integers(0, ROW_IMAGES)), max_size=200)
@@ -42,6 +42,33 @@ def test_no_row_exceeds_a_budget(samples: list[tuple[int, int]]) -> None:
         row = [samples[member] for member in made.row(number)]
         assert sum(tokens for tokens, _ in row) <= ROW_TOKENS
         assert sum(images for _, images in row) <= ROW_IMAGES
+
+
+def best_fit(order: list[int], samples: list[tuple[int, int]], max_images: int) -> list[list[int]]:
+    """The definition: each sample into the sequence with room that it leaves the fewest tokens free in."""
+    free: list[list[int]] = []
+    rows: list[list[int]] = []
+    for number in order:
+        tokens, images = samples[number]
+        have_room = [row for row, left in enumerate(free) if left[0] >= tokens and left[1] >= images and all(left)]
+        row = min(have_room, key=lambda row: (free[row][0], row), default=len(rows))
+        if row == len(rows):
+            rows.append([])
+            free.append([ROW_TOKENS, max_images])
+        rows[row].append(number)
+        free[row] = [free[row][0] - tokens, free[row][1] - images]
+    return rows
+
+
+@given(SAMPLES, st.sampled_from([ROW_IMAGES, 7, 10**15]), st.integers(0, 3))
+def test_a_window_is_packed_by_best_fit(samples: list[tuple[int, int]], max_images: int, epoch: int) -> None:
+    """Longest first, or in the epoch's order where that needs fewer sequences and many tokens were left free."""
+    made = plan(samples, window=200, max_images_per_sequence=max_images, epoch=epoch)
+    order = shuffled_by_shards(len(samples), 0, epoch, None, 1)[0].tolist()
+    rows = best_fit(sorted(order, key=lambda number: -samples[number][0]), samples, max_images)
+    if sum(tokens for tokens, _ in samples) < 0.97 * ROW_TOKENS * len(rows):
+        rows = min(rows, best_fit(order, samples, max_images), key=len)
+    assert sorted(made.row(number).tolist() for number in range(len(made))) == sorted(rows)
 
 
 @given(SAMPLES, st.integers(0, 2**40), st.integers(0, 100))
