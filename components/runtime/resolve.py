@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vlmpipe.components.runtime.parameters import from_compiled, require_fixed, with_parameters
-from vlmpipe.config.overrides import Differences, override_texts
+from vlmpipe.config.overrides import override_texts
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.stages import naming_stage, run_uri
 from vlmpipe.config.sections.sweep import SweepConfig, Variant, variants_of
@@ -26,6 +26,7 @@ from vlmpipe.records.compiled import CompiledSettings
 from vlmpipe.records.plan import PlannedRun
 from vlmpipe.records.stage_folders import stage_run_id
 from vlmpipe.registry.hub import require_token
+from vlmpipe.runs.setting_differences import Differences
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.data.sources import open_source

@@ -160,7 +160,7 @@ def _packed(
     tokens: Integers,
     images: Integers,
     budget: tuple[int, int],
-    apart: Int64Array | None = None,
+    apart: Integers | None = None,
 ) -> tuple[Int64Array, Int64Array]:
     """The samples of one window, sequence by sequence, and the number of samples of each sequence.
 
@@ -197,7 +197,7 @@ def _best_fit(
     tokens: Integers,
     images: Integers,
     budget: tuple[int, int],
-    apart: Int64Array | None = None,
+    apart: Integers | None = None,
 ) -> Int64Array:
     """(samples,) number of each sample's sequence: in this order, each goes where it leaves the fewest tokens free."""
     # Most of the time of a plan: nothing is called that need not be. An open sequence is one integer: its free tokens,

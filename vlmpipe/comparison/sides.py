@@ -99,8 +99,8 @@ def _registered_uris(versions: Sequence[str], run_uris: Sequence[str], root: str
     # It imports the run file's sections, which a comparison of runs needs for nothing else.
     from vlmpipe.comparison.registered_runs import registered_run_uri, settings_of
 
-    settings = [settings_of(uri) for uri in run_uris]
-    return {version: registered_run_uri(*version.split("@"), settings, root) for version in versions}
+    settings, names = [settings_of(uri) for uri in run_uris], [version.partition("@") for version in versions]
+    return {f"{model}@{which}": registered_run_uri(model, which, settings, root) for model, _, which in names}
 
 
 def _run_id(run_uri: str) -> str:
