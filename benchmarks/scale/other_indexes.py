@@ -1,4 +1,4 @@
-"""What other loaders hold of the same samples: MosaicML Streaming, WebDataset and Grain, where they are installed.
+"""What other loaders hold of the same samples: MosaicML Streaming, WebDataset, Grain and Energon, if installed.
 
 Each has shards of as many samples as prepared data has, and lists them; none of these lists has a sample's lengths,
 which packing needs. One shard is written and the others are further names of it: nothing reads them.
@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
+import itertools
 import json
 import os
+import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +22,12 @@ from benchmarks.scale.private_memory import private_mib
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 
-PACKAGES = {"MosaicML Streaming": "streaming", "WebDataset": "webdataset", "Grain": "grain"}
+PACKAGES = {
+    "MosaicML Streaming": "streaming",
+    "WebDataset": "webdataset",
+    "Grain": "grain",
+    "Energon": "megatron.energon",
+}
 CLAIMS = (("opened", "s", "open_s"), ("private memory", "MiB", "open_mib"), ("an epoch's order", "s", "order_s"),
           ("private memory of the order", "MiB", "order_mib"))  # fmt: skip
 
@@ -27,8 +35,9 @@ CLAIMS = (("opened", "s", "open_s"), ("private memory", "MiB", "open_mib"), ("an
 def other_indexes(bench: Bench, samples: int, data: str, *, shard_samples: int) -> None:
     """Figures of each loader that is installed, in a process of its own; says which are not."""
     for name, package in PACKAGES.items():
-        if importlib.util.find_spec(package) is None:
-            bench.report.note(f"{name} is not installed here, so that its index is missing: pip install {package}")
+        if not _is_installed(package):
+            install = f"pip install {package.replace('.', '-')}"
+            bench.report.note(f"{name} is not installed here, so that its index is missing: {install}")
             continue
         folder = bench.scratch / f"{package}-{samples}"
         arguments = {"package": package, "folder": str(folder), "samples": samples, "shard_samples": shard_samples}
@@ -37,6 +46,11 @@ def other_indexes(bench: Bench, samples: int, data: str, *, shard_samples: int) 
         for claim, unit, figure in CLAIMS:
             if figure in found:
                 bench.report.figure(f"{name}: {claim}", data, unit, Side(name, [found[figure]]))
+
+
+def _is_installed(package: str) -> bool:
+    above = package.rpartition(".")[0]
+    return (not above or _is_installed(above)) and importlib.util.find_spec(package) is not None
 
 
 def opened(package: str, folder: str, samples: int, shard_samples: int) -> dict[str, float]:
@@ -101,4 +115,31 @@ def _grain(folder: Path, samples: int, shard_samples: int) -> dict[str, float]:
     return {"samples": len(source), "open_s": open_s, "open_mib": open_mib}
 
 
-OPEN = {"streaming": _streaming, "webdataset": _webdataset, "grain": _grain}
+def _energon(folder: Path, samples: int, shard_samples: int) -> dict[str, float]:
+    """A count of samples for each shard; offsets are in a file beside each shard, read when the shard is."""
+    energon, webdataset = map(_module, ("megatron.energon", "megatron.energon.flavors.webdataset"))
+
+    first, meta = "shard-000000.tar", folder / ".nv-meta"
+    with tarfile.open(folder / first, "w") as tar:
+        for number in range(shard_samples):
+            member = tarfile.TarInfo(f"{number:06d}.txt")
+            member.size = len(b"text")
+            tar.addfile(member, io.BytesIO(b"text"))
+    webdataset.BaseWebdatasetFactory.prepare_dataset(folder, [first], split_parts_ratio=[("train", 1.0)], workers=1)
+    names = [first, *(f"shard-{number:06d}.tar" for number in range(1, samples // shard_samples))]
+    for name, end in itertools.product(names[1:], ("", ".idx")):
+        os.link(folder / f"{first}{end}", folder / f"{name}{end}")
+    info = json.loads((meta / ".info.json").read_text(encoding="utf-8"))
+    counts = {"shard_counts": dict.fromkeys(names, shard_samples)}
+    (meta / ".info.json").write_text(json.dumps(info | counts), encoding="utf-8")
+    (meta / "split.yaml").write_text(json.dumps({"split_parts": {"train": names}, "exclude": []}), encoding="utf-8")
+    kind = {"__module__": "megatron.energon", "__class__": "TextSample"}
+    content = json.dumps({"sample_type": kind, "field_map": {"text": "txt"}})
+    (meta / "dataset.yaml").write_text(content, encoding="utf-8")
+    worker = energon.WorkerConfig(rank=0, world_size=1, num_workers=0)
+    settings = {"batch_size": 1, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
+    dataset, open_s, open_mib = _measured(lambda: energon.get_train_dataset(folder, worker_config=worker, **settings))
+    return {"samples": len(dataset), "open_s": open_s, "open_mib": open_mib}
+
+
+OPEN = {"streaming": _streaming, "webdataset": _webdataset, "grain": _grain, "megatron.energon": _energon}
