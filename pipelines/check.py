@@ -34,6 +34,10 @@ from vlmpipe.trainer.storage.outage import answering_soon
 from vlmpipe.trainer.storage.user_folders import expanded
 
 LEAST_FREE_GIB = 2
+SLEEPS = (
+    "deploy.min_replicas is 0: after a pause, questions wait or are refused until a replica has started and loaded the "
+    "model. Vertex AI has it as a preview (v1beta1); on Kubeflow KServe must run in its Knative mode"
+)
 
 
 def check_run(config: RunConfig) -> list[Finding]:
@@ -306,6 +310,8 @@ def _deploy(config: RunConfig) -> Iterator[Finding]:
         yield Finding("deploy", "failed", text, ExitCode.CONFIG)
     for text in doubts(config, model):
         yield Finding("deploy", "warning", text)
+    if config.deploy and config.deploy.sleeps:
+        yield Finding("deploy", "warning", SLEEPS)
 
 
 def _port(config: RunConfig) -> Iterator[Finding]:

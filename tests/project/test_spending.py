@@ -27,7 +27,7 @@ OF_A_RUN = {
     "vlmpipe/platforms/vertex/jobs/custom_job.py: create_job": "job steps, and `JobSubmission.send`, which is approved",
     "vlmpipe/platforms/vertex/jobs/capacity_fallback.py: _started": "job steps",
     "vlmpipe/platforms/vertex/endpoint.py: _create": "deploy-model",
-    "vlmpipe/platforms/vertex/endpoint.py: _deployed": "deploy-model",
+    "vlmpipe/platforms/vertex/endpoint.py: _send": "deploy-model",
     "vlmpipe/platforms/kubeflow/jobs/client.py: create": "job steps",
     "vlmpipe/platforms/kubeflow/inference_service.py: _send": "deploy-model",
 }

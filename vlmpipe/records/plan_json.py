@@ -165,6 +165,7 @@ class ServingJson(TypedDict):
     usd_per_month: float | None
     most_usd_per_month: float | None
     missing: list[str]
+    usd_per_wake: NotRequired[float | None]  # plans of earlier releases have none
 
 
 class ManagedJson(TypedDict):

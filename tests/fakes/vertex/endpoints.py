@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from google.cloud.aiplatform_v1 import types as api
+from google.cloud.aiplatform_v1beta1 import types as beta
 from google.longrunning.operations_pb2 import Operation
 from google.protobuf import empty_pb2, json_format
 from google.rpc import status_pb2
@@ -42,6 +43,8 @@ class Endpoints:
         fail_next: what the next deployment's operation ends with; empty lets it pass.
         slow_next: how the next deployment ends once it is cancelled, before which it does not: "cancelled" or "done".
         refuses: HTTP status of all predictions; 0 answers them.
+        sleeping: whether the last model of v1beta1 has min_replica_count 0, and `idle_s` its idle_scaledown_period.
+        waking: how many predictions are refused while a replica starts.
     """
 
     def __init__(self, parent: str, models: Models, dedicated_host: str) -> None:
@@ -50,6 +53,7 @@ class Endpoints:
         self.answers: dict[str, Callable[[str], str]] = {}
         self.served_name = "digits"
         self.fail_next, self.slow_next, self.refuses = "", "", 0
+        self.sleeping, self.idle_s, self.waking = False, None, 0
         self.predictions: list[str] = []  # versions, in the order of requests
         self._parent, self._models = parent, models
         self._operations: dict[str, Operation] = {}
@@ -89,7 +93,9 @@ class Endpoints:
         known.traffic_split = split
         return as_dict(known)
 
-    def deploy(self, endpoint_id: str, body: bytes) -> dict[str, Any]:
+    def deploy(self, endpoint_id: str, body: bytes, *, is_beta: bool = False) -> dict[str, Any]:
+        if is_beta:
+            body = self._as_v1(body)
         known, request = self._known(endpoint_id), parse(api.DeployModelRequest, body)
         model = request.deployed_model
         refuse_output_only(model, OUTPUT_ONLY_OF_DEPLOYED)
@@ -104,7 +110,8 @@ class Endpoints:
         resources = model.dedicated_resources
         if "dedicated_resources" not in fields_of(model) or not resources.machine_spec.machine_type:
             raise ApiError(400, "deployed_model.dedicated_resources: a machine type is required for custom models")
-        if not 0 < resources.min_replica_count <= (resources.max_replica_count or resources.min_replica_count):
+        lowest = 0 if is_beta and self.sleeping else 1
+        if not lowest <= resources.min_replica_count <= (resources.max_replica_count or resources.min_replica_count):
             raise ApiError(400, "replica counts")
         if bool(resources.machine_spec.accelerator_type) != bool(resources.machine_spec.accelerator_count):
             raise ApiError(400, "accelerator_type and accelerator_count go together")
@@ -124,12 +131,34 @@ class Endpoints:
 
         how, self.slow_next = self.slow_next, ""
         error = "The operation was cancelled." if how == "cancelled" else ""
-        begun = self._begun(endpoint_id, api.DeployModelResponse(deployed_model=model), error=error)
+        answer = (beta if is_beta else api).DeployModelResponse(deployed_model={"id": model.id})
+        begun = self._begun(endpoint_id, answer, error=error)
         if how:
             self._running[begun["name"]] = finish if how == "done" else lambda: None
         else:
             finish()
         return begun
+
+    def _as_v1(self, body: bytes) -> bytes:
+        """A request of v1beta1, checked by the comments of its DedicatedResources, without what v1 does not have."""
+        message = parse(beta.DeployModelRequest, body)
+        resources = message.deployed_model.dedicated_resources
+        initial, has_spec = resources.initial_replica_count, "scale_to_zero_spec" in fields_of(resources)
+        self.sleeping = resources.min_replica_count == 0
+        if self.sleeping and not 0 < initial <= resources.max_replica_count:
+            raise ApiError(
+                400, "initial_replica_count must be from 1 to max_replica_count where min_replica_count is 0"
+            )
+        if not self.sleeping and (initial or has_spec):
+            raise ApiError(400, "initial_replica_count and scale_to_zero_spec are for min_replica_count 0")
+        for name in fields_of(resources.scale_to_zero_spec):
+            period = getattr(resources.scale_to_zero_spec, name)
+            if not 300 <= period.total_seconds() <= 28800:
+                raise ApiError(400, f"scale_to_zero_spec.{name}: not from 300 to 28800 seconds")
+        self.idle_s = resources.scale_to_zero_spec.idle_scaledown_period.total_seconds() if has_spec else None
+        resources.initial_replica_count = 0
+        del resources.scale_to_zero_spec
+        return json.dumps(as_dict(message)).encode()
 
     def undeploy(self, endpoint_id: str, body: bytes) -> dict[str, Any]:
         known, request = self._known(endpoint_id), parse(api.UndeployModelRequest, body)
@@ -159,6 +188,9 @@ class Endpoints:
         max_bytes = DEDICATED_MAX_BYTES if dedicated else SHARED_MAX_BYTES
         if len(body) > max_bytes:
             raise ApiError(400, f"The request size ({len(body)} bytes) exceeds {max_bytes / 1e6:.3f}MB limit.")
+        if self.waking:
+            self.waking -= 1
+            raise ApiError(429, "no replica has started")
         if self.refuses:
             raise ApiError(self.refuses, "the endpoint takes no traffic")
         split = {one: share for one, share in known.traffic_split.items() if share}

@@ -30,7 +30,7 @@ MODELS = re.compile(
     r"/v1/(projects/[^/]+/locations/[^/]+)/models(?:/([^/:@]+)(@[^/:@]+)?)?(?::([a-zA-Z]+)|/(operations/[0-9]+))?"
 )
 ENDPOINTS = re.compile(
-    r"/v1/(projects/[^/]+/locations/[^/]+)/endpoints(?:/([^/:@]+))?(?::([a-zA-Z]+)|/(operations/[0-9]+)(:cancel)?)?"
+    r"/v1(?:beta1)?/(projects/[^/]+/locations/[^/]+)/endpoints(?:/([^/:@]+))?(?::([a-zA-Z]+)|/(operations/[0-9]+)(:cancel)?)?"
 )
 
 
@@ -114,8 +114,11 @@ class FakeVertex(FaultyServer, VertexServer):
             return self.endpoints.operation(f"{parent}/endpoints/{endpoint_id}/{operation}")
         if method == "POST" and not endpoint_id and not verb:
             return self.endpoints.create(query, body)
+        is_beta = match[0].startswith("/v1beta1/")
         if (method, verb) == ("POST", "deployModel"):
-            return self.endpoints.deploy(endpoint_id, body)
+            return self.endpoints.deploy(endpoint_id, body, is_beta=is_beta)
+        if is_beta:
+            raise ApiError(501, f"no such route of v1beta1 in this fake: {method} {match[0]}")
         if (method, verb) == ("POST", "undeployModel"):
             return self.endpoints.undeploy(endpoint_id, body)
         if (method, verb) == ("POST", "rawPredict"):

@@ -35,7 +35,19 @@ class DeployConfig(Section):
     machine_type: str = Field("g2-standard-12", description="Machine of a replica. Vertex AI only.")
     accelerator_type: str = Field("NVIDIA_L4", description="GPU of a replica, as in cluster.accelerator_type.")
     accelerator_count: int = Field(1, ge=0, description="GPUs of a replica.")
-    min_replicas: Positive = Field(1, description="Minimum number of replicas.")
+    min_replicas: int = Field(
+        1,
+        ge=0,
+        description="Minimum number of replicas; 0 lets the endpoint sleep while no question comes, and the first one "
+        "afterwards waits or is refused until a replica has started. On Kubeflow 0 needs KServe in its Knative mode.",
+    )
+    idle_minutes: int = Field(
+        60,
+        ge=5,
+        le=480,
+        description="With min_replicas 0, minutes without a question after which the last replica goes. Vertex AI "
+        "only; on Kubeflow Knative's own settings decide.",
+    )
     max_replicas: Positive = Field(1, description="Maximum number of replicas.")
     canary_percent: int = Field(
         10,
@@ -76,7 +88,14 @@ class DeployConfig(Section):
     def _replicas_fit(self) -> DeployConfig:
         if self.min_replicas > self.max_replicas:
             raise ValueError(f"min_replicas {self.min_replicas} is more than max_replicas {self.max_replicas}")
+        if self.min_replicas and "idle_minutes" in self.model_fields_set:
+            raise ValueError(f"idle_minutes is set with min_replicas {self.min_replicas}, whose replicas never go")
         return self
+
+    @property
+    def sleeps(self) -> bool:
+        """Return whether no replica is left while no question comes."""
+        return self.min_replicas == 0
 
     @property
     def environment(self) -> dict[str, str]:

@@ -35,6 +35,7 @@ class ServingCost:
     usd_per_month: float | None  # of min_replicas, which are billed while no question comes too
     most_usd_per_month: float | None  # of max_replicas
     missing: tuple[str, ...]
+    usd_per_wake: float | None = None  # of a sleeping endpoint: a replica until it sleeps again after one question
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ def serving_cost(config: RunConfig, prices: Prices) -> ServingCost | None:
         deploy.machine_type, deploy.accelerator_type, deploy.accelerator_count, config.gcp.location, "standard"
     )
     month = None if quote.usd_per_hour is None else quote.usd_per_hour * HOURS_PER_MONTH
+    idle_hours = deploy.idle_minutes / 60
     machine = load_catalog().machines.get(deploy.machine_type)
     gpus = f" with {deploy.accelerator_count} x {deploy.accelerator_type}" if deploy.accelerator_count else ""
     return ServingCost(
@@ -120,6 +122,7 @@ def serving_cost(config: RunConfig, prices: Prices) -> ServingCost | None:
         usd_per_month=None if month is None else month * deploy.min_replicas,
         most_usd_per_month=None if month is None else month * deploy.max_replicas,
         missing=quote.missing,
+        usd_per_wake=None if quote.usd_per_hour is None or not deploy.sleeps else quote.usd_per_hour * idle_hours,
     )
 
 

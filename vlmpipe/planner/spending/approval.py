@@ -39,6 +39,7 @@ class Spending:
     usd_range: tuple[float, float] | None = None  # by the error of a forecast of the hours
     serving_usd_per_month: float = 0.0  # of the endpoint that the run leaves
     requests_usd: float = 0.0  # of training to its buckets, beside `usd`
+    endpoint_sleeps: bool = False  # serving_usd_per_month is then that of being woken once
 
     def times(self, runs: float, name: str) -> Spending:
         """The figures of `runs` such runs together, which may be a mean."""
@@ -95,6 +96,7 @@ def _of_stages(config: RunConfig, plan: Plan | StagesPlan | SweepPlan) -> Spendi
         if len(ranges) == len(spendings)
         else None,
         serving_usd_per_month=sum(spending.serving_usd_per_month for spending in spendings),
+        endpoint_sleeps=any(spending.endpoint_sleeps for spending in spendings),
         requests_usd=sum(spending.requests_usd for spending in spendings),
     )
 
@@ -114,8 +116,9 @@ def _of_stage(config: RunConfig, plan: Plan, stage: str) -> Spending:
         unknown=f"stage {stage}: {_why_not_known(plan)}" if stage else _why_not_known(plan),
         left_out=", ".join([*(cost.left_out if cost and cost.is_lower_bound else ()), *unpriced]),
         usd_range=cost.usd_range if cost else None,
-        serving_usd_per_month=(serving.usd_per_month or 0.0) if serving else 0.0,
+        serving_usd_per_month=(serving.usd_per_month or serving.usd_per_wake or 0.0) if serving else 0.0,
         requests_usd=(plan.bill.requests_usd or 0.0) if plan.bill else 0.0,
+        endpoint_sleeps=bool(serving and serving.usd_per_wake),
     )
 
 
@@ -238,7 +241,8 @@ def reasons_to_confirm(plan: Spending, confirm_above_usd: float) -> str:
         return f"{plan.name} costs {least}{dollars(plan.usd)}{lacking} ({where})"
     between = f" ({' to '.join(map(dollars, plan.usd_range))})" if plan.usd_range else ""
     beside = [f", and requests to buckets {dollars(plan.requests_usd)}"] if plan.requests_usd >= CENT else []
-    beside += [f", and its endpoint then {dollars(serving)} a month"] if serving else []
+    often = "each time that it is woken" if plan.endpoint_sleeps else "a month"
+    beside += [f", and its endpoint then {dollars(serving)} {often}"] if serving else []
     together = f"{''.join(beside)}, together" if beside else ","
     return (
         f"{plan.name} is planned to cost {least}{dollars(plan.usd)}{between}{lacking} ({where}){together} {threshold}"

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.model_service import ModelServiceClient
     from google.cloud.aiplatform_v1.services.pipeline_service import PipelineServiceClient
     from google.cloud.aiplatform_v1.services.schedule_service import ScheduleServiceClient
+    from google.cloud.aiplatform_v1beta1.services.endpoint_service import (
+        EndpointServiceClient as BetaEndpointServiceClient,
+    )
 
     from vlmpipe.config.run_config import RunConfig
 
@@ -113,6 +116,13 @@ def model_client(location: str) -> ModelServiceClient:
 def endpoint_client(location: str) -> EndpointServiceClient:
     """A client for endpoints of deployed models, as `pipeline_client`."""
     from google.cloud.aiplatform_v1.services.endpoint_service import EndpointServiceClient
+
+    return _client(EndpointServiceClient, location)
+
+
+def beta_endpoint_client(location: str) -> BetaEndpointServiceClient:
+    """A client for what only v1beta1 has of endpoints, as `pipeline_client`."""
+    from google.cloud.aiplatform_v1beta1.services.endpoint_service import EndpointServiceClient
 
     return _client(EndpointServiceClient, location)
 

@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from google.api_core import exceptions
 from google.api_core.future.polling import DEFAULT_POLLING
 from google.api_core.operation import from_gapic
 from google.cloud.aiplatform_v1 import types as api
+from google.protobuf import json_format
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from vlmpipe.config.sections.deploy import DeployConfig
 from vlmpipe.platforms.vertex.client import (
     Place,
+    beta_endpoint_client,
     credentials_for,
     endpoint,
     endpoint_client,
@@ -42,6 +46,7 @@ POLLING = DEFAULT_POLLING
 SERVED_BY = "x-vertex-ai-deployed-model-id"
 OVERLOOKED = 1e-6  # chance that a model which takes its share never answers a question
 SHORT_S = 600.0  # operations that move no model
+WAKING_S, WAKING_POLL_S = 1800.0, 15.0  # until a replica of a sleeping endpoint answers
 GRACE_S = 300.0  # after deploy.deployment_timeout_s, within which the service itself reports why a deployment failed
 # Largest request: docs.cloud.google.com, Vertex AI, "Choose an endpoint type", read on 2026-11-28.
 SHARED_MAX_BYTES, DEDICATED_MAX_BYTES = 1_500_000, 10_000_000
@@ -130,7 +135,7 @@ class VertexEndpoint:
 
         def ask(messages: Chat, max_new_tokens: int) -> Answer:
             for _ in range(attempts):
-                answer = server.ask(messages, max_new_tokens)
+                answer = self._woken(lambda: server.ask(messages, max_new_tokens))
                 if answer.headers.get(SERVED_BY) == served.deployed_id:
                     return answer
             raise UserError(
@@ -140,6 +145,17 @@ class VertexEndpoint:
             )
 
         return ask
+
+    def _woken(self, ask: Callable[[], Answer]) -> Answer:
+        """The answer; of a sleeping endpoint once a replica has started. Raises UserError where it is not there."""
+        until = time.monotonic() + (WAKING_S if self._deploy.sleeps else 0.0)
+        while True:
+            try:
+                return ask()
+            except UserError as error:
+                if error.code != ExitCode.UNAVAILABLE or time.monotonic() >= until:
+                    raise
+            time.sleep(WAKING_POLL_S)
 
     def promote(self, served: Served) -> dict[str, int]:
         """Give the new model its final share; models without any are undeployed. Returns the split."""
@@ -190,13 +206,27 @@ class VertexEndpoint:
         request = api.DeployModelRequest(
             endpoint=current.name, deployed_model=deployed, traffic_split={"0": share, **_scaled(before, 100 - share)}
         )
-        sent = send_once(self._client.deploy_model, request)
+        sent, kind = self._send(request)
         try:
-            answer = self._finished(sent, api.DeployModelResponse, self._deploy.deployment_timeout_s + GRACE_S)
+            answer = self._finished(sent, kind, self._deploy.deployment_timeout_s + GRACE_S)
         except BaseException:  # until it ends, the endpoint does not list the model, and `_undo` does not find it
             self._cancel(sent)
             raise
         return Served(current.name, answer.deployed_model.id, share, before)
+
+    def _send(self, request: api.DeployModelRequest) -> tuple[Any, Any]:
+        """Begin a deployment. Returns its operation, and the message of the answer; v1 has no endpoint that sleeps."""
+        if not self._deploy.sleeps:
+            return send_once(self._client.deploy_model, request), api.DeployModelResponse
+        from google.cloud.aiplatform_v1beta1 import types as beta
+
+        client, sleeping = beta_endpoint_client(self._place.location), beta.DeployModelRequest()
+        json_format.ParseDict(json_format.MessageToDict(type(request).pb(request)), type(sleeping).pb(sleeping))
+        resources = sleeping.deployed_model.dedicated_resources
+        resources.initial_replica_count = 1
+        idle = timedelta(minutes=self._deploy.idle_minutes)
+        resources.scale_to_zero_spec = beta.DedicatedResources.ScaleToZeroSpec(idle_scaledown_period=idle)
+        return send_once(client.deploy_model, sleeping), beta.DeployModelResponse
 
     def _undo(self, title: str, before: Mapping[str, int], made: bool) -> None:
         current = self._get()

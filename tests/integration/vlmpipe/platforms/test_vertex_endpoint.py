@@ -289,3 +289,56 @@ def test_the_fake_answers_requests_up_to_the_limit_only(server: FakeVertex) -> N
     server.endpoints.create({"endpointId": "digits"}, b'{"displayName": "digits"}')
     with pytest.raises(ApiError, match=r"exceeds 1\.500MB limit"):
         server.endpoints.raw_predict("digits", b"x" * 1_500_001, server.endpoint.removeprefix("http://"))
+
+
+def test_an_endpoint_without_a_minimum_sleeps_by_v1beta1_and_is_waited_for(
+    server: FakeVertex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vertex_endpoint, "WAKING_POLL_S", 0.01)
+    server.endpoints.waking = 3
+    deployed(server, "1", min_replicas=0, max_replicas=2, idle_minutes=45)
+    assert state(server) == {"1": 100}
+    assert (server.endpoints.sleeping, server.endpoints.idle_s) == (True, 45 * 60)
+    assert server.endpoints.waking == 0 and server.endpoints.predictions == ["1"] * 10
+    (sent,) = (request for request in server.requests if "deployModel" in request)
+    assert "/v1beta1/" in sent
+
+
+def test_an_endpoint_with_a_minimum_is_not_waited_for(server: FakeVertex) -> None:
+    server.endpoints.waking = 1
+    with pytest.raises(UserError) as caught:
+        deployed(server, "1")
+    assert caught.value.code == ExitCode.UNAVAILABLE
+    assert state(server) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"initial_replica_count": 0}, "initial_replica_count must be from 1"),
+        ({"initial_replica_count": 3}, "initial_replica_count must be from 1"),
+        ({"min_replica_count": 1}, "are for min_replica_count 0"),
+        ({"scale_to_zero_spec": {"idle_scaledown_period": "299s"}}, "idle_scaledown_period: not from 300"),
+        ({"scale_to_zero_spec": {"min_scaleup_period": "28801s"}}, "min_scaleup_period: not from 300"),
+        ({"scale_to_zero_spec": {"idle_s": 300}}, "idle_s"),
+    ],
+)
+def test_the_server_refuses_what_the_comments_of_v1beta1_refuse(
+    server: FakeVertex, changes: dict[str, Any], said: str
+) -> None:
+    server.endpoints.create({"endpointId": "digits"}, b'{"displayName": "digits", "dedicatedEndpointEnabled": true}')
+    resources = {
+        "machine_spec": {"machine_type": "g2-standard-12"}, "min_replica_count": 0, "max_replica_count": 2,
+        "initial_replica_count": 1, "scale_to_zero_spec": {"idle_scaledown_period": "300s"}, **changes,
+    }  # fmt: skip
+    body = json.dumps({"deployed_model": {"model": f"{MODEL}@1", "dedicated_resources": resources}}).encode()
+    with pytest.raises(ApiError, match=said):
+        server.endpoints.deploy("digits", body, is_beta=True)
+
+
+def test_v1_refuses_an_endpoint_that_sleeps(server: FakeVertex) -> None:
+    server.endpoints.create({"endpointId": "digits"}, b'{"displayName": "digits", "dedicatedEndpointEnabled": true}')
+    resources = {"machine_spec": {"machine_type": "g2-standard-12"}, "max_replica_count": 2}
+    body = json.dumps({"deployed_model": {"model": f"{MODEL}@1", "dedicated_resources": resources}}).encode()
+    with pytest.raises(ApiError, match="replica counts"):
+        server.endpoints.deploy("digits", body)

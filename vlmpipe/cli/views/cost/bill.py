@@ -47,6 +47,12 @@ def _serving(serving: ServingJson) -> str:
     if month is None:
         return f"a month {UNKNOWN}: no price of {', '.join(serving['missing'])}."
     least = "at least " if serving["missing"] else ""
+    if (wake := serving.get("usd_per_wake")) is not None:
+        return (
+            f"$0 a month while no question comes, as {serving['machines']} sleeps; {least}{amount(wake)} each time "
+            "that one wakes it, until it sleeps again, and its start, of unknown length, in which questions wait or "
+            f"are refused; up to {amount(serving['most_usd_per_month'])} a month with {high}."
+        )
     text = f"{least}{amount(month)} a month for {low} x {serving['machines']}, also while no question comes"
     return text + (f"; up to {amount(serving['most_usd_per_month'])} with {high}." if high > low else ".")
 

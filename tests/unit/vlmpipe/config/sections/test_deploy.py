@@ -192,6 +192,24 @@ def test_a_model_with_a_relevance_module_is_not_deployed() -> None:
         load_run_file(ROOT / "configs/arr-coc.yaml", overrides)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"min_replicas": -1}, "greater than or equal to 0"),
+        ({"min_replicas": 0, "idle_minutes": 4}, "greater than or equal to 5"),
+        ({"min_replicas": 0, "idle_minutes": 481}, "less than or equal to 480"),
+        ({"idle_minutes": 30}, "whose replicas never go"),
+    ],
+)
+def test_an_endpoint_that_cannot_sleep_so_is_refused(changes: dict[str, int], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        DeployConfig.model_validate({"endpoint": "digits", **changes})
+
+
+def test_an_endpoint_without_a_minimum_sleeps() -> None:
+    assert DeployConfig(endpoint="digits", min_replicas=0).sleeps and not DeployConfig(endpoint="digits").sleeps
+
+
 def test_fewer_replicas_at_most_than_at_least_are_refused() -> None:
     with pytest.raises(ValueError, match="min_replicas 2 is more than max_replicas 1"):
         DeployConfig(endpoint="digits", min_replicas=2)

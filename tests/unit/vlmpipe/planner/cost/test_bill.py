@@ -53,6 +53,18 @@ def test_a_month_of_serving_is_that_of_all_hours_and_is_part_of_the_approval(ser
     assert reasons_to_confirm(replace(spending, serving_usd_per_month=0.0), 100.0) == ""
 
 
+def test_a_sleeping_endpoint_costs_nothing_idle_and_its_idle_time_each_time_that_it_is_woken() -> None:
+    overrides = [f"deploy={DEPLOY.replace('min_replicas: 1', 'min_replicas: 0, idle_minutes: 30')}"]
+    config = load_run_file(CONFIG, overrides)
+    plan = plan_run(config)
+    hourly = load_prices().machine("g2-standard-12", "NVIDIA_L4", 1, "us-central1", "standard").usd_per_hour
+    assert plan.bill and plan.bill.serving and hourly
+    assert plan.bill.serving.usd_per_month == 0.0
+    assert plan.bill.serving.usd_per_wake == pytest.approx(hourly / 2)
+    reason = reasons_to_confirm(spending_of(config, plan), 0.0)
+    assert f"and its endpoint then ${hourly / 2:,.2f} each time that it is woken, together" in reason
+
+
 def test_a_machine_without_a_price_is_named_and_left_out_of_the_approval() -> None:
     config = load_run_file(CONFIG, [f"deploy={DEPLOY.replace('g2-standard-12', 'g2-standard-12-none')}"])
     serving = serving_cost(config, load_prices())

@@ -39,6 +39,15 @@ def test_a_known_bill_names_the_run_its_units_the_month_and_the_market(width: in
     )
 
 
+def test_a_sleeping_endpoint_says_what_a_start_costs_and_that_its_length_is_not_known() -> None:
+    sleeping = replace(SERVING, min_replicas=0, usd_per_month=0.0, usd_per_wake=1.0)
+    assert (
+        "Serving $0 a month while no question comes, as g2-standard-12 sleeps; $1.00 each time that one wakes it, "
+        "until it sleeps again, and its start, of unknown length, in which questions wait or are refused; up to $1,461 "
+        "a month with 2." in printed(replace(BILL, serving=sleeping))
+    )
+
+
 def test_what_is_not_known_makes_the_sum_a_lower_bound() -> None:
     text = printed(replace(BILL, requests_usd=None, network_usd=None))
     assert "Whole run at least $20.00: jobs and steps $20.00, requests unknown, network unknown." in text
