@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.data.prepared import without_signatures
 from tests.support.short_form import only_whole
 from tests.support.trainer.benchmark_files import write
-from tests.support.trainer.runs import ends_of_ranks, make_run, metrics, run_ranks, summary, train_runs
+from tests.support.trainer.runs import encode_features, ends_of_ranks, make_run, metrics, run_ranks, summary, train_runs
 from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.config.benchmarks import SCORES, BenchmarkFormat
 from vlmpipe.trainer.config.job import JobConfig
@@ -46,7 +46,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
     """A run whose features are encoded and whose model is trained a little, exported and evaluated."""
     root = tmp_path_factory.mktemp("jobs")
     benchmarks = [write(root / form, form).model_dump() for form in BENCHMARKS]
-    job = make_run(root, "run", {"train.epochs": 1, "evaluate.benchmarks": benchmarks, **VALIDATED})
+    changes = {"train.epochs": 1, "evaluate.benchmarks": benchmarks, "features.shard_images": 12, **VALIDATED}
+    job = make_run(root, "run", changes)
     run_ranks("vlmpipe.trainer.feature_cache.encode", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
     train_runs([job, job], processes=1)  # the second time nothing is left to do
     sync_run(job)
@@ -76,6 +77,20 @@ def test_every_image_has_features_of_the_tower(job: JobConfig) -> None:
     assert images and missing_images(job.pointers().features_uri, images) == []
     features = FeatureReader.open(job.pointers().features_uri).read(next(iter(images)))
     assert features.shape == (16, 32) and features.dtype == torch.bfloat16
+
+
+def test_one_rank_encodes_what_two_do(job: JobConfig, tmp_path: Path) -> None:
+    """Two encoded the run's images, each its shards of the list, whose locations it read by range."""
+    record = json.loads(open_storage(job.run.run_uri).read("run.json"))
+    record["run"]["root_uri"] = str(tmp_path)
+    alone = LocalStorage(tmp_path / "runs" / job.run.run_id)
+    alone.write("run.json", json.dumps(record).encode())
+    alone.write("prepared.json", open_storage(job.run.run_uri).read("prepared.json"))
+    encode_features(JobConfig.load(alone.uri("run.json")))
+    by_two, by_one = (LocalStorage(Path(root, "features")) for root in (job.run.root_uri, tmp_path))
+    names = [info.name for info in by_two.list()]
+    assert [name for name in names if by_one.read(name) != by_two.read(name)] == []
+    assert len(names) == len(by_one.list()) and sum(name.endswith(".safetensors") for name in names) >= 4
 
 
 def test_encoding_again_does_nothing(job: JobConfig) -> None:
