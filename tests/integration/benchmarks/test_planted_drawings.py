@@ -1,19 +1,57 @@
-"""Contradictions and a page that far more questions share than the rest, planted into drawings of easy-vqa."""
+"""Planted faults are named: copies and wrong labels of digits, contradictions and a shared page of easy-vqa."""
 
 from __future__ import annotations
 
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
+import pytest
+import torch
 from PIL import Image
 
-from benchmarks.data.copies.planted_faults import plant
+from benchmarks.data.copies.planted_faults import KINDS, plant
+from benchmarks.evaluation.audit_faults import copied_pairs, wrong_labels
 from tests.support.data.prepared import encode, job_config, run_prepare, write_json
 from vlmpipe.trainer.audit.audit import AuditRequest, audit
 from vlmpipe.trainer.audit.findings import Kind
+from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.data.shards.tar import ShardReader
 
 DRAWINGS, CONTRADICTED, PAGES = 40, (3, 9, 20), 24
+DIGITS, UNSEEN = 240, 1000  # thresholds were chosen on the first 1,000
+
+
+class Patches:
+    """Features of stored images as the tower of the shipped digits makes them: a random projection of each patch."""
+
+    def __init__(self, uri: str) -> None:
+        self.shards = SimpleNamespace(missing=lambda images: [])
+        self._places, self._stored = Index.load(uri).unique_images(), ShardReader.open(open_prepared(uri))
+        self._projection = torch.randn(32 * 32, 128, generator=torch.Generator().manual_seed(0))
+
+    def read(self, sha256: str) -> torch.Tensor:
+        with Image.open(io.BytesIO(self._stored.image(self._places[sha256]))) as image:
+            pixels = torch.from_numpy(np.asarray(image.convert("L").resize((64, 64)), np.float32) / 255)
+        patches = pixels.unfold(0, 32, 32).unfold(1, 32, 32).reshape(4, -1)
+        return patches @ self._projection
+
+
+def test_planted_copies_and_wrong_labels_of_digits_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = plant("builtin:digits", tmp_path, DIGITS, seed=1, skipped=UNSEEN)
+    images = str(tmp_path / "images")
+    job = job_config(tmp_path / "root", source=str(planted.records), image_folder=images, max_split_error=1.0)
+    uri = run_prepare(job).uri
+    monkeypatch.setattr("vlmpipe.trainer.audit.audit._features", lambda *_: Patches(uri))
+    found, _ = audit(AuditRequest(job, uri, has_run=False))
+    copies, missed = copied_pairs(planted, found)
+    assert {kind for kind, _ in planted.copies.values()} == KINDS.keys() and not missed
+    assert copies.precision >= 0.75
+    labels = wrong_labels(planted, found)
+    assert labels.recall >= 0.75 and labels.precision >= 0.6
 
 
 def test_planted_contradictions_and_a_shared_page_are_found(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from vlmpipe.trainer.audit.images.neighbours import Neighbours, Vectors, nearest
 
 MAX_EXACT = 1 << 18  # vectors that are compared with each other, which takes time by the square of their number
-MAX_INDEXED = 1 << 22  # vectors that the index of the extra takes: some 0.8 KiB each beside themselves
+MAX_INDEXED = 1 << 22  # vectors that the index of the extra takes: some 1 KiB each beside themselves
 EXTRA = "large-audit"
 INDEX_PACKAGE = "usearch"
 CONNECTIONS, SEEN_ADDING, SEEN_SEARCHING = 16, 128, 64  # of a vector in the graph, and vectors kept on a way through it
