@@ -66,9 +66,14 @@ FOUR_RANKS = {name: 2 if name.startswith("hsdp") else 1 for name in SETTINGS if 
 FOUR_RANKS |= {name: 1 for name in SETTINGS if "context" in name}
 PUBLISHED = "hf "  # begins the name of a type of family hf: some are native families too
 FAMILIES = ("llava", *CONFIGS, *(PUBLISHED + model_type for model_type in INSTALLED))
-SHORT_FAMILIES = ("llava", "smolvlm", "qwen2_5_vl", "qwen3_vl", "hf gemma3")
-SHORT_SETTINGS = ("fsdp embedding", "zero3")
-WAYS = chosen(SETTINGS, lambda name: name in SHORT_SETTINGS)
+# Settings of the short form by family: llava has both, of which each other family has one.
+SHORT = {
+    "llava": ("fsdp embedding", "zero3"),
+    "smolvlm": ("zero3",),
+    "qwen2_5_vl": ("fsdp embedding",),
+    "qwen3_vl": ("zero3",),
+    "hf gemma3": ("fsdp embedding",),
+}
 PLAIN = {"train.strategy": "ddp", "train.micro_batch_size": BATCH}
 TOGETHER = 5  # families whose runs are trained in one process group
 RELATIVE, RELATIVE_BF16 = 1e-5, 0.03  # the largest in bf16 was 0.024, of Gemma 4's adapters after six steps
@@ -119,15 +124,13 @@ def refused_of(family: str, name: str) -> Refusal | None:
 
 def trained_of(family: str) -> dict[str, dict[str, Any]]:
     """The chosen settings of a family, with the way out of those that are refused and have one."""
-    refused = {name: refused_of(family, name) for name in WAYS}
-    left = {name: changes for name, changes in WAYS.items() if not (one := refused[name]) or one.way_out}
+    ways = chosen(SETTINGS, lambda name: name in SHORT.get(family, ()))
+    refused = {name: refused_of(family, name) for name in ways}
+    left = {name: changes for name, changes in ways.items() if not (one := refused[name]) or one.way_out}
     return {name: changes | ((one.way_out or {}) if (one := refused[name]) else {}) for name, changes in left.items()}
 
 
-CASES = {
-    family: trained_of(family)
-    for family in chosen({family: family for family in FAMILIES}, lambda name: name in SHORT_FAMILIES)
-}
+CASES = {family: trained_of(family) for family in chosen({family: family for family in FAMILIES}, SHORT.__contains__)}
 TRAINED = [(family, name) for family, settings in CASES.items() for name in settings]
 
 
