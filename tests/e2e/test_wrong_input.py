@@ -250,6 +250,7 @@ def test_fresh_starts_another_run_and_sigterm_stops_it_as_ctrl_c_does(halted: Pa
     stopped(Attempt(answer, [], None, 0, committed_steps(run)[-1]))
 
 
+@only_whole  # the short form, without the pipeline: tests/integration/trainer/monitoring/test_not_finite.py
 def test_a_loss_that_is_not_a_number_ends_training_with_the_samples_that_it_came_from(halted: Path) -> None:
     refused(
         vlmpipe(halted, "run", RUN_FILE, "train.optimizer.learning_rate=1e30", "cluster.replica_count=1"),

@@ -18,6 +18,7 @@ CHANGES = {
     "train.epochs": 1000,
     "train.checkpoint_every_steps": EVERY_STEPS,
     "evaluate.controls": [],
+    "features.cache": "on" if WHOLE else "off",  # test_quickstart.py trains on what a job encodes
     "cluster": {"replica_count": 2 if WHOLE else 1},  # what more replicas add is in test_local_retries.py
 }
 
