@@ -11,6 +11,7 @@ from vlmpipe.trainer.config.base import Positive, Section
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 
+IDLE_MINUTES = 60
 PORT, CHAT_ROUTE = 8080, "/v1/chat/completions"
 # Where Vertex AI and GKE put the driver's libraries, which no loader searches by itself.
 DRIVER_FOLDERS = {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64:/usr/local/nvidia/lib"}
@@ -42,7 +43,7 @@ class DeployConfig(Section):
         "afterwards waits or is refused until a replica has started. On Kubeflow 0 needs KServe in its Knative mode.",
     )
     idle_minutes: int = Field(
-        60,
+        IDLE_MINUTES,
         ge=5,
         le=480,
         description="With min_replicas 0, minutes without a question after which the last replica goes. Vertex AI "
@@ -88,7 +89,9 @@ class DeployConfig(Section):
     def _replicas_fit(self) -> DeployConfig:
         if self.min_replicas > self.max_replicas:
             raise ValueError(f"min_replicas {self.min_replicas} is more than max_replicas {self.max_replicas}")
-        if self.min_replicas and "idle_minutes" in self.model_fields_set:
+        if (
+            self.min_replicas and self.idle_minutes != IDLE_MINUTES
+        ):  # the default is written out with the whole run file
             raise ValueError(f"idle_minutes is set with min_replicas {self.min_replicas}, whose replicas never go")
         return self
 

@@ -210,6 +210,11 @@ def test_an_endpoint_without_a_minimum_sleeps() -> None:
     assert DeployConfig(endpoint="digits", min_replicas=0).sleeps and not DeployConfig(endpoint="digits").sleeps
 
 
+def test_a_section_that_is_written_out_whole_is_read_again() -> None:
+    for deploy in (DeployConfig(endpoint="digits"), DeployConfig(endpoint="digits", min_replicas=0, idle_minutes=5)):
+        assert DeployConfig.model_validate(deploy.model_dump()) == deploy
+
+
 def test_fewer_replicas_at_most_than_at_least_are_refused() -> None:
     with pytest.raises(ValueError, match="min_replicas 2 is more than max_replicas 1"):
         DeployConfig(endpoint="digits", min_replicas=2)
