@@ -25,7 +25,7 @@ class Effect(StrEnum):
 
 
 class Tool(StrEnum):
-    """Whether `vlmpipe mcp` has a command as a tool."""
+    """The conditions under which `vlmpipe mcp` offers a command as a tool."""
 
     never = "never"
     on_request = "on_request"
