@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from vlmpipe.planner.chat_template import is_here
 from vlmpipe.trainer.config.sources.data_source import BIGQUERY, function_named
 from vlmpipe.trainer.data.tokenize import TRAINED_PREFIX
-from vlmpipe.trainer.errors import ExitCode
+from vlmpipe.trainer.errors import DataError, ExitCode
 from vlmpipe.trainer.storage.base import in_bucket
 
 if TYPE_CHECKING:
@@ -36,7 +36,15 @@ def look_at_source(
         require_builtin(data.source)
         return "ok", f"{data.source} comes inside an installed package", ExitCode.OK
     source = open_source(data)
-    return look_at(source, data, _local_validator(config, data), budget_s=BUDGET_S / sources).verdict(data)
+    look = look_at(source, data, _local_validator(config, data), budget_s=BUDGET_S / sources)
+    state, text, code = look.verdict(data)
+    try:
+        look.coverage.check_columns(data.source)
+    except DataError as error:
+        if state != "failed":
+            may_be_met = look.is_part or (sources > 1 and data.columns == config.data.columns)  # elsewhere
+            return ("warning", error.text(), ExitCode.OK) if may_be_met else ("failed", error.text(), int(error.code))
+    return state, text, code
 
 
 def module_of(data: DataConfig) -> str:

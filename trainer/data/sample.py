@@ -122,10 +122,14 @@ class ImageRef:
 
 
 class Unread(NamedTuple):
-    """Something of a record that no reader took. `media`: why it looks like an image, a video or a sound, or ""."""
+    """Something of a record that no reader took. `media`: why it looks like an image, a video or a sound, or "".
+
+    absent: a key that data.columns names, under which the record has no value.
+    """
 
     name: str
     media: str
+    absent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

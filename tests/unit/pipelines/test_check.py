@@ -109,6 +109,7 @@ def test_a_users_function_is_called_here_and_its_module_must_be_in_the_image(tmp
     only_here = "gcp.project="
     ((state, code),) = found(f"{tmp_path}/mine.py:records", only_here)
     assert code == 0 and state in ("ok", "warning")
+    assert found(f"{tmp_path}/mine.py:records", only_here, "data.columns={answer: labl}") == [("failed", ExitCode.DATA)]
     assert found(f"{tmp_path}/mine.py:others", only_here) == [("failed", ExitCode.CONFIG)]
     assert found("no_such_module:records", only_here) == [("failed", ExitCode.CONFIG)]
     assert found("no_such_module:records") == [("unchecked", 0)]

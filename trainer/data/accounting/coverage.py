@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import yaml
 
 from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.accounting.keys import NO_COLUMNS
 from vlmpipe.trainer.data.rejects import Reject
 from vlmpipe.trainer.data.sample import Sample, Unread
 from vlmpipe.trainer.errors import DataError
@@ -27,12 +28,22 @@ class Coverage:
     images: int = 0
     without_images: int = 0  # samples
     unread: Counter[Unread] = field(default_factory=Counter)
+    absent: Counter[str] = field(default_factory=Counter)  # samples without a value, by key of data.columns
 
     def add(self, sample: Sample) -> None:
         self.samples += 1
         self.images += len(sample.images)
         self.without_images += not sample.images
-        self.unread.update(sample.unread)
+        for key in sample.unread:
+            if key.absent:
+                self.absent[key.name] += 1
+            else:
+                self.unread[key] += 1
+
+    @property
+    def never_met(self) -> set[str]:
+        """Keys of data.columns under which no sample has a value."""
+        return {name for name, count in self.absent.items() if count == self.samples}
 
     def check(self, source: str) -> None:
         """Raise DataError where samples have media that nothing read. `source` names them for people."""
@@ -62,10 +73,25 @@ class Coverage:
                 fix="name their key, such as data.columns: {image: image_path}, or leave data.image_folder out",
             )
 
+    def check_columns(self, source: str) -> None:
+        """Raise DataError where no sample has a value under a key of data.columns."""
+        require_met(self.never_met, self.samples, source)
+
     def described(self) -> str:
         """One line: images, samples without one, and keys that nothing read with their shares."""
         return images_sentence(self.images, self.without_images) + not_read(
             {one.name: count for one, count in self.unread.items()}, self.samples
+        )
+
+
+def require_met(keys: set[str], samples: int, source: str) -> None:
+    """Raise DataError where there are keys of data.columns that none of the samples has."""
+    if keys:
+        names = ", ".join(_shown(name) for name in sorted(keys)[:SHOWN])
+        raise DataError(
+            f"data.columns names {names}, and none of the {samples:,} samples of {source} has a value there",
+            expected="keys or columns of the records",
+            fix="correct the name, or leave it out of data.columns",
         )
 
 
@@ -132,14 +158,30 @@ class Coverages:
             yield record
 
     def check(self) -> None:
-        """Raise DataError where media of a source are not read, or where its image folder was given in vain."""
+        """Raise DataError where media of a source are not read, or its image folder or columns were named in vain."""
         self._check()
+        self._check_columns()
         for source in self._config.all_sources:
             self.by_source[source.name].check_folder(source.uri, self._config.of_source(source))
 
     def _check(self) -> None:
         for source in self._config.all_sources:
             self.by_source[source.name].check(source.uri)
+
+    def _check_columns(self) -> None:
+        """Sources that share data.columns may each have some of its keys; all of them together have each."""
+        sharing: list[tuple[str, Coverage]] = []
+        for source in self._config.all_sources:
+            coverage = self.by_source[source.name]
+            if source.replay:
+                continue
+            if self._config.sources and source.columns == NO_COLUMNS:
+                sharing.append((source.uri, coverage))
+            else:
+                coverage.check_columns(source.uri)
+        if met := [coverage for _, coverage in sharing if coverage.samples]:
+            lacking = set.intersection(*(coverage.never_met for coverage in met))
+            require_met(lacking, sum(coverage.samples for coverage in met), ", ".join(uri for uri, _ in sharing))
 
     def as_json(self) -> dict[str, object]:
         """Keys that nothing read, with the number of samples that have them, by source; and samples of each source."""

@@ -108,6 +108,9 @@ class Record(dict[str, Any]):
             return cls(content)
         renamed = {name: value for name, value in content.items() if name not in columns.ignored}
         record = cls(renamed, columns.ignored)
+        for key in (*columns.named().values(), *columns.image):
+            if dict.get(record, key) is None:
+                record.noted.add(Unread(key, "", absent=True))
         for name, key in columns.named().items():
             record._rename(key, name if name != "answer" or columns.question else "caption")
         if columns.question or columns.messages:  # the run file says which of several conversations counts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,10 @@ def test_other_values_are_not_media(name: str, value: Any) -> None:
 
 def test_an_address_beside_an_image_says_where_it_is_from() -> None:
     record = Record({"url": "https://e.org/1.jpg", "image_url": "https://e.org/1", "depth": "1.png", "note": "x"})
-    with_image = dict(record.unread(has_media=True))
+    with_image = {key.name: key.media for key in record.unread(has_media=True)}
     assert (with_image["url"], with_image["image_url"], with_image["note"]) == ("", "", "")
     assert with_image["depth"] == "a name that ends in .png"
-    assert dict(record.unread(has_media=False))["url"] == "an address"
+    assert {key.name: key.media for key in record.unread(has_media=False)}["url"] == "an address"
 
 
 @pytest.mark.parametrize("content", [{"weight": 0}, {"loss": False}, {"tools": [{}, {"name": "x"}]}, {"loss_scale": 2}])
@@ -167,3 +168,38 @@ def test_what_is_not_read_is_one_line() -> None:
         coverage.add(sample(Unread("lens", ""), *([Unread("note", "")] if not number else [])))
     assert coverage.described() == "0 images, 1,000 samples without one; not read: lens (100%), note (below 1%)"
     assert (share(0, 5), share(999, 1000), share(5, 5)) == ("0%", "99%", "100%")
+
+
+def absent(*keys: str) -> Sample:
+    return sample(*(Unread(key, "", absent=True) for key in keys))
+
+
+def test_a_record_tells_which_columns_it_has_no_value_for() -> None:
+    columns = Columns.model_validate({"image": ["front", "back"], "answer": "labl"})
+    record = Record.of({"front": "1.png", "labl": None, "question": "Why?", "answer": "So."}, columns)
+    assert {key for key in record.unread(has_media=True) if key.absent} == {
+        Unread("back", "", absent=True), Unread("labl", "", absent=True),
+    }  # fmt: skip
+
+
+def test_a_column_that_no_sample_has_is_refused_and_one_that_some_have_is_not() -> None:
+    coverages = Coverages(DataConfig.model_validate({"source": "a.csv", "sequence_length": 9}))
+    list(coverages.counting([absent("labl", "id2"), absent("labl")]))
+    with pytest.raises(DataError) as refused:
+        coverages.check()
+    assert "data.columns names labl, and none of the 2 samples of a.csv has a value there" in refused.value.text()
+    assert coverages.as_json() == {"source": {"samples": 2, "unread": {}}}
+
+
+def test_sources_that_share_columns_may_each_have_some() -> None:
+    def checked(**lacking: str) -> None:
+        sources = [{"name": name, "uri": f"{name}.csv"} for name in ("one", "two")]
+        data = {"sources": sources, "columns": {"answer": "label", "id": "key"}, "sequence_length": 9}
+        coverages = Coverages(DataConfig.model_validate(data))
+        made = [replace(absent(key), where=f"{name}: 1") for name, key in lacking.items()]
+        list(coverages.counting(made))
+        coverages.check()
+
+    checked(one="label", two="key")
+    with pytest.raises(DataError, match=r"names label, and none of the 2 samples of one\.csv, two\.csv has"):
+        checked(one="label", two="label")
