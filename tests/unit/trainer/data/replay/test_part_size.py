@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import math
+
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vlmpipe.trainer.data.replay.part_size import MAX_ROWS, MIN_ROWS, busiest_rank, part_rows
@@ -18,11 +20,12 @@ def files_of(questions: int) -> list[int]:
     return sizes
 
 
+@example(200_001, 2)
 @given(st.integers(1, 300_000), st.integers(1, 64))
 def test_no_rank_has_more_questions_than_the_plan_says(questions: int, ranks: int) -> None:
     files = files_of(questions)
     most = max(sum(files[rank::ranks]) for rank in range(ranks))
-    assert most <= busiest_rank(questions, ranks) <= min(questions, questions // ranks + MAX_ROWS)
+    assert most <= busiest_rank(questions, ranks) <= min(questions, math.ceil(questions / ranks) + MAX_ROWS)
 
 
 def test_few_questions_occupy_several_ranks_and_many_have_few_files() -> None:
