@@ -1,15 +1,15 @@
 """Limits that a server of tools sets for the commands that it starts, and the checks at what reads, writes and runs.
 
-They are one variable of the environment, so that each process of a run has them. Without it nothing is limited.
+They are one variable of the environment, so that each process of a run has them. Without it nothing is limited, and
+pydantic, which reads it, is not imported: every command begins here.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from vlmpipe.trainer.confinement import LIMITS_VARIABLE
 from vlmpipe.trainer.errors import ExitCode, UserError
@@ -19,13 +19,15 @@ FILE = "file://"
 HUB = "https://huggingface.co"
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True)
 class Limits:
     """Places that the commands of a server may open, and what they may spend.
 
     `root` and the folders are absolute and without links; `addresses` are beginnings of addresses; `ledger` is the file
     of what was spent. Without `is_enforced`, the kernel does not hold files to the folders.
     """
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 (pydantic reads the class's own)
 
     root: str
     ledger: str
@@ -38,7 +40,7 @@ class Limits:
 
     def to_json(self) -> str:
         """The variable's value."""
-        return TypeAdapter(Limits).dump_json(self).decode()
+        return json.dumps(asdict(self))
 
     def objection(self, text: str) -> str:
         """Why an address or a path leads out of the limits; empty for one that does not, and for other texts."""
@@ -62,6 +64,8 @@ def limits() -> Limits | None:
     """The limits of this process; None without any. Raises UserError for a variable that cannot be read."""
     if not (value := os.environ.get(LIMITS_VARIABLE)):
         return None
+    from pydantic import TypeAdapter, ValidationError
+
     try:
         return TypeAdapter(Limits).validate_json(value)
     except ValidationError as error:
