@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -42,10 +43,11 @@ def root(tmp_path: Path) -> Path:
     root = tmp_path / "root"
     for colour in COLOURS:
         (root / "photos" / colour).mkdir(parents=True)
-        for index in range(24):
-            image = Image.new("RGB", (32, 32), "white")
-            left, top = index % 12, index // 2
-            ImageDraw.Draw(image).rectangle((left, top, left + 16, top + 16), fill=colour)
+        for index in range(80):
+            draw = random.Random(f"{colour} {index}")
+            image = Image.frombytes("RGB", (32, 32), draw.randbytes(32 * 32 * 3))  # else they look alike
+            left, top = draw.randrange(12), draw.randrange(12)
+            ImageDraw.Draw(image).rectangle((left, top, left + 18, top + 18), fill=colour)
             image.save(root / "photos" / colour / f"{index}.png")
     (root / "link.yaml").symlink_to(tmp_path / "private.yaml")
     (root / "way-out").symlink_to(tmp_path)
@@ -137,7 +139,8 @@ def test_an_agent_goes_from_a_folder_of_images_to_a_registered_model(root: Path)
             assert (await call("check", config="photos.yaml"))["result"]["ok"]
             assert (await call("plan", config="photos.yaml", target="local"))["result"]["state"] != "red"
             failed(await call("submit", config="photos.yaml"), "")  # names no service
-            ran = await call("run", config="photos.yaml")
+            # So many questions that the gate may decide.
+            ran = await call("run", config="photos.yaml", overrides=["data.validation_fraction=0.3", "train.epochs=12"])
             while ran["result"].get("running"):
                 ran = await call("wait", call=ran["result"]["call"], seconds=600)
             assert ran["result"]["decision"]["accepted"], ran["result"]["decision"]
