@@ -15,7 +15,7 @@ from vlmpipe.trainer.confinement import LIMITS_VARIABLE
 from vlmpipe.trainer.errors import ExitCode, UserError
 
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-FILE = "file://"
+FILE, BIGQUERY = "file://", "bq://"
 HUB = "https://huggingface.co"
 
 
@@ -54,10 +54,14 @@ class Limits:
 
 
 def is_below(place: str, root: str) -> bool:
-    """Return whether a path or an address is `root` or in it, by its text. The root bq:// has all of its scheme."""
+    """Return whether a path or an address is `root` or in it, by its text. The root bq:// has all of its scheme.
+
+    Parts of a table's address are parted by dots, all others by slashes: gs://mine.others is another bucket.
+    """
     if ".." in place.split("/"):
         return False
-    return place == root or (place.startswith(root) and (root[-1] in "/." or place[len(root)] in "/.:"))
+    separator = "." if root.startswith(BIGQUERY) else "/"
+    return place == root or place.startswith(root if root.endswith(("/", separator)) else root + separator)
 
 
 def limits() -> Limits | None:

@@ -49,16 +49,20 @@ def test_paths_and_links_that_lead_out_are_outside(root: Path, text: str) -> Non
     [
         ("gs://mine/runs", True), ("gs://mine/runs/a/b", True), ("gs://mine/runs2", False), ("gs://mine", False),
         ("gs://mine/runs/../x", False), ("s3://any/x", True), ("bq://p.d.t", True), ("bq://p.d2.t", False),
-        ("https://example.com", False), ("GS://mine/runs", False),
+        ("https://example.com", False), ("GS://mine/runs", False), ("gs://mine/runs.others", False),
+        ("gs://mine/runs:1", False), ("https://hub.example/a", True), ("https://hub.example.evil/a", False),
+        ("https://hub.example:8080/a", False), ("bq://p.d:t", False), ("bq://p.d/t", False),
     ],
 )  # fmt: skip
 def test_an_address_is_listed_by_its_beginning(root: Path, address: str, is_listed: bool) -> None:
-    found = of(root, "gs://mine/runs", "s3://", "bq://p.d")
+    found = of(root, "gs://mine/runs", "s3://", "bq://p.d", "https://hub.example")
     assert found.objection(address) == ("" if is_listed else "an address that this server does not list")
 
 
 def test_a_root_beside_one_of_the_same_beginning_is_not_it(root: Path) -> None:
     assert of(root).objection(f"{root}-2/file")
+    assert of(root).objection(f"{root}.private/file") and of(root).objection(f"{root}:private")
+    assert of(root.with_name("root.")).objection(f"{root}.private")
 
 
 def test_without_limits_nothing_is_asked() -> None:
