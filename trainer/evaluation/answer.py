@@ -26,6 +26,7 @@ from vlmpipe.trainer.models.base import Family
 from vlmpipe.trainer.models.image_inputs import join_features
 from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.image_tokens import sample_image_tokens
+from vlmpipe.trainer.sizing.image_grids import VideoSize
 
 GREY = 1e-6  # nearly a mean pixel; images of zeros are padding to some models
 
@@ -123,7 +124,9 @@ def answer_questions(
 
         sets = [(tuple(images.sha256), tuple(map(tuple, images.sizes))) for images in shown]
         groups = prompt_groups(asked, sets, chat.vision_token_ids)
-        if len(groups) == len(asked) or chat.form.selects:  # image tokens by the question
+        has_video = any(isinstance(size, VideoSize) for images in shown for size in images.sizes)
+        # A selection takes image tokens by the question; grids of videos are not in the order of what is shown.
+        if len(groups) == len(asked) or chat.form.selects or has_video:
             return alone().answers
         firsts = [shown[group.members.start] for group in groups]
 
