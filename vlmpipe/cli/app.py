@@ -24,13 +24,12 @@ from vlmpipe.cli import tune as tune_command
 from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Stage, any_target, load, load_training, run_files
 from vlmpipe.cli.examples import add_examples
 from vlmpipe.cli.mcp import command as mcp_command
-from vlmpipe.cli.output import begin, doing, print_error, print_json, print_lines, to_stderr
+from vlmpipe.cli.output import begin, doing, errors_as_json, print_error, print_json, print_lines, to_stderr
 from vlmpipe.cli.runs import compare, curve, folder, logs, status
 from vlmpipe.cli.skill import command as skill_command
 from vlmpipe.platforms.table import DEFAULT, platform_of
 from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.trainer import __version__
-from vlmpipe.trainer.confinement import LIMITS_VARIABLE
 from vlmpipe.trainer.errors import (
     DEBUG_VARIABLE,
     ConfigError,
@@ -345,21 +344,16 @@ def _main() -> None:
         sys.exit(int(ExitCode.INTERRUPTED))
     except (UserError, OSError) as error:
         user_error = error if isinstance(error, UserError) else from_os_error(error, "running vlmpipe")
-        print_error(user_error, as_json=_errors_as_json())
+        print_error(user_error, as_json=errors_as_json())
         sys.exit(int(user_error.code))
     except UnicodeEncodeError as error:
-        print_error(from_unicode_error(error, "running vlmpipe"), as_json=_errors_as_json())
+        print_error(from_unicode_error(error, "running vlmpipe"), as_json=errors_as_json())
         sys.exit(ExitCode.CONFIG)
     except Exception as error:
         fix = "report it with the output of the same command with --debug, which adds the traceback"
         unexpected = UserError(f"unexpected {type(error).__name__}: {error}", fix=fix, code=ExitCode.UNEXPECTED)
-        print_error(unexpected, as_json=_errors_as_json())
+        print_error(unexpected, as_json=errors_as_json())
         sys.exit(ExitCode.UNEXPECTED)
-
-
-def _errors_as_json() -> bool:
-    """Return whether a program reads the errors, also of commands without --json."""
-    return "--json" in sys.argv or LIMITS_VARIABLE in os.environ
 
 
 def _was_interrupted(error: BaseException) -> bool:

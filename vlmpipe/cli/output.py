@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from vlmpipe.trainer.confinement import LIMITS_VARIABLE
 from vlmpipe.trainer.errors import DEBUG_VARIABLE, UserError
 from vlmpipe.trainer.printable import escaped_in_json
 
@@ -53,6 +54,11 @@ def doing(text: str) -> Iterator[None]:
         yield
     finally:
         notice.cancel()
+
+
+def errors_as_json() -> bool:
+    """Return whether a program reads the errors: with --json, or as a tool of `vlmpipe mcp`."""
+    return "--json" in sys.argv or LIMITS_VARIABLE in os.environ
 
 
 def print_error(error: UserError, *, as_json: bool) -> None:
