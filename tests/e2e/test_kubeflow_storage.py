@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,10 @@ from tests.support.paths import ROOT
 from tests.support.s3 import s3_server
 from tests.support.short_form import only_whole
 from vlmpipe.cli.runs.curve import _curve_of
+from vlmpipe.config.yaml_loader import read_run_file
 from vlmpipe.records.learning_curve import LearningCurve
+from vlmpipe.trainer.records.evaluation import Evaluation
+from vlmpipe.trainer.records.replay import ReplayAnswers, ReplayPointer
 from vlmpipe.trainer.storage import open_storage
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400), only_whole]
@@ -65,9 +68,7 @@ def test_a_run_on_a_volume_goes_from_data_to_a_registered_model(cluster: FakeKub
 def goes_to_its_end(cluster: FakeKubernetes, place: str, *storage: str) -> None:
     """Run the graph with everything under `place`, and assert what it leaves there."""
     overrides = [f"output.root_uri={place}/output", f"register.registry={place}/registry", *storage, *SMALL]
-    program = [sys.executable, "-m", "tests.support.pipelines.kubeflow_graph", "configs/digits.yaml", "r1"]
-    done = subprocess.run([*program, *overrides], cwd=ROOT, env=os.environ, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    run_graph("configs/digits.yaml", "r1", overrides)
     jobs = [name.rpartition("-")[0] for name in cluster.jobs]
     assert jobs == ["digits-cache-features", "digits-train", "digits-evaluate"]
     run, registry = open_storage(f"{place}/output/runs/r1"), open_storage(f"{place}/registry")
@@ -77,6 +78,13 @@ def goes_to_its_end(cluster: FakeKubernetes, place: str, *storage: str) -> None:
     registered = json.loads(run.read("registered.json"))
     assert registered["model"] == "digits" and registered["uri"].startswith(f"{place}/registry/")
     assert [info.name for info in registry.list()]
+
+
+def run_graph(run_file: str, run_id: str, overrides: Sequence[str]) -> None:
+    """Run the compiled graph to its end, with its steps as processes."""
+    program = [sys.executable, "-m", "tests.support.pipelines.kubeflow_graph", run_file, run_id, *overrides]
+    done = subprocess.run(program, cwd=ROOT, env=os.environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 @pytest.mark.timeout(1800)  # three trainings, in two jobs
@@ -93,12 +101,40 @@ def test_a_learning_curve_on_a_volume_goes_to_its_record(cluster: FakeKubernetes
     ]
     path = ROOT / "configs/digits.yaml"
     there = _curve_of(path, overrides, [0.2, 0.5, 1.0], 1, 0.9, "exact_match", is_here=False)
-    program = [sys.executable, "-m", "tests.support.pipelines.kubeflow_graph", str(path), "r1"]
-    done = subprocess.run([*program, *there.source[1:]], cwd=ROOT, env=os.environ, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    run_graph(str(path), "r1", there.source[1:])
     jobs = sorted(name.rpartition("-")[0] for name in cluster.jobs)
     assert jobs[0].startswith("digits-curve-cache-features") and len(jobs) == 3, "one encoding, two jobs of trainings"
     run = open_storage(f"{mount}/output/runs/r1")
     curve = LearningCurve.read(run)
     assert [point.share for point in curve.points] == [0.2, 0.5, 1.0] and all(point.score for point in curve.points)
     assert 'id="curve"' in run.read("report.html").decode(), "after the last step, too"
+
+
+@pytest.mark.timeout(1800)  # two trainings, and a job that answers
+def test_replay_on_a_volume_mixes_the_answers_of_the_start_model_once(cluster: FakeKubernetes, tmp_path: Path) -> None:
+    mount = tmp_path / "mnt"
+    mount.mkdir()
+    here = [
+        f"output.root_uri={mount}/output",
+        f"kubeflow.volumes=[{{claim: team-data, mount_path: {mount}}}]",
+        *SMALL,
+        "evaluate.max_samples=20",
+    ]
+    run_graph("configs/digits.yaml", "r1", [*here, "data.max_samples=200"])
+    content = read_run_file(ROOT / "configs/digits.yaml")
+    del content["model"]["tower"], content["model"]["language_model"]
+    content["model"] |= {"pretrained": {"weights": "run:r1"}, "tokenizer": "run:r1"}
+    new = {"name": "digits", "uri": "builtin:digits", "max_samples": 200}
+    content["data"] = {"sources": [new, {"name": "before", "replay": "self"}], "sequence_length": 256}
+    after = tmp_path / "after.yaml"
+    after.write_text(json.dumps(content), encoding="utf-8")  # which is YAML, too
+    for run_id, jobs in (("r2", ["replay", "cache-features", "train", "evaluate"]), ("r3", ["train", "evaluate"])):
+        before = len(cluster.jobs)
+        run_graph(str(after), run_id, here)
+        named = [name.rpartition("-")[0] for name in list(cluster.jobs)[before:]]
+        assert named == [f"digits-{job}" for job in jobs], "the second run finds answers and features of the first"
+        run = open_storage(f"{mount}/output/runs/{run_id}")
+        answers = ReplayAnswers.read(open_storage(ReplayPointer.read(run).folder))
+        assert answers.answered > 0 and answers.answer_tokens > 0
+        trained = Evaluation.read(run)
+        assert trained.start is not None and trained.start.after is not None

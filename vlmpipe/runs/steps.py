@@ -50,7 +50,9 @@ class Step:
     detail: dict[str, Any] = field(default_factory=dict)
     started_s: float = 0.0  # Unix seconds; 0 while it waits
     stage: str = ""  # empty in a run without stages, and of the steps after all of them
-    first: tuple[float, float] = (0.0, 0.0)  # elapsed_s and done when units were seen for the first time
+    work: float = 0.0  # share of the step's work that is done, where its units differ in theirs; else 0
+    first: tuple[float, float] = (0.0, 0.0)  # elapsed_s and `made` when units were seen for the first time
+    last: tuple[float, float] | None = None  # and when they last changed
 
     @property
     def title(self) -> str:
@@ -62,7 +64,13 @@ class Step:
         """Share of the step that is done, 0 to 1; 0 if not known. All of one that is done, as after an early end."""
         if self.state in ("done", "reused"):
             return 1.0
-        return min(1.0, max(0.0, self.done / self.total)) if self.total > 0 else 0.0
+        made, of = self.made
+        return min(1.0, max(0.0, made / of)) if of > 0 else 0.0
+
+    @property
+    def made(self) -> tuple[float, float]:
+        """What is done, and of how much, in the step's units or in shares of its work."""
+        return (self.work, 1.0) if self.work else (self.done, self.total)
 
     @property
     def exit_code(self) -> int:
@@ -71,28 +79,34 @@ class Step:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds left at the speed so far; None if not known.
+        """Seconds left at the speed so far; None if not known, or once the next unit takes longer than all
+        that are left were expected to.
 
         The first units also take the step's start, such as loading a model: speed is that of the units after `first`.
+        It is that of whole units, up to `last`: between two, the time left goes down.
         """
-        first_s, first_done = self.first
-        took_s, made = self.elapsed_s - first_s, self.done - first_done
-        share = made / self.total if self.total > 0 else 0.0
+        (first_s, first_made), (made, of) = self.first, self.made
+        last_s, last_made = self.last or (self.elapsed_s, made)
+        took_s, since = last_s - first_s, last_made - first_made
+        share = since / of if of > 0 else 0.0
         is_worth_it = share >= MIN_SHARE or (took_s >= MIN_ELAPSED_S and share >= MIN_LONG_SHARE)
         if self.state != "running" or not is_worth_it:
             return None
-        return took_s * max(0.0, self.total - self.done) / made
+        left_s = took_s * max(0.0, of - made) / since
+        waited_s = self.elapsed_s - last_s
+        return max(0.0, left_s - waited_s) if waited_s < left_s or not left_s else None
 
 
 class SteadyClocks:
     """Keeps the clock of a step from going back: the job of a step writes a record of its own, with a later start.
 
-    Remembers when a step's first units were seen, from which its speed counts.
+    Remembers when a step's first and last units were seen, between which its speed counts.
     """
 
     def __init__(self) -> None:
         self._started_s: dict[str, float] = {}
         self._first: dict[str, tuple[float, float]] = {}
+        self._last: dict[str, tuple[float, float]] = {}
 
     def __call__(self, steps: Sequence[Step]) -> tuple[Step, ...]:
         return tuple(map(self._steady, steps))
@@ -102,13 +116,17 @@ class SteadyClocks:
             return step
         first_s = min(self._started_s.setdefault(step.title, step.started_s), step.started_s)
         self._started_s[step.title] = first_s
-        elapsed_s = step.elapsed_s + step.started_s - first_s
-        first = self._first.get(step.title, (elapsed_s, step.done))
-        if step.done < first[1]:  # another job of the step, which counts from its beginning
-            first = (elapsed_s, step.done)
-        if step.done:
-            self._first[step.title] = first
-        return replace(step, started_s=first_s, elapsed_s=elapsed_s, first=first if step.done else (0.0, 0.0))
+        now = elapsed_s, made = step.elapsed_s + step.started_s - first_s, step.made[0]
+        steady = replace(step, started_s=first_s, elapsed_s=elapsed_s)
+        if not made:
+            return steady
+        first, last = self._first.get(step.title, now), self._last.get(step.title, now)
+        if made < last[1]:  # another job of the step, which counts from its beginning
+            first = now
+        if made != last[1]:
+            last = now
+        self._first[step.title], self._last[step.title] = first, last
+        return replace(steady, first=first, last=last)
 
 
 def steps_of(stages: Sequence[str], *, sweeps: bool = False) -> Iterator[tuple[str, str]]:

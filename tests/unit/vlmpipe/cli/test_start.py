@@ -78,7 +78,8 @@ def test_a_run_on_data_of_ones_own_does_not_offer_that(vlmpipe: Vlmpipe, tmp_pat
 @pytest.fixture
 def rejecting_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     decision = """import sys, pathlib; pathlib.Path(sys.argv[1], "decision.json").write_text(
-        '{"accepted": false, "reason": "Rejected: below chance"}')"""
+        '{"accepted": false, "reason": "Rejected: below chance", '
+        '"checks": [{"name": "c", "metric": "exact_match - chance", "passed": false, "why": "below chance"}]}')"""
     monkeypatch.setattr(
         local_process, "pipeline_command", lambda run, **_: [sys.executable, "-c", decision, str(run.folder)]
     )

@@ -56,3 +56,19 @@ def test_an_eta_of_a_job_that_counts_anew_is_of_that_job() -> None:
     for elapsed_s, done in ((100.0, 50), (200.0, 1), (240.0, 41)):
         (step,) = clocks([Step("evaluate", "running", elapsed_s, done, 101, started_s=1e6)])
     assert step.eta_s == pytest.approx(60.0)
+
+
+def test_an_eta_goes_down_between_units_and_ends_where_one_takes_longer_than_all_were_expected_to() -> None:
+    clocks, etas = SteadyClocks(), list[float | None]()
+    for elapsed_s, done in ((20.0, 1), (60.0, 2), (70.0, 2), (130.0, 2), (150.0, 2), (160.0, 3)):
+        (step,) = clocks([Step("train-variants", "running", elapsed_s, done, 4, started_s=1e6)])
+        etas.append(step.eta_s)
+    assert etas == [None, 80.0, 70.0, 10.0, None, 70.0]
+
+
+def test_an_eta_counts_the_work_of_units_that_differ() -> None:
+    """Two of four trainings, of 30 % of all samples, took 60 s: what is left takes 140 s."""
+    clocks = SteadyClocks()
+    for elapsed_s, done, work in ((1.0, 0, 0.005), (61.0, 2, 0.305)):
+        (step,) = clocks([Step("train-variants", "running", elapsed_s, done, 4, work=work, started_s=1e6)])
+    assert step.eta_s == pytest.approx(139.0) and step.share == 0.305 and (step.done, step.total) == (2, 4)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmpipe.platforms.local.runs.stages import is_sweep, stage_folders
-from vlmpipe.platforms.local.runs.sweep import sweep_records
+from vlmpipe.platforms.local.runs.sweep import sweep_records, work_done
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.steps import (
     DECIDING,
@@ -105,7 +105,7 @@ def _step_of_sweep(folder: Path, name: str, now_s: float, since_s: float) -> Ste
     ended_s = max(record.ended_s for record in records) if is_over else now_s
     result = Step(name, state, max(0.0, ended_s - began_s), started_s=began_s, message=records[-1].message)
     if name == "train-variants":
-        return replace(result, done=outcomes, total=trainings, unit="trainings", message="")
+        return replace(result, done=outcomes, total=trainings, unit="trainings", work=work_done(folder), message="")
     return replace(result, done=sum(record.done for record in records), total=sum(record.total for record in records))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vlmpipe.platforms.jobs.step_record import newest_checkpoint_step
 from vlmpipe.platforms.local.runs.fault_summary import fault_lines, read_faults, restart_lines
+from vlmpipe.platforms.local.runs.next_commands import next_commands
 from vlmpipe.platforms.local.runs.run import (
     LOG,
     MARKER,
@@ -17,15 +18,13 @@ from vlmpipe.platforms.local.runs.run import (
     all_markers,
     is_running,
     require_marker,
-    run_argument,
 )
-from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY, is_sweep, stage_folders
+from vlmpipe.platforms.local.runs.stages import is_sweep, stage_folders
 from vlmpipe.platforms.local.runs.state import first_error, read_state, read_tail, results_folder
 from vlmpipe.platforms.local.runs.sweep import sweep_lines
 from vlmpipe.records.decision import Decision
 from vlmpipe.records.learning_curve import LearningCurve
 from vlmpipe.records.registered import Registered
-from vlmpipe.records.stage_folders import path_in
 from vlmpipe.records.sweep_comparison import SweepComparison
 from vlmpipe.runs.run_state import RunState, clock
 from vlmpipe.trainer.config.benchmarks import TITLES
@@ -35,7 +34,6 @@ from vlmpipe.trainer.records.evaluation_notes import evaluation_notes
 from vlmpipe.trainer.records.step import read_steps
 from vlmpipe.trainer.storage.base import join_uri
 from vlmpipe.trainer.storage.local import LocalStorage
-from vlmpipe.trainer.storage.records import read_record_file
 
 LAST_LOG_LINES = 15
 LAST_LOG_BYTES = 1 << 14
@@ -202,7 +200,7 @@ def success(report: RunReport) -> list[str]:
         place = folder if path == "report.html" else results
         if (place / path).exists():
             lines.append(f"{label:<12} {place / path}")
-    return [*lines, "", *next_commands(report, accepted=sweeps or bool(decision and decision.accepted))]
+    return [*lines, "", *next_commands(folder, marker, None if sweeps else decision)]
 
 
 def stage_lines(state: RunState, decision_of: Callable[[str], Decision | None]) -> list[str]:
@@ -263,41 +261,6 @@ def evaluation_lines(evaluation: Evaluation | None) -> list[str]:
 
 def _percent(value: float | None) -> str:
     return "    –" if value is None else f"{100 * value:5.1f} %"
-
-
-MAX_COMMAND = 60  # columns; the purpose of a longer command stands below it
-
-
-def next_commands(report: RunReport, *, accepted: bool) -> list[str]:
-    """The next commands."""
-    run = run_argument(report.folder)
-    commands = [(f"vlmpipe status {run}", "this summary again")]
-    if not accepted:
-        commands.insert(0, (_longer(report), "train for longer"))
-    data = read_record_file(report.folder / RUN_FILE_COPY).get("data") or {}
-    is_curve = LearningCurve.read_if_there(LocalStorage(report.folder)) is not None  # its file has no sweep to compile
-    if not is_curve and str(data.get("source", "builtin:")).startswith("builtin:"):  # else it was their own
-        commands.append(("vlmpipe run configs/llava-local.yaml", "your own LLaVA JSON, see vlmpipe docs tutorial"))
-    if not is_curve:
-        commands.append((f"vlmpipe compile {report.marker.arguments[0]}", "the same pipeline for Vertex AI"))
-    short = [len(command) for command, _ in commands if len(command) <= MAX_COMMAND]
-    width, below = max(short, default=0), "\n" + " " * 6
-    return [
-        "Next:",
-        *(f"  {command:<{width}}{'   ' if len(command) <= width else below}{purpose}" for command, purpose in commands),
-    ]
-
-
-def _longer(report: RunReport) -> str:
-    """The command that trains the run on, to twice its length."""
-    content = read_record_file(report.folder / RUN_FILE_COPY)
-    stage = (content.get("stages") or [{}])[-1]  # which was rejected
-    overrides = {name: value for name, value in (stage.get("train") or {}).items() if value is not None}
-    train = {**(content.get("train") or {}), **overrides}
-    field = "max_steps" if train.get("max_steps") else "epochs"
-    path = path_in(stage["name"], f"train.{field}") if stage else f"train.{field}"
-    command = [argument for argument in report.marker.command if not argument.startswith(f"{path}=")]
-    return shlex.join([*command, f"{path}={2 * train.get(field, 1)}", "--run-id", report.folder.name])
 
 
 def stopped(report: RunReport) -> list[str]:

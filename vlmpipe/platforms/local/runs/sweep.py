@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from pathlib import Path
 
 from vlmpipe.platforms.local.runs.curve import curve_lines
 from vlmpipe.records.learning_curve import LearningCurve
 from vlmpipe.records.sweep_comparison import SweepComparison
-from vlmpipe.trainer.records.step import step_file
-from vlmpipe.trainer.records.sweep import JOB_STEP, Outcome, Sweep
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.records.step import read_step, step_file
+from vlmpipe.trainer.records.sweep import JOB_STEP, Outcome, Sweep, SweepTraining
+from vlmpipe.trainer.storage.local import LocalStorage
 
 SHOWN = 40  # variants
 
@@ -23,6 +27,30 @@ def sweep_records(folder: Path, step: str) -> tuple[list[Path], int, int]:
         return [], 0, 0
     runs = sum(1 for _ in folder.glob("variants/*/*/run.json"))
     return sorted(folder.glob(patterns[step])), sum(1 for _ in folder.glob(f"variants/*/*/{Outcome.FILE}")), runs
+
+
+def work_done(folder: Path) -> float:
+    """Return the share of a sweep's training that is done, 0 to 1.
+
+    A training counts by its share of the samples, and one under way by its steps.
+    """
+    try:
+        sweep = Sweep.read(LocalStorage(folder))
+        weights = [sweep.shares.get(training.variant, 1.0) for training in sweep.trainings]
+        trained = [_trained(folder, training) for training in sweep.trainings]
+    except UserError:
+        return 0.0
+    return math.fsum(map(operator.mul, weights, trained)) / math.fsum(weights)
+
+
+def _trained(sweep: Path, training: SweepTraining) -> float:
+    folder = sweep / "variants" / training.variant / str(training.start)
+    if (folder / Outcome.FILE).is_file():
+        return 1.0
+    if not (folder / step_file("train")).is_file():
+        return 0.0
+    record = read_step(LocalStorage(folder), "train")
+    return min(1.0, record.done / record.total) if record and record.total else 0.0
 
 
 def sweep_lines(comparison: SweepComparison | None, curve: LearningCurve | None) -> list[str]:

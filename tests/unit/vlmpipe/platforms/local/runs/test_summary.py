@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 from tests.support.runs_root import write_run
-from vlmpipe.platforms.local.runs.summary import evaluation_lines, next_commands, report_of
+from vlmpipe.platforms.local.runs.summary import evaluation_lines, report_of
 from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
@@ -27,15 +26,6 @@ def test_scores_have_baselines_and_benchmarks_and_no_counts(tmp_path: Path) -> N
     LocalStorage(folder).write("export/config.json", b"{}")
     assert report.scores == {"exact_match": 0.94, "no_image.exact_match": 0.2, "mmmu.accuracy": 0.31}
     assert report.model == folder / "export"
-
-
-def test_a_long_next_command_leaves_the_others_in_their_columns(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, "a")
-    report, long = report_of(folder), f"{'x' * 80}.yaml"
-    marker = dataclasses.replace(report.marker, arguments=(long,))
-    lines = next_commands(dataclasses.replace(report, marker=marker), accepted=True)
-    assert not any(" " * 60 in line for line in lines), "padded to the long one"
-    assert any(line.endswith("\n      the same pipeline for Vertex AI") for line in lines)
 
 
 def test_a_control_says_on_how_many_questions_it_stands_and_how_many_images_were_resized() -> None:
