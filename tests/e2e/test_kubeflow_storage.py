@@ -118,6 +118,8 @@ def test_replay_on_a_volume_mixes_the_answers_of_the_start_model_once(cluster: F
         f"output.root_uri={mount}/output",
         f"kubeflow.volumes=[{{claim: team-data, mount_path: {mount}}}]",
         *SMALL,
+        "cluster.replica_count=1",
+        "cluster.processes_per_replica=1",
         "evaluate.max_samples=20",
     ]
     run_graph("configs/digits.yaml", "r1", [*here, "data.max_samples=200"])

@@ -14,7 +14,8 @@ from vlmpipe.runs.steps import Step
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-PLAIN_INTERVAL_S = 5.0
+# Between lines of a running step: a twentieth of its time so far, within these.
+SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 5.0, 60.0
 BAR_WIDTH = 24
 LOOKS = {  # state -> (sign, style)
     "waiting": ("·", "dim"),
@@ -79,8 +80,12 @@ def line_of(step: Step, state: RunState) -> str:
     return f"{step.title}: {step.state}{took}{'. ' if text else ''}{text}"
 
 
+def _interval_s(step: Step) -> float:
+    return min(LONGEST_INTERVAL_S, max(SHORTEST_INTERVAL_S, step.elapsed_s / 20))
+
+
 class PlainView:
-    """Prints a line for each change of state, and every few seconds one for the running step."""
+    """Prints a line for each change of state, and one for the running step from time to time."""
 
     def __init__(self, write: Callable[[str], None], *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._write, self._clock_s = write, clock_s
@@ -94,7 +99,7 @@ class PlainView:
                 self._states[step.title] = step.state
                 self._print(line_of(step, state))
         running = [step for step in state.steps if step.state == "running"]
-        if running and self._clock_s() - self._printed_s >= PLAIN_INTERVAL_S:
+        if running and self._clock_s() - self._printed_s >= _interval_s(running[-1]):
             self._print(line_of(running[-1], state))
 
     def note(self, text: str) -> None:

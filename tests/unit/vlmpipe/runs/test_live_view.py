@@ -197,6 +197,18 @@ def test_plain_output_has_one_line_for_each_change_and_every_few_seconds() -> No
     ]
 
 
+def test_plain_output_of_a_long_step_has_fewer_lines() -> None:
+    written: list[str] = []
+    now = [0.0]
+    view = PlainView(written.append, clock_s=lambda: now[0])
+    for second in range(3600):
+        now[0] = float(second)
+        step = Step("prepare-data", "running", elapsed_s=now[0], done=second + 1, total=3600)
+        view.update(RunState("r", (step,)))
+    in_the_first_minute = sum(int(line.split()[2].partition("/")[0].replace(",", "")) <= 60 for line in written)
+    assert in_the_first_minute == 12 and 90 <= len(written) <= 120
+
+
 def test_unfinished_steps_of_an_ended_run_are_stopped_or_skipped() -> None:
     states = ("done", "failed", "running", "waiting")
     run = RunState("r", tuple(Step(name, state) for name, state in zip(STEPS, states, strict=False)))
