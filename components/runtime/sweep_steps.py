@@ -219,7 +219,7 @@ def train_variants(job: str, target: str) -> str:
     sweep = _sweep(run_uri)
     config = run_config_of(open_storage(sweep.trainings[sweep.jobs[int(number)][0]].run_uri))
     spec = sweep_job_spec(config, run_uri, int(number))
-    if platform_of(target).is_here:  # jobs beside each other share the cores
+    if platform_of(target).is_here and THREADS_VARIABLE not in os.environ:  # jobs beside each other share the cores
         share = max(1, (os.cpu_count() or 1) // min(len(sweep.jobs), sweep.parallelism))
         for pool in spec["worker_pool_specs"]:
             environment = pool["container_spec"].setdefault("env", [])

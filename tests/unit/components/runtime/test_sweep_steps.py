@@ -143,6 +143,23 @@ def test_a_job_that_fails_is_an_answer_and_a_stop_is_none(
         train_variants(f"1 {uri}", target)
 
 
+@pytest.mark.parametrize("chosen", ["", "3"])
+def test_trainings_side_by_side_share_the_cores_unless_the_caller_says_how_many(
+    chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, _ = opened(tmp_path, {"grid": {"train.seed": [1, 2]}, "starts": 1, "parallelism": 2})
+    specs: list[Any] = []
+    monkeypatch.setattr(local_job, "run_job", lambda _, spec, **__: specs.append(spec))
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if chosen:
+        monkeypatch.setenv("OMP_NUM_THREADS", chosen)
+    train_variants(f"0 {uri}", "local")
+    (pool,) = specs[0]["worker_pool_specs"]
+    threads = [one["value"] for one in pool["container_spec"].get("env", []) if one["name"] == "OMP_NUM_THREADS"]
+    assert threads == ([] if chosen else ["4"]), "the job inherits what the caller chose"
+
+
 def test_a_sweep_that_goes_on_with_other_settings_is_refused_unless_all_is_trained_anew(tmp_path: Path) -> None:
     def start(rate: float, *overrides: str) -> Sweep:
         variants = {"slow": {"train.optimizer.learning_rate": rate}, "usual": {}}

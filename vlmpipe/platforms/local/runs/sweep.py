@@ -13,6 +13,7 @@ from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.records.step import read_step, step_file
 from vlmpipe.trainer.records.sweep import JOB_STEP, Outcome, Sweep, SweepTraining
 from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import RUN_FILE, read_record
 
 SHOWN = 40  # variants
 
@@ -32,19 +33,25 @@ def sweep_records(folder: Path, step: str) -> tuple[list[Path], int, int]:
 def work_done(folder: Path) -> float:
     """Return the share of a sweep's training that is done, 0 to 1.
 
-    A training counts by its share of the samples, and one under way by its steps.
+    A training counts by its share of the samples, unless all have `train.max_steps`, and one under way by its steps.
     """
     try:
         sweep = Sweep.read(LocalStorage(folder))
-        weights = [sweep.shares.get(training.variant, 1.0) for training in sweep.trainings]
+        settings = read_record(LocalStorage(_run_folder(folder, sweep.trainings[0])), RUN_FILE)
+        shares = {} if (settings.get("train") or {}).get("max_steps") else sweep.shares
+        weights = [shares.get(training.variant, 1.0) for training in sweep.trainings]
         trained = [_trained(folder, training) for training in sweep.trainings]
     except UserError:
         return 0.0
     return math.fsum(map(operator.mul, weights, trained)) / math.fsum(weights)
 
 
+def _run_folder(sweep: Path, training: SweepTraining) -> Path:
+    return sweep / "variants" / training.variant / str(training.start)
+
+
 def _trained(sweep: Path, training: SweepTraining) -> float:
-    folder = sweep / "variants" / training.variant / str(training.start)
+    folder = _run_folder(sweep, training)
     if (folder / Outcome.FILE).is_file():
         return 1.0
     if not (folder / step_file("train")).is_file():
