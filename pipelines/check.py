@@ -36,8 +36,9 @@ from vlmpipe.trainer.storage.user_folders import expanded
 LEAST_FREE_GIB = 2
 SLEEPS = (
     "deploy.min_replicas is 0: after a pause, questions wait or are refused until a replica has started and loaded the "
-    "model. Vertex AI has it as a preview (v1beta1); on Kubeflow KServe must run in its Knative mode"
+    "model."
 )
+SLEEPS_AT_AN_ENDPOINT = " Vertex AI has it as a preview (v1beta1); on Kubeflow KServe must run in its Knative mode"
 
 
 def check_run(config: RunConfig) -> list[Finding]:
@@ -311,7 +312,7 @@ def _deploy(config: RunConfig) -> Iterator[Finding]:
     for text in doubts(config, model):
         yield Finding("deploy", "warning", text)
     if config.deploy and config.deploy.sleeps:
-        yield Finding("deploy", "warning", SLEEPS)
+        yield Finding("deploy", "warning", SLEEPS + ("" if config.deploy.cloud_run else SLEEPS_AT_AN_ENDPOINT))
 
 
 def _port(config: RunConfig) -> Iterator[Finding]:

@@ -30,6 +30,11 @@ ROLES: dict[str, set[str]] = {
         "aiplatform.schedules.create", "aiplatform.customJobs.create", "aiplatform.customJobs.cancel",
         "aiplatform.models.upload", "aiplatform.tensorboardExperiments.create",
     },
+    "roles/run.developer": {
+        "run.services.create", "run.services.get", "run.services.update", "run.services.delete",
+        "run.services.getIamPolicy",
+    },
+    "roles/run.invoker": {"run.routes.invoke"},
     "roles/logging.viewer": {"logging.logEntries.list"},
     "roles/logging.logWriter": {"logging.logEntries.create"},
     "roles/serviceusage.serviceUsageConsumer": {"serviceusage.services.use", "serviceusage.quotas.get"},

@@ -144,8 +144,8 @@ TABLE: dict[str, tuple[str, ...]] = {
         "gcloud projects add-iam-policy-binding {place.project} --member=user:YOUR_ACCOUNT --role={role}",
         LOGIN,
     ),
-    "gcloud services enable aiplatform.googleapis.com --project {place.project}": (
-        "gcloud services enable aiplatform.googleapis.com --project {place.project}",
+    "gcloud services enable {product.api} --project {place.project}": (
+        "gcloud services enable {product.api} --project {place.project}",
     ),
     "submit again: a new name is drawn": (),
     "wait for other runs to end, or ask for more under IAM & Admin > Quotas in the console": (),
@@ -167,7 +167,10 @@ VARIABLES = {
     "GOOGLE_APPLICATION_CREDENTIALS": "google.auth",
 }
 # In the place of what a program puts in.
-VALUES = {"{variable}": "TOKEN", "{found}": "1", "{place.project}": "my-project", "{role}": "roles/aiplatform.user"}
+VALUES = {
+    "{variable}": "TOKEN", "{found}": "1", "{place.project}": "my-project", "{role}": "roles/aiplatform.user",
+    "{product.api}": "aiplatform.googleapis.com",
+}  # fmt: skip
 # What a remedy's text has beside words: commands, options, fields, variables, paths.
 CODE = re.compile(
     r"\b(make|gcloud|bq|docker|python|(?<!of )vlmpipe|hf|kubectl) [a-z]|--\w|\w=\w|\b[a-z]+\.[a-z_]+\b|[A-Z]+_[A-Z]"

@@ -16,7 +16,7 @@ FOLDERS = ("vlmpipe", "pipelines", "components")
 SPENDING = {
     "create_pipeline_job", "create_custom_job", "create_hyperparameter_tuning_job", "create_schedule",
     "update_schedule", "resume_schedule", "create_endpoint", "deploy_model", "run_pipeline", "create_recurring_run",
-    "enable_recurring_run", "create_namespaced_custom_object", "create_job",
+    "enable_recurring_run", "create_namespaced_custom_object", "create_job", "create_service", "update_service",
 }  # fmt: skip
 # Requests of the same verbs that start no machine.
 FREE = {
@@ -28,6 +28,8 @@ OF_A_RUN = {
     "vlmpipe/platforms/vertex/jobs/capacity_fallback.py: _started": "job steps",
     "vlmpipe/platforms/vertex/endpoint.py: _create": "deploy-model",
     "vlmpipe/platforms/vertex/endpoint.py: _send": "deploy-model",
+    "vlmpipe/platforms/vertex/cloud_run/service.py: _deployed": "deploy-model",
+    "vlmpipe/platforms/vertex/cloud_run/service.py: _update": "deploy-model",
     "vlmpipe/platforms/kubeflow/jobs/client.py: create": "job steps",
     "vlmpipe/platforms/kubeflow/inference_service.py: _send": "deploy-model",
 }

@@ -15,6 +15,9 @@ RUNS = f"{HERE}/test_vertex.py::test_a_request_with_one_fault_is_refused_and_mak
 STAND_INS = {
     "tests/fakes/bigquery.py": f"{HERE}/test_bigquery.py::test_a_request_with_one_fault_is_refused",
     "tests/fakes/chat_model.py": f"{HERE}/test_small_servers.py::test_a_question_with_one_fault_is_refused",
+    "tests/fakes/cloud_run/server.py": (
+        "tests/integration/vlmpipe/platforms/test_cloud_run.py::test_traffic_and_revisions_are_checked_by_the_server"
+    ),
     "tests/fakes/gcs/accounts.py": (
         "tests/e2e/test_accounts.py::test_without_the_jobs_grant_on_the_data_bucket_the_evaluation_is_refused"
     ),

@@ -76,6 +76,12 @@ def named(config: RunConfig) -> list[Named]:
     return list(resources)
 
 
+def conditions(config: RunConfig) -> dict[str, bool]:
+    """Which of the table's conditions the run meets, by the words of `when`."""
+    on_cloud_run = any(run.deploy and run.deploy.cloud_run for run in _runs(config))
+    return {"": True, "tensorboard": bool(config.gcp.tensorboard), "cloud_run": on_cloud_run}
+
+
 def needs(config: RunConfig) -> list[Need]:
     """Needs of each account of the run, one for each account and resource."""
     return _needs_of(named(config))

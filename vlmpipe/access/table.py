@@ -64,11 +64,12 @@ class ProjectRole(_Row):
 
 
 class Service(_Row):
-    """An API that a run needs, if its run file names a resource of this kind."""
+    """An API that a run needs, if its run file names a resource of this kind, or has what `when` names."""
 
     name: str
     why: str
     kind: Kind | None = None
+    when: str = ""
 
 
 class BucketUse(_Row):

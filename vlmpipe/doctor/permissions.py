@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vlmpipe.access.needs import Need, needs
+from vlmpipe.access.needs import Need, conditions, needs
 from vlmpipe.access.table import Account, UseName, load_table
 from vlmpipe.doctor import remedies
 from vlmpipe.doctor.conditions import conditional_grants
@@ -169,10 +169,8 @@ def _creation(config: RunConfig, need: Need) -> str:
 def _project_row(config: RunConfig, asker: Asker, api: GoogleApi) -> Row:
     """Permissions of the account on the whole project."""
     project = config.gcp.project
-    conditions = {"": True, "tensorboard": bool(config.gcp.tensorboard)}
-    roles = [
-        line for line in load_table().project if line.account == asker.account and conditions.get(line.when, False)
-    ]
+    met = conditions(config)
+    roles = [line for line in load_table().project if line.account == asker.account and met.get(line.when, False)]
     permissions = tuple(dict.fromkeys(permission for line in roles for permission in line.permissions))
     answer = api.granted("cloudresourcemanager", f"/v1/projects/{project}", permissions)
     question = f"roles on project {project}"

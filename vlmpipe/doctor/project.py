@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from google.cloud.aiplatform.constants.base import SUPPORTED_REGIONS
 from google.cloud.aiplatform.version import __version__
 
-from vlmpipe.access.needs import named
+from vlmpipe.access.needs import conditions, named
 from vlmpipe.access.table import Service, load_table
 from vlmpipe.config.validation_errors import did_you_mean
 from vlmpipe.doctor import remedies
@@ -24,8 +24,10 @@ BY_NAME = "apis-by-name"
 
 def services_of(config: RunConfig) -> list[Service]:
     """The APIs that a run of this run file needs."""
-    kinds = {resource.kind for resource in named(config)}
-    return [service for service in load_table().services if service.kind is None or service.kind in kinds]
+    kinds, met = {resource.kind for resource in named(config)}, conditions(config)
+    return [
+        service for service in load_table().services if service.kind in (None, *kinds) and met.get(service.when, False)
+    ]
 
 
 def api_rows(config: RunConfig, api: GoogleApi) -> Iterator[Row]:

@@ -8,6 +8,7 @@ from typing import Any
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.rules.deploy import ways_out
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.sections.cloud_run import load_cloud_run
 from vlmpipe.config.sections.deploy import DeployConfig
 from vlmpipe.config.vllm import load_vllm
 from vlmpipe.planner.model_architecture import Architecture, architecture
@@ -31,7 +32,7 @@ def unservable(config: RunConfig, model: Architecture | None = None) -> tuple[st
     deploy = config.deploy
     if deploy is None:
         return ()
-    problems = [*_memory(deploy)]
+    problems = [] if deploy.cloud_run else [*_memory(deploy)]
     if deploy.image_uri and not config.register_.serving:
         problems += _precision(deploy, config.train.precision)
         if model:
@@ -56,6 +57,8 @@ def doubts(config: RunConfig, model: Architecture | None) -> Iterator[str]:
         return
     if config.model.exports_adapter:
         yield from _doubts_of_adapters(config)
+    if deploy.cloud_run:
+        yield from _doubts_of_cloud_run(deploy, config.gcp.location)
     if model is None:
         yield f"whether {vllm.name} opens the model is not known: its type and sizes are not known here"
         return
@@ -80,6 +83,26 @@ def _doubts_of_adapters(config: RunConfig) -> Iterator[str]:
         yield (
             f"the container that serves fetches {base} without model.hub_token_secret: if the hub asks for a token, "
             "copy the base to a bucket, or set model.lora.export to merged"
+        )
+
+
+def _doubts_of_cloud_run(deploy: DeployConfig, region: str) -> Iterator[str]:
+    """Reasons why Cloud Run may not serve it that the run file cannot show."""
+    gpus = load_cloud_run().gpus
+    gpu = gpus.get(deploy.accelerator_type)
+    if gpu is None:
+        return
+    newest = max(gpus, key=lambda name: gpus[name].cuda)
+    if gpu.cuda < gpus[newest].cuda:
+        yield (
+            f"Cloud Run's driver for {deploy.accelerator_type} is of CUDA {gpu.cuda:g}, and {load_vllm().name}'s image "
+            f"is built for a newer one: start it there before training, or use {newest}, whose driver is of CUDA "
+            f"{gpus[newest].cuda:g}"
+        )
+    if region in gpu.by_invitation:
+        yield (
+            f"Cloud Run gives {deploy.accelerator_type} in {region} by invitation only: look at the project's quota "
+            "there, or use another gcp.location"
         )
 
 

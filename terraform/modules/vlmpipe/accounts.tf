@@ -12,6 +12,7 @@ locals {
     mirror      = var.mirror_location != ""
     tensorboard = var.tensorboard
     doctor      = var.doctor
+    cloud_run   = var.cloud_run
   }
 
   repositories = {

@@ -18,6 +18,7 @@ locals {
     var.github_repository_id != "" ? ["sts.googleapis.com"] : [],
     var.encryption_key != "" ? ["cloudkms.googleapis.com"] : [],
     length(var.alert_emails) > 0 ? ["monitoring.googleapis.com"] : [],
+    var.cloud_run ? ["run.googleapis.com"] : [],
     var.monthly_budget > 0 ? ["billingbudgets.googleapis.com"] : [],
   ))
 }

@@ -221,6 +221,12 @@ variable "tensorboard" {
   default     = false
 }
 
+variable "cloud_run" {
+  description = "Whether runs may serve their models on Cloud Run (deploy.cloud_run of a run file). The account pipeline may then make, change, delete and call the project's services."
+  type        = bool
+  default     = false
+}
+
 variable "github_repository_id" {
   description = "Numeric id of the repository whose GitHub Actions may act as the submitter account, without a key: gh api repos/OWNER/NAME --jq .id. Empty for none. A name can change hands, a number cannot."
   type        = string

@@ -34,7 +34,7 @@ def bindings() -> Iterator[tuple[str, str, str]]:
     """Resource, role and account of each grant in grants.json that the run file below needs or doctor asks with."""
     grants: Mapping[str, Any] = json.loads(grants_json())
     for grant in grants["project"].values():
-        if grant["when"] != "tensorboard":
+        if grant["when"] not in ("tensorboard", "cloud_run"):
             yield "project", grant["role"], grant["account"]
     for grant in grants["buckets"].values():
         yield f"gs://{BUCKETS[grant['bucket']]}", grant["role"], grant["account"]

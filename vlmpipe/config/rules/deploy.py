@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from vlmpipe.config.rules.cloud_run import cloud_run_problems
 from vlmpipe.config.sections.deploy import PILLOW
 from vlmpipe.config.validation_errors import Problem
 from vlmpipe.config.vllm import load_vllm
@@ -38,6 +39,7 @@ def deploy_problems(config: RunFields) -> Iterator[Problem]:
     if trainer and trainer.evaluate_command:
         text = "found with train.trainer.evaluate_command, which leaves no answers to compare the endpoint's with"
         yield Problem("deploy", f"{text}; expected one of the two")
+    yield from cloud_run_problems(config)
     if deploy.image_uri and serving:
         yield Problem("deploy.image_uri", "found with register.serving, which is the container; expected one of both")
     if serving:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from vlmpipe.config.sections.cloud_run import CloudRunConfig
 from vlmpipe.config.sections.cluster import Environment
 from vlmpipe.config.sections.output import MAX_DEPLOYMENT_S
 from vlmpipe.config.vllm import load_vllm
@@ -21,11 +22,19 @@ PILLOW = '--mm-processor-kwargs={"use_fast": false}'
 
 
 class DeployConfig(Section):
-    """Serving by vLLM on a Vertex AI endpoint or a KServe InferenceService; transformers serve in local runs."""
+    """Serving by vLLM on a Vertex AI endpoint, a Cloud Run service or a KServe InferenceService; transformers serve in
+    local runs.
+    """
 
     endpoint: str = Field(
         pattern=r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$",
-        description="Id of the endpoint on Vertex AI, or name of the InferenceService; created if missing.",
+        description="Id of the endpoint on Vertex AI, or name of the Cloud Run service or of the InferenceService; "
+        "created if missing.",
+    )
+    cloud_run: CloudRunConfig | None = Field(
+        None,
+        description="Serve by a Cloud Run service with a GPU, {} for its defaults; null serves by an endpoint of "
+        "Vertex AI. For runs on Vertex AI.",
     )
     image_uri: str = Field(
         "",

@@ -108,6 +108,9 @@ def serving_cost(config: RunConfig, prices: Prices) -> ServingCost | None:
     deploy = config.deploy
     if deploy is None:
         return None
+    if deploy.cloud_run:
+        missing = ("an instance of Cloud Run",)
+        return ServingCost("Cloud Run", deploy.min_replicas, deploy.max_replicas, None, None, missing)
     quote = prices.machine(
         deploy.machine_type, deploy.accelerator_type, deploy.accelerator_count, config.gcp.location, "standard"
     )

@@ -49,9 +49,12 @@ def quotas(config: RunConfig) -> dict[str, int]:
 
 
 def serving_quotas(config: RunConfig) -> dict[str, int]:
-    """The limit that each quota of serving needs in gcp.location: the replicas of section deploy, at most."""
+    """The limit that each quota of serving needs in gcp.location: the replicas of section deploy, at most.
+
+    Those of Cloud Run's GPUs, whose names no document states, are left out.
+    """
     deploy = config.deploy
-    if deploy is None or not deploy.image_uri:
+    if deploy is None or deploy.cloud_run or not deploy.image_uri:
         return {}
     machine: MachineSpec = {"machine_type": deploy.machine_type}
     if deploy.accelerator_count:

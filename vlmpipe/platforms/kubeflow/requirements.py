@@ -76,6 +76,11 @@ def require_kubeflow(config: RunConfig) -> None:
         problems.append(Problem("kubeflow.secret_env", f"{text}takes 128, and jobs have their own"))
     taken = sorted(KSERVES_OWN.keys() & config.deploy.env.keys()) if config.deploy else []
     problems += [Problem(f"deploy.env.{name}", KSERVES_OWN[name]) for name in taken]
+    if config.deploy and config.deploy.cloud_run:
+        text = (
+            "found, expected none on Kubeflow: its steps have no account of Google Cloud, and KServe serves the model"
+        )
+        problems.append(Problem("deploy.cloud_run", text))
     problems += [*serving_image(config, forms.PULLABLE_IMAGE), *hub_token(config)]
     problems += [*benchmark_image(config, forms.PULLABLE_IMAGE), *service_confinement_problems(config, "gcp.project")]
     if trainer := config.train.trainer:

@@ -1,4 +1,4 @@
-"""Client for Vertex AI: endpoint, credentials, and translation of its errors.
+"""Client for Vertex AI: endpoint, credentials, and translation of its errors and of Cloud Run's.
 
 Everything is REST: the tests run the code that talks to Google, requests pass through HTTPS proxies, and an error is a
 status and a text.
@@ -68,22 +68,39 @@ class Place:
         return f"https://console.cloud.google.com/{where}"
 
 
+@dataclass(frozen=True)
+class Product:
+    """A service of Google Cloud whose errors are translated. address: of its API, by the place's location."""
+
+    title: str
+    api: str
+    address: Callable[[str], str]
+
+
 def endpoint(location: str) -> str:
-    """The API's address: the region's own, or VLMPIPE_VERTEX_ENDPOINT.
+    """The API's address: the region's own, or VLMPIPE_VERTEX_ENDPOINT. Raises as `address_in`."""
+    return address_in(ENDPOINT_VARIABLE) or f"{location}-aiplatform.googleapis.com"
+
+
+VERTEX_AI = Product("Vertex AI", "aiplatform.googleapis.com", endpoint)
+
+
+def address_in(variable: str) -> str:
+    """The address of an API in a variable of the environment; empty where it is not set.
 
     Raises ConfigError for an http:// address of another machine: the access token would be sent in the clear.
     """
-    address = os.environ.get(ENDPOINT_VARIABLE, "").rstrip("/")
+    address = os.environ.get(variable, "").rstrip("/")
     if not address:
-        return f"{location}-aiplatform.googleapis.com"
+        return ""
     if not re.fullmatch(r"(https?://)?[A-Za-z0-9.-]+(:[0-9]+)?", address):
         raise ConfigError(
-            f"{ENDPOINT_VARIABLE} is {address!r}",
+            f"{variable} is {address!r}",
             expected="a host such as us-central1-aiplatform.example.com, or http://localhost:PORT for a test server",
         )
     if address.startswith("http://") and not is_local(address):
         raise ConfigError(
-            f"{ENDPOINT_VARIABLE} is {address}, without encryption",
+            f"{variable} is {address}, without encryption",
             expected="https://, or http:// on 127.0.0.1 or localhost, where no credentials are sent",
         )
     return address
@@ -153,11 +170,15 @@ def operations_client(location: str) -> AbstractOperationsClient:
 
 @contextlib.contextmanager
 def translate_errors(
-    place: Place, *, role: str = "roles/aiplatform.user", what: str = "pipeline job"
+    place: Place,
+    *,
+    role: str = "roles/aiplatform.user",
+    what: str = "pipeline job",
+    product: Product = VERTEX_AI,
 ) -> Iterator[None]:
     """Re-raise the client library's errors inside the block as UserErrors with a fix.
 
-    `role` is the one that the block needs on the project, `what` the kind of resource that it requests.
+    `role` is the one that the block needs on the project, `what` the kind of resource that it requests of `product`.
     """
     import requests
     from google.api_core.exceptions import GoogleAPICallError
@@ -166,9 +187,9 @@ def translate_errors(
     try:
         yield
     except GoogleAPICallError as error:
-        raise _api_error(error, place, role, what) from error
+        raise _api_error(error, place, role, what, product) from error
     except (requests.exceptions.RequestException, TransportError) as error:
-        raise _unreachable(place, reason_of(error)) from error
+        raise _unreachable(product, place, reason_of(error)) from error
     except GoogleAuthError as error:
         raise no_credentials(error) from error
 
@@ -203,22 +224,22 @@ def no_credentials(error: Exception) -> UserError:
     )
 
 
-def _unreachable(place: Place, why: str) -> UserError:
+def _unreachable(product: Product, place: Place, why: str) -> UserError:
     return UserError(
-        f"Vertex AI does not answer at {endpoint(place.location)}: {why}",
+        f"{product.title} does not answer at {product.address(place.location)}: {why}",
         expected="a network that reaches it, and a gcp.location that exists",
         fix="check network, proxy (HTTPS_PROXY) and gcp.location, then try again",
         code=ExitCode.UNAVAILABLE,
     )
 
 
-def _api_error(error: GoogleAPICallError, place: Place, role: str, what: str) -> UserError:
+def _api_error(error: GoogleAPICallError, place: Place, role: str, what: str, product: Product) -> UserError:
     message = " ".join(error.message.split())[:LONGEST_MESSAGE_CHARS]
     status = int(error.code or 0)
     if status == 403 and error.reason == "SERVICE_DISABLED":
         return UserError(
-            f"the Vertex AI API is not enabled in project {place.project}: {message}",
-            fix=f"gcloud services enable aiplatform.googleapis.com --project {place.project}",
+            f"the {product.title} API is not enabled in project {place.project}: {message}",
+            fix=f"gcloud services enable {product.api} --project {place.project}",
             code=ExitCode.UNAVAILABLE,
         )
     if status == 403:
@@ -233,7 +254,7 @@ def _api_error(error: GoogleAPICallError, place: Place, role: str, what: str) ->
         return no_credentials(error)
     if status == 404:
         return ConfigError(
-            f"not found on Vertex AI: {message}",
+            f"not found on {product.title}: {message}",
             expected=f"project {place.project} with {what}s in {place.location}",
             fix="correct gcp.project and gcp.location",
         )
@@ -251,11 +272,11 @@ def _api_error(error: GoogleAPICallError, place: Place, role: str, what: str) ->
         )
     if 400 <= status < 500:
         return ConfigError(
-            f"Vertex AI refuses the {what}: {message}",
+            f"{product.title} refuses the {what}: {message}",
             expected="values that the API accepts",
             fix="correct the field in the run file",
         )
-    return _unreachable(place, f"{status} {message}")
+    return _unreachable(product, place, f"{status} {message}")
 
 
 def _roles(place: Place, role: str) -> str:

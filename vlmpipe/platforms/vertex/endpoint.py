@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -35,9 +34,11 @@ from vlmpipe.platforms.vertex.client import (
     translate_errors,
 )
 from vlmpipe.platforms.vertex.retries import send_once, send_request
-from vlmpipe.serving.openai import Answer, ChatServer, request_body
+from vlmpipe.serving.openai import Answer, ChatServer
 from vlmpipe.serving.questions import Chat, HeldOutQuestion
-from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
+from vlmpipe.serving.request_size import require_small_requests
+from vlmpipe.serving.waking import answer_once_awake
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -46,7 +47,6 @@ POLLING = DEFAULT_POLLING
 SERVED_BY = "x-vertex-ai-deployed-model-id"
 OVERLOOKED = 1e-6  # chance that a model which takes its share never answers a question
 SHORT_S = 600.0  # operations that move no model
-WAKING_S, WAKING_POLL_S = 1800.0, 15.0  # until a replica of a sleeping endpoint answers
 GRACE_S = 300.0  # after deploy.deployment_timeout_s, within which the service itself reports why a deployment failed
 # Largest request: docs.cloud.google.com, Vertex AI, "Choose an endpoint type", read on 2026-11-28.
 SHARED_MAX_BYTES, DEDICATED_MAX_BYTES = 1_500_000, 10_000_000
@@ -86,20 +86,8 @@ class VertexEndpoint:
             )
         is_shared = current is not None and not current.dedicated_endpoint_enabled
         kind, max_bytes = ("shared", SHARED_MAX_BYTES) if is_shared else ("dedicated", DEDICATED_MAX_BYTES)
-        sizes = {
-            question.id: len(request_body(name, question.messages, question.max_new_tokens)) for question in questions
-        }
-        too_large = [identity for identity, size in sizes.items() if size > max_bytes]
-        if not too_large:
-            return
-        largest = max(sizes, key=sizes.__getitem__)
         larger = "name another endpoint in deploy.endpoint: a new one is dedicated and takes 10 MB; or " * is_shared
-        raise DataError(
-            f"{len(too_large)} of {len(questions)} validation questions are too large for {self.name}: {largest} takes "
-            f"{sizes[largest] / 1e6:,.1f} MB with its images",
-            expected=f"requests of at most {max_bytes / 1e6:g} MB, the limit of a {kind} endpoint",
-            fix=f"{larger}prepare the data with smaller images",
-        )
+        require_small_requests(questions, name, self.name, max_bytes, limit_of=f"a {kind} endpoint", fix=larger)
 
     @contextlib.contextmanager
     def canary(self, model: str, title: str) -> Iterator[Served]:
@@ -117,7 +105,7 @@ class VertexEndpoint:
                 for model_id, share in current.traffic_split.items()
                 if model_id not in _titled(current, title)
             }
-            before = _scaled(before, 100)
+            before = scaled(before, 100)
         try:
             with translate_errors(self._place, what="endpoint"):
                 served = self._deployed(current, model, title, before)
@@ -130,12 +118,12 @@ class VertexEndpoint:
     def ask(self, served: Served, name: str) -> Any:
         """A function that asks the new model, by the name that its server knows."""
         address = self._address()
-        server = ChatServer(f"{address}/v1/{served.endpoint}:rawPredict", name, _Headers(credentials_for(address)))
+        server = ChatServer(f"{address}/v1/{served.endpoint}:rawPredict", name, Headers(credentials_for(address)))
         attempts = 1 if served.share == 100 else math.ceil(math.log(OVERLOOKED) / math.log(1 - served.share / 100))
 
         def ask(messages: Chat, max_new_tokens: int) -> Answer:
             for _ in range(attempts):
-                answer = self._woken(lambda: server.ask(messages, max_new_tokens))
+                answer = answer_once_awake(lambda: server.ask(messages, max_new_tokens), sleeps=self._deploy.sleeps)
                 if answer.headers.get(SERVED_BY) == served.deployed_id:
                     return answer
             raise UserError(
@@ -146,21 +134,10 @@ class VertexEndpoint:
 
         return ask
 
-    def _woken(self, ask: Callable[[], Answer]) -> Answer:
-        """The answer; of a sleeping endpoint once a replica has started. Raises UserError where it is not there."""
-        until = time.monotonic() + (WAKING_S if self._deploy.sleeps else 0.0)
-        while True:
-            try:
-                return ask()
-            except UserError as error:
-                if error.code != ExitCode.UNAVAILABLE or time.monotonic() >= until:
-                    raise
-            time.sleep(WAKING_POLL_S)
-
     def promote(self, served: Served) -> dict[str, int]:
         """Give the new model its final share; models without any are undeployed. Returns the split."""
         share = self._deploy.traffic_percent if served.before else 100
-        split = {served.deployed_id: share, **_scaled(served.before, 100 - share)}
+        split = {served.deployed_id: share, **scaled(served.before, 100 - share)}
         with translate_errors(self._place, what="endpoint"):
             self._split(split)
             left = self._get()
@@ -190,7 +167,7 @@ class VertexEndpoint:
         share = self._deploy.canary_percent if before else 100
         if known := _titled(current, title):
             (deployed_id,) = known
-            self._split({deployed_id: share, **_scaled(before, 100 - share)})
+            self._split({deployed_id: share, **scaled(before, 100 - share)})
             return Served(current.name, deployed_id, share, before)
         deploy = self._deploy
         machine = api.MachineSpec(machine_type=deploy.machine_type)
@@ -204,7 +181,7 @@ class VertexEndpoint:
         if self._place.service_account:
             deployed.service_account = self._place.service_account
         request = api.DeployModelRequest(
-            endpoint=current.name, deployed_model=deployed, traffic_split={"0": share, **_scaled(before, 100 - share)}
+            endpoint=current.name, deployed_model=deployed, traffic_split={"0": share, **scaled(before, 100 - share)}
         )
         sent, kind = self._send(request)
         try:
@@ -305,7 +282,7 @@ def _titled(current: api.Endpoint, title: str) -> list[str]:
     return [deployed_model.id for deployed_model in current.deployed_models if deployed_model.display_name == title]
 
 
-def _scaled(split: Mapping[str, int], total: int) -> dict[str, int]:
+def scaled(split: Mapping[str, int], total: int) -> dict[str, int]:
     """Scale the split to whole percent that add up to `total`; the largest shares take the rounding's rest."""
     whole = sum(split.values())
     if not whole:
@@ -316,8 +293,8 @@ def _scaled(split: Mapping[str, int], total: int) -> dict[str, int]:
     return result
 
 
-class _Headers:
-    """The access token, renewed when it has run out; none for a server on this machine."""
+class Headers:
+    """A token in the header of requests, renewed when it has run out; none for a server on this machine."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials

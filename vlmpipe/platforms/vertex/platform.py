@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vlmpipe.config.validation_errors import Problem
     from vlmpipe.platforms.compiled import Compiled, Template
     from vlmpipe.platforms.job_inputs import JobInputs
+    from vlmpipe.platforms.vertex.client import Place
     from vlmpipe.platforms.vertex.graph import VertexGraph
     from vlmpipe.platforms.vertex.run import RunOnVertex
     from vlmpipe.platforms.vertex.schedules import VertexSchedule, VertexSchedules
@@ -119,12 +120,30 @@ class Vertex(Platform):
 
         deploy, gcp = require_deploy(run), run.gcp
         place = Place(gcp.project, gcp.location, gcp.job_service_account or gcp.service_account)
+        if deploy.cloud_run:
+            return self._deploy_on_cloud_run(place, run, registered, questions)
         endpoint = VertexEndpoint(place, deploy, labels=gcp.labels, encryption_key=gcp.encryption_spec_key_name)
         endpoint.require_public(questions, run.model_name)
         with endpoint.canary(registered.resource, run.run.run_id) as canary:
             result = measure_agreement(questions, endpoint.ask(canary, run.model_name))
             require_agreement(result, deploy.min_agreement)
         return result, {"endpoint": endpoint.name, "traffic_split": endpoint.promote(canary)}
+
+    def _deploy_on_cloud_run(
+        self, place: Place, run: RunSettings, registered: Registered, questions: Sequence[HeldOutQuestion]
+    ) -> tuple[Agreement, dict[str, object]]:
+        from vlmpipe.config.serving_container import arguments_of, require_deploy
+        from vlmpipe.platforms.vertex.cloud_run.service import CloudRunService
+        from vlmpipe.serving.agreement import measure_agreement, require_agreement
+
+        deploy, gcp = require_deploy(run), run.gcp
+        service = CloudRunService(place, deploy, labels=gcp.labels, encryption_key=gcp.encryption_spec_key_name)
+        service.require_usable(questions, run.model_name)
+        with service.canary(arguments_of(run, registered.uri), run.run.run_id) as canary:
+            result = measure_agreement(questions, service.ask(canary, run.model_name))
+            require_agreement(result, deploy.min_agreement)
+        record = {"service": service.name, "address": canary.service_address}
+        return result, {**record, "traffic_split": service.promote(canary)}
 
     def find(self, name: str, *, root: str, project: str, location: str) -> RunOnVertex | None:
         from vlmpipe.platforms.vertex.run import RunOnVertex

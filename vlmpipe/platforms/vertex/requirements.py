@@ -35,9 +35,12 @@ VERTEX: Mapping[str, Form] = {
 def require_vertex(config: RunConfig) -> None:
     """Raise RunFileError unless the run file has what Vertex AI needs to compile a pipeline."""
     deploys = [] if config.register_.serving else serving_image(config, forms.IMAGE)
-    if config.deploy and not config.register_.registry.startswith("vertex://"):
+    if config.deploy and not config.deploy.cloud_run and not config.register_.registry.startswith("vertex://"):
         text = f"found with register.registry {show(config.register_.registry)}, expected vertex://MODEL_ID"
         deploys.append(Problem("deploy", f"{text}: an endpoint serves models of Vertex AI Model Registry"))
+    if config.deploy and config.deploy.cloud_run and not config.register_.registry:
+        text = "missing with deploy.cloud_run, expected vertex://MODEL_ID or gs://bucket/folder"
+        deploys.append(Problem("register.registry", f"{text}: the service mounts the registered model"))
     problems = [*violated(config, VERTEX), *_packages_elsewhere(config), *deploys, *hub_token(config)]
     problems += [*benchmark_image(config, forms.IMAGE), *service_confinement_problems(config, "kubeflow.")]
     raise_problems(config, "Vertex AI", problems)

@@ -168,11 +168,12 @@ run "with_a_budget" {
   }
 }
 
-run "with_a_key_a_private_network_and_tensorboard" {
+run "with_a_key_a_private_network_tensorboard_and_cloud_run" {
   variables {
     encryption_key  = "projects/my-project/locations/europe-west4/keyRings/ring/cryptoKeys/key"
     private_network = "psc"
     tensorboard     = true
+    cloud_run       = true
   }
 
   assert {
@@ -202,6 +203,10 @@ run "with_a_key_a_private_network_and_tensorboard" {
   assert {
     condition     = contains(keys(google_project_iam_member.all), "trainer-aiplatform-user")
     error_message = "Jobs cannot upload to TensorBoard."
+  }
+  assert {
+    condition     = contains(keys(google_project_iam_member.all), "pipeline-run-developer") && contains(keys(google_project_service.all), "run.googleapis.com")
+    error_message = "The pipeline cannot serve on Cloud Run."
   }
 }
 

@@ -75,6 +75,17 @@ def test_each_missing_grant_is_noticed_and_its_remedy_mends_it(google: FakeGoogl
     assert not_ok(examine(config)) == []
 
 
+def test_a_run_that_serves_on_cloud_run_needs_its_api_and_roles_and_no_other_run_does(google: FakeGoogle) -> None:
+    config = run_file("deploy={endpoint: digits, cloud_run: {}, image_uri: " + IMAGE + "}")
+    found = not_ok(examine(config))
+    assert {row.subject for row in found} == {"APIs", "pipeline"}
+    for row in found:
+        google.run(row.fix)
+    assert not_ok(examine(config)) == [] == not_ok(examine(run_file()))
+    assert "run.googleapis.com" in google.enabled
+    assert set(google.policies["project"]) >= {"roles/run.developer", "roles/run.invoker"}
+
+
 def test_all_remedies_together_make_an_empty_project_ready(google: FakeGoogle) -> None:
     google.policies.clear()
     google.buckets.clear()

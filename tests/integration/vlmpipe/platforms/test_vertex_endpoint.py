@@ -22,6 +22,7 @@ from vlmpipe.platforms.vertex import retries
 from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE, Place
 from vlmpipe.platforms.vertex.endpoint import VertexEndpoint
 from vlmpipe.rehearsal.http_server import ApiError
+from vlmpipe.serving import waking
 from vlmpipe.serving.agreement import measure_agreement, require_agreement
 from vlmpipe.serving.questions import HeldOutQuestion, chat_messages
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
@@ -218,8 +219,8 @@ def test_an_attempt_that_was_killed_is_continued_and_can_still_be_undone(
 
 
 def test_the_canary_keeps_the_proportions_of_the_models_before_it(server: FakeVertex) -> None:
-    assert vertex_endpoint._scaled({"a": 70, "b": 30}, 90) == {"a": 63, "b": 27}
-    assert vertex_endpoint._scaled({"a": 1, "b": 1, "c": 1}, 100) == {"a": 34, "b": 33, "c": 33}
+    assert vertex_endpoint.scaled({"a": 70, "b": 30}, 90) == {"a": 63, "b": 27}
+    assert vertex_endpoint.scaled({"a": 1, "b": 1, "c": 1}, 100) == {"a": 34, "b": 33, "c": 33}
 
 
 @pytest.mark.parametrize(
@@ -294,7 +295,7 @@ def test_the_fake_answers_requests_up_to_the_limit_only(server: FakeVertex) -> N
 def test_an_endpoint_without_a_minimum_sleeps_by_v1beta1_and_is_waited_for(
     server: FakeVertex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vertex_endpoint, "WAKING_POLL_S", 0.01)
+    monkeypatch.setattr(waking, "WAKING_POLL_S", 0.01)
     server.endpoints.waking = 3
     deployed(server, "1", min_replicas=0, max_replicas=2, idle_minutes=45)
     assert state(server) == {"1": 100}

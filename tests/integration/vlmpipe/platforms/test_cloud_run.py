@@ -1,0 +1,347 @@
+"""Deployment on Cloud Run: Google's client against the strict local server, which refuses each rule that is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from google.api_core.retry import Retry
+from google.cloud.run_v2 import types as api
+from google.oauth2 import id_token
+
+from tests.fakes.cloud_run.rules import problems
+from tests.fakes.cloud_run.server import FakeCloudRun
+from tests.support.vertex.endpoints import asked_questions, right, wrong
+from vlmpipe.config.sections.deploy import DeployConfig
+from vlmpipe.platforms.vertex import retries
+from vlmpipe.platforms.vertex.client import Place
+from vlmpipe.platforms.vertex.cloud_run import client, form, service
+from vlmpipe.platforms.vertex.cloud_run.client import ENDPOINT_VARIABLE, caller_headers
+from vlmpipe.platforms.vertex.cloud_run.service import MADE_BY, CloudRunService
+from vlmpipe.serving import waking
+from vlmpipe.serving.agreement import measure_agreement, require_agreement
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
+
+PLACE = Place("test-project", "us-central1", "jobs@test-project.iam.gserviceaccount.com")
+IMAGE = f"us-docker.pkg.dev/test-project/serving/vllm@sha256:{'1' * 64}"
+MODEL = ["gs://registry/digits/run-1/model/", "--dtype=bfloat16", "--served-model-name=digits"]
+RTX = {"accelerator_type": "NVIDIA_RTX_PRO_6000"}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloudRun]:
+    monkeypatch.setattr(retries, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
+    monkeypatch.setattr(service, "POLLING", service.POLLING.with_delay(initial=0.01))
+    monkeypatch.setattr(waking, "WAKING_POLL_S", 0.01)
+    monkeypatch.setattr(waking, "WAKING_S", 0.2)
+    with FakeCloudRun() as running:
+        monkeypatch.setenv(ENDPOINT_VARIABLE, running.endpoint)
+        running.answers = dict.fromkeys(range(1, 9), right)
+        yield running
+
+
+def deploy_of(**changes: Any) -> DeployConfig:
+    usual = {"endpoint": "digits", "image_uri": IMAGE, "cloud_run": {}, "canary_percent": 20}
+    return DeployConfig(**{**usual, **changes})
+
+
+def service_of(**changes: Any) -> CloudRunService:
+    return CloudRunService(PLACE, deploy_of(**changes), labels={"team": "vision"}, encryption_key="")
+
+
+def deployed(run_id: str, **changes: Any) -> dict[str, int]:
+    """Deploy as the step does. Returns the split."""
+    run, questions = service_of(**changes), asked_questions()
+    run.require_usable(questions, "digits")
+    with run.canary(MODEL, run_id) as candidate:
+        require_agreement(measure_agreement(questions, run.ask(candidate, "digits")), 0.95)
+    return run.promote(candidate)
+
+
+def made(**changes: Any) -> api.Service:
+    """The service of our request."""
+    template = form.Instance(deploy_of(**changes), PLACE.service_account, "", {"team": "vision"}).template("r", MODEL)
+    return api.Service(template=template, scaling=api.ServiceScaling(min_instance_count=1))
+
+
+def test_the_first_model_makes_a_private_service_that_sleeps_and_takes_all_traffic(server: FakeCloudRun) -> None:
+    split = deployed("run-1", min_replicas=0, max_replicas=3)
+    assert server.traffic("digits") == {1: 100} and list(split.values()) == [100]
+    kept = server.services["digits"].service
+    assert not kept.invoker_iam_disabled and not any(":setIamPolicy" in request for request in server.requests)
+    assert (kept.scaling.min_instance_count, kept.template.scaling.max_instance_count) == (0, 3)
+    assert dict(kept.labels) == {"team": "vision"} and MADE_BY not in kept.annotations
+    assert not any(target.tag for target in kept.traffic)
+
+
+def test_the_instance_has_its_gpu_and_reads_the_model_from_its_mounted_bucket(server: FakeCloudRun) -> None:
+    deployed("run-1", cloud_run={"cpu": 4, "concurrency": 32, "zonal_redundancy": True}, env={"VLLM_LOGGING": "1"})
+    template = server.services["digits"].service.template
+    (container,) = template.containers
+    assert container.args[0] == "/buckets/registry/digits/run-1/model"
+    assert list(container.args[1:]) == MODEL[1:]
+    assert dict(container.resources.limits) == {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": "1"}
+    assert not container.resources.cpu_idle and template.node_selector.accelerator == "nvidia-l4"
+    assert (template.volumes[0].gcs.bucket, template.volumes[0].gcs.read_only) == ("registry", True)
+    assert container.volume_mounts[0].mount_path == "/buckets/registry"
+    assert template.max_instance_request_concurrency == 32 and not template.gpu_zonal_redundancy_disabled
+    assert container.startup_probe.failure_threshold * container.startup_probe.period_seconds == 1800
+    assert {"LD_LIBRARY_PATH", "VLLM_LOGGING"} == {variable.name for variable in container.env}
+
+
+def test_every_bucket_of_the_arguments_is_mounted_once() -> None:
+    arguments = ["gs://base/qwen", "--lora-modules=m=gs://registry/a/b", "--settings=gs://registry/a/b", "--x=1"]
+    assert form.mounted(arguments) == (
+        ["/buckets/base/qwen", "--lora-modules=m=/buckets/registry/a/b", "--settings=/buckets/registry/a/b", "--x=1"],
+        ["base", "registry"],
+    )
+
+
+def test_a_second_model_is_asked_at_its_own_address_and_then_replaces_the_first(server: FakeCloudRun) -> None:
+    deployed("run-1")
+    server.asked.clear()
+    run, questions = service_of(), asked_questions()
+    with run.canary(MODEL, "run-2") as candidate:
+        assert server.traffic("digits") == {1: 80, 2: 20}
+        measure_agreement(questions, run.ask(candidate, "digits"))
+    assert server.asked == [candidate.revision] * 10
+    assert run.promote(candidate) == {candidate.revision: 100}
+    assert server.traffic("digits") == {2: 100}
+
+
+def test_a_share_of_the_traffic_leaves_the_others_theirs_and_tags_of_others_stay(server: FakeCloudRun) -> None:
+    deployed("run-1")
+    kept = server.services["digits"].service
+    kept.traffic = [*kept.traffic, api.TrafficTarget(type_=2, revision=server.made[0], tag="stable")]
+    deployed("run-2", traffic_percent=30)
+    assert server.traffic("digits") == {1: 70, 2: 30}
+    assert [target.tag for target in server.services["digits"].service.traffic] == ["", "stable", ""]
+
+
+def test_traffic_to_the_latest_revision_stays_with_it_when_there_is_a_later_one(server: FakeCloudRun) -> None:
+    deployed("run-1")
+    server.services["digits"].service.traffic = [api.TrafficTarget(type_=1, percent=100)]
+    server.answers[2] = wrong
+    with pytest.raises(UserError) as caught:
+        deployed("run-2")
+    assert caught.value.code == ExitCode.REJECTED and server.traffic("digits") == {1: 100}
+
+
+def test_a_model_that_answers_otherwise_leaves_the_traffic_as_it_was(server: FakeCloudRun) -> None:
+    server.answers = {1: wrong, 2: right, 3: wrong}
+    with pytest.raises(UserError, match="1 of 10"):
+        deployed("run-1")
+    assert server.services == {}, "a service that was made for it is gone"
+    deployed("run-2")
+    with pytest.raises(UserError, match="1 of 10"):
+        deployed("run-3")
+    assert server.traffic("digits") == {2: 100}
+    assert [target.tag for target in server.services["digits"].service.traffic] == [""]
+
+
+def test_a_revision_that_does_not_start_is_an_error_with_the_services_words(server: FakeCloudRun) -> None:
+    deployed("run-1")
+    server.fail_next = "The user-provided container failed the configured startup probe checks."
+    with pytest.raises(UserError, match="failed the configured startup probe"):
+        deployed("run-2")
+    assert server.traffic("digits") == {1: 100}
+
+
+def test_an_attempt_that_ended_halfway_is_continued(server: FakeCloudRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a killed step, which undoes nothing."""
+    with monkeypatch.context() as killed:
+        killed.setattr(CloudRunService, "_undo", lambda *_, **__: None)
+        with pytest.raises(KeyboardInterrupt), service_of().canary(MODEL, "run-1"):
+            raise KeyboardInterrupt
+    assert server.services["digits"].service.annotations[MADE_BY] == "run-1"
+    server.answers[1] = wrong
+    with pytest.raises(UserError, match="1 of 10"):
+        deployed("run-1")
+    assert server.services == {} and len(server.made) == 1, "the same revision, of a service that the run made"
+
+
+def test_questions_wait_for_an_instance_to_start(server: FakeCloudRun) -> None:
+    server.waking = 3
+    deployed("run-1", min_replicas=0)
+    assert server.traffic("digits") == {1: 100}
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(403, ExitCode.NO_PERMISSION), (503, ExitCode.UNAVAILABLE), (400, ExitCode.DATA)]
+)
+def test_a_service_that_refuses_questions_is_an_error_that_leaves_nothing(
+    server: FakeCloudRun, status: int, code: int
+) -> None:
+    server.refuses = status
+    with pytest.raises(UserError) as caught:
+        deployed("run-1")
+    assert caught.value.code == code and server.services == {}
+
+
+def test_a_change_in_between_is_not_overwritten(server: FakeCloudRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployed("run-1")
+    run, get = service_of(), CloudRunService._get
+
+    def changed(this: CloudRunService) -> api.Service | None:
+        result = get(this)
+        server.services["digits"].etag += 1
+        return result
+
+    monkeypatch.setattr(CloudRunService, "_get", changed)
+    with pytest.raises(UserError, match="changed in between"), run.canary(MODEL, "run-2"):
+        pass
+    assert server.traffic("digits") == {1: 100}
+
+
+@pytest.mark.parametrize("member", ["allUsers", "allAuthenticatedUsers"])
+def test_a_service_that_everybody_may_call_is_refused_before_anything_is_sent(
+    server: FakeCloudRun, member: str
+) -> None:
+    deployed("run-1")
+    server.policy = ["serviceAccount:a@b.iam.gserviceaccount.com", member]
+    with pytest.raises(ConfigError, match="everybody may call"):
+        deployed("run-2")
+    server.policy = ["serviceAccount:a@b.iam.gserviceaccount.com"]
+    server.services["digits"].service.invoker_iam_disabled = True
+    with pytest.raises(ConfigError, match="everybody may call"):
+        deployed("run-2")
+    assert len(server.made) == 1
+
+
+def test_a_service_of_its_network_only_is_refused(server: FakeCloudRun) -> None:
+    deployed("run-1")
+    server.services["digits"].service.ingress = api.IngressTraffic.INGRESS_TRAFFIC_INTERNAL_ONLY
+    with pytest.raises(ConfigError, match="INTERNAL_ONLY"):
+        deployed("run-2")
+
+
+def test_questions_that_are_too_large_are_refused_before_anything_is_deployed(
+    server: FakeCloudRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = SimpleNamespace(max_request_bytes=100)
+    monkeypatch.setattr(service, "load_cloud_run", lambda: limits)
+    questions = asked_questions()
+    with pytest.raises(DataError, match=r"10 of 10 validation questions are too large .*services/digits"):
+        service_of().require_usable(questions, "digits")
+    assert server.made == []
+
+
+def test_errors_of_the_api_name_cloud_run_and_its_role(server: FakeCloudRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> dict[str, Any]:
+        from vlmpipe.rehearsal.http_server import ApiError
+
+        raise ApiError(403, "Permission 'run.services.get' denied")
+
+    monkeypatch.setattr(server, "answer", broken)
+    with pytest.raises(UserError, match=r"no permission in project test-project") as caught:
+        deployed("run-1")
+    assert caught.value.code == ExitCode.NO_PERMISSION and "roles/run.developer" in caught.value.text()
+
+
+def test_callers_show_an_id_token_for_the_service_also_at_an_address_of_a_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+    audiences = []
+
+    def fetch(audience: str, request: object) -> SimpleNamespace:
+        audiences.append(audience)
+        return SimpleNamespace(before_request=lambda _, __, ___, headers: headers.update(authorization="Bearer token"))
+
+    monkeypatch.setattr(id_token, "fetch_id_token_credentials", fetch)
+    monkeypatch.setattr(client, "is_local", lambda _: False)
+    run = CloudRunService.__new__(CloudRunService)
+    run._place = PLACE
+    address = "https://candidate---digits-1-uc.a.run.app"
+    run.ask(service.Candidate("digits-1", address, "https://digits-1-uc.a.run.app", ()), "digits")
+    assert audiences == ["https://digits-1-uc.a.run.app"]
+    assert caller_headers("https://digits-1-uc.a.run.app")() == {"authorization": "Bearer token"}
+
+
+Change = Callable[[api.Service], object]
+MUTATIONS: list[tuple[str, Change]] = [
+    ("needs at least 4 vCPUs", lambda s: s.template.containers[0].resources.limits.update(cpu="2", memory="8Gi")),
+    ("needs at least 4 vCPUs and 16Gi", lambda s: s.template.containers[0].resources.limits.update(memory="8Gi")),
+    ("is more than 4 vCPUs may have", lambda s: s.template.containers[0].resources.limits.update(cpu="4")),
+    ("cpu 6 is not supported", lambda s: s.template.containers[0].resources.limits.update(cpu="6")),
+    ("of which only 1", lambda s: s.template.containers[0].resources.limits.update({"nvidia.com/gpu": "2"})),
+    ("are not supported", lambda s: s.template.containers[0].resources.limits.update({"ephemeral-storage": "1Gi"})),
+    ("CPU always allocated", lambda s: setattr(s.template.containers[0].resources, "cpu_idle", True)),
+    ("go together", lambda s: setattr(s.template.node_selector, "accelerator", "")),
+    ("is no GPU of Cloud Run", lambda s: setattr(s.template.node_selector, "accelerator", "nvidia-tesla-t4")),
+    ("needs at least 20 vCPUs", lambda s: setattr(s.template.node_selector, "accelerator", "nvidia-rtx-pro-6000")),
+    ("second generation", lambda s: setattr(s.template, "execution_environment", 1)),
+    ("is not allowed", lambda s: setattr(s.template.containers[0].volume_mounts[0], "mount_path", "/dev/shm")),
+    ("is no path", lambda s: setattr(s.template.containers[0].volume_mounts[0], "mount_path", "/a:b")),
+    ("is no volume", lambda s: setattr(s.template.containers[0].volume_mounts[0], "name", "other")),
+    ("leading --", lambda s: setattr(s.template.volumes[0].gcs, "mount_options", ["--implicit-dirs"])),
+    ("is no bucket", lambda s: setattr(s.template.volumes[0].gcs, "bucket", "gs://registry")),
+    ("has 0 types", lambda s: setattr(s.template, "volumes", [api.Volume(name="bucket-0")])),
+    ("at most 1800 s", lambda s: setattr(s.template.containers[0].startup_probe, "failure_threshold", 181)),
+    ("from 1 to 240", lambda s: setattr(s.template.containers[0].startup_probe, "period_seconds", 241)),
+    ("not more than period_seconds", lambda s: setattr(s.template.containers[0].startup_probe, "timeout_seconds", 11)),
+    ("from 0 to 240", lambda s: setattr(s.template.containers[0].startup_probe, "initial_delay_seconds", 241)),
+    ("exactly one of", lambda s: setattr(s.template.containers[0].startup_probe, "http_get", None)),
+    ("is reserved", lambda s: s.template.containers[0].env.append(api.EnvVar(name="PORT", value="1"))),
+    ("a name twice", lambda s: s.template.containers[0].env.append(s.template.containers[0].env[0])),
+    ("is no TCP port", lambda s: setattr(s.template.containers[0].ports[0], "container_port", 65536)),
+    ("only a single port", lambda s: s.template.containers[0].ports.append(api.ContainerPort(container_port=1))),
+    ("neither http1 nor h2c", lambda s: setattr(s.template.containers[0].ports[0], "name", "http2")),
+    ("at most 1000", lambda s: setattr(s.template, "max_instance_request_concurrency", 1001)),
+    ("more than max_instance_count", lambda s: setattr(s.scaling, "min_instance_count", 2)),
+    ("single container", lambda s: setattr(s.template, "containers", [])),
+    ("image: required", lambda s: setattr(s.template.containers[0], "image", "")),
+    ("no e-mail address", lambda s: setattr(s.template, "service_account", "jobs")),
+    ("reserved namespace", lambda s: s.template.annotations.update({"run.googleapis.com/x": "1"})),
+    ("is private", lambda s: setattr(s, "invoker_iam_disabled", True)),
+]  # fmt: skip
+
+
+def test_our_service_keeps_every_rule_in_every_size() -> None:
+    for changes in ({}, {"cloud_run": {"cpu": 4}}, RTX, {"cloud_run": {"memory_gib": 24}}):
+        assert list(problems(made(**changes), "us-central1")) == []
+
+
+@pytest.mark.parametrize(("message", "change"), MUTATIONS, ids=[f"{text}-{n}" for n, (text, _) in enumerate(MUTATIONS)])
+def test_the_server_refuses_each_broken_rule(message: str, change: Change) -> None:
+    wanted = made()
+    change(wanted)
+    assert any(message in problem for problem in problems(wanted, "us-central1"))
+
+
+def test_a_region_without_the_gpu_is_refused() -> None:
+    assert list(problems(made(), "us-west1")) == ["node_selector.accelerator: nvidia-l4 is not in us-west1"]
+    assert list(problems(made(**RTX), "us-east4"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"endpoint": "d" * 50}, "service_id"),
+        ({"labels": {"run.googleapis.com/x": "1"}}, "reserved namespace"),
+    ],
+)
+def test_a_refused_request_is_the_users_error_with_the_services_words(
+    server: FakeCloudRun, changes: dict[str, Any], message: str
+) -> None:
+    labels = changes.pop("labels", {})
+    run = CloudRunService(PLACE, deploy_of(**changes), labels=labels, encryption_key="")
+    with pytest.raises(ConfigError, match=message), run.canary(MODEL, "run-1"):
+        pass
+    assert server.services == {}
+
+
+def test_traffic_and_revisions_are_checked_by_the_server(server: FakeCloudRun) -> None:
+    deployed("run-1")
+    run, revision = service_of(), server.made[0]
+    for traffic, message in (
+        ([api.TrafficTarget(type_=2, revision=revision, percent=99)], "add up to 100"),
+        ([api.TrafficTarget(type_=2, revision="digits-none", percent=100)], "there is no revision"),
+        ([api.TrafficTarget(type_=1, revision=revision, percent=100)], "either the latest"),
+        ([api.TrafficTarget(type_=1, percent=share, tag="a") for share in (40, 60)], "a tag twice"),
+    ):
+        with pytest.raises(Exception, match=message):
+            run._update(api.Service(traffic=traffic), "traffic")
+    changed = api.RevisionTemplate(server.services["digits"].service.template)
+    changed.max_instance_request_concurrency = 1
+    with pytest.raises(Exception, match="different configuration"):
+        run._update(api.Service(template=changed), "template")

@@ -1,0 +1,1 @@
+"""Serving by a Cloud Run service with a GPU, for runs on Vertex AI."""
