@@ -165,12 +165,15 @@ class LearningCurve(Record):
 
     @property
     def advice(self) -> str:
-        """Return the change that would allow an answer; empty where there is one."""
+        """Return the change that would allow an answer, or one to rely on; empty where there is one."""
+        same_steps = "train.max_steps with many train.epochs gives all shares the same"
         match self.answer:
+            case "needs" | "reached" if self.checked and self.checked.is_inside is False and not self.max_steps:
+                return f"let smaller shares, which have fewer steps, train as long ({same_steps}): see check"
             case "nothing learned":
                 return (
-                    "train longer, above all smaller shares, which have fewer steps (train.max_steps with many "
-                    "train.epochs gives all shares the same), or take larger --shares"
+                    f"train longer, above all smaller shares, which have fewer steps ({same_steps}), or take larger "
+                    "--shares"
                 )
             case "flat":
                 return "ask more validation questions (data.validation_fraction, evaluate.max_samples), or train longer"

@@ -123,6 +123,15 @@ def test_a_curve_says_how_long_its_trainings_are() -> None:
     assert "fewer steps" not in ended
 
 
+def test_an_answer_that_the_largest_share_contradicts_is_given_with_what_to_change() -> None:
+    found = curve(answers(slow, SHARES), goal=0.9)
+    assert found.checked and found.checked.measured and found.checked.is_inside and not found.advice
+    high = found.checked.score.high or 1.0
+    outside = found.model_copy(update={"checked": found.checked.model_copy(update={"measured": high + 0.02})})
+    assert "let smaller shares, which have fewer steps, train as long" in " ".join(curve_lines(outside)[:5])
+    assert not outside.model_copy(update={"max_steps": 300}).advice, "they have as many"
+
+
 def test_the_record_is_read_as_it_was_written(tmp_path: Any) -> None:
     from vlmpipe.trainer.storage import open_storage
 
