@@ -210,8 +210,8 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
         yield Finding("plan", "warning", text)
     if on_vertex and plan.cost and plan.cost.requests_doubt:
         yield Finding("plan", "warning", plan.cost.requests_doubt)
-    if plan.load and config.data.share_prefix:
-        yield Finding("plan", "warning", questions_note(config, plan.load))
+    if plan.load and plan.model and config.data.share_prefix != "off":
+        yield Finding("plan", "warning", questions_note(config, plan.model, plan.load))
     if plan.load and not plan.load.is_prepared and (text := plan.load.warmup_problem(config.train)):
         yield Finding("plan", "warning", text)
 

@@ -13,6 +13,7 @@ MIN_HELD_OUT = 10  # validation samples
 
 def require_curve(sweep: Sweep) -> None:
     """Raise DataError for too few validation samples, ConfigError where the smallest share fills no batch."""
+    from vlmpipe.trainer.data.prefixes.sharing import resolved_sharing
     from vlmpipe.trainer.data.sampler import PackedBatchSampler  # not above: compiling needs no numpy
     from vlmpipe.trainer.data.shards.index import Index
 
@@ -30,4 +31,5 @@ def require_curve(sweep: Sweep) -> None:
                 expected=f"at least {MIN_HELD_OUT}",
                 fix="raise data.validation_fraction or evaluate.max_samples, or add samples",
             )
+        job, _ = resolved_sharing(job, str)  # sharing, the smallest share fills the fewest sequences
         PackedBatchSampler.of_training(index.split("train"), job).require_batch()

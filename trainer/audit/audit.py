@@ -68,7 +68,7 @@ def audit_with(request: AuditRequest, losses: RunLosses, told: Told = lambda *_:
         outliers(catalogue, tuple(str(source.name) for source in job.data.sources)),
         *_of_losses(catalogue, vectors, losses),
     ]
-    if job.data.overlong_policy == "split":
+    if job.data.overlong_policy == "split" or job.data.turns == "independent":
         ids = frozenset(identity for split in catalogue.splits for identity in split.ids)
         findings = [by_records(finding, ids) for finding in findings]
     result = Audit(

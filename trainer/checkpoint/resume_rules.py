@@ -154,7 +154,7 @@ RULES: tuple[Rule, ...] = (
             "columns.answer columns.image columns.weight columns.ignored sources[].columns.id sources[].columns.split "
             "sources[].columns.messages sources[].columns.question sources[].columns.answer sources[].columns.image "
             "sources[].columns.weight sources[].columns.ignored caption_question exclude slices chat_template "
-            "answer_end share_prefix "
+            "answer_end turns share_prefix "
             "max_samples "
             "validation_fraction split_by max_reject_fraction duplicates max_image_pixels max_image_bytes "
             "max_media_bytes video video_frames video_fps video_times min_image_side max_image_aspect animated "

@@ -14,6 +14,7 @@ from vlmpipe.trainer.config.sources.data_source import Columns, DataSource, Sour
 BY_IMAGE, BY_RECORD = "image", "record"  # values of data.split_by; every other one is the name of a field
 NATIVE, OWN_FORMAT = "native", "vlmpipe"  # values of data.chat_template (every other one is a file's address)
 REPLAY_SAMPLES = "samples"  # folder of the start model's answers, below `replay_folder`
+AUTO_QUESTIONS = 4  # about an image in a packed sequence
 SHUFFLE_SHARDS = 64  # 64,000 samples at the default size of shards
 
 
@@ -210,18 +211,24 @@ class DataConfig(Section):
         description="Most images in a packed sequence; with sequence_length it bounds memory.",
     )
     pack: bool = Field(True, description="Pack several samples into a sequence; false gives each sample its own.")
-    share_prefix: bool = Field(
-        False,
+    turns: Literal["conversation", "independent"] = Field(
+        "conversation",
+        description="What a later turn of a record sees: conversation, the turns before it; independent, the images "
+        "alone, as each turn becomes a sample of its own. Independent is for questions about an image in any order, "
+        "not for dialogues or preference pairs.",
+    )
+    share_prefix: Literal["auto", "on", "off"] = Field(
+        "off",
         description="Compute the tokens of an image, and all others before a sample's first own text, once for all "
         "samples of a packed sequence that begin with them; each sees them and itself alone, so the loss is that of "
-        "separate samples. False computes them for each sample. For families llava and hf with strategies ddp and "
-        "fsdp; data is prepared for it.",
+        "separate samples. off computes them for each sample; auto shares where model and settings allow it. For "
+        "families llava and hf with strategies ddp and fsdp; data is prepared for it.",
     )
     max_questions_per_image: int = Field(
         0,
         ge=0,
         description="Most samples of a packed sequence that share a prefix, for steps with more different images; 0 is "
-        "as many as fit. Only with share_prefix.",
+        f"as many as fit, and {AUTO_QUESTIONS} with share_prefix auto. Only with share_prefix.",
     )
     shuffle_shards: Positive = Field(
         SHUFFLE_SHARDS,

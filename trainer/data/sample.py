@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DEFAULT_SLICE = "all"
 
 Split = Literal["train", "eval"]
-PART_MARK = "~turn-"  # before the first turn of a later part of a conversation, in its id (data.overlong_policy: split)
+PART_MARK = "~turn-"  # before the first turn of a later part of a record, in its id (data.overlong_policy, data.turns)
 SPLITS: tuple[Split, ...] = ("eval", "train")  # sorted: the order of splits in the index
 SPLIT_NAMES: dict[str, Split] = {  # as sources name them, in a column and in names of files and folders
     "train": "train", "training": "train", "validation": "eval", "valid": "eval", "val": "eval", "dev": "eval",

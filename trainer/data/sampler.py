@@ -99,7 +99,8 @@ class PackedBatchSampler:
     @classmethod
     def of_training(cls, split: SplitIndex, job: JobConfig) -> PackedBatchSampler:
         """The order of a run's training split."""
-        shares = job.data.share_prefix and len(split)
+        assert job.data.share_prefix != "auto", "see resolved_sharing"
+        shares = job.data.share_prefix == "on" and len(split)
         prefixes = split.prefix_groups(job.data.max_questions_per_image) if shares else None
         return cls(
             split,

@@ -57,7 +57,7 @@ def build_model(
         from vlmpipe.trainer.strategies.context_parallel import require_context_parallel
 
         require_context_parallel(job.model, job.train.context_parallel)
-    if job.data.share_prefix:
+    if job.data.share_prefix == "on":
         require_shared_prefix(job.model)
     sequence_flops = None
     if job.train.pipeline_parallel > 1:

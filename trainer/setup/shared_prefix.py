@@ -10,8 +10,8 @@ from vlmpipe.trainer.models.attention.varlen import shares_prefixes
 from vlmpipe.trainer.models.registry import family_of
 
 
-def require_shared_prefix(config: ModelConfig) -> None:
-    """Raise ConfigError for a model whose samples cannot share a prefix. Builds it on the meta device only."""
+def sharing_obstacle(config: ModelConfig) -> str:
+    """Why samples of a model cannot share a prefix, or "". Builds it on the meta device only."""
     family = family_of(config)
     vocabulary = family.shape(config).vocabulary
     with torch.device("meta"):
@@ -19,13 +19,17 @@ def require_shared_prefix(config: ModelConfig) -> None:
     module = family.training_module(config, model, cached=False)
     name = type(module.language_model).__name__
     if getattr(module, "sees_images", False):
-        why = f"{name} has images whose tokens see each other"
-    elif not shares_prefixes(module.language_model.config):
-        why = f"{name} has layers that are not plainly causal attention by sample, such as windows or mixers"
-    else:
-        return
-    raise ConfigError(
-        f"data.share_prefix is true, and {why}",
-        expected="a language model whose tokens attend to all tokens before them in their sample",
-        fix="set data.share_prefix to false: images are then computed for each sample",
-    )
+        return f"{name} has images whose tokens see each other"
+    if not shares_prefixes(module.language_model.config):
+        return f"{name} has layers that are not plainly causal attention by sample, such as windows or mixers"
+    return ""
+
+
+def require_shared_prefix(config: ModelConfig) -> None:
+    """Raise ConfigError for a model whose samples cannot share a prefix."""
+    if why := sharing_obstacle(config):
+        raise ConfigError(
+            f"data.share_prefix is on, and {why}",
+            expected="a language model whose tokens attend to all tokens before them in their sample",
+            fix="set data.share_prefix to off or auto: images are then computed for each sample",
+        )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.loader import Float32Array, PackedLoader
+from vlmpipe.trainer.data.prefixes.sharing import resolved_sharing
 from vlmpipe.trainer.dataloading.batches import ImageSource
 from vlmpipe.trainer.dataloading.readers import Readers
 from vlmpipe.trainer.distributed.agreement import meet
@@ -23,6 +24,7 @@ from vlmpipe.trainer.setup.data import TrainingData, open_data
 from vlmpipe.trainer.setup.loader import build_loader, image_source_of, validation_ranges
 from vlmpipe.trainer.setup.model import BuiltModel, build_model, with_weights_from_data
 from vlmpipe.trainer.setup.record import record_of
+from vlmpipe.trainer.setup.shared_prefix import sharing_obstacle
 from vlmpipe.trainer.setup.strategy import LossNotes, ReadyStrategy, build_strategy
 from vlmpipe.trainer.strategies.base import Strategy
 
@@ -43,6 +45,10 @@ class TrainingSetup:
 
 def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     """Model, data and strategy of this rank. Raises ConfigError before anything large is built where it can."""
+    requested = job
+    job, why_not = resolved_sharing(job, lambda: sharing_obstacle(requested.model))
+    if why_not and worker.is_first:
+        print(f"train: data.share_prefix auto computes images for each sample: found {why_not}", flush=True)
     replica, family = _placed(job, worker), family_of(job.model)
     data = open_data(job)
     built = build_model(job, family, data, replica, worker)
@@ -53,7 +59,7 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     losses = SourceLosses.of(job, worker.device)
     misses = AnswerMisses(worker.device) if job.train.best_metric == EXACT_MATCH else None
     ready = build_strategy(job, family, data, built, worker, LossNotes(losses, misses))
-    record = record_of(job, ready.strategy, data, built, worker)
+    record = record_of(requested, ready.strategy, data, built, worker)
     loader.references = _references(
         BeforeTraining(job, ready.strategy, record, data.chat, data.index, readers.samples, images, replica, worker)
     )

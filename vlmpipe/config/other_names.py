@@ -73,6 +73,8 @@ VALUES = {
     "(recipes/parameter-server)",
     ("features.cache", "true"): "on",
     ("features.cache", "false"): "off",
+    ("data.share_prefix", "true"): "on",
+    ("data.share_prefix", "false"): "off",
 }
 
 

@@ -52,7 +52,7 @@ def architecture(config: RunConfig) -> Architecture:
         require_same_adapter(config.model)  # before a configuration takes the place of the base's name
     model, origins = _with_configurations(config.model)
     _raise(_trainable(model.model_dump_json(), pack=config.data.pack, cached=is_cached(config)))
-    if config.data.share_prefix:
+    if config.data.share_prefix == "on":
         _raise(_shares_prefixes(model.model_dump_json()))
     image_token_limit(model, config.data)
     shape = replace(_shape(model.model_dump_json()), shards_frozen=config.train.shard_frozen_weights)
@@ -106,6 +106,11 @@ def require_stages(model: ModelConfig) -> None:
     _raise(_has_stages(model.model_dump_json()))
 
 
+def sharing_obstacle(model: ModelConfig) -> str:
+    """Call `trainer.setup.shared_prefix.sharing_obstacle`, without torch for a cached answer."""
+    return _sharing_obstacle(model.model_dump_json())
+
+
 def _raise(verdict: Verdict) -> None:
     if verdict:
         problem, expected, fix = verdict
@@ -142,6 +147,14 @@ def _shares_prefixes(model: str) -> Verdict:
     from vlmpipe.trainer.setup.shared_prefix import require_shared_prefix
 
     return _verdict(require_shared_prefix, model)
+
+
+@disk_cached
+def _sharing_obstacle(model: str) -> str:
+    """`model` is the model section as JSON."""
+    from vlmpipe.trainer.setup import shared_prefix
+
+    return shared_prefix.sharing_obstacle(ModelConfig.model_validate_json(model))
 
 
 @disk_cached

@@ -326,8 +326,8 @@ def _estimated(bare: Plan, config: RunConfig, model: Architecture, nodes: Nodes,
     notes += validation_notes(config, time.steps)
     notes += filter(None, [start_note(case, is_later_stage=not stage.is_first)])
     notes += replay_notes(case, prices)
-    if config.data.share_prefix:
-        notes.append(questions_note(config, load))
+    if config.data.share_prefix != "off":
+        notes.append(questions_note(config, model, load))
     if not trainer and (advice := length_advice(load.fills, config)):
         notes.append(advice)
     for what in (machine, gpu):

@@ -6,12 +6,13 @@ import dataclasses
 import json
 
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.planner.model_architecture import Architecture
+from vlmpipe.planner.model_architecture import Architecture, sharing_obstacle
 from vlmpipe.planner.sequence_fill import fill_by_length
 from vlmpipe.planner.step_questions import UNKNOWN, step_questions
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.config.sources.data_source import function_named
+from vlmpipe.trainer.data.prefixes.sharing import resolved_sharing
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.models.hub_errors import without_hub
 from vlmpipe.trainer.storage import open_storage
@@ -20,13 +21,13 @@ from vlmpipe.trainer.storage.base import join_uri
 
 def planned_workload(config: RunConfig, model: Architecture, paths: RunPaths) -> tuple[Workload, str]:
     """The workload from prepared data under the local root, else from the run file's plan section; and a note."""
-    if prepared := _prepared(config, paths):
+    if prepared := _prepared(config, model, paths):
         return prepared
     note = "The amount of data is not known before it is prepared; give plan.samples and plan.sample_tokens."
     return Workload.assumed(config, model.shape), "" if config.plan.samples else note
 
 
-def _prepared(config: RunConfig, paths: RunPaths) -> tuple[Workload, str] | None:
+def _prepared(config: RunConfig, model: Architecture, paths: RunPaths) -> tuple[Workload, str] | None:
     """The workload, and how often an epoch reads each of several sources. Raises DataError for one that it reads too
     often.
     """
@@ -36,10 +37,13 @@ def _prepared(config: RunConfig, paths: RunPaths) -> tuple[Workload, str] | None
         return None
     job = JobConfig.model_validate(config.to_run_json(paths))
     with without_hub():  # what has been prepared here was prepared with files that are here
-        return _prepared_here(config, job, paths)
+        return _prepared_here(config, model, job, paths)
 
 
-def _prepared_here(config: RunConfig, job: JobConfig, paths: RunPaths) -> tuple[Workload, str] | None:
+def _prepared_here(
+    config: RunConfig, model: Architecture, job: JobConfig, paths: RunPaths
+) -> tuple[Workload, str] | None:
+    from vlmpipe.planner.jobs.shared_prompts import questions_per_image
     from vlmpipe.trainer.data.prepare.pipeline import DONE, STATS, fingerprint, mixture_note
     from vlmpipe.trainer.data.sampler import PackedBatchSampler
     from vlmpipe.trainer.data.shards.index import Index
@@ -49,13 +53,17 @@ def _prepared_here(config: RunConfig, job: JobConfig, paths: RunPaths) -> tuple[
         uri = join_uri(paths.prepared_root, fingerprint(job))
         if open_storage(uri).stat(DONE) is None:
             return None
-        split = Index.load(uri).split("train")
+        index = Index.load(uri)
+        split, validation = index.split("train"), index.split("eval")
         stats = json.loads(open_storage(uri).read(STATS))
     except OtherFormatError:  # which the run would refuse too
         raise
     except UserError:  # a source that is not there, or damage, after which the next run prepares the data again
         return None
     passes = mixture_note(stats, job.data)
+    obstacle = sharing_obstacle(model.model)
+    job, _ = resolved_sharing(job, lambda: obstacle)
+    shares = job.data.share_prefix == "on"
     sampler = PackedBatchSampler.of_training(split, job)
     sampler.require_batch()
     epoch, conversations = sampler.totals(0), 1 + job.train.in_pairs
@@ -69,11 +77,12 @@ def _prepared_here(config: RunConfig, job: JobConfig, paths: RunPaths) -> tuple[
         label_tokens=epoch.label_tokens,
         sequences=epoch.sequences,
         steps=sampler.num_steps(job.train.epochs, max_steps=job.train.max_steps),
-        fills=() if job.data.sources or job.data.share_prefix else fill_by_length(config, split),
+        fills=() if job.data.sources or shares else fill_by_length(config, split),
         step_questions=step_questions(config, job, split, epoch),
-        whole_sample=(float(split.tokens.mean()), float(split.image_count.mean())) if job.data.share_prefix else None,
+        whole_sample=(float(split.tokens.mean()), float(split.image_count.mean())) if shares else None,
     )
-    workload = dataclasses.replace(workload, replayed=_replayed(job))
+    together = 1.0 if obstacle else questions_per_image(validation, config.model)
+    workload = dataclasses.replace(workload, replayed=_replayed(job), asked_together=together)
     return workload, f"Prepared data, {passes}." if passes else ""
 
 
@@ -88,6 +97,10 @@ def _replayed(job: JobConfig) -> int | None:
     return answers.answered if answers else None
 
 
-def questions_note(config: RunConfig, load: Workload) -> str:
-    """How many questions a step holds, of a run file with `data.share_prefix`."""
+def questions_note(config: RunConfig, model: Architecture, load: Workload) -> str:
+    """How many questions a step holds, of a run file with `data.share_prefix` on or auto."""
+    job = JobConfig.model_validate(config.to_run_json(RunPaths(run_id=config.name, root_uri=config.output.root_uri)))
+    _, why_not = resolved_sharing(job, lambda: sharing_obstacle(model.model))
+    if why_not:
+        return f"data.share_prefix auto computes images for each sample: found {why_not}."
     return load.step_questions.text(config.train.global_batch_size) if load.step_questions else UNKNOWN

@@ -44,11 +44,11 @@ class StepQuestions:
 
 def step_questions(config: RunConfig, job: JobConfig, split: SplitIndex, epoch: EpochTotals) -> StepQuestions | None:
     """Return what a step holds, from the first epoch as it is and without shared prefixes; None without these."""
-    if not job.data.share_prefix:
+    if job.data.share_prefix != "on":
         return None
     from vlmpipe.trainer.data.sampler import PackedBatchSampler
 
-    alone = job.model_copy(update={"data": job.data.model_copy(update={"share_prefix": False})})
+    alone = job.model_copy(update={"data": job.data.model_copy(update={"share_prefix": "off"})})
     separate = PackedBatchSampler.of_training(split, alone).totals(0)
     size, by = job.train.global_batch_size, layout_of(config).data_parallel * job.train.micro_batch_size
     questions, before = (size * totals.samples / totals.sequences for totals in (epoch, separate))

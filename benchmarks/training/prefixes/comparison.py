@@ -73,7 +73,7 @@ def shared_prefix(bench: Bench) -> None:
         length = 2048 if tokens < 256 else 4096
         given = (*SETTINGS, f"data.source={source}", f"data.sequence_length={length}", f"model.image_size={side}")
         sides: dict[str, Questions] = {}
-        for name, on in ((SHARED, "true"), (ALONE, "false")):  # one by one: runs of a run file have one folder
+        for name, on in ((SHARED, "on"), (ALONE, "off")):  # one by one: runs of a run file have one folder
             settings = (*given, f"data.share_prefix={on}")
             load = workload(bench, "easy-vqa", settings, name=f"{tokens} image tokens, {name}")
             sides[name] = questions(load, bench.worker)

@@ -23,6 +23,7 @@ from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.chat.make import format_identity, make_chat
 from vlmpipe.trainer.data.exclusions.exclusion_file import read_exclusions
 from vlmpipe.trainer.data.mixture import described_passes
+from vlmpipe.trainer.data.prefixes.sharing import stores_prefixes
 from vlmpipe.trainer.data.prepare.chunks.chunk import build_chunk
 from vlmpipe.trainer.data.prepare.chunks.merge import STATS, Part, Shard, merge
 from vlmpipe.trainer.data.prepare.chunks.plan import SMALLEST, Chunk, Places, planned_samples, read_plan
@@ -67,7 +68,7 @@ NOT_IN_FINGERPRINT = {
     "source", "source_arguments", "sources", "stopping_strategy", "phases", "max_source_passes", "image_folder",
     "exclude", "pack", "shuffle_shards", "shard_cache_gib", "shard_reading", "train_share",
     "workers", "loader_threads", "tasks", "max_fetched_images", "max_fetched_gib", "max_fetch_hours",
-    "max_questions_per_image",
+    "share_prefix", "max_questions_per_image",
 }  # fmt: skip
 
 
@@ -77,7 +78,7 @@ NOT_TOKENIZER = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onn
 # Fields that came later: at their defaults they leave the fingerprints of data prepared before as they were.
 LATER_FIELDS = {
     "allowed_tokens", "columns", "slices", "fetch", "grey_bits", "file_splits", "max_image_share",
-    "max_split_error", "max_media_bytes", "video", "video_frames", "video_fps", "video_times", "share_prefix",
+    "max_split_error", "max_media_bytes", "video", "video_frames", "video_fps", "video_times", "turns",
 }  # fmt: skip
 
 
@@ -251,6 +252,7 @@ def _fingerprint(config: JobConfig, source: Source) -> str:
         "tokenizer_files": [hashlib.sha256(read_regular(path, LARGEST_TOKENIZER_BYTES)).hexdigest() for path in files],
         "image_tokens": image_rule(config.model),
         **({"pairs": True} if config.train.in_pairs else {}),
+        **({"prefixes": True} if stores_prefixes(config) else {}),
         **({"exclude": excluded} if (excluded := read_exclusions(config.data.exclude).digest) else {}),
         **({"caption_questions": questions} if (questions := _caption_questions(config)) else {}),
         **({"source_columns": columns} if (columns := _columns(config)) else {}),

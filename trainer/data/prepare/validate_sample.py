@@ -11,7 +11,9 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.chat.encode import Chat, Encoded
 from vlmpipe.trainer.data.conversations.grounding import MARKS, with_boxes
+from vlmpipe.trainer.data.conversations.independent import independent_spans
 from vlmpipe.trainer.data.prefixes.prefix import Prefix, prefix_of
+from vlmpipe.trainer.data.prefixes.sharing import stores_prefixes
 from vlmpipe.trainer.data.prepare.checks import CheckedImage, check_clip, check_image, check_turns
 from vlmpipe.trainer.data.prepare.deduplicate import NEW, OTHER, SAME, Met, SeenIds
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError, Repair
@@ -181,6 +183,7 @@ class SampleValidator:
 
     def __init__(self, config: JobConfig, chat: Chat) -> None:
         self._data, self._chat, self._in_pairs = config.data, chat, config.train.in_pairs
+        self._stores_prefixes = stores_prefixes(config)
         self._image_tokens = sample_image_tokens(config.model)
         self._control_tokens = chat.forbidden_tokens(config.data.allowed_tokens)
 
@@ -196,7 +199,8 @@ class SampleValidator:
         sample, repairs = entry.sample, list(entry.repairs)
         turns = self._checked_pair(sample.turns)
         check_turns(turns, len(sample.images), self._control_tokens)
-        if not self._splits and (dropped := len(turns) - len(turns := self._short_enough(turns))):
+        divides = self._splits or self._is_independent
+        if not divides and (dropped := len(turns) - len(turns := self._short_enough(turns))):
             sample = replace(sample, images=sample.images[: _marks_in(turns)])
             repairs += [Repair.TURNS_DROPPED] * dropped
         shown = 1 + self._in_pairs  # times that an image is in a packed sequence
@@ -207,9 +211,12 @@ class SampleValidator:
         counts = self._counts(sizes)
         if sample.boxes:
             turns = with_boxes(turns, sample.boxes, sizes, self._chat.form.box_area)
-        pieces = self._divided(turns, images) if self._splits else [(0, self._fit(turns, images, counts))]
+        if self._is_independent:
+            pieces = self._independent(turns, images)
+        else:
+            pieces = self._divided(turns, images) if self._splits else [(0, self._fit(turns, images, counts))]
+            repairs += [Repair.TURNS_SPLIT] * (len(pieces) - 1)
         repairs += [Repair.TURNS_DROPPED] * (len(turns) - sum(len(piece.turns) for _, piece in pieces))
-        repairs += [Repair.TURNS_SPLIT] * (len(pieces) - 1)
         for _, piece in pieces:
             if piece.encoded.lost:
                 self._require_tokens(piece.turns, piece.encoded.lost)
@@ -231,7 +238,7 @@ class SampleValidator:
         return replace(first, rest=tuple(rest)) if rest else first
 
     def _prefix(self, piece: _Fitted) -> Prefix | None:
-        if not self._data.share_prefix:
+        if not self._stores_prefixes:
             return None
         images = [(image.sha256, *image.size) for image in piece.images]
         return prefix_of(piece.encoded, self._chat.vision_token_ids, images)
@@ -293,6 +300,31 @@ class SampleValidator:
                 start += 1
             while start < len(turns) and turns[start].results:  # of a call that is left out
                 start += 1
+        if not pieces:
+            assert problem
+            raise problem
+        return pieces
+
+    @property
+    def _is_independent(self) -> bool:
+        return self._data.turns == "independent" and not self._in_pairs
+
+    def _independent(self, turns: tuple[Turn, ...], images: Sequence[CheckedImage]) -> list[tuple[int, _Fitted]]:
+        """Each turn with the images up to it, and the turn's number, from 0.
+
+        A turn that does not fit is left out, unless the policy is to reject. Raises RejectedError where none fits.
+        """
+        pieces: list[tuple[int, _Fitted]] = []
+        problem: RejectedError | None = None
+        marks = [0, *accumulate(_marks_in([turn]) for turn in turns)]
+        for start, stop in independent_spans(turns):
+            piece = _continued(turns[:stop], start, marks[start], 0)
+            try:
+                pieces.append((start, self._fit(self._short_enough(piece), images[: marks[stop]])))
+            except RejectedError as error:
+                if error.code != RejectCode.CONV_TOO_LONG or self._data.overlong_policy == "reject":
+                    raise
+                problem = problem or error
         if not pieces:
             assert problem
             raise problem

@@ -127,8 +127,8 @@ class SplitIndex:
         if not self.has_prefixes:
             raise DataError(
                 "the prepared data does not say which tokens samples share",
-                expected="data prepared with data.share_prefix: true",
-                fix="run the run file, which prepares its data, or set data.share_prefix: false",
+                expected="data prepared with data.share_prefix on",
+                fix="run the run file, which prepares its data, or set data.share_prefix off",
             )
         return PrefixGroups.of(self.prefix_keys, self.prefix_tokens, max_branches)
 

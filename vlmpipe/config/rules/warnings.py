@@ -30,7 +30,7 @@ def setting_warnings(config: RunFields) -> Iterator[Problem]:
             yield Problem(f"{field}image_folder", f"has no effect: {source.uri} brings its own images")
     if data.sources and data.weights(0) is None and "stopping_strategy" in data.model_fields_set:
         yield Problem("data.stopping_strategy", "has no effect: the sources have no weights")
-    if data.max_questions_per_image and not data.share_prefix:
+    if data.max_questions_per_image and data.share_prefix == "off":
         yield Problem("data.max_questions_per_image", "has no effect: only data.share_prefix puts samples together")
     if data.slices and train.in_pairs:
         text = (

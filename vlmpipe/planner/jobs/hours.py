@@ -11,6 +11,7 @@ from vlmpipe.config.rules.baseline import asks_start
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.job_spec.build import Job
 from vlmpipe.planner.jobs.memory import as_replayed
+from vlmpipe.planner.jobs.shared_prompts import MeanPrompt, mean_prompt
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.steps.needs import all_samples
 from vlmpipe.planner.time.communication import BF16_BYTES, FP32_BYTES
@@ -65,6 +66,7 @@ def start_note(case: Scenario, *, is_later_stage: bool) -> str:
 
 def evaluate_hours(case: Scenario, *, asks: bool) -> float | None:
     """One question a sample, for the sample's own image, for each control and by the champion, and the validation loss.
+    Where prepared data has several questions about an image, what prompts begin with counts once for those of a batch.
     asks: the start weights, too, and the prompts of the retention probe. How many questions benchmarks have is not
     known.
 
@@ -82,7 +84,11 @@ def evaluate_hours(case: Scenario, *, asks: bool) -> float | None:
     probe = evaluate.retention
     asks_prompts = asks and probe.probe == "auto" and all(file.format == CAPTIONS for file in evaluate.benchmarks)
     prompts = len(probe.prompts) * min(asked, probe.max_images) if asks_prompts else 0
-    return _asking_hours(case, [*[asked] * rounds, prompts, prompts], forward_only=samples)
+    alone = [asked] * ("shuffled_image" in evaluate.controls)  # questions about an image are shown different ones
+    together = [asked] * (rounds - len(alone))
+    return _asking_hours(
+        case, [*alone, prompts, prompts], forward_only=samples, together=together, asked_share=asked / max(samples, 1)
+    )
 
 
 def replay_hours(case: Scenario) -> float | None:
@@ -123,31 +129,46 @@ def replay_questions(config: RunConfig, load: Workload) -> int | None:
 
 
 def _asking_hours(
-    case: Scenario, rounds: Sequence[int], *, forward_only: int = 0, job: Job = "evaluate"
+    case: Scenario,
+    rounds: Sequence[int],
+    *,
+    forward_only: int = 0,
+    job: Job = "evaluate",
+    together: Sequence[int] = (),
+    asked_share: float = 1.0,
 ) -> float | None:
-    """Hours of a job on the evaluation's machines with these rounds of questions, and further forward passes."""
-    config, shape, load, gpu = case.config, case.shape, case.load, evaluation_gpu(case.config, case.gpu)
+    """Hours of a job on the evaluation's machines with these rounds of questions, and further forward passes.
+
+    together: rounds whose questions about an image are answered together. asked_share: of the validation questions.
+    """
+    config, load, gpu = case.config, case.load, evaluation_gpu(case.config, case.gpu)
     if gpu is None:
         return None
-    evaluate = config.evaluate
-    sample = flops_per_sequence(
-        dataclasses.replace(shape, selections=1),
-        sequence_length=load.sample_tokens,
-        images=load.sample_images,
-        label_tokens=0,
-        cached=case.cached,
-        activation_checkpointing="none",
-    )
-    rates, _ = reached(config, shape, case.layout, gpu, cached=case.cached)
-    forward_s = (sum(rounds) + forward_only) * sample.forward / rates.beside
-    ranks = config.cluster.of_job(job).world_size
+    evaluate, shape = config.evaluate, dataclasses.replace(case.shape, selections=1)
     at_once = questions_at_once(
         evaluate.batch_questions,
         evaluate.batch_tokens,
         load.sample_tokens + evaluate.max_new_tokens,
         load.sample_images,
     )
-    batches = sum(math.ceil(questions / ranks / at_once) for questions in rounds)
+    whole = MeanPrompt(load.sample_tokens, load.sample_images, load.sample_tokens**2)
+    shared = mean_prompt(load, shape.image_tokens, asked_share, at_once)
+    forward = [
+        flops_per_sequence(
+            shape,
+            sequence_length=prompt.tokens,
+            images=prompt.images,
+            label_tokens=0,
+            cached=case.cached,
+            activation_checkpointing="none",
+            sample_pairs=prompt.pairs,
+        ).forward
+        for prompt in (whole, shared)
+    ]
+    rates, _ = reached(config, case.shape, case.layout, gpu, cached=case.cached)
+    forward_s = ((sum(rounds) + forward_only) * forward[0] + sum(together) * forward[1]) / rates.beside
+    ranks = config.cluster.of_job(job).world_size
+    batches = sum(math.ceil(questions / ranks / at_once) for questions in (*rounds, *together))
     weights = shape.parameters["language_layers"] + shape.language.hidden * shape.vocabulary
     number_bytes = BF16_BYTES if config.train.precision == "bf16" else FP32_BYTES
     token_s = weights * number_bytes / (gpu.memory_gbytes_per_s * 1e9)

@@ -13,7 +13,7 @@ from tests.support.trainer.shared_prefixes import write_questions
 from vlmpipe.trainer.config.job import JobConfig
 
 RELATIVE, STOP_STEP = 1e-5, 2
-SHARED = {"data.share_prefix": True}
+SHARED = {"data.share_prefix": "on"}
 TOWER = {"model.freeze": [], "features.cache": "off"}
 ADAPTERS = {"model.lora": {"rank": 4}}
 FEW: dict[str, dict[str, Any]] = {

@@ -39,7 +39,7 @@ HF = ("qwen2_5_vl", "internvl", "llava_onevision", "idefics3", "qwen3_vl", "glm4
 @pytest.fixture(scope="module")
 def llava(tmp_path_factory: pytest.TempPathFactory) -> SharedPrefixes:
     root = tmp_path_factory.mktemp("llava")
-    return SharedPrefixes(job_of(root, LLAVA, write_questions(root / "data") | {"share_prefix": True}))
+    return SharedPrefixes(job_of(root, LLAVA, write_questions(root / "data") | {"share_prefix": "on"}))
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def axes(published: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
 
 def of_type(model_type: str, published: Callable[[str], Path], root: Path) -> SharedPrefixes:
     model = model_section(published(model_type), freeze=())
-    data = write_questions(root / "data") | {"share_prefix": True, "sequence_length": 512}
+    data = write_questions(root / "data") | {"share_prefix": "on", "sequence_length": 512}
     return SharedPrefixes(job_of(root, model, data))
 
 
@@ -228,6 +228,6 @@ def test_a_type_whose_samples_cannot_share_is_refused(
     model_type: str, published: Callable[[str], Path], tmp_path: Path
 ) -> None:
     model = job_of(tmp_path, model_section(published(model_type)), {"source": "x", "sequence_length": 64}).model
-    with pytest.raises(ConfigError, match=r"data\.share_prefix is true, and ") as caught:
+    with pytest.raises(ConfigError, match=r"data\.share_prefix is on, and ") as caught:
         require_shared_prefix(model)
-    assert "share_prefix to false" in caught.value.fix
+    assert "share_prefix to off" in caught.value.fix

@@ -55,11 +55,11 @@ def step_of(*overrides: str, sequences: int = 32) -> StepQuestions | None:
 
 def test_the_offered_size_keeps_the_questions_of_a_step() -> None:
     """Five samples of 100 tokens fill a sequence by themselves; two images with 8 questions each do when shared."""
-    shared = step_of("data.share_prefix=true")
+    shared = step_of("data.share_prefix=on")
     assert shared and shared.separate == pytest.approx(32 * 5, rel=0.01)
     assert shared.questions == pytest.approx(32 * 16, rel=0.05)
     assert shared.label_tokens == pytest.approx(4 * shared.questions)
-    offered = step_of("data.share_prefix=true", sequences=shared.global_batch_size)
+    offered = step_of("data.share_prefix=on", sequences=shared.global_batch_size)
     assert offered and offered.questions == pytest.approx(shared.separate, rel=0.1)
     assert f"train.global_batch_size={shared.global_batch_size} holds 160." in shared.text(32)
 
@@ -69,7 +69,7 @@ def test_without_shared_prefixes_nothing_is_said() -> None:
 
 
 def test_the_smallest_size_is_what_the_ranks_take() -> None:
-    few = step_of("data.share_prefix=true", sequences=2)
+    few = step_of("data.share_prefix=on", sequences=2)
     assert few and few.global_batch_size == 2 and "fewer sequences do not divide among the ranks" in few.text(2)
 
 
@@ -80,6 +80,15 @@ def test_of_little_sharing_no_reason_is_made_up() -> None:
 
 
 def test_before_preparation_the_number_is_not_known() -> None:
-    config: Any = SimpleNamespace(train=SimpleNamespace(global_batch_size=32))
+    config = load_run_file(ROOT / "configs/easy-vqa.yaml", ["data.share_prefix=on"])
     load: Any = SimpleNamespace(step_questions=None)
-    assert "is known once the data is prepared" in questions_note(config, load)
+    model: Any = None
+    assert "is known once the data is prepared" in questions_note(config, model, load)
+
+
+def test_auto_says_why_it_is_off() -> None:
+    config = load_run_file(ROOT / "configs/easy-vqa.yaml", ["data.share_prefix=auto", "train.strategy=zero2"])
+    load: Any = SimpleNamespace(step_questions=None)
+    model: Any = None
+    found = questions_note(config, model, load)
+    assert found == "data.share_prefix auto computes images for each sample: found train.strategy zero2."

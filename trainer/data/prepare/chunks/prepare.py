@@ -14,6 +14,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.accounting.coverage import COVERAGE, Coverages
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.exclusions.exclusion_file import read_exclusions
+from vlmpipe.trainer.data.prefixes.sharing import stores_prefixes
 from vlmpipe.trainer.data.prepare.chunks.chunk import ChunkMaker
 from vlmpipe.trainer.data.prepare.chunks.merge import Part
 from vlmpipe.trainer.data.prepare.chunks.plan import PARTS, Chunk, Places, StoredChunks, read_plan, write_plan
@@ -36,7 +37,7 @@ PLANS = "chunk-plans"  # folder in the chunk store, by the prepared set's finger
 # Settings that do not change a chunk's bytes, given its records, which the plan decides.
 NOT_IN_A_CHUNK = {
     "source", "sources", "stopping_strategy", "phases", "image_folder", "pack", "shuffle_shards", "shard_cache_gib",
-    "shard_reading", "max_samples", "train_share", "share_prefix", "max_questions_per_image",
+    "shard_reading", "max_samples", "train_share", "turns", "share_prefix", "max_questions_per_image",
     "max_media_bytes", "video", "video_frames", "video_fps", "max_reject_fraction", "chunk_samples",
     "workers", "loader_threads", "tasks", "max_source_passes", "split_by", "validation_fraction", "file_splits",
     "max_image_share", "max_split_error", "exclude",
@@ -194,5 +195,10 @@ def _settings(config: JobConfig, chat: Chat, format_version: int) -> str:
     specials = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.all_special_tokens)
     template = (chat.template.source, chat.end_tokens, chat.as_text)
     tokens = stable_digest(tokenizer.backend_tokenizer.to_str(), specials, template)
-    forms = [*(["pairs"] if config.train.in_pairs else []), *(["prefixes"] if config.data.share_prefix else [])]
+    has = {
+        "pairs": config.train.in_pairs,
+        "prefixes": stores_prefixes(config),
+        "turns": config.data.turns == "independent",
+    }
+    forms = [form for form, is_so in has.items() if is_so]
     return stable_digest(format_version, json.dumps(data, sort_keys=True), tokens, image_rule(config.model), *forms)

@@ -229,6 +229,47 @@ def test_further_samples_show_the_images_and_the_system_text_of_the_turns_before
     assert repairs["turns_split"] == 1 and "turns_dropped" not in repairs
 
 
+def test_independent_turns_are_the_samples_of_records_with_one_question_each(tmp_path: Path) -> None:
+    """The same tokens, labels and images, so that they share a prefix as those do."""
+    marks, images = "<image>\n<image>\n", {"image": ["0.png", "1.png"], "split": "train"}
+    unlearned = [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So.", "loss": False}]
+    first, third, last = (conversation(*words) for words in ((f"{marks}1?", "One."), ("3?", "Yes."), ("4?", "No.")))
+    whole = record(0, conversations=[SYSTEM, *first, *unlearned, *third, *last], **images)
+    with_marks = [{**said[0], "value": marks + said[0]["value"]} for said in (unlearned, last)]
+    single = [
+        record(0, conversations=[SYSTEM, *first], **images),
+        record(0, id="sample-0~turn-2", conversations=[SYSTEM, with_marks[0], unlearned[1], *third], **images),
+        record(0, id="sample-0~turn-4", conversations=[SYSTEM, with_marks[1], last[1]], **images),
+    ]
+    config = config_of(tmp_path, turns="independent", share_prefix="on")
+    write_json(tmp_path / "data.json", [whole, *GOOD[1:]])
+    independent = run_prepare(config)
+    write_json(tmp_path / "data.json", [*single, *GOOD[1:]])
+    records = run_prepare(config.model_copy(update={"data": config.data.model_copy(update={"turns": "conversation"})}))
+    assert independent.uri != records.uri
+    split, expected = (Index.load(prepared.uri).split("train") for prepared in (independent, records))
+    assert list(split.ids) == list(expected.ids) == ["sample-0", "sample-0~turn-2", "sample-0~turn-4", "sample-1"]
+    for name in ("tokens", "label_tokens", "prefix_tokens", "prefix_keys"):
+        assert (getattr(split, name) == getattr(expected, name)).all(), name
+    assert len({key.tobytes() for key in split.prefix_keys[:3]}) == 1 and split.prefix_tokens[0]
+    repairs = json.loads(open_storage(independent.uri).read("rejects_summary.json"))["repairs"]
+    assert not {"turns_split", "turns_dropped"} & repairs.keys()
+
+
+@pytest.mark.parametrize("policy", ["reject", "truncate", "split"])
+def test_a_turn_that_does_not_fit_is_left_out_or_rejects_its_record(tmp_path: Path, policy: str) -> None:
+    config = config_of(tmp_path, turns="independent", overlong_policy=policy, sequence_length=60)
+    said = conversation("<image>\nFirst?", "One.", "Second?", "No " * 60, "Third?", "Two.")
+    write_json(tmp_path / "data.json", [record(0, conversations=said, split="train"), *GOOD[1:]])
+    prepared = run_prepare(config)
+    ids = list(Index.load(prepared.uri).split("train").ids)
+    kept = ["sample-0", "sample-0~turn-3", "sample-1"]
+    assert ids == (["sample-1"] if policy == "reject" else kept)
+    summary = json.loads(open_storage(prepared.uri).read("rejects_summary.json"))
+    assert summary["repairs"].get("turns_dropped", 0) == (policy != "reject")
+    assert summary["rejected"] == (policy == "reject")
+
+
 def test_no_further_sample_begins_with_the_result_of_a_call(tmp_path: Path) -> None:
     with_template(WITH_TOOLS.replace("<|image_pad|>", "<image>"), image="<image>").save_pretrained(tmp_path)
     config = job_config(

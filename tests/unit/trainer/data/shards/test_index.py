@@ -85,7 +85,7 @@ def test_data_without_prefixes_is_refused_where_they_are_shared(tmp_path: Path) 
     assert not split.has_prefixes
     with pytest.raises(DataError, match="does not say which tokens samples share") as caught:
         split.prefix_groups(0)
-    assert "share_prefix: false" in caught.value.fix
+    assert "share_prefix off" in caught.value.fix
 
 
 def test_an_index_without_videos_lacks_their_columns(tmp_path: Path) -> None:

@@ -28,17 +28,17 @@ PROGRAM = {"name": "plain", "command": ["python", "train.py"]}
 )
 def test_settings_without_shared_prefixes_are_refused(changes: dict[str, Any]) -> None:
     fsdp = {"train__strategy": "fsdp"} | changes
-    assert "data.share_prefix" in problems_of(data__share_prefix=True, **fsdp)
+    assert "data.share_prefix" in problems_of(data__share_prefix="on", **fsdp)
 
 
 def test_strategies_and_adapters_that_share_are_taken() -> None:
     for strategy in ("ddp", "fsdp"):
-        config = small(data__share_prefix=True, train__strategy=strategy, model__lora={}, model__freeze=["tower"])
+        config = small(data__share_prefix="on", train__strategy=strategy, model__lora={}, model__freeze=["tower"])
         assert config.data.share_prefix
 
 
 def test_a_cap_without_shared_prefixes_is_a_warning() -> None:
     fields = [problem.field for problem in warnings(small(data__max_questions_per_image=4))]
     assert "data.max_questions_per_image" in fields
-    shared: list[Problem] = warnings(small(data__max_questions_per_image=4, data__share_prefix=True))
+    shared: list[Problem] = warnings(small(data__max_questions_per_image=4, data__share_prefix="on"))
     assert "data.max_questions_per_image" not in {problem.field for problem in shared}

@@ -1,0 +1,43 @@
+"""What data.share_prefix auto becomes, and what is prepared for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.pipelines.run_files import small
+from vlmpipe.trainer.config.data import AUTO_QUESTIONS
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.data.prefixes.sharing import resolved_sharing, stores_prefixes
+
+
+def job_of(**changes: Any) -> JobConfig:
+    config = small(**changes)
+    return JobConfig.model_validate(config.to_run_json(RunPaths(run_id="run", root_uri="/runs")))
+
+
+@pytest.mark.parametrize(("given", "expected"), [(0, AUTO_QUESTIONS), (7, 7)])
+def test_auto_shares_up_to_a_bound_where_settings_and_model_allow_it(given: int, expected: int) -> None:
+    job = job_of(data__share_prefix="auto", data__max_questions_per_image=given)
+    shared, why_not = resolved_sharing(job, str)
+    assert (shared.data.share_prefix, shared.data.max_questions_per_image, why_not) == ("on", expected, "")
+    assert stores_prefixes(job)
+
+
+def test_auto_is_off_with_the_reason_of_the_model_or_of_the_settings() -> None:
+    job = job_of(data__share_prefix="auto")
+    separate, why_not = resolved_sharing(job, lambda: "layers with windows")
+    assert (separate.data.share_prefix, why_not) == ("off", "layers with windows")
+    assert stores_prefixes(job)  # what a model can is not known where data is prepared
+    job = job_of(data__share_prefix="auto", train__strategy="zero2")
+    separate, why_not = resolved_sharing(job, str)
+    assert (separate.data.share_prefix, why_not) == ("off", "train.strategy zero2")
+    assert not stores_prefixes(job)
+
+
+@pytest.mark.parametrize("given", ["on", "off"])
+def test_what_is_set_stays(given: str) -> None:
+    job = job_of(data__share_prefix=given)
+    assert resolved_sharing(job, lambda: "layers with windows") == (job, "")
+    assert stores_prefixes(job) == (given == "on")

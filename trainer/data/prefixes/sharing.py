@@ -1,0 +1,64 @@
+"""Which runs share the prefix of images among samples (`data.share_prefix`), by their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from vlmpipe.trainer.config.data import AUTO_QUESTIONS
+from vlmpipe.trainer.config.job import JobConfig, JobSections
+
+FAMILIES = ("llava", "hf")
+STRATEGIES = ("ddp", "fsdp")
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """A setting with which samples cannot share a prefix."""
+
+    found: str
+    expected: str
+
+
+def obstacles(job: JobSections) -> Iterator[Obstacle]:
+    """The settings with which samples cannot share a prefix."""
+    data, model, train = job.data, job.model, job.train
+    off, one = "or share_prefix off", "one of the two"
+    if not data.pack:
+        yield Obstacle("data.pack false, which gives each sample its own sequence", "pack true")
+    if model.family not in FAMILIES:
+        yield Obstacle(f"model.family {model.family}", f"{' or '.join(FAMILIES)}, {off}")
+    if model.relevance:
+        yield Obstacle("model.relevance, whose kept image tokens depend on the question", one)
+    if model.lora and model.lora.dropout:
+        yield Obstacle("model.lora.dropout, which would be drawn once for all samples of a prefix", "dropout 0")
+    if train.in_pairs:
+        yield Obstacle(f"train.objective {train.objective}", f"sft, {off}")
+    if train.strategy not in STRATEGIES:
+        yield Obstacle(f"train.strategy {train.strategy}", f"{' or '.join(STRATEGIES)}, {off}")
+    if train.context_parallel > 1:
+        yield Obstacle(f"train.context_parallel {train.context_parallel}", f"1, {off}")
+    if train.router_loss:
+        yield Obstacle("train.router_loss, which would count the tokens of a prefix once", one)
+    if train.trainer:
+        yield Obstacle("train.trainer, whose program packs by itself", "share_prefix off")
+
+
+def stores_prefixes(job: JobSections) -> bool:
+    """Return whether prepared data says which tokens samples may share: with auto, whatever the model can."""
+    sharing = job.data.share_prefix
+    return sharing == "on" or (sharing == "auto" and next(obstacles(job), None) is None)
+
+
+def resolved_sharing(job: JobConfig, why_not: Callable[[], str]) -> tuple[JobConfig, str]:
+    """The job with on or off in place of auto, and why auto is off; "" where it is on or was not asked for.
+
+    why_not: of a model that cannot share, the reason, else ""; called where the settings allow sharing.
+    """
+    if job.data.share_prefix != "auto":
+        return job, ""
+    obstacle = next(obstacles(job), None)
+    reason = obstacle.found if obstacle else why_not()
+    most = job.data.max_questions_per_image or AUTO_QUESTIONS
+    update = {"share_prefix": "off"} if reason else {"share_prefix": "on", "max_questions_per_image": most}
+    return job.model_copy(update={"data": job.data.model_copy(update=update)}), reason
