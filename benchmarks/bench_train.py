@@ -32,6 +32,13 @@ SUITE = Suite(
             "questions about images, each image computed once and with each question",
             default=False,
         ),
+        Part(
+            "shared-prefix-accuracy",
+            "training.prefixes.accuracy",
+            720,
+            "answers after steps with one, some or all questions about an image; three seeds, two sets",
+            default=False,
+        ),
         Part("attention", "training.attention", 45, "one layer, by sample and under a mask", default=False),
         Part("compiled", "training.compiled_steps", 70, "train.compile beside eager layers"),
         Part(
