@@ -10,8 +10,6 @@ generator may change with its version, and a resumed run would silently read oth
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left, insort
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -20,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmpipe.trainer.config.data import SHUFFLE_SHARDS
+from vlmpipe.trainer.data.window_packing.windows import pack_windows, stable_order
 
 if TYPE_CHECKING:
     from vlmpipe.trainer.data.prefixes.groups import PrefixGroups
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 Int64Array = NDArray[np.int64]
 Integers = NDArray[np.integer]
 WINDOW = 1024  # samples packed together
-WELL_FILLED = 0.97  # fill of a window from which no other packing is tried
 
 
 @dataclass(frozen=True)
@@ -88,16 +86,11 @@ def plan_packing(
     else:
         order, groups = drawn, np.arange(len(drawn)) // window
     if pack:
-        # Into arrays at once: a million samples as lists of lists would take 200 bytes each.
-        members, lengths = np.empty_like(order), [np.empty(0, np.int64)]
-        for start, stop in _windows(groups, window):
-            in_window, budget = order[start:stop], (sequence_length, max_images_per_sequence)
-            if prefixes is None:
-                members[start:stop], row_lengths = _packed(in_window, tokens, images, budget)
-            else:
-                members[start:stop], row_lengths = _packed_groups(in_window, tokens, images, budget, prefixes)
-            lengths.append(row_lengths)
-        sizes = np.concatenate(lengths)
+        edges, budget = _windows(groups, window), (sequence_length, max_images_per_sequence)
+        if prefixes is None:
+            members, sizes = pack_windows(order, edges, tokens, images, budget)
+        else:
+            members, sizes = _packed_groups(order, edges, tokens, images, budget, prefixes)
     else:
         members, sizes = order, np.ones_like(order)
     # Within a window, sequences come longest sample first; a second shuffle removes that pattern.
@@ -107,7 +100,10 @@ def plan_packing(
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes[shuffled], out=offsets[1:])
     members = members[np.repeat(starts - offsets[:-1], sizes[shuffled]) + np.arange(len(members))]
-    stored = tokens[order] if prefixes is None else prefixes.stored_tokens(members, offsets, tokens)
+    if prefixes is None:
+        stored = tokens if drawn is None else tokens[drawn]
+    else:
+        stored = prefixes.stored_tokens(members, offsets, tokens)
     fill = float(stored.sum()) / (len(sizes) * sequence_length) if len(sizes) else 0.0
     return PackingPlan(offsets, members, fill)
 
@@ -128,9 +124,9 @@ def shuffled_by_shards(
     order = _shuffled(samples, seed, epoch, f"{stream}samples")
     groups = np.zeros_like(order) if shards is None else _groups(shards, shuffle_shards, seed, epoch, stream)
     order = _gathered(order, groups)
-    if prefixes is not None:
-        order = prefixes.together(order, groups[order])
-    return order, groups[order]
+    sizes = np.bincount(groups)
+    in_order = np.repeat(np.arange(len(sizes)), sizes)
+    return order if prefixes is None else prefixes.together(order, in_order), in_order
 
 
 def _groups(shards: Integers, shuffle_shards: int, seed: int, epoch: int, stream: str) -> Int64Array:
@@ -144,94 +140,40 @@ def _groups(shards: Integers, shuffle_shards: int, seed: int, epoch: int, stream
 
 def _gathered(order: Int64Array, groups: Int64Array) -> Int64Array:
     """The order, stably sorted by group."""
-    return order[_stable_order(groups[order])]
+    return order[stable_order(groups[order])]
 
 
-def _windows(groups: Int64Array, window: int) -> Iterator[tuple[int, int]]:
-    """Start and stop of each window in the gathered order, within groups."""
+def _windows(groups: Int64Array, window: int) -> Int64Array:
+    """(windows + 1,) where in the gathered order each window begins, within groups, and the last one ends."""
     stop_of_group = np.cumsum(np.bincount(groups)).tolist()
-    for first, last in pairwise([0, *stop_of_group]):
-        for start in range(first, last, window):
-            yield start, min(start + window, last)
-
-
-def _packed(
-    samples: Int64Array,
-    tokens: Integers,
-    images: Integers,
-    budget: tuple[int, int],
-    apart: Integers | None = None,
-) -> tuple[Int64Array, Int64Array]:
-    """The samples of one window, sequence by sequence, and the number of samples of each sequence.
-
-    Longest first, or in the given order where that needs fewer sequences: longest first packs badly where few lengths
-    occur and several long samples leave a gap that no short one fits.
-    apart: (samples,) samples of equal numbers never share a sequence; None: all may.
-    """
-    packed = samples[_stable_order(budget[0] - tokens[samples].astype(np.int64))]
-    rows = _best_fit(packed, tokens, images, budget, apart)
-    if int(tokens[samples].sum()) < WELL_FILLED * (int(rows.max()) + 1) * budget[0]:
-        in_order = _best_fit(samples, tokens, images, budget, apart)
-        if in_order.max() < rows.max():
-            packed, rows = samples, in_order
-    return packed[_stable_order(rows)], np.bincount(rows)
+    starts = [start for first, last in pairwise([0, *stop_of_group]) for start in range(first, last, window)]
+    return np.array([*starts, len(groups)], np.int64)
 
 
 def _packed_groups(
-    samples: Int64Array, tokens: Integers, images: Integers, budget: tuple[int, int], prefixes: PrefixGroups
-) -> tuple[Int64Array, Int64Array]:
-    """Pack a window whose samples share prefixes: groups, or pieces of them, as samples. Returns as `_packed`."""
-    items = prefixes.items(samples, tokens, budget[0])
-    first = np.array([members[0] for members in items], np.int64)
-    shared = prefixes.prefix_tokens[first].astype(np.int64)
-    sizes = np.array([int(tokens[members].sum()) for members in items], np.int64)
-    lengths = np.array([len(members) for members in items], np.int64)
-    sizes -= shared * (lengths - 1)
-    packed, num_items = _packed(np.arange(len(items)), sizes, images[first], budget, apart=prefixes.group[first])
-    members = np.array([sample for item in packed.tolist() for sample in items[item]], np.int64)
-    return members, np.add.reduceat(lengths[packed], np.cumsum(num_items) - num_items)
-
-
-def _best_fit(
-    samples: Int64Array,
+    order: Int64Array,
+    edges: Int64Array,
     tokens: Integers,
     images: Integers,
     budget: tuple[int, int],
-    apart: Integers | None = None,
-) -> Int64Array:
-    """(samples,) number of each sample's sequence: in this order, each goes where it leaves the fewest tokens free."""
-    # Most of the time of a plan: nothing is called that need not be. An open sequence is one integer: its free tokens,
-    # its number from 1 on, its free images. A sample is another one, whose number is 0: one comparison finds where its
-    # tokens fit, and one subtraction puts it there.
-    counts = images[samples].astype(np.int64)
-    max_images = min(budget[1], int(counts.sum()) + 1)  # a limit that is never met may be of any size
-    image_bits = max_images.bit_length()
-    shift = image_bits + (len(samples) + 1).bit_length()
-    image_mask, one_row, one_token = (1 << image_bits) - 1, 1 << image_bits, 1 << shift
-    empty = (budget[0] << shift) + max_images
-    end = (budget[0] + 1 << shift) + image_mask  # after all open sequences, with room for any sample
-    open_rows, entries = [end], list[int]()  # open sequences are sorted
-    groups: list[int] = [] if apart is None else apart[samples].tolist()
-    groups_in: dict[int, set[int]] = {}
-    for place_of_sample, sample in enumerate(((tokens[samples].astype(np.int64) << shift) + counts).tolist()):
-        place = bisect_left(open_rows, sample)
-        entry = open_rows[place]
-        while (entry & image_mask) < (sample & image_mask) or (
-            groups and groups[place_of_sample] in groups_in.get((entry & one_token - 1) >> image_bits, ())
-        ):
-            place += 1
-            entry = open_rows[place]
-        if entry == end:
-            empty += one_row
-            entry = empty - sample
-        else:
-            entry = open_rows.pop(place) - sample
-        if groups:
-            groups_in.setdefault((entry & one_token - 1) >> image_bits, set()).add(groups[place_of_sample])
-        entries.append(entry)
-        if entry >= one_token and entry & image_mask:  # free tokens, and images
-            insort(open_rows, entry)
-    return ((np.array(entries, np.int64) & one_token - 1) >> image_bits) - 1
+    prefixes: PrefixGroups,
+) -> tuple[Int64Array, Int64Array]:
+    """Pack windows whose samples share prefixes: groups, or pieces of them, as samples. Returns as `pack_windows`."""
+    members, sizes = np.empty_like(order), [np.empty(0, np.int64)]
+    for start, stop in pairwise(edges.tolist()):
+        items = prefixes.items(order[start:stop], tokens, budget[0])
+        first = np.array([samples[0] for samples in items], np.int64)
+        shared = prefixes.prefix_tokens[first].astype(np.int64)
+        needed = np.array([int(tokens[samples].sum()) for samples in items], np.int64)
+        lengths = np.array([len(samples) for samples in items], np.int64)
+        needed -= shared * (lengths - 1)
+        window = np.array([0, len(items)])
+        packed, num_items = pack_windows(
+            np.arange(len(items)), window, needed, images[first], budget, apart=prefixes.group[first]
+        )
+        members[start:stop] = [sample for item in packed.tolist() for sample in items[item]]
+        sizes.append(np.add.reduceat(lengths[packed], np.cumsum(num_items) - num_items))
+    return members, np.concatenate(sizes)
 
 
 def _shuffled(length: int, seed: int, epoch: int, stream: str) -> Int64Array:
@@ -243,11 +185,3 @@ def _shuffled(length: int, seed: int, epoch: int, stream: str) -> Int64Array:
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     # Each step is a bijection and the states differ: no two keys are equal, and any kind of sort gives this order.
     return np.argsort(state ^ (state >> np.uint64(31))).astype(np.int64)
-
-
-def _stable_order(numbers: Integers) -> Int64Array:
-    """The places of the numbers, from 0 on, in ascending order, equal ones in theirs."""
-    is_short = int(numbers.max(initial=0)) < 1 << 16
-    return np.argsort(
-        numbers.astype(np.uint16) if is_short else numbers, kind="stable"
-    )  # NumPy's radix sort is for these
