@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from vlmpipe.trainer.data import mixture, packing
 from vlmpipe.trainer.data.malloc_trim import trim_memory
 from vlmpipe.trainer.data.packing import Int64Array, PackingPlan
-from vlmpipe.trainer.data.prefixes import groups
+from vlmpipe.trainer.data.prefixes import groups, items
 from vlmpipe.trainer.data.shards.disk_cache import alone
 from vlmpipe.trainer.data.window_packing import best_fit, side_by_side, windows
 from vlmpipe.trainer.errors import UserError, print_warning
@@ -35,7 +35,7 @@ KEPT = {"plan": 4, "count": 1024}
 PART_NS = 3600 * 10**9  # a part that was not written to for so long was left by a killed process
 LOCKS = 64  # lock files; epochs that share one wait for each other, and nothing else changes
 WORD = np.dtype("<i8")
-PACKING = (packing, best_fit, side_by_side, windows, mixture, groups)  # another version may pack another way
+PACKING = (packing, best_fit, side_by_side, windows, mixture, groups, items)  # another version may pack another way
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 IN_MEMORY = (

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmpipe.trainer.config.data import SHUFFLE_SHARDS
+from vlmpipe.trainer.data.prefixes.items import Items
 from vlmpipe.trainer.data.window_packing.windows import pack_windows, stable_order
 
 if TYPE_CHECKING:
@@ -159,21 +160,13 @@ def _packed_groups(
     prefixes: PrefixGroups,
 ) -> tuple[Int64Array, Int64Array]:
     """Pack windows whose samples share prefixes: groups, or pieces of them, as samples. Returns as `pack_windows`."""
-    members, sizes = np.empty_like(order), [np.empty(0, np.int64)]
-    for start, stop in pairwise(edges.tolist()):
-        items = prefixes.items(order[start:stop], tokens, budget[0])
-        first = np.array([samples[0] for samples in items], np.int64)
-        shared = prefixes.prefix_tokens[first].astype(np.int64)
-        needed = np.array([int(tokens[samples].sum()) for samples in items], np.int64)
-        lengths = np.array([len(samples) for samples in items], np.int64)
-        needed -= shared * (lengths - 1)
-        window = np.array([0, len(items)])
-        packed, num_items = pack_windows(
-            np.arange(len(items)), window, needed, images[first], budget, apart=prefixes.group[first]
-        )
-        members[start:stop] = [sample for item in packed.tolist() for sample in items[item]]
-        sizes.append(np.add.reduceat(lengths[packed], np.cumsum(num_items) - num_items))
-    return members, np.concatenate(sizes)
+    items = Items.of(order, edges, tokens, prefixes, budget[0])
+    first = order[items.offsets[:-1]]
+    apart = prefixes.group[first]
+    packed, num_items = pack_windows(np.arange(len(first)), items.edges, items.tokens, images[first], budget, apart)
+    places, lengths = items.samples(packed)
+    sizes = np.add.reduceat(lengths, np.cumsum(num_items) - num_items) if len(lengths) else lengths
+    return order[places], sizes
 
 
 def _shuffled(length: int, seed: int, epoch: int, stream: str) -> Int64Array:

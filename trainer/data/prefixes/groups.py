@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +45,8 @@ class PrefixGroups:
 
         places: (samples,) what each place in the order belongs to, such as a group of shards: groups stay inside.
         """
-        _, group = np.unique(np.stack([places, self.group[order].astype(np.int64)]), axis=1, return_inverse=True)
-        group = group.reshape(-1)
+        groups = self.group[order].astype(np.int64)
+        _, group = np.unique(places * (int(groups.max(initial=0)) + 1) + groups, return_inverse=True)
         if self.max_branches:
             group = _pieces(group, self.max_branches)
         _, first, piece = np.unique(group, return_index=True, return_inverse=True)
@@ -74,22 +73,6 @@ class PrefixGroups:
         tokens[1:] *= groups[1:] == groups[:-1]
         return list(map(int, tokens))
 
-    def items(self, samples: Int64Array, tokens: NDArray[np.integer], most_tokens: int) -> list[list[int]]:
-        """The samples of a window in the pieces of groups that are packed as one: neighbours of a group, as many as
-        fit into a sequence and are allowed there, in pieces of nearly equal size."""
-        numbers, groups = samples.tolist(), self.group[samples]
-        edges = [0, *(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(numbers)] if numbers else [0]
-        pieces: list[list[int]] = []
-        for start, stop in pairwise(edges):
-            members = numbers[start:stop]
-            prefix = int(self.prefix_tokens[members[0]])
-            if len(members) == 1 or not prefix:
-                pieces += [[sample] for sample in members]
-                continue
-            branches = (tokens[samples[start:stop]].astype(np.int64) - prefix).tolist()
-            pieces += _balanced(members, branches, most_tokens - prefix, self.max_branches)
-        return pieces
-
     def stored_tokens(self, members: Int64Array, offsets: Int64Array, tokens: NDArray[np.integer]) -> Int64Array:
         """(members,) tokens that each sample adds to its sequence. tokens: (samples,) of whole samples."""
         shared = np.where(self.is_first(members, offsets), 0, self.prefix_tokens[members])
@@ -107,15 +90,3 @@ def _pieces(group: Int64Array, most: int) -> Int64Array:
     pieces = -(-size // most)
     numbers: Int64Array = np.concatenate([[0], np.cumsum(-(-count // most))])[:-1][group] + rank * pieces // size
     return numbers
-
-
-def _balanced(members: list[int], branches: list[int], room: int, most: int) -> list[list[int]]:
-    """Divide a group into the fewest pieces of nearly equal size whose branches have room, and are no more than `most`
-    (0: any number)."""
-    count = max(-(-sum(branches) // room), -(-len(members) // most) if most else 1)
-    while True:
-        cuts = [len(members) * number // count for number in range(count + 1)]
-        spans = list(pairwise(cuts))
-        if count >= len(members) or all(sum(branches[start:stop]) <= room for start, stop in spans):
-            return [members[start:stop] for start, stop in spans]
-        count += 1

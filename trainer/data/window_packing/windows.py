@@ -39,14 +39,28 @@ class _Block:
     def rows(self, budget: tuple[int, int]) -> Int64Array:
         """(windows, places) number of each sample's sequence in its window; where there is no sample, `places`."""
         windows, places = self.tokens.shape
-        if self.apart is None and windows >= FROM_WINDOWS:
-            rows = best_fit_side_by_side(self.tokens, self.images, self.lengths, budget)
-            return np.where(np.arange(places) < self.lengths[:, None], rows, places)
         rows = np.full((windows, places), places)
-        for window, length in enumerate(self.lengths.tolist()):
+        together = self._without_apart() if windows >= FROM_WINDOWS else np.empty(0, np.int64)
+        if len(together) >= FROM_WINDOWS:
+            some = self.at(together)
+            packed = best_fit_side_by_side(some.tokens, some.images, some.lengths, budget)
+            rows[together] = np.where(np.arange(places) < some.lengths[:, None], packed, places)
+        else:
+            together = together[:0]
+        for window in np.setdiff1d(np.arange(windows), together).tolist():
+            length = self.lengths[window]
             apart = None if self.apart is None else self.apart[window, :length]
             rows[window, :length] = best_fit(self.tokens[window, :length], self.images[window, :length], budget, apart)
         return rows
+
+    def _without_apart(self) -> Int64Array:
+        """Windows any of whose samples may share a sequence."""
+        if self.apart is None:
+            return np.arange(len(self.lengths))
+        # A place without a sample gets a number of its own.
+        places = np.arange(self.apart.shape[1])
+        numbers = np.sort(np.where(places < self.lengths[:, None], self.apart, -1 - places), axis=1)
+        return np.flatnonzero((numbers[:, 1:] != numbers[:, :-1]).all(axis=1))
 
 
 def pack_windows(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from vlmpipe.trainer.data.packing import PackingPlan, plan_packing
 from vlmpipe.trainer.data.prefixes.groups import PrefixGroups
+from vlmpipe.trainer.data.prefixes.items import Items
 
 ROW_TOKENS, ROW_IMAGES = 100, 4
 # (tokens of the prefix, tokens of each branch, images) of each group; a prefix of 0 tokens is a sample alone.
@@ -105,7 +106,8 @@ def test_a_cap_spreads_a_group_over_rows() -> None:
 def test_a_sample_without_a_prefix_that_is_drawn_twice_brings_its_images_twice() -> None:
     prefixes = PrefixGroups(np.array([0, 1, 1], np.int32), np.array([0, 5, 5], np.int32))
     drawn, tokens = np.array([0, 0, 1, 2, 1]), np.array([9, 8, 7], np.int32)
-    assert prefixes.items(drawn, tokens, 100) == [[0], [0], [1, 2, 1]]
+    items = Items.of(drawn, np.array([0, 5]), tokens, prefixes, 100)
+    assert items.offsets.tolist() == [0, 1, 2, 5] and items.tokens.tolist() == [9, 9, 8 + 2 + 3]
     assert prefixes.is_first(drawn, np.array([0, 5])).tolist() == [True, True, True, False, False]
     assert prefixes.stored_tokens(drawn, np.array([0, 5]), tokens).tolist() == [9, 9, 8, 2, 3]
 
