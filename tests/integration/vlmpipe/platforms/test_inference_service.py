@@ -68,6 +68,12 @@ def test_the_first_model_makes_the_service(cluster: FakeKubernetes) -> None:
     assert container["volumeMounts"] == [{"name": "shared-memory", "mountPath": "/dev/shm"}]
 
 
+def test_a_service_without_a_minimum_may_sleep(cluster: FakeKubernetes) -> None:
+    assert deployed(cluster, OLD, min_replicas=0, max_replicas=2) == 100
+    predictor = cluster.inference_services.services["digits"]["spec"]["predictor"]
+    assert (predictor["minReplicas"], predictor["maxReplicas"]) == (0, 2)
+
+
 def test_the_next_model_is_tested_at_its_own_address_and_takes_over(cluster: FakeKubernetes) -> None:
     deployed(cluster, OLD)
     with ChatModelServer("digits", right) as server:

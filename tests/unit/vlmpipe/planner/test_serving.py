@@ -49,6 +49,16 @@ def published(folder: Path, config: dict[str, Any], **changes: Any) -> tuple[Run
     return config_of_run, Architecture(section, shape, "")
 
 
+def test_check_says_what_an_endpoint_that_sleeps_does_to_questions() -> None:
+    def warned(**changes: Any) -> list[str]:
+        found = check_run(run(**changes))
+        return [one.text for one in found if (one.subject, one.state) == ("deploy", "warning")]
+
+    asleep = warned(deploy__min_replicas=0)
+    assert [text for text in asleep if "deploy.min_replicas is 0: after a pause, questions wait or are refused" in text]
+    assert not [text for text in warned() if "min_replicas" in text]
+
+
 def test_a_tiny_llava_is_served() -> None:
     assert said() == ()
 
