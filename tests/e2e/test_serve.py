@@ -35,6 +35,7 @@ RUN_FILE = merged(
         "train.epochs": 1000,
         "train.max_steps": 400,  # so many that it gives different answers to different questions
         "evaluate.controls": [],
+        "evaluate.quantize": {"formats": ["int4", "fp8"], "min_agreement": 0.0},
         "register.hub": {"repo_id": "team/digits"},
         "deploy": {"endpoint": "digits", "smoke_questions": ASKED, "min_agreement": 1.0},
     },
@@ -78,6 +79,20 @@ def test_the_pipeline_deploys_a_model_that_answers_as_it_was_evaluated(run: Path
     deployed = read_record_file(run / "deployed.json")
     assert (deployed["asked"], deployed["agreement"], deployed["server"]) == (ASKED, 1.0, "transformers serve")
     assert len({line["prediction"] for line in predictions(run)}) > 1, "answers that could differ"
+
+
+@pytest.mark.parametrize("form", ["int4", "fp8"])
+def test_a_served_quantized_export_agrees_as_often_as_it_did_in_the_evaluation(
+    folder: Path, run: Path, form: str
+) -> None:
+    """It is registered, and its agreement is that of a copy with the values of its format."""
+    scores = read_record_file(run / "evaluate.json")["quantized"][form]
+    assert scores["accepted"] and read_record_file(run / "registered.json")["quantized"][form].endswith(f"model-{form}")
+    options = ("--quantized", form, "--check", str(scores["questions"]), "--min-agreement", "0", "--json")
+    done = vlmpipe(folder, "serve", "r1", *options)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["asked"], round(told["agreement"] * told["asked"])) == (scores["questions"], scores["same"])
 
 
 def test_the_pipeline_uploads_the_exported_model_and_its_card(folder: Path, run: Path, hub: UploadHub) -> None:

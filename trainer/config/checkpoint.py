@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from vlmpipe.trainer.config.base import Section, StorageUri
+from vlmpipe.trainer.config.base import Fraction, Section, StorageUri
+
+QuantizedFormat = Literal["int4", "fp8"]
+QUANTIZED_PACKAGE = "compressed_tensors"  # writes and opens quantized exports
 
 
 class CheckpointConfig(Section):
@@ -61,3 +64,25 @@ class CheckpointConfig(Section):
         description="Type of the exported weights; auto is bf16 with train.precision bf16, except before a later "
         "stage, and otherwise fp32. Adapters are always fp32, and so are checkpoints.",
     )
+
+
+class QuantizeConfig(Section):
+    """Quantized exports, next to the run's export; the evaluation writes them and asks them its questions."""
+
+    formats: tuple[QuantizedFormat, ...] = Field(
+        min_length=1,
+        description="Formats of the weights: int4, integers of 4 bits with a scale for each group; fp8, floats of 8 "
+        "bits, to which activations are rounded, too.",
+    )
+    min_agreement: Fraction = Field(
+        0.98,
+        description="Share of the validation answers that must be the export's, with its reason of their end; a "
+        "quantized export with fewer is deleted and not registered.",
+    )
+
+    @field_validator("formats")
+    @classmethod
+    def _distinct(cls, formats: tuple[QuantizedFormat, ...]) -> tuple[QuantizedFormat, ...]:
+        if len(set(formats)) < len(formats):
+            raise ValueError(f"found {', '.join(formats)}, expected formats that differ")
+        return formats

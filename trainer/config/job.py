@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from vlmpipe.trainer.config.base import Positive, Section
 from vlmpipe.trainer.config.benchmarks import BenchmarkConfig, RetentionConfig
-from vlmpipe.trainer.config.checkpoint import CheckpointConfig
+from vlmpipe.trainer.config.checkpoint import CheckpointConfig, QuantizeConfig
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.lmms_eval import LmmsEvalConfig
 from vlmpipe.trainer.config.model import ModelConfig
@@ -130,6 +130,9 @@ class EvaluateConfig(Section):
     )
     retention: RetentionConfig = Field(
         default_factory=RetentionConfig, description="Questions that show what training made the model forget."
+    )
+    quantize: QuantizeConfig | None = Field(
+        None, description="Quantized exports, registered with the model if they answer as it does; null for none."
     )
     lmms_eval: LmmsEvalConfig | None = Field(
         None, description="A further job, benchmark, in which lmms-eval scores the export; null for none."

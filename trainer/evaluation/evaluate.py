@@ -50,6 +50,7 @@ from vlmpipe.trainer.evaluation.held_out.result import (
 )
 from vlmpipe.trainer.evaluation.held_out.shuffled_images import ShuffledImages
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question, majority_baseline, scores
+from vlmpipe.trainer.evaluation.quantized.scores import QuantizedExports
 from vlmpipe.trainer.evaluation.validation_loss import as_in_training
 from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.models.image_processor import image_preparer
@@ -130,7 +131,9 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     if worker.device.type == "cuda":
         torch.cuda.empty_cache()
     rescored = rescore(job, champion, validation, mine, budget, worker) if champion else None
-    started_from = start_weights.scores(Asking(chat, features, budget), predictions[""], probed, worker, progress)
+    asking = Asking(chat, features, budget)
+    quantized = QuantizedExports(job, validation, mine, asking).scores(predictions[""], worker, progress)
+    started_from = start_weights.scores(asking, predictions[""], probed, worker, progress)
     if not progress:
         return
     validated = _as_in_training(job, store, loss)
@@ -152,6 +155,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         "paired": paired_answers(pairs, questions, {one: predictions[one] for one in controls}, stats["slices"]),
         **({"champion": champion_scores(rescored, pairs)} if rescored else {}),
         **({"start": started_from} if started_from else {}),
+        **({"quantized": quantized} if quantized else {}),
         "loss": loss.mean,
         "perplexity": math.exp(min(loss.mean, 100.0)),
         **loss.preferences,

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, Strict
 
+from vlmpipe.trainer.records.quantized import QuantizedScores
 from vlmpipe.trainer.records.record import Part, Record
 
 Figure = Annotated[float, Strict()] | None  # None: not measured
@@ -240,6 +241,7 @@ class Evaluation(Record, Scores):
     paired: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)  # PairedCounts by baseline
     champion: ChampionScores | None = None
     start: StartScores | None = None
+    quantized: dict[str, QuantizedScores] = Field(default_factory=dict)  # by format
     loss: Figure = None
     perplexity: Figure = None
     preference_accuracy: Figure = None

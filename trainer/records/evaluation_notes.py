@@ -61,6 +61,7 @@ def evaluation_notes(evaluation: Evaluation) -> list[str]:
     notes = [cut_sentence(evaluation)]
     if start := evaluation.start:
         notes = [start.sentence(), start.retention.sentence() if start.retention else "", start.note, *notes]
+    notes += [scores.sentence(form) for form, scores in evaluation.quantized.items()]
     for name, one in evaluation.benchmarks.items():
         if one.cut_answers:
             limit = f"cut at {_tokens(one.max_new_tokens)}; raise its max_new_tokens"

@@ -18,7 +18,7 @@ from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.serving.layer_devices import spread
 from vlmpipe.trainer.sizing.device_spread import MAX_WEIGHTS_SHARE, devices_needed
 from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.export_manifest import require_whole_export
+from vlmpipe.trainer.storage.export_manifest import link_export, require_whole_export
 
 GIB = 2**30
 
@@ -32,8 +32,7 @@ def load_export(job: JobConfig, device: torch.device) -> tuple[Family, nn.Module
     run = open_storage(job.run.run_uri)
     require_whole_export(run)
     with export_folder() as scratch:  # locked, or another process's start would sweep it away
-        for info in run.list("export"):
-            (scratch / Path(info.name).name).symlink_to(run.fetch(info.name).resolve())
+        link_export(run, scratch)
         return family_of(job.model), load_folder(job, scratch, device)
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import psutil
 
+from vlmpipe.trainer.config.checkpoint import QUANTIZED_PACKAGE
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, require_package
 from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.export_manifest import FOLDER, require_whole_export
+from vlmpipe.trainer.storage.export_manifest import FOLDER, link_export, quantized_folder, require_whole_export
 
 START_S = 180.0
 END_S = 10.0
@@ -46,17 +47,20 @@ class LocalServer:
 
 
 @contextlib.contextmanager
-def serving(run_uri: str, *, port: int = 0) -> Iterator[LocalServer]:
+def serving(run_uri: str, *, port: int = 0, quantized: str = "") -> Iterator[LocalServer]:
     """Serve the run's export in the precision of its evaluation; stops at the end of the block.
+
+    quantized: the format of its quantized export that is served in its place; empty for none.
 
     Raises UserError (69) without the packages of the extra `serving`, for a port that is in use and when the server
     does not start, ConfigError for an adapter alone, DataError for a damaged export.
     """
-    for module in NEEDED:
+    for module in (*NEEDED, *((QUANTIZED_PACKAGE,) if quantized else ())):
         require_package(module)
     require_free_port(port)
     store = open_storage(run_uri)
-    if require_whole_export(store).get("is_adapter"):
+    export = quantized_folder(quantized) if quantized else FOLDER
+    if require_whole_export(store, export).get("is_adapter"):
         raise ConfigError(
             f"{store.uri(FOLDER)} is an adapter alone, which transformers serve does not put on its base",
             expected="a whole model",
@@ -67,8 +71,7 @@ def serving(run_uri: str, *, port: int = 0) -> Iterator[LocalServer]:
     with tempfile.TemporaryDirectory(prefix="vlmpipe-serve-") as scratch:
         folder, port = Path(scratch, "model"), port or _free_port()
         folder.mkdir()
-        for info in store.list(FOLDER):
-            (folder / Path(info.name).name).symlink_to(store.fetch(info.name).resolve())
+        link_export(store, folder, export)
         command = [sys.executable, "-P", "-m", PROGRAM, "serve", str(folder), "--host", HOST, "--port", str(port)]
         command += ["--dtype", dtype]
         with open(Path(scratch, "log"), "w+", encoding="utf-8") as log:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from vlmpipe.trainer.errors import DataError
@@ -14,25 +15,43 @@ MARKER = "vlmpipe.json"
 NAME = f"{FOLDER}/{MARKER}"
 
 
-def write_description(run: Storage, described: dict[str, object]) -> None:
-    """Complete the export. `described["files"]` has the size and CRC32C of each file."""
-    write_record(run, NAME, described)
+def quantized_folder(form: str) -> str:
+    """Folder of a run's quantized export, by the format of its weights."""
+    return f"{FOLDER}-{form}"
 
 
-def require_whole_export(run: Storage) -> dict[str, Any]:
+def marker_of(folder: str) -> str:
+    return f"{folder}/{MARKER}"
+
+
+def write_description(run: Storage, described: dict[str, object], folder: str = FOLDER) -> None:
+    """Complete the export in `folder`. `described["files"]` has the size and CRC32C of each file."""
+    write_record(run, marker_of(folder), described)
+
+
+def require_whole_export(run: Storage, folder: str = FOLDER) -> dict[str, Any]:
     """The description of a run's export, after checking its files. Raises DataError for none or a damaged one."""
-    if run.stat(NAME) is None:
+    if run.stat(marker_of(folder)) is None:
+        is_quantized = folder != FOLDER
         raise DataError(
-            f"there is no exported model in {run.uri(FOLDER)}",
+            f"there is no exported model in {run.uri(folder)}",
             expected=f"a whole export, with {MARKER}",
-            fix="run the sync_checkpoint step first",
+            fix="ask for its format in evaluate.quantize, and see in evaluate.json whether it was accepted"
+            if is_quantized
+            else "run the sync_checkpoint step first",
         )
-    files = run.list(FOLDER)
-    described = require_described(run, files, f"{FOLDER}/")
-    unlisted = {info.name for info in files} - {f"{FOLDER}/{name}" for name in (MARKER, *described["files"])}
+    files = run.list(folder)
+    described = require_described(run, files, f"{folder}/")
+    unlisted = {info.name for info in files} - {f"{folder}/{name}" for name in (MARKER, *described["files"])}
     if unlisted:
         raise _damaged(run, min(unlisted), f"{MARKER} does not list it")
     return described
+
+
+def link_export(run: Storage, folder: Path, export: str = FOLDER) -> None:
+    """Link the files of a run's export, in its folder `export`, into a folder on this machine."""
+    for info in run.list(export):
+        (folder / Path(info.name).name).symlink_to(run.fetch(info.name).resolve())
 
 
 def require_described(store: Storage, files: list[ObjectInfo], prefix: str = "") -> dict[str, Any]:

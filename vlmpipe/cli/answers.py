@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -194,24 +194,33 @@ def serve(
     ] = "",
     model: Annotated[str, typer.Option(help="With --url: the model's name on that server.")] = "",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the server; 0 takes a free one.")] = 8000,
+    quantized: Annotated[
+        str, typer.Option(metavar="FORMAT", help="Serve this quantized export of the run, int4 or fp8, in its place.")
+    ] = "",
     root: Root = "runs",
     as_json: AsJson = False,
 ) -> None:
     """Serve a run's model, or check its server. By transformers serve; answers are held to the evaluation's."""
     if url and not check:
         raise ConfigError("--url is given without --check", expected="vlmpipe serve RUN --check N --url URL")
+    if url and quantized:
+        raise ConfigError("--quantized is given with --url, whose server has its model", expected="one of both")
     from vlmpipe.comparison.sides import run_uri_named
     from vlmpipe.platforms.jobs.signals import handling
     from vlmpipe.serving.agreement import measure_agreement, require_agreement
     from vlmpipe.serving.openai import CHAT_PATH, ChatServer
     from vlmpipe.serving.questions import held_out_questions
+    from vlmpipe.trainer.config.checkpoint import QuantizedFormat
     from vlmpipe.trainer.serving.local_server import serving
+
+    if quantized and quantized not in get_args(QuantizedFormat):
+        raise ConfigError(f"--quantized is {quantized}", expected=" or ".join(get_args(QuantizedFormat)))
 
     run_uri = run_uri_named(run, root)
     if not check:
         with handling([signal.SIGTERM], _interrupt), contextlib.ExitStack() as stack:
             with doing(f"starting {run}"):
-                server = stack.enter_context(serving(run_uri, port=port))
+                server = stack.enter_context(serving(run_uri, port=port, quantized=quantized))
             with contextlib.suppress(KeyboardInterrupt):
                 to_stderr(f"{run} answers at {server.url}{CHAT_PATH} as model {server.model}; Ctrl-C ends it")
                 server.wait()
@@ -221,7 +230,7 @@ def serve(
         if url:
             found = measure_agreement(questions, ChatServer(url, model).ask)
         else:
-            with serving(run_uri) as server:
+            with serving(run_uri, quantized=quantized) as server:
                 found = measure_agreement(questions, ChatServer(f"{server.url}{CHAT_PATH}", server.model).ask)
     if as_json:
         print_json({"ok": found.share >= min_agreement, **found.as_json()})

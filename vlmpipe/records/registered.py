@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from pydantic import Field
+
 from vlmpipe.trainer.records.record import Part, Record
 
 
@@ -16,7 +18,10 @@ class Uploaded(Part):
 
 
 class Registered(Record):
-    """A version in the registry. `resource` is its name on Vertex AI, where the registry is there."""
+    """A version in the registry. `resource` is its name on Vertex AI, where the registry is there.
+
+    quantized: addresses of its quantized exports, by format.
+    """
 
     FILE: ClassVar[str] = "registered.json"
     STEP: ClassVar[str] = "register-model"
@@ -27,4 +32,5 @@ class Registered(Record):
     uri: str = ""
     alias: str = ""
     resource: str = ""
+    quantized: dict[str, str] = Field(default_factory=dict)
     hub: Uploaded | None = None

@@ -6,6 +6,7 @@ bucket, safe for several pipelines at once:
     <root>/<model>/versions/000001/CLAIM     the run of this number; create-only, so that a number is given once
     <root>/<model>/claims/000001-...         the same as a name, for lists (`vlmpipe.registry.claims`)
     <root>/<model>/versions/000001/model/    a copy of the export: the registry stays complete when the run is deleted
+    <root>/<model>/versions/000001/model-int4/  likewise, of a quantized export
     <root>/<model>/versions/000001.json      the entry, created last: a version exists when its entry does
     <root>/<model>/CHAMPION                  the version in use, moved only by compare-and-swap
 """
@@ -49,6 +50,7 @@ class Candidate(Section):
     data_fingerprint: str = Field("", description="Fingerprint of the prepared data.")
     config_digest: str = Field("", description="sha256 of run.json without its submission.")
     base: str = Field("", description="The model that an adapter belongs to, with its revision; empty for a model.")
+    quantized: dict[str, str] = Field(default_factory=dict, description="Folders of its quantized exports, by format.")
 
 
 class Entry(Section):
@@ -67,6 +69,7 @@ class Entry(Section):
     data_fingerprint: str = ""
     config_digest: str = ""
     base: str = ""
+    quantized: dict[str, str] = Field(default_factory=dict, description="Copies of its quantized exports, by format.")
     files: tuple[ModelFile, ...]
     resource: str = Field("", description="Name of the version on Vertex AI, where the registry is there.")
 
@@ -108,6 +111,16 @@ class Export:
             files.append(ModelFile(name=info.name, size_bytes=info.size_bytes, crc32c=crc32c_of_file(path)))
         store.write(f"{folder}/{MODEL_CARD}", model_card.encode())
         return tuple(files)
+
+
+def copy_quantized(candidate: Candidate, store: Storage, folder: str, model_card: str) -> dict[str, str]:
+    """Copy the candidate's quantized exports next to `folder` of `store`, its model's. Returns their addresses."""
+    copies: dict[str, str] = {}
+    for form, uri in candidate.quantized.items():
+        target = f"{folder}-{form}"
+        Export(candidate.model_copy(update={"export_uri": uri})).copy(store, target, model_card)
+        copies[form] = store.uri(target)
+    return copies
 
 
 class FolderRegistry:
@@ -155,13 +168,15 @@ class FolderRegistry:
         name = f"{folder}/versions/{number:06d}"
         if self._store.stat(f"{name}.json") is None:
             files = export.copy(self._store, f"{name}/model", model_card)
+            quantized = copy_quantized(candidate, self._store, f"{name}/model", model_card)
             entry = Entry(
                 model=model,
                 version=number,
                 created=datetime.now(UTC).isoformat(timespec="seconds"),
                 model_uri=self._store.uri(f"{name}/model"),
                 files=files,
-                **candidate.model_dump(exclude={"export_uri"}),
+                quantized=quantized,
+                **candidate.model_dump(exclude={"export_uri", "quantized"}),
             )
             with contextlib.suppress(AlreadyExistsError):  # another attempt of this run was faster, with the same files
                 self._store.create(f"{name}.json", seal(entry.model_dump(mode="json"), indent=1))

@@ -91,6 +91,7 @@ def model_card(config: JobConfig, evaluation: Evaluation, summary: Summary, *, m
         rows=list(_rows(evaluation)),
         notes=[_escaped(f"{note[0].upper()}{note[1:]}.") for note in evaluation_notes(evaluation)],
         benchmarks=list(_benchmarks(evaluation)),
+        quantized=list(_quantized(evaluation)),
         weakest=f"{_escaped(weakest)}, exact match {_share(scored[weakest])}" if weakest is not None else "",
         size=_size(config.model),
         form=_form(config.model),
@@ -98,6 +99,16 @@ def model_card(config: JobConfig, evaluation: Evaluation, summary: Summary, *, m
     )
     _require_header(card, metadata)
     return f"{card}\n"
+
+
+def _quantized(evaluation: Evaluation) -> Iterator[tuple[str, ...]]:
+    """A row of the table for each quantized export that is registered."""
+    for form, scores in evaluation.quantized.items():
+        if scores.accepted:
+            scale = f"{scores.group_size} inputs of an output" if scores.group_size else "an output; a token's input"
+            left = ", ".join([*scores.left, "embeddings"])
+            answers = f"{scores.same:,} of {scores.questions:,}"
+            yield form, f"{scores.layers} layers of the language model", scale, left, answers
 
 
 def _control_title(name: str, control: Control) -> str:

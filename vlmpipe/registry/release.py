@@ -17,7 +17,7 @@ from vlmpipe.registry.model_card import model_card
 from vlmpipe.registry.recorded_answers import recorded_answers
 from vlmpipe.trainer.checkpoint.resume_rules import as_trained
 from vlmpipe.trainer.config.job import run_uri_of
-from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError, print_warning
 from vlmpipe.trainer.evaluation.held_out.champion_pointer import CHAMPION_FILE, ChampionPointer
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts
 from vlmpipe.trainer.records.evaluation import Evaluation
@@ -26,7 +26,7 @@ from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage, join_uri
 from vlmpipe.trainer.storage.export_manifest import NAME as EXPORT
-from vlmpipe.trainer.storage.export_manifest import require_whole_export
+from vlmpipe.trainer.storage.export_manifest import quantized_folder, require_whole_export
 from vlmpipe.trainer.storage.records import read_record, write_record
 
 MAX_RACES = 10  # with other runs, for the champion's place
@@ -151,6 +151,7 @@ def register_run(run_uri: str) -> Entry:
         data_fingerprint=pointers.prepared_uri.rstrip("/").rpartition("/")[2],
         config_digest=run_sha256(store),
         base=base.origin(config.model.seed) if base else "",
+        quantized=_quantized(store, evaluation),
     )
     trained = config if summary.settings is None else as_trained(config, summary.settings)
     card = model_card(trained, evaluation, summary, model=model, checkpoint=checkpoint)
@@ -159,6 +160,12 @@ def register_run(run_uri: str) -> Entry:
     if _version(champion) != _version(decision.champion) and not is_itself:
         decision = _decided_again(run_uri)  # before files are copied
     entry = registry.register(model, candidate, card)
+    if late := sorted(candidate.quantized.keys() - entry.quantized.keys()):
+        print_warning(
+            f"version {entry.version} of {model} was registered without its {' and '.join(late)} export, and stays so: "
+            f"the run's folder has it",
+            step="register-model",
+        )
     for races in itertools.count(1):
         try:
             registry.promote(model, entry.version, instead_of=_version(decision.champion))
@@ -168,8 +175,19 @@ def register_run(run_uri: str) -> Entry:
                 raise
             decision = _decided_again(run_uri)
     resource = {"resource": entry.resource} if entry.resource else {}
-    Registered(model=model, version=entry.version, uri=entry.model_uri, alias=alias, **resource).write(store)
+    registered = Registered(model=model, version=entry.version, uri=entry.model_uri, alias=alias, **resource)
+    if entry.quantized:
+        registered = registered.model_copy(update={"quantized": entry.quantized})
+    registered.write(store)
     return entry
+
+
+def _quantized(run: Storage, evaluation: Evaluation) -> dict[str, str]:
+    """Addresses of the quantized exports that answer as the export does. Raises DataError for a damaged one."""
+    folders = {form: quantized_folder(form) for form, scores in evaluation.quantized.items() if scores.accepted}
+    for folder in folders.values():
+        require_whole_export(run, folder)
+    return {form: run.uri(folder) for form, folder in folders.items()}
 
 
 def _decided_again(run_uri: str) -> Decision:

@@ -29,7 +29,7 @@ from vlmpipe.config.sections.output import ServingConfig
 from vlmpipe.config.serving_container import container_of
 from vlmpipe.platforms.vertex.client import Place, model_client, operations_client, translate_errors
 from vlmpipe.platforms.vertex.retries import PASSING, list_all, send_once, send_request
-from vlmpipe.registry.folder import Candidate, Entry, Export, overtaken
+from vlmpipe.registry.folder import Candidate, Entry, Export, copy_quantized, overtaken
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import AlreadyExistsError, VersionConflictError, join_uri
@@ -135,10 +135,12 @@ class VertexRegistry:
         name = f"{folder}/{RECORD}"
         if self._store.stat(name) is None:
             files = Export(candidate).copy(self._store, f"{folder}/model", model_card)
+            quantized = copy_quantized(candidate, self._store, f"{folder}/model", model_card)
             record = {
                 "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
                 "files": [file.model_dump() for file in files],
-                **candidate.model_dump(exclude={"export_uri"}),
+                "quantized": quantized,
+                **candidate.model_dump(exclude={"export_uri", "quantized"}),
             }
             with contextlib.suppress(AlreadyExistsError):  # another attempt of this run was faster, with the same files
                 self._store.create(name, json.dumps(record, indent=2).encode())

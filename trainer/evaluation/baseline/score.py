@@ -46,7 +46,7 @@ TOO_LITTLE = "these GPUs have too little memory for them"
 
 @dataclass(frozen=True)
 class Asking:
-    """Chat, cached features and batches of the trained model, with which the start weights are asked."""
+    """Chat, cached features and batches of the trained model, with which other weights of it are asked."""
 
     chat: Chat
     features: FeatureReader | None

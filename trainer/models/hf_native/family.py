@@ -31,6 +31,7 @@ from vlmpipe.trainer.models.hf_native.peft_folder import (
     saved_modules,
 )
 from vlmpipe.trainer.models.hf_native.pretrained import load_complete, pretrained_config, set_dtype
+from vlmpipe.trainer.models.hf_native.quantized import load_export
 from vlmpipe.trainer.models.hf_native.settings_files import (
     copy_video_settings,
     save_model_settings,
@@ -128,13 +129,16 @@ class TransformersFamily:
         return self.freeze(model, config, is_whole=language_layers is None and not one_inner_tower_layer)
 
     def load(self, folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
-        """An exported model on the CPU; an adapter on its base, which are merged in fp32. Buffers stay fp32."""
+        """An exported model on the CPU; an adapter on its base, which are merged in fp32. Buffers stay fp32.
+
+        A quantized one has the values of its weights in `dtype`, and rounds activations where its format does.
+        """
         kind = self.kind(AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type)
         if (folder / SETTINGS).is_file():
             model = merged_model(kind, folder, load_complete)
             model.generation_config = GenerationConfig.from_pretrained(folder)
         else:
-            model = kind.from_pretrained(folder, dtype=dtype, trust_remote_code=False)
+            model = load_export(kind, folder, dtype)
             _keep_fp32_buffers(model)
         for parameter in model.parameters():  # also those that transformers keeps in fp32
             parameter.data = parameter.data.to(dtype)

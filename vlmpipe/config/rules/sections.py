@@ -10,6 +10,7 @@ from vlmpipe.config.rules.benchmarks import benchmark_problems
 from vlmpipe.config.rules.deploy import deploy_problems
 from vlmpipe.config.rules.external_trainer import external_trainer_problems
 from vlmpipe.config.rules.hub import hub_problems
+from vlmpipe.config.rules.quantize import quantize_problems
 from vlmpipe.config.rules.replay import replay_problems
 from vlmpipe.config.rules.shared_prefix import shared_prefix_problems
 from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S, duration_s
@@ -85,6 +86,7 @@ def section_problems(config: RunFields) -> Iterator[Problem]:
         text = f"found with train.objective {train.objective}, which has no pairs; expected objective dpo or simpo"
         yield Problem("gate.min_scores.preference_accuracy", text)
     yield from benchmark_problems(config)
+    yield from quantize_problems(config)
     yield from deploy_problems(config)
     yield from hub_problems(config)
     if register.registry.startswith("vertex://"):

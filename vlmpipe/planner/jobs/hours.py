@@ -65,7 +65,8 @@ def start_note(case: Scenario, *, is_later_stage: bool) -> str:
 
 
 def evaluate_hours(case: Scenario, *, asks: bool) -> float | None:
-    """One question a sample, for the sample's own image, for each control and by the champion, and the validation loss.
+    """One question a sample, for its own image, for each control, by each quantized export and by the champion, and the
+    validation loss.
     Where prepared data has several questions about an image, what prompts begin with counts once for those of a batch.
     asks: the start weights, too, and the prompts of the retention probe. How many questions benchmarks have is not
     known.
@@ -80,7 +81,8 @@ def evaluate_hours(case: Scenario, *, asks: bool) -> float | None:
     evaluate = config.evaluate
     asked = min(samples, evaluate.max_samples or samples)
     asks_champion = config.gate.bounds == "required" and config.gate.max_regression is not None
-    rounds = 1 + len(evaluate.controls) + asks_champion + asks  # a first run has no champion; one as large is assumed
+    quantized = len(evaluate.quantize.formats) if evaluate.quantize else 0  # taken to be as fast as the export
+    rounds = 1 + len(evaluate.controls) + quantized + asks_champion + asks  # a first run's champion is assumed as large
     probe = evaluate.retention
     asks_prompts = asks and probe.probe == "auto" and all(file.format == CAPTIONS for file in evaluate.benchmarks)
     prompts = len(probe.prompts) * min(asked, probe.max_images) if asks_prompts else 0

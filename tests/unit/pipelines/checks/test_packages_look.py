@@ -24,6 +24,7 @@ CASES = {
     "torchao": ["train.float8=tensorwise", "train.strategy=fsdp", "train.precision=bf16"],
     "wandb": ["train.wandb.project=mine"],
     "mlflow": ["train.mlflow.tracking_uri=sqlite:///x.db"],
+    "compressed_tensors": ["evaluate.quantize={formats: [int4]}"],
     "fastapi": [LMMS_EVAL],
     "av": ["data.source=FOLDER"],
     "pypdfium2": ["data.source=FOLDER"],

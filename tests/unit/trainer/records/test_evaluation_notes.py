@@ -33,3 +33,18 @@ def test_notes_name_every_limit_of_the_scores() -> None:
     alone = Evaluation(questions=30, samples=10, earlier_turns="none", questions_after_turns=0)
     assert evaluation_notes(alone) == ["later turns of a sample were asked alone, not after the earlier ones"]
     assert evaluation_notes(alone.model_copy(update={"samples": 30})) == evaluation_notes(Evaluation()) == []
+
+
+def test_notes_say_of_each_quantized_export_what_became_of_it() -> None:
+    scores = {
+        "accepted": True, "min_agreement": 0.98, "questions": 1000, "same": 990, "before": 0.94, "after": 0.935,
+        "interval": [-0.01, 0.001], "export_bytes": 4 << 20, "quantized_bytes": 1 << 20,
+    }  # fmt: skip
+    of_formats = {"int4": scores, "fp8": scores | {"accepted": False, "same": 979}}
+    evaluation = {"quantized": of_formats | {"int3": {"obstacle": "there is no such format"}}}
+    told = "exact match 0.935 in place of 0.940 (-0.010 to +0.001, each end at 5 %); 1.0 MiB in place of 4.0"
+    assert evaluation_notes(Evaluation.model_validate(evaluation)) == [
+        f"int4 export accepted: 0.990 of 1,000 answers are the export's, 0.980 required; {told}",
+        f"fp8 export refused and deleted: 0.979 of 1,000 answers are the export's, 0.980 required; {told}",
+        "no int3 export: there is no such format",
+    ]

@@ -51,7 +51,7 @@ def test_a_port_in_use_is_refused_before_the_model_is_loaded(
     assert refused.value.code == ExitCode.UNAVAILABLE and "--port 0" in refused.value.fix
     require_free_port(0)
     monkeypatch.setattr(local_server, "require_package", lambda module: None)
-    monkeypatch.setattr(local_server, "require_whole_export", lambda store: {})
+    monkeypatch.setattr(local_server, "require_whole_export", lambda *_: {})
     with pytest.raises(UserError, match="cannot be used"), serving(str(tmp_path), port=other):
         pass
 
@@ -65,7 +65,7 @@ def test_a_whole_export_is_served_without_the_hubs_token(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(secret_manager, "_read_for", lambda *_: pytest.fail("a secret is read"))
     monkeypatch.setattr(local_server, "require_package", lambda module: None)
-    monkeypatch.setattr(local_server, "require_whole_export", lambda store: {})
+    monkeypatch.setattr(local_server, "require_whole_export", lambda *_: {})
     monkeypatch.setattr(local_server.subprocess, "Popen", started)
     with pytest.raises(TimeoutError, match="this far"), serving(str(tmp_path)):
         pass

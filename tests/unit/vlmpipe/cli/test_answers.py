@@ -58,6 +58,20 @@ def test_what_cannot_be_asked_is_a_sentence(vlmpipe: Vlmpipe, run: Path, tmp_pat
     assert answer.code == 64 and "--question TEXT" in answer.err
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--quantized", "int3"], "--quantized is int3"),
+        (["--quantized", "int4", "--check", "1", "--url", "http://127.0.0.1:9"], "--quantized is given with --url"),
+    ],
+)
+def test_a_quantized_export_that_cannot_be_served_is_refused(
+    options: list[str], said: str, vlmpipe: Vlmpipe, run: Path
+) -> None:
+    answer = vlmpipe("serve", str(run), *options)
+    assert answer.code == 64 and said in answer.err
+
+
 def test_sigterm_ends_a_server_as_ctrl_c_does(vlmpipe: Vlmpipe, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As systemd, a container's stop or `kill` ask for it: exit code 0, and the server's own end is waited for."""
     ended = []
@@ -72,7 +86,7 @@ def test_sigterm_ends_a_server_as_ctrl_c_does(vlmpipe: Vlmpipe, run: Path, monke
             raise AssertionError("it was not stopped")
 
     @contextlib.contextmanager
-    def serving(run_uri: str, *, port: int) -> Iterator[Server]:
+    def serving(run_uri: str, *, port: int, quantized: str) -> Iterator[Server]:
         try:
             yield Server()
         finally:

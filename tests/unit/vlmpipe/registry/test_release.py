@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.export_manifest import write_description
+from vlmpipe.trainer.storage.file_sums import FileSum
 from vlmpipe.trainer.storage.records import read_record_file
 
 
@@ -64,6 +66,39 @@ def test_an_accepted_run_becomes_the_champion(run: Path, tmp_path: Path) -> None
     registered = read_record_file(run / "registered.json")
     assert registered == {"model": "digits", "version": 1, "uri": entry.model_uri, "alias": "champion"}
     assert register_run(str(run)) == entry  # a repeated step changes nothing
+
+
+def test_quantized_exports_are_registered_with_the_model_if_they_were_accepted(run: Path) -> None:
+    scores = {"questions": 100, "before": 0.9, "after": 0.9, "interval": [0, 0], "layers": 14, "left": ["visual"]}
+    kept = scores | {"accepted": True, "same": 99, "group_size": 128}
+    edit(run / "evaluate.json", quantized={"int4": kept, "fp8": scores | {"same": 1}})
+    decide_run(str(run))
+    with pytest.raises(DataError, match="export-int4"):
+        register_run(str(run))
+    (run / "export-int4").mkdir()
+    (run / "export-int4/config.json").write_text('{"quantization_config": {}}')
+    files = {"config.json": asdict(FileSum.of(run / "export-int4/config.json"))}
+    write_description(open_storage(str(run)), {"quantized": "int4", "files": files}, "export-int4")
+    entry = register_run(str(run))
+    assert entry.quantized == {"int4": f"{entry.model_uri}-int4"}
+    assert read_record_file(run / "registered.json")["quantized"] == entry.quantized
+    copy = Path(entry.quantized["int4"])
+    assert (copy / "config.json").read_bytes() == (run / "export-int4/config.json").read_bytes()
+    row = "| int4 | 14 layers of the language model | 128 inputs of an output | visual, embeddings | 99 of 100 |"
+    for folder in (copy, Path(entry.model_uri)):
+        assert row in (folder / "README.md").read_text() and "| fp8 |" not in (folder / "README.md").read_text()
+
+
+def test_a_version_that_was_registered_before_stays_without_a_quantized_export(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decide_run(str(run))
+    register_run(str(run))
+    edit(run / "evaluate.json", quantized={"int4": {"questions": 1, "same": 1, "accepted": True}})
+    (run / "export-int4").mkdir()
+    write_description(open_storage(str(run)), {"quantized": "int4", "files": {}}, "export-int4")
+    assert not register_run(str(run)).quantized
+    assert "version 1 of digits was registered without its int4 export" in capsys.readouterr().err
 
 
 def test_the_registered_checkpoint_is_the_exported_one(run: Path) -> None:

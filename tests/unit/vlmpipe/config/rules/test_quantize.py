@@ -1,0 +1,34 @@
+"""Run files whose export cannot be quantized, or not be asked, are refused before training."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.paths import ROOT
+from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.trainer.errors import ConfigError
+
+INT4 = "evaluate.quantize={formats: [int4]}"
+
+
+def config(*overrides: str, name: str = "digits") -> RunConfig:
+    return load_run_file(ROOT / f"configs/{name}.yaml", [INT4, *overrides])
+
+
+def test_a_bound_is_there_without_being_asked_for() -> None:
+    quantize = config().evaluate.quantize
+    assert quantize and (quantize.formats, quantize.min_agreement) == (("int4",), 0.98)
+    assert load_run_file(ROOT / "configs/digits.yaml").evaluate.quantize is None
+
+
+def test_an_adapter_is_refused_and_a_merged_export_is_not() -> None:
+    merged, adapter = "model.lora.export=merged", "model.lora.export=adapter"
+    assert config(merged, name="qwen2-5-vl-3b-lora").evaluate.quantize
+    with pytest.raises(ConfigError, match=r"evaluate\.quantize.*\n?.*expected merged"):
+        config(adapter, name="qwen2-5-vl-3b-lora")
+
+
+@pytest.mark.parametrize("formats", ["[]", "[int4, int4]", "[int3]"])
+def test_formats_are_known_and_differ(formats: str) -> None:
+    with pytest.raises(ConfigError, match=r"evaluate\.quantize\.formats"):
+        load_run_file(ROOT / "configs/digits.yaml", [f"evaluate.quantize={{formats: {formats}}}"])

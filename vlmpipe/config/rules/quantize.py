@@ -1,0 +1,28 @@
+"""Rules of quantized exports (`evaluate.quantize`), found before training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from vlmpipe.config.validation_errors import Problem
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_fields import RunFields
+
+
+def quantize_problems(config: RunFields) -> Iterator[Problem]:
+    """Yield the settings with which no quantized export can be made or asked."""
+    if config.evaluate.quantize:
+        yield from (Problem("evaluate.quantize", f"found with {reason}") for reason in _reasons(config))
+
+
+def _reasons(config: RunFields) -> Iterator[str]:
+    if config.model.exports_adapter:
+        yield "model.lora.export adapter, beside which there is no whole model; expected merged, or null here"
+    if config.model.relevance:
+        yield "model.relevance, which no server of quantized models opens; expected one of the two"
+    if config.train.trainer:
+        yield "train.trainer, whose export is its own; expected null here, and a program that quantizes it"
+    if config.train.in_pairs:
+        yield f"train.objective {config.train.objective}; expected sft, or null here"
