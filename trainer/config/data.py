@@ -159,7 +159,7 @@ class DataConfig(Section):
     video: Annotated[Literal["frames", "native"], OfFeature("native_video")] = Field(
         "frames",
         description="frames makes an image of each frame of a video; native makes video tokens, each patch of two "
-        "frames, with their times. native is for models of qwen2_5_vl and qwen3_vl.",
+        "frames, with their times. native is for models of qwen2_5_vl and qwen3_vl, and of hf with max_pixels.",
     )
     video_frames: Positive = Field(
         8, description="Most frames of a video, evenly spread; each is an image, or half a patch with video native."
@@ -222,7 +222,7 @@ class DataConfig(Section):
         description="Compute the tokens of an image, and all others before a sample's first own text, once for all "
         "samples of a packed sequence that begin with them; each sees them and itself alone, so the loss is that of "
         "separate samples. off computes them for each sample; auto shares where model and settings allow it. For "
-        "families llava and hf with strategies ddp and fsdp; data is prepared for it.",
+        "strategies ddp and fsdp and families but smolvlm, without native videos; data is prepared for it.",
     )
     max_questions_per_image: int = Field(
         0,

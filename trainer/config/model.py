@@ -12,8 +12,10 @@ from vlmpipe.trainer.secret_manager import SECRET_NAME
 
 # Families whose tower and language model come together: `model.pretrained` is where both are from.
 WHOLE_FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "hf")
-# Families whose images keep their shape, and so differ in tokens; those of the others are resized to one square.
+# Families whose images keep their shape, and so differ in tokens; those of the others are resized to one square. Model
+# types of which family hf takes images so, too, with max_pixels.
 GRID_FAMILIES = ("qwen2_5_vl", "qwen3_vl")
+GRID_TYPES = ("qwen2_vl", *GRID_FAMILIES, "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 # Families whose code and image processor are transformers' own and are examined before training; those of any type.
 PUBLISHED_FAMILIES, ANY_TYPE_FAMILIES = ("smolvlm", "hf"), ("hf",)
 # Of their images: the longer side to the shorter one. transformers refuses to resize what is longer.
@@ -22,6 +24,8 @@ MAX_ASPECT = 200.0
 MAX_LONGEST_EDGE = 4096
 ModelPart = Literal["tower", "projector", "language_model"]
 PARTS: tuple[ModelPart, ...] = get_args(ModelPart)
+# How images become tokens: as squares of one side, as grids of patches, or as the published image processor says.
+ImageKind = Literal["squares", "grids", "published"]
 Pattern = Annotated[str, Field(min_length=1)]
 
 
@@ -124,7 +128,7 @@ class ModelConfig(Section):
     family: Literal["llava", "qwen2_5_vl", "qwen3_vl", "smolvlm", "hf"] = Field(
         "llava",
         description="Model family. llava joins any tower and any language_model; the others are whole models, hf any "
-        "published image-text model of transformers.",
+        "published image-text model of transformers, the rest names for hf with one type and fields of their own.",
     )
     pretrained: WeightsConfig | None = Field(
         None, description="The whole model, instead of tower, projector and language_model; null for models from parts."
@@ -169,12 +173,12 @@ class ModelConfig(Section):
     )
     min_pixels: Positive | None = Field(
         None,
-        description="Approximate minimum pixels of an image; smaller images are enlarged. For the Qwen-VL families.",
+        description="Approximate minimum pixels of an image; smaller images are enlarged. With max_pixels.",
     )
     max_pixels: Positive | None = Field(
         None,
         description="Approximate maximum pixels of an image, which bounds its tokens; larger images are reduced. For "
-        "the Qwen-VL families, which need it.",
+        "the Qwen-VL families, which need it, and for hf with a Qwen type, whose images are then taken as theirs.",
     )
     image_processor: dict[str, Any] | None = Field(
         None,
@@ -254,8 +258,7 @@ class ModelConfig(Section):
                 raise ValueError(
                     f"family {self.family} needs max_pixels, such as 1003520: it bounds the tokens of an image"
                 )
-            if (self.min_pixels or 0) > self.max_pixels:
-                raise ValueError(f"min_pixels {self.min_pixels} is more than max_pixels {self.max_pixels}")
+            _require_bounds(self)
             return self
         alien, own = {"longest_edge"}, "pretrained or its parts, and image_size"
         if self.family in WHOLE_FAMILIES:
@@ -313,6 +316,13 @@ class ModelConfig(Section):
         return self.family in ANY_TYPE_FAMILIES
 
     @property
+    def image_kind(self) -> ImageKind:
+        """How images become tokens."""
+        if self.family in GRID_FAMILIES or (self.is_of_any_type and self.max_pixels is not None):
+            return "grids"
+        return "published" if self.family in PUBLISHED_FAMILIES else "squares"
+
+    @property
     def image_settings(self) -> dict[str, object] | None:
         """Changed settings of the published image processor; None changes none.
 
@@ -328,7 +338,7 @@ class ModelConfig(Section):
     @property
     def image_token(self) -> str:
         """Image token of the family's published tokenizers."""
-        return IMAGE_PAD if self.family in GRID_FAMILIES else IMAGE_TOKEN
+        return IMAGE_PAD if self.image_kind == "grids" else IMAGE_TOKEN
 
     @property
     def tokenizer_source(self) -> WeightsConfig:
@@ -360,7 +370,7 @@ class ModelConfig(Section):
     def caches_if_auto(self) -> bool:
         """Return whether features.cache auto may store the tower's output. Whether that of family hf can be stored,
         only an examination of its model type says: there the run file must ask for it."""
-        return "tower" in self.freeze and not self.is_of_any_type
+        return "tower" in self.freeze and not (self.is_of_any_type and self.image_kind == "published")
 
     @property
     def has_patterns(self) -> bool:
@@ -403,7 +413,12 @@ def _llava_parts(content: dict[str, object], pretrained: object) -> dict[str, ob
 
 def _require_published(model: ModelConfig) -> None:
     """Raise ValueError for a model of family hf whose processor and weights do not come from one place."""
-    sizes = {"image_size", "longest_edge", "min_pixels", "max_pixels", "feature_layer", "feature_select"}
+    sizes = {"image_size", "longest_edge", "feature_layer", "feature_select"}
+    if model.max_pixels is None:
+        sizes |= {"min_pixels"}
+    elif model.image_processor is not None:
+        raise ValueError("image_processor does not apply with max_pixels, by which images are resized: leave one out")
+    _require_bounds(model)
     if found := sorted(sizes & changed_fields(model)):
         raise ValueError(
             f"{found[0]} does not apply to family hf: the model says which features it takes, its processor how large "
@@ -413,6 +428,11 @@ def _require_published(model: ModelConfig) -> None:
         raise ValueError("pretrained of family hf takes weights only: the image processor comes with them")
     if model.tokenizer.startswith("train:"):
         raise ValueError("family hf takes a published tokenizer, such as that of model.pretrained: it has image tokens")
+
+
+def _require_bounds(model: ModelConfig) -> None:
+    if model.max_pixels is not None and (model.min_pixels or 0) > model.max_pixels:
+        raise ValueError(f"min_pixels {model.min_pixels} is more than max_pixels {model.max_pixels}")
 
 
 def changed_fields(section: Section) -> set[str]:

@@ -5,20 +5,26 @@ Data preparation needs nothing else of the model, and importing torch takes long
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from vlmpipe.trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN, PUBLISHED_FAMILIES, ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import IMAGE_TOKEN, ModelConfig
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.grid_images import (
+    VIDEO_TOKEN,
+    VISION_END,
+    VISION_START,
+    grids_of,
+    stated,
+    type_and_vision,
+    vision_of,
+)
 from vlmpipe.trainer.models.published import image_token_in
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH, ImageGrids, VideoSize, patches_in_time
 from vlmpipe.trainer.sizing.image_tiles import control_tokens
-from vlmpipe.trainer.storage.model_folders import CONFIG, local_folder
-from vlmpipe.trainer.storage.regular_files import read_regular
 
 if TYPE_CHECKING:
     from vlmpipe.trainer.models.hf.processor import PublishedImages
@@ -26,12 +32,13 @@ if TYPE_CHECKING:
 ImageTokens = Callable[[int, int], int]  # (width, height) in pixels -> tokens
 CLIP, DINOV2 = "clip_vision_model", "dinov2"
 KNOWN_TOWERS = (CLIP, DINOV2, "siglip_vision_model")  # others need transformers, which also rejects what is no tower
-VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"  # around images in the Qwen-VL models' prompts
-VIDEO_TOKEN = "<|video_pad|>"
+# Model types whose positions tell times of videos, and whose videos have positions that are not known here.
+TIMED, WITHOUT_VIDEOS = "qwen2_5_vl", "qwen2_vl"
+BOXES: dict[str, Literal["resized", "thousandths"]] = {
+    "qwen2_5_vl": "resized", "qwen3_vl": "thousandths", "qwen3_vl_moe": "thousandths",
+}  # fmt: skip
 TOKENS_PER_S = 4.0  # of a Qwen2.5-VL whose configuration has none: transformers' default
 THOUSANDTHS = 1000
-MIN_TOKENS = 4  # of an image without model.min_pixels: 56 x 56 pixels of Qwen2.5-VL
-MAX_CONFIG_BYTES = 16 << 20
 PROBE_SIZES = ((64, 64), (640, 480), (480, 640), (1024, 1024))  # pixels; distinguish image token rules
 
 
@@ -107,24 +114,20 @@ SQUARES = ImageForm()
 
 
 def image_form_of(config: ModelConfig) -> ImageForm:
-    """Imports torch only if the configuration file is incomplete, and for family hf."""
-    if config.family in PUBLISHED_FAMILIES:
+    """Imports torch only if the configuration file is incomplete, and for images as a processor makes them.
+
+    Raises ConfigError for a model type whose images are no grids here.
+    """
+    if config.image_kind == "published":
         from vlmpipe.trainer.models.hf.processor import published_images
 
         images = published_images(config.tower, config.image_settings)
         around = () if config.is_of_any_type else control_tokens(config.image_size, config.longest_edge)
         return ImageForm(is_in_tokenizer=True, token=images.placeholder, published=images, control_tokens=around)
-    if config.family not in GRID_FAMILIES:
+    grids = grids_of(config)
+    if grids is None:
         return SQUARES
-    vision = vision_of(stated(config.tower))
-    if not {"patch_size", "spatial_merge_size"} <= vision.keys():
-        from vlmpipe.trainer.models.hf_native.pretrained import pretrained_config
-
-        vision = pretrained_config(config).vision_config.to_dict()
-    patch, merge = int(vision["patch_size"]), int(vision["spatial_merge_size"])
-    assert config.max_pixels is not None, "checked by ModelConfig"
-    min_pixels = min(MIN_TOKENS * (patch * merge) ** 2, config.max_pixels)
-    grids = ImageGrids(patch, merge, config.min_pixels or min_pixels, config.max_pixels)
+    kind, vision = type_and_vision(config)
     selects = config.relevance is not None
     max_kept = config.relevance.max_tokens if config.relevance else None
     if max_kept is not None and max_kept > grids.max_tokens:
@@ -135,8 +138,9 @@ def image_form_of(config: ModelConfig) -> ImageForm:
         )
     mark = f"{VISION_START}{IMAGE_TOKEN}{VISION_END}"
     videos = None
-    if not selects and int(vision.get("temporal_patch_size", FRAMES_PER_PATCH)) == FRAMES_PER_PATCH:
-        tokens_per_s = float(vision.get("tokens_per_second", TOKENS_PER_S)) if config.family == "qwen2_5_vl" else 0.0
+    in_pairs = int(vision.get("temporal_patch_size", FRAMES_PER_PATCH)) == FRAMES_PER_PATCH
+    if in_pairs and not selects and kind != WITHOUT_VIDEOS:
+        tokens_per_s = float(vision.get("tokens_per_second", TOKENS_PER_S)) if kind == TIMED else 0.0
         videos = VideoForm(tokens_per_s=tokens_per_s)
     return ImageForm(
         mark,
@@ -145,7 +149,7 @@ def image_form_of(config: ModelConfig) -> ImageForm:
         max_kept=max_kept,
         selects=selects,
         videos=videos,
-        boxes="resized" if config.family == "qwen2_5_vl" else "thousandths",
+        boxes=BOXES.get(kind, ""),
     )
 
 
@@ -204,22 +208,3 @@ def square_tokens(config: ModelConfig, tower_type: str, patch_size: int) -> int:
 def class_tokens(tower_type: str) -> int:
     """Tokens that a tower puts before those of the patches."""
     return 1 if tower_type in (CLIP, DINOV2) else 0
-
-
-def stated(tower: WeightsConfig) -> dict[str, object]:
-    """The model's configuration as written, without transformers' defaults; {} for an invalid file."""
-    content: Any = tower.config
-    if tower.weights:
-        folder = local_folder(tower.weights, tower.revision, weights=False)
-        file = folder / CONFIG if folder else None
-        try:
-            content = json.loads(read_regular(file, MAX_CONFIG_BYTES)) if file and file.is_file() else {}
-        except ValueError:  # transformers reports the error
-            return {}
-    return content if isinstance(content, dict) else {}
-
-
-def vision_of(content: dict[str, Any]) -> dict[str, Any]:
-    """The vision encoder's part of a configuration."""
-    vision = content.get("vision_config", content)
-    return vision if isinstance(vision, dict) else {}

@@ -55,10 +55,15 @@ class PackedVLM(nn.Module):
     `embed`.
     """
 
-    def __init__(self, config: ModelConfig, model: nn.Module, language_part: str) -> None:
+    def __init__(self, config: ModelConfig, model: nn.Module) -> None:
         super().__init__()
-        self.config, self.model, self.language_part, self.token_loss = config, model, language_part, TokenLoss()
-        use_varlen_attention(self.language_model)
+        self.config, self.model, self.token_loss = config, model, TokenLoss()
+        self.why_masked = use_varlen_attention(self.language_model)
+
+    @property
+    def language_part(self) -> str:
+        """See `vlmpipe.trainer.models.layers.pipeline_stage.PackedModel`."""
+        return "language_model"
 
     @property
     def language_model(self) -> nn.Module:
@@ -82,9 +87,7 @@ class PackedVLM(nn.Module):
         images, so that every rank takes part in every collective. Raises DataError for another number of image tokens
         than `image_tokens`.
         """
-        position_ids, images = inputs["position_ids"], inputs["images"]
-        sample_positions = position_ids if position_ids.ndim == 2 else position_ids[0]
-        mask = block_diagonal_mask(self.language_model.config, sample_positions, inputs.get("samples"))
+        images = inputs["images"]
         levels: dict[str, object] = {}
         if hidden is None:
             assert isinstance(images, Tensor)
@@ -92,10 +95,20 @@ class PackedVLM(nn.Module):
             projected = self.project(features)
             require_tokens(projected.shape[:-1].numel(), inputs.get("image_tokens"))
             hidden, levels = self.embed(inputs["input_ids"], projected)
-        hidden = self.language_model(
-            inputs_embeds=hidden, position_ids=position_ids, use_cache=False, **mask, **levels
-        ).last_hidden_state
+        hidden = self.decode(hidden, inputs["position_ids"], inputs.get("samples"), **levels)
         return loss_of(self.token_loss, self.model.lm_head, hidden, inputs)
+
+    def decode(self, hidden: Tensor, position_ids: Tensor, samples: CuSeqlens | None, **more: object) -> Tensor:
+        """(sequences, tokens, hidden) behind the language model's layers, which keep samples apart.
+
+        position_ids: see `PackedInputs`; of several axes, the first is that of samples. more: further arguments.
+        """
+        of_samples = position_ids if position_ids.ndim == 2 else position_ids[0]
+        mask = block_diagonal_mask(self.language_model.config, of_samples, samples)
+        output: Tensor = self.language_model(
+            inputs_embeds=hidden, position_ids=position_ids, use_cache=False, **mask, **more
+        ).last_hidden_state
+        return output
 
     def encode(self, images: Tensor, image_grids: Sequence[Grid] | None = None) -> Tensor:
         """Tower features of pixel values, in bf16 when the tower is frozen.
@@ -110,14 +123,17 @@ class PackedVLM(nn.Module):
     def reduce_to(self, stage: Stage) -> None:
         reduce_to_stage(self, stage)
 
-    def sharding_units(self, tower_layers: Sequence[nn.Module], *, image_layers: int = 0) -> ShardingUnits:
+    def sharding_units(
+        self, tower_layers: Sequence[nn.Module], *, image_layers: int = 0, shards_tower: bool = True
+    ) -> ShardingUnits:
         return ShardingUnits(
             language_layers=list(self.language_model.layers),
             tower_layers=tower_layers,
-            embedding=self.language_model.embed_tokens,
-            head=self.model.lm_head,
+            embedding=self.model.get_input_embeddings(),
+            head=self.model.get_output_embeddings(),
             loss=self.token_loss,
             reduce_to=self.reduce_to,
             view=functools.partial(stage_view, self),
             image_layers=image_layers,
+            shards_tower=shards_tower,
         )

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 FAMILIES = {
     "llava": ("vlmpipe.trainer.models.llava.family", "LlavaFamily"),
     "smolvlm": ("vlmpipe.trainer.models.hf.family", "HfFamily"),
-    "qwen2_5_vl": ("vlmpipe.trainer.models.qwen_vl.family", "QwenVlFamily"),
-    "qwen3_vl": ("vlmpipe.trainer.models.qwen_vl.family", "QwenVlFamily"),
+    "qwen2_5_vl": ("vlmpipe.trainer.models.hf.family", "HfFamily"),
+    "qwen3_vl": ("vlmpipe.trainer.models.hf.family", "HfFamily"),
     "hf": ("vlmpipe.trainer.models.hf.family", "HfFamily"),
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vlmpipe.trainer.config.model import GRID_FAMILIES, PUBLISHED_FAMILIES
+from vlmpipe.trainer.config.model import ImageKind
 from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
@@ -32,18 +32,18 @@ def most_threads_of(cores: int, ranks: int) -> int:
     return max(1, cores // ranks)
 
 
-def preparation_s(family: str, shape: ModelShape) -> float:
+def preparation_s(images: ImageKind, shape: ModelShape) -> float:
     """CPU time of one image of the shape's size."""
     megapixels = shape.tower_tokens * shape.patch_pixels / CHANNELS / 1e6
-    if family in GRID_FAMILIES:
+    if images == "grids":
         return PATCHES_S * megapixels / FRAMES_PER_PATCH  # a still image fills all frames of its patches
-    if family in PUBLISHED_FAMILIES:
+    if images == "published":
         return LIBRARY_S * megapixels
     return SQUARE_S
 
 
 def rank_preparation_s(
-    family: str, shape: ModelShape, setting: int | Literal["auto"], *, cores: int, ranks: int
+    images: ImageKind, shape: ModelShape, setting: int | Literal["auto"], *, cores: int, ranks: int
 ) -> float:
     """Wall time of one image in a rank's threads, while the other ranks of the machine prepare theirs.
 
@@ -52,5 +52,5 @@ def rank_preparation_s(
     most = most_threads_of(cores, ranks)
     threads = most if setting == "auto" else min(setting, most)
     # What its threads gain with the library's processors was not measured on a machine with cores to give.
-    threads = 1 if family in PUBLISHED_FAMILIES else threads
-    return preparation_s(family, shape) / (1 if threads == 1 else threads * THREAD_SHARE)
+    threads = 1 if images == "published" else threads
+    return preparation_s(images, shape) / (1 if threads == 1 else threads * THREAD_SHARE)

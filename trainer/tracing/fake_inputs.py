@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from vlmpipe.trainer.config.model import GRID_FAMILIES, PUBLISHED_FAMILIES, ModelConfig
+from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens, equal_lengths
 from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of
 from vlmpipe.trainer.models.registry import family_of
@@ -62,9 +62,9 @@ def inputs_of(
     context_parallel: ranks that share the tokens; labels are those of one that has as many as it can have.
     """
     axes: tuple[int, ...] = ()
-    if config.family in PUBLISHED_FAMILIES:
+    if config.image_kind == "published":
         images, image_tokens = _projected_images(config, shape, cached=cached)
-    elif config.family in GRID_FAMILIES:
+    elif config.image_kind == "grids":
         images, image_tokens = _images_of_any_shape(config, shape, cached=cached)
         axes = (AXES,)
     else:
@@ -126,10 +126,11 @@ def _images_of_any_shape(config: ModelConfig, shape: SequenceShape, *, cached: b
     if cached:
         (width,) = family.feature_shape(config)
         return {"images": torch.zeros(image_tokens, width, dtype=torch.bfloat16)}, image_tokens
-    from vlmpipe.trainer.models.qwen_vl.family import patch_numbers
+    from vlmpipe.trainer.models.hf.grids import patch_numbers
+    from vlmpipe.trainer.models.hf_native.pretrained import part_config
 
     grids = image_form_of(config).grids
     assert grids is not None
-    patches = torch.zeros(image_tokens * grids.merge**2, patch_numbers(config))
+    patches = torch.zeros(image_tokens * grids.merge**2, patch_numbers(part_config(config.tower).vision_config))
     in_patches = [(1, rows * grids.merge, columns * grids.merge) for rows, columns in sizes]
     return {"images": patches, "image_grids": tuple(in_patches)}, image_tokens

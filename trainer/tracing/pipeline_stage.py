@@ -74,7 +74,7 @@ def trace_stage(
             cast_weights(module, compute)
         passed_on = (shape.rows, shape.tokens, width)
         if stage.is_first:
-            without_numbers(config, module)
+            without_numbers(module)
             add_vision_bytes(config, module, inputs["images"], compute, recompute)
         else:
             hidden = torch.zeros(passed_on, dtype=sent_dtype, requires_grad=True)

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from vlmpipe.trainer.config.model import GRID_FAMILIES, ModelConfig
+from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.models.attention.context_parallel import ContextParallel
 from vlmpipe.trainer.models.hf.model import HfVLM
+from vlmpipe.trainer.models.hf.vision_metadata import fake_sizes_of
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.models.llava.model import LlavaVLM
 from vlmpipe.trainer.models.registry import family_of
@@ -77,7 +78,7 @@ def trace_step(
         if not every_layer:
             pass_through(family.blocks(module).tower_layers)
         cast_weights(module, compute)
-        without_numbers(config, module)
+        without_numbers(module)
         blocks = family.blocks(module)
         in_layers = {
             id(parameter)
@@ -101,11 +102,9 @@ def add_vision_bytes(
         module.vision_bytes = vision_bytes(config.model_dump_json(), len(pixels), compute, recomputes=recompute.tower)
 
 
-def without_numbers(config: ModelConfig, module: nn.Module) -> None:
-    """Have a training module that gets images run on fake tensors."""
-    if config.family in GRID_FAMILIES:
-        from vlmpipe.trainer.models.qwen_vl.vision_metadata import fake_sizes_of
-
+def without_numbers(module: nn.Module) -> None:
+    """Have a training module that gets grids of patches run on fake tensors."""
+    if isinstance(module, HfVLM) and module.knows_grids:
         module.sizes_of = fake_sizes_of
 
 
@@ -172,9 +171,7 @@ def regions_of(module: nn.Module) -> list[tuple[nn.Module, Category]]:
     """Modules of a model or pipeline stage with a category of their own; the rest is the head and the loss."""
     vision: list[nn.Module] = []
     if isinstance(module, HfVLM):
-        vision += [module]
-    elif not isinstance(module, LlavaVLM):
-        vision += [] if module.model.model.visual is None else [module]  # all before the language model is vision
-    else:
+        vision += [module] if module.has_images else []  # all before the language model is vision
+    elif isinstance(module, LlavaVLM):
         vision += [part for part in (module.projector, module.tower) if part is not None]
     return [*((part, "vision") for part in vision), (module.language_model, "language")]

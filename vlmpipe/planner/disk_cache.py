@@ -24,7 +24,7 @@ import vlmpipe.trainer
 from vlmpipe import planner
 from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
 from vlmpipe.trainer.errors import ConfigError, UserError
-from vlmpipe.trainer.models.image_tokens import MAX_CONFIG_BYTES
+from vlmpipe.trainer.models.grid_images import MAX_CONFIG_BYTES
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.model_folders import CONFIG, local_folder

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from vlmpipe.trainer.config.data import DataConfig
-from vlmpipe.trainer.config.model import GRID_FAMILIES, PUBLISHED_FAMILIES, ModelConfig
+from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.models.image_tokens import image_form_of, stated, vision_of
+from vlmpipe.trainer.models.grid_images import stated, vision_of
+from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.storage.model_folders import local_folder
 
 SMALL = (64, 64)  # an image's width and height in pixels
@@ -16,9 +17,9 @@ def image_token_limit(model: ModelConfig, data: DataConfig) -> str:
 
     Raises ConfigError for an image size that the tower does not take and for images that fit into no packed sequence.
     """
-    if model.family in PUBLISHED_FAMILIES:
+    if model.image_kind == "published":
         return _published_limit(model, data.sequence_length)
-    if model.family in GRID_FAMILIES:
+    if model.image_kind == "grids":
         return _grid_limit(model, data.sequence_length)
     tower = vision_of(stated(model.tower))
     patch_size = tower.get("patch_size")

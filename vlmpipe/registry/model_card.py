@@ -14,7 +14,7 @@ from vlmpipe.trainer.config.benchmarks import TITLES
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.config.model import GRID_FAMILIES, PUBLISHED_FAMILIES, LoraConfig, ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import PUBLISHED_FAMILIES, LoraConfig, ModelConfig, WeightsConfig
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.models.layers.freeze import described
 from vlmpipe.trainer.printable import one_line
@@ -60,11 +60,11 @@ def _load(model: ModelConfig) -> str:
 
 
 def _form(model: ModelConfig) -> str:
+    if model.image_kind == "grids":
+        return "grids"
     if model.family in ("llava", "hf"):
         return "processor"
-    if model.longest_edge:
-        return "tiles"
-    return "grids" if model.family in GRID_FAMILIES else "squares"
+    return "tiles" if model.longest_edge else "squares"
 
 
 def model_card(config: JobConfig, evaluation: Evaluation, summary: Summary, *, model: str, checkpoint: str = "") -> str:

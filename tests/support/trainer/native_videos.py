@@ -30,8 +30,9 @@ from vlmpipe.trainer.data.sampler import PackedBatchSampler
 from vlmpipe.trainer.data.shards.index import Index, SplitIndex
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.shards.tar import ShardReader
+from vlmpipe.trainer.models.grid_images import VIDEO_TOKEN
 from vlmpipe.trainer.models.hf.processor import without_video
-from vlmpipe.trainer.models.image_tokens import VIDEO_TOKEN, image_form_of
+from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.models.video_file import frames_of
 from vlmpipe.trainer.progress import Progress

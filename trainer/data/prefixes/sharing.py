@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from vlmpipe.trainer.config.data import AUTO_QUESTIONS
 from vlmpipe.trainer.config.job import JobConfig, JobSections
+from vlmpipe.trainer.config.model import GRID_FAMILIES
 
-FAMILIES = ("llava", "hf")
+FAMILIES = ("llava", "hf", *GRID_FAMILIES)
 STRATEGIES = ("ddp", "fsdp")
 
 
@@ -28,6 +29,8 @@ def obstacles(job: JobSections) -> Iterator[Obstacle]:
         yield Obstacle("data.pack false, which gives each sample its own sequence", "pack true")
     if model.family not in FAMILIES:
         yield Obstacle(f"model.family {model.family}", f"{' or '.join(FAMILIES)}, {off}")
+    if data.video == "native":
+        yield Obstacle("data.video native, whose times may differ where tokens and frames are equal", "frames")
     if model.relevance:
         yield Obstacle("model.relevance, whose kept image tokens depend on the question", one)
     if model.lora and model.lora.dropout:

@@ -6,7 +6,7 @@ from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.rejects import RejectedError
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.models.image_tokens import VIDEO_TOKEN
+from vlmpipe.trainer.models.grid_images import VIDEO_TOKEN
 
 
 def require_videos(chat: Chat, model: ModelConfig) -> None:

@@ -1,4 +1,4 @@
-"""ARR-COC over the native Qwen-VL families: `model.relevance` chooses the visual tokens of the language model."""
+"""ARR-COC over models whose images are grids of patches: `model.relevance` chooses visual tokens for their texts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from vlmpipe.trainer.features.relevance.model import RelevanceVLM, TracedVLM, wi
 from vlmpipe.trainer.features.relevance.module import FILE, PREFIX, RelevanceModule, load_relevance
 from vlmpipe.trainer.features.relevance.textures import TEXTURES_VERSION
 from vlmpipe.trainer.models.base import Weights
+from vlmpipe.trainer.models.hf.family import HfFamily
+from vlmpipe.trainer.models.hf.processor import Tensors
 from vlmpipe.trainer.models.hf_native.pretrained import pretrained_config
 from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.parameter_counts import count_parameters
 from vlmpipe.trainer.models.layers.selection_inputs import marks_of
-from vlmpipe.trainer.models.qwen_vl.family import QwenVlFamily
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 from vlmpipe.trainer.storage.model_folders import local_folder
 
 
-class ArrCocFamily(QwenVlFamily):
-    """A Qwen-VL model with a `RelevanceModule` as its part `relevance`. See `vlmpipe.trainer.models.base.Family`.
+class ArrCocFamily(HfFamily):
+    """A model with a `RelevanceModule` as its part `relevance`. See `vlmpipe.trainer.models.base.Family`.
 
     Features end with the image's textures, so that these are computed once an image too.
     """
@@ -90,11 +91,11 @@ class ArrCocFamily(QwenVlFamily):
         self,
         config: ModelConfig,
         tower: nn.Module,
-        pixel_values: Tensor,
+        pixel_values: Tensors | Tensor,
         grids: Sequence[Grid] | None = None,
         dtype: torch.dtype = torch.bfloat16,
     ) -> list[Tensor]:
-        assert grids is not None
+        assert grids is not None and isinstance(pixel_values, Tensor)
         features = torch.cat(super().encode(config, tower, pixel_values, grids, dtype))
         merge = int(tower.config.spatial_merge_size) ** 2
         found = with_textures(features, pixel_values, grids, self.processor(config))
@@ -117,7 +118,7 @@ class ArrCocFamily(QwenVlFamily):
 
     def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
         if hasattr(model, "is_skeleton"):
-            return TracedVLM(config, model, cached=cached)
+            return TracedVLM(config, model, None, cached=cached)
         return RelevanceVLM(config, model, self.processor(config), cached=cached)
 
     def processor(self, config: ModelConfig) -> Any:

@@ -1,4 +1,4 @@
-"""Training module of a Qwen-VL model whose language model gets selected visual tokens only."""
+"""Training module of a model with grids of patches, whose language model gets selected visual tokens only."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ from vlmpipe.trainer.features.relevance.module import (
     pooled,
 )
 from vlmpipe.trainer.features.relevance.textures import image_of, textures_of
-from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
-from vlmpipe.trainer.models.hf.encoder import mergers_of
+from vlmpipe.trainer.models.hf.encoder import encoder_of, merged_width
+from vlmpipe.trainer.models.hf.model import HfVLM
 from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.image_placeholders import places_of, require_tokens
 from vlmpipe.trainer.models.layers.selection_inputs import SelectionInputs
 from vlmpipe.trainer.models.loss.chunked_loss import loss_at_labels
 from vlmpipe.trainer.models.loss.pairs import PreferencePairs
 from vlmpipe.trainer.models.packed_vlm import PackedInputs
-from vlmpipe.trainer.models.qwen_vl.model import QwenVLM
 
 
-class RelevanceVLM(QwenVLM):
+class RelevanceVLM(HfVLM):
     """Its features end with textures, one number for each of CHANNELS. See `PackedVLM`."""
 
     def __init__(self, config: ModelConfig, model: nn.Module, processor: object, *, cached: bool) -> None:
-        super().__init__(config, model, cached=cached)
+        super().__init__(config, model, None, cached=cached)
         self.processor = processor
         base = [parameter for name, parameter in model.named_parameters() if not name.startswith("relevance.")]
         self.base_trains = any(parameter.requires_grad for parameter in base)
@@ -113,11 +112,8 @@ class RelevanceVLM(QwenVLM):
         of_images = projected.split(sizes_of_images(inputs.selection)) if kept else ()
         # Without images the projector's output stays in the graph: its weights have gradients on every rank.
         first = torch.cat([one.pool(own) for one, own in zip(kept, of_images, strict=True)]) if kept else projected
-        mask = block_diagonal_mask(self.language_model.config, laid.position_ids[0], laid.samples)
         hidden, levels = self.embed(laid.input_ids, first)
-        hidden = self.language_model(
-            inputs_embeds=hidden, position_ids=laid.position_ids, use_cache=False, **mask, **levels
-        ).last_hidden_state
+        hidden = self.decode(hidden, laid.position_ids, laid.samples, **levels)
         each = PreferencePairs(torch.arange(len(laid.label_ids), device=hidden.device), len(laid.label_ids), None)
         found = loss_at_labels(
             self.token_loss, self.model.lm_head, hidden, laid.label_index, laid.label_ids, each, laid.loss_sources
@@ -125,16 +121,14 @@ class RelevanceVLM(QwenVLM):
         return -found
 
 
-class TracedVLM(QwenVLM):
+class TracedVLM(HfVLM):
     """Stands for a RelevanceVLM where memory is traced with fake tensors, which have no relevance to select by.
 
     One of its selections is alive at a time, so that one pass has the memory of all.
     """
 
     def project(self, features: Tensor) -> Tensor:
-        side = int(self.model.config.vision_config.spatial_merge_size)
-        numbers = int(self.model.config.vision_config.hidden_size) * side**2 * len(mergers_of(self.model.model.visual))
-        return super().project(features[:, :numbers])
+        return super().project(features[:, : merged_width(encoder_of(self.model))])
 
     def forward(self, hidden: Tensor | None = None, **inputs: Unpack[PackedInputs]) -> Tensor:
         relevance = self.model.relevance

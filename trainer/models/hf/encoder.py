@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -70,19 +71,36 @@ class Group(nn.Module):
         return hidden.reshape(len(hidden) // self.patches, -1)
 
 
-def without_mergers(encoder: nn.Module, patches: int = 1) -> nn.Module:
+def patches_of_a_token(encoder: nn.Module) -> int:
+    """Return the patches that a merger of the encoder joins, as its configuration says; 1 where it does not."""
+    return int(getattr(getattr(encoder, "config", None), "spatial_merge_size", 1)) ** 2
+
+
+def without_mergers(encoder: nn.Module, patches: int = 0) -> nn.Module:
     """A vision encoder of the same modules that returns the input of its mergers.
 
-    It runs the library's own forward pass, which may order tokens by windows and back. patches: of a token; of no
-    matter where only weights are asked for.
+    It runs the library's own forward pass, which may order tokens by windows and back. patches: of a token; 0 for
+    `patches_of_a_token`.
     """
-    tower, group = copy.copy(encoder), Group(patches)
+    tower, group = copy.copy(encoder), Group(patches or patches_of_a_token(encoder))
     tower._modules = dict(encoder._modules)
     for hooks in HOOKS:  # a strategy's hooks on the encoder work on that module only (DeepSpeed's ds_id)
         setattr(tower, hooks, OrderedDict())
     for name, part in merger_parts(encoder).items():
         tower._modules[name] = nn.ModuleList([group for _ in part]) if isinstance(part, nn.ModuleList) else group
     return tower
+
+
+def merged(rows: Tensor, mergers: Sequence[nn.Module], patches: int) -> list[Tensor]:
+    """Tokens of each level, (rows, hidden): what its merger makes of its part of each row, `patches` patches."""
+    levels = zip(mergers, rows.chunk(len(mergers), dim=-1), strict=True)
+    return [merger(level.reshape(-1, level.shape[-1] // patches)) for merger, level in levels]
+
+
+def merged_width(encoder: nn.Module) -> int:
+    """The numbers of a token in the inputs of all mergers of an encoder: those of their first products."""
+    linear = (next(part for part in merger.modules() if isinstance(part, nn.Linear)) for merger in mergers_of(encoder))
+    return sum(first.in_features for first in linear)
 
 
 def round_features(encoder: nn.Module) -> None:

@@ -24,21 +24,32 @@ from transformers.initialization import no_init_weights
 
 from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
 from vlmpipe.trainer.models.base import ShardingUnits
+from vlmpipe.trainer.models.grid_images import grids_of
 from vlmpipe.trainer.models.hf.encoder import (
     encoder_of,
     fewer_layers,
     layers_of,
+    merged_width,
     merger_parts,
     names_from_end,
     without_mergers,
 )
 from vlmpipe.trainer.models.hf.examine import examine, require_trainable
 from vlmpipe.trainer.models.hf.flops import counted_flops
+from vlmpipe.trainer.models.hf.grids import (
+    SPLIT_TYPES,
+    features_of,
+    image_processor_of,
+    of_images,
+    precomputed,
+    project,
+    set_marks,
+)
 from vlmpipe.trainer.models.hf.model import HfVLM
 from vlmpipe.trainer.models.hf.processor import BLANK, PublishedImages, Tensors, kind_of, published_images
-from vlmpipe.trainer.models.hf.stored import StoredOutput, encoder_output, merged_width
+from vlmpipe.trainer.models.hf.stored import StoredOutput, encoder_output
 from vlmpipe.trainer.models.hf.vision_attention import use_few_launches
-from vlmpipe.trainer.models.hf_native.family import NativeFamily
+from vlmpipe.trainer.models.hf_native.family import NativeFamily, drawn_vision
 from vlmpipe.trainer.models.hf_native.pretrained import part_config, pretrained_config, weights_description
 from vlmpipe.trainer.models.hf_native.settings_files import (
     copy_video_settings,
@@ -49,10 +60,11 @@ from vlmpipe.trainer.models.hf_native.weights import PretrainedModel, StoredWeig
 from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights, parameters_on_meta
 from vlmpipe.trainer.models.layers.freeze import part_of, trains
-from vlmpipe.trainer.models.layers.parameter_counts import model_shape, vocabulary_of
-from vlmpipe.trainer.models.layers.pipeline_stage import stage_view
+from vlmpipe.trainer.models.layers.parameter_counts import OfImages, model_shape, vocabulary_of
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
+# Names of weights as the first releases of transformers with such models wrote them.
+FIRST_RELEASE = {"model.visual.": ["visual."], "model.language_model.": ["model."]}
 AROUND = "_around"  # attribute of a vision encoder: the model that it is part of, without values
 
 
@@ -73,8 +85,10 @@ class HfFamily(NativeFamily):
 
     def config_for(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedConfig:
         """The published one, with an embedding for each of the tokenizer's tokens."""
-        if not config.is_of_any_type:
-            return super().config_for(config, tokenizer)
+        if not config.is_of_any_type or grids_of(config):
+            whole = super().config_for(config, tokenizer)
+            set_marks(whole, tokenizer)
+            return whole
         whole = self.whole_config(config)
         text = whole.get_text_config()
         text.vocab_size = max(len(tokenizer), text.vocab_size)
@@ -84,6 +98,9 @@ class HfFamily(NativeFamily):
         return stored_model(config.tower.model_dump_json())
 
     def require_trainable(self, config: ModelConfig, *, pack: bool, cached: bool) -> str:
+        """Types whose images are grids here are known, and not examined."""
+        if grids_of(config):
+            return ""
         require_trainable(config, pack=pack, cached=cached)
         masked = examine(config).masked if pack else ""
         return masked and f"attention computes scores between samples, under a mask: {masked}"
@@ -91,7 +108,7 @@ class HfFamily(NativeFamily):
     def freeze(self, model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:
         """Freeze, too, parameters of a trained tower without a gradient, such as layers after the used output."""
         model = super().freeze(model, config, is_whole=is_whole)
-        if trains(encoder_of(model)):
+        if trains(encoder_of(model)) and not grids_of(config):
             names = names_from_end(model)
             for end in examine(config).untrained:
                 if end in names:
@@ -104,11 +121,11 @@ class HfFamily(NativeFamily):
             model = self.kind(self.type_of(config))(self.whole_config(config)).float()
         encoder = encoder_of(model)
         if not config.tower.weights:
-            encoder.load_state_dict(self.build_vision(config).state_dict(), assign=True)
+            encoder.load_state_dict(drawn_vision(config).state_dict(), assign=True)
         if merger_parts(encoder):
-            stored = examine(config).stored
+            stored = None if grids_of(config) else examine(config).stored
             use_few_launches(encoder)
-            encoder = without_mergers(encoder, stored.patches if stored else 1)
+            encoder = without_mergers(encoder, stored.patches if stored else 0)
             model.set_encoder(encoder, modality="image")
         if config.tower.weights:
             weights = StoredWeights(config.tower, self.stored_model(config))
@@ -121,11 +138,18 @@ class HfFamily(NativeFamily):
         self,
         config: ModelConfig,
         tower: nn.Module,
-        pixel_values: Tensors,
+        pixel_values: Tensors | Tensor,
         grids: Sequence[Grid] | None = None,
         dtype: torch.dtype = torch.bfloat16,
     ) -> list[Tensor]:
-        """Features of one image, (rows, width) in `dtype`. tower: of `build_tower`; pixel_values: inputs."""
+        """Features of one image, (rows, width) in `dtype`. tower: of `build_tower`; pixel_values: inputs.
+
+        With grids, of each image. pixel_values: (patches, numbers) of all. bf16 is what the cache stores; training
+        without a cache rounds the same way where the tower is frozen.
+        """
+        if isinstance(pixel_values, Tensor):
+            assert grids is not None
+            return [features.to(dtype) for features in features_of(tower, pixel_values, grids)]
         output = encoder_output(vars(tower)[AROUND], pixel_values)
         return [self.stored_output(config).take(output).to(dtype)]
 
@@ -137,41 +161,66 @@ class HfFamily(NativeFamily):
         return _in_full_width(stored, config)
 
     def tower(self, model: nn.Module) -> nn.Module:
+        use_few_launches(encoder_of(model))
         return without_mergers(encoder_of(model))
 
+    def project(self, model: nn.Module, features: Tensor) -> Tensor:
+        """(tokens, levels x numbers) -> (tokens, levels x hidden)."""
+        return project(encoder_of(model), features)
+
+    def generation_inputs(
+        self, model: nn.Module, input_ids: Tensor, projected: Tensor, grids: Tensor | None = None
+    ) -> dict[str, object]:
+        """Tokens, and projected features for the library's own hook. It derives three-axis positions from `grids`."""
+        return {
+            "input_ids": input_ids,
+            "mm_token_type_ids": (input_ids == model.config.image_token_id).int(),
+            "image_grid_thw": grids,
+            "mm_encoder_outputs": {"image": precomputed(projected, encoder_of(model))},
+        }
+
     def image_processor(self, config: ModelConfig) -> BaseImageProcessor:
+        if grids := grids_of(config):
+            return image_processor_of(config, grids)
         return self.images(config).processor.image_processor
 
     def feature_shape(self, config: ModelConfig) -> tuple[int, ...]:
         """(width,): images differ in rows."""
+        if grids_of(config):
+            return (merged_width(encoder_of(_without_values(config.tower.model_dump_json()))),)
         return (self.stored_output(config).width,)
 
     def feature_description(self, config: ModelConfig) -> dict[str, object]:
         """Everything that determines the frozen tower's output for given image bytes, as plain JSON. Its code is the
         library's."""
+        if grids_of(config):  # as earlier versions wrote it: their features serve on
+            return weights_description(config)
         merges = merger_parts(encoder_of(_without_values(config.tower.model_dump_json())))
         before = {"features": "before mergers"} if merges else {}
         return weights_description(config) | {"transformers": transformers.__version__} | before
 
     def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
+        if grids_of(config):
+            return HfVLM(config, model, None, cached=cached)
         return HfVLM(config, model, self.images(config), self.stored_output(config) if cached else None)
 
     def blocks(self, module: HfVLM) -> ShardingUnits:
-        return ShardingUnits(
-            language_layers=list(module.language_model.layers),
-            tower_layers=layers_of(encoder_of(module.model)),
-            shards_tower=False,
-            embedding=module.model.get_input_embeddings(),
-            head=module.model.get_output_embeddings(),
-            loss=module.token_loss,
-            reduce_to=module.reduce_to,
-            view=functools.partial(stage_view, module),
+        return module.sharding_units(
+            layers_of(encoder_of(module.model)),
             image_layers=image_layers_of(module.model.config),
+            shards_tower=module.knows_grids and module.model.config.model_type in SPLIT_TYPES,
         )
 
-    def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: object, folder: Path) -> None:
+    def save_settings(
+        self, config: ModelConfig, model: nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path
+    ) -> None:
+        """Write everything but the weights that plain `from_pretrained` reads, also that of transformers 4.5x."""
         save_model_settings(model, tokenizer, folder, config.tower)
-        self.images(config).save(tokenizer, folder, config.tower)
+        if grids_of(config):
+            tokenizer.save_pretrained(folder)
+            self.image_processor(config).save_pretrained(folder)
+        else:
+            self.images(config).save(tokenizer, folder, config.tower)
         copy_video_settings(config.tower, folder)
         serve_older_readers(folder)
 
@@ -185,6 +234,13 @@ class HfFamily(NativeFamily):
     ) -> nn.Module:
         """The model of `build` with undefined weights, for the meta device and fake tensors. Constructors that read
         numbers have them: the model gets fake tensors when it is built."""
+        if grids_of(config) and not config.is_of_any_type:
+            return super().skeleton(
+                config,
+                vocabulary=vocabulary,
+                language_layers=language_layers,
+                one_inner_tower_layer=one_inner_tower_layer,
+            )
         whole = self.whole_config(config)
         whole.get_text_config().vocab_size = vocabulary
         if language_layers is not None:
@@ -198,15 +254,20 @@ class HfFamily(NativeFamily):
 
     def shape(self, config: ModelConfig) -> ModelShape:
         """Sizes, with the parameters counted on the meta device; images have the most tokens of some common sizes."""
-        whole, images = self.whole_config(config), self.images(config)
+        whole, grids = self.whole_config(config), grids_of(config)
         text, vision = whole.get_text_config(), whole.vision_config
         with torch.device("meta"):
             model = self.skeleton(config, vocabulary=vocabulary_of(config, text))
         counts = Counter[str]()
         for name, parameter in model.named_parameters():
             counts[part_of(name)] += parameter.numel()
-        patches, in_patch = images.patches
-        is_fixed = images.max_tokens == sum(images.texts((BLANK,))[0].runs)
+        levels = 1 + image_layers_of(whole)
+        if grids:
+            images = of_images(whole, grids, self.feature_shape(config)[0], levels)
+            images["counted"] = counted_flops(config) if config.is_of_any_type else None
+        else:
+            as_of_one_product = -(-counts["projector"] // int(text.hidden_size))
+            images = self._of_published_images(config, as_of_one_product, levels)
         return model_shape(
             config,
             model,
@@ -214,18 +275,26 @@ class HfFamily(NativeFamily):
             vision,
             tower_parameters=counts["tower"],
             projector_parameters=counts["projector"],
-            tower_tokens=patches,
-            image_tokens=images.max_tokens,
-            feature_width=-(-counts["projector"] // int(text.hidden_size)),  # as of one product
-            projector_layers=1,
-            patch_pixels=in_patch,
-            merge=0 if is_fixed else 1,
-            levels=1 + image_layers_of(whole),
-            shards_tower=False,
-            stored_numbers=self.stored_numbers(config),
-            image_input_bytes=images.image_input_bytes,
-            counted=counted_flops(config),
+            **images,
         )
+
+    def _of_published_images(self, config: ModelConfig, feature_width: int, levels: int) -> OfImages:
+        images = self.images(config)
+        patches, in_patch = images.patches
+        is_fixed = images.max_tokens == sum(images.texts((BLANK,))[0].runs)
+        return {
+            "tower_tokens": patches,
+            "image_tokens": images.max_tokens,
+            "feature_width": feature_width,
+            "projector_layers": 1,
+            "patch_pixels": in_patch,
+            "merge": 0 if is_fixed else 1,
+            "levels": levels,
+            "shards_tower": False,
+            "stored_numbers": self.stored_numbers(config),
+            "image_input_bytes": images.image_input_bytes,
+            "counted": counted_flops(config),
+        }
 
     def stored_numbers(self, config: ModelConfig) -> int | None:
         """Return the numbers that the feature cache stores for the largest image; None if features cannot be cached.
@@ -273,7 +342,9 @@ def stored_model(source: str) -> PretrainedModel:
         return "" if part else name
 
     embedding = f"{modules[model.get_input_embeddings()]}.weight"
-    return PretrainedModel(kind, embedding, tower=f"{modules[encoder_of(model)]}.", renamed=renamed)
+    tower = f"{modules[encoder_of(model)]}."
+    stored_as = FIRST_RELEASE if tower in FIRST_RELEASE else {}
+    return PretrainedModel(kind, embedding, tower, stored_as, renamed)
 
 
 def _become_fake(model: nn.Module) -> None:

@@ -6,33 +6,32 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias, Unpack
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.attention.image_blocks import image_blocks
-from vlmpipe.trainer.models.attention.varlen import no_mask, takes_samples, use_varlen_attention
+from vlmpipe.trainer.models.attention.varlen import no_mask, takes_samples
 from vlmpipe.trainer.models.hf.encoder import encoder_of, mergers_of, round_features, without_mergers
+from vlmpipe.trainer.models.hf.grids import project, tower_output
 from vlmpipe.trainer.models.hf.packed_samples import PackedSamples, separate_samples
 from vlmpipe.trainer.models.hf.processor import BLANK, FEATURES, PIXEL_SHAPE, TYPES, PublishedImages, Tensors
 from vlmpipe.trainer.models.hf.stored import PROJECTED_OUTPUTS, StoredEncoder, StoredOutput, tensors_in
+from vlmpipe.trainer.models.hf.traced_images import Encoded, VisionBytes
 from vlmpipe.trainer.models.hf.vision_attention import use_few_launches
-from vlmpipe.trainer.models.image_inputs import NamedImages
+from vlmpipe.trainer.models.hf.vision_metadata import sizes_of
+from vlmpipe.trainer.models.image_inputs import Grid, NamedImages
 from vlmpipe.trainer.models.layers.freeze import part_of, trains
-from vlmpipe.trainer.models.layers.image_placeholders import places_of, put
+from vlmpipe.trainer.models.layers.image_placeholders import add_levels_at_places, embedded, places_of, put
 from vlmpipe.trainer.models.layers.pipeline_stage import reduce_to_stage
-from vlmpipe.trainer.models.loss.chunked_loss import TokenLoss
-from vlmpipe.trainer.models.packed_vlm import PackedInputs, loss_of
+from vlmpipe.trainer.models.packed_vlm import PackedInputs, PackedVLM, loss_of
 from vlmpipe.trainer.sizing.pipeline_partition import Stage
 
 ROPE_AXES = 3  # of positions: time, height and width
@@ -45,50 +44,66 @@ PROJECTED = "projected"  # in traces, in place of the model's inputs: (image tok
 SEES_IMAGES = {"gemma3": False, "gemma4": True, "gemma4_unified": True}
 
 
-@dataclass(frozen=True)
-class VisionBytes:
-    """Memory of images in encoder and projector: at the peak of the forward pass, from there to the
-    backward pass, and at the peak of that."""
-
-    forward: int = 0
-    kept: int = 0
-    backward: int = 0
-
-
-class HfVLM(nn.Module):
+class HfVLM(PackedVLM):
     """Training module that strategies wrap. model: the library's, which keeps its own forward pass.
 
     Samples are kept apart in the inputs of the language model, which the library's forward pass computes from all
     samples of a sequence together. stored: images are features that were encoded before; without the vision encoder.
+
+    Without `images`, the loader knows the grids of images' patches, and gives positions of four axes: encoder, mergers
+    and language model then run one by one, as in `PackedVLM`, and nothing waits for the device. Images are features
+    with `cached`.
     """
 
     def __init__(
-        self, config: ModelConfig, model: PreTrainedModel, images: PublishedImages, stored: StoredOutput | None = None
+        self,
+        config: ModelConfig,
+        model: PreTrainedModel,
+        images: PublishedImages | None,
+        stored: StoredOutput | None = None,
+        *,
+        cached: bool = False,
     ) -> None:
-        super().__init__()
-        self.config, self.model, self.token_loss = config, model, TokenLoss()
-        self._images = images
+        super().__init__(config, model)
+        self._images, encoder = images, encoder_of(model)
         self.features_of = inspect.signature(model.base_model.get_image_features).parameters
         self.vision_bytes = VisionBytes()  # in traces
-        self.packed, self.is_stage, self.has_images = PackedSamples(), False, True
-        self.packed.why_masked = use_varlen_attention(self.language_model)
+        self.packed, self.is_stage, self.has_images = PackedSamples(why_masked=self.why_masked), False, True
         self.language_model.register_forward_pre_hook(separate_samples(self.packed), with_kwargs=True)
-        self.tower_is_frozen = not trains(without_mergers(encoder_of(model)))
-        if stored:
-            model.set_encoder(StoredEncoder(encoder_of(model), stored), modality="image")
+        self.tower_is_frozen = not trains(without_mergers(encoder))
+        self.sizes_of = sizes_of  # replaced in traces with fake tensors
+        if images is None and len(mergers_of(encoder)) > 1:
+            add_levels_at_places(self.language_model)
+        # In a list because it is no submodule: its parts already belong to the encoder, under their names in files.
+        self._tower: list[nn.Module] = []
+        if stored or cached:
+            model.set_encoder(StoredEncoder(encoder, stored), modality="image")
         else:
-            use_few_launches(encoder_of(model))
-            if self.tower_is_frozen:
-                round_features(encoder_of(model))
+            use_few_launches(encoder)
+            if images is None:
+                self._tower = [without_mergers(encoder)]
+            elif self.tower_is_frozen:
+                round_features(encoder)
         self.train(self.training)
+
+    @property
+    def knows_grids(self) -> bool:
+        """Return whether the loader knows the grids of images' patches."""
+        return self._images is None
 
     @functools.cached_property
     def _blank(self) -> NamedImages:
         """Inputs of one image, which stands in where there is none."""
-        if isinstance(self.tower, StoredEncoder):
-            stored = self.tower.stored
-            return self._images.encoded(torch.zeros(stored.blank_rows, stored.width), [BLANK])
-        return self._images.tensors([Image.new("RGB", BLANK)])
+        if isinstance(encoder := encoder_of(self.model), StoredEncoder):
+            stored = encoder.stored
+            assert stored is not None
+            return self._published.encoded(torch.zeros(stored.blank_rows, stored.width), [BLANK])
+        return self._published.tensors([Image.new("RGB", BLANK)])
+
+    @property
+    def _published(self) -> PublishedImages:
+        assert self._images is not None, "the loader does not know the grids of images' patches"
+        return self._images
 
     @property
     def language_model(self) -> nn.Module:
@@ -112,8 +127,10 @@ class HfVLM(nn.Module):
 
     @property
     def tower(self) -> nn.Module | None:
-        """The vision encoder, in some models with mergers, which are projectors. None in later pipeline stages."""
-        return encoder_of(self.model) if self.has_images else None
+        """The vision encoder, in some models with mergers, which are projectors. None with cached features, and in
+        later pipeline stages."""
+        encoder = encoder_of(self.model) if self.has_images else None
+        return None if isinstance(encoder, StoredEncoder) else encoder
 
     def drop_images(self) -> None:
         """See `vlmpipe.trainer.models.layers.pipeline_stage.PackedModel`."""
@@ -121,7 +138,7 @@ class HfVLM(nn.Module):
         for name, _ in [*base.named_children(), *base.named_parameters(recurse=False)]:
             if name != language_part:
                 setattr(base, name, None)
-        self.has_images = False
+        self.has_images, self._tower = False, []
 
     def reduce_to(self, stage: Stage) -> None:
         """Remove everything that is not in a pipeline stage.
@@ -143,17 +160,41 @@ class HfVLM(nn.Module):
 
     def train(self, mode: bool = True) -> HfVLM:
         super().train(mode)
-        if self.tower_is_frozen and self.tower is not None:
-            self.tower.eval()
+        if self.runs_frozen_tower:
             for merger in mergers_of(self.tower):
                 merger.train(mode)
         return self
+
+    def run_tower(self, patches: Tensor, grids: Sequence[Grid] | None) -> Tensor:
+        assert grids is not None
+        (tower,) = self._tower
+        if len(grids):
+            return tower_output(tower, patches, self.sizes_of(tower, grids, patches.device))
+        # Encode one blank token and drop its features: towers cannot reshape an empty batch, and a trained tower must
+        # take part in its collectives on every rank.
+        side = int(tower.config.spatial_merge_size)
+        patches, blank = patches.new_zeros(side**2, patches.shape[1]), [(1, side, side)]
+        return tower_output(tower, patches, self.sizes_of(tower, blank, patches.device))[:0]
+
+    def project(self, features: Tensor) -> Tensor:
+        return project(encoder_of(self.model), features)
+
+    def embed(self, input_ids: Tensor, projected: Tensor) -> tuple[Tensor, dict[str, object]]:
+        """(sequences, tokens, hidden), and the language model's arguments for deeper levels (DeepStack)."""
+        first, *deeper = projected.chunk(len(mergers_of(encoder_of(self.model))), dim=-1)
+        config = self.model.config
+        is_seen = (input_ids == config.image_token_id) | (input_ids == config.video_token_id)
+        places = places_of(is_seen, len(projected))
+        hidden = put(self.model.get_input_embeddings()(input_ids), places, first)
+        return hidden, {"visual_pos_masks": places, "deepstack_visual_embeds": deeper} if deeper else {}
 
     def forward(self, hidden: Tensor | None = None, **inputs: Unpack[PackedInputs]) -> Tensor:
         """Summed cross-entropy of the label tokens, a scalar in fp32. See `trainer.models.packed_vlm.PackedVLM`.
 
         images: inputs of the library's model by name, or what `PublishedImages.encoded` says; none without images.
         """
+        if self.knows_grids:
+            return super().forward(hidden, **inputs)
         images = inputs["images"]
         assert not isinstance(images, Tensor)
         positions, samples = inputs["position_ids"], inputs.get("samples")
@@ -178,12 +219,12 @@ class HfVLM(nn.Module):
             projected = images[PROJECTED]
             assert isinstance(projected, Tensor)
             return self._traced(input_ids, position_ids, projected, samples)
-        types = self._images.types(input_ids)
+        types = self._published.types(input_ids)
         inputs = self._replayed(images or self._blank)
         positions = self._positions(input_ids, position_ids, inputs if images else {}, samples)
         masks = self._masks_of_blocks(input_ids) if samples is not None else None
         if masks is not None and samples is not None and self._blocks is not None:
-            is_image = (input_ids == self._images.image_token_id).cpu()
+            is_image = (input_ids == self._published.image_token_id).cpu()
             samples = image_blocks(is_image, samples, windows_only=self._blocks) if images else samples
         self.packed.positions, self.packed.samples, self.packed.masks = position_ids, samples, masks
         try:
@@ -214,31 +255,22 @@ class HfVLM(nn.Module):
             positions = position_ids.repeat(4, 1, 1)
         else:
             positions = self._positions(input_ids, position_ids, tensors, samples)
-        mask = block_diagonal_mask(self.language_model.config, position_ids, samples)
-        output: Tensor = self.language_model(
-            inputs_embeds=hidden, position_ids=positions, use_cache=False, **mask
-        ).last_hidden_state
-        return output
+        return self.decode(hidden, positions, samples)
 
     def _traced(self, input_ids: Tensor, position_ids: Tensor, projected: Tensor, samples: CuSeqlens | None) -> Tensor:
         """For traces with fake tensors, which have no values that the library's forward pass asks for: the language
         model alone, behind images that are projected already."""
         trained = [one for name, one in self.named_parameters() if one.requires_grad and part_of(name) == "projector"]
         first = sum((one.flatten()[0] for one in trained), start=projected.new_zeros(()))
-        places = places_of(input_ids == self.model.config.image_token_id, len(projected))
-        projected = _Encoded.apply(projected + first, self.vision_bytes)
-        hidden = put(self.model.get_input_embeddings()(input_ids), places, projected)
+        hidden = embedded(self.model, input_ids, Encoded.apply(projected + first, self.vision_bytes))
         positions = position_ids
         if hasattr(self.model.base_model, "get_rope_index"):
             positions = position_ids.repeat(4, 1, 1)
-        inputs = block_diagonal_mask(self.language_model.config, position_ids, samples)
+        more = {}
         if width := getattr(self.language_model.config, "hidden_size_per_layer_input", 0):
             shape = (*input_ids.shape, len(self.language_model.layers), width)
-            inputs["per_layer_inputs"] = hidden.new_zeros(shape)
-        output: Tensor = self.language_model(
-            inputs_embeds=hidden, position_ids=positions, use_cache=False, **inputs
-        ).last_hidden_state
-        return output
+            more["per_layer_inputs"] = hidden.new_zeros(shape)
+        return self.decode(hidden, positions, samples, **more)
 
     def _masks_of_blocks(self, input_ids: Tensor) -> dict[str, Tensor] | None:
         """Empty masks for each kind of layer, which keep the library from making whole ones for its image tokens."""
@@ -274,7 +306,7 @@ class HfVLM(nn.Module):
         """The language model's positions. images: inputs of the images in the sequences."""
         if not hasattr(self.model.base_model, "get_rope_index"):
             return position_ids
-        return self._rope_positions(input_ids, position_ids, self._images.types(input_ids) | images, samples)
+        return self._rope_positions(input_ids, position_ids, self._published.types(input_ids) | images, samples)
 
     def _rope_positions(
         self, input_ids: Tensor, position_ids: Tensor, inputs: Tensors, samples: CuSeqlens | None
@@ -324,27 +356,3 @@ def _without_features(model: PreTrainedModel) -> Iterator[None]:
 
 def _none_of(features: Nested) -> Nested:
     return features[:0] if isinstance(features, Tensor) else [_none_of(feature) for feature in features]
-
-
-class _EncodedContext(FunctionCtx):
-    """Values saved for the backward pass."""
-
-    kept: Tensor
-    size: VisionBytes
-
-
-class _Encoded(torch.autograd.Function):
-    """Projected images of a trace, which allocate what encoder and projector would."""
-
-    @staticmethod
-    def forward(ctx: _EncodedContext, projected: Tensor, size: VisionBytes) -> Tensor:
-        ctx.kept, ctx.size = projected.new_empty(size.kept, dtype=torch.uint8), size
-        projected.new_empty(max(0, size.forward - size.kept - projected.nbytes), dtype=torch.uint8)
-        return projected.clone()
-
-    @staticmethod
-    def backward(ctx: _EncodedContext, *gradients: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = gradients
-        gradient.new_empty(max(0, ctx.size.backward - ctx.size.kept - gradient.nbytes), dtype=torch.uint8)
-        del ctx.kept
-        return gradient, None

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from vlmpipe.trainer.models.hf.encoder import encoder_of, merger_parts, mergers_of, without_mergers
+from vlmpipe.trainer.models.hf.encoder import (
+    encoder_of,
+    merged,
+    merged_width,
+    merger_parts,
+    mergers_of,
+    without_mergers,
+)
 from vlmpipe.trainer.models.hf.processor import Tensors, join
 
 PROJECTED_OUTPUTS = ("pooler_output", "deepstack_features")  # of `get_image_features`, behind projectors
@@ -45,12 +52,11 @@ class StoredOutput:
     def give(self, rows: Tensor, mergers: Sequence[nn.Module] = ()) -> ModelOutput:
         lists: dict[str, list[Tensor | None]] = {name: [None] * length for name, length in self.lists.items()}
         content: dict[str, object] = {**lists}
-        for number, ((name, place), part) in enumerate(
-            zip(self.fields, rows.chunk(len(self.fields), dim=-1), strict=True)
-        ):
-            value = part.reshape(*self.axes, part.shape[-1])
-            if self.patches:
-                value = mergers[number](value.reshape(len(value) * self.patches, -1))
+        if self.patches:
+            values = merged(rows, mergers, self.patches)
+        else:
+            values = [part.reshape(*self.axes, part.shape[-1]) for part in rows.chunk(len(self.fields), dim=-1)]
+        for (name, place), value in zip(self.fields, values, strict=True):
             if place is None:
                 content[name] = value
             else:
@@ -59,19 +65,23 @@ class StoredOutput:
 
 
 class StoredEncoder(nn.Module):
-    """Stand-in for a vision encoder that returns the output whose features are `rows`. It has the encoder's mergers."""
+    """Stand-in for a vision encoder that returns the output whose features are `rows`. It has the encoder's mergers.
+
+    stored: None where features go to the mergers without it (see `vlmpipe.trainer.models.hf.grids`).
+    """
 
     dtype = torch.float32  # pixels are cast to it
 
-    def __init__(self, encoder: nn.Module, stored: StoredOutput) -> None:
+    def __init__(self, encoder: nn.Module, stored: StoredOutput | None) -> None:
         super().__init__()
         own = {name: value for name, value in vars(encoder).items() if not name.startswith("_") and name != "training"}
         self.__dict__.update(own)  # settings that models read, such as spatial_merge_size
         self.stored, self.rows = stored, torch.empty(0)
-        for name, part in merger_parts(encoder).items() if stored.patches else ():
+        for name, part in merger_parts(encoder).items() if stored is None or stored.patches else ():
             self.add_module(name, part)
 
     def forward(self, *_: object, **__: object) -> ModelOutput:
+        assert self.stored is not None
         return self.stored.give(self.rows, mergers_of(self))
 
 
@@ -119,12 +129,6 @@ def find_before_mergers(model: PreTrainedModel, images: Sequence[Tensors], blank
     finally:
         model.set_encoder(encoder, modality="image")
     return stored if (together - expected).abs().max() <= SAME * expected.abs().max() else None
-
-
-def merged_width(encoder: nn.Module) -> int:
-    """The numbers of a token in the inputs of all mergers of an encoder: those of their first products."""
-    linear = (next(part for part in merger.modules() if isinstance(part, nn.Linear)) for merger in mergers_of(encoder))
-    return sum(first.in_features for first in linear)
 
 
 def _patches_of_a_token(model: PreTrainedModel, inputs: Tensors) -> int:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
-    BaseImageProcessor,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -32,11 +29,6 @@ from vlmpipe.trainer.models.hf_native.peft_folder import (
 )
 from vlmpipe.trainer.models.hf_native.pretrained import load_complete, pretrained_config, set_dtype
 from vlmpipe.trainer.models.hf_native.quantized import load_export
-from vlmpipe.trainer.models.hf_native.settings_files import (
-    copy_video_settings,
-    save_model_settings,
-    serve_older_readers,
-)
 from vlmpipe.trainer.models.hf_native.weights import DrawnWeights, PretrainedModel, StoredWeights, fill
 from vlmpipe.trainer.models.layers.deferred_weights import parameters_on_meta
 from vlmpipe.trainer.models.layers.lora import draw_adapters, freeze_and_adapt, without_adapters
@@ -161,18 +153,9 @@ def _keep_fp32_buffers(model: nn.Module) -> None:
 class NativeFamily(TransformersFamily):
     """Families that take the whole model, tower included, from one checkpoint or one configuration."""
 
-    models: ClassVar[Mapping[str, PretrainedModel]]  # by model type
-
     def stored_model(self, config: ModelConfig) -> PretrainedModel:
-        return self.models[config.family]
-
-    def kind(self, model_type: str) -> type[PreTrainedModel]:
-        kind = self.models[model_type].kind
-        assert kind, "a whole model"
-        return kind
-
-    def whole_config(self, config: ModelConfig) -> PreTrainedConfig:
-        return pretrained_config(config)
+        """The model's class and the names of its weights."""
+        raise NotImplementedError
 
     def build(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> nn.Module:
         """The whole model on the CPU in fp32: pretrained where weights are named, else drawn from the seed."""
@@ -186,7 +169,7 @@ class NativeFamily(TransformersFamily):
             fill(model, StoredWeights(config.tower, names, len(tokenizer)))
         else:
             model = names.kind(whole).float()
-            model.get_submodule(names.tower.removesuffix(".")).load_state_dict(_drawn_vision(config).state_dict())
+            model.get_submodule(names.tower.removesuffix(".")).load_state_dict(drawn_vision(config).state_dict())
         torch.manual_seed(config.seed)  # adapters start the same whatever was drawn before them
         return self.with_first_adapters(self.freeze(model, config, is_whole=True), config)
 
@@ -196,39 +179,9 @@ class NativeFamily(TransformersFamily):
         plain = without_adapters(config)
         return DrawnWeights(lambda: self.build(plain, tokenizer).state_dict())
 
-    def build_vision(self, config: ModelConfig) -> nn.Module:
-        """The vision encoder on the CPU in fp32 and in evaluation mode. Drawn weights depend on the seed only."""
-        if not config.tower.weights:
-            return _drawn_vision(config).eval()
-        with torch.device("meta"):
-            names = list(_vision(config).state_dict())
-        model = self.stored_model(config)
-        weights = StoredWeights(config.tower, model)
-        state: dict[str, Tensor] = {name: weights.read(f"{model.tower}{name}") for name in names}
-        with no_init_weights():
-            vision = _vision(config).float()
-        vision.load_state_dict(state)
-        return vision.eval()
 
-    def save_settings(
-        self, config: ModelConfig, model: nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path
-    ) -> None:
-        """Write everything but the weights that plain `from_pretrained` reads, also that of transformers 4.5x."""
-        save_model_settings(model, tokenizer, folder, config.tower)
-        tokenizer.save_pretrained(folder)
-        self.image_processor(config).save_pretrained(folder)
-        copy_video_settings(config.tower, folder)
-        serve_older_readers(folder)
-
-    def image_processor(self, config: ModelConfig) -> BaseImageProcessor:
-        raise NotImplementedError
-
-
-def _vision(config: ModelConfig) -> nn.Module:
-    vision: nn.Module = AutoModel.from_config(pretrained_config(config).vision_config, trust_remote_code=False)
-    return vision
-
-
-def _drawn_vision(config: ModelConfig) -> nn.Module:
+def drawn_vision(config: ModelConfig) -> nn.Module:
+    """A vision encoder on the CPU in fp32, whose weights depend on the seed only."""
     torch.manual_seed(config.seed)
-    return _vision(config).float()
+    vision: nn.Module = AutoModel.from_config(pretrained_config(config).vision_config, trust_remote_code=False)
+    return vision.float()

@@ -17,7 +17,7 @@ TOWER, PROJECTOR = "vision_tower", "multi_modal_projector"  # transformers' name
 
 class LlavaVLM(PackedVLM):
     def __init__(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> None:
-        super().__init__(config, model, "language_model")
+        super().__init__(config, model)
         self.tower_is_frozen = not trains(self.tower)
         if cached:
             setattr(model.model, TOWER, None)  # its output is read from disk

@@ -52,7 +52,7 @@ def section_problems(config: RunFields) -> Iterator[Problem]:
     yield from _slice_problems(config)
     yield from _mirror_problems(config)
     yield from _adapter_problems(config)
-    if model.family in GRID_FAMILIES and config.data.max_image_aspect > MAX_ASPECT:
+    if model.image_kind == "grids" and config.data.max_image_aspect > MAX_ASPECT:
         found = f"found {config.data.max_image_aspect:g} with model.family {model.family}"
         text = f"{found}, whose images keep their shape; expected at most {MAX_ASPECT:g}"
         yield Problem("data.max_image_aspect", text)
@@ -101,8 +101,9 @@ def section_problems(config: RunFields) -> Iterator[Problem]:
 def _video_problems(config: RunFields) -> Iterator[Problem]:
     """Problems of videos that are not cut into images."""
     model, data, text = config.model, config.data, ""
-    if model.family not in GRID_FAMILIES:
-        text = f"with model.family {model.family}; expected {' or '.join(GRID_FAMILIES)}, or frames"
+    if model.image_kind != "grids":
+        grids = f"{' or '.join(GRID_FAMILIES)}, or hf with max_pixels"
+        text = f"with model.family {model.family}; expected {grids}, or frames"
     elif model.relevance:
         text = "with model.relevance, which selects from images; expected frames"
     elif model.tokenizer.startswith("train:"):

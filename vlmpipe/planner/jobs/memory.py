@@ -23,7 +23,6 @@ from vlmpipe.planner.memory.host import GIB, PROCESS_BYTES, HostMemory
 from vlmpipe.planner.memory.rank import CONTEXT_BYTES, LITTLE_SPARE, NEAR, WORKSPACE_BYTES
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.config.job import AUDIT_CHUNK_TOKENS
-from vlmpipe.trainer.config.model import PUBLISHED_FAMILIES
 from vlmpipe.trainer.evaluation.questions_at_once import questions_at_once
 from vlmpipe.trainer.sizing.device_spread import devices_needed, fullest_device
 from vlmpipe.trainer.sizing.model_shape import ModelShape, Stack
@@ -215,10 +214,8 @@ def _audited_logits(config: RunConfig, shape: ModelShape) -> Iterator[MemoryPart
 
 def _images(config: RunConfig, shape: ModelShape, images: int, number_bytes: int) -> int:
     """The tower's pass over as many images as are encoded at once, and the features of all."""
-    published = (
-        config.model.family in PUBLISHED_FAMILIES
-    )  # transformers' own code, which encodes the images of a batch together
-    at_once = images if published else min(images, config.features.batch_images)
+    # transformers' own code encodes the images of a batch together.
+    at_once = images if config.model.image_kind == "published" else min(images, config.features.batch_images)
     features = images * shape.image_tokens * (shape.feature_width + shape.language.hidden) * number_bytes
     return features + at_once * _tower_pass(shape, number_bytes)
 

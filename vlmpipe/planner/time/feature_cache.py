@@ -170,7 +170,7 @@ def _per_image(
         cores, ranks = known.vcpus, encoding.processes
         setting = config.data.loader_threads
         threads = threads_of(cores, ranks) if setting == "auto" else setting  # nothing waits there that adds more
-        prepare_s = rank_preparation_s(config.model.family, shape, threads, cores=cores, ranks=ranks)
+        prepare_s = rank_preparation_s(config.model.image_kind, shape, threads, cores=cores, ranks=ranks)
     encode_s = max(tower_flops_per_image(shape, config.model.feature_layer) / rates.beside, write_s, prepare_s)
     return online_s / cached_s, ((online_s - cached_s) * gpus / load.images_per_sequence, encode_s)
 

@@ -120,7 +120,9 @@ def estimate_time(case: Scenario) -> Time:
     preparing_s = 0.0
     if not case.cached:
         cores, ranks = case.machine.vcpus, layout.ranks_per_node
-        image_s = rank_preparation_s(config.model.family, shape, config.data.loader_threads, cores=cores, ranks=ranks)
+        image_s = rank_preparation_s(
+            config.model.image_kind, shape, config.data.loader_threads, cores=cores, ranks=ranks
+        )
         preparing_s = rank_sequences * load.images_per_sequence * image_s
     if (behind_s := preparing_s - sum(part.s for part in parts)) > 0:
         parts.append(TimePart("waiting for prepared images", behind_s))

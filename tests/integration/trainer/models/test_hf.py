@@ -17,21 +17,18 @@ from tests.support.hf import table
 from tests.support.hf.kinds import INSTALLED, KINDS
 from tests.support.hf.published import config_of
 from tests.support.hf.refused import REFUSED, refusal
+from tests.support.hf.samples import RELATIVE, SAMPLES, gradients_of, ids_of, inputs_of
 from tests.support.paths import ROOT
 from tests.support.short_form import chosen, only_whole
-from tests.support.trainer.native_models import SIZES, picture
+from tests.support.trainer.native_models import picture
 from vlmpipe.trainer.config.data import DataConfig
-from vlmpipe.trainer.config.model import IMAGE_TOKEN, ModelConfig
-from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.chat.make import make_chat
-from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.attention import mixers, varlen
-from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.hf import examine
 from vlmpipe.trainer.models.hf.processor import PublishedImages
 from vlmpipe.trainer.models.image_processor import image_preparer
-from vlmpipe.trainer.models.image_tokens import image_form_of, sample_image_tokens
+from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.sizing.pipeline_partition import stages_of
@@ -41,8 +38,6 @@ from vlmpipe.trainer.weights_digest import weights_sha256
 
 pytest_plugins = ("tests.support.hf.published",)
 
-SAMPLES = ([(1, SIZES[2]), (2, SIZES[1])], [], [(3, SIZES[3])], [(4, SIZES[4])])  # pictures by seed and size
-RELATIVE = 1e-5
 # One of each way to keep samples apart, to count and to join images, and to place tokens.
 SHORT = ("qwen3_5", "gemma3", "glm46v", "idefics3", "llava_onevision", "ovis2", "gemma4")
 TYPES = chosen(INSTALLED, lambda name: name in SHORT)
@@ -75,11 +70,6 @@ REFUSALS = chosen(
 )
 # Files hold weights in other pieces than the model, or transposed.
 REGROUPED = ("glm4v_moe", "qwen3_vl_moe", "qwen3_5_moe", "qianfan_ocr", "molmo2", "kimi_k25")
-
-
-def ids_of(chat: Chat, config: ModelConfig, sizes: list[tuple[int, int]]) -> list[int]:
-    turns = [Turn(f"{IMAGE_TOKEN}\n" * len(sizes) + "what is this?", "it is seven")]
-    return chat.encode(turns, sample_image_tokens(config)(sizes), sizes).input_ids
 
 
 @pytest.mark.parametrize("model_type", [name for name in TYPES if name not in PREFIX])
@@ -296,21 +286,6 @@ def test_a_type_that_cannot_be_trained_is_refused_in_a_sentence(model_type: str,
     assert table.refused_row(model_type, tmp_path) in rows_of_docs()[1]
 
 
-def inputs_of(samples: Sequence[list[int]]) -> dict[str, Any]:
-    """Of a sequence of these samples, in which the last token of each predicts nothing."""
-    lengths = [len(sample) for sample in samples]
-    row = torch.tensor([[token for sample in samples for token in sample]])
-    ends = {sum(lengths[: number + 1]) - 1 for number in range(len(lengths))}
-    index = torch.tensor([place for place in range(row.shape[1]) if place not in ends])
-    return {
-        "input_ids": row,
-        "position_ids": torch.cat([torch.arange(length) for length in lengths])[None],
-        "label_index": index,
-        "label_ids": row[0, index + 1],
-        "samples": CuSeqlens.of([lengths], row.shape[1]),
-    }
-
-
 def plain_loss(model: Any, published: PublishedImages, tokens: list[int], images: Sequence[bytes]) -> float:
     """Summed loss of one sample by the library alone, and its gradients."""
     ids = torch.tensor([tokens])
@@ -319,13 +294,6 @@ def plain_loss(model: Any, published: PublishedImages, tokens: list[int], images
     loss = torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:], reduction="sum")
     loss.backward()
     return float(loss.detach())
-
-
-def gradients_of(model: Any) -> dict[str, torch.Tensor]:
-    """Taken from the model, which is left without any."""
-    found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-    model.zero_grad(set_to_none=True)
-    return found
 
 
 @pytest.mark.parametrize("model_type", TYPES)

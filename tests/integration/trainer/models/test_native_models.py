@@ -35,6 +35,8 @@ from vlmpipe.trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.evaluation.evaluate import load_subject
+from vlmpipe.trainer.models.hf.grids import tower_output
+from vlmpipe.trainer.models.hf.vision_metadata import sizes_of
 from vlmpipe.trainer.models.image_inputs import Images
 from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of
@@ -42,8 +44,6 @@ from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights
 from vlmpipe.trainer.models.layers.freeze import part_of
 from vlmpipe.trainer.models.packed_vlm import PackedInputs
 from vlmpipe.trainer.models.pixels import decoded
-from vlmpipe.trainer.models.qwen_vl import model as qwen_row
-from vlmpipe.trainer.models.qwen_vl.vision_metadata import sizes_of
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.weights_digest import weights_sha256
@@ -80,7 +80,7 @@ def test_a_packed_sample_equals_plain_transformers_on_it_alone(family_name: str,
         if cached:
             tower = family.tower(plain)
             all_images = Images(
-                qwen_row.tower_output(tower, all_images.values, sizes_of(tower, all_images.grids, torch.device("cpu")))
+                tower_output(tower, all_images.values, sizes_of(tower, all_images.grids, torch.device("cpu")))
             )
         row, places = sequence_of(config, ROW)
         module = family.training_module(config, plain, cached=cached).eval()

@@ -34,6 +34,7 @@ pytest_plugins = ("tests.support.hf.published",)
 BOUNDS = {torch.float64: 1e-6, torch.float32: 5e-6}
 VISIBLE = 1e-3  # a mistake's difference of gradients, at least
 HF = ("qwen2_5_vl", "internvl", "llava_onevision", "idefics3", "qwen3_vl", "glm46v") if WHOLE else ("qwen2_5_vl",)
+GRIDS = ("qwen2_5_vl", "qwen3_vl") if WHOLE else ("qwen3_vl",)  # whose positions the loader makes
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +49,8 @@ def axes(published: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
     return of_type("qwen2_5_vl", published, tmp_path_factory.mktemp("axes"))
 
 
-def of_type(model_type: str, published: Callable[[str], Path], root: Path) -> SharedPrefixes:
-    model = model_section(published(model_type), freeze=())
+def of_type(model_type: str, published: Callable[[str], Path], root: Path, **changes: Any) -> SharedPrefixes:
+    model = model_section(published(model_type), freeze=(), **changes)
     data = write_questions(root / "data") | {"share_prefix": "on", "sequence_length": 512}
     return SharedPrefixes(job_of(root, model, data))
 
@@ -76,6 +77,16 @@ def test_shared_equals_separate_in_family_hf(
     model_type: str, published: Callable[[str], Path], tmp_path: Path, axes: SharedPrefixes
 ) -> None:
     case = axes if model_type == "qwen2_5_vl" else of_type(model_type, published, tmp_path)
+    require_shared_prefix(case.job.model)
+    shared, separate = (case.computed(groups) for groups in (case.groups, None))
+    assert max(apart(shared, separate).values()) < BOUNDS[torch.float64], apart(shared, separate)
+
+
+@pytest.mark.parametrize("model_type", GRIDS)
+def test_shared_equals_separate_where_images_are_grids(
+    model_type: str, published: Callable[[str], Path], tmp_path: Path
+) -> None:
+    case = of_type(model_type, published, tmp_path, max_pixels=2048)
     require_shared_prefix(case.job.model)
     shared, separate = (case.computed(groups) for groups in (case.groups, None))
     assert max(apart(shared, separate).values()) < BOUNDS[torch.float64], apart(shared, separate)

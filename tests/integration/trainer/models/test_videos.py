@@ -34,9 +34,9 @@ from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, ShownImages, answer_questions
 from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
 from vlmpipe.trainer.feature_cache.encode import encode_images
+from vlmpipe.trainer.models.grid_images import VIDEO_TOKEN
 from vlmpipe.trainer.models.image_inputs import Images, join_features
 from vlmpipe.trainer.models.image_processor import image_preparer
-from vlmpipe.trainer.models.image_tokens import VIDEO_TOKEN
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.models.seen_images import SeenImages
 from vlmpipe.trainer.storage import open_storage

@@ -61,7 +61,11 @@ HF = {"family": "hf", "pretrained": {"weights": "org/model"}, "tokenizer": "org/
     ("changes", "field", "sentence"),
     [
         ({"model": HF | {"image_size": 32}}, "model", "image_size does not apply to family hf"),
+        ({"model": HF | {"min_pixels": 9}}, "model", "min_pixels does not apply to family hf"),
+        ({"model": HF | {"min_pixels": 9, "max_pixels": 8}}, "model", "min_pixels 9 is more than max_pixels 8"),
+        ({"model": HF | {"max_pixels": 9, "image_processor": {}}}, "model", "image_processor does not apply with max"),
         ({"model": HF | {"tokenizer": "train:300"}}, "model", "family hf takes a published tokenizer"),
+        ({"data__video": "native"}, "data.video", "expected qwen2_5_vl or qwen3_vl, or hf with max_pixels, or frames"),
         ({"model": HF | {"pretrained": {"config": {"model_type": "gemma3"}}}}, "model", "takes weights only"),
     ],
 )
@@ -88,7 +92,7 @@ def test_images_that_a_whole_model_cannot_take_are_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "field", "sentence"),
     [
-        ({}, "data.video", "expected qwen2_5_vl or qwen3_vl, or frames"),
+        ({}, "data.video", "expected qwen2_5_vl or qwen3_vl, or hf with max"),
         ({"model": QWEN | {"tokenizer": "train:300"}}, "data.video", "which has no token of videos"),
         ({"model": QWEN, "data__video_frames": 1}, "data.video_frames", "expected 2 to 16000"),
         ({"model": QWEN, "data__video_times": True}, "data.video_times", "gives times as the model's own processor"),

@@ -167,11 +167,11 @@ THE_LIBRARYS: dict[str, tuple[str, dict[str, Part | None]]] = {
         {"packed_vlm.block_diagonal_mask": lambda *_: {"attention_mask": None}},
     ),
     "images at a mask's places": ("llava", {"llava.model.embedded": scattered_by_a_mask}),
-    "levels at a mask's places": ("qwen3_vl", {"qwen_vl.model.add_levels_at_places": levels_by_a_mask}),
+    "levels at a mask's places": ("qwen3_vl", {"hf.model.add_levels_at_places": levels_by_a_mask}),
 } | {
     f"sizes of images, {family}": (
         f"{family} online",
-        {"qwen_vl.model.sizes_of": grids_on_the_device, "qwen_vl.model.tower_output": tower_of_the_library},
+        {"hf.model.sizes_of": grids_on_the_device, "hf.model.tower_output": tower_of_the_library},
     )
     for family in ("qwen2_5_vl", "qwen3_vl")
 }

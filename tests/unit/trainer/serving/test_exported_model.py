@@ -19,13 +19,13 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed import process
 from vlmpipe.trainer.distributed.process import own_devices
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.hf.family import HfFamily
 from vlmpipe.trainer.models.layers.bf16 import cast_to_bf16
 from vlmpipe.trainer.models.llava.family import LlavaFamily
-from vlmpipe.trainer.models.qwen_vl.family import QwenVlFamily
 from vlmpipe.trainer.serving import exported_model
 from vlmpipe.trainer.serving.exported_model import roomy_devices
 
-FAMILIES = {"llava": LlavaFamily(), "qwen2_5_vl": QwenVlFamily(), "qwen3_vl": QwenVlFamily()}
+FAMILIES = {"llava": LlavaFamily(), "qwen2_5_vl": HfFamily(), "qwen3_vl": HfFamily()}
 MODEL = nn.Linear(1024, 1024, bias=False)  # 4 MiB
 
 

@@ -30,13 +30,13 @@ def shape_of(**changes: object) -> ModelShape:
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_patches_take_time_by_the_pixels_of_the_image(family: str, pixels: int) -> None:
     shape = shape_of(family=family, max_pixels=pixels)
-    assert preparation_s(family, shape) == pytest.approx(PATCHES_S * pixels / 1e6, rel=0.01)
+    assert preparation_s("grids", shape) == pytest.approx(PATCHES_S * pixels / 1e6, rel=0.01)
 
 
 def test_images_of_the_librarys_processors_take_time_by_their_pixels_and_squares_by_the_photo() -> None:
     tiles = shape_of(family="smolvlm_tiles")
-    assert preparation_s("smolvlm", tiles) == pytest.approx(LIBRARY_S * 5 * 16 * 16 / 1e6, rel=0.01)
-    assert preparation_s("llava", shape_of()) == SQUARE_S
+    assert preparation_s("published", tiles) == pytest.approx(LIBRARY_S * 5 * 16 * 16 / 1e6, rel=0.01)
+    assert preparation_s("squares", shape_of()) == SQUARE_S
 
 
 @pytest.mark.parametrize(
@@ -44,16 +44,16 @@ def test_images_of_the_librarys_processors_take_time_by_their_pixels_and_squares
 )
 def test_ranks_share_cores(cores: int, ranks: int, threads: int, most: int) -> None:
     assert (threads_of(cores, ranks), most_threads_of(cores, ranks)) == (threads, most)
-    one = preparation_s("llava", shape_of())
+    one = preparation_s("squares", shape_of())
     for setting, used in (("auto", most), (1, 1), (2, min(2, most)), (999, most)):
         expected = one if used == 1 else one / (used * THREAD_SHARE)
-        found = rank_preparation_s("llava", shape_of(), setting, cores=cores, ranks=ranks)  # type: ignore[arg-type]
+        found = rank_preparation_s("squares", shape_of(), setting, cores=cores, ranks=ranks)  # type: ignore[arg-type]
         assert found == pytest.approx(expected), setting
 
 
-def test_threads_of_family_hf_are_not_counted_on() -> None:
+def test_threads_of_published_processors_are_not_counted_on() -> None:
     shape = shape_of()
-    assert rank_preparation_s("hf", shape, "auto", cores=208, ranks=8) == preparation_s("hf", shape)
+    assert rank_preparation_s("published", shape, "auto", cores=208, ranks=8) == preparation_s("published", shape)
 
 
 def test_the_planners_page_has_these_figures() -> None:

@@ -17,11 +17,12 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTra
 from tests.support.trainer.tiny_native import model_section
 from vlmpipe.trainer.config.model import GRID_FAMILIES, ModelConfig
 from vlmpipe.trainer.models.hf import vision_attention
+from vlmpipe.trainer.models.hf.encoder import without_mergers
+from vlmpipe.trainer.models.hf.grids import tower_output
 from vlmpipe.trainer.models.hf.model import HfVLM
-from vlmpipe.trainer.models.hf.vision_attention import Pieces, at_once, attention, by_runs
+from vlmpipe.trainer.models.hf.vision_attention import Pieces, at_once, attention, by_runs, use_few_launches
+from vlmpipe.trainer.models.hf.vision_metadata import sizes_of
 from vlmpipe.trainer.models.image_inputs import Grid
-from vlmpipe.trainer.models.qwen_vl.model import tower_output, without_mergers
-from vlmpipe.trainer.models.qwen_vl.vision_metadata import sizes_of
 from vlmpipe.trainer.models.registry import family_of
 
 CPU = torch.device("cpu")
@@ -35,6 +36,7 @@ def tower_of(family_name: str) -> Any:
     model = family_of(config).skeleton(config, vocabulary=300)
     for parameter in model.parameters():
         nn.init.normal_(parameter, mean=float(parameter.ndim < 2), std=0.2)
+    use_few_launches(model.model.visual)
     return without_mergers(model.model.visual)
 
 
@@ -74,7 +76,9 @@ def calls_of_a_picture(monkeypatch: pytest.MonkeyPatch, *, library: bool) -> int
 
     config: Any = Qwen2_5_VLConfig().vision_config
     config.hidden_size, config.intermediate_size, config.num_heads, config.out_hidden_size = 16, 16, 1, 16
-    tower: Any = without_mergers(Qwen2_5_VisionTransformerPretrainedModel(config))
+    encoder = Qwen2_5_VisionTransformerPretrainedModel(config)
+    use_few_launches(encoder)
+    tower: Any = without_mergers(encoder)
     sizes = sizes_of(tower, [(1, 72, 72)], CPU)
     if library:
         tower.config._attn_implementation = "sdpa"
@@ -128,7 +132,7 @@ def test_any_type_with_a_merger_trains_with_few_calls(monkeypatch: pytest.Monkey
     with torch.no_grad():
         model.model.get_image_features(**inputs)
         by_library = len(calls)
-        module = HfVLM(config, model, images=None)  # type: ignore[arg-type]
+        module = HfVLM(config, model, images=None)
         calls.clear()
         found = module.features(inputs)
     assert (by_library, len(calls)) == (34, 2)

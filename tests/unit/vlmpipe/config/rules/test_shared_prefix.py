@@ -17,6 +17,7 @@ PROGRAM = {"name": "plain", "command": ["python", "train.py"]}
     "changes",
     [
         {"data__pack": False},
+        {"data__video": "native"},
         {"model__lora": {"dropout": 0.1}, "model__freeze": ["tower"]},
         {"train__objective": "dpo"},
         {"train__strategy": "zero2"},

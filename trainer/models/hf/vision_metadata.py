@@ -1,4 +1,4 @@
-"""Vision metadata of a Qwen-VL tower, computed on the host from image sizes.
+"""Vision metadata of a tower that takes a grid of patches for each image, computed on the host from image sizes.
 
 The library would derive it from a tensor on the device, and the host would wait for that in each layer. Here the
 library's own functions compute it from the host's numbers, and the tower takes the results as named arguments.

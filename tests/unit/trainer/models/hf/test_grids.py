@@ -1,4 +1,4 @@
-"""What Qwen-VL's training module does without a read is what the library does with one, to the bit."""
+"""What the training module does with grids, without a read, is what the library does with one, to the bit."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.support.trainer.tiny_native import TEXT, model_section
 from vlmpipe.trainer.config.model import GRID_FAMILIES, ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.attention.block_mask import mask_of
+from vlmpipe.trainer.models.hf.grids import precomputed, project
+from vlmpipe.trainer.models.hf.vision_metadata import sizes_of
 from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.image_placeholders import add_levels_at_places, places_of, put
-from vlmpipe.trainer.models.qwen_vl.model import encoder_output, project
-from vlmpipe.trainer.models.qwen_vl.vision_metadata import sizes_of
 from vlmpipe.trainer.models.registry import family_of
 
 CPU = torch.device("cpu")
@@ -75,7 +75,7 @@ def loss_by_the_library(module: Any, rows: dict[str, Tensor], patches: Tensor, g
         input_ids=rows["input_ids"],
         position_ids=rows["position_ids"],
         attention_mask=mask_of(base.language_model.config, rows["position_ids"][0], packed=True),
-        mm_encoder_outputs={"image": encoder_output(projected, base.visual)},
+        mm_encoder_outputs={"image": precomputed(projected, base.visual)},
         use_cache=False,
     ).last_hidden_state
     labelled = hidden.flatten(0, 1)[rows["label_index"]]

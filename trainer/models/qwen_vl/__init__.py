@@ -1,1 +1,0 @@
-"""Qwen2.5-VL and Qwen3-VL."""
