@@ -81,6 +81,8 @@ def _tables() -> Iterator[str]:
     for store, prices in file.by_store():
         for price in (prices.class_a, prices.class_b):
             add(f"requests to {store}://", "", "all", price)
+    for (region, _), price in file.by_second():
+        add("Cloud Run", "", region, price)
     if fee := file.vertex_fee:
         add("Vertex AI's fee", "", "all", file.price(fee, fee.share))
     for (kind, term, source, day, days), prices in groups.items():

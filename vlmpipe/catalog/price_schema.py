@@ -1,4 +1,4 @@
-"""Schema of a prices file: tables of machines, GPUs, boot disks and storage, each with its source and date."""
+"""Schema of a prices file: tables of machines, GPUs, disks, storage and Cloud Run, each with its source and date."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.config.sections.cloud_run import load_cloud_run
 from vlmpipe.config.validation_errors import Problem, RunFileError, did_you_mean, expected_value, show
 from vlmpipe.config.yaml_loader import read_mapping, read_text
 from vlmpipe.trainer.config.base import Fraction, Section
@@ -19,6 +20,7 @@ from vlmpipe.trainer.errors import ConfigError
 
 Term = Literal["standard", "spot", "flex_start"]
 OLD_AFTER_DAYS = 90
+VCPU, GIB, IN_ZONES = "vcpu", "gib", "_in_zones"  # names in cloud_run; of a GPU with capacity in further zones
 # Spot prices may change every day, flex-start's are announced for weeks: cloud.google.com/spot-vms/pricing.
 FLOATING_OLD_AFTER_DAYS = 30
 
@@ -88,6 +90,13 @@ class _Stores(_Sourced):
     usd_per_gb_month: dict[str, _Usd]
 
 
+class _PerSecond(_Sourced):
+    """Cloud Run: of an instance's vCPU, of its GiB, and of its GPU."""
+
+    region: str = Field(min_length=1)
+    usd_per_s: dict[str, _Usd]
+
+
 class _RequestPrices(Section):
     class_a: _Usd
     class_b: _Usd
@@ -108,6 +117,7 @@ class PriceFile(Section):
     boot_disks: tuple[_Disks, ...] = ()
     storage: tuple[_Stores, ...] = ()
     requests: tuple[_Requests, ...] = ()
+    cloud_run: tuple[_PerSecond, ...] = ()
 
     def price(self, table: _Sourced, usd: float) -> Price:
         """A price of this table, with the table's date and source."""
@@ -132,6 +142,11 @@ class PriceFile(Section):
         for table in self.storage:
             for region, usd in table.usd_per_gb_month.items():
                 yield region, self.price(table, usd)
+
+    def by_second(self) -> Iterator[tuple[tuple[str, str], Price]]:
+        for table in self.cloud_run:
+            for name, usd in table.usd_per_s.items():
+                yield (table.region, name), self.price(table, usd)
 
     def by_store(self) -> Iterator[tuple[str, RequestPrices]]:
         for table in self.requests:
@@ -165,7 +180,7 @@ def _problem(details: ErrorDetails) -> Problem:
     entry = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"]).lstrip(".")
     kind = details["type"]
     if kind == "extra_forbidden":
-        tables = (PriceFile, _Source, _Fee, _Hourly, _Disks, _Stores, _Requests, _RequestPrices)
+        tables = (PriceFile, _Source, _Fee, _Hourly, _Disks, _Stores, _Requests, _RequestPrices, _PerSecond)
         hint = did_you_mean(str(details["loc"][-1]), sorted({name for table in tables for name in table.model_fields}))
         return Problem(entry, f"found an unknown key, expected one of a prices file{hint}")
     if kind == "missing":
@@ -191,10 +206,17 @@ def _unknown_names(tables: PriceFile) -> Iterator[Problem]:
                     text = f"found {name}, expected {expected} of Vertex AI training{did_you_mean(name, list(known))}"
                     yield Problem(f"{kind}[{index}].usd_per_hour", text)
 
+    of_instance = [VCPU, GIB, *(gpu + end for gpu in load_cloud_run().gpus for end in ("", IN_ZONES))]
+    for index, table in enumerate(tables.cloud_run):
+        for name in table.usd_per_s:
+            if name not in of_instance:
+                text = f"found {name}, expected one of {', '.join(of_instance)}{did_you_mean(name, of_instance)}"
+                yield Problem(f"cloud_run[{index}].usd_per_s", text)
+
 
 def _undated(tables: PriceFile) -> Iterator[Problem]:
     entries: list[tuple[str, _Sourced]] = [("vertex_fee", tables.vertex_fee)] if tables.vertex_fee else []
-    for kind in ("machines", "accelerators", "boot_disks", "storage", "requests"):
+    for kind in ("machines", "accelerators", "boot_disks", "storage", "requests", "cloud_run"):
         entries += [(f"{kind}[{index}]", table) for index, table in enumerate(getattr(tables, kind))]
     for entry, table in entries:
         if table.date is None and table.source not in tables.sources:

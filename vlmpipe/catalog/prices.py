@@ -12,7 +12,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 
 from vlmpipe.catalog.machines import load_catalog, read_yaml
-from vlmpipe.catalog.price_schema import Price, PriceFile, RequestPrices, Term, parse_prices, read_prices
+from vlmpipe.catalog.price_schema import (
+    GIB,
+    IN_ZONES,
+    VCPU,
+    Price,
+    PriceFile,
+    RequestPrices,
+    Term,
+    parse_prices,
+    read_prices,
+)
 from vlmpipe.trainer.storage.user_folders import expanded
 
 FILE_NAME = "prices.yaml"
@@ -51,6 +61,7 @@ class Prices:
     stores: Mapping[str, Price] = field(repr=False)  # Cloud Storage, class Standard, by region
     per_1000: Mapping[str, RequestPrices] = field(repr=False)  # requests, by the scheme of the store
     fee: Price  # Vertex AI's management fee; `usd` is its share of the standard price
+    by_second: Mapping[tuple[str, str], Price] = field(repr=False)  # Cloud Run, by region and part of an instance
 
     def machine(
         self, machine_type: str, accelerator_type: str, accelerator_count: int, region: str, term: Term
@@ -93,6 +104,15 @@ class Prices:
             return MonthlyQuote(None, *self._origin({}, [name]))
         return MonthlyQuote(price.usd, *self._origin({name: price}, []))
 
+    def instance(self, cpu: int, memory_gib: int, accelerator_type: str, region: str, *, in_zones: bool) -> Quote:
+        """An instance of Cloud Run with one GPU, per hour of its life. in_zones: with capacity in further zones."""
+        counts = {VCPU: cpu, GIB: memory_gib, accelerator_type + IN_ZONES * in_zones: 1}
+        prices = {name: self.by_second[region, name] for name in counts if (region, name) in self.by_second}
+        missing = [f"{name} of Cloud Run in {region}" for name in counts if name not in prices]
+        parts = {f"{name} of Cloud Run in {region}": price for name, price in prices.items()}
+        usd_per_s = sum(counts[name] * price.usd for name, price in prices.items())
+        return Quote(None if missing else 3600 * usd_per_s, *self._origin(parts, missing))
+
     def requests(self, uri: str) -> RequestPrices | None:
         """Prices of requests to a bucket, class Standard in a single region; None where none is known."""
         return self.per_1000.get(uri.partition(":")[0])
@@ -125,6 +145,7 @@ def load_prices(user_file: str = "", today: date | None = None) -> Prices:
         {key: price for file in files for key, price in file.monthly_stores()},
         {key: price for file in files for key, price in file.by_store()},
         fees[-1],
+        {key: price for file in files for key, price in file.by_second()},
     )
 
 

@@ -168,6 +168,28 @@ class ServingJson(TypedDict):
     usd_per_wake: NotRequired[float | None]  # plans of earlier releases have none
 
 
+class PlaceMonthsJson(TypedDict):
+    name: str
+    machine: str
+    missing: list[str]
+    usd_per_month: list[float | None]
+    replicas: list[int]
+
+
+class CheapestFromJson(TypedDict):
+    questions_a_day: float
+    name: str
+
+
+class ServingPlacesJson(TypedDict):
+    questions_a_day: list[int]
+    places: list[PlaceMonthsJson]
+    cheapest: list[str]
+    changes: list[CheapestFromJson]
+    question_s: float | None
+    starts_on_cloud_run_usd: float | None
+
+
 class ManagedJson(TypedDict):
     low_usd: float
     high_usd: float
@@ -185,6 +207,7 @@ class BillJson(TypedDict):
     samples: float | None
     serving: ServingJson | None
     managed: ManagedJson | None
+    places: NotRequired[ServingPlacesJson | None]  # plans of earlier releases have none
     whole_usd: float | None
     usd_per_million_tokens: float | None
     usd_per_thousand_samples: float | None

@@ -119,6 +119,9 @@ class RoundPrices:
     def boot_disk(self, boot_disk_type: str, region: str) -> MonthlyQuote:
         return MonthlyQuote(self.disk, "2026-11-01", (), ())
 
+    def instance(self, cpu: int, memory_gib: int, accelerator_type: str, region: str, *, in_zones: bool) -> Quote:
+        return Quote(2.0, "2026-11-01", (), ())
+
     def storage(self, region: str) -> MonthlyQuote:
         return MonthlyQuote(self.store, "2026-11-01", (), ())
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vlmpipe.cli.views.amounts import UNKNOWN, amount, between, hours_text
-from vlmpipe.cli.views.cost.bill import bill_table
+from vlmpipe.cli.views.cost.bill import bill_blocks
 from vlmpipe.cli.views.memory_bar import GIB, jobs_memory, memory_blocks, share_text
 from vlmpipe.cli.views.pipeline_steps import pipeline_steps
 from vlmpipe.cli.views.stages import stages_headline, stages_table
@@ -80,7 +80,7 @@ def stages_blocks(plan: StagesPlanJson, width: int, verbose: bool) -> Iterator[R
     yield ""
     yield stages_table(plan)
     if bill := plan.get("bill"):
-        yield bill_table(bill)
+        yield from bill_blocks(bill)
     for name, stage in stages.items():
         yield ""
         yield Rule(Text(f"stage {name}", style="bold"), align="left", style="dim")
@@ -290,7 +290,7 @@ def _cost(cost: CostJson, bill: BillJson | None) -> Iterator[RenderableType]:
     if missing:
         yield Text(f"No price is known for: {'; '.join(missing)}. It is not in the sums.", style="yellow")
     if bill:
-        yield bill_table(bill)
+        yield from bill_blocks(bill)
     yield Text(" ".join(_monthly(cost)))
 
 

@@ -10,21 +10,24 @@ from typing import TYPE_CHECKING
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.catalog.managed_offers import ManagedRange, Method, text_only_range
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.sections.cloud_run import load_cloud_run
+from vlmpipe.config.sections.deploy import DeployConfig
 from vlmpipe.planner.cost.estimate import Cost
+from vlmpipe.planner.cost.serving_places import ServingPlaces, instance_name, instance_quote, serving_places
+from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.steps.estimate import HOURS_PER_MONTH
-from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 from vlmpipe.trainer.storage.base import in_bucket
 
 if TYPE_CHECKING:
-    from vlmpipe.catalog.prices import Prices
+    from vlmpipe.catalog.prices import Prices, Quote
 
 MOSTLY_TRAINED = 0.5  # share of the weights from which a training without adapters compares with full tuning
 
 
 @dataclass(frozen=True)
 class ServingCost:
-    """An endpoint's replicas by deploy, priced as standard machines of training with Vertex AI's fee.
+    """An endpoint's replicas by deploy: standard machines of training with Vertex AI's fee, or instances of Cloud Run.
 
     None: not known, and `missing` names the prices.
     """
@@ -51,6 +54,7 @@ class Bill:
     samples: float | None
     serving: ServingCost | None  # None: the run deploys nothing
     managed: ManagedRange | None  # None: nothing comparable is sold
+    places: ServingPlaces | None = None  # None: the run deploys nothing
 
     @property
     def whole_usd(self) -> float | None:
@@ -67,8 +71,9 @@ class Bill:
         }
 
 
-def bill_of(config: RunConfig, cost: Cost, load: Workload, shape: ModelShape, prices: Prices) -> Bill:
-    """The bill of one training with its pipeline. `shape`: the model's sizes."""
+def bill_of(case: Scenario, cost: Cost, prices: Prices) -> Bill:
+    """The bill of one training with its pipeline."""
+    config, load = case.config, case.load
     sequences = None if load.steps is None else load.steps * load.sequences_per_step
     return Bill(
         usd=cost.usd,
@@ -79,7 +84,8 @@ def bill_of(config: RunConfig, cost: Cost, load: Workload, shape: ModelShape, pr
         tokens=None if sequences is None else sequences * load.useful_tokens_per_sequence,
         samples=None if sequences is None else sequences * load.samples_per_sequence,
         serving=serving_cost(config, prices),
-        managed=_managed(config, shape),
+        managed=_managed(config, case.shape),
+        places=serving_places(case, prices),
     )
 
 
@@ -100,6 +106,7 @@ def bill_of_stages(bills: Sequence[Bill]) -> Bill:
         samples=total(lambda bill: bill.samples),
         serving=next((bill.serving for bill in bills if bill.serving), None),
         managed=bills[-1].managed if all(bill.managed for bill in bills) else None,
+        places=bills[-1].places,
     )
 
 
@@ -108,25 +115,29 @@ def serving_cost(config: RunConfig, prices: Prices) -> ServingCost | None:
     deploy = config.deploy
     if deploy is None:
         return None
-    if deploy.cloud_run:
-        missing = ("an instance of Cloud Run",)
-        return ServingCost("Cloud Run", deploy.min_replicas, deploy.max_replicas, None, None, missing)
-    quote = prices.machine(
-        deploy.machine_type, deploy.accelerator_type, deploy.accelerator_count, config.gcp.location, "standard"
-    )
+    machines, quote, idle_minutes = _replica(deploy, config.gcp.location, prices)
     month = None if quote.usd_per_hour is None else quote.usd_per_hour * HOURS_PER_MONTH
-    idle_hours = deploy.idle_minutes / 60
-    machine = load_catalog().machines.get(deploy.machine_type)
-    gpus = f" with {deploy.accelerator_count} x {deploy.accelerator_type}" if deploy.accelerator_count else ""
     return ServingCost(
-        machines=deploy.machine_type + ("" if machine and machine.accelerators_fixed else gpus),
+        machines=machines,
         min_replicas=deploy.min_replicas,
         max_replicas=deploy.max_replicas,
         usd_per_month=None if month is None else month * deploy.min_replicas,
         most_usd_per_month=None if month is None else month * deploy.max_replicas,
         missing=quote.missing,
-        usd_per_wake=None if quote.usd_per_hour is None or not deploy.sleeps else quote.usd_per_hour * idle_hours,
+        usd_per_wake=None
+        if quote.usd_per_hour is None or not deploy.sleeps
+        else quote.usd_per_hour * idle_minutes / 60,
     )
+
+
+def _replica(deploy: DeployConfig, region: str, prices: Prices) -> tuple[str, Quote, int]:
+    """A replica's machine, its price, and the minutes that it is kept after a question."""
+    if deploy.cloud_run and (instance := instance_quote(deploy, region, prices)):
+        return f"Cloud Run ({instance_name(deploy)})", instance, load_cloud_run().idle_minutes
+    quote = prices.machine(deploy.machine_type, deploy.accelerator_type, deploy.accelerator_count, region, "standard")
+    machine = load_catalog().machines.get(deploy.machine_type)
+    gpus = f" with {deploy.accelerator_count} x {deploy.accelerator_type}" if deploy.accelerator_count else ""
+    return deploy.machine_type + ("" if machine and machine.accelerators_fixed else gpus), quote, deploy.idle_minutes
 
 
 def _network_usd(config: RunConfig) -> float | None:

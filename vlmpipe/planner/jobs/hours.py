@@ -11,16 +11,14 @@ from vlmpipe.config.rules.baseline import asks_start
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.job_spec.build import Job
 from vlmpipe.planner.jobs.memory import as_replayed
+from vlmpipe.planner.jobs.question_time import prompt_seconds, weights_seconds
 from vlmpipe.planner.jobs.shared_prompts import MeanPrompt, mean_prompt
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.steps.needs import all_samples
-from vlmpipe.planner.time.communication import BF16_BYTES, FP32_BYTES
-from vlmpipe.planner.time.computing import reached
 from vlmpipe.planner.time.feature_cache import CacheAdvice
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.data.replay.part_size import busiest_rank
 from vlmpipe.trainer.evaluation.questions_at_once import questions_at_once
-from vlmpipe.trainer.sizing.flops import flops_per_sequence
 
 AUDIT_PASSES = 3  # an early checkpoint, a late one, and the late one without images
 CAPTIONS = "coco-captions"  # the format of benchmarks that the retention probe leaves out
@@ -146,7 +144,7 @@ def _asking_hours(
     config, load, gpu = case.config, case.load, evaluation_gpu(case.config, case.gpu)
     if gpu is None:
         return None
-    evaluate, shape = config.evaluate, dataclasses.replace(case.shape, selections=1)
+    evaluate = config.evaluate
     at_once = questions_at_once(
         evaluate.batch_questions,
         evaluate.batch_tokens,
@@ -154,26 +152,12 @@ def _asking_hours(
         load.sample_images,
     )
     whole = MeanPrompt(load.sample_tokens, load.sample_images, load.sample_tokens**2)
-    shared = mean_prompt(load, shape.image_tokens, asked_share, at_once)
-    forward = [
-        flops_per_sequence(
-            shape,
-            sequence_length=prompt.tokens,
-            images=prompt.images,
-            label_tokens=0,
-            cached=case.cached,
-            activation_checkpointing="none",
-            sample_pairs=prompt.pairs,
-        ).forward
-        for prompt in (whole, shared)
-    ]
-    rates, _ = reached(config, case.shape, case.layout, gpu, cached=case.cached)
-    forward_s = ((sum(rounds) + forward_only) * forward[0] + sum(together) * forward[1]) / rates.beside
+    shared = mean_prompt(load, case.shape.image_tokens, asked_share, at_once)
+    whole_s, shared_s = (prompt_seconds(case, gpu, prompt, cached=case.cached) for prompt in (whole, shared))
+    forward_s = (sum(rounds) + forward_only) * whole_s + sum(together) * shared_s
     ranks = config.cluster.of_job(job).world_size
     batches = sum(math.ceil(questions / ranks / at_once) for questions in (*rounds, *together))
-    weights = shape.parameters["language_layers"] + shape.language.hidden * shape.vocabulary
-    number_bytes = BF16_BYTES if config.train.precision == "bf16" else FP32_BYTES
-    token_s = weights * number_bytes / (gpu.memory_gbytes_per_s * 1e9)
+    token_s = weights_seconds(case.shape, config.train.precision, gpu)
     return (forward_s / ranks + batches * evaluate.max_new_tokens * token_s) / 3600
 
 

@@ -35,7 +35,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloudRun]:
     monkeypatch.setattr(retries, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
     monkeypatch.setattr(service, "POLLING", service.POLLING.with_delay(initial=0.01))
     monkeypatch.setattr(waking, "WAKING_POLL_S", 0.01)
-    monkeypatch.setattr(waking, "WAKING_S", 0.2)
+    monkeypatch.setattr(waking, "WAKING_S", 60.0)
     with FakeCloudRun() as running:
         monkeypatch.setenv(ENDPOINT_VARIABLE, running.endpoint)
         running.answers = dict.fromkeys(range(1, 9), right)
@@ -172,8 +172,9 @@ def test_questions_wait_for_an_instance_to_start(server: FakeCloudRun) -> None:
     ("status", "code"), [(403, ExitCode.NO_PERMISSION), (503, ExitCode.UNAVAILABLE), (400, ExitCode.DATA)]
 )
 def test_a_service_that_refuses_questions_is_an_error_that_leaves_nothing(
-    server: FakeCloudRun, status: int, code: int
+    server: FakeCloudRun, monkeypatch: pytest.MonkeyPatch, status: int, code: int
 ) -> None:
+    monkeypatch.setattr(waking, "WAKING_S", 0.05)
     server.refuses = status
     with pytest.raises(UserError) as caught:
         deployed("run-1")

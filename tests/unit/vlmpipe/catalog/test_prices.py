@@ -226,6 +226,16 @@ storage: [{source: us, usd_per_gb_month: {us-central1: 0.01}}]
     assert own.storage("us-central1").usd_per_gb_month == 0.01
 
 
+def test_the_user_may_price_instances_of_cloud_run_and_a_misspelt_part_is_refused(tmp_path: Path) -> None:
+    table = "cloud_run: [{region: us-west1, source: us, date: 2026-11-01, usd_per_s: {vcpu: 0.5, gib: 0.25, %s: 2}}]"
+    quote = _own(tmp_path, table % "NVIDIA_L4").instance(4, 16, "NVIDIA_L4", "us-west1", in_zones=False)
+    assert (quote.usd_per_hour, quote.sources) == (3600 * (4 * 0.5 + 16 * 0.25 + 2), ("us",))
+    unknown = load_prices().instance(8, 32, "NVIDIA_L4", "us-west1", in_zones=True)
+    assert unknown.usd_per_hour is None and "NVIDIA_L4_in_zones of Cloud Run in us-west1" in unknown.missing
+    with pytest.raises(ConfigError, match="found NVIDIA_L40, expected one of vcpu, gib, NVIDIA_L4"):
+        _own(tmp_path, table % "NVIDIA_L40")
+
+
 ENTRY = "machines: [{{region: us-central1, term: {term}, source: us, {date}usd_per_hour: {{{name}: {price}}}}}]"
 GOOD = {"term": "spot", "date": "date: 2026-11-01, ", "name": "a2-highgpu-1g", "price": "1.5"}
 

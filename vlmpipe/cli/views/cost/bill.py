@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from vlmpipe.cli.views.amounts import UNKNOWN, amount
+from vlmpipe.cli.views.cost.serving_places import places_blocks
 from vlmpipe.cli.views.tables import grid
 from vlmpipe.planner.spending.approval import dollars
 from vlmpipe.records.plan_json import BillJson, ServingJson
+
+
+def bill_blocks(bill: BillJson) -> Iterator[RenderableType]:
+    """The bill, and for a run that deploys the places where its model could be served."""
+    yield bill_table(bill)
+    if places := bill.get("places"):
+        yield from places_blocks(places)
 
 
 def bill_table(bill: BillJson) -> Table:

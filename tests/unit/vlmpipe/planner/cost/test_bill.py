@@ -65,6 +65,20 @@ def test_a_sleeping_endpoint_costs_nothing_idle_and_its_idle_time_each_time_that
     assert f"and its endpoint then ${hourly / 2:,.2f} each time that it is woken, together" in reason
 
 
+def test_a_run_on_cloud_run_has_its_instances_price_and_is_compared_with_endpoints() -> None:
+    given = DEPLOY.replace("machine_type: g2-standard-12, ", "cloud_run: {}, ").replace(
+        "min_replicas: 1", "min_replicas: 0"
+    )
+    plan = plan_run(load_run_file(CONFIG, [f"deploy={given}"]))
+    hourly = load_prices().instance(8, 32, "NVIDIA_L4", "us-central1", in_zones=False).usd_per_hour
+    assert plan.bill and plan.bill.serving and plan.bill.places and hourly
+    serving, told = plan.bill.serving, plan.bill.as_dict()
+    assert serving.machines == "Cloud Run (8 vCPUs, 32 GiB, NVIDIA_L4)" and serving.usd_per_month == 0.0
+    assert serving.most_usd_per_month == pytest.approx(3 * 730 * hourly)
+    assert serving.usd_per_wake == pytest.approx(hourly / 4)
+    assert isinstance(told["places"], dict) and len(told["places"]["places"]) == 3
+
+
 def test_a_machine_without_a_price_is_named_and_left_out_of_the_approval() -> None:
     config = load_run_file(CONFIG, [f"deploy={DEPLOY.replace('g2-standard-12', 'g2-standard-12-none')}"])
     serving = serving_cost(config, load_prices())
