@@ -63,15 +63,17 @@ class FileTooLargeError(DataError):
 
 def open_regular(path: Path | str) -> BinaryIO:
     """Open for reading. Raises NotRegularFileError, and OSError as `open` does."""
-    return os.fdopen(_opened(path, READ), "rb")
+    return os.fdopen(_opened(path, READ)[0], "rb")
 
 
 def read_whole(path: Path | str) -> bytes:
     """All bytes of a file. Raises as `open_regular`; cheaper than to open a small one as a file object."""
-    handle = _opened(path, READ)
+    handle, size_bytes = _opened(path, READ)
     try:
-        size_bytes = os.fstat(handle).st_size
-        pieces = [os.read(handle, size_bytes + 1)]
+        data = os.read(handle, size_bytes + 1)
+        if len(data) == size_bytes > 0:  # less than was asked for: the end
+            return data
+        pieces = [data]
         while pieces[-1]:
             pieces.append(os.read(handle, CHUNK_BYTES))
         return b"".join(pieces)
@@ -128,9 +130,9 @@ def head_of(path: Path | str) -> bytes:
         return b""
 
 
-def open_lock(path: Path, mode: int = 0o600, *, create: bool = True) -> int:
+def open_lock(path: Path | str, mode: int = 0o600, *, create: bool = True) -> int:
     """A descriptor of a lock file. Links are not followed: their targets may be another user's."""
-    return _opened(path, LOCK | (os.O_CREAT if create else 0), mode)
+    return _opened(path, LOCK | (os.O_CREAT if create else 0), mode)[0]
 
 
 def kind_of(path: Path | str) -> str:
@@ -142,15 +144,16 @@ def kind_of(path: Path | str) -> str:
     return "" if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else KINDS.get(stat.S_IFMT(mode), "a special file")
 
 
-def _opened(path: Path | str, flags: int, mode: int = 0o600) -> int:
+def _opened(path: Path | str, flags: int, mode: int = 0o600) -> tuple[int, int]:
+    """Return the descriptor of a regular file, and the file's size in bytes."""
     try:
         handle = os.open(path, flags, mode)
     except OSError as error:
         if error.errno not in UNOPENABLE:
             raise
         raise NotRegularFileError(path, kind_of(path) or "a symbolic link") from error
-    file_mode = os.fstat(handle).st_mode
-    if not stat.S_ISREG(file_mode):
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
         os.close(handle)
-        raise NotRegularFileError(path, KINDS.get(stat.S_IFMT(file_mode), "a special file"))
-    return handle
+        raise NotRegularFileError(path, KINDS.get(stat.S_IFMT(status.st_mode), "a special file"))
+    return handle, status.st_size

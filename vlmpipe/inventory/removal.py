@@ -117,7 +117,7 @@ def removal_of(inventory: Inventory, names: Sequence[str], *, unfinished: bool =
     """Remove these runs. Raises ConfigError for one that must stay."""
     known = {run.run_id: run for run in inventory.runs}
     chosen = [known[name] for name in dict.fromkeys(names)]
-    reasons = _reasons(inventory, chosen, unfinished=unfinished)
+    reasons = _reasons(inventory, chosen, set(names), unfinished=unfinished)
     if reasons:
         raise ConfigError(
             "; ".join(f"run {run_id} stays: {reason}" for run_id, reason in reasons.items()),
@@ -147,9 +147,11 @@ def pruning_of(inventory: Inventory, policy: Policy, *, now_s: float | None = No
             reasons_to_keep[run.run_id] = f"it is not older than {policy.older_than_days:g} days"
         else:
             chosen.append(run)
-    while reasons := _reasons(inventory, chosen, unfinished=policy.unfinished):  # one that stays may refer to others
+    asked = chosen
+    while reasons := _reasons(inventory, asked, {run.run_id for run in chosen}, unfinished=policy.unfinished):
         reasons_to_keep |= reasons
         chosen = [run for run in chosen if run.run_id not in reasons]
+        asked = [run for run in chosen if run.run_id in inventory.referring]  # one that stays may refer to others
     shared, notes = _unused(inventory, chosen)
     if inventory.unknown:
         more = f" and {len(inventory.unknown) - 1} more" if len(inventory.unknown) > 1 else ""
@@ -168,10 +170,11 @@ def _sized(entries: Iterable[S]) -> tuple[S, ...]:
     )
 
 
-def _reasons(inventory: Inventory, chosen: Sequence[ListedRun], *, unfinished: bool) -> dict[str, str]:
-    """Why runs among the chosen must stay."""
-    leaving = {run.run_id for run in chosen}
-    reasons = {run.run_id: _reason(inventory, run, leaving, unfinished=unfinished) for run in chosen}
+def _reasons(
+    inventory: Inventory, asked: Sequence[ListedRun], leaving: set[str], *, unfinished: bool
+) -> dict[str, str]:
+    """Why some of these runs must stay if the runs with the ids `leaving` go."""
+    reasons = {run.run_id: _reason(inventory, run, leaving, unfinished=unfinished) for run in asked}
     return {run_id: reason for run_id, reason in reasons.items() if reason}
 
 
@@ -179,7 +182,7 @@ def _reason(inventory: Inventory, run: ListedRun, leaving: set[str], *, unfinish
     others = [other for other in inventory.referring.get(run.run_id, ()) if other not in leaving]
     if run.outcome == "running":
         return "it is running"
-    if run.folder.is_symlink():
+    if os.path.islink(run.folder):
         return "its folder is a link"
     if run.problem:
         return f"what it refers to is not known: {run.problem}"

@@ -8,9 +8,10 @@ removed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,13 +23,11 @@ from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.platforms.local.runs.state import results_folder
 from vlmpipe.platforms.local.search import LocalSearch
 from vlmpipe.platforms.searches import SEARCH_FILE
-from vlmpipe.records.decision import Decision
 from vlmpipe.records.registered import Registered
 from vlmpipe.records.stage_folders import STAGES_FOLDER
 from vlmpipe.trainer.checkpoint.commit import FOLDER as CHECKPOINTS
 from vlmpipe.trainer.errors import UserError, os_errors
 from vlmpipe.trainer.monitoring.usage import FOLDER as USAGE
-from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.records.record import Record
 from vlmpipe.trainer.records.step import FOLDER as STEPS
@@ -38,6 +37,7 @@ from vlmpipe.trainer.storage.regular_files import read_whole
 
 R = TypeVar("R", bound=Record)
 SETTINGS = "run.json"
+REMEMBERED = 256  # contents of files that runs have in common
 REFERRING = (DataPointers.FILE, Registered.FILE, RUN_FILE_COPY, SETTINGS)
 BULK = (CHECKPOINTS, EXPORT, STEPS, USAGE, "kfp", "logs")  # beside a run's records; a variant may have such a name
 # Runs in the texts of a run file. The usual root is a folder that is called runs, too: runs/runs/ID names both.
@@ -95,7 +95,7 @@ class RunFolder:
                 return True
         return any(os.path.isfile(f"{self.folder}/{name}") for name in (MARKER, SEARCH_FILE))
 
-    @cached_property
+    @property
     def started_s(self) -> float:
         """When it began last; 0 where that is not known."""
         with contextlib.suppress(OSError, UserError):
@@ -105,25 +105,26 @@ class RunFolder:
     @cached_property
     def listed(self) -> ListedRun:
         """The run without what the registry says, and without figures."""
-        named = _STARTED.sub("", self.run_id)
         try:
-            run_files = {path: _bytes(path) for path in self._contents.referring[RUN_FILE_COPY]}
+            run_files = {path: _RunFileText.of(_bytes(path)) for path in self._contents.referring[RUN_FILE_COPY]}
             about = self._about_run(self.marker, run_files) if self.marker else self._about_search()
             if TAGS in self._contents.files:
                 about["tags"] = read_tags(self.folder)
-            about.setdefault("starts_from", tuple(sorted(_named_in(run_files.values()) - {self.run_id})))
+            if "starts_from" not in about:
+                named_in = set[str]().union(*(text.names for text in run_files.values()))
+                about["starts_from"] = tuple(sorted(named_in - {self.run_id}))
             uses, registered = tuple(sorted(self.uses())), tuple(sorted(self._versions()))
-            about["name"] = about["name"] or named
+            about["name"] = about["name"] or _STARTED.sub("", self.run_id)
             return ListedRun(
                 self.run_id, self.folder, started_s=self.started_s, uses=uses, registered=registered, **about
             )
         except UserError as error:
-            return ListedRun(self.run_id, self.folder, named, problem=error.found)
+            return ListedRun(self.run_id, self.folder, _STARTED.sub("", self.run_id), problem=error.found)
 
-    def _about_run(self, marker: Marker, run_files: Mapping[str, bytes]) -> dict[str, Any]:
+    def _about_run(self, marker: Marker, run_files: Mapping[str, _RunFileText]) -> dict[str, Any]:
         path, name = f"{self.folder}/{RUN_FILE_COPY}", marker.name
-        if path in run_files and not (name and is_whole(run_files[path])):
-            name = str(_content(path, run_files[path]).get("name") or "")
+        if path in run_files and not (name and run_files[path].is_whole):
+            name = str(_content(path, _bytes(path)).get("name") or "")
         return {
             "name": name,
             "outcome": marker.outcome(running=LOCK in self._contents.files and is_running(self.folder)),
@@ -144,6 +145,9 @@ class RunFolder:
 
     def with_figures(self, run: ListedRun) -> ListedRun:
         """`run`, which is this folder's, with its accuracy, the gate's answer and its size."""
+        from vlmpipe.records.decision import Decision
+        from vlmpipe.trainer.records.evaluation import Evaluation
+
         try:
             run = replace(run, size_bytes=size_of(self.folder))
             if run.problem or self.marker is None:
@@ -161,9 +165,12 @@ class RunFolder:
 
         Not their paths: the output folder may have been moved since.
         """
-        pointers = [_record(path, DataPointers) for path in self._contents.referring[DataPointers.FILE]]
-        uris = [uri for record in pointers for uri in (record.prepared_uri, record.features_uri)]
-        return {uri.rstrip("/").rpartition("/")[2] for uri in uris if uri}
+        used = set[str]()
+        for path in self._contents.referring[DataPointers.FILE]:
+            data = _bytes(path)
+            names = _data_named(data)
+            used |= _data_of(_parsed(path, data, DataPointers)) if names is None else names
+        return used
 
     def aliases(self) -> set[tuple[str, str]]:
         """Models that versions were made of, with the alias that was to name them."""
@@ -192,8 +199,8 @@ class Contents:
     referring: paths of the REFERRING files in it and below, by their names.
     """
 
-    files: frozenset[str]
-    folders: frozenset[str]
+    files: Set[str]
+    folders: Set[str]
     referring: Mapping[str, Sequence[str]]
 
     @classmethod
@@ -210,21 +217,55 @@ class Contents:
             for name in below:
                 if not (here and name in BULK):
                     places.append((f"{place}/{name}", *_names(f"{place}/{name}")))
-        return cls(frozenset(files), frozenset(folders), referring)
+        return cls(files, folders, referring)
 
 
 def _names(folder: str) -> tuple[set[str], set[str]]:
     """Names of the files and of the folders in a folder; none of one that was removed since it was listed."""
-    files, folders = set[str](), set[str]()
-    with os_errors(f"listing {folder}"), contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in entries:
-            (folders if entry.is_dir(follow_symlinks=False) else files).add(entry.name)
-    return files, folders
+    try:
+        with os.scandir(folder) as entries:
+            named = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        return {name for name, is_folder in named if not is_folder}, {name for name, is_folder in named if is_folder}
+    except FileNotFoundError:
+        return set(), set()
+    except (OSError, UnicodeEncodeError):
+        with os_errors(f"listing {folder}"):
+            raise
 
 
 def _bytes(path: str) -> bytes:
-    with os_errors(f"reading {path}"):
+    try:
         return read_whole(path)
+    except (OSError, UnicodeEncodeError):
+        with os_errors(f"reading {path}"):
+            raise
+
+
+@dataclass(frozen=True)
+class _RunFileText:
+    """Facts of a run's copy of its run file. Runs of a run file on the same data have this text in common."""
+
+    is_whole: bool
+    names: frozenset[str]  # of runs
+
+    @classmethod
+    @functools.lru_cache(REMEMBERED)
+    def of(cls, data: bytes) -> _RunFileText:
+        return cls(is_whole(data), frozenset(_named_in([data])))
+
+
+@functools.lru_cache(REMEMBERED)
+def _data_named(data: bytes) -> frozenset[str] | None:
+    """Names of the data that a record points at; None where it is not one of this version."""
+    try:
+        return _data_of(DataPointers.of(unseal(data), DataPointers.FILE))
+    except (UserError, ValueError):
+        return None
+
+
+def _data_of(pointers: DataPointers) -> frozenset[str]:
+    uris = (pointers.prepared_uri, pointers.features_uri)
+    return frozenset(uri.rstrip("/").rpartition("/")[2] for uri in uris if uri)
 
 
 def _named_in(texts: Iterable[bytes]) -> set[str]:
@@ -241,7 +282,11 @@ def _content(path: str, data: bytes) -> dict[str, Any]:
 
 def _record(path: str, kind: type[R]) -> R:
     """The record as it was written. Raises UserError, also for an empty file."""
-    return kind.of(_content(path, _bytes(path)), path)
+    return _parsed(path, _bytes(path), kind)
+
+
+def _parsed(path: str, data: bytes, kind: type[R]) -> R:
+    return kind.of(_content(path, data), path)
 
 
 def _record_in(folder: Path, kind: type[R]) -> R | None:

@@ -33,14 +33,14 @@ class Items:
             edges: (windows + 1,) where in the order each window begins, and the last one ends.
             tokens: (samples,) of whole samples.
         """
-        group, own = prefixes.group[order], tokens[order].astype(np.int64)
+        group, lengths = prefixes.group[order], tokens[order].astype(np.int64)
         begins = np.ones(len(order) + 1, np.bool_)
         begins[1:-1] = group[1:] != group[:-1]
         begins[edges] = True
         start = np.flatnonzero(begins)  # of each run of neighbours, and the end
         length = np.diff(start)
         prefix = prefixes.prefix_tokens[order[start[:-1]]].astype(np.int64)
-        before = np.concatenate([[0], np.cumsum(own)])  # tokens before each place
+        before = np.concatenate([[0], np.cumsum(lengths)])  # tokens before each place
         branches = before[start[1:]] - before[start[:-1]] - prefix * length
         room = np.maximum(most_tokens - prefix, 1)
         most = prefixes.max_branches

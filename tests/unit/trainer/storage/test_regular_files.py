@@ -17,6 +17,7 @@ from vlmpipe.trainer.storage.regular_files import (
     open_lock,
     open_regular,
     read_regular,
+    read_whole,
 )
 
 
@@ -66,6 +67,13 @@ def test_file_without_a_true_size_is_read_up_to_the_bound() -> None:
     with pytest.raises(FileTooLargeError):
         read_regular("/proc/self/maps", 10)
     assert read_regular("/proc/self/cmdline", 1 << 20) == Path("/proc/self/cmdline").read_bytes() != b""
+
+
+def test_a_whole_file_is_read_whatever_size_it_reports(tmp_path: Path) -> None:
+    for content in (b"", b"x", bytes(range(256)) * 1000):
+        (tmp_path / "file").write_bytes(content)
+        assert read_whole(tmp_path / "file") == content
+    assert read_whole("/proc/self/limits").startswith(b"Limit"), "its size is 0"
 
 
 def test_reading_takes_memory_for_the_file_and_not_for_the_bound(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ class Marker:
 
     @property
     def shown_command(self) -> str:
-        return shlex.join(self.command)
+        return _joined(self.command)
 
     def outcome(self, *, running: bool) -> str:
         """running, done, stopped or failed."""
@@ -87,12 +87,15 @@ class Marker:
         write_record(LocalStorage(folder), MARKER, asdict(self), indent=1)
 
 
+_joined = functools.lru_cache(256)(shlex.join)  # runs have commands in common
+
+
 def read_marker(folder: Path) -> Marker | None:
     """The marker of the run in `folder`, or None when it was not started by `vlmpipe run`.
 
     Raises DataError for a damaged one.
     """
-    raw = read_record_file(folder / MARKER)
+    raw = read_record_file(f"{folder}/{MARKER}")
     if raw.get("version") != 1:
         return None
     try:
@@ -271,9 +274,9 @@ def _name_in_lock(folder: Path, process: psutil.Process, how: int) -> None:
         os.close(handle)
 
 
-def _open_lock(folder: Path, *, create: bool = True) -> int:
+def _open_lock(folder: Path) -> int:
     """A descriptor to lock: of the folder's own file, or of one on this machine's disk where there are no locks."""
-    lock = open_lock(folder / LOCK, 0o644, create=create)
+    lock = open_lock(folder / LOCK, 0o644)
     try:
         _try_lock(lock)
         fcntl.flock(lock, fcntl.LOCK_UN)
@@ -282,7 +285,7 @@ def _open_lock(folder: Path, *, create: bool = True) -> int:
         os.close(lock)
         if error.errno not in NO_LOCKS:
             raise
-    return open_lock(_lock_of_this_machine(folder), create=create)
+    return open_lock(_lock_of_this_machine(folder))
 
 
 def _lock_of_this_machine(folder: Path) -> Path:
@@ -368,9 +371,21 @@ def _orphans_remain(folder: Path) -> UserError:
 def is_running(folder: Path) -> bool:
     """Return whether a process holds the run's lock."""
     try:
-        lock = _open_lock(folder, create=False)
+        return _is_held(f"{folder}/{LOCK}")
+    except NotRegularFileError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            return False
+    try:
+        return _is_held(str(_lock_of_this_machine(folder)))
     except (OSError, NotRegularFileError):
         return False
+
+
+def _is_held(lock_file: str) -> bool:
+    """Return whether another process holds a lock. Raises OSError where there is no file, or are no locks."""
+    lock = open_lock(lock_file, create=False)
     try:
         return not _try_lock(lock)
     finally:

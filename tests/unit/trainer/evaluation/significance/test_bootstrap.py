@@ -11,6 +11,7 @@ from scipy import stats
 from vlmpipe.trainer.evaluation.significance.bootstrap import (
     MIN_GROUPS,
     RESAMPLES,
+    SEED,
     difference_interval,
     interval,
     resampled_sums,
@@ -46,3 +47,14 @@ def test_fewer_groups_than_the_least_differ_one_way_by_chance_too_often() -> Non
 def test_the_questions_of_a_group_are_drawn_together() -> None:
     sums = resampled_sums(["a", "a", "b", "b"], [[1.0], [0.0], [0.0], [1.0]])
     assert sums.shape == (RESAMPLES, 1) and set(sums[:, 0]) == {2.0}
+
+
+@pytest.mark.parametrize("count", [1, 7, 300])
+def test_resamples_are_drawn_one_after_the_other(count: int) -> None:
+    """Bit for bit, so that an evaluation's intervals do not change with how many are drawn at once."""
+    groups = np.arange(2 * count) % count
+    tallies = np.random.default_rng(1).random((2 * count, 3))
+    sums = np.add.reduceat(tallies[np.argsort(groups, kind="stable")], np.arange(count) * 2)
+    draws = np.random.default_rng(SEED)
+    expected = [np.bincount(draws.integers(0, count, count), minlength=count) @ sums for _ in range(RESAMPLES)]
+    assert (resampled_sums(groups.tolist(), tallies) == expected).all()
