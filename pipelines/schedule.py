@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
@@ -20,6 +21,7 @@ from vlmpipe.planner.spending.approval import (
     require_approval,
     spending_of,
 )
+from vlmpipe.planner.steps.estimate import HOURS_PER_MONTH
 from vlmpipe.planner.sweep import plan_config
 from vlmpipe.platforms.schedules import Change, RunSchedule, Schedules
 from vlmpipe.platforms.table import DEFAULT, platform_of
@@ -216,13 +218,14 @@ def resume_live_schedule(
 
 
 def _coming(run: Spending, live: RunSchedule, name: str, *, catch_up: bool, now: dt.datetime) -> Spending:
-    """Spending of the runs that a resumed schedule starts at once and in a month.
+    """Spending of the runs that a resumed schedule starts at once and in a month, within its end and its limit of runs.
 
     Runs that cost nothing do so however many they are.
     """
     costs_nothing = run.usd == 0 and not run.serving_usd_per_month and not run.left_out
+    most = math.inf if live.runs_left is None else live.runs_left
     try:
-        runs = runs_per_month(live.cron_line)
+        runs = min(most, _month_of(live, now))
     except ConfigError:
         if costs_nothing:
             return replace(run, name=f"runs of {name}", hours=None)
@@ -236,8 +239,17 @@ def _coming(run: Spending, live: RunSchedule, name: str, *, catch_up: bool, now:
             return replace(run, name=title, hours=None)
         unknown = "the service does not say since when the schedule is paused"
         return replace(run, name=title, usd=None, hours=None, usd_range=None, unknown=unknown)
-    due = takewhile(lambda start: start <= now, starts_after(live.cron_line, live.timezone, live.paused_since))
-    return run.times(runs + sum(1 for _ in due), title)
+    until = min(now, live.last_start or now)
+    due = takewhile(lambda start: start <= until, starts_after(live.cron_line, live.timezone, live.paused_since))
+    return run.times(min(most, runs + sum(1 for _ in due)), title)
+
+
+def _month_of(live: RunSchedule, now: dt.datetime) -> float:
+    """Runs of a month by the cron line, or those until the schedule's end where that comes first."""
+    mean, end = runs_per_month(live.cron_line), live.last_start
+    if end is None or end > now + dt.timedelta(hours=HOURS_PER_MONTH):
+        return mean
+    return sum(1 for _ in takewhile(lambda start: start <= end, starts_after(live.cron_line, live.timezone, now)))
 
 
 def schedules_of(config: RunConfig, target: str = DEFAULT) -> Schedules[Any]:

@@ -71,6 +71,14 @@ class RunSchedule(Protocol):
     def started(self) -> int | None:
         """Runs so far; None where the service does not say."""
 
+    @property
+    def last_start(self) -> datetime | None:
+        """When the last run may start; None without an end."""
+
+    @property
+    def runs_left(self) -> int | None:
+        """Runs that it may still start; None without a limit."""
+
     def as_json(self) -> dict[str, object]: ...
     def changes_to(self, desired: Self) -> list[Change]:
         """Changes that turn this live schedule into the wanted one."""

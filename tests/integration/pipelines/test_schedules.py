@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -270,6 +271,15 @@ def test_pause_resume_delete_and_list(vertex: FakeVertex, schedule: Submit) -> N
     only_of(vertex, "second").last_pause_time = datetime.now(UTC) - timedelta(days=36)  # 5 runs were due, or 6
     missed = schedule("resume", "name=second", "--catch-up")
     assert (missed.code, "with the runs that were due during the pause" in missed.err) == (64, True)
+    planned = functools.partial(schedule, "resume", "name=second", "--catch-up", plan=DEAR)
+    only_of(vertex, "second").max_run_count = 1
+    assert "is planned to cost $412" in planned().err, "one run is left, however many were due"
+    only_of(vertex, "second").max_run_count = 0
+    only_of(vertex, "second").end_time = datetime.now(UTC) - timedelta(
+        days=22
+    )  # 2 of those that were due are before it
+    assert "is planned to cost $824" in planned().err, "none starts after the schedule's end"
+    only_of(vertex, "second").end_time = None
     assert schedule("resume", "name=second", "--catch-up", "--yes", "--json").json["catchUp"] is True
     assert schedule("delete", "name=second").code == 0
     assert sorted(one.display_name for one in vertex.schedules.schedules.values()) == ["first", "first", "third"]

@@ -89,6 +89,14 @@ class KubeflowSchedule:
     def started(self) -> int | None:
         return None  # the service does not count them
 
+    @property
+    def last_start(self) -> datetime | None:
+        return self.end_time
+
+    @property
+    def runs_left(self) -> int | None:
+        return None  # the service has no such limit
+
     def as_json(self) -> dict[str, object]:
         return {
             "run_file": self.name,

@@ -91,6 +91,15 @@ class VertexSchedule:
         return int(self.schedule.started_run_count)
 
     @property
+    def last_start(self) -> datetime | None:
+        return self.schedule.end_time or None
+
+    @property
+    def runs_left(self) -> int | None:
+        most = int(self.schedule.max_run_count)
+        return max(0, most - int(self.schedule.started_run_count)) if most else None
+
+    @property
     def is_over(self) -> bool:
         return self.schedule.state == Schedule.State.COMPLETED
 
