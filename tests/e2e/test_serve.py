@@ -35,6 +35,7 @@ RUN_FILE = merged(
         "train.epochs": 1000,
         "train.max_steps": 400,  # so many that it gives different answers to different questions
         "evaluate.controls": [],
+        "gate": {"min_exact_match": 0.1},  # 66 questions do not show that a margin over the baseline is there
         "evaluate.quantize": {"formats": ["int4", "fp8"], "min_agreement": 0.0},
         "register.hub": {"repo_id": "team/digits"},
         "deploy": {"endpoint": "digits", "smoke_questions": ASKED, "min_agreement": 1.0},

@@ -83,15 +83,15 @@ def _quantized(file: safe_open, layers: set[str], settings: QuantizationConfig) 
     compressor = BaseCompressor.get_value_from_registry(settings.format)
     tensors: dict[str, Tensor] = {}
     for name in list(file.keys()):
-        layer, _, own = name.rpartition(".")
+        layer, _, part = name.rpartition(".")
         tensor = file.get_tensor(name)
-        if layer not in layers or own != "weight":
+        if layer not in layers or part != "weight":
             tensors[name] = tensor
             continue
         scale = _scale(tensor, scheme.weights)
         zero = torch.zeros_like(scale)
         parts = compressor.compress({"weight": tensor, "weight_scale": scale, "weight_zero_point": zero}, scheme)
-        tensors |= {f"{layer}.{part}": value.contiguous() for part, value in parts.items()}
+        tensors |= {f"{layer}.{stored}": value.contiguous() for stored, value in parts.items()}
     return tensors
 
 

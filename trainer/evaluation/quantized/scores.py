@@ -162,17 +162,23 @@ class QuantizedExports:
 
 def _beside(export: Sequence[Prediction], quantized: Sequence[Prediction]) -> QuantizedScores:
     """Both sides' answers to the same questions."""
-    answers = {(one.id, one.turn): (one.prediction, one.finish_reason) for one in export}
+    answers = {_key(prediction): (prediction.prediction, prediction.finish_reason) for prediction in export}
     paired = Pairs(export).beside(right_of(quantized))
     low, high = interval(paired)
     return QuantizedScores(
         questions=len(quantized),
-        same=sum(answers[one.id, one.turn] == (one.prediction, one.finish_reason) for one in quantized),
+        same=sum(
+            answers[_key(prediction)] == (prediction.prediction, prediction.finish_reason) for prediction in quantized
+        ),
         before=exact_match(export)["exact_match"],
         after=exact_match(quantized)["exact_match"],
         interval=(-high, -low),  # the counts are of the export less the quantized one
         paired=paired.model_dump(),
     )
+
+
+def _key(prediction: Prediction) -> tuple[str, int]:
+    return prediction.id, prediction.turn
 
 
 def _weight_bytes(folder: Path) -> int:

@@ -96,12 +96,15 @@ class StepNeeds:
             return weights + start, "published weights and the start model's files"
         if job == "audit":
             return weights + self._export_size(shape).disk_bytes, "a checkpoint's export, and one file of it"
+        is_quantized = job == "evaluate" and config.evaluate.quantize
+        quantized = self._export_size(shape).written_bytes if is_quantized else 0  # at most
         if job == "evaluate" and asks_start(config, is_later_stage=self.is_later_stage):
             # Published weights are on the disk, too, where no adapter needs them anyway, or the stage before's export.
             read = start if self.is_later_stage else published_bytes(config.model, shape)
             read = 0 if config.model.exports_adapter and not self.is_later_stage else read
-            return weights + read + start, "the export and the start weights, as published and as files of an export,"
-        return weights, "the export"
+            why = "the export and the start weights, as published and as files of an export,"
+            return weights + read + max(start, quantized), why  # one of them after the other
+        return weights + quantized, "the export and a quantized copy" if quantized else "the export"
 
     def weights_bytes(self, job: Job) -> int:
         """Bytes of weights that each machine of a job reads before it begins: published ones, or those of the export.

@@ -1,4 +1,4 @@
-"""Disk of the jobs that ask the start weights."""
+"""Disk of the jobs that ask the start weights, or a quantized copy."""
 
 from __future__ import annotations
 
@@ -23,3 +23,6 @@ def test_the_disk_of_an_evaluation_has_room_for_the_start_weights_as_published_a
     ]
     assert needs[0] is not None
     assert needs[1:] == [needs[0] + 2 * model_bytes] * 2
+    quantized = load_run_file(path, ["evaluate.quantize={formats: [int4, fp8]}"])
+    with_copy, why = StepNeeds(quantized, shape, 1000, {}, is_later_stage=False).of_job("evaluate")
+    assert (with_copy, why) == (needs[0] + model_bytes, "the export and a quantized copy"), "one at a time"
