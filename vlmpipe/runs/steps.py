@@ -69,7 +69,7 @@ class Step:
 
     @property
     def made(self) -> tuple[float, float]:
-        """What is done, and of how much, in the step's units or in shares of its work."""
+        """The done part and the whole, in the step's units or as shares of its work."""
         return (self.work, 1.0) if self.work else (self.done, self.total)
 
     @property

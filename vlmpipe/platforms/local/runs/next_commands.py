@@ -1,4 +1,4 @@
-"""What a person does after a run: the commands at the end of its summary."""
+"""Commands at the end of a run's summary: against what the gate rejected, and to go on."""
 
 from __future__ import annotations
 
