@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.runs_root import write_run
 from vlmpipe.platforms.local.runs.next_commands import next_commands
-from vlmpipe.platforms.local.runs.run import require_marker
+from vlmpipe.platforms.local.runs.run import Marker, require_marker
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.records.decision import Check, Decision
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -52,3 +54,24 @@ def test_a_rejected_run_is_told_what_helps(
     purposes = [line.split("  ")[-1].strip() for line in lines]
     assert purposes[1 : purposes.index("this summary again")] == expected
     assert ("train.epochs=6" in "".join(lines)) == ("train for longer" in expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "field"),
+    [
+        ({"train": {"epochs": 3}}, "train.epochs=6"),
+        ({"train": {"max_steps": 10, "epochs": 1}}, "train.max_steps=20"),
+        (
+            {"train": {"epochs": 3}, "stages": [{"name": "a"}, {"name": "b", "train": {"max_steps": 5}}]},
+            "stages.b.train.max_steps=10",
+        ),
+        ({"train": {"epochs": 3}, "stages": [{"name": "a", "train": {"epochs": 1}}, {"name": "b"}]},
+         "stages.b.train.epochs=6"),
+    ],
+)  # fmt: skip
+def test_training_for_longer_names_a_field_that_counts(content: dict[str, Any], field: str, tmp_path: Path) -> None:
+    (tmp_path / RUN_FILE_COPY).write_text(json.dumps(content), encoding="utf-8")
+    marker = Marker("run", "d", ("mine.yaml",), 0.0)
+    failed = Check(name="c", metric="exact_match", passed=False, why="")
+    _, command, *_ = next_commands(tmp_path, marker, Decision(accepted=False, reason="", checks=(failed,)))
+    assert command.split()[:4] == ["vlmpipe", "run", "mine.yaml", field]

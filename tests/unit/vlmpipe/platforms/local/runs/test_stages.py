@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from vlmpipe.cli.runs.watching import leave
-from vlmpipe.platforms.local.runs import summary
 from vlmpipe.platforms.local.runs.control import log_files, read_logs
 from vlmpipe.platforms.local.runs.diagnose import diagnose_folder
 from vlmpipe.platforms.local.runs.run import Marker
-from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.platforms.local.runs.state import read_state
 from vlmpipe.platforms.local.runs.summary import report_of
 from vlmpipe.runs.file_check import check_files
@@ -162,23 +158,3 @@ def test_steps_that_most_runs_lack_are_shown_once_they_begin(run: Path) -> None:
     assert shown().isdisjoint(OPTIONAL) and shown() == set(STEPS) - set(OPTIONAL)
     record(run, *OPTIONAL, state="running")
     assert shown() == set(STEPS)
-
-
-@pytest.mark.parametrize(
-    ("content", "field"),
-    [
-        ({"train": {"epochs": 3}}, "train.epochs=6"),
-        ({"train": {"max_steps": 10, "epochs": 1}}, "train.max_steps=20"),
-        (
-            {"train": {"epochs": 3}, "stages": [{"name": "a"}, {"name": "b", "train": {"max_steps": 5}}]},
-            "stages.b.train.max_steps=10",
-        ),
-        ({"train": {"epochs": 3}, "stages": [{"name": "a", "train": {"epochs": 1}}, {"name": "b"}]},
-         "stages.b.train.epochs=6"),
-    ],
-)  # fmt: skip
-def test_training_for_longer_names_a_field_that_counts(content: dict[str, Any], field: str, tmp_path: Path) -> None:
-    (tmp_path / RUN_FILE_COPY).write_text(json.dumps(content), encoding="utf-8")
-    marker = Marker("run", "d", ("mine.yaml",), 0.0)
-    report = SimpleNamespace(folder=tmp_path, marker=marker)
-    assert summary._longer(report).split()[:4] == ["vlmpipe", "run", "mine.yaml", field]
