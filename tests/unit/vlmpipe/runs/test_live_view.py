@@ -21,7 +21,7 @@ from vlmpipe.runs.live_view import PlainView, line_of, render, short_number
 from vlmpipe.runs.run_state import RunState, clock
 from vlmpipe.runs.steps import OPTIONAL, STEPS, Step
 from vlmpipe.trainer.checkpoint.attempts import claim_attempt
-from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.errors import ConfigError, DataError
 from vlmpipe.trainer.storage.local import LocalStorage
 
 NOW_S = 1_000_100.0
@@ -171,8 +171,9 @@ def test_a_view_never_fails_on_damaged_files_and_the_summary_names_them(
         marker = Marker("r", "d", ("c.yaml",), 0.0, exit_code=exit_code)
         try:
             assert RunReport(run, marker, state.ended(exit_code), running=False).lines()
-        except DataError as error:
-            assert any(error.found.startswith(f"{run / name} is damaged") for name in {*cut_at, *replaced})
+        except (ConfigError, DataError) as error:
+            said = [f"{run / name} is {what}" for name in {*cut_at, *replaced} for what in ("damaged", "not of this")]
+            assert error.found.startswith(tuple(said)), error.found
 
 
 def test_plain_output_has_one_line_for_each_change_and_every_few_seconds() -> None:
