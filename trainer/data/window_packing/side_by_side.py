@@ -19,7 +19,7 @@ def best_fit_side_by_side(
     """(windows, places) number of each sample's sequence in its window; 0 where a window has no sample.
 
     Args:
-        tokens, images: (windows, places) of each sample; a window's samples come first.
+        tokens, images: (windows, places) of each sample; a window's samples come first. All windows may have fewer.
         lengths: (windows,) samples of each window, descending.
     """
     windows, places = tokens.shape
@@ -37,7 +37,7 @@ def best_fit_side_by_side(
     several = bool((images > 1).any())
     tokens_at, images_at = np.ascontiguousarray((tokens << bits).T, kind), np.ascontiguousarray(images.T)
     rows = np.zeros((places, windows), np.int64)
-    num_open = np.searchsorted(-lengths, -np.arange(places))  # windows that have a sample at each place
+    num_open = np.searchsorted(-lengths, -np.arange(lengths[0]))  # windows that have a sample at each place
     flat, flat_images = free.reshape(-1), free_images.reshape(-1)
     window, differences, begun = np.arange(windows), np.empty(free.size, kind), 1
     for place, count in enumerate(num_open.tolist()):

@@ -17,12 +17,17 @@ SHARES = st.tuples(st.floats(0, 1), st.integers(0, 4))  # of a sample: tokens of
 WINDOWS = st.lists(st.lists(SHARES, min_size=1, max_size=40), min_size=1, max_size=12)
 
 
-@given(WINDOWS, BUDGETS)
-def test_each_window_is_packed_as_by_itself(shares: list[list[tuple[float, int]]], budget: tuple[int, int]) -> None:
-    """Windows of any lengths; samples without tokens or images, with a whole budget of either, and ties."""
+@given(WINDOWS, BUDGETS, st.integers(0, 3))
+def test_each_window_is_packed_as_by_itself(
+    shares: list[list[tuple[float, int]]], budget: tuple[int, int], beyond: int
+) -> None:
+    """Windows of any lengths; samples without tokens or images, with a whole budget of either, and ties.
+
+    beyond: places of a longer window that is packed elsewhere.
+    """
     shares.sort(key=len, reverse=True)
     lengths = np.array([len(window) for window in shares])
-    tokens = np.zeros((len(shares), lengths[0]), np.int64)
+    tokens = np.zeros((len(shares), lengths[0] + beyond), np.int64)
     images = np.zeros_like(tokens)
     for number, window in enumerate(shares):
         tokens[number, : len(window)] = [round(share * budget[0]) for share, _ in window]
