@@ -362,6 +362,12 @@ class DataConfig(Section):
             raise ValueError("has phases without sources, whose weights they are")
         return self
 
+    @field_validator("share_prefix", mode="before")
+    @classmethod
+    def _switched(cls, value: object) -> object:
+        """The field was true or false, and records of runs from then are read."""
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
     @field_validator("split_by")
     @classmethod
     def _has_such_a_field(cls, split_by: str, info: ValidationInfo) -> str:

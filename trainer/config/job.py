@@ -30,11 +30,10 @@ from vlmpipe.trainer.storage.base import Storage, join_uri
 from vlmpipe.trainer.storage.records import RUN_FILE, read_record
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-# Fields and forms that are gone (docs/decisions/0148), with the values by which they did nothing: records of earlier
-# runs hold every field. Those of powersgd counted with gradient_compression: powersgd only, which is refused by itself.
+# Fields that are gone (docs/decisions/0148), with the values by which they did nothing: records of earlier runs hold
+# every field. Those of powersgd counted with gradient_compression: powersgd only, which is refused by itself.
 ANY_VALUE = object()
 GONE: dict[str, dict[str, object]] = {
-    "data": {"share_prefix": False},  # now off, the default
     "train": {
         "overlap_vision_encoder": False,
         "zero_quantized_weights": False,

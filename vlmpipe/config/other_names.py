@@ -73,8 +73,6 @@ VALUES = {
     "(recipes/parameter-server)",
     ("features.cache", "true"): "on",
     ("features.cache", "false"): "off",
-    ("data.share_prefix", "true"): "on",
-    ("data.share_prefix", "false"): "off",
 }
 
 

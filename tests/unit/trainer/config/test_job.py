@@ -39,3 +39,12 @@ def test_a_run_from_before_fields_were_left_out_is_read_where_they_did_nothing(t
     before = with_gone(content)
     assert without_gone(before) == content | {"plan": {}, "checkpoint": {}}
     assert JobConfig.of_record(before, "run.json") == JobConfig.of_record(content, "run.json")
+
+
+@pytest.mark.parametrize(("was", "now"), [(True, "on"), (False, "off")])
+def test_a_run_from_before_sharing_had_three_values_is_read(was: bool, now: str, tmp_path: Path) -> None:
+    content = merged(TINY, {"run": {"run_id": "r1", "root_uri": str(tmp_path)}, "data.share_prefix": was})
+    assert JobConfig.of_record(content, "run.json").data.share_prefix == now
+    assert JobConfig.of_record(merged(content, {"data.share_prefix": now}), "run.json").data.share_prefix == now
+    with pytest.raises(ConfigError, match=r"data\.share_prefix"):
+        JobConfig.of_record(merged(content, {"data.share_prefix": 1}), "run.json")

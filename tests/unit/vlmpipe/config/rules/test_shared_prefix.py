@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.support.pipelines.run_files import problems_of, small
-from vlmpipe.config.run_config import warnings
+from vlmpipe.config.run_config import load_run_file, warnings
 from vlmpipe.config.validation_errors import Problem
 
 PROGRAM = {"name": "plain", "command": ["python", "train.py"]}
@@ -36,6 +37,12 @@ def test_strategies_and_adapters_that_share_are_taken() -> None:
     for strategy in ("ddp", "fsdp"):
         config = small(data__share_prefix="on", train__strategy=strategy, model__lora={}, model__freeze=["tower"])
         assert config.data.share_prefix
+
+
+@pytest.mark.parametrize(("written", "meant"), [("true", "on"), ("false", "off"), ("on", "on"), ("off", "off")])
+def test_a_run_file_may_switch_sharing_on_and_off_in_yamls_words(written: str, meant: str) -> None:
+    config = load_run_file(ROOT / "configs/digits.yaml", [f"data.share_prefix={written}", "train.strategy=fsdp"])
+    assert config.data.share_prefix == meant and config.to_dict()["data"]["share_prefix"] == meant
 
 
 def test_a_cap_without_shared_prefixes_is_a_warning() -> None:
