@@ -141,6 +141,66 @@ def test_a_model_that_answers_otherwise_leaves_the_traffic_as_it_was(server: Fak
     assert [target.tag for target in server.services["digits"].service.traffic] == [""]
 
 
+def test_a_refused_model_keeps_no_instances_and_an_accepted_one_has_its_own(
+    server: FakeCloudRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed("run-1", min_replicas=0)
+    scaling = server.services["digits"].service.scaling
+    server.answers[2] = wrong
+    with pytest.raises(UserError, match="1 of 10"):
+        deployed("run-2", min_replicas=1)
+    assert server.services["digits"].service.scaling == scaling
+    deployed("run-3", min_replicas=2, max_replicas=3)
+    assert server.services["digits"].service.scaling.min_instance_count == 2
+    server.answers[4] = wrong
+    with pytest.raises(UserError, match="1 of 10"):
+        deployed("run-4", min_replicas=1, max_replicas=1)
+    assert server.traffic("digits") == {3: 100} and "keeps 1 instances at least, and kept 2" in capsys.readouterr().err
+
+
+def test_a_service_that_another_run_has_made_in_between_stays(
+    server: FakeCloudRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get, others = CloudRunService._get, ["run-2"]
+
+    def overtaken(this: CloudRunService) -> api.Service | None:
+        result = get(this)
+        if result is None and others:
+            deployed(others.pop())
+        return result
+
+    monkeypatch.setattr(CloudRunService, "_get", overtaken)
+    with pytest.raises(UserError, match="already exists"), service_of().canary(MODEL, "run-1"):
+        pass
+    assert server.traffic("digits") == {1: 100}
+
+
+def test_a_run_that_is_overtaken_takes_no_traffic_and_deletes_nothing(server: FakeCloudRun) -> None:
+    run = service_of()
+    with pytest.raises(UserError, match="wrong answers"), run.canary(MODEL, "run-1"):
+        deployed("run-2")
+        raise UserError("wrong answers")
+    assert server.traffic("digits") == {2: 100}
+    with run.canary(MODEL, "run-3") as candidate:
+        deployed("run-4")
+    with pytest.raises(UserError, match=f"no longer has {candidate.revision} under test"):
+        run.promote(candidate)
+    assert server.traffic("digits") == {4: 100}
+
+
+def test_a_service_of_a_killed_run_goes_with_the_next_model_that_is_refused(
+    server: FakeCloudRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as killed:
+        killed.setattr(CloudRunService, "_undo", lambda *_: None)
+        with pytest.raises(KeyboardInterrupt), service_of().canary(MODEL, "run-1"):
+            raise KeyboardInterrupt
+    server.answers[2] = wrong
+    with pytest.raises(UserError, match="1 of 10"):
+        deployed("run-2")
+    assert server.services == {}, "none of its models has passed a test"
+
+
 def test_a_revision_that_does_not_start_is_an_error_with_the_services_words(server: FakeCloudRun) -> None:
     deployed("run-1")
     server.fail_next = "The user-provided container failed the configured startup probe checks."

@@ -29,11 +29,12 @@ from vlmpipe.serving.openai import ChatServer
 from vlmpipe.serving.questions import HeldOutQuestion
 from vlmpipe.serving.request_size import require_small_requests
 from vlmpipe.serving.waking import answer_once_awake
-from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, print_warning
 
 POLLING = DEFAULT_POLLING
 TAG = "candidate"
-MADE_BY = "vlmpipe/made-by-run"  # annotation of a service until its first model has passed its test
+# Annotation of a service until its first model has passed its test: the run that has deployed last, and may delete it.
+MADE_BY = "vlmpipe/made-by-run"
 EVERYBODY = {"allUsers", "allAuthenticatedUsers"}
 LATEST = api.TrafficTargetAllocationType.TRAFFIC_TARGET_ALLOCATION_TYPE_LATEST
 REVISION = api.TrafficTargetAllocationType.TRAFFIC_TARGET_ALLOCATION_TYPE_REVISION
@@ -91,13 +92,13 @@ class CloudRunService:
     def canary(self, arguments: Sequence[str], run_id: str) -> Iterator[Candidate]:
         """Serve the model that vLLM's `arguments` name for the block, which tests it with its share of the traffic.
 
-        When the block raises, the traffic is as before, and a service that was made for it is gone. A revision without
-        traffic, which costs nothing, is left of another one. An attempt that ended halfway is continued.
+        When the block raises, the traffic is as before, and a service that was made for it is gone, unless
+        another run has deployed there since. A revision without traffic, which costs nothing, is left of another one.
+        An attempt that ended halfway is continued.
         """
         template = self._instance.template(run_id, arguments)
         with cloud_run_errors(self._place):
             current = self._get()
-            made = current is None or current.annotations.get(MADE_BY) == run_id
             before = _without(current, template.revision)
         try:
             with cloud_run_errors(self._place):
@@ -105,7 +106,7 @@ class CloudRunService:
             yield candidate
         except BaseException:
             with cloud_run_errors(self._place):
-                self._undo(before, made=made)
+                self._undo(current, before, run_id)
             raise
 
     def ask(self, candidate: Candidate, name: str) -> Ask:
@@ -117,7 +118,11 @@ class CloudRunService:
         return lambda messages, tokens: answer_once_awake(lambda: server.ask(messages, tokens), sleeps=True)
 
     def promote(self, candidate: Candidate) -> dict[str, int]:
-        """Give the new model its final share; others that keep neither a share nor a tag leave. Returns the split."""
+        """Give the new model its final share and deploy's scaling; others without a share or a tag leave.
+
+        Returns the split. Raises UserError (69) where another run has deployed since: the tag's address, which was
+        asked, may have been that of its model.
+        """
         share = self._deploy.traffic_percent if candidate.before else 100
         traffic = [
             *(target for target in _shared(candidate.before, 100 - share) if target.percent or target.tag),
@@ -125,9 +130,18 @@ class CloudRunService:
         ]
         with cloud_run_errors(self._place):
             current = self._get()
-            annotations = dict(current.annotations) if current else {}
-            annotations.pop(MADE_BY, None)
-            self._update(api.Service(traffic=traffic, annotations=annotations), "traffic", "annotations")
+            if current is None or candidate.revision not in _tagged(current):
+                raise UserError(
+                    f"{self.name} no longer has {candidate.revision} under test",
+                    expected="one run at a time that deploys there",
+                    fix="run the step again once the other run has ended",
+                    code=ExitCode.UNAVAILABLE,
+                )
+            annotations = {name: text for name, text in current.annotations.items() if name != MADE_BY}
+            changed = api.Service(
+                traffic=traffic, annotations=annotations, scaling=self._scaling(current), etag=current.etag
+            )
+            self._update(changed, "traffic", "annotations", "scaling")
         split: dict[str, int] = {}
         for target in traffic:
             split[target.revision] = split.get(target.revision, 0) + target.percent
@@ -145,11 +159,11 @@ class CloudRunService:
         share = self._deploy.canary_percent if before else 100
         requested = api.Service(
             template=template,
-            scaling=api.ServiceScaling(min_instance_count=self._deploy.min_replicas),
             traffic=[*_shared(before, 100 - share), api.TrafficTarget(type_=LATEST, percent=share, tag=TAG)],
         )
         if current is None:
             requested.labels, requested.annotations = self._labels, {MADE_BY: run_id}
+            requested.scaling = self._scaling(None)
             requested.ingress = api.IngressTraffic.INGRESS_TRAFFIC_ALL
             request = api.CreateServiceRequest(
                 parent=self._place.parent, service=requested, service_id=self._deploy.endpoint
@@ -159,7 +173,13 @@ class CloudRunService:
             )
         else:
             requested.etag = current.etag
-            served = self._update(requested, "template", "scaling", "traffic")
+            requested.annotations = dict(current.annotations)
+            if MADE_BY in current.annotations:  # an attempt of another run ended halfway
+                requested.annotations[MADE_BY] = run_id
+            # As it was, as far as the new revision's most instances allow: a model that is refused keeps none.
+            requested.scaling = api.ServiceScaling(current.scaling)
+            requested.scaling.min_instance_count = min(current.scaling.min_instance_count, self._deploy.max_replicas)
+            served = self._update(requested, "template", "scaling", "traffic", "annotations")
         ready = served.latest_ready_revision.rpartition("/")[2]
         addresses = [target.uri for target in served.traffic_statuses if target.tag == TAG and target.uri]
         if ready != template.revision or not addresses:
@@ -172,13 +192,28 @@ class CloudRunService:
             )
         return Candidate(template.revision, addresses[0], served.uri, before)
 
-    def _undo(self, before: tuple[api.TrafficTarget, ...], *, made: bool) -> None:
-        if self._get() is None:
+    def _scaling(self, current: api.Service | None) -> api.ServiceScaling:
+        """The service's scaling, with the replicas of deploy."""
+        scaling = api.ServiceScaling(current.scaling) if current else api.ServiceScaling()
+        scaling.min_instance_count = self._deploy.min_replicas
+        return scaling
+
+    def _undo(self, former: api.Service | None, before: tuple[api.TrafficTarget, ...], run_id: str) -> None:
+        """Take the candidate away: what another run or a person has made there since stays."""
+        current = self._get()
+        if current is None:
             return
-        if made:
-            self._finished(send_request(self._client.delete_service, name=self.name), SHORT_S)
-        elif before:
+        if before and former:
             self._update(api.Service(traffic=before), "traffic")
+            if current.scaling.min_instance_count < (minimum := former.scaling.min_instance_count):
+                print_warning(
+                    f"{self.name} keeps {current.scaling.min_instance_count} instances at least, and kept {minimum}: a "
+                    f"revision of at most {self._deploy.max_replicas} (deploy.max_replicas) allows no more",
+                    step="deploy-model",
+                )
+        elif current.annotations.get(MADE_BY) == run_id:
+            request = api.DeleteServiceRequest(name=self.name, etag=current.etag)
+            self._finished(send_request(self._client.delete_service, request), SHORT_S)
 
     def _update(self, changed: api.Service, *fields: str) -> api.Service:
         changed.name = self.name
@@ -205,13 +240,22 @@ class CloudRunService:
         return result
 
 
+def _tagged(current: api.Service) -> set[str]:
+    """The revisions at the tag's address."""
+    return {_revision_of(target, current) for target in current.traffic_statuses if target.tag == TAG}
+
+
+def _revision_of(target: api.TrafficTargetStatus, current: api.Service) -> str:
+    return str(target.revision or current.latest_ready_revision).rpartition("/")[2]
+
+
 def _without(current: api.Service | None, revision: str) -> tuple[api.TrafficTarget, ...]:
     """The traffic to other revisions, each by its name: the latest one is about to be another."""
     if current is None:
         return ()
     targets = []
     for target in current.traffic_statuses:
-        name = (target.revision or current.latest_ready_revision).rpartition("/")[2]
+        name = _revision_of(target, current)
         if name != revision and target.tag != TAG:
             targets.append(api.TrafficTarget(type_=REVISION, revision=name, percent=target.percent, tag=target.tag))
     return tuple(_shared(targets, 100)) if any(target.percent for target in targets) else ()
