@@ -132,7 +132,9 @@ class EvaluateConfig(Section):
         default_factory=RetentionConfig, description="Questions that show what training made the model forget."
     )
     quantize: QuantizeConfig | None = Field(
-        None, description="Quantized exports, registered with the model if they answer as it does; null for none."
+        None,
+        description="Quantized exports, registered with the model if they answer as it does; null for none. With "
+        "stages, of the last one alone, unless a stage asks for its own.",
     )
     lmms_eval: LmmsEvalConfig | None = Field(
         None, description="A further job, benchmark, in which lmms-eval scores the export; null for none."

@@ -24,5 +24,8 @@ def _reasons(config: RunFields) -> Iterator[str]:
         yield "model.relevance, which no server of quantized models opens; expected one of the two"
     if config.train.trainer:
         yield "train.trainer, whose export is its own; expected null here, and a program that quantizes it"
+    for section in ("sweep", "tune"):
+        if getattr(config, section):
+            yield f"{section}, whose trainings register no model; expected null here, and it in the run of the best"
     if config.train.in_pairs:
         yield f"train.objective {config.train.objective}; expected sft, or null here"

@@ -95,9 +95,13 @@ def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) ->
         except ProblemsError as error:
             problems = [Problem(path_in(stage.name, problem.field), problem.text) for problem in error.problems]
             raise ProblemsError(problems) from None
-        if stage is not stages[-1]:  # its model is not registered, so it has no champion and no common bounds
+        if (
+            stage is not stages[-1]
+        ):  # its model is not registered, so it has no champion, no common bounds and no quantized exports
             own |= {"name": f"{content['name']}-{stage.name}", "gate": _gate_between(stage), "register": {}}
             own["checkpoint"] = _unrounded(own.get("checkpoint", {}))
+            if isinstance(evaluate := own.get("evaluate"), Mapping) and "quantize" not in stage.evaluate:
+                own["evaluate"] = {name: value for name, value in evaluate.items() if name != "quantize"}
         contents[stage.name] = {**own, "schedule": None}
     return contents
 

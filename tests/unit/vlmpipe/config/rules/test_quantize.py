@@ -28,6 +28,18 @@ def test_an_adapter_is_refused_and_a_merged_export_is_not() -> None:
         config(adapter, name="qwen2-5-vl-3b-lora")
 
 
+def test_only_what_is_registered_is_quantized() -> None:
+    runs = config(name="digits-stages").stage_runs()
+    assert [bool(run.evaluate.quantize) for run in runs.values()] == [False, True], "an earlier stage is not registered"
+    own = f"stages.align.{INT4}"
+    asked = load_run_file(ROOT / "configs/digits-stages.yaml", [own]).stage_runs()
+    assert [bool(run.evaluate.quantize) for run in asked.values()] == [True, False]
+    with pytest.raises(ConfigError, match=r"evaluate\.quantize: found with tune, whose trainings register no model"):
+        config(name="qwen2-5-vl-3b-tune")
+    with pytest.raises(ConfigError, match=r"evaluate\.quantize: found with sweep, whose trainings register no model"):
+        config("sweep.variants={a: {train.seed: 1}, b: {train.seed: 2}}")
+
+
 @pytest.mark.parametrize("formats", ["[]", "[int4, int4]", "[int3]"])
 def test_formats_are_known_and_differ(formats: str) -> None:
     with pytest.raises(ConfigError, match=r"evaluate\.quantize\.formats"):
