@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from vlmpipe.trainer.models.published import settings_folder
 from vlmpipe.trainer.models.safetensors_header import require_whole_folder
 from vlmpipe.trainer.storage.model_folders import CONFIG, bucket_address, local_folder, revision_of
 
+# Bounds of images in settings of earlier releases, which go before the size of this one that says the same.
+OLDER_BOUNDS = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}
 PICKLES = ("mm_projector.bin", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 if not sys.stderr.isatty():
@@ -28,12 +31,15 @@ if not sys.stderr.isatty():
 def load_pretrained(loader: Any, part: WeightsConfig, **arguments: object) -> Any:
     """`loader.from_pretrained`, models in fp32. Raises UserError (exit 69) when the files are out of reach.
 
-    Raises as `local_folder` does for a folder that cannot be used. Code beside the weights is never run.
+    Raises as `local_folder` does for a folder that cannot be used. Code beside the weights is never run. A size among
+    the arguments replaces that of the files, under whatever name they hold it.
     """
     is_model = loader not in (AutoConfig, AutoImageProcessor, AutoTokenizer)
     folder = local_folder(part.weights, part.revision, weights=is_model)
     if part.revision and folder is None:
         arguments["revision"] = part.revision
+    if isinstance(size := arguments.get("size"), Mapping):
+        arguments = {name: None for edge, name in OLDER_BOUNDS.items() if edge in size} | arguments
     if is_model:
         arguments |= {"dtype": torch.float32, "use_safetensors": True}  # other files are pickles
         if folder:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
+from transformers import AutoImageProcessor
 
 from tests.support.hf.published import config_of
 from tests.support.hf.samples import RELATIVE, SAMPLES, gradients_of, ids_of, inputs_of
@@ -112,6 +117,36 @@ def test_prompts_are_answered_as_by_the_library(model_type: str, published: Call
             input_ids=ids, attention_mask=torch.ones_like(ids), **published_images.types(ids), **named
         ).logits
     torch.testing.assert_close(found, expected, rtol=RELATIVE, atol=RELATIVE * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "hf"])
+def test_exports_hold_the_runs_bounds_of_pixels(family: str, published: Callable[[str], Path], tmp_path: Path) -> None:
+    """Published Qwen2-VL and Qwen2.5-VL name theirs min_pixels and max_pixels, which go before a size."""
+    bounds, size = {"min_pixels": 256, "max_pixels": 1024}, {"shortest_edge": 256, "longest_edge": 1024}
+    source = copied(published("qwen2_5_vl"), tmp_path / "source")
+    config = config_of(source, family=family, **bounds)
+    tokenizer = chat_of(config).tokenizer
+    family_of(config).save_settings(config, family_of(config).build(config, tokenizer), tokenizer, tmp_path)
+    served = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
+    assert {name: served.size[name] for name in size} == size
+    made = image_preparer(config)(PICTURES)
+    opened = [Image.open(io.BytesIO(one)).convert("RGB") for one in PICTURES]
+    assert served(opened)["image_grid_thw"].tolist() == [list(grid) for grid in made.grids]
+
+    plain = config_of(source, image_processor={"size": size})
+    images = image_form_of(plain).published
+    assert images is not None and images.processor.image_processor.size["longest_edge"] == bounds["max_pixels"]
+
+
+def copied(folder: Path, source: Path) -> Path:
+    """The model as it would be published with transformers 4: bounds by their own names, and no file of a processor."""
+    shutil.copytree(folder, source)
+    (source / "processor_config.json").unlink()
+    file = source / "preprocessor_config.json"
+    settings = json.loads(file.read_text())
+    del settings["size"]
+    file.write_text(json.dumps(settings | {"min_pixels": 64, "max_pixels": 1 << 24}))
+    return source
 
 
 def test_a_type_whose_images_are_no_grids_is_refused(published: Callable[[str], Path]) -> None:
