@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from vlmpipe.trainer.data.chat.encode import IGNORED, Chat, Encoded
 from vlmpipe.trainer.data.packing import Int64Array
 from vlmpipe.trainer.data.prefetch import ShardPrefetcher
+from vlmpipe.trainer.data.prefixes.spans import Span, prefix_spans
 from vlmpipe.trainer.data.sampler import PackedBatchSampler
 from vlmpipe.trainer.data.shards.index import SplitIndex
 from vlmpipe.trainer.data.shards.sample_ranges import SampleRanges, ShardSamples
@@ -33,17 +34,18 @@ class PackedSequence:
     image_sizes: tuple[tuple[int, int], ...]  # (width, height) of each, in pixels; of videos a VideoSize
     image_token_counts: tuple[int, ...]  # of each image
     shown: int  # images, and patches in time of videos
-    sample_images: tuple[int, ...]  # images of each sample
+    sample_images: tuple[int, ...]  # images that each sample adds, or conversation of a pair
     images: tuple[bytes, ...]  # encoded images in the same order; empty when the loader does not read images
     sample_ids: tuple[str, ...]
-    sample_tokens: tuple[int, ...]  # that each sample adds: those of a prefix count for the first of its samples
+    # That each sample, or conversation of a pair, adds: those of a prefix count for the first one that has it.
+    sample_tokens: tuple[int, ...]
     label_tokens: int
     # Of pairs, chosen and rejected conversation in turn: (conversations,) log probabilities under the reference, NaN
     # where they are not known.
     references: Float32Array | None = None
     selectable: Selectable | None = None  # where the model selects tokens of images
     # First token of each prefix that samples share, its end, and the end of the last of these samples.
-    prefixes: tuple[tuple[int, int, int], ...] = ()
+    prefixes: tuple[Span, ...] = ()
 
     @property
     def segment_tokens(self) -> list[int]:
@@ -125,8 +127,8 @@ class PackedLoader:
         lengths: list[int] = []
         slots: list[int] = []
         is_question = np.zeros(length, np.bool_)
-        prefixes: list[tuple[int, int, int]] = []
-        left_out = iter(self._shared_tokens(samples))
+        shared_tokens = self._shared_tokens(samples)
+        left_out = iter(shared_tokens)
         start = label_tokens = 0
         for number, encoded in self._conversations(samples):
             shared = next(left_out)  # tokens that stand in the sequence already, with their images
@@ -141,11 +143,6 @@ class PackedLoader:
                 position_ids[0, start:stop] = np.arange(stop - start)
                 is_question[start:stop] = self._is_question(input_ids[start:stop], labels[start:stop])
                 slots += [min(count, self._form.max_kept or count) for count in token_counts]
-            if shared and prefixes and prefixes[-1][2] == start:
-                prefixes[-1] = (*prefixes[-1][:2], stop)
-            elif shared:  # the sample before is the first one with this prefix
-                first = start - lengths[-1]
-                prefixes.append((first, first + shared, stop))
             lengths.append(stop - start)
             start = stop
             label_tokens += encoded.label_tokens
@@ -171,14 +168,18 @@ class PackedLoader:
             label_tokens=label_tokens,
             references=self._references_of(samples) if self.sampler.in_pairs else None,
             selectable=Selectable(is_question, self._grids(sizes), tuple(slots), seed) if self._form.selects else None,
-            prefixes=tuple(prefixes),
+            prefixes=tuple(prefix_spans(lengths, shared_tokens)),
         )
 
     def _shared_tokens(self, samples: Sequence[int]) -> list[int]:
-        """Tokens of each conversation that the sample before it in the sequence has, too."""
+        """Tokens of each conversation that the one before it in the sequence begins with, too."""
         if self.sampler.prefixes is None:
             return [0] * len(samples) * (1 + self.sampler.in_pairs)
-        return self.sampler.prefixes.shared_tokens(samples)
+        of_samples = self.sampler.prefixes.shared_tokens(samples)
+        if not self.sampler.in_pairs:
+            return of_samples
+        in_pairs = self._split.pair_prefix_tokens[samples].tolist() if samples else []
+        return [tokens for of_pair in zip(of_samples, in_pairs, strict=True) for tokens in of_pair]
 
     def _positions(self, number: int, encoded: Encoded) -> Int64Array:
         if self._form.grids is None:

@@ -47,13 +47,14 @@ class GlobalBatch:
 
 @dataclass(frozen=True, slots=True)
 class EpochTotals:
-    """Sums over the samples of an epoch, each counted as often as it is drawn."""
+    """Sums over the samples of an epoch, each counted as often as it is drawn, and images as often as they are shown:
+    those of a pair twice, unless its conversations share them."""
 
     samples: int
     sequences: int
     tokens: int
     label_tokens: int
-    squared_tokens: int  # of squared sample lengths, which the cost of attention is proportional to
+    squared_tokens: int  # twice the pairs of tokens that see each other, which the cost of attention is proportional to
     images: int
     shown: int  # images, and patches in time of videos
     image_tokens: int
@@ -86,11 +87,17 @@ class PackedBatchSampler:
         if not len(split):
             raise DataError(f"the {split.name} split has no samples", expected="at least one sample to pack")
         self.data, self.global_batch_size, self.in_pairs = data, global_batch_size, in_pairs
-        shown = split.shown()
-        self._split, self._shown, self._seed = split, 2 * shown if in_pairs else shown, seed
-        # (samples,) as they are packed
-        self.tokens, self.seed = split.tokens if max_kept is None else split.tokens_with(max_kept), seed
+        self._split, self._seed, self.seed = split, seed, seed
         self._mixture, self.prefixes = mixture, prefixes
+        self._of_pairs = split.pair_prefix_tokens if in_pairs and prefixes else None
+        # (samples,) of whole samples, as they are packed: of pairs without what their conversations share
+        self._whole = split.tokens if max_kept is None else split.tokens_with(max_kept)
+        self.tokens = self._whole if self._of_pairs is None else self._whole - self._of_pairs
+        # How often an image is shown, (samples,) or one number for all.
+        self._times: Integers | int = 1 + in_pairs
+        if self._of_pairs is not None:
+            self._times = np.where(self._of_pairs == 0, 2, 1).astype(np.int32)
+        self._shown: Integers = split.shown() * self._times if in_pairs else split.shown()
         self._of_machine = None if share_from is None or len(split) < share_from else self._machine_plans()
         self._plans: dict[int, PackingPlan] = {}
         self._num_sequences: list[int] = []
@@ -213,8 +220,7 @@ class PackedBatchSampler:
         return plan.members[plan.offsets[batch.start] : plan.offsets[batch.stop]]
 
     def totals(self, epoch: int) -> EpochTotals:
-        """Sums over one epoch, of prefixes that samples share once each. Of pairs, tokens count both conversations,
-        images and shown those of one."""
+        """Sums over one epoch, of prefixes that samples share once each."""
         plan, split = self.plan(epoch), self._split
         tokens, squares, bring_images = self._stored(plan)
         with_images = plan.members[bring_images]
@@ -224,20 +230,25 @@ class PackedBatchSampler:
             tokens=int(tokens.sum()),
             label_tokens=int(split.label_tokens[plan.members].sum()),
             squared_tokens=int(squares.sum()),
-            images=int(split.image_count[with_images].sum()),
-            shown=int(self._shown[with_images].sum()) // (1 + self.in_pairs),
-            image_tokens=int((split.image_tokens - split.tokens + self.tokens)[with_images].sum()),
+            images=int((split.image_count * self._times)[with_images].sum()),
+            shown=int(self._shown[with_images].sum()),
+            image_tokens=int(((split.image_tokens - split.tokens + self._whole) * self._times)[with_images].sum()),
         )
 
     def _stored(self, plan: PackingPlan) -> tuple[Int64Array, Int64Array, Int64Array | slice]:
         """(members,) tokens that each sample of a plan adds to its sequence, twice the pairs of tokens that see each
         other among them and those before, and the places of samples that bring their images."""
-        whole = self.tokens[plan.members].astype(np.int64)
+        tokens = self.tokens[plan.members].astype(np.int64)
+        squares = np.square(self._whole[plan.members].astype(np.int64))
+        if self.in_pairs:  # whose conversations are about equally long
+            squares //= 2
+        if self._of_pairs is not None:
+            squares -= np.square(self._of_pairs[plan.members].astype(np.int64))
         if self.prefixes is None:
-            return whole, np.square(whole), slice(None)
+            return tokens, squares, slice(None)
         is_first = self.prefixes.is_first(plan.members, plan.offsets)
         shared = np.where(is_first, 0, self.prefixes.prefix_tokens[plan.members]).astype(np.int64)
-        return whole - shared, np.square(whole) - np.square(shared), np.flatnonzero(is_first)
+        return tokens - shared, squares - np.square(shared), np.flatnonzero(is_first)
 
     def label_tokens(self, batch: GlobalBatch) -> int:
         """Label tokens of a global batch, over all ranks."""

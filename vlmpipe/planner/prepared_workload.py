@@ -66,14 +66,14 @@ def _prepared_here(
     shares = job.data.share_prefix == "on"
     sampler = PackedBatchSampler.of_training(split, job)
     sampler.require_batch()
-    epoch, conversations = sampler.totals(0), 1 + job.train.in_pairs
+    epoch = sampler.totals(0)
     workload = Workload.from_index(
         config,
         samples=epoch.samples,
         tokens=epoch.tokens,
-        pairs=epoch.squared_tokens // conversations,  # conversations of a pair are about equally long
-        images=conversations * epoch.shown,
-        image_tokens=conversations * epoch.image_tokens,
+        pairs=epoch.squared_tokens,
+        images=epoch.shown,
+        image_tokens=epoch.image_tokens,
         label_tokens=epoch.label_tokens,
         sequences=epoch.sequences,
         steps=sampler.num_steps(job.train.epochs, max_steps=job.train.max_steps),

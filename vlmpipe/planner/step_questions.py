@@ -15,25 +15,27 @@ if TYPE_CHECKING:
 
 MANY = 1.5  # times the questions of separate samples: at fewer the nearest size may be the present one
 UNKNOWN = (
-    "data.share_prefix: a step of the same train.global_batch_size holds more questions than without it; how many is "
-    "known once the data is prepared (vlmpipe data inspect RUN_FILE --prepare)."
+    "data.share_prefix: a step of the same train.global_batch_size holds more questions or pairs than without it; how "
+    "many is known once the data is prepared (vlmpipe data inspect RUN_FILE --prepare)."
 )
 
 
 @dataclass(frozen=True)
 class StepQuestions:
-    """Samples of a mean step. separate: of one without shared prefixes and the same number of sequences."""
+    """Samples of a mean step. separate: of one without shared prefixes and the same number of sequences. unit: what
+    a sample is called."""
 
     questions: float
     separate: float
     label_tokens: float
     global_batch_size: int  # sequences that hold about as many samples as separate ones; a multiple that the ranks take
+    unit: str = "questions"
 
     def text(self, now: int) -> str:
         """A sentence for people. now: `train.global_batch_size`."""
         sentence = (
-            f"data.share_prefix: a step of {now:,} sequences holds {self.questions:,.0f} questions with "
-            f"{self.label_tokens:,.0f} label tokens, {self.separate:,.0f} questions without it"
+            f"data.share_prefix: a step of {now:,} sequences holds {self.questions:,.0f} {self.unit} with "
+            f"{self.label_tokens:,.0f} label tokens, {self.separate:,.0f} {self.unit} without it"
         )
         if self.global_batch_size == now:
             many = self.questions > MANY * self.separate  # then the ranks take no fewer sequences than these
@@ -53,4 +55,5 @@ def step_questions(config: RunConfig, job: JobConfig, split: SplitIndex, epoch: 
     size, by = job.train.global_batch_size, layout_of(config).data_parallel * job.train.micro_batch_size
     questions, before = (size * totals.samples / totals.sequences for totals in (epoch, separate))
     sequences = min(size, max(by, by * round(size * before / questions / by)))
-    return StepQuestions(questions, before, size * epoch.label_tokens / epoch.sequences, sequences)
+    unit = "pairs" if job.train.in_pairs else "questions"
+    return StepQuestions(questions, before, size * epoch.label_tokens / epoch.sequences, sequences, unit)

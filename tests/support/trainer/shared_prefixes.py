@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +22,7 @@ from vlmpipe.trainer.data.sampler import PackedBatchSampler
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.dataloading.batches import PackedBatch, collate, online_images
+from vlmpipe.trainer.features.preferences.objectives import pair_loss_of
 from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.registry import family_of
@@ -84,16 +86,48 @@ def write_questions(folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def job_of(root: Path, model: dict[str, Any], data: dict[str, Any]) -> JobConfig:
+def write_pairs(folder: Path) -> dict[str, Any]:
+    """LLaVA records with a rejected answer: several about an image with equal and other questions, two images of one
+    size, a lone one, two images in a record, a second turn, and one without an image. Some answers begin alike."""
+    folder.mkdir(parents=True)
+    for number in range(6):
+        (folder / f"{number}.png").write_bytes(picture(number, (SIDE, SIDE)))
+    answers = [("yes it is", "yes, but not here"), ("it is a long one, as it seems", "no"), ("no", "I cannot see it")]
+    records: list[dict[str, Any]] = []
+
+    def record(name: str, images: Sequence[int], *said: str, rejected: str, split: str = "train") -> None:
+        texts = ["<image>\n" * len(images) + said[0], *said[1:]]
+        turns = [{"from": ("human", "gpt")[place % 2], "value": text} for place, text in enumerate(texts)]
+        names = {"image": [f"{number}.png" for number in images]} if images else {}
+        records.append({"id": name, "split": split, "conversations": turns, "rejected": rejected} | names)
+
+    for number in (0, 1):
+        for place, (chosen, rejected) in enumerate(answers):
+            record(f"same-{number}-{place}", [number], f"Is it {place % 2}?", chosen, rejected=rejected)
+    record("alone", [2], "What is alone?", "this one", rejected="that one")
+    for place, (chosen, rejected) in enumerate(answers[:2]):
+        record(f"two-{place}", [3, 4], f"Which is the {place}th?", chosen, rejected=rejected)
+        record(f"turns-{place}", [5], "What is this?", "a picture", f"And part {place}?", chosen, rejected=rejected)
+    record("text", [], "No image?", "none at all", rejected="none")
+    record("held-out", [2], "Held out?", "yes", rejected="no", split="validation")
+    (folder / "records.json").write_text(json.dumps(records))
+    return {
+        "source": str(folder / "records.json"), "image_folder": str(folder), "sequence_length": 256,
+        "max_images_per_sequence": 16, "max_reject_fraction": 0.0,
+    }  # fmt: skip
+
+
+def job_of(root: Path, model: dict[str, Any], data: dict[str, Any], **train: Any) -> JobConfig:
     return JobConfig.model_validate({
         "version": 1, "name": "test", "run": {"run_id": "run-1", "root_uri": str(root)}, "model": model, "data": data,
-        "train": {"global_batch_size": 2, "optimizer": {"learning_rate": 0.001}}, "features": {"cache": "off"},
+        "train": {"global_batch_size": 2, "optimizer": {"learning_rate": 0.001}, **train}, "features": {"cache": "off"},
     })  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Computed:
-    """loss: of all samples. hidden: of each sample behind its prefix, by its id. gradients: of each parameter."""
+    """loss: of all samples. hidden: of each sample, or conversation of a pair, behind its prefix, by its id. gradients:
+    of each parameter."""
 
     loss: float
     hidden: dict[str, Tensor]
@@ -118,10 +152,14 @@ def apart(found: Computed, expected: Computed) -> dict[str, float]:
 
 @dataclass
 class SharedPrefixes:
-    """Data of `write_questions`, prepared with prefixes, and a model to train on it."""
+    """Data of `write_questions` or `write_pairs`, prepared with prefixes, and a model to train on it.
+
+    references: log probabilities of pairs, (samples, 2); None: these are asked for, and their sum is the loss.
+    """
 
     job: JobConfig
     dtype: torch.dtype = torch.float64
+    references: np.ndarray | None = None
     module: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -135,17 +173,22 @@ class SharedPrefixes:
             for weight in model.parameters():  # so large that attention tells tokens apart
                 weight.mul_(4 if weight.ndim > 1 and float(weight.abs().max()) < 1 else 1)
         self.module = family.training_module(self.job.model, model, cached=False).to(self.dtype).train()
+        self.module.token_loss.pair_loss = pair_loss_of(self.job.train)
         self.groups = self.split.prefix_groups(0)
         prepare_images = image_preparer(self.job.model)
         self.images = online_images(prepare_images)
 
     def sampler(self, groups: PrefixGroups | None) -> PackedBatchSampler:
-        return PackedBatchSampler(self.split, self.job.data, seed=0, global_batch_size=2, prefixes=groups)
+        in_pairs = self.job.train.in_pairs
+        return PackedBatchSampler(
+            self.split, self.job.data, seed=0, global_batch_size=2, in_pairs=in_pairs, prefixes=groups
+        )
 
     def sequences(self, groups: PrefixGroups | None) -> list[PackedSequence]:
         """All sequences of the first epoch."""
         sampler = self.sampler(groups)
         loader = PackedLoader(self.split, sampler, self.chat, ShardReader.open(self.storage), images=True)
+        loader.references = self.references
         return [row for step in range(sampler.num_steps(1)) for row in loader.sequences_for_step(step, 0, 1)]
 
     def computed(self, groups: PrefixGroups | None, change: Change = lambda batch: batch) -> Computed:
@@ -162,15 +205,21 @@ class SharedPrefixes:
             for start in range(0, len(rows), 2):
                 batch = rows[start : start + 2]
                 inputs = change(collate(batch, self.images)).to(torch.device("cpu"))
-                loss = module(**_as(inputs, self.dtype))
+                loss = module(**_as(inputs, self.dtype)).sum()
                 loss.backward()
                 total += float(loss.detach())
                 for row, state in zip(batch, states.pop(), strict=True):
                     ends = torch.tensor(row.sample_tokens).cumsum(0).tolist()
-                    for name, count, end in zip(row.sample_ids, row.sample_tokens, ends, strict=True):
+                    for name, count, end in zip(self.names(row), row.sample_tokens, ends, strict=True):
                         hidden[name] = state[end - count : end]
         gradients = {name: each.grad.clone() for name, each in module.named_parameters() if each.grad is not None}
         return Computed(total, hidden, gradients)
+
+    def names(self, row: PackedSequence) -> list[str]:
+        """Of each sample, or conversation of a pair."""
+        if not self.job.train.in_pairs:
+            return list(row.sample_ids)
+        return [f"{name} {side}" for name in row.sample_ids for side in ("chosen", "rejected")]
 
 
 def _as(inputs: Any, dtype: torch.dtype) -> Any:

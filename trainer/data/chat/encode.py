@@ -46,11 +46,18 @@ class Encoded:
     """Tokens of one sample, and as many labels: -100 except on answers that are learned and their end tokens.
 
     lost: characters of the text, without white space, that no token stands for.
+    rejected_from: of the two conversations of a pair, one after the other, the first token of the second one.
     """
 
     input_ids: list[int]
     labels: list[int]
     lost: str = ""
+    rejected_from: int = 0
+
+    def conversations(self) -> tuple[Encoded, Encoded]:
+        """The chosen and the rejected conversation of a pair."""
+        at = self.rejected_from
+        return Encoded(self.input_ids[:at], self.labels[:at]), Encoded(self.input_ids[at:], self.labels[at:])
 
     def ends_of_labels(self) -> list[int]:
         """The number of tokens up to the end of each run of labels."""

@@ -35,8 +35,6 @@ def obstacles(job: JobSections) -> Iterator[Obstacle]:
         yield Obstacle("model.relevance, whose kept image tokens depend on the question", one)
     if model.lora and model.lora.dropout:
         yield Obstacle("model.lora.dropout, which would be drawn once for all samples of a prefix", "dropout 0")
-    if train.in_pairs:
-        yield Obstacle(f"train.objective {train.objective}", f"sft, {off}")
     if train.strategy not in STRATEGIES:
         yield Obstacle(f"train.strategy {train.strategy}", f"{' or '.join(STRATEGIES)}, {off}")
     if train.context_parallel > 1:

@@ -12,7 +12,7 @@ from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.chat.encode import Chat, Encoded
 from vlmpipe.trainer.data.conversations.grounding import MARKS, with_boxes
 from vlmpipe.trainer.data.conversations.independent import independent_spans
-from vlmpipe.trainer.data.prefixes.prefix import Prefix, prefix_of
+from vlmpipe.trainer.data.prefixes.prefix import Prefix, prefix_of, prefix_of_pair
 from vlmpipe.trainer.data.prefixes.sharing import stores_prefixes
 from vlmpipe.trainer.data.prepare.checks import CheckedImage, check_clip, check_image, check_turns
 from vlmpipe.trainer.data.prepare.deduplicate import NEW, OTHER, SAME, Met, SeenIds
@@ -241,6 +241,8 @@ class SampleValidator:
         if not self._stores_prefixes:
             return None
         images = [(image.sha256, *image.size) for image in piece.images]
+        if self._in_pairs:
+            return prefix_of_pair(*piece.encoded.conversations(), self._chat.vision_token_ids, images)
         return prefix_of(piece.encoded, self._chat.vision_token_ids, images)
 
     @property
@@ -397,7 +399,10 @@ class SampleValidator:
         self._chat.verify(self._chat.messages([*turns[:-1], replace(turns[-1], answer=turns[-1].rejected)]))
         chosen, rejected = self._chat.encode_pair(turns, counts, sizes)
         return Encoded(
-            chosen.input_ids + rejected.input_ids, chosen.labels + rejected.labels, chosen.lost + rejected.lost
+            chosen.input_ids + rejected.input_ids,
+            chosen.labels + rejected.labels,
+            chosen.lost + rejected.lost,
+            rejected_from=len(chosen.input_ids),
         )
 
     def _require_tokens(self, turns: Sequence[Turn], lost: str) -> None:

@@ -24,6 +24,7 @@ from vlmpipe.trainer.data.shards.image_index import HASHES, UniqueImages
 from vlmpipe.trainer.data.shards.index_file import (
     CONTENT_BYTES,
     NAME,
+    PAIR_FIELDS,
     PREFIX_FIELDS,
     SHA256_BYTES,
     VIDEO_FIELDS,
@@ -112,7 +113,8 @@ class SplitIndex:
         self._json_offset: Int64Array = _numbers(columns.column("json_offset"), np.int64)
         self._json_bytes: Int32Array = _numbers(columns.column("json_bytes"), np.int32)
         self._content = _rows_of(columns.column("content"), CONTENT_BYTES)
-        self._prefixes = [columns.column(name) for name, _ in PREFIX_FIELDS if name in columns.schema.names]
+        names = columns.schema.names
+        self._prefixes = [columns.column(name) for name, _ in (*PREFIX_FIELDS, *PAIR_FIELDS) if name in names]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -141,6 +143,13 @@ class SplitIndex:
     def prefix_keys(self) -> NDArray[np.uint8]:
         """(samples, bytes) key of each sample's prefix; equal for equal prefixes."""
         return _rows_of(self._prefixes[1], KEY_BYTES)
+
+    @property
+    def pair_prefix_tokens(self) -> Int32Array:
+        """(samples,) tokens that both conversations of each pair begin with, 0 where they share none. Only of pairs
+        whose data `has_prefixes`.
+        """
+        return _numbers(self._prefixes[2], np.int32)
 
     @property
     def has_videos(self) -> bool:

@@ -38,11 +38,13 @@ VIDEO_FIELDS = {  # 0 of what is no video; data without any lacks both
     "video_patch_s": ("video_patch_s", pa.float64()),
 }
 PREFIX_FIELDS = (("prefix_tokens", pa.int32()), ("prefix_key", pa.binary(KEY_BYTES)))
+PAIR_FIELDS = (("pair_prefix_tokens", pa.int32()),)
 ROWS_READ = 1 << 16  # at a time, by `read_columns`
 
 
-def schema_of(*, with_videos: bool, with_prefixes: bool = False) -> pa.Schema:
-    """The columns of an index. with_prefixes: of data that was prepared with `data.share_prefix`."""
+def schema_of(*, with_videos: bool, with_prefixes: bool = False, with_pairs: bool = False) -> pa.Schema:
+    """The columns of an index. with_prefixes: of data that was prepared with `data.share_prefix`. with_pairs: of pairs
+    of this data."""
     fields = IMAGE_FIELDS | (VIDEO_FIELDS if with_videos else {})
     return pa.schema(
         [
@@ -60,12 +62,15 @@ def schema_of(*, with_videos: bool, with_prefixes: bool = False) -> pa.Schema:
             ("slices", pa.large_list(pa.large_string())),  # of each turn
             ("content", pa.binary(CONTENT_BYTES)),  # equal for samples with the same images and texts
             *(PREFIX_FIELDS if with_prefixes else ()),
+            *(PAIR_FIELDS if with_pairs else ()),
         ]
     )
 
 
 KNOWN = [
-    schema_of(with_videos=videos, with_prefixes=prefixes) for videos in (False, True) for prefixes in (False, True)
+    schema_of(with_videos=videos, with_prefixes=prefixes, with_pairs=pairs)
+    for videos in (False, True)
+    for prefixes, pairs in ((False, False), (True, False), (True, True))
 ]
 
 
@@ -76,8 +81,9 @@ class IndexFileWriter:
         self, folder: Path, shards: Mapping[Split, Sequence[str]], *, optional: Collection[str] = frozenset()
     ) -> None:
         """`shards`: the names of each split's shards, in order. `optional`: columns of `index_lines.OPTIONAL`."""
-        videos, prefixes = (columns[0] in optional for columns in OPTIONAL)
-        self._path, self._schema = folder / NAME, schema_of(with_videos=videos, with_prefixes=prefixes)
+        videos, prefixes, pairs = (columns[0] in optional for columns in OPTIONAL)
+        self._path = folder / NAME
+        self._schema = schema_of(with_videos=videos, with_prefixes=prefixes, with_pairs=pairs)
         self._shards = pa.array([*shards["train"], *shards["eval"]], pa.string())
         starts = {"train": 0, "eval": len(shards["train"])}
         self._numbers = {

@@ -42,8 +42,17 @@ VIDEO_COLUMNS = ("video_patches", "video_patch_s")
 WITH_VIDEOS = pa.schema([*SCHEMA, (VIDEO_COLUMNS[0], pa.list_(pa.int32())), (VIDEO_COLUMNS[1], pa.list_(pa.float64()))])
 # Tokens and key of the prefix that a sample may share (`data.share_prefix`): in all lines of prepared data, or in none.
 PREFIX_COLUMNS = ("prefix_tokens", "prefix_key")
-WIDEST = pa.schema([*WITH_VIDEOS, (PREFIX_COLUMNS[0], pa.int32()), (PREFIX_COLUMNS[1], pa.string())])
-OPTIONAL = (VIDEO_COLUMNS, PREFIX_COLUMNS)  # which lines have together, or not at all
+# Tokens that both conversations of a pair begin with: likewise, of pairs.
+PAIR_COLUMNS = ("pair_prefix_tokens",)
+WIDEST = pa.schema(
+    [
+        *WITH_VIDEOS,
+        (PREFIX_COLUMNS[0], pa.int32()),
+        (PREFIX_COLUMNS[1], pa.string()),
+        (PAIR_COLUMNS[0], pa.int32()),
+    ]
+)
+OPTIONAL = (VIDEO_COLUMNS, PREFIX_COLUMNS, PAIR_COLUMNS)  # which lines have together, or not at all
 
 GROUP_LINES = 8192  # in memory at a time
 

@@ -105,6 +105,7 @@ class ReferenceLogProbs:
             seed=0,
             global_batch_size=size * self._replica.count,
             in_pairs=True,
+            prefixes=split.prefix_groups(0) if self._job.data.share_prefix == "on" and len(split) else None,
         )
         loader = PackedLoader(split, sampler, self._chat, self._reader, images=self._replica.takes_images)
         steps, found = sampler.num_steps(1) if len(split) else 0, dict[int, list[float]]()

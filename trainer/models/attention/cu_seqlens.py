@@ -13,6 +13,16 @@ BOUNDS_BY = 16
 PADDING_PIECE = 128  # tokens; padding that attended to all padding would cost as much as a sample of its length
 
 
+@dataclass(frozen=True)
+class Run:
+    """Consecutive tokens of a sample. behind: None for a whole sample; else the first token behind the prefix of this
+    one, which is in the first sample that has the prefix."""
+
+    start: int
+    end: int
+    behind: int | None
+
+
 @dataclass(frozen=True, eq=False)
 class CuSeqlens:
     """Bounds of the samples in one forward pass. No tuple: module wrappers move the tensors that they find in those."""
@@ -54,28 +64,26 @@ class CuSeqlens:
             torch.tensor(samples, dtype=torch.int32), torch.tensor(starts, dtype=torch.int32), packed, prefixes=shared
         )
 
-    def first_samples(self) -> list[tuple[int, int]]:
-        """First token and end of each whole sample: of those with a common prefix, the first one."""
-        further = {branch for branch, _ in self.further_branches()}
-        segments = [span for span in self._segments() if span not in further]
-        ends, prefixes = dict(segments), {start: end for start, end, _ in self._shared()}
-        joined = [(start, ends[end] if start in prefixes else end) for start, end in segments]
-        return [span for span in joined if span[0] not in prefixes.values()]
-
-    def further_branches(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-        """First token and end of each branch but the first of a prefix, and those of that first one."""
-        branches, segments = [], self._segments()
-        for _, end, stop in self._shared():
-            first, *others = [span for span in segments if end <= span[0] < stop]
-            branches += [(other, first) for other in others]
-        return branches
-
-    def _segments(self) -> list[tuple[int, int]]:
-        return [(start, end) for start, end in self.bounds.tolist() if start < end]
-
-    def _shared(self) -> list[tuple[int, int, int]]:
+    def runs(self) -> list[Run]:
+        """All tokens of samples, in runs: a whole sample, or behind a prefix that a sample before has begun with, the
+        rest of the next one up to where it ends, prefixes in it included.
+        """
         spans = [] if self.prefixes is None else self.prefixes.tolist()
-        return [(start, end, stop) for start, end, stop in spans if end > start]
+        behind = {start: (end, stop) for start, end, stop in spans if end > start}
+        runs: list[Run] = []
+        around: list[tuple[int, int]] = []  # end of each prefix around a token, and the end of its branches
+        for start, end in self.bounds.tolist():
+            if start == end:
+                continue
+            while around and around[-1][1] <= start:
+                around.pop()
+            if around and around[-1][0] == start:
+                runs[-1] = replace(runs[-1], end=end)
+            else:
+                runs.append(Run(start, end, around[-1][0] if around else None))
+            if start in behind:
+                around.append(behind[start])
+        return runs
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> CuSeqlens:
         return replace(self, device_bounds=self.device_bounds.to(device, non_blocking=non_blocking))

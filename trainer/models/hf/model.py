@@ -313,7 +313,8 @@ class HfVLM(PackedVLM):
     ) -> Tensor:
         """(4, sequences, tokens): positions in the sample, then the model's own three axes."""
         assert samples is not None, "these positions need the bounds of samples"
-        bounds = samples.first_samples()
+        runs = samples.runs()
+        bounds = [(run.start, run.end) for run in runs if run.behind is None]
         longest = max((end - start for start, end in bounds), default=0)
         places = position_ids.flatten().repeat(4, 1)
         if longest:
@@ -329,9 +330,10 @@ class HfVLM(PackedVLM):
                 kind = self.model.config.model_type
                 raise ConfigError(f"positions of a {kind} model have {len(found)} axes", expected=f"{ROPE_AXES} axes")
             places[1:, index[own]] = found[:, own].to(places)
-            for (start, end), (first, _) in samples.further_branches():  # text behind the prefix, as the first one
-                behind = torch.arange(end - start, device=places.device)
-                places[1:, start:end] = places[1:, first, None] + behind
+            for run in runs:
+                if run.behind is not None:  # text behind a prefix, as that of the first sample that has it
+                    further = torch.arange(run.end - run.start, device=places.device)
+                    places[1:, run.start : run.end] = places[1:, run.behind, None] + further
         return places.view(4, *input_ids.shape)
 
 

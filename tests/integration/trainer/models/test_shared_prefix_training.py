@@ -1,4 +1,5 @@
-"""Training with shared prefixes: a step equals that of separate samples, every strategy one process, resumed all."""
+"""Training with shared prefixes: a step equals that of separate samples or pairs, every strategy one process, resumed
+all."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ import pytest
 
 from tests.support.short_form import WHOLE, only_whole
 from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
-from tests.support.trainer.shared_prefixes import write_questions
+from tests.support.trainer.shared_prefixes import write_pairs, write_questions
 from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.features.preferences.references import references_of_run
 
 RELATIVE, STOP_STEP = 1e-5, 2
 SHARED = {"data.share_prefix": "on"}
@@ -44,6 +46,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, JobConfig]:
     }
     few = {name: make_run(root, name, shared | changes) for name, changes in FEW.items()}
     begun = make_run(root, "resumed", shared | {"train.max_steps": STOP_STEP})
+    of_pairs = write_pairs(root / "pairs") | {"max_images_per_sequence": 8}
+    pairs = shared | {"data": of_pairs, "train.objective": "dpo", "train.dpo_beta": 0.5, "features.cache": "off"}
+    all_pairs = pairs | whole | {"train.max_steps": 3}
+    alone |= {
+        "pairs": make_run(root, "pairs", pairs, features="off"),
+        "pairs-shared": make_run(root, "pairs-shared", all_pairs, features="off"),
+        "pairs-separate": make_run(root, "pairs-separate", all_pairs | {"data.share_prefix": "off"}, features="off"),
+    }
+    begun_pairs = make_run(root, "pairs-resumed", pairs | {"train.max_steps": STOP_STEP}, features="off")
     more: dict[str, JobConfig] = {}
     if WHOLE:
         more = {
@@ -54,10 +65,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, JobConfig]:
             "adapted": make_run(root, "adapted", shared | ADAPTERS),
             "trained": make_run(root, "trained", shared | TOWER, features="off"),
         }
-    train_runs([*alone.values(), begun], processes=1)
+        few["pairs-fsdp"] = make_run(root, "pairs-fsdp", pairs | {"train.strategy": "fsdp"}, features="off")
+    train_runs([*alone.values(), begun, begun_pairs], processes=1)
     train_runs([*few.values(), *more.values()], processes=2)
     few["resumed"] = make_run(root, "resumed", shared)
-    train_runs([few["resumed"]], processes=1)
+    few["pairs-resumed"] = make_run(root, "pairs-resumed", pairs, features="off")
+    train_runs([few["resumed"], few["pairs-resumed"]], processes=1)
     return alone | few | more
 
 
@@ -77,6 +90,23 @@ def test_every_strategy_equals_one_process(runs: Mapping[str, JobConfig]) -> Non
 def test_resumed_equals_uninterrupted(runs: Mapping[str, JobConfig]) -> None:
     assert summary(runs["resumed"])["resumed_from_step"] == STOP_STEP
     assert losses(runs["resumed"]) == losses(runs["reference"])
+
+
+def test_steps_of_pairs_that_share_equal_those_of_separate_ones(runs: Mapping[str, JobConfig]) -> None:
+    """The log probabilities under the reference, too, which the training job computes before its first step."""
+    shared, separate = runs["pairs-shared"], runs["pairs-separate"]
+    assert losses(shared) == pytest.approx(losses(separate), rel=RELATIVE) and len(set(losses(shared))) == 3
+    assert 0 < summary(shared)["tokens"] < 0.6 * summary(separate)["tokens"]
+    for split in ("train", "eval"):
+        found, expected = (references_of_run(job.run.run_uri, split) for job in (shared, separate))
+        assert found == pytest.approx(expected, rel=RELATIVE)
+
+
+def test_resumed_pairs_equal_uninterrupted_ones(runs: Mapping[str, JobConfig]) -> None:
+    assert summary(runs["pairs-resumed"])["resumed_from_step"] == STOP_STEP
+    assert losses(runs["pairs-resumed"]) == losses(runs["pairs"])
+    if WHOLE:
+        assert losses(runs["pairs-fsdp"]) == pytest.approx(losses(runs["pairs"]), rel=RELATIVE)
 
 
 @only_whole

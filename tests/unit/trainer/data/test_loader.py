@@ -244,6 +244,46 @@ def test_a_pair_is_two_conversations_about_its_images_with_their_last_answers_la
             said = chat.tokenizer.decode(row.labels[row.labels != IGNORED]).replace("</s>", "|").split("|")
             expected = [(f"Number {split.ids[n].partition('-')[2]}.", "Another number.") for n in numbers]
             assert [text.strip() for text in said[:-1]] == [text for pair in expected for text in pair]
+    check_totals(sampler, loader)
     plain_reader = ShardReader.open(open_storage(stored.uri))
     turns = plain_reader.turns(Index.load(stored.uri).split("train").sample_location(0))
     assert not any(turn.rejected for turn in turns), "other runs store nothing of it"
+
+
+def test_pairs_that_share_have_their_prompt_and_images_once(tmp_path: Path) -> None:
+    images, records = llava_folder(tmp_path, 12)
+    of_few = [one | {"image": f"{number % 3}.png"} if "image" in one else one for number, one in enumerate(records)]
+    pairs = [one | {"rejected": "Another number."} for one in of_few]
+    source = write_json(tmp_path / "data.json", pairs)
+    data = {"image_folder": str(images), "share_prefix": "on", "validation_fraction": 0.0}
+    config = preferring(job_config(tmp_path / "root", source=str(source), **data))
+    prepared = run_prepare(config)
+    storage, split = open_storage(prepared.uri), Index.load(prepared.uri).split("train")
+    sampler = PackedBatchSampler.of_training(split, config)
+    loader = PackedLoader(split, sampler, Chat.load(storage, SQUARES), ShardReader.open(storage), images=True)
+    check_totals(sampler, loader)
+    for row in (row for step in range(sampler.num_steps(1)) for row in loader.sequences_for_step(step, 0, 1)):
+        numbers = [split.ids.index(identity) for identity in row.sample_ids]
+        assert len(row.images) <= 3 and len(row.sample_tokens) == 2 * len(numbers)
+        chosen, rejected = row.sample_tokens[::2], row.sample_tokens[1::2]
+        again = sampler.prefixes.shared_tokens(numbers) if sampler.prefixes else []
+        added = zip(chosen, rejected, again, split.pair_prefix_tokens[numbers], strict=True)
+        assert [sum(of_pair) for of_pair in added] == split.tokens[numbers].tolist()
+    plain = PackedBatchSampler(split, config.data, seed=0, global_batch_size=2, in_pairs=True)
+    assert sampler.totals(0).tokens < 0.6 * plain.totals(0).tokens
+
+
+def check_totals(sampler: PackedBatchSampler, loader: PackedLoader) -> None:
+    """An epoch's totals are those of its sequences."""
+    rows = [row for step in range(sampler.num_steps(1)) for row in loader.sequences_for_step(step, 0, 1)]
+    totals = sampler.totals(0)
+    assert totals.samples == sum(len(row.sample_ids) for row in rows) and totals.sequences == len(rows)
+    assert totals.tokens == sum(row.tokens for row in rows)
+    assert totals.label_tokens == sum(row.label_tokens for row in rows)
+    assert totals.images == sum(len(row.images) for row in rows) and totals.shown == sum(row.shown for row in rows)
+    assert totals.image_tokens == sum(sum(row.image_token_counts) for row in rows)
+    seen = 0
+    for row in rows:
+        seen += sum(tokens**2 for tokens in row.segment_tokens)
+        seen += sum(2 * (end - start) * (stop - end) for start, end, stop in row.prefixes)
+    assert totals.squared_tokens == pytest.approx(seen, rel=0.02)  # of a pair's unequal conversations

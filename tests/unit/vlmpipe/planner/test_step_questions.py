@@ -64,6 +64,11 @@ def test_the_offered_size_keeps_the_questions_of_a_step() -> None:
     assert f"train.global_batch_size={shared.global_batch_size} holds 160." in shared.text(32)
 
 
+def test_pairs_are_called_so() -> None:
+    text = StepQuestions(questions=60, separate=32, label_tokens=99, global_batch_size=17, unit="pairs").text(32)
+    assert "holds 60 pairs with 99 label tokens, 32 pairs without it. train.global_batch_size=17 holds 32." in text
+
+
 def test_without_shared_prefixes_nothing_is_said() -> None:
     assert step_of() is None
 

@@ -30,7 +30,7 @@ from vlmpipe.trainer.data.prepare.scratch import scratch
 from vlmpipe.trainer.data.prepare.validate_sample import Accepted, Entry, SampleValidator, image_bytes, is_short
 from vlmpipe.trainer.data.rejects import REJECTS, Ledger, Reject, RejectCode
 from vlmpipe.trainer.data.sample import SPLITS, Sample, sample_digest
-from vlmpipe.trainer.data.shards.index_lines import PREFIX_COLUMNS, VIDEO_COLUMNS, IndexLines
+from vlmpipe.trainer.data.shards.index_lines import PAIR_COLUMNS, PREFIX_COLUMNS, VIDEO_COLUMNS, IndexLines
 from vlmpipe.trainer.data.shards.tar import ShardWriter, key_of, sample_json
 from vlmpipe.trainer.data.sources.base import Source, records_from
 from vlmpipe.trainer.storage.transfer import in_parallel
@@ -210,7 +210,10 @@ def _video_columns(sample: Accepted) -> dict[str, object]:
 def _prefix_columns(sample: Accepted) -> dict[str, object]:
     """Return the index columns of a sample's prefix; empty where none is to be shared."""
     prefix = sample.prefix
-    return {} if prefix is None else dict(zip(PREFIX_COLUMNS, (prefix.tokens, prefix.key), strict=True))
+    if prefix is None:
+        return {}
+    of_pair = {PAIR_COLUMNS[0]: prefix.pair_tokens} if sample.encoded.rejected_from else {}
+    return dict(zip(PREFIX_COLUMNS, (prefix.tokens, prefix.key), strict=True)) | of_pair
 
 
 def write_json(path: Path, content: object) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmpipe.trainer.data.chat.encode import IGNORED, Encoded
-from vlmpipe.trainer.data.prefixes.prefix import Prefix, prefix_of
+from vlmpipe.trainer.data.prefixes.prefix import Prefix, prefix_of, prefix_of_pair
 
 IMAGE, PHOTO = 9, ("ab" * 32, 24, 24)
 TOKENS = st.lists(st.tuples(st.sampled_from([1, 2, IMAGE]), st.booleans()), max_size=12)
@@ -53,3 +53,26 @@ def test_keys_are_equal_for_equal_tokens_and_images_only() -> None:
         ]
     ]  # fmt: skip
     assert len(set(keys)) == len(keys) and keys[0] == first.key
+
+
+@given(st.lists(st.sampled_from([1, 2, IMAGE]), max_size=6), *[st.lists(st.sampled_from([1, 2]), max_size=4)] * 2)
+def test_conversations_of_a_pair_share_what_precedes_their_answers_but_a_token(
+    prompt: list[int], chosen: list[int], rejected: list[int]
+) -> None:
+    pair = [encoded([*prompt, 5, *answer, 6], list(range(len(prompt) + 1, len(prompt) + len(answer) + 2)))
+            for answer in (chosen, rejected)]  # fmt: skip
+    images = [PHOTO] * (IMAGE in prompt)
+    found = prefix_of_pair(*pair, [IMAGE], images)
+    alone = prefix_of(pair[0], [IMAGE], images)
+    assert found == Prefix(alone.tokens, alone.key, len(prompt)), "the token before an answer predicts it"
+    assert found.tokens <= found.pair_tokens
+
+
+def test_prompts_of_a_pair_that_differ_share_what_is_equal() -> None:
+    """As where a tokenizer joins the end of the prompt with the beginning of the answer."""
+    pair = encoded([1, IMAGE, 2, 3, 4, 7], [5]), encoded([1, IMAGE, 2, 8, 7], [4])
+    assert prefix_of_pair(*pair, [IMAGE], [PHOTO]).pair_tokens == 3
+    divided = encoded([1, IMAGE, IMAGE, 4, 7], [4]), encoded([1, IMAGE, 4, 7], [3])
+    assert prefix_of_pair(*divided, [IMAGE], [PHOTO]) == Prefix(), "an image would be in parts"
+    behind = encoded([1, 2, IMAGE, 7], [3]), encoded([1, 2, IMAGE, 8], [3])
+    assert prefix_of_pair(*behind, [IMAGE], [PHOTO]) == Prefix(), "the image predicts the answer"

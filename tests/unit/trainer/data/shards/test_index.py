@@ -28,6 +28,7 @@ from vlmpipe.trainer.data.shards.index import Index, SplitIndex
 from vlmpipe.trainer.data.shards.index_file import NAME, IndexFileWriter, open_index, read_columns, schema_of
 from vlmpipe.trainer.data.shards.index_lines import (
     LINES,
+    PAIR_COLUMNS,
     PREFIX_COLUMNS,
     SCHEMA,
     VIDEO_COLUMNS,
@@ -78,6 +79,15 @@ def test_prefixes_are_columns_of_data_that_was_prepared_with_them(tmp_path: Path
     assert split.prefix_tokens.tolist() == [7, 3, 0, 7, 0]
     group = split.prefix_groups(0).group.tolist()
     assert group[0] == group[3] and len({group[0], group[1], group[2], group[4]}) == 4
+
+
+def test_pairs_of_such_data_have_the_tokens_that_their_conversations_share(tmp_path: Path) -> None:
+    names = (*PREFIX_COLUMNS, *PAIR_COLUMNS)
+    values = {"a": (3, "ab" * 16, 7), "b": (0, NO_KEY, 0)}
+    split = written(tmp_path, *(line(name, 1) | dict(zip(names, of, strict=True)) for name, of in values.items()))
+    schema = schema_of(with_videos=False, with_prefixes=True, with_pairs=True)
+    assert pa.ipc.open_file(str(tmp_path / NAME)).schema == schema
+    assert split.prefix_tokens.tolist() == [3, 0] and split.pair_prefix_tokens.tolist() == [7, 0]
 
 
 def test_data_without_prefixes_is_refused_where_they_are_shared(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ PROGRAM = {"name": "plain", "command": ["python", "train.py"]}
         {"data__pack": False},
         {"data__video": "native"},
         {"model__lora": {"dropout": 0.1}, "model__freeze": ["tower"]},
-        {"train__objective": "dpo"},
         {"train__strategy": "zero2"},
         {"train__context_parallel": 2},
         {"train__router_loss": 0.1},
