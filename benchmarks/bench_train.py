@@ -33,6 +33,13 @@ SUITE = Suite(
             default=False,
         ),
         Part(
+            "shared-pairs",
+            "training.prefixes.pairs",
+            180,
+            "preference pairs, each prompt computed once and with each answer",
+            default=False,
+        ),
+        Part(
             "shared-prefix-accuracy",
             "training.prefixes.accuracy",
             720,

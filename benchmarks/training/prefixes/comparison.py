@@ -47,17 +47,18 @@ NOTE = (
 
 @dataclass
 class Questions:
-    """All questions in packed sequences, and a model that trains on them; each call makes an update."""
+    """All questions, or pairs, in packed sequences, and a model that trains on them; each call makes an update."""
 
     strategy: Strategy
     batches: list[PackedBatch]
     totals: EpochTotals
+    loss_terms: int  # which the summed loss is divided by
     first_loss: float | None = None
 
     def __call__(self) -> Measured:
-        """Units: questions."""
+        """Units: questions, or pairs."""
         clock = Clock()
-        loss = self.strategy.forward_backward(self.batches, self.totals.label_tokens).item()
+        loss = self.strategy.forward_backward(self.batches, self.loss_terms).item()
         self.strategy.step(1.0)
         self.first_loss = loss if self.first_loss is None else self.first_loss
         return clock.stop(self.totals.samples)
@@ -101,7 +102,8 @@ def questions(load: Workload, worker: ProcessContext) -> Questions:
     loader, images = PackedLoader(split, sampler, load.chat, load.reader()), cached_source(load)
     rows = [row for step in range(sampler.num_steps(1)) for row in loader.sequences_for_step(step, 0, 1)]
     batches = [collate([row], images) for row in rows]
-    return Questions(build_training(job, worker).strategy, batches, sampler.totals(0))
+    totals = sampler.totals(0)
+    return Questions(build_training(job, worker).strategy, batches, totals, totals.label_tokens)
 
 
 def write_questions(folder: Path, images: int, side: int) -> Path:
