@@ -37,7 +37,7 @@ RUN_FILE = merged(
         "evaluate.controls": [],
         # A margin over the baseline would not be sure: there are 66 questions.
         "gate": {"min_exact_match": 0.1, "min_margin_over_chance": None},
-        "evaluate.quantize": {"formats": ["int4", "fp8"], "min_agreement": 0.0},
+        "evaluate.quantize": {"formats": ["int4", "fp8"], "min_agreement": 0.5},
         "register.hub": {"repo_id": "team/digits"},
         "deploy": {"endpoint": "digits", "smoke_questions": ASKED, "min_agreement": 1.0},
     },

@@ -14,6 +14,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from vlmpipe.trainer.storage.base import MISTYPED
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Agreement = Annotated[float, Field(gt=0.0, le=1.0)]  # a share of equal answers; with 0, any answers would do
 NonNegative = Annotated[float, Field(ge=0.0)]
 Positive = Annotated[int, Field(gt=0)]
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # line ends and tabs are text

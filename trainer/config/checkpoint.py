@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from vlmpipe.trainer.config.base import Fraction, Section, StorageUri
+from vlmpipe.trainer.config.base import Agreement, Section, StorageUri
 
 QuantizedFormat = Literal["int4", "fp8"]
 QUANTIZED_PACKAGE = "compressed_tensors"  # writes and opens quantized exports
@@ -74,10 +74,10 @@ class QuantizeConfig(Section):
         description="Formats of the weights: int4, integers of 4 bits with a scale for each group; fp8, floats of 8 "
         "bits, to which activations are rounded, too.",
     )
-    min_agreement: Fraction = Field(
+    min_agreement: Agreement = Field(
         0.98,
         description="Share of the validation answers that must be the export's, with its reason of their end; a "
-        "quantized export with fewer is deleted and not registered.",
+        "quantized export with fewer is deleted and not registered. Above 0, which would accept any answers.",
     )
 
     @field_validator("formats")

@@ -50,7 +50,7 @@ from vlmpipe.trainer.evaluation.held_out.result import (
 )
 from vlmpipe.trainer.evaluation.held_out.shuffled_images import ShuffledImages
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question, majority_baseline, scores
-from vlmpipe.trainer.evaluation.quantized.scores import QuantizedExports
+from vlmpipe.trainer.evaluation.quantized.scores import QuantizedExports, require_quantizing
 from vlmpipe.trainer.evaluation.validation_loss import as_in_training
 from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.models.image_processor import image_preparer
@@ -85,6 +85,7 @@ class Subject:
 
 def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     """Evaluate `<run>/export/` on the validation split; write evaluate.json and predictions.jsonl. Collective."""
+    require_quantizing(job)
     started = time.perf_counter()
     progress = Progress(job.run.run_uri, "evaluate") if worker.is_first else None
     store = open_storage(job.run.run_uri)

@@ -17,8 +17,8 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.doctor import remedies
 from vlmpipe.doctor.google_api import TIMEOUT_S, CannotSee
 from vlmpipe.doctor.rows import Row, missing, ok, unseen
+from vlmpipe.platforms.vertex.bucket_checks import READ_AT_STARTS, buckets_of, lies_in
 from vlmpipe.platforms.vertex.bucket_checks import Named as NearBucket
-from vlmpipe.platforms.vertex.bucket_checks import buckets_of, lies_in
 from vlmpipe.platforms.vertex.client import no_credentials, reason_of
 from vlmpipe.trainer.errors import UserError
 
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 
 def address_rows(config: RunConfig, credentials: Credentials | None) -> Iterator[Row]:
-    """A row for each address that must hold something, by listing one object, and for each bucket near the machines."""
+    """A row for each address that must hold something, by listing one object, and for each bucket near the machines or
+    mounted by them.
+    """
     for field, uri in config.data.addresses().items():
         if uri.startswith("s3://"):
             yield _s3_address(field, uri)
@@ -36,7 +38,7 @@ def address_rows(config: RunConfig, credentials: Credentials | None) -> Iterator
         for bucket in named(config)
         if bucket.kind == "bucket" and bucket.row not in written_fields()
     }
-    near = [bucket for bucket in buckets_of(config) if bucket.near]
+    near = [bucket for bucket in buckets_of(config) if bucket.near or bucket.mounted]
     if not (read or near):
         return
     if credentials is None:
@@ -115,6 +117,10 @@ def _place(client: storage.Client, config: RunConfig, near: NearBucket) -> Itera
         return
     if lies_in(region, bucket):
         yield ok("bucket", f"{near.field}: gs://{near.bucket} lies in {bucket.location}, where {region} is")
+        return
+    if near.mounted:
+        where = f"gs://{near.bucket} lies in {bucket.location}, {READ_AT_STARTS.format(region=region)}"
+        yield ok("bucket", f"{near.field}: {where}")
         return
     where = f"gs://{near.bucket} lies in {bucket.location}, and the run in {region}"
     text = f"{near.field}: {where}: each byte is billed and slow"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import get_args
 
 from vlmpipe.records.stage_folders import STAGES_FOLDER
 from vlmpipe.trainer.checkpoint.commit import FOLDER as CHECKPOINTS
@@ -11,16 +13,18 @@ from vlmpipe.trainer.checkpoint.commit import committed
 from vlmpipe.trainer.checkpoint.manifest import DamagedError
 from vlmpipe.trainer.checkpoint.verified_files import verify
 from vlmpipe.trainer.config.benchmarks import ANSWERS_FOLDER
+from vlmpipe.trainer.config.checkpoint import QuantizedFormat
 from vlmpipe.trainer.data.shards.prepared_files import Manifest, why_unread
 from vlmpipe.trainer.data.shards.verified_files import mismatch
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.feature_cache.reader import FeatureShards
 from vlmpipe.trainer.feature_cache.store import DESCRIPTION
+from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.export_manifest import FOLDER as EXPORT
-from vlmpipe.trainer.storage.export_manifest import require_whole_export
+from vlmpipe.trainer.storage.export_manifest import quantized_folder, require_whole_export
 from vlmpipe.trainer.storage.file_sums import damaged_files
 from vlmpipe.trainer.storage.records import damaged_record, read_record, unseal, unseal_lines
 
@@ -45,7 +49,7 @@ class FileCheck:
 
 
 def check_files(run_uri: str) -> Iterator[FileCheck]:
-    """Check the records, prepared data, features, checkpoints and export that the run, and each stage of it, has."""
+    """Check the records, prepared data, features, checkpoints and exports that the run, and each stage of it, has."""
     run = open_storage(run_uri)
     for stage in dict.fromkeys(info.name.split("/")[1] for info in run.list(STAGES_FOLDER)):
         for check in check_files(run.uri(f"{STAGES_FOLDER}/{stage}")):
@@ -66,7 +70,11 @@ def check_files(run_uri: str) -> Iterator[FileCheck]:
     if run.list(CHECKPOINTS):
         yield _checked("checkpoints", run_uri, _checkpoints)
     if run.list(EXPORT):
-        yield _checked("export", run_uri, lambda run: len(require_whole_export(run)["files"]))
+        yield _checked("export", run_uri, partial(_export, EXPORT))
+    for form in get_args(QuantizedFormat):
+        folder = quantized_folder(form)
+        if run.list(folder) or form in _accepted_forms(run):
+            yield _checked(f"{form} export", run_uri, partial(_export, folder))
 
 
 def _checked(part: str, uri: str, count: Callable[[Storage], int]) -> FileCheck:
@@ -109,6 +117,16 @@ def _features(features: Storage) -> int:
         if problem := mismatch(shards.storage.fetch(name), shards.sidecar(name)):
             raise shards.damaged(name, problem)
     return len(shards.names)
+
+
+def _export(folder: str, run: Storage) -> int:
+    return len(require_whole_export(run, folder)["files"])
+
+
+def _accepted_forms(run: Storage) -> set[str]:
+    """Formats of quantized exports that the evaluation has accepted. A damaged one is reported among the records."""
+    evaluation = Evaluation.read_if_whole(run)
+    return {form for form, scores in evaluation.quantized.items() if scores.accepted} if evaluation else set()
 
 
 def _checkpoints(run: Storage) -> int:

@@ -3,7 +3,8 @@
 P: comments of run_v2's messages (google-cloud-run 0.16.2). D: Google's pages under docs.cloud.google.com/run/docs, read
 in stored copies on 2026-11-30: GPUs (configuring/services/gpu), health checks (configuring/healthchecks), memory
 (configuring/services/memory-limits), volumes (configuring/services/cloud-storage-volume-mounts), the container contract
-(container-contract), quotas (run/quotas).
+(container-contract), quotas (run/quotas). T: the service's error in a public report,
+https://github.com/PolicyEngine/policyengine-api/issues/3729.
 """
 
 from __future__ import annotations
@@ -186,8 +187,8 @@ def _scaling(service: api.Service, template: api.RevisionTemplate) -> Iterator[s
         yield "scaling.min_instance_count: more than max_instance_count"
 
 
-def traffic_problems(targets: list[api.TrafficTarget], revisions: set[str]) -> Iterator[str]:
-    """P: shares, revisions and tags."""
+def traffic_problems(service_id: str, targets: list[api.TrafficTarget], revisions: set[str]) -> Iterator[str]:
+    """P: shares, revisions and tags. T: a service's name and a tag together."""
     latest = api.TrafficTargetAllocationType.TRAFFIC_TARGET_ALLOCATION_TYPE_LATEST
     by_name = api.TrafficTargetAllocationType.TRAFFIC_TARGET_ALLOCATION_TYPE_REVISION
     if targets and sum(target.percent for target in targets) != 100:
@@ -200,5 +201,8 @@ def traffic_problems(targets: list[api.TrafficTarget], revisions: set[str]) -> I
         elif target.revision and target.revision not in revisions:
             yield f"traffic: there is no revision {target.revision}"
     tags = [target.tag for target in targets if target.tag]
+    for tag in tags:
+        if len(service_id) + len(tag) > 46:  # T
+            yield f"traffic: tag '{tag}' and service name '{service_id}' together are too long"
     if len(tags) != len(set(tags)):
         yield "traffic: a tag twice"

@@ -131,7 +131,7 @@ class FakeCloudRun(LocalServer):
             raise ApiError(400, f"template.revision: {revision} is no label that begins with {service_id}-")
         if revision in kept.revisions and kept.revisions[revision] != service.template:
             raise ApiError(409, f"Revision named '{revision}' with different configuration already exists.")
-        for problem in traffic_problems(list(service.traffic), {*kept.revisions}):
+        for problem in traffic_problems(service_id, list(service.traffic), {*kept.revisions}):
             raise ApiError(400, problem)
 
     def _rolled_out(self, service_id: str, kept: _Kept) -> str:
@@ -161,16 +161,16 @@ class FakeCloudRun(LocalServer):
         shown.etag, shown.uri = f'"{kept.etag}"', f"{self.endpoint}/services/{kept.service.name.rpartition('/')[2]}"
         if kept.ready:
             shown.latest_ready_revision = f"{kept.service.name}/revisions/{kept.ready}"
-            shown.traffic_statuses = [
-                api.TrafficTargetStatus(
-                    type_=target.type_,
-                    revision=target.revision,
-                    percent=target.percent,
-                    tag=target.tag,
-                    uri=f"{shown.uri}/tags/{target.tag}" if target.tag else "",
-                )
-                for target in kept.service.traffic
-            ]
+        shown.traffic_statuses = [
+            api.TrafficTargetStatus(
+                type_=target.type_,
+                revision=target.revision,
+                percent=target.percent,
+                tag=target.tag,
+                uri=f"{shown.uri}/tags/{target.tag}" if target.tag and kept.ready else "",
+            )
+            for target in kept.service.traffic
+        ]
         return shown
 
     def _known(self, service_id: str) -> _Kept:

@@ -1,7 +1,9 @@
 """Quantized exports, asked what the export was asked, by the same code in the same job.
 
 The job has the export, the questions and machines that hold the model: a step of its own would start all that again.
-An evaluation is whole without quantized exports: what fails here becomes an obstacle.
+An evaluation is whole without quantized exports: what the model or the machine does not allow becomes an obstacle.
+What may pass by itself, such as storage that is away, ends the step, which asks again when it is repeated: it says
+nothing about the export.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from vlmpipe.trainer.checkpoint.quantized.layers import QuantizedLayers, quantiz
 from vlmpipe.trainer.checkpoint.quantized.upload import delete_quantized, upload_quantized
 from vlmpipe.trainer.checkpoint.quantized.writer import write_quantized
 from vlmpipe.trainer.checkpoint.staging import export_folder
-from vlmpipe.trainer.config.checkpoint import QuantizeConfig, QuantizedFormat
+from vlmpipe.trainer.config.checkpoint import QUANTIZED_PACKAGE, QuantizeConfig, QuantizedFormat
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.agreement import gather, together
 from vlmpipe.trainer.distributed.process import ProcessContext
-from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.errors import UserError, require_package
 from vlmpipe.trainer.evaluation.answer import AnsweringModel
 from vlmpipe.trainer.evaluation.baseline.score import Asking
 from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, answer, with_images
@@ -43,6 +45,12 @@ from vlmpipe.trainer.storage.export_manifest import link_export
 TOO_LITTLE = "these GPUs have too little memory for it"
 
 
+def require_quantizing(job: JobConfig) -> None:
+    """Raise MissingPackageError where the run asks for quantized exports that this machine cannot write."""
+    if job.evaluate.quantize:
+        require_package(QUANTIZED_PACKAGE)
+
+
 @dataclass(frozen=True)
 class QuantizedExports:
     """The formats that a run asks for, and the questions of this rank."""
@@ -55,7 +63,10 @@ class QuantizedExports:
     def scores(
         self, predictions: Sequence[Prediction], worker: ProcessContext, progress: Progress | None
     ) -> dict[str, QuantizedScores]:
-        """Scores by format, beside the export's predictions; none on other ranks than 0. Collective."""
+        """Scores by format, beside the export's predictions; none on other ranks than 0. Collective.
+
+        Raises UserError on all ranks for what may pass: storage that is away, a full disk.
+        """
         asked = self.job.evaluate.quantize
         result: dict[str, QuantizedScores] = {}
         if worker.is_first:
@@ -68,6 +79,8 @@ class QuantizedExports:
             try:
                 scores = self._scores_of(form, asked, predictions, worker, progress)
             except UserError as error:
+                if error.passes:
+                    raise
                 scores = QuantizedScores(obstacle=error.found)
             if worker.is_first:
                 if not scores.accepted:

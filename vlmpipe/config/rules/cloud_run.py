@@ -31,9 +31,11 @@ def cloud_run_problems(config: RunFields) -> Iterator[Problem]:
         if getattr(deploy, name) != DeployConfig.model_fields[name].default:
             text = f"found {show(getattr(deploy, name))} with deploy.cloud_run, where it has no effect: {instead}"
             yield Problem(f"deploy.{name}", f"{text}; expected it left out")
-    if len(deploy.endpoint) > limits.max_service_chars:
-        text = f"found {len(deploy.endpoint)} characters, expected at most {limits.max_service_chars}"
-        yield Problem("deploy.endpoint", f"{text}: a Cloud Run service has no longer name")
+    if len(deploy.endpoint) > limits.max_name_chars:
+        text = f"found {len(deploy.endpoint)} characters, expected at most {limits.max_name_chars}"
+        yield Problem(
+            "deploy.endpoint", f"{text}: Cloud Run has no longer names for services whose revisions have a tag"
+        )
     for name in sorted(deploy.env.keys() & set(limits.reserved_variables)):
         yield Problem(f"deploy.env.{name}", "Cloud Run sets it itself; expected another name")
     if config.register_.serving:

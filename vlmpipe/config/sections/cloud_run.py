@@ -14,6 +14,7 @@ from vlmpipe.config.yaml_loader import packaged_yaml
 from vlmpipe.trainer.config.base import Positive, Section
 
 FILE = Path(__file__).with_suffix(".yaml")
+TAG = "vlmpipe"  # of the revision under test; a name that people would give to a revision of theirs is not taken
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,17 @@ class CloudRunLimits:
     date: str
     sources: Mapping[str, str]
     max_service_chars: int
+    max_tagged_chars: int
     startup_s: int
     idle_minutes: int
     max_request_bytes: int
     reserved_variables: tuple[str, ...]
     gpus: Mapping[str, CloudRunGpu]  # by cluster.accelerator_type's names
+
+    @property
+    def max_name_chars(self) -> int:
+        """Longest name of a service whose revisions are tested at an address of their own."""
+        return min(self.max_service_chars, self.max_tagged_chars - len(TAG))
 
 
 class CloudRunConfig(Section):

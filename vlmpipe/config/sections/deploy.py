@@ -8,7 +8,7 @@ from vlmpipe.config.sections.cloud_run import CloudRunConfig
 from vlmpipe.config.sections.cluster import Environment
 from vlmpipe.config.sections.output import MAX_DEPLOYMENT_S
 from vlmpipe.config.vllm import load_vllm
-from vlmpipe.trainer.config.base import Positive, Section
+from vlmpipe.trainer.config.base import Agreement, Positive, Section
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 
@@ -73,11 +73,10 @@ class DeployConfig(Section):
         description="Percentage of the traffic for the new model after its test; 100 undeploys the model before it.",
     )
     smoke_questions: Positive = Field(20, description="Validation questions that the test asks the served model.")
-    min_agreement: float = Field(
+    min_agreement: Agreement = Field(
         0.95,
-        ge=0,
-        le=1,
-        description="Minimum share of answers that equal those of evaluate; below it the deployment is undone.",
+        description="Minimum share of answers that equal those of evaluate; below it the deployment is undone. Above "
+        "0, which would accept any answers.",
     )
     env: Environment = Field(
         default_factory=dict,

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 # Any of these shows that it is the intended bucket. What the jobs need there, their own accounts need.
 ENOUGH = ("storage.objects.list", "storage.objects.get", "storage.objects.create")
+READ_AT_STARTS = (
+    "and the Cloud Run service in {region}: each start of an instance reads the model from there, which is billed and "
+    "slow"
+)
 WITHOUT_CHECK = "--force skips the check of buckets"
 # Fields whose bytes are written or read repeatedly, so that their bucket must lie where the machines are. A mirror lies
 # elsewhere on purpose; weights and registered models are read once.
@@ -43,27 +47,42 @@ DUAL_REGIONS: dict[str, tuple[str, ...]] = {
     "nam4": ("us-central1", "us-east1"),
 }
 MULTI_REGIONS = {"us": "us-", "eu": "europe-", "asia": "asia-"}
+# Fields whose buckets an instance of Cloud Run mounts, and reads whenever it starts.
+MOUNTED = ("register.registry", "model.pretrained.weights")
 OUTSIDE_EU = ("europe-west2", "europe-west6")
 
 
 @dataclass(frozen=True)
 class Named:
-    """A bucket, and the first field of the run file that names it, preferably one of NEAR."""
+    """A bucket, and the first field of the run file that names it, preferably one of NEAR.
+
+    mounted: instances of Cloud Run read it, and it is not `near`.
+    """
 
     bucket: str
     field: str
     near: bool
+    mounted: bool = False
 
 
 def buckets_of(config: RunConfig) -> list[Named]:
     """The buckets that a run on Vertex AI opens, each once, in the order of the table of accesses."""
     result: dict[str, Named] = {}
+    mounts = _mounted_fields(config)
     for resource in named(config):
         if resource.kind == "bucket":
-            bucket = Named(resource.resource, resource.field, resource.row in NEAR)
-            if resource.resource not in result or bucket.near > result[resource.resource].near:
+            bucket = Named(resource.resource, resource.field, resource.row in NEAR, resource.row in mounts)
+            known = result.get(resource.resource)
+            if known is None or (bucket.near, bucket.mounted) > (known.near, known.mounted):
                 result[resource.resource] = bucket
     return list(result.values())
+
+
+def _mounted_fields(config: RunConfig) -> tuple[str, ...]:
+    """Fields whose buckets instances mount: the base, too, if the model is an adapter."""
+    if config.deploy is None or config.deploy.cloud_run is None:
+        return ()
+    return MOUNTED if config.model.exports_adapter else MOUNTED[:1]
 
 
 def require_buckets(config: RunConfig) -> list[str]:
@@ -123,6 +142,8 @@ def _look_at(named: Named, config: RunConfig, client: storage.Client) -> list[st
             f"gcloud storage buckets create gs://{named.bucket}-{config.gcp.location} {place} "
             f"--uniform-bucket-level-access\n{WITHOUT_CHECK}",
         )
+    if named.mounted and not lies_in(config.gcp.location, bucket):
+        return [f"{here} lies in {bucket.location}, {READ_AT_STARTS.format(region=config.gcp.location)}"]
     return []
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,11 +13,12 @@ import torch.distributed as dist
 
 from tests.support.trainer.runs import make_run
 from vlmpipe.trainer.checkpoint.export.hf_export import export_initial
-from vlmpipe.trainer.config.checkpoint import QuantizedFormat
+from vlmpipe.trainer.config.checkpoint import QuantizeConfig, QuantizedFormat
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.process import ProcessContext
-from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.evaluation.evaluate import evaluate
+from vlmpipe.trainer.evaluation.quantized.scores import QuantizedExports
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts
 from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.serving.exported_model import load_folder
@@ -40,9 +43,10 @@ def evaluated(job: JobConfig, **quantize: object) -> Evaluation:
     return Evaluation.read(open_storage(job.run.run_uri))
 
 
-def test_a_quantized_export_is_kept_if_it_answers_as_the_export(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
     job = make_run(
-        tmp_path,
+        tmp_path_factory.mktemp("run"),
         "one",
         {
             "features.cache": "off",
@@ -54,8 +58,12 @@ def test_a_quantized_export_is_kept_if_it_answers_as_the_export(tmp_path: Path) 
         features="off",
     )
     export_initial(job)
+    return job
+
+
+def test_a_quantized_export_is_kept_if_it_answers_as_the_export(job: JobConfig) -> None:
     store = open_storage(job.run.run_uri)
-    kept = evaluated(job, min_agreement=0.0).quantized
+    kept = evaluated(job, min_agreement=1e-9).quantized
     assert list(kept) == list(FORMATS)
     for form, scores in kept.items():
         assert (scores.accepted, scores.obstacle, scores.layers) == (True, "", 14)
@@ -81,3 +89,28 @@ def test_a_quantized_export_is_kept_if_it_answers_as_the_export(tmp_path: Path) 
     assert not all(scores.accepted for scores in one_kept.values()), "one that is refused"
     assert not evaluated(job).quantized
     assert not any(list(store.list(quantized_folder(form))) for form in FORMATS), "none that was not asked for"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_raised"),
+    [
+        (UserError("gs://bucket does not answer", code=ExitCode.UNAVAILABLE), True),
+        (OSError(errno.EIO, "Input/output error"), True),
+        (ConfigError("the language model is a mixture of experts"), False),
+    ],
+    ids=str,
+)
+def test_storage_that_is_away_is_an_error_and_not_a_refusal(
+    job: JobConfig, monkeypatch: pytest.MonkeyPatch, error: Exception, is_raised: bool
+) -> None:
+    def upload(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(QuantizedExports, "_write", upload)
+    asked = job.evaluate.model_copy(update={"quantize": QuantizeConfig(formats=("int4",))})
+    exports = QuantizedExports(job.model_copy(update={"evaluate": asked}), Mock(), (), Mock())
+    if is_raised:
+        with pytest.raises(UserError, match=r"does not answer|Input/output error"):
+            exports.scores((), WORKER, None)
+    else:
+        assert exports.scores((), WORKER, None)["int4"].obstacle == str(error)

@@ -335,6 +335,18 @@ def test_an_empty_bucket_and_one_in_another_region_are_missing(monkeypatch: pyte
     assert "lies in EUROPE-WEST4, and the run in us-central1" in texts["bucket"]
 
 
+def test_a_bucket_that_cloud_run_mounts_from_another_region_is_not_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    deploy = "deploy={endpoint: digits, cloud_run: {}, image_uri: " + IMAGE + "}"
+    with project(monkeypatch, tmp_path) as (_, gcs):
+        gcs.buckets["models"] = {}
+        gcs.places["models"] = {"location": "EUROPE-WEST4", "locationType": "region"}
+        rows = examine(run_file(deploy, "register.registry=gs://models/digits"))
+    (row,) = [row for row in rows if row.subject == "bucket" and "gs://models" in row.text]
+    assert row.state == "ok" and "each start of an instance reads the model from there" in row.text
+
+
 def empty_and_move(gcs: FakeGcs) -> None:
     gcs.buckets[BUCKETS["data"]].pop("records.json")
     gcs.places[BUCKETS["runs"]] = {"location": "EUROPE-WEST4", "locationType": "region"}

@@ -140,6 +140,18 @@ def test_a_bucket_with_unreadable_metadata_is_a_note_of_the_schedule(
     )
 
 
+def test_a_bucket_that_cloud_run_mounts_from_another_region_is_a_note(
+    vertex: FakeVertex, bucket: FakeGcs, vlmpipe_submit: Submit
+) -> None:
+    bucket.buckets["models"] = {}
+    bucket.places["models"] = {"location": "EUROPE-WEST4", "locationType": "region"}
+    image = f"deploy.image_uri=us-docker.pkg.dev/test-project/serving/vllm@sha256:{'1' * 64}"
+    served = ("deploy.endpoint=digits", image, "deploy.cloud_run={}")
+    answer = vlmpipe_submit("register.registry=gs://models/digits", *served)
+    assert (answer.code, len(vertex.jobs)) == (0, 1)
+    assert "note: the bucket of register.registry, gs://models, lies in EUROPE-WEST4, and the Cloud Run" in answer.out
+
+
 def test_every_bucket_that_a_run_opens_is_found_with_its_field() -> None:
     overrides = [MINE, "data.source=gs://d/x.json", "data.image_folder=gs://d/y", "checkpoint.mirror_uri=gs://m"]
     overrides += ["model.tower.weights=gs://w/clip", "register.registry=gs://r/models", "cluster.env.X=gs://not-ours"]

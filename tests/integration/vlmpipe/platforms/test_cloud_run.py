@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from vlmpipe.platforms.vertex.client import Place
 from vlmpipe.platforms.vertex.cloud_run import client, form, service
 from vlmpipe.platforms.vertex.cloud_run.client import ENDPOINT_VARIABLE, caller_headers
 from vlmpipe.platforms.vertex.cloud_run.service import MADE_BY, CloudRunService
+from vlmpipe.rehearsal.vertex.messages import as_dict
 from vlmpipe.serving import waking
 from vlmpipe.serving.agreement import measure_agreement, require_agreement
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
@@ -58,6 +60,14 @@ def deployed(run_id: str, **changes: Any) -> dict[str, int]:
     with run.canary(MODEL, run_id) as candidate:
         require_agreement(measure_agreement(questions, run.ask(candidate, "digits")), 0.95)
     return run.promote(candidate)
+
+
+def kept_traffic(server: FakeCloudRun) -> list[api.TrafficTarget]:
+    return list(server.services["digits"].service.traffic)
+
+
+def tags_of_others(server: FakeCloudRun) -> list[tuple[str, str]]:
+    return [(target.revision, target.tag) for target in kept_traffic(server)[:2]]
 
 
 def made(**changes: Any) -> api.Service:
@@ -118,6 +128,39 @@ def test_a_share_of_the_traffic_leaves_the_others_theirs_and_tags_of_others_stay
     deployed("run-2", traffic_percent=30)
     assert server.traffic("digits") == {1: 70, 2: 30}
     assert [target.tag for target in server.services["digits"].service.traffic] == ["", "stable", ""]
+
+
+def test_tags_of_others_stay_whatever_their_name_and_their_revision(server: FakeCloudRun) -> None:
+    deployed("run-1")
+    kept, own = server.services["digits"].service, server.made[0]
+    tags = [api.TrafficTarget(type_=2, revision=own, tag=tag) for tag in ("candidate", "stable")]
+    kept.traffic = [*kept.traffic, *tags]
+    assert list(deployed("run-1").values()) == [100], "a step that is repeated"
+    assert [(target.revision, target.tag) for target in kept_traffic(server)[:2]] == [
+        (own, "candidate"),
+        (own, "stable"),
+    ]
+    deployed("run-2")
+    assert server.traffic("digits") == {2: 100}
+    assert [(target.revision, target.tag) for target in kept_traffic(server)[:2]] == [
+        (own, "candidate"),
+        (own, "stable"),
+    ]
+    server.answers[3] = wrong
+    with pytest.raises(UserError, match="1 of 10"):
+        deployed("run-3")
+    assert server.traffic("digits") == {2: 100}
+    assert [target.tag for target in kept_traffic(server)] == ["candidate", "stable", ""]
+
+
+def test_a_service_of_others_that_serves_nothing_is_refused_before_anything_is_sent(server: FakeCloudRun) -> None:
+    server.fail_next = "The user-provided container failed the configured startup probe checks."
+    others = made()
+    others.traffic = [api.TrafficTarget(type_=1, percent=100)]
+    server.create({"serviceId": "digits"}, json.dumps(as_dict(others)).encode())
+    with pytest.raises(ConfigError, match=r"no revision of .*services/digits is ready"):
+        deployed("run-1")
+    assert len(server.made) == 1 and "digits" in server.services
 
 
 def test_traffic_to_the_latest_revision_stays_with_it_when_there_is_a_later_one(server: FakeCloudRun) -> None:
@@ -378,6 +421,7 @@ def test_a_region_without_the_gpu_is_refused() -> None:
     ("changes", "message"),
     [
         ({"endpoint": "d" * 50}, "service_id"),
+        ({"endpoint": "d" * 40}, "together are too long"),
         ({"labels": {"run.googleapis.com/x": "1"}}, "reserved namespace"),
     ],
 )

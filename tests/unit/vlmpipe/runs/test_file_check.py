@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,11 @@ from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.feature_cache.store import write_shard
 from vlmpipe.trainer.monitoring.metrics_writer import MetricsLog
 from vlmpipe.trainer.progress import step_progress
+from vlmpipe.trainer.records.evaluation import Evaluation
+from vlmpipe.trainer.records.quantized import QuantizedScores
 from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.export_manifest import quantized_folder, write_description
+from vlmpipe.trainer.storage.file_sums import FileSum
 from vlmpipe.trainer.storage.records import (
     read_lines,
     read_record,
@@ -70,6 +75,21 @@ def test_a_whole_run_is_whole(run: Path) -> None:
     checks = list(check_files(str(run)))
     assert [(check.part, check.problem) for check in checks] == [(name, "") for name in files_of(run)]
     assert [check.files for check in checks][:1] == [3] and all(check.files for check in checks)
+
+
+def test_quantized_exports_are_checked_and_one_that_was_accepted_is_not_missing(run: Path) -> None:
+    store, weights = open_storage(str(run)), run / "export-int4/model.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(b"0" * 100)
+    write_description(store, {"files": {weights.name: asdict(FileSum.of(weights))}}, quantized_folder("int4"))
+    assert [(one.part, one.files, one.problem) for one in check_files(str(run))][-1] == ("int4 export", 1, "")
+    weights.write_bytes(b"1" * 100)
+    assert "model.safetensors is damaged" in next(one.problem for one in check_files(str(run)) if "int4" in one.part)
+    shutil.rmtree(weights.parent)
+    assert not any("int4" in one.part for one in check_files(str(run)))
+    evaluation = Evaluation(quantized={"int4": QuantizedScores(accepted=True)})
+    evaluation.write(store)
+    assert "no exported model" in next(one.problem for one in check_files(str(run)) if one.part == "int4 export")
 
 
 def test_features_that_training_read_and_that_are_gone_are_a_problem(run: Path) -> None:

@@ -17,7 +17,7 @@ from google.cloud.run_v2 import types as api
 from google.iam.v1.iam_policy_pb2 import GetIamPolicyRequest
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from vlmpipe.config.sections.cloud_run import load_cloud_run
+from vlmpipe.config.sections.cloud_run import TAG, load_cloud_run
 from vlmpipe.config.sections.deploy import CHAT_ROUTE, DeployConfig
 from vlmpipe.platforms.vertex.client import Place
 from vlmpipe.platforms.vertex.cloud_run.client import caller_headers, cloud_run_errors, services_client
@@ -32,7 +32,6 @@ from vlmpipe.serving.waking import answer_once_awake
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, print_warning
 
 POLLING = DEFAULT_POLLING
-TAG = "candidate"
 # Annotation of a service until its first model has passed its test: the run that has deployed last, and may delete it.
 MADE_BY = "vlmpipe/made-by-run"
 EVERYBODY = {"allUsers", "allAuthenticatedUsers"}
@@ -42,7 +41,7 @@ REVISION = api.TrafficTargetAllocationType.TRAFFIC_TARGET_ALLOCATION_TYPE_REVISI
 
 @dataclass(frozen=True)
 class Candidate:
-    """A revision under test. before: targets of the traffic without it, by revision."""
+    """A revision under test. before: targets of the traffic without it, by revision, with tags that have no share."""
 
     revision: str
     address: str  # of the revision alone
@@ -62,7 +61,8 @@ class CloudRunService:
     def require_usable(self, questions: Sequence[HeldOutQuestion], name: str) -> None:
         """Raise UserError before anything is deployed.
 
-        64 for a service that everybody may call, or that takes no requests from here; 65 for questions that are larger
+        64 for a service that everybody may call, that takes no requests from here, or that has nothing to give its
+        traffic back to; 65 for questions that are larger
         than a request may be.
         """
         with cloud_run_errors(self._place):
@@ -84,6 +84,13 @@ class CloudRunService:
                 expected="a service that the pipeline's step can ask: it tests the new model",
                 fix="name another service in deploy.endpoint, which is then made",
             )
+        if current and MADE_BY not in current.annotations and not any(_names_of(current)):
+            raise ConfigError(
+                f"no revision of {self.name} is ready, so that a model which fails its test could not give the traffic "
+                "back",
+                expected="a service whose revisions take its traffic, or none of that name",
+                fix="delete it, or name another service in deploy.endpoint, which is then made",
+            )
         require_small_requests(
             questions, name, self.name, load_cloud_run().max_request_bytes, limit_of="a Cloud Run service"
         )
@@ -92,8 +99,9 @@ class CloudRunService:
     def canary(self, arguments: Sequence[str], run_id: str) -> Iterator[Candidate]:
         """Serve the model that vLLM's `arguments` name for the block, which tests it with its share of the traffic.
 
-        When the block raises, the traffic is as before, and a service that was made for it is gone, unless
-        another run has deployed there since. A revision without traffic, which costs nothing, is left of another one.
+        When the block raises, each revision has its share and its tags as before, by its name also where the service
+        sent them to the latest one. A service that was made for the model is gone, unless another run has deployed
+        there since. A revision without traffic, which costs nothing, is left of another one.
         An attempt that ended halfway is continued.
         """
         template = self._instance.template(run_id, arguments)
@@ -123,7 +131,7 @@ class CloudRunService:
         Returns the split. Raises UserError (69) where another run has deployed since: the tag's address, which was
         asked, may have been that of its model.
         """
-        share = self._deploy.traffic_percent if candidate.before else 100
+        share = self._deploy.traffic_percent if _takes_traffic(candidate.before) else 100
         traffic = [
             *(target for target in _shared(candidate.before, 100 - share) if target.percent or target.tag),
             api.TrafficTarget(type_=REVISION, revision=candidate.revision, percent=share),
@@ -156,7 +164,7 @@ class CloudRunService:
         before: tuple[api.TrafficTarget, ...],
         run_id: str,
     ) -> Candidate:
-        share = self._deploy.canary_percent if before else 100
+        share = self._deploy.canary_percent if _takes_traffic(before) else 100
         requested = api.Service(
             template=template,
             traffic=[*_shared(before, 100 - share), api.TrafficTarget(type_=LATEST, percent=share, tag=TAG)],
@@ -203,7 +211,7 @@ class CloudRunService:
         current = self._get()
         if current is None:
             return
-        if before and former:
+        if _takes_traffic(before) and former:
             self._update(api.Service(traffic=before), "traffic")
             if current.scaling.min_instance_count < (minimum := former.scaling.min_instance_count):
                 print_warning(
@@ -245,20 +253,33 @@ def _tagged(current: api.Service) -> set[str]:
     return {_revision_of(target, current) for target in current.traffic_statuses if target.tag == TAG}
 
 
+def _names_of(current: api.Service) -> list[str]:
+    return [_revision_of(target, current) for target in current.traffic_statuses]
+
+
 def _revision_of(target: api.TrafficTargetStatus, current: api.Service) -> str:
+    """Its revision; empty for the latest one where none is ready."""
     return str(target.revision or current.latest_ready_revision).rpartition("/")[2]
 
 
 def _without(current: api.Service | None, revision: str) -> tuple[api.TrafficTarget, ...]:
-    """The traffic to other revisions, each by its name: the latest one is about to be another."""
+    """The traffic to other revisions, each by its name, as the latest one is about to be another; and every tag that
+    is not the step's, also of this revision.
+    """
     if current is None:
         return ()
     targets = []
     for target in current.traffic_statuses:
         name = _revision_of(target, current)
-        if name != revision and target.tag != TAG:
-            targets.append(api.TrafficTarget(type_=REVISION, revision=name, percent=target.percent, tag=target.tag))
-    return tuple(_shared(targets, 100)) if any(target.percent for target in targets) else ()
+        if not name or target.tag == TAG or (name == revision and not target.tag):
+            continue
+        percent = 0 if name == revision else target.percent
+        targets.append(api.TrafficTarget(type_=REVISION, revision=name, percent=percent, tag=target.tag))
+    return tuple(_shared(targets, 100))
+
+
+def _takes_traffic(targets: Sequence[api.TrafficTarget]) -> bool:
+    return any(target.percent for target in targets)
 
 
 def _shared(targets: Sequence[api.TrafficTarget], total: int) -> list[api.TrafficTarget]:

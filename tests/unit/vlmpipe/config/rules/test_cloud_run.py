@@ -46,7 +46,7 @@ def refused(*overrides: str, run_file: str = "digits") -> str:
         ("deploy.machine_type=g2-standard-8", "an instance has deploy.cloud_run.cpu and memory_gib"),
         ("deploy.min_replicas=0; deploy.idle_minutes=30", "itself decides when an idle"),
         ("deploy.shared_memory_size_mb=1024", "mounts nothing at /dev/shm"),
-        (f"deploy.endpoint={'d' * 50}", "found 50 characters, expected at most 49"),
+        (f"deploy.endpoint={'d' * 40}", "found 40 characters, expected at most 39"),
         ("deploy.env={PORT: '1'}", "deploy.env.PORT: Cloud Run sets it itself"),
         ("register.serving={image_uri: " + IMAGE + "}", "found with register.serving, a container of Vertex AI"),
     ],

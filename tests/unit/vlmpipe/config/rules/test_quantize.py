@@ -44,3 +44,9 @@ def test_only_what_is_registered_is_quantized() -> None:
 def test_formats_are_known_and_differ(formats: str) -> None:
     with pytest.raises(ConfigError, match=r"evaluate\.quantize\.formats"):
         load_run_file(ROOT / "configs/digits.yaml", [f"evaluate.quantize={{formats: {formats}}}"])
+
+
+@pytest.mark.parametrize("section", ["evaluate.quantize={formats: [int4], ", "deploy={endpoint: digits, "])
+def test_a_bound_that_accepts_any_answers_is_refused(section: str) -> None:
+    with pytest.raises(ConfigError, match=r"min_agreement.*greater than 0"):
+        load_run_file(ROOT / "configs/digits.yaml", [section + "min_agreement: 0}"])
