@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -75,7 +76,7 @@ class MemoryTracker(TorchDispatchMode):
         return Held(dict(self._held))
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
-        result = func(*args, **(kwargs or {}))
+        result = _result(func, args, kwargs or {})
         is_cast = func is torch.ops.aten._to_copy.default and id(args[0]) in self._parameters
         category: Category = "weight copies" if is_cast else self._category
         for tensor in tree_leaves(result):
@@ -107,3 +108,12 @@ class MemoryTracker(TorchDispatchMode):
     def _release(self, category: Category, num_bytes: int) -> None:
         self._held[category] -= num_bytes
         self._held_bytes -= num_bytes * (category != "offloaded")
+
+
+def _result(func: Any, args: Any, kwargs: Any) -> object:
+    """The result of an operation. Fake grouped products of experts take bf16 alone, real ones take fp32 too."""
+    first = args[0] if func is torch.ops.aten._grouped_mm.default else None
+    if not isinstance(first, FakeTensor) or first.dtype == torch.bfloat16:
+        return func(*args, **kwargs)
+    in_bf16 = [part.bfloat16() for part in args[:2]]  # experts' rows are multiples of 16 bytes in bf16 as well
+    return func(*in_bf16, *args[2:], **kwargs).to(first.dtype)

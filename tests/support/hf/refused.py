@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
-from tests.support.hf.kinds import EXPERTS, GLM, KINDS, LAYERS, PATCHES, SQUARE, WIDTH, Kind
+from tests.support.hf.kinds import EXPERTS, GLM, KINDS, LAYERS, PATCHES, SQUARE, VISION, WIDTH, Kind
 from tests.support.hf.publish import config_of, model_section, tokenizer_for
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
@@ -74,6 +74,39 @@ REFUSED: dict[str, Kind] = {
         config={"insert_layer_id": 0, "image_size": 16, "patch_size": 4},
         images={"scale_resolution": 32, "patch_size": 4},
     ),
+    "minicpmv4_7": Kind("<|image_pad|>", text={"model_type": "qwen3_5_text"}),
+    "florence2": Kind(
+        "<image>",
+        text={
+            "model_type": "bart", "encoder_layers": 2, "decoder_layers": 2, "d_model": WIDTH, "encoder_ffn_dim": 48,
+            "decoder_ffn_dim": 48, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+        },
+        vision={
+            "depths": [1], "patch_size": [4], "patch_stride": [4], "patch_padding": [0], "patch_prenorm": [False],
+            "embed_dim": [16], "num_heads": [2], "num_groups": [2], "window_size": 4, "projection_dim": WIDTH,
+        },
+        images={"size": SQUARE, "crop_size": SQUARE, "image_seq_length": 17},
+        named={"image_token": "<image>"},
+    ),
+    # Its encoder has 144 queries of an image, which the text has as tokens for 12 x 12 patches of the neck.
+    "deepseek_ocr2": Kind(
+        "<image>",
+        text=EXPERTS | {"n_routed_experts": 4, "n_shared_experts": 1, "mlp_layer_types": ["dense", "sparse"]},
+        vision={
+            "sam_config": VISION | {
+                "image_size": 192, "output_channels": 16, "downsample_channels": [16, 16], "window_size": 14,
+                "global_attn_indexes": [1],
+            },
+            "encoder_config": VISION | {"num_key_value_heads": 2},
+        },
+        images={"size": {"height": 192, "width": 192}, "tile_size": 192},
+        processor={"patch_size": 4},
+    ),
+    "phi4_multimodal": Kind("<image>"),
+    "nemotron_h_omni": Kind(
+        "<image>", text={"model_type": "nemotron_h"}, vision={"model_type": "radio", "video_temporal_patch_size": 2}
+    ),
+    "inkling_mm_model": Kind("<image>", text={"n_routed_experts": 4}),
     "llama4": Kind("<|patch|>", text={"num_local_experts": 2}, images={"size": SQUARE}),
     "gemma4_unified": KINDS["gemma4"],
     "muse_glimmer": Kind("<image>"),
@@ -92,7 +125,10 @@ REFUSED: dict[str, Kind] = {
 }  # fmt: skip
 
 # Packages whose lack is the reason.
-LACKED = dict.fromkeys(("llama4", "gemma4_unified", "muse_glimmer", "minimax_m3_vl", "step3p7"), "torchvision")
+LACKED = dict.fromkeys(
+    ("llama4", "gemma4_unified", "muse_glimmer", "minimax_m3_vl", "step3p7", "nemotron_h_omni", "inkling_mm_model"),
+    "torchvision",
+)
 LACKED |= {"gemma3n": "timm"}
 
 

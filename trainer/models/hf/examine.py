@@ -117,6 +117,7 @@ def _found(config: ModelConfig, images: PublishedImages, whole: PreTrainedConfig
         weight.copy_(torch.randn_like(weight) * (2 / weight.shape[-1] ** 0.5) if weight.ndim > 1 else weight)
     head = model.get_output_embeddings()
     _require_known_parts(model)
+    _require_known_pixels(model, images)
     module = HfVLM(config, model, images).eval()
     pictures = [Image.effect_noise(size, 64).convert("RGB") for size in SIZES]
     made = [images.tensors([image]) for image in pictures]
@@ -152,6 +153,11 @@ def _found(config: ModelConfig, images: PublishedImages, whole: PreTrainedConfig
 def _require_known_parts(model: PreTrainedModel) -> None:
     """Parts are told apart by parameters' names, here and in files."""
     kind = model.config.model_type
+    if model.config.is_encoder_decoder:
+        raise ConfigError(
+            f"a {kind} model writes answers in a decoder of its own, behind an encoder of images and questions",
+            expected="a model that reads images and questions, and writes answers, as one sequence",
+        )
     try:
         parts = (model.get_decoder(), model.get_output_embeddings(), encoder_of(model))
         modules = {module: f"{name}." for name, module in model.named_modules()}
@@ -174,6 +180,16 @@ def _require_known_parts(model: PreTrainedModel) -> None:
                 + ("its language model" if name.startswith(language) else "its vision encoder or projector"),
                 expected="one of the model types that are tested (vlmpipe docs model-types)",
             )
+
+
+def _require_known_pixels(model: PreTrainedModel, images: PublishedImages) -> None:
+    """Plans and cached features count what is in one input, and one pass of the encoder."""
+    more = sorted(name for name in images.inputs if name.startswith("pixel_values_") and "video" not in name)
+    if more:
+        raise ConfigError(
+            f"images of a {model.config.model_type} model have pixels in {more[0]} too, which would not be counted",
+            expected="a model type with all pixels of an image in pixel_values",
+        )
 
 
 def _require_all_reached(config: ModelConfig, model: PreTrainedModel, idle: Collection[str]) -> None:

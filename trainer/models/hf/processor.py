@@ -74,13 +74,13 @@ class PublishedImages:
 
     def __init__(self, part: WeightsConfig, settings: Mapping[str, object]) -> None:
         config = part_config(part)
+        self.inputs = frozenset(inspect.signature(kind_of(type(config)).forward).parameters)  # of the model, by name
         self.processor = _processor(part, config, settings)
         fit_tiles(self.processor, config)
         self._cuts_tiles = cuts_tiles(self.processor, config)
         self._writer = tile_counter(self.processor) if self._cuts_tiles else self.processor
         self._sizes_of_texts: dict[str, Size] = {}  # the first image size with each text
         tokenizer = self.processor.tokenizer
-        self.inputs = frozenset(inspect.signature(kind_of(type(config)).forward).parameters)  # of the model, by name
         self.hidden, self._patch_size = int(config.get_text_config().hidden_size), config.vision_config.patch_size
         self.image_token_id = int(config.image_token_id)
         if part.config or self.image_token_id >= len(tokenizer):  # a default, of some other tokenizer

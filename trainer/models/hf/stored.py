@@ -126,6 +126,8 @@ def find_before_mergers(model: PreTrainedModel, images: Sequence[Tensors], blank
         stand_in.rows = rows
         model.set_encoder(stand_in, modality="image")
         together = torch.cat(_projected(model, join(images)))
+    except (TypeError, ValueError):  # of a merger that takes or gives more than rows
+        return None
     finally:
         model.set_encoder(encoder, modality="image")
     return stored if (together - expected).abs().max() <= SAME * expected.abs().max() else None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -22,6 +23,7 @@ from vlmpipe.trainer.storage.model_folders import CONFIG, bucket_address, local_
 
 # Bounds of images in settings of earlier releases, which go before the size of this one that says the same.
 OLDER_BOUNDS = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}
+OWN_CODE = "contains custom code"  # in transformers' words
 PICKLES = ("mm_projector.bin", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 if not sys.stderr.isatty():
@@ -52,6 +54,12 @@ def load_pretrained(loader: Any, part: WeightsConfig, **arguments: object) -> An
                 arguments.pop("revision", None)
             return loader.from_pretrained(folder or part.weights, trust_remote_code=False, **arguments)
     except (OSError, ValueError, RuntimeError) as error:
+        if OWN_CODE in str(error):
+            raise ConfigError(
+                f"{part.weights} is a model with code of its own, which is never run here",
+                expected=f"a model type that transformers {transformers.__version__} has",
+                fix="take a copy of the model in transformers' own format, if there is one",
+            ) from error
         raise UserError(
             f"cannot load {part.weights!r}: {str(error).splitlines()[0]}",
             expected="a hub id in reach, or a local folder with config, weights and (a tower) preprocessor_config.json",

@@ -63,10 +63,13 @@ REFUSALS = chosen(
         "hunyuan_vl": ("positions of a hunyuan_vl model have 4 axes", ""),
         "gemma3n": ("a gemma3n model needs timm", "pip install timm"),
         "minicpmv4_6": ("asks for a video processor", ""),
+        "florence2": ("writes answers in a decoder of its own", ""),
+        "deepseek_ocr2": ("pixels in pixel_values_local too", ""),
+        "phi4_multimodal": ("is no image-text model of transformers", ""),
         "llama4": ("torchvision", "from the index that torch"),
         "gemma4_unified": ("torchvision", "from the index that torch"),
     },
-    lambda name: name == "llama4",
+    lambda name: name in ("llama4", "florence2"),
 )
 # Files hold weights in other pieces than the model, or transposed.
 REGROUPED = ("glm4v_moe", "qwen3_vl_moe", "qwen3_5_moe", "qianfan_ocr", "molmo2", "kimi_k25")

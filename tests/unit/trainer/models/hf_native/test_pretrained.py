@@ -71,6 +71,11 @@ def test_code_beside_weights_is_never_run(
     assert not list(foreign.rglob("was-run"))
 
 
+def test_a_model_with_code_of_its_own_is_refused_for_that(foreign: Path) -> None:
+    with pytest.raises(ConfigError, match="code of its own"):
+        part_config(WeightsConfig(weights=str(foreign)))
+
+
 def test_the_folder_would_run_its_code_if_it_were_trusted(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(foreign / "modules"))
     AutoConfig.from_pretrained(foreign, trust_remote_code=True)
