@@ -100,7 +100,10 @@ class PackedLoader:
         plan = self.sampler.plan(batch.epoch)
         sequences = batch.sequences_of(rank, world_size)
         samples = [[] if sequence is None else plan.row(sequence).tolist() for sequence in sequences]
-        self._samples.expect([number for members in samples for number in members])
+        self._samples.expect(
+            [number for members in samples for number in members],
+            brings_images=[brings for members in samples for brings in self._bring_images(members)],
+        )
         for sequence, members in zip(sequences, samples, strict=True):
             yield self._pack(members, draw_seed(self.sampler.seed, batch.epoch, sequence))
 
@@ -114,7 +117,7 @@ class PackedLoader:
 
         seed: of selections of image tokens that training draws.
         """
-        self._samples.expect(samples)
+        self._samples.expect(samples, brings_images=self._bring_images(samples))
         return self._pack(samples, seed)
 
     def _pack(self, samples: list[int], seed: int) -> PackedSequence:
@@ -180,6 +183,12 @@ class PackedLoader:
             return of_samples
         in_pairs = self._split.pair_prefix_tokens[samples].tolist() if samples else []
         return [tokens for of_pair in zip(of_samples, in_pairs, strict=True) for tokens in of_pair]
+
+    def _bring_images(self, samples: Sequence[int]) -> list[bool]:
+        """Return which samples of a sequence bring their images: those that share no prefix with one before them."""
+        if self.sampler.prefixes is None:
+            return [True] * len(samples)
+        return [not shared for shared in self.sampler.prefixes.shared_tokens(samples)]
 
     def _positions(self, number: int, encoded: Encoded) -> Int64Array:
         if self._form.grids is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.data.prefixes.separate_cost import MEASURED
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.attention.varlen import shares_prefixes
 from vlmpipe.trainer.models.registry import family_of
@@ -31,5 +32,5 @@ def require_shared_prefix(config: ModelConfig) -> None:
         raise ConfigError(
             f"data.share_prefix is on, and {why}",
             expected="a language model whose tokens attend to all tokens before them in their sample",
-            fix="set data.share_prefix to off or auto: images are then computed for each sample",
+            fix=f"set data.share_prefix to off or auto: images are then computed for each sample, and {MEASURED}",
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.loader import Float32Array, PackedLoader
+from vlmpipe.trainer.data.prefixes.separate_cost import cost_text, separate_cost
 from vlmpipe.trainer.data.prefixes.sharing import resolved_sharing
 from vlmpipe.trainer.dataloading.batches import ImageSource
 from vlmpipe.trainer.dataloading.readers import Readers
@@ -47,10 +48,11 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     """Model, data and strategy of this rank. Raises ConfigError before anything large is built where it can."""
     requested = job
     job, why_not = resolved_sharing(job, lambda: sharing_obstacle(requested.model))
-    if why_not and worker.is_first:
-        print(f"train: data.share_prefix auto computes images for each sample: found {why_not}", flush=True)
     replica, family = _placed(job, worker), family_of(job.model)
     data = open_data(job)
+    if why_not and worker.is_first:
+        cost = cost_text(separate_cost(data.train))
+        print(f"train: data.share_prefix auto computes images for each sample: found {why_not}; {cost}", flush=True)
     built = build_model(job, family, data, replica, worker)
     meet(worker)  # reading weights, a node may be much faster than another
     readers, loader = build_loader(job, data, built, replica, worker)

@@ -12,6 +12,7 @@ from vlmpipe.planner.step_questions import UNKNOWN, step_questions
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.config.sources.data_source import function_named
+from vlmpipe.trainer.data.prefixes.separate_cost import cost_text, separate_cost
 from vlmpipe.trainer.data.prefixes.sharing import resolved_sharing
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.models.hub_errors import without_hub
@@ -62,7 +63,7 @@ def _prepared_here(
         return None
     passes = mixture_note(stats, job.data)
     obstacle = sharing_obstacle(model.model)
-    job, _ = resolved_sharing(job, lambda: obstacle)
+    job, why_not = resolved_sharing(job, lambda: obstacle)
     shares = job.data.share_prefix == "on"
     sampler = PackedBatchSampler.of_training(split, job)
     sampler.require_batch()
@@ -82,7 +83,8 @@ def _prepared_here(
         whole_sample=(float(split.tokens.mean()), float(split.image_count.mean())) if shares else None,
     )
     together = 1.0 if obstacle else questions_per_image(validation, config.model)
-    workload = dataclasses.replace(workload, replayed=_replayed(job), asked_together=together)
+    cost = separate_cost(split) if why_not else None
+    workload = dataclasses.replace(workload, replayed=_replayed(job), asked_together=together, separate_cost=cost)
     return workload, f"Prepared data, {passes}." if passes else ""
 
 
@@ -102,5 +104,6 @@ def questions_note(config: RunConfig, model: Architecture, load: Workload) -> st
     job = JobConfig.model_validate(config.to_run_json(RunPaths(run_id=config.name, root_uri=config.output.root_uri)))
     _, why_not = resolved_sharing(job, lambda: sharing_obstacle(model.model))
     if why_not:
-        return f"data.share_prefix auto computes images for each sample: found {why_not}."
+        cost = cost_text(load.separate_cost)
+        return f"data.share_prefix auto computes images for each sample: found {why_not}; {cost}."
     return load.step_questions.text(config.train.global_batch_size) if load.step_questions else UNKNOWN

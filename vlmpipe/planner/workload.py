@@ -38,6 +38,8 @@ class Workload:
     step_questions: StepQuestions | None = None  # of prepared data whose samples share prefixes
     # Tokens and images of a mean sample by itself, where a sequence has fewer of each than its samples have.
     whole_sample: tuple[float, float] | None = None
+    # Tokens of prepared data as a multiple of those with shared prefixes, where `data.share_prefix` auto is off.
+    separate_cost: float | None = None
     asked_together: float = 1.0  # validation questions whose prompts begin with the same images, of prepared data
 
     @property

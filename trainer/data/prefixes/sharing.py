@@ -7,10 +7,6 @@ from dataclasses import dataclass
 
 from vlmpipe.trainer.config.data import AUTO_QUESTIONS
 from vlmpipe.trainer.config.job import JobConfig, JobSections
-from vlmpipe.trainer.config.model import GRID_FAMILIES
-
-FAMILIES = ("llava", "hf", *GRID_FAMILIES)
-STRATEGIES = ("ddp", "fsdp")
 
 
 @dataclass(frozen=True)
@@ -24,21 +20,15 @@ class Obstacle:
 def obstacles(job: JobSections) -> Iterator[Obstacle]:
     """The settings with which samples cannot share a prefix."""
     data, model, train = job.data, job.model, job.train
-    off, one = "or share_prefix off", "one of the two"
+    one = "one of the two"
     if not data.pack:
         yield Obstacle("data.pack false, which gives each sample its own sequence", "pack true")
-    if model.family not in FAMILIES:
-        yield Obstacle(f"model.family {model.family}", f"{' or '.join(FAMILIES)}, {off}")
     if data.video == "native":
         yield Obstacle("data.video native, whose times may differ where tokens and frames are equal", "frames")
     if model.relevance:
         yield Obstacle("model.relevance, whose kept image tokens depend on the question", one)
     if model.lora and model.lora.dropout:
         yield Obstacle("model.lora.dropout, which would be drawn once for all samples of a prefix", "dropout 0")
-    if train.strategy not in STRATEGIES:
-        yield Obstacle(f"train.strategy {train.strategy}", f"{' or '.join(STRATEGIES)}, {off}")
-    if train.context_parallel > 1:
-        yield Obstacle(f"train.context_parallel {train.context_parallel}", f"1, {off}")
     if train.router_loss:
         yield Obstacle("train.router_loss, which would count the tokens of a prefix once", one)
     if train.trainer:

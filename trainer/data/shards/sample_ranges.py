@@ -1,5 +1,7 @@
 """Reads samples of shards in a bucket by range: one request a sample, several under way, nothing on the disk.
 
+An image that is stored with an earlier sample of its shard (`data.share_prefix`) is a request of its own.
+
 A range cannot be compared with a shard's checksum. Instead each sample is compared with the index: the digest of its
 texts and labels (`content`), its id, and the SHA-256 of each image that is read. Every request names the version of the
 shard that was listed at the start, whose size, and checksum where the store lists it, are those of DONE.
@@ -40,7 +42,7 @@ class ShardSamples:
     def __init__(self, split: SplitIndex, reader: ShardReader) -> None:
         self._split, self._reader = split, reader
 
-    def expect(self, numbers: Sequence[int]) -> None:
+    def expect(self, numbers: Sequence[int], *, brings_images: Sequence[bool] = ()) -> None:
         """Whole shards are fetched ahead by their own schedule."""
 
     def turns(self, number: int) -> tuple[Turn, ...]:
@@ -66,11 +68,19 @@ class SampleRanges:
         self._expected: Iterator[_Sample] = iter(())
         self._current: _Sample | None = None
 
-    def expect(self, numbers: Sequence[int]) -> None:
-        """Begin to read these samples, in this order; one that is drawn several times is read as often."""
+    def expect(self, numbers: Sequence[int], *, brings_images: Sequence[bool] = ()) -> None:
+        """Begin to read these samples, in this order; one that is drawn several times is read as often.
+
+        brings_images: of each, whether its images are asked for, where any are read; empty: of all.
+        """
         self._current = None
+        flags = [self._with_images and brings for brings in brings_images or [True] * len(numbers)]
         self._expected = in_parallel(
-            self._read, numbers, threads=THREADS, weigh=self._num_bytes, max_bytes=IN_FLIGHT_BYTES
+            self._read,
+            zip(numbers, flags, strict=True),
+            threads=THREADS,
+            weigh=lambda asked: sum(end - start for start, end in self._ranges(*asked)),
+            max_bytes=IN_FLIGHT_BYTES,
         )
 
     def turns(self, number: int) -> tuple[Turn, ...]:
@@ -84,46 +94,50 @@ class SampleRanges:
         assert self._current is not None and self._current.number == number, "a sample's turns are read first"
         return self._current.images
 
-    def _num_bytes(self, number: int) -> int:
-        start, end = self._range(number)
-        return end - start
-
-    def _range(self, number: int) -> tuple[int, int]:
-        """First byte of a sample in its shard, and the one after its last."""
+    def _ranges(self, number: int, brings_images: bool) -> list[tuple[int, int]]:
+        """First byte in its shard, and the one after the last, of a sample with the images that are stored with it, and
+        of each image that is stored with an earlier sample."""
         place = self._split.sample_location(number)
         start, end = place.json_offset, place.json_offset + place.json_bytes
-        if self._with_images:
-            ends = [offset + size for offset, size in zip(place.image_offsets, place.image_bytes, strict=True)]
-            return min([start, *place.image_offsets]), max([end, *ends])
-        return start, end
+        if not brings_images:
+            return [(start, end)]
+        images = [(offset, offset + size) for offset, size in zip(place.image_offsets, place.image_bytes, strict=True)]
+        end = max([end, *(stop for at, stop in images if at >= start)])
+        return [(start, end), *dict.fromkeys(image for image in images if image[0] < start)]
 
-    def _read(self, number: int) -> _Sample:
-        problem = ""
+    def _read(self, asked: tuple[int, bool]) -> _Sample:
+        problem, (number, brings_images) = "", asked
+        ranges = self._ranges(*asked)
         for _ in range(FETCHES):
-            data = patiently("reading samples of a bucket", lambda: self._bytes(number), limit_s=self._patience_s)
+            data = patiently(
+                "reading samples of a bucket",
+                lambda: {start: self._bytes(number, start, end) for start, end in ranges},
+                limit_s=self._patience_s,
+            )
             try:
-                return self._verified(number, data)
+                return self._verified(number, data, brings_images=brings_images)
             except ValueError as error:
                 problem = str(error)
         shard = self._split.sample_location(number).shard
         raise self._damaged(shard, f"sample {self._split.ids[number]}: {problem} ({FETCHES} times)")
 
-    def _bytes(self, number: int) -> bytes:
-        shard, (start, end) = self._split.sample_location(number).shard, self._range(number)
+    def _bytes(self, number: int, start: int, end: int) -> bytes:
+        shard = self._split.sample_location(number).shard
         try:
             return self._storage.read_range(shard, start, end, version=self._versions[shard])
         except VersionConflictError as error:
             raise self._damaged(shard, "it was replaced while training read it") from error
 
-    def _verified(self, number: int, data: bytes) -> _Sample:
-        """The sample in these bytes. Raises ValueError where they differ from the index."""
-        place, (start, end) = self._split.sample_location(number), self._range(number)
-        if len(data) != end - start:
-            raise ValueError(f"{len(data):,} of {end - start:,} bytes arrived")
-        at = place.json_offset - start
+    def _verified(self, number: int, data: Mapping[int, bytes], *, brings_images: bool) -> _Sample:
+        """The sample in the bytes of its ranges, by offset. Raises ValueError where they differ from the index."""
+        place = self._split.sample_location(number)
+        for start, end in self._ranges(number, brings_images):
+            if len(data[start]) != end - start:
+                raise ValueError(f"{len(data[start]):,} of {end - start:,} bytes arrived")
+        own = data[place.json_offset]
         sha256 = self._split.image_sha256(number)
         try:
-            identity, turns = sample_of(data[at : at + place.json_bytes])
+            identity, turns = sample_of(own[: place.json_bytes])
             content = sample_digest(turns, sha256)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"its text cannot be read: {error}") from error
@@ -131,9 +145,10 @@ class SampleRanges:
             raise ValueError("its text differs from the index")
         images: list[bytes] = []
         are_videos = place.are_videos or [False] * len(sha256)
-        if self._with_images:
+        if brings_images:
             for n, digest in enumerate(sha256):
-                image = data[place.image_offsets[n] - start :][: place.image_bytes[n]]
+                at, size = place.image_offsets[n] - place.json_offset, place.image_bytes[n]
+                image = own[at : at + size] if at >= 0 else data[place.image_offsets[n]][:size]
                 if hashlib.sha256(image).hexdigest() != digest:
                     raise ValueError(f"its image {n} differs from the index")
                 images.append(VideoFile(image) if are_videos[n] else image)

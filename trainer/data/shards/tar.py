@@ -96,16 +96,26 @@ class ShardWriter:
         self._tar: BinaryIO | None = None
         self._shard = ""
         self._samples = self._offset = 0
+        self._stored: dict[str, int] = {}  # offset in the shard of images that are stored once, by their hash
         self.shards = 0  # completed
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
 
-    def add(self, key: str, sample: bytes, images: Sequence[tuple[str, bytes]]) -> Members:
-        """Append a sample: its JSON, and (extension, bytes) of each image."""
+    def add(self, key: str, sample: bytes, images: Sequence[tuple[str, bytes]], hashes: Sequence[str] = ()) -> Members:
+        """Append a sample: its JSON, and (extension, bytes) of each image.
+
+        hashes: content hash of each image, of which those in the shard already are not stored again; empty: all are.
+        """
         if self._tar is None:
             self._shard = shard_name(self._split, self.shards)
             self._tar, self._offset = (self._folder / self._shard).open("wb"), 0
         json_offset = self._member(f"{key}.json", sample)
-        image_offsets = [self._member(f"{key}.{n}.{extension}", data) for n, (extension, data) in enumerate(images)]
+        image_offsets = []
+        for n, (extension, data) in enumerate(images):
+            offset = self._stored.get(hashes[n]) if hashes else None
+            if offset is None:
+                offset = self._member(f"{key}.{n}.{extension}", data)
+                self._stored.update({hashes[n]: offset} if hashes else {})
+            image_offsets.append(offset)
         members = Members(self._shard, json_offset, len(sample), image_offsets, [len(data) for _, data in images])
         self._samples += 1
         if self._samples == self._shard_samples:
@@ -122,7 +132,7 @@ class ShardWriter:
         path = self._folder / self._shard
         sidecar = Sidecar(self._shard, self._samples, path.stat().st_size, crc32c_of_file(path))
         write_sidecar(self._folder, sidecar)
-        self._tar, self._samples = None, 0
+        self._tar, self._samples, self._stored = None, 0, {}
         self.shards += 1
 
     def _member(self, name: str, data: bytes) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vlmpipe.config.validation_errors import Problem
+from vlmpipe.trainer.data.prefixes.separate_cost import MEASURED
 from vlmpipe.trainer.data.prefixes.sharing import obstacles
 
 if TYPE_CHECKING:
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 def shared_prefix_problems(config: RunFields) -> Iterator[Problem]:
     """Yield the settings with which samples cannot share a prefix, or turns cannot be samples."""
     for obstacle in obstacles(config) if config.data.share_prefix == "on" else ():
-        yield Problem("data.share_prefix", f"found on with {obstacle.found}; expected {obstacle.expected}")
+        text = f"found on with {obstacle.found}; expected {obstacle.expected}. With off, {MEASURED}"
+        yield Problem("data.share_prefix", text)
     if config.data.turns == "independent" and config.train.in_pairs:
         text = f"found independent with train.objective {config.train.objective}, whose pairs end a conversation"
         yield Problem("data.turns", f"{text}; expected conversation, or sft")

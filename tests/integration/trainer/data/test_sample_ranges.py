@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,10 +14,20 @@ from hypothesis import strategies as st
 from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.support.data.bucket_shards import EPOCHS, SHUFFLE_SHARDS, BucketShards
 from tests.support.gcs import QUICK_RETRY
+from tests.support.trainer.shared_prefixes import LLAVA, job_of, write_questions
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.loader import PackedLoader
+from vlmpipe.trainer.data.prepare.pipeline import prepare
+from vlmpipe.trainer.data.sampler import PackedBatchSampler
+from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.data.shards.sample_ranges import SampleRanges
 from vlmpipe.trainer.data.shards.shard_reading import LOOKED_UP, ShardReading
+from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.errors import DataError, ExitCode, UserError
+from vlmpipe.trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.storage.gcs import GcsStorage
+from vlmpipe.trainer.storage.local import LocalStorage
 
 SHARD = r"/o/.*\.tar\?.*alt=media"
 
@@ -142,6 +153,39 @@ def test_any_flipped_bit_that_training_uses_is_noticed(data: BucketShards, drawn
         ) or "cannot be read" in error.found
     finally:
         path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_images_that_are_stored_with_another_sample_are_read_once_a_sequence(
+    shares: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """shares: whether samples of a sequence share the prefix of their images, too."""
+    job = job_of(tmp_path, LLAVA, write_questions(tmp_path / "data") | {"share_prefix": "on"})
+    uri = prepare(job, Progress(job.run.run_uri, "prepare-data", quiet=True)).uri
+    local, split = LocalStorage(uri), Index.load(uri).split("train")
+    assert len({tuple(place) for place in split.image_places(np.arange(len(split.images()))).tolist()}) == 7
+    reads: list[tuple[int, int]] = []
+
+    def noted(shard: str, start: int, end: int, *, version: str) -> bytes:
+        reads.append((start, end))
+        return read_range(shard, start, end, version=version)
+
+    read_range = local.read_range
+    monkeypatch.setattr(local, "read_range", noted)
+    groups = split.prefix_groups(0) if shares else None
+    sampler = PackedBatchSampler(split, job.data, seed=0, global_batch_size=2, prefixes=groups)
+    ranges = SampleRanges(split, local, dict.fromkeys(split.shards, ""), images=True, patience_s=1.0)
+    chat, reader = Chat.load(local, image_form_of(job.model)), ShardReader.open(LocalStorage(uri))
+    by_range = PackedLoader(split, sampler, chat, reader, images=True, ranges=ranges)
+    whole = PackedLoader(split, sampler, chat, reader, images=True)
+    for step in range(sampler.num_steps(1)):
+        found, expected = (loader.sequences_for_step(step, 0, 1) for loader in (by_range, whole))
+        assert [row.images for row in found] == [row.images for row in expected]
+        assert [row.input_ids.tolist() for row in found] == [row.input_ids.tolist() for row in expected]
+    own = {split.sample_location(number).json_offset for number in range(len(split))}
+    of_images = [start for start, _ in reads if start not in own]
+    assert len(reads) - len(of_images) == len(split), "a request a sample"
+    assert len(of_images) <= 2 if shares else len(of_images) > len(split) / 2
 
 
 @pytest.mark.parametrize("cached_shards", [100, 2 * SHUFFLE_SHARDS, 1])

@@ -1,120 +1,157 @@
-"""Training with shared prefixes: a step equals that of separate samples or pairs, every strategy one process, resumed
-all."""
+"""Training with shared prefixes: steps equal those of separate samples, or pairs, under every strategy and setting,
+also resumed.
+
+The reference is one process that computes images for each sample. Its steps hold the whole split, as do those with
+shared prefixes, so losses, gradient norms, moments of gradients and weights must be the same whatever sequences hold.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.short_form import WHOLE, only_whole
+from tests.support.short_form import chosen
+from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
 from tests.support.trainer.shared_prefixes import write_pairs, write_questions
+from tests.support.trainer.tiny_runs import strategy_changes
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.features.preferences.references import references_of_run
 
 RELATIVE, STOP_STEP = 1e-5, 2
 SHARED = {"data.share_prefix": "on"}
-TOWER = {"model.freeze": [], "features.cache": "off"}
-ADAPTERS = {"model.lora": {"rank": 4}}
-FEW: dict[str, dict[str, Any]] = {
-    "ddp": {},
-    "fsdp": {"train.strategy": "fsdp", "train.activation_checkpointing": "full"},
+# What separate samples are trained with in one process; a run with shared prefixes has the same and its own settings.
+REFERENCES: dict[str, dict[str, Any]] = {
+    "cached": {},
+    "tower": {"model.freeze": [], "features.cache": "off"},
+    "lora": {"model.lora": {"rank": 4}},
+    "nf4": {"model.lora": {"rank": 4, "quantize_base": "nf4"}},
+    "ema": {"train.ema_decay": 0.6},
+    "frozen": {"model.freeze": ["tower", "language_model"]},
+    "pairs": {"train.objective": "dpo", "train.dpo_beta": 0.5, "features.cache": "off"},
 }
-MORE: dict[str, dict[str, Any]] = {
-    "selective": {"train.activation_checkpointing": "selective"},
-    "tower": TOWER,
-    "tower-fsdp": TOWER | {"train.strategy": "fsdp"},
-    "lora": ADAPTERS | {"train.strategy": "fsdp"},
-    "lora-ddp": ADAPTERS,
-}
+
+
+class Case(NamedTuple):
+    """A run with shared prefixes: its settings, and the reference that it must equal."""
+
+    changes: dict[str, Any]
+    reference: str = "cached"
+    nodes: int = 1  # with two processes each
+
+
+def of(strategy: str, reference: str = "cached", *, nodes: int = 1, **changes: Any) -> Case:
+    named = {f"train.{name}": value for name, value in changes.items()}
+    return Case(strategy_changes(strategy) | named, reference, nodes)
+
+
+# The short form has one of each way to share a model or its sequences between ranks.
+CASES: dict[str, Case] = chosen(
+    {
+        "ddp": of("ddp"),
+        "fsdp": of("fsdp", activation_checkpointing="full"),
+        "selective": of("fsdp", activation_checkpointing="selective"),
+        "hsdp": of("hsdp", nodes=2),
+        "zero1": of("zero1"),
+        "zero2": of("zero2"),
+        "zero3": of("zero3"),
+        "tp": of("tp", sequence_parallel=True),
+        "tp plain": of("tp"),
+        "pp": of("pp"),
+        "tp+pp+dp": of("tp+pp+dp", nodes=2),
+        "context": of("fsdp", context_parallel=2),
+        "context ddp": of("ddp", context_parallel=2, activation_checkpointing="full"),
+        "context zero3": of("zero3", context_parallel=2),
+        "tower": of("ddp", "tower"),
+        "tower fsdp": of("fsdp", "tower"),
+        "tower context": of("fsdp", "tower", context_parallel=2),
+        "tower pp": of("pp", "tower"),
+        "lora": of("ddp", "lora"),
+        "lora fsdp": of("fsdp", "lora"),
+        "nf4": of("fsdp", "nf4"),
+        "ema": of("fsdp", "ema"),
+        "frozen": of("fsdp", "frozen"),
+        "compiled": of("fsdp", compile="on", compile_backend="aot_eager"),
+        "pairs": of("fsdp", "pairs"),
+        "pairs ddp": of("ddp", "pairs"),
+        "pairs zero3": of("zero3", "pairs"),
+        "compiled ddp": of("ddp", compile="on", compile_backend="aot_eager", activation_checkpointing="selective"),
+    },
+    lambda name: name in ("fsdp", "tp", "pp", "context", "pairs"),
+)
+USED = dict.fromkeys(case.reference for case in CASES.values())
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, JobConfig]:
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Where runs are, and their data by objective, with cached features of the first."""
     root = tmp_path_factory.mktemp("runs")
-    data = write_questions(root / "data") | {"validation_fraction": 0.3, "max_images_per_sequence": 8}
-    base = {"data": data, "train.global_batch_size": 2, "train.micro_batch_size": 1, "train.max_steps": 4}
-    shared, whole = base | SHARED, {"train.global_batch_size": 64, "train.micro_batch_size": 4, "train.max_steps": 1}
-    first = make_run(root, "reference", shared)
-    encode_features(first)
-    alone = {
-        "reference": first,
-        "shared": make_run(root, "shared", shared | whole),
-        "separate": make_run(root, "separate", base | whole),
+    more = {"validation_fraction": 0.3, "max_images_per_sequence": 8}
+    questions, pairs = write_questions(root / "data") | more, write_pairs(root / "pairs") | more
+    encode_features(make_run(root, "features", {"data": questions} | SHARED))
+    return {"root": root, "sft": questions, "dpo": pairs}
+
+
+def run(data: dict[str, Any], name: str, changes: dict[str, Any]) -> JobConfig:
+    """Steps hold the whole split where `changes` do not say otherwise."""
+    whole = {"train.global_batch_size": 32, "train.micro_batch_size": 2, "train.max_steps": 2}
+    settings = {"data": data[changes.get("train.objective", "sft")]} | whole | changes
+    return make_run(data["root"], name, settings, features=changes.get("features.cache", "reuse"))
+
+
+@pytest.fixture(scope="module")
+def references(data: dict[str, Any]) -> Mapping[str, JobConfig]:
+    """Separate samples in one process."""
+    jobs = {name: run(data, f"separate-{name}", REFERENCES[name] | EVERY_STEP) for name in USED}
+    train_runs(list(jobs.values()), processes=1)
+    return jobs
+
+
+@pytest.fixture(scope="module")
+def shared(data: dict[str, Any]) -> Mapping[str, JobConfig]:
+    """All cases, those of as many nodes in one process group, which is what takes the time."""
+    jobs = {
+        name: run(data, f"shared-{number}", REFERENCES[case.reference] | case.changes | SHARED)
+        for number, (name, case) in enumerate(CASES.items())
     }
-    few = {name: make_run(root, name, shared | changes) for name, changes in FEW.items()}
-    begun = make_run(root, "resumed", shared | {"train.max_steps": STOP_STEP})
-    of_pairs = write_pairs(root / "pairs") | {"max_images_per_sequence": 8}
-    pairs = shared | {"data": of_pairs, "train.objective": "dpo", "train.dpo_beta": 0.5, "features.cache": "off"}
-    all_pairs = pairs | whole | {"train.max_steps": 3}
-    alone |= {
-        "pairs": make_run(root, "pairs", pairs, features="off"),
-        "pairs-shared": make_run(root, "pairs-shared", all_pairs, features="off"),
-        "pairs-separate": make_run(root, "pairs-separate", all_pairs | {"data.share_prefix": "off"}, features="off"),
-    }
-    begun_pairs = make_run(root, "pairs-resumed", pairs | {"train.max_steps": STOP_STEP}, features="off")
-    more: dict[str, JobConfig] = {}
-    if WHOLE:
-        more = {
-            name: make_run(root, name, shared | changes, features="off" if "tower" in name else "reuse")
-            for name, changes in MORE.items()
-        }
-        alone |= {
-            "adapted": make_run(root, "adapted", shared | ADAPTERS),
-            "trained": make_run(root, "trained", shared | TOWER, features="off"),
-        }
-        few["pairs-fsdp"] = make_run(root, "pairs-fsdp", pairs | {"train.strategy": "fsdp"}, features="off")
-    train_runs([*alone.values(), begun, begun_pairs], processes=1)
-    train_runs([*few.values(), *more.values()], processes=2)
-    few["resumed"] = make_run(root, "resumed", shared)
-    few["pairs-resumed"] = make_run(root, "pairs-resumed", pairs, features="off")
-    train_runs([few["resumed"], few["pairs-resumed"]], processes=1)
-    return alone | few | more
+    for nodes in sorted({case.nodes for case in CASES.values()}):
+        train_runs([jobs[name] for name, case in CASES.items() if case.nodes == nodes], processes=2, nodes=nodes)
+    return jobs
 
 
-def test_a_step_of_shared_prefixes_equals_that_of_separate_samples(runs: Mapping[str, JobConfig]) -> None:
-    """By the features of a cache, which hold each image once."""
-    assert losses(runs["shared"]) == pytest.approx(losses(runs["separate"]), rel=RELATIVE)
-    assert 0 < summary(runs["shared"])["tokens"] < 0.7 * summary(runs["separate"])["tokens"]
+@pytest.mark.parametrize("name", CASES)
+def test_steps_equal_those_of_separate_samples(
+    name: str, shared: Mapping[str, JobConfig], references: Mapping[str, JobConfig]
+) -> None:
+    found, separate = shared[name], references[CASES[name].reference]
+    require_equal_training(found, separate)
+    assert 0 < summary(found)["tokens"] < 0.7 * summary(separate)["tokens"]
 
 
-def test_every_strategy_equals_one_process(runs: Mapping[str, JobConfig]) -> None:
-    expected = losses(runs["reference"])
-    assert len(set(expected)) == 4
-    for name in ("ddp", "fsdp", *(["selective"] if WHOLE else [])):
-        assert losses(runs[name]) == pytest.approx(expected, rel=RELATIVE), name
-
-
-def test_resumed_equals_uninterrupted(runs: Mapping[str, JobConfig]) -> None:
-    assert summary(runs["resumed"])["resumed_from_step"] == STOP_STEP
-    assert losses(runs["resumed"]) == losses(runs["reference"])
-
-
-def test_steps_of_pairs_that_share_equal_those_of_separate_ones(runs: Mapping[str, JobConfig]) -> None:
-    """The log probabilities under the reference, too, which the training job computes before its first step."""
-    shared, separate = runs["pairs-shared"], runs["pairs-separate"]
-    assert losses(shared) == pytest.approx(losses(separate), rel=RELATIVE) and len(set(losses(shared))) == 3
-    assert 0 < summary(shared)["tokens"] < 0.6 * summary(separate)["tokens"]
+def test_pairs_have_the_references_of_separate_ones(
+    shared: Mapping[str, JobConfig], references: Mapping[str, JobConfig]
+) -> None:
+    """Log probabilities that the training job computes before its first step."""
     for split in ("train", "eval"):
-        found, expected = (references_of_run(job.run.run_uri, split) for job in (shared, separate))
+        found, expected = (references_of_run(jobs["pairs"].run.run_uri, split) for jobs in (shared, references))
         assert found == pytest.approx(expected, rel=RELATIVE)
 
 
-def test_resumed_pairs_equal_uninterrupted_ones(runs: Mapping[str, JobConfig]) -> None:
-    assert summary(runs["pairs-resumed"])["resumed_from_step"] == STOP_STEP
-    assert losses(runs["pairs-resumed"]) == losses(runs["pairs"])
-    if WHOLE:
-        assert losses(runs["pairs-fsdp"]) == pytest.approx(losses(runs["pairs"]), rel=RELATIVE)
-
-
-@only_whole
-def test_adapters_and_a_trained_tower_equal_one_process(runs: Mapping[str, JobConfig]) -> None:
-    for name, reference in {
-        "lora": "adapted",
-        "lora-ddp": "adapted",
-        "tower": "trained",
-        "tower-fsdp": "trained",
-    }.items():
-        assert losses(runs[name]) == pytest.approx(losses(runs[reference]), rel=RELATIVE), name
+def test_resumed_equals_uninterrupted_also_on_other_ranks(data: dict[str, Any]) -> None:
+    """With steps of two sequences, of questions and of pairs."""
+    small = SHARED | {"train.global_batch_size": 2, "train.micro_batch_size": 1, "train.max_steps": 4}
+    kinds = {name: small | REFERENCES[name] for name in ("cached", "pairs")}
+    stopped = {"train.max_steps": STOP_STEP}
+    straight = {name: run(data, f"straight-{name}", changes) for name, changes in kinds.items()}
+    begun = [run(data, f"resumed-{name}", changes | stopped) for name, changes in kinds.items()]
+    train_runs([*straight.values(), *begun], processes=1)
+    train_runs([run(data, "moved", kinds["cached"] | stopped | {"train.strategy": "fsdp"})], processes=2)
+    resumed = {name: run(data, f"resumed-{name}", changes) for name, changes in kinds.items()}
+    moved = run(data, "moved", kinds["cached"])
+    train_runs([*resumed.values(), moved], processes=1)
+    assert {summary(job)["resumed_from_step"] for job in (*resumed.values(), moved)} == {STOP_STEP}
+    for name, job in resumed.items():
+        assert losses(job) == losses(straight[name]) and len(set(losses(job))) > STOP_STEP
+    assert losses(moved) == pytest.approx(losses(straight["cached"]), rel=RELATIVE)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tests.support.hf.publish import model_section
-from tests.support.short_form import WHOLE
+from tests.support.short_form import WHOLE, only_whole
 from tests.support.trainer.prefix_mistakes import (
     branches_see_each_other,
     mask_by_positions,
@@ -24,11 +24,14 @@ from tests.support.trainer.prefix_mistakes import (
     positions_run_on,
 )
 from tests.support.trainer.shared_prefixes import LLAVA, SharedPrefixes, apart, job_of, write_questions
+from tests.support.trainer.tiny_native import TILES
+from tests.support.trainer.tiny_native import model_section as native_section
 from vlmpipe.trainer.data.prefixes.groups import PrefixGroups
-from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.dataloading.batches import PackedBatch, cached_images
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.attention import prefixes
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
+from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.setup.shared_prefix import require_shared_prefix
 
 pytest_plugins = ("tests.support.hf.published",)
@@ -93,6 +96,35 @@ def test_shared_equals_separate_where_images_are_grids(
     require_shared_prefix(case.job.model)
     shared, separate = (case.computed(groups) for groups in (case.groups, None))
     assert max(apart(shared, separate).values()) < BOUNDS[torch.float64], apart(shared, separate)
+
+
+@only_whole
+@pytest.mark.parametrize("name", ["smolvlm", f"smolvlm{TILES}"])
+def test_shared_equals_separate_in_family_smolvlm(name: str, tmp_path: Path) -> None:
+    data = write_questions(tmp_path / "data") | {"share_prefix": "on", "sequence_length": 512}
+    case = SharedPrefixes(job_of(tmp_path, native_section(name, freeze=[]), data))
+    require_shared_prefix(case.job.model)
+    shared, separate = (case.computed(groups) for groups in (case.groups, None))
+    assert max(apart(shared, separate).values()) < BOUNDS[torch.float64], apart(shared, separate)
+
+
+def test_features_are_read_and_projected_once_a_group(llava: SharedPrefixes, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, asked, projected = llava.job.model, list[str](), list[int]()
+    tokens, width = family_of(model).feature_shape(model)
+
+    class Reader:
+        def read_all(self, images: list[str]) -> Tensor:
+            asked.extend(images)
+            return torch.zeros(len(images) * tokens, width)
+
+    reader: Any = Reader()
+    monkeypatch.setattr(llava, "images", cached_images(reader, model))
+    monkeypatch.setitem(llava.module.model.model._modules, "vision_tower", None)  # as with cached features
+    projector = llava.module.model.model.multi_modal_projector
+    with projector.register_forward_hook(lambda _module, inputs, _output: projected.append(len(inputs[0]))):
+        llava.computed(llava.groups)
+    of_samples = [image for number in range(len(llava.split)) for image in llava.split.image_sha256(number)]
+    assert len(asked) == sum(projected) == len(set(of_samples)) == 7 < len(of_samples)
 
 
 def test_a_group_in_two_pieces_equals_the_whole(llava: SharedPrefixes) -> None:

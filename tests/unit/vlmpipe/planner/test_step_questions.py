@@ -91,9 +91,18 @@ def test_before_preparation_the_number_is_not_known() -> None:
     assert "is known once the data is prepared" in questions_note(config, model, load)
 
 
-def test_auto_says_why_it_is_off() -> None:
-    config = load_run_file(ROOT / "configs/easy-vqa.yaml", ["data.share_prefix=auto", "train.strategy=zero2"])
-    load: Any = SimpleNamespace(step_questions=None)
+@pytest.mark.parametrize(
+    ("cost", "said"),
+    [
+        (None, "10 questions about an image then take 1.6 times as long with 16 image tokens, 7.9 with 576"),
+        (3.14, "the data's samples are 3.1 times as many tokens as with each image once."),
+        (1.0, "nearly no two samples of the data have the same images."),
+    ],
+)
+def test_auto_says_why_it_is_off_and_what_that_costs(cost: float | None, said: str) -> None:
+    config = load_run_file(ROOT / "configs/easy-vqa.yaml", ["data.share_prefix=auto", "data.pack=false"])
+    load: Any = SimpleNamespace(step_questions=None, separate_cost=cost)
     model: Any = None
     found = questions_note(config, model, load)
-    assert found == "data.share_prefix auto computes images for each sample: found train.strategy zero2."
+    reason = "data.pack false, which gives each sample its own sequence"
+    assert found.startswith(f"data.share_prefix auto computes images for each sample: found {reason}; {said}")

@@ -170,10 +170,10 @@ def _distinct(record: Accepted, config: DataConfig, met: set[str]) -> list[tuple
 
 
 def _store(sample: Accepted, content: str, writer: ShardWriter, index: IndexLines) -> None:
-    key = key_of(sample.id)
-    members = writer.add(
-        key, sample_json(sample.id, sample.turns), [(image.extension, image.data) for image in sample.images]
-    )
+    """Write a sample. Where samples may share prefixes, a shard has an image once."""
+    key, hashes = key_of(sample.id), [image.sha256 for image in sample.images]
+    images = [(image.extension, image.data) for image in sample.images]
+    members = writer.add(key, sample_json(sample.id, sample.turns), images, () if sample.prefix is None else hashes)
     index.add(
         id=sample.id,
         key=key,
@@ -183,7 +183,7 @@ def _store(sample: Accepted, content: str, writer: ShardWriter, index: IndexLine
         json_bytes=members.json_bytes,
         image_offsets=members.image_offsets,
         image_bytes=members.image_bytes,
-        image_sha256=[image.sha256 for image in sample.images],
+        image_sha256=hashes,
         image_widths=[image.width for image in sample.images],
         image_heights=[image.height for image in sample.images],
         image_token_counts=list(sample.image_token_counts),

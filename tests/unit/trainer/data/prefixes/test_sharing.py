@@ -42,9 +42,9 @@ def test_auto_is_off_with_the_reason_of_the_model_or_of_the_settings() -> None:
     separate, why_not = resolved_sharing(job, lambda: "layers with windows")
     assert (separate.data.share_prefix, why_not) == ("off", "layers with windows")
     assert stores_prefixes(job)  # what a model can is not known where data is prepared
-    job = job_of(data__share_prefix="auto", train__strategy="zero2")
+    job = job_of(data__share_prefix="auto", data__pack=False)
     separate, why_not = resolved_sharing(job, str)
-    assert (separate.data.share_prefix, why_not) == ("off", "train.strategy zero2")
+    assert (separate.data.share_prefix, why_not) == ("off", "data.pack false, which gives each sample its own sequence")
     assert not stores_prefixes(job)
 
 

@@ -52,6 +52,23 @@ def test_a_full_shard_is_followed_by_the_next(tmp_path: Path) -> None:
     assert all(reader.turns(place) == TURNS for place in members)
 
 
+def test_an_image_with_a_hash_is_in_a_shard_once(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path, "train", 3)
+    shown = [("a", "b"), ("b",), ("b", "b"), ("b",)]  # by hash; the last sample is in a shard of its own
+    members = [
+        writer.add(f"k{n}", sample_json(f"k{n}", TURNS), [("png", name.encode()) for name in names], names)
+        for n, names in enumerate(shown)
+    ]
+    writer.close()
+    reader = ShardReader.open(LocalStorage(tmp_path))
+    assert [reader.images(place) for place in members] == [[name.encode() for name in names] for names in shown]
+    stored: list[str] = []
+    for number in (0, 1):
+        with tarfile.open(tmp_path / f"shards/train-{number:06d}.tar") as tar:
+            stored += [name for name in tar.getnames() if name.endswith("png")]
+    assert stored == ["k0.0.png", "k0.1.png", "k3.0.png"]
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[data.index(b"first image")] ^= 1  # a payload byte: the tar stays readable
