@@ -65,7 +65,7 @@ def read_header(path: Path) -> dict[str, tuple[int, ...]]:
         header = file.read(header_bytes)
     try:
         entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
-        spans = sorted(_span(name, entry) for name, entry in entries.items())
+        spans = sorted(span(name, entry) for name, entry in entries.items())
         shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(path, f"has a header that cannot be read: {error}") from error
@@ -79,7 +79,8 @@ def read_header(path: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _span(name: str, entry: Any) -> tuple[int, int, str]:
+def span(name: str, entry: Any) -> tuple[int, int, str]:
+    """Where a tensor begins and ends behind the header, and its name. Raises ValueError, LookupError, TypeError."""
     start, stop = entry["data_offsets"]
     shape = entry["shape"]
     if not all(type(number) is int and number >= 0 for number in (start, stop, *shape)):

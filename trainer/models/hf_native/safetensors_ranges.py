@@ -6,17 +6,17 @@ Source of the format: https://huggingface.co/docs/safetensors/index#format.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import google_crc32c
 import torch
 from torch import Tensor
 
 from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.models.safetensors_header import LENGTH_BYTES, MAX_HEADER_BYTES, span
 from vlmpipe.trainer.sizing.export_size import IN_FLIGHT_BYTES
 from vlmpipe.trainer.storage.bucket import TRANSFER_ATTEMPTS
 from vlmpipe.trainer.storage.transfer import in_parallel
@@ -26,7 +26,6 @@ DTYPES = {
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 READ = {name: dtype for dtype, name in DTYPES.items()} | {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
-LENGTH_BYTES, MAX_HEADER_BYTES = 8, 100_000_000  # of the header's size, and of the header
 THREADS = 8
 PIECE_BYTES = 32 << 20  # of one request
 
@@ -92,18 +91,15 @@ class RangedFile:
             raise self._damaged("it has no header of safetensors")
         try:
             entries = json.loads(self._read(LENGTH_BYTES, begin)[0])
-            return {name: self._place(entry, begin) for name, entry in entries.items() if name != "__metadata__"}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return {name: self._place(name, entry, begin) for name, entry in entries.items() if name != "__metadata__"}
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise self._damaged(f"its header cannot be read: {error}") from error
 
-    def _place(self, entry: dict[str, object], begin: int) -> _Place:
-        dtype, (start, end) = READ[str(entry["dtype"])], _numbers(entry["data_offsets"])
-        shape = _numbers(entry["shape"])
-        if not 0 <= start <= end <= self._source.size_bytes - begin:
-            raise ValueError(f"a tensor lies at bytes {start} to {end}")
-        if end - start != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"a tensor of shape {shape} has {end - start} bytes")
-        return _Place(dtype, shape, begin + start, begin + end)
+    def _place(self, name: str, entry: Any, begin: int) -> _Place:
+        start, end, _ = span(name, entry)
+        if end > self._source.size_bytes - begin:
+            raise ValueError(f"{name!r} lies at bytes {start} to {end}")
+        return _Place(READ[entry["dtype"]], tuple(entry["shape"]), begin + start, begin + end)
 
     def _read(self, start: int, end: int) -> tuple[bytearray, int]:
         """Bytes of the file, and their CRC32C."""
@@ -146,9 +142,3 @@ class RangedTensor:
     @cached_property
     def _tensor(self) -> Tensor:
         return self._file.get_tensor(self._name)
-
-
-def _numbers(found: object) -> tuple[int, ...]:
-    if not isinstance(found, list) or not all(isinstance(one, int) and one >= 0 for one in found):
-        raise ValueError(f"{found!r} is no list of numbers")
-    return tuple(found)

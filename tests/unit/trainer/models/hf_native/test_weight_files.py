@@ -128,6 +128,7 @@ def with_header(change: Callable[[dict[str, dict[str, object]]], object]) -> byt
         (90).to_bytes(8, "little") + b"{}",
         (2).to_bytes(8, "little") + b"{[" + bytes(16),
         (2).to_bytes(8, "little") + b"[]" + bytes(16),
+        (200_000).to_bytes(8, "little") + b"[" * 200_000,
         with_header(lambda header: header["a"].update(dtype="F5")),
         with_header(lambda header: header["a"].update(shape=[2, 3])),
         with_header(lambda header: header["a"].update(shape=[-2, -2])),
