@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ KEPT = "rejected"  # folder of a run, after a failed preparation
 REJECTS = "rejects.jsonl"
 SUMMARY = "rejects_summary.json"
 IN_THE_RUN = f"{KEPT}/{REJECTS} in the run's folder"
+
+# What earlier versions said of a sample with few images, whose tiles they counted as images.
+OF_TILES = re.compile(r"\d+ images in \d+ tiles, more than ")
 
 T = TypeVar("T")
 
@@ -195,3 +199,17 @@ def _line(message: str) -> str:
     """One printable line, without the data's control characters."""
     line = one_line(message)
     return line if len(line) <= MESSAGE_CHARS else line[: MESSAGE_CHARS - 3] + "..."
+
+
+def rejected_for_tiles(summary: dict[str, Any]) -> list[str]:
+    """A sentence about prepared data in which an earlier version rejected samples that are taken now; none elsewhere.
+
+    summary: of its `Ledger`. Its fingerprint did not change with the rule, so that runs continue.
+    """
+    code = RejectCode.CONV_TOO_MANY_IMAGES
+    if not any(OF_TILES.search(example) for example in summary["examples"].get(code, ())):
+        return []
+    return [
+        f"{summary['by_code'][code]:,} samples were rejected for too many images by an earlier version, which counted "
+        "tiles: set data.max_images_per_sequence to another number to prepare the data by images"
+    ]

@@ -42,7 +42,7 @@ from vlmpipe.trainer.data.prepare.previews import REJECTS_FOLDER
 from vlmpipe.trainer.data.prepare.scratch import scratch
 from vlmpipe.trainer.data.prepare.statistics import unknown_slices
 from vlmpipe.trainer.data.prepare.validate_sample import SampleValidator
-from vlmpipe.trainer.data.rejects import KEPT, REJECTS, SUMMARY
+from vlmpipe.trainer.data.rejects import KEPT, REJECTS, SUMMARY, rejected_for_tiles
 from vlmpipe.trainer.data.replay.place import with_located_data
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.shards.prepared_files import DONE, FORMAT, Manifest, OtherFormatError
@@ -142,7 +142,8 @@ def prepare(config: JobConfig, progress: Progress) -> Prepared:
             counts, chunks = built.counts, built.chunks
             _publish(config, identity, folder / "set", built)
     notes = _notes(json.loads(storage.read(STATS)), config.data) + (f"; {fetched}" if fetched else "")
-    notes += "".join(f"; {note}" for note in unknown_slices(uri, config.data.slices))
+    tiles = rejected_for_tiles(json.loads(storage.read(SUMMARY)))
+    notes += "".join(f"; {note}" for note in [*unknown_slices(uri, config.data.slices), *tiles])
     changes = None
     try:
         changes = changes_since_last(config, identity)

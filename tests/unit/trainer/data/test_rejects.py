@@ -30,7 +30,7 @@ from tests.support.data.prepared import (
 )
 from tests.support.paths import ROOT
 from vlmpipe.trainer.config.data import DataConfig
-from vlmpipe.trainer.data.rejects import Ledger, Reject, RejectCode
+from vlmpipe.trainer.data.rejects import Ledger, Reject, RejectCode, rejected_for_tiles
 from vlmpipe.trainer.data.sample import SPLITS
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.data.sources import open_source
@@ -279,3 +279,18 @@ def test_example_rejects_have_images(tmp_path: Path) -> None:
     assert pictures[RejectCode.IMAGE_EMPTY] == [""]
     (name,) = pictures[RejectCode.CONV_IMAGE_COUNT]
     assert Image.open(Path(uri, name)).size == (24, 24)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("2 images in 34 tiles, more than data.max_images_per_sequence 32", 3),
+        ("40 images, more than data.max_images_per_sequence 32", 0),
+    ],
+)
+def test_data_of_a_version_that_counted_tiles_says_what_it_lacks(message: str, said: int) -> None:
+    ledger = Ledger(1.0, io.StringIO())
+    for number in ledger.counting(range(3)):
+        ledger.reject(Reject(f"record {number}", "", RejectCode.CONV_TOO_MANY_IMAGES, message))
+    notes = rejected_for_tiles(json.loads(json.dumps(ledger.summary())))
+    assert [note.split()[0] for note in notes] == [str(said)] * bool(said)
