@@ -10,7 +10,6 @@ import contextlib
 import functools
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from vlmpipe.trainer.errors import UNEXPECTED_PREFIX, ExitCode, UserError, print_warning
 from vlmpipe.trainer.records.step import StepRecord, step_file
@@ -37,7 +36,7 @@ class Progress:
         self._printed_s = time.monotonic()
         self._file.write(self.record.sealed())
 
-    def update(self, done: float, total: float = 0, *, unit: str = "", message: str = "", **detail: Any) -> None:
+    def update(self, done: float, total: float = 0, *, unit: str = "", message: str = "", **detail: object) -> None:
         """Report `done` of `total` `unit`s, with a short message."""
         record = self.record
         record.done, record.total = done, total or record.total

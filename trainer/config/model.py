@@ -180,7 +180,7 @@ class ModelConfig(Section):
         description="Approximate maximum pixels of an image, which bounds its tokens; larger images are reduced. For "
         "the Qwen-VL families, which need it, and for hf with a Qwen type, whose images are then taken as theirs.",
     )
-    image_processor: dict[str, Any] | None = Field(
+    image_processor: dict[str, object] | None = Field(
         None,
         description="Changed settings of the published image processor, such as max_patches or size, which bound the "
         "tokens of an image; null changes none. For hf.",
@@ -235,8 +235,8 @@ class ModelConfig(Section):
         return {**content, "tower": pretrained, "language_model": pretrained}
 
     @model_serializer(mode="wrap")
-    def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        content: dict[str, Any] = dump(self)
+    def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
+        content: dict[str, object] = dump(self)
         return {name: value for name, value in content.items() if not (self.pretrained and name in PARTS)}
 
     @model_validator(mode="after")

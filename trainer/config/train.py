@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from pydantic import ValidationInfo, field_validator, model_validator
 
@@ -45,7 +44,7 @@ class TrainConfig(TrainFields):
 
     @field_validator("deepspeed")
     @classmethod
-    def _deepspeed_is_ours_in_part(cls, deepspeed: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    def _deepspeed_is_ours_in_part(cls, deepspeed: dict[str, object], info: ValidationInfo) -> dict[str, object]:
         """Validate the field by itself, so that its problems are said next to those of other fields."""
         strategy = info.data.get("strategy", "zero1")  # an unknown one is its own problem
         if found := deepspeed_keys.problems(deepspeed, strategy):

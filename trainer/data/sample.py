@@ -185,6 +185,6 @@ def stable_digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def stable_shuffle(items: Iterable[Any], key: str) -> list[Any]:
+def stable_shuffle(items: Iterable[object], key: str) -> list[Any]:
     """The items in an order that depends only on their representations and `key`."""
     return sorted(items, key=lambda item: stable_digest(key, item))

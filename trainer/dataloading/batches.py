@@ -74,7 +74,7 @@ def _tensors(value: object) -> Iterator[Tensor]:
         yield from (tensor for var in vars(value).values() for tensor in _tensors(var))
 
 
-def _pinned(value: Any) -> Any:
+def _pinned(value: object) -> Any:
     if isinstance(value, dict):
         return {name: _pinned(item) for name, item in value.items()}
     return value.pin_memory() if isinstance(value, MOVABLE) else value

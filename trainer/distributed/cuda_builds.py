@@ -112,7 +112,7 @@ def build_arguments(name: str) -> dict[str, str]:
 
 @functools.cache
 def _facts() -> Mapping[str, Any]:
-    content: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    content: dict[str, object] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     return content
 
 

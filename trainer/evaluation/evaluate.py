@@ -216,9 +216,9 @@ def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
 
 def records_of_questions(
     job: JobConfig, subject: Subject, examiner: Examiner, questions: Sequence[Question], worker: ProcessContext
-) -> list[tuple[tuple[str, int], dict[str, Any]]]:
+) -> list[tuple[tuple[str, int], dict[str, object]]]:
     """The examiner's record of each question, by its id and turn."""
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, object]] = []
     for start in range(0, len(questions), job.evaluate.batch_questions):
         batch = questions[start : start + job.evaluate.batch_questions]
         turns = [

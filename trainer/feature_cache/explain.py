@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare.pipeline import DONE, fingerprint
@@ -25,7 +25,7 @@ class OtherStore:
 
     key: str
     described: bool  # earlier versions wrote no description
-    differences: dict[str, tuple[Any, Any]]  # by field, what this run has and what that store has
+    differences: dict[str, tuple[object, object]]  # by field, what this run has and what that store has
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ class FeatureShards:
                 yield sidecar | {"shard": shard + SHARD}
 
 
-def _is_whole(file: ObjectInfo | None, sidecar: Mapping[str, Any]) -> bool:
+def _is_whole(file: ObjectInfo | None, sidecar: Mapping[str, object]) -> bool:
     """Return whether a shard's file is there with the size, and where the store keeps one the checksum, of the
     sidecar.
     """

@@ -50,7 +50,7 @@ def type_and_vision(config: ModelConfig) -> tuple[str, dict[str, Any]]:
 
 def stated(tower: WeightsConfig) -> dict[str, object]:
     """The model's configuration as written, without transformers' defaults; {} for an invalid file."""
-    content: Any = tower.config
+    content: object = tower.config
     if tower.weights:
         folder = local_folder(tower.weights, tower.revision, weights=False)
         file = folder / CONFIG if folder else None
@@ -61,7 +61,7 @@ def stated(tower: WeightsConfig) -> dict[str, object]:
     return content if isinstance(content, dict) else {}
 
 
-def vision_of(content: dict[str, Any]) -> dict[str, Any]:
+def vision_of(content: dict[str, object]) -> dict[str, Any]:
     """The vision encoder's part of a configuration."""
     vision = content.get("vision_config", content)
     return vision if isinstance(vision, dict) else {}

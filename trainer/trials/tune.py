@@ -14,7 +14,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from vlmpipe.trainer import launch
 from vlmpipe.trainer.config.job import JobConfig
@@ -66,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parse_values(arguments: Sequence[str]) -> dict[str, object]:
     """`["--train.seed=3", ...]` as {dotted name: value}, values as JSON or else text. Raises ConfigError."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for argument in arguments:
         name, equals, text = argument.removeprefix("--").partition("=")
         if not equals or not argument.startswith("--"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from typing import Any
 
 from vlmpipe.access.table import Access, Table, UseName, load_table
 
@@ -37,13 +36,13 @@ def secret_readers(table: Table) -> dict[str, list[str]]:
     return {field: sorted(accounts) for field, accounts in sorted(readers.items())}
 
 
-def _buckets(table: Table) -> dict[str, Any]:
+def _buckets(table: Table) -> dict[str, object]:
     """Grants on the module's own buckets: for each account the least roles that all its uses there need."""
     accesses = defaultdict[tuple[str, str], list[Access]](list)
     for access in table.accesses:
         if access.kind == "bucket":
             accesses[access.account, access.home].append(access)
-    grants = {}
+    grants: dict[str, object] = {}
     for (account, bucket), of_bucket in sorted(accesses.items()):
         for use in table.smallest_roles("bucket", {access.use for access in of_bucket}):
             covered = [access for access in of_bucket if _covers(table, use, access.use)]
@@ -62,8 +61,8 @@ def _buckets(table: Table) -> dict[str, Any]:
     return grants
 
 
-def _act_as(table: Table) -> dict[str, Any]:
-    grants = {}
+def _act_as(table: Table) -> dict[str, object]:
+    grants: dict[str, object] = {}
     for access in table.accesses:
         if access.kind == "account":
             role = table.uses["account"][access.use].role

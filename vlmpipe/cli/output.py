@@ -9,7 +9,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from vlmpipe.trainer.confinement import LIMITS_VARIABLE
 from vlmpipe.trainer.errors import DEBUG_VARIABLE, UserError
@@ -29,7 +28,7 @@ def begin() -> None:
     _Document.is_written = False
 
 
-def print_json(value: dict[str, Any]) -> None:
+def print_json(value: dict[str, object]) -> None:
     """Print the command's JSON document, the only one on standard output."""
     assert not _Document.is_written, "a program that reads the output expects one document"
     _Document.is_written = True
@@ -77,7 +76,7 @@ def print_error(error: UserError, *, as_json: bool) -> None:
 def _as_dict(error: UserError) -> dict[str, object]:
     from vlmpipe.config.validation_errors import RunFileError
 
-    fields: dict[str, Any] = {"exit_code": int(error.code), "found": error.found}
+    fields: dict[str, object] = {"exit_code": int(error.code), "found": error.found}
     fields |= {"expected": error.expected, "fix": error.fix}
     if isinstance(error, RunFileError):
         fields["problems"] = [{"field": problem.field, "text": problem.text} for problem in error.problems]

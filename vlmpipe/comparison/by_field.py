@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class ByField:
 
 
 def field_differences(
-    names: Sequence[str], lines: Sequence[Sequence[Mapping[str, Any]]], groups: Sequence[str]
+    names: Sequence[str], lines: Sequence[Sequence[Mapping[str, object]]], groups: Sequence[str]
 ) -> ByField:
     """The differences on each value. lines: of each run, to the same questions. A question's fields are those of the
     first run that has any: data prepared before data.slices named them has none.

@@ -89,14 +89,14 @@ def _name(annotation: Any, metadata: list[object] | tuple[object, ...] = ()) -> 
     if origin in (Union, types.UnionType):
         return " or ".join("null" if option is type(None) else _name(option) for option in args)
     if origin is dict:
-        return "mapping" if args[1] is Any else f"mapping to {_name(args[1])}"
+        return "mapping" if args[1] in (Any, object) else f"mapping to {_name(args[1])}"
     if origin is tuple:
         items = dict.fromkeys(_name(item) for item in args if item is not Ellipsis)
         return f"list of {', '.join(items)}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return f"`{{{', '.join(annotation.model_fields)}}}`"
     names = {str: "text", int: "whole number", float: "number", bool: "`true`, `false`", datetime: "date and time"}
-    names |= {Any: "any value"}
+    names |= {Any: "any value", object: "any value"}
     return " ".join([names[annotation], ", ".join(_bounds(metadata))]).rstrip()
 
 

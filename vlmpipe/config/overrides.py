@@ -126,7 +126,7 @@ def twice(paths: Iterable[str]) -> list[tuple[str, str]]:
     return [(outer, inner) for outer, inner in itertools.pairwise(ordered) if f"{inner}.".startswith(f"{outer}.")]
 
 
-def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, object]:
+def apply_overrides(data: Mapping[str, object], overrides: Mapping[str, object]) -> dict[str, object]:
     """A copy of the run file `data` with overrides merged into it. Unknown keys are left to the schema.
 
     In a list of sections a key has the section's name: stages.align.train.epochs. Raises RunFileError for a field that
@@ -196,7 +196,7 @@ def _put(content: dict[str, object], path: str, value: object) -> str:
 
 def _is_section(content: Mapping[str, object], path: str) -> bool:
     """Return whether the content has a section with fields there."""
-    place: Any = content
+    place: object = content
     for name in path.split("."):
         if isinstance(place, list):
             place = _by_name(place).get(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError, model_validator
 
@@ -96,7 +95,7 @@ def _without_effect(stage: str, train: object) -> Iterator[Problem]:
         yield Problem(path_in(stage, "train.deepspeed") if stage else "train.deepspeed", text)
 
 
-def parse_run_config(data: Mapping[str, Any], source: str) -> RunConfig:
+def parse_run_config(data: Mapping[str, object], source: str) -> RunConfig:
     """Check a run file's content. `source` names it in the error, a RunFileError that lists every problem."""
     config = RunConfig.parsed(data, source)
     idle = [path_in(name, "train.epochs") for name, run in config.stage_runs().items() if not run.train.epochs]

@@ -11,7 +11,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vlmpipe.config.overrides import apply_overrides
 from vlmpipe.config.run_config import parse_run_config
@@ -52,13 +51,13 @@ def draft_run_file(place: Path, path: Path) -> Draft:
         table = path.with_name(f"{path.stem}-data.csv"), _csv(layout.table)
         _create(*table)
     try:
-        data: dict[str, Any] = {
+        data: dict[str, object] = {
             "source": str(table[0]) if table else layout.source,
             "image_folder": layout.image_folder,
         }
         if layout.columns:
             data["columns"] = dict(layout.columns)
-        changes = {"name": run_file_name(path)}
+        changes: dict[str, object] = {"name": run_file_name(path)}
         changes |= {f"data.{field}": value for field, value in data.items()}
         template = parse_yaml(TEMPLATE.read_text(encoding="utf-8"), TEMPLATE.name)
         tried = {"data.sequence_length": LONGEST, "model.language_model.config.max_position_embeddings": LONGEST}
@@ -97,7 +96,7 @@ def _csv(rows: Sequence[Mapping[str, str]]) -> str:
     return text.getvalue()
 
 
-def _sizes(facts: Facts) -> dict[str, Any]:
+def _sizes(facts: Facts) -> dict[str, object]:
     """Lengths, epochs and batches that fit the samples."""
     longest = max(facts.tokens)
     length = max(256, power_of_two(1.25 * longest))

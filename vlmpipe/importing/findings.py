@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 from vlmpipe.config.validation_errors import show
 from vlmpipe.job_spec.rules.environment import secret_in_word
@@ -46,12 +45,12 @@ class Finding:
         return {name: str(getattr(self, name)) for name in names}
 
 
-def leaves(content: object) -> dict[Path, Any]:
+def leaves(content: object) -> dict[Path, object]:
     """Every value of nested mappings and lists, by its path. A list of plain values is one value.
 
     Raises ConfigError for more than MAX_VALUES values or a nesting deeper than MAX_DEPTH.
     """
-    values: dict[Path, Any] = {}
+    values: dict[Path, object] = {}
     for path, value in _leaves(content, ()):
         values[path] = value
         if len(values) > MAX_VALUES:

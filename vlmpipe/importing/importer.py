@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from vlmpipe.importing.cluster import assume_cluster, mend_batch
 from vlmpipe.importing.findings import Finding, Ledger, Outcome
@@ -54,7 +53,7 @@ class Imported:
         counts = Counter(finding.outcome for finding in self.findings)
         return {outcome.value: counts[outcome] for outcome in Outcome}
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return {
             "source": self.source,
             "kind": self.kind.value,
@@ -86,13 +85,18 @@ def import_job_spec(source: Source) -> Imported:
         raise ConfigError(f"{source.name} is {source.kind.value}", expected="a job spec", fix=fix)
     ledger = Ledger(source.content)
     _note_not_literal(ledger, source)
-    lines = corrected_spec(source.content, ledger)
+    lines = corrected_spec(_job_content(source), ledger)
     findings = ledger.findings()
     heading = [line for text in _heading(source, findings, "vlmpipe import --job-spec") for line in
                comment_lines(text, hanging="  ")]  # fmt: skip
     closing = [line for text in _not_taken(source, findings) for line in comment_lines(text, hanging="  ")]
     text = "\n".join([*heading, *lines, *closing, ""])
     return Imported(source.name, source.kind, "job spec", text, tuple(findings))
+
+
+def _job_content(source: Source) -> Mapping[str, object] | list[object]:
+    assert not isinstance(source.content, str), "only a command is text"
+    return source.content
 
 
 def _note_not_literal(ledger: Ledger, source: Source) -> None:
@@ -104,6 +108,7 @@ def _note_not_literal(ledger: Ledger, source: Source) -> None:
 def _translate(source: Source) -> Translation:
     files = NamedFiles(source.folders)
     if source.kind is Kind.COMMAND:
+        assert isinstance(source.content, str), "a command is text"
         launch, content = command_content(words_of_text(source.content), files)
         translation = Translation(content, files)
         translate_command(translation, launch)
@@ -115,7 +120,7 @@ def _translate(source: Source) -> Translation:
         return translation
     if source.kind in (Kind.JOB_SPEC, Kind.PYTHON):
         _note_not_literal(translation.ledger, source)
-        translate_job_spec(translation, source.content)
+        translate_job_spec(translation, _job_content(source))
         return translation
     concepts = translate_words(translation, TOOLS[source.kind])
     read_deepspeed_file(concepts)

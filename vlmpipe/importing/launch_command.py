@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from vlmpipe.importing.findings import is_secret
 from vlmpipe.trainer.errors import ConfigError
@@ -237,9 +236,9 @@ def method_of(launch: Launch) -> str:
     return re.split(r"[_.]", script)[0] if script else "".join(names[1:2]).lower()
 
 
-def arguments_of(words: Sequence[str]) -> dict[str, Any]:
+def arguments_of(words: Sequence[str]) -> dict[str, object]:
     """Options with their values: --a 1, --a=1 and --flag; words without an option have their position as name."""
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     index = 0
     while index < len(words):
         word = words[index]
@@ -259,7 +258,7 @@ def arguments_of(words: Sequence[str]) -> dict[str, Any]:
     return options
 
 
-def _plain(text: str) -> Any:
+def _plain(text: str) -> object:
     """A word as a number or a switch, if it is one."""
     lowered = text.lower()
     if lowered in ("true", "false"):

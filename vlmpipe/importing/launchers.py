@@ -89,17 +89,17 @@ def _configuration(translation: Translation, launch: Launch, under: Path) -> Con
         if isinstance(entry, dict) and "is" in entry and len(leaf) > len(place):
             concepts.add(entry["is"], leaf, translation.value(leaf))
     leaf = (*place, "config_file")
-    name = translation.value(leaf)
-    if not isinstance(name, str):
+    settings_file = translation.value(leaf)
+    if not isinstance(settings_file, str):
         return concepts
-    opened = open_settings(translation.files, name)
+    opened = open_settings(translation.files, settings_file)
     is_accelerates = opened.source is not None and opened.source.kind is Kind.ACCELERATE
-    of_file = read_program_settings(translation, name) if is_accelerates else None
+    of_file = read_program_settings(translation, settings_file) if is_accelerates else None
     if of_file is None:
-        why = opened.why_not or f"{name} is {opened.source.kind.value if opened.source else 'nothing known'}"
+        why = opened.why_not or f"{settings_file} is {opened.source.kind.value if opened.source else 'nothing known'}"
         translation.refuse(leaf, f"accelerate's settings are in it: {why}")
         return concepts
-    translation.ledger.note(leaf, Outcome.CHANGED, "train", f"its values were read from {name}")
+    translation.ledger.note(leaf, Outcome.CHANGED, "train", f"its values were read from {settings_file}")
     merge(concepts, of_file)
     return concepts
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from vlmpipe.importing.findings import Outcome, Path, leaves
 from vlmpipe.importing.named_files import NamedFiles, NotOpenedError
@@ -66,7 +65,7 @@ def program_settings(files: NamedFiles, words: Sequence[str]) -> str:
     return ""
 
 
-def add_values(translation: Translation, under: Path, content: Any) -> None:
+def add_values(translation: Translation, under: Path, content: object) -> None:
     """The values of a named file, to be answered below `under`."""
     translation.ledger.values |= {(*under, *path): value for path, value in leaves(content).items()}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from vlmpipe.importing.cluster import (
     assume_cluster,
@@ -56,7 +55,7 @@ _BRACES = re.compile(r"\{([A-Za-z_]+)\}")
 
 def command_content(
     words: Sequence[str], files: NamedFiles, *, takes_settings: bool = False
-) -> tuple[Launch, dict[str, Any]]:
+) -> tuple[Launch, dict[str, object]]:
     """A command in parts, as nested values with a name each: variables, options of the launcher, arguments.
 
     files: those that the command may name.
@@ -65,7 +64,7 @@ def command_content(
     whole, argument_files = with_argument_files([word for word in words if word], files)
     launch = parse_command(whole)
     launch.argument_files, launch.settings_file = argument_files, program_settings(files, launch.program)
-    content: dict[str, Any] = {}
+    content: dict[str, object] = {}
     if argument_files:
         content["files of arguments"] = {name: name[1:] for name in argument_files}
     if launch.variables:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from vlmpipe.config.file_kinds import is_html
 from vlmpipe.config.yaml_loader import read_text
@@ -53,7 +52,7 @@ class Source:
 
     name: str
     kind: Kind
-    content: Any
+    content: Mapping[str, object] | list[object] | str
     not_literal: Mapping[str, str] = field(default_factory=dict)  # of a listing: path -> source text
     folders: tuple[Path, ...] = ()  # where files are opened that the content names
 
@@ -87,7 +86,7 @@ def source_of(text: str, name: str) -> Source:
     return _of_content(parse_with_aliases(text, name), name)
 
 
-def _parsed_json(text: str, name: str) -> Any:
+def _parsed_json(text: str, name: str) -> object:
     """JSON, also with comments; else YAML, which has braces too. A key that is given twice is an error."""
     for attempt in (text, without_comments(text)):
         try:
@@ -108,7 +107,7 @@ def _has_no_duplicates(text: str) -> bool:
     return all(counts)
 
 
-def _of_content(content: Any, name: str) -> Source:
+def _of_content(content: object, name: str) -> Source:
     if isinstance(content, list) and content and all(isinstance(pool, Mapping) for pool in content):
         return Source(name, Kind.JOB_SPEC, content)
     if isinstance(content, Mapping) and content:
@@ -116,7 +115,7 @@ def _of_content(content: Any, name: str) -> Source:
     raise ConfigError(f"{name} is of no kind that can be imported", expected=EXPECTED, fix=FIX)
 
 
-def _kind_of(content: Mapping[str, Any], name: str) -> Kind:
+def _kind_of(content: Mapping[str, object], name: str) -> Kind:
     keys = {snake_case(str(key)) for key in content}
     if keys & _JOB_KEYS or keys & {"worker_pools", "custom_job"}:
         return Kind.JOB_SPEC

@@ -21,7 +21,7 @@ DECISIVE = ("train.strategy", "train.trainer.launch", "train.objective", "train.
 MAX_CONFLICTS = 60
 EXAMPLE_SOURCE = "gs://example-bucket/conversations/train.json"
 # Examples where a field that is needed has a value that a run file does not take.
-FALLBACKS: Mapping[str, Any] = {
+FALLBACKS: Mapping[str, object] = {
     "name": "imported",
     "data.source": EXAMPLE_SOURCE,
     "data.sequence_length": 4096,
@@ -52,22 +52,22 @@ class Translation:
         self.files = files or NamedFiles()
         self.settings: dict[str, Setting] = {}
 
-    def value(self, path: Path) -> Any:
+    def value(self, path: Path) -> object:
         """A value of the imported file; None where it has none."""
         return self.ledger.values.get(path)
 
-    def express(self, path: Path, field: str, value: Any = None) -> None:
+    def express(self, path: Path, field: str, value: object = None) -> None:
         """Take a value over as it is."""
         self.settings[field] = Setting(self.value(path) if value is None else value, "", is_given=True)
         self.ledger.note(path, Outcome.EXPRESSED, field)
 
-    def change(self, paths: Iterable[Path], field: str, value: Any, reason: str) -> None:
+    def change(self, paths: Iterable[Path], field: str, value: object, reason: str) -> None:
         """Take one or more values over in another form."""
         self.settings[field] = Setting(value, reason, is_given=True)
         for path in paths:
             self.ledger.note(path, Outcome.CHANGED, field, reason)
 
-    def assume(self, field: str, value: Any, reason: str) -> None:
+    def assume(self, field: str, value: object, reason: str) -> None:
         """Set a field that the imported file says nothing about, unless it is set."""
         self.settings.setdefault(field, Setting(value, reason, is_given=False))
 
@@ -77,14 +77,15 @@ class Translation:
     def refuse(self, path: Path, reason: str) -> None:
         self.ledger.note(path, Outcome.REFUSED, "", reason)
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> dict[str, object]:
         """The run file's sections, in their usual order."""
-        content: dict[str, Any] = {name: {} for name in SECTIONS if any(_section(key) == name for key in self.settings)}
+        given = {_section(key) for key in self.settings}
+        content: dict[str, object] = {name: {} for name in SECTIONS if name in given}
         for field, setting in sorted(self.settings.items(), key=lambda item: _place(item[0])):
             *parents, last = field.split(".")
             place = content
             for parent in parents:
-                place = place.setdefault(parent, {})
+                place = _inside(place, parent)
             place[last] = setting.value
         return content
 
@@ -191,6 +192,13 @@ def _place(field: str) -> int:
     while field and field not in _places():
         field = field.rpartition(".")[0]
     return _places().get(field, 0)
+
+
+def _inside(section: dict[str, object], name: str) -> dict[str, object]:
+    """The section `name` of a section, which is made where there is none."""
+    inner = section.setdefault(name, {})
+    assert isinstance(inner, dict), f"{name} has a value and fields"
+    return inner
 
 
 def _section(field: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
 
 import yaml
 
@@ -32,7 +31,7 @@ class _Loader(RunFileLoader):
         return super().construct_mapping(node, deep)
 
 
-def parse_with_aliases(text: str, source: str) -> Any:
+def parse_with_aliases(text: str, source: str) -> object:
     """The value of a YAML text. Raises RunFileError as `parse_yaml`, and ConfigError for more than MAX_NODES."""
     try:
         return parse_yaml(text, source)

@@ -6,7 +6,6 @@ import json
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import yaml
 
@@ -18,6 +17,7 @@ from vlmpipe.trainer.redaction import redact
 COLUMNS = 100  # of comments
 VALUE_COLUMNS = 110  # of a value in one line
 Comments = Mapping[tuple[str | int, ...], str]
+Nested = Mapping[str, object] | Sequence[object]  # a value with values in it
 
 
 def comment_lines(text: str, indent: int = 0, hanging: str = "") -> list[str]:
@@ -29,7 +29,7 @@ def comment_lines(text: str, indent: int = 0, hanging: str = "") -> list[str]:
     return [start + line for line in words]
 
 
-def yaml_lines(content: Mapping[str, Any], comments: Comments, *, blank_lines: bool = True) -> list[str]:
+def yaml_lines(content: Mapping[str, object], comments: Comments, *, blank_lines: bool = True) -> list[str]:
     """Lines of a mapping, its comments before their values.
 
     blank_lines: separate the sections of the first level.
@@ -38,7 +38,7 @@ def yaml_lines(content: Mapping[str, Any], comments: Comments, *, blank_lines: b
 
 
 def _mapping(
-    content: Mapping[str, Any], comments: Comments, path: tuple[str | int, ...], indent: int, *, blank_lines: bool
+    content: Mapping[str, object], comments: Comments, path: tuple[str | int, ...], indent: int, *, blank_lines: bool
 ) -> list[str]:
     lines: list[str] = []
     for key, value in content.items():
@@ -52,21 +52,22 @@ def _mapping(
             lines.append(f"{name} {_flow(value)}")
         else:
             lines.append(name)
-            lines += _block(value, comments, here, indent + 2)
+            lines += _block(inner, comments, here, indent + 2)
     return lines
 
 
-def _block(value: Any, comments: Comments, path: tuple[str | int, ...], indent: int) -> list[str]:
+def _block(value: Nested, comments: Comments, path: tuple[str | int, ...], indent: int) -> list[str]:
     if isinstance(value, Mapping):
         return _mapping(value, comments, path, indent, blank_lines=False)
     lines: list[str] = []
     for index, item in enumerate(value):
         here = (*path, index)
         lines += comment_lines(comments[here], indent) if here in comments else []
-        if _nested(item, comments, here) is None:
+        inner = _nested(item, comments, here)
+        if inner is None:
             lines.append(" " * indent + f"- {_flow(item)}")
         else:
-            block = _block(item, comments, here, indent + 2)
+            block = _block(inner, comments, here, indent + 2)
             first = next(number for number, line in enumerate(block) if not line.lstrip().startswith("#"))
             block[first] = " " * indent + "- " + block[first][indent + 2 :]
             # Comments before the first key stand before the dash.
@@ -74,7 +75,7 @@ def _block(value: Any, comments: Comments, path: tuple[str | int, ...], indent: 
     return lines
 
 
-def _nested(value: Any, comments: Comments, path: tuple[str | int, ...]) -> Mapping[str, Any] | Sequence[Any] | None:
+def _nested(value: object, comments: Comments, path: tuple[str | int, ...]) -> Nested | None:
     """The value, if it takes lines of its own; None for one line."""
     if not isinstance(value, Mapping | list | tuple) or not value:
         return None
@@ -86,11 +87,11 @@ def _nested(value: Any, comments: Comments, path: tuple[str | int, ...]) -> Mapp
     return None if short and not has_comments and not (isinstance(value, Mapping) and len(value) > 3) else value
 
 
-def _items(value: Any) -> list[Any]:
+def _items(value: Nested) -> list[object]:
     return list(value.values() if isinstance(value, Mapping) else value)
 
 
-def _flow(value: Any) -> str:
+def _flow(value: object) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{scalar(key)}: {_flow(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -98,7 +99,7 @@ def _flow(value: Any) -> str:
     return scalar(value)
 
 
-def scalar(value: Any) -> str:
+def scalar(value: object) -> str:
     """A plain value as YAML 1.2 and 1.1 both read it, in one line."""
     if value is None or isinstance(value, bool | int):
         return json.dumps(value)

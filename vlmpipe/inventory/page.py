@@ -101,7 +101,7 @@ def _differing(runs: Sequence[ListedRun]) -> tuple[dict[str, list[str]], int]:
     return dict(list(values.items())[:MAX_FIELDS]), max(0, len(values) - MAX_FIELDS)
 
 
-def _settings(run: ListedRun) -> dict[str, Any]:
+def _settings(run: ListedRun) -> dict[str, object]:
     """The run file; of a search the settings of its base. Empty for a damaged run, whose row says what is wrong."""
     with contextlib.suppress(DataError):
         return read_record_file(run.folder / RUN_FILE_COPY) or read_record_file(run.folder / SETTINGS)

@@ -39,7 +39,7 @@ class SpecFile:
     form: Form
     root: str  # path of the spec inside the file
     names: Mapping[FieldPath, str]  # path in snake_case -> the last field as written
-    around: Mapping[str, Any] = field(default_factory=dict)  # other fields of a whole job, in snake_case
+    around: Mapping[str, object] = field(default_factory=dict)  # other fields of a whole job, in snake_case
     study: Mapping[str, Any] = field(default_factory=dict)  # those of a tuning job as written
 
     @property
@@ -194,7 +194,7 @@ def _parse(text: str, source: str) -> Any:
 
 
 def _once(pairs: list[tuple[str, object]], twice: list[str]) -> dict[str, object]:
-    seen: dict[str, Any] = {}
+    seen: dict[str, object] = {}
     for name, value in pairs:
         if name in seen:
             twice.append(name)

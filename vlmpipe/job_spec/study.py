@@ -57,7 +57,7 @@ def _metrics(study: Mapping[str, Any]) -> Iterator[Violation]:
             yield Violation("VP801", (*path, "goal"), metric.get("goal", "nothing"), " or ".join(GOALS))
 
 
-def _several_metrics(study: Mapping[str, Any], count: int) -> Iterator[Violation]:
+def _several_metrics(study: Mapping[str, object], count: int) -> Iterator[Violation]:
     """Several metrics are allowed: the service then looks for trials that no other one beats in all of them."""
     text = "one metric, where one trial is to be the best; early stopping needs one"
     stopping = next((name for name in study if name.endswith("stopping_spec")), "")

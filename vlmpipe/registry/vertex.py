@@ -144,7 +144,7 @@ class VertexRegistry:
             }
             with contextlib.suppress(AlreadyExistsError):  # another attempt of this run was faster, with the same files
                 self._store.create(name, json.dumps(record, indent=2).encode())
-        stored: dict[str, Any] = json.loads(self._store.read(name))
+        stored: dict[str, object] = json.loads(self._store.read(name))
         return stored
 
     def _folder(self, candidate: Candidate) -> str:

@@ -183,7 +183,7 @@ class GcsHandler(Handler):
         names = [name for name in names if name > start]
         size = min(int(query.get("maxResults", self.fake.page_size)), self.fake.page_size)
         items = [self.fake.resource(bucket, name, objects[name]) for name in names[:size] if name in objects]
-        answer: dict[str, Any] = {"prefixes": [name for name in names[:size] if name not in objects]}
+        answer: dict[str, object] = {"prefixes": [name for name in names[:size] if name not in objects]}
         if "fields" in query:  # the real service leaves out everything else
             fields = _item_fields(query["fields"])
             items = [{key: item[key] for key in fields if key in item} for item in items] if fields else []

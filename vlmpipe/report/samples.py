@@ -63,7 +63,7 @@ def choose(predictions: Sequence[dict[str, object]], most: int) -> list[dict[str
 
 def spread(lines: Sequence[dict[str, object]], most: int) -> list[dict[str, object]]:
     """Take from each slice in turn, if possible a sample not taken yet."""
-    slices: dict[Any, list[dict[str, object]]] = defaultdict(list)
+    slices: dict[object, list[dict[str, object]]] = defaultdict(list)
     for line in lines:
         slices[line.get("slice")].append(line)
     chosen: list[dict[str, object]] = []

@@ -12,7 +12,7 @@ from vlmpipe.config.validation_errors import MAY_HOLD_SECRETS, show
 Differences = dict[str, tuple[Any, Any]]  # by dotted path: the value before and the value now, None for none
 
 
-def differences(before: Mapping[str, Any], after: Mapping[str, object]) -> Differences:
+def differences(before: Mapping[str, object], after: Mapping[str, object]) -> Differences:
     """The fields of two run files with all defaults that differ."""
     was, now = dict(_values(before)), dict(_values(after))
     paths = dict.fromkeys([*was, *now])

@@ -102,7 +102,7 @@ class Record(dict[str, Any]):
         self.ignored = frozenset(ignored)
 
     @classmethod
-    def of(cls, content: Mapping[str, Any], columns: Columns) -> Record:
+    def of(cls, content: Mapping[str, object], columns: Columns) -> Record:
         """The record under the names that readers know. Ignored keys are left out."""
         if columns == NO_COLUMNS:
             return cls(content)
@@ -136,7 +136,7 @@ class Record(dict[str, Any]):
         self.used.add(key)
         return super().__getitem__(key)
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """Get a value as from a dictionary, and count the key as read."""
         self.used.add(key)
         return super().get(key, default)
@@ -160,7 +160,7 @@ class Record(dict[str, Any]):
         self.used.update(names)
         return self
 
-    def note(self, names: Iterable[str], holder: Mapping[str, Any], key: str, place: str) -> None:
+    def note(self, names: Iterable[str], holder: Mapping[str, object], key: str, place: str) -> None:
         """Count these keys of a message or a part under `key` as unread, unless they are harmless or empty.
 
         Raises RejectedError, which names `place`, for one that changes what is a label.

@@ -7,7 +7,7 @@ import binascii
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.accounting.keys import Record, is_encoded
@@ -39,7 +39,7 @@ def as_messages(record: Record) -> Record:
     if not record.has(GEMINI):
         return record
     system = _either(record, "systemInstruction", "system_instruction")
-    said: list[tuple[str, Mapping[str, Any]]] = []
+    said: list[tuple[str, Mapping[str, object]]] = []
     if system:
         said.append(("system", system if isinstance(system, dict) else {"parts": [{"text": system}]}))
     for number, content in enumerate(objects(record[GEMINI], GEMINI), 1):
@@ -176,7 +176,7 @@ def from_base64(encoded: str, max_bytes: int, what: str) -> bytes:
         raise RejectedError(RejectCode.RECORD_FORM, f"{what} is not in base64: {error}") from error
 
 
-def objects(value: Any, field: str) -> list[dict[str, object]]:
+def objects(value: object, field: str) -> list[dict[str, object]]:
     """The value, if it is a list of objects. Raises RejectedError, which names `field`."""
     if not isinstance(value, list):
         raise RejectedError(RejectCode.RECORD_FORM, f"{field!r} is {kind_of(value)}, not a list of objects")
@@ -187,7 +187,7 @@ def objects(value: Any, field: str) -> list[dict[str, object]]:
     return value
 
 
-def text(value: Any, field: str) -> str:
+def text(value: object, field: str) -> str:
     """The value, if it is a text without lone surrogates, which JSON can spell and no tokenizer accepts."""
     if not isinstance(value, str):
         raise RejectedError(RejectCode.RECORD_FORM, f"{field!r} is {kind_of(value)}, not a text")

@@ -215,7 +215,7 @@ class _Said:
     text: str
     thinking: str = ""
     is_learned: bool = True
-    calls: Sequence[dict[str, Any]] = ()
+    calls: Sequence[dict[str, object]] = ()
     results: tuple[str, ...] = ()
 
 

@@ -112,7 +112,7 @@ def _object(value: object, place: str) -> dict[str, Any]:
     return value
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     """Return the value as JSON of whole characters, as texts of a sample are. Raises RejectedError."""
     try:
         return text(json.dumps(value, ensure_ascii=False), "tools or calls")

@@ -315,7 +315,7 @@ def _build(config: JobConfig, source: Source, identity: str, place: Path, progre
 
 
 def _coverage(plan: Path) -> dict[str, object]:
-    found: dict[str, Any] = json.loads((plan / COVERAGE).read_text(encoding="utf-8"))
+    found: dict[str, object] = json.loads((plan / COVERAGE).read_text(encoding="utf-8"))
     return found
 
 

@@ -42,7 +42,7 @@ class BenchmarkFile:
             fix="take the published file of this version, or set the benchmark's format to that of the file",
         )
 
-    def member(self, record: Any, name: str, kind: type, where: str) -> Any:
+    def member(self, record: object, name: str, kind: type, where: str) -> Any:
         """A member of an object. Raises DataError where it is missing or of another type."""
         if not isinstance(record, dict):
             raise self.wrong(f"{where} is {_kind(record)}, not an object")
@@ -61,7 +61,7 @@ class BenchmarkFile:
             raise self.wrong(f"{name!r} of {where} is not a list of texts")
         return tuple(values)
 
-    def require(self, record: dict[str, Any], name: str, value: str) -> None:
+    def require(self, record: dict[str, object], name: str, value: str) -> None:
         """The file's own statement of what it is must begin with `value`."""
         found = record.get(name)
         if not str(found).startswith(value):

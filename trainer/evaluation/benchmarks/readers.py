@@ -87,7 +87,7 @@ def _asked(config: BenchmarkConfig, question: str) -> str:
     return config.prompt.replace("{question}", question) if config.prompt else question
 
 
-def _numbered(items: Sequence[Any], what: str) -> Iterator[tuple[str, Any]]:
+def _numbered(items: Sequence[object], what: str) -> Iterator[tuple[str, Any]]:
     for number, item in enumerate(items, 1):
         yield f"{what} {number}", item
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch.distributed as dist
 
@@ -34,7 +33,7 @@ def open_benchmarks(job: JobConfig) -> Benchmarks:
 class Benchmarked:
     """Scores and 95 % intervals of all benchmarks for evaluate.json, and the answers; empty on other ranks than 0."""
 
-    results: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, object] = field(default_factory=dict)
     answers: dict[str, list[str]] = field(default_factory=dict)
 
 

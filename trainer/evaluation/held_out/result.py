@@ -53,9 +53,9 @@ def control_scores(predictions: Sequence[Prediction], asked: int, resized: int) 
     return exact_match(predictions) | {"left_out": asked - len(predictions), "resized": resized}
 
 
-def champion_scores(rescored: Rescored, pairs: Pairs) -> dict[str, Any]:
+def champion_scores(rescored: Rescored, pairs: Pairs) -> dict[str, object]:
     """The champion's part of evaluate.json."""
-    found: dict[str, Any] = {"version": rescored.pointer.version, "run_id": rescored.pointer.run_id}
+    found: dict[str, object] = {"version": rescored.pointer.version, "run_id": rescored.pointer.run_id}
     if rescored.obstacle:
         return found | {"obstacle": rescored.obstacle}
     scores = exact_match(rescored.predictions)
@@ -66,7 +66,7 @@ def champion_scores(rescored: Rescored, pairs: Pairs) -> dict[str, Any]:
 
 def cut_answers(
     predictions: Sequence[Prediction], questions: Sequence[Question], chat: Chat, max_new_tokens: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Answers that ended at the limit of tokens, and expected answers that are longer than it allows."""
     expected = {question.answer for question in questions}
     longer = {one for one in expected if _generated_tokens(chat, one) > max_new_tokens}

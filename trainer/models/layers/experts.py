@@ -72,7 +72,7 @@ def compute_weights(outer: Any, experts: Any) -> None:
     outer.forward = forward
 
 
-def _makers(outer: Any, experts: Any, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
+def _makers(outer: Any, experts: object, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
     stored = dict(getattr(experts, STORED, None) or {})
     adapters = {module.parameter_name: module for module in wrappers_of(outer)}
     names = dict.fromkeys((*stored, *adapters))

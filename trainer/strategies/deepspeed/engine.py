@@ -195,7 +195,7 @@ class Zero:
     def _named(self, flat: Mapping[str, Sequence[Tensor]]) -> dict[str, Any]:
         """This rank's parts of the parameters, moments and averages in a flat state, as other strategies name them."""
         fragments = self._fragments.items()
-        named: dict[str, Any] = {"model": {name: fragment.of(flat["model"]) for name, fragment in fragments}}
+        named: dict[str, object] = {"model": {name: fragment.of(flat["model"]) for name, fragment in fragments}}
         of_optimizer = {
             name: {moment: fragment.of(flat[moment]) for moment in MOMENTS} | {"step": flat["step"][fragment.partition]}
             for name, fragment in fragments

@@ -24,13 +24,13 @@ ANY = Sizes(trainable=10**9, layer=10**7, vector=10**4)  # values are judged wit
 class Recorded(dict[str, Any]):
     """A section that remembers which of its keys were read."""
 
-    def __init__(self, content: Mapping[str, Any]) -> None:
+    def __init__(self, content: Mapping[str, object]) -> None:
         super().__init__(
             {name: Recorded(item) if isinstance(item, Mapping) else item for name, item in content.items()}
         )
         self.asked: set[str] = set()
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         self.asked.add(key)
         return super().get(key, default)
 

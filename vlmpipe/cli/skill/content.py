@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
 
 from vlmpipe.cli.init import FILES, PAGES, TEMPLATES
 from vlmpipe.cli.skill.command_tree import Command
@@ -125,7 +124,7 @@ def _fields_of_templates() -> Iterator[str]:
         yield from _paths(packaged_yaml((TEMPLATES / file).read_text(encoding="utf-8")), "")
 
 
-def _paths(value: Any, path: str) -> Iterator[str]:
+def _paths(value: object, path: str) -> Iterator[str]:
     if path:
         yield path
     if isinstance(value, dict):

@@ -203,7 +203,7 @@ def hidden_by_stages(content: Mapping[str, object], fields: Sequence[str]) -> di
         return found
     for stage in (one for one in stages if isinstance(one, Mapping)):
         others = ("name",) if stage is stages[-1] else ("name", "gate")
-        own: dict[str, Any] = {name: one for name, one in stage.items() if name not in others}
+        own: dict[str, object] = {name: one for name, one in stage.items() if name not in others}
         paths = [path for path, value in leaves(own) if value != {}]
         if own.get("freeze") is not None:
             paths.append("model.freeze")

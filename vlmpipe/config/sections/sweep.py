@@ -49,7 +49,7 @@ class SweepConfig(Section):
         default_factory=dict,
         description="Dotted fields of the run file, each with its values: every combination is a variant.",
     )
-    variants: dict[VariantName, dict[str, Any]] = Field(
+    variants: dict[VariantName, dict[str, object]] = Field(
         default_factory=dict,
         description="Named variants: dotted fields and their values. With grid too, each is combined with every point.",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from vlmpipe.importing.findings import Outcome, Path
 from vlmpipe.importing.job_specs.draft import Draft
@@ -18,7 +18,7 @@ class Answers(Generic[AnyDraft]):
     def __init__(self, translation: Translation, draft: AnyDraft) -> None:
         self.translation, self.draft = translation, draft
 
-    def take(self, path: Path, field: str, value: Any = None, reason: str = "") -> None:
+    def take(self, path: Path, field: str, value: object = None, reason: str = "") -> None:
         """Set a field from the value at a path; the reasons of corrections become its comment."""
         value = self.draft.get(path) if value is None else value
         mended = [text for place, text in self.draft.comments.items() if place[: len(path)] == path]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from vlmpipe.config.other_names import word_of_guides
 from vlmpipe.importing.findings import Outcome, Path, path_text
@@ -132,7 +131,7 @@ def _form(draft: SpecDraft, violation: Violation) -> None:
         draft.at.pop(leaf, None)
 
 
-def _mended(code: str, written: Any, path: Path) -> Any:
+def _mended(code: str, written: object, path: Path) -> object:
     """The value that was meant; None where it is not known."""
     if code == "VP108":
         return _duration(written)
@@ -149,7 +148,7 @@ def _mended(code: str, written: Any, path: Path) -> Any:
     return None
 
 
-def _duration(written: Any) -> str | None:
+def _duration(written: object) -> str | None:
     match = _DURATION.fullmatch(str(written).strip().lower())
     return f"{round(float(match[1]) * _UNITS[match[2]])}s" if match else None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.importing.cluster import assume_no_torch_build, assume_strategy
@@ -73,7 +72,7 @@ OF_THE_REQUEST = {  # fields around the spec
 ACCUMULATION = re.compile(r"(?:^|\s)--?(?:gradient|grad)[-_]accum(?:ulation)?(?:[-_]steps)?[= ](\d{1,6})(?=\s|$)")
 
 
-def corrected_spec(content: Any, ledger: Ledger) -> list[str]:
+def corrected_spec(content: Mapping[str, object] | list[object], ledger: Ledger) -> list[str]:
     """Lines of the corrected spec, in the file's form and spelling. The ledger gets the findings."""
     file = spec_of(content)
     draft = SpecDraft(file, ledger)
@@ -86,10 +85,10 @@ def corrected_spec(content: Any, ledger: Ledger) -> list[str]:
     return _spec_lines(draft, study, content)
 
 
-def _spec_lines(draft: SpecDraft, study: StudyDraft | None, content: Any) -> list[str]:
+def _spec_lines(draft: SpecDraft, study: StudyDraft | None, content: Mapping[str, object] | list[object]) -> list[str]:
     is_camel = draft.file.spelling == "camelCase"
     spec, comments = _spelled(draft, is_camel)
-    if draft.file.form != "job":
+    if draft.file.form != "job" or isinstance(content, list):
         return yaml_lines(spec, comments, blank_lines=False)
     comments = {(draft.file.root, *path): text for path, text in comments.items()}
     around = {key: value for key, value in content.items() if key != draft.file.root}
@@ -100,13 +99,14 @@ def _spec_lines(draft: SpecDraft, study: StudyDraft | None, content: Any) -> lis
     return yaml_lines({**around, draft.file.root: spec}, comments, blank_lines=False)
 
 
-def _spelled(draft: Draft, is_camel: bool) -> tuple[dict[str, Any], dict[Path, str]]:
+def _spelled(draft: Draft, is_camel: bool) -> tuple[dict[str, object], dict[Path, str]]:
     """A message and its comments in the file's spelling."""
     present = {name: value for name, value in draft.spec.items() if value not in ({}, [])}
-    return _spell(present, is_camel), {_spell_path(path, is_camel): text for path, text in draft.comments.items()}
+    spelled = {camel_case(name) if is_camel else name: _spell(value, is_camel) for name, value in present.items()}
+    return spelled, {_spell_path(path, is_camel): text for path, text in draft.comments.items()}
 
 
-def _spell(value: Any, camel: bool) -> Any:
+def _spell(value: object, camel: bool) -> object:
     if isinstance(value, Mapping):
         return {camel_case(key) if camel else key: _spell(inner, camel) for key, inner in value.items()}
     return [_spell(inner, camel) for inner in value] if isinstance(value, list) else value
@@ -116,7 +116,7 @@ def _spell_path(path: Path, camel: bool) -> Path:
     return tuple(camel_case(part) if camel and isinstance(part, str) else part for part in path)
 
 
-def translate_job_spec(translation: Translation, content: Any) -> None:
+def translate_job_spec(translation: Translation, content: Mapping[str, object] | list[object]) -> None:
     """Fields of a run file for the machines, the network and the program of a job spec."""
     file = spec_of(content)
     draft = SpecDraft(file, translation.ledger)
@@ -173,7 +173,7 @@ def _job_fields(answers: Answers[SpecDraft]) -> None:
         answers.refuse((name,), NO_FIELD)
 
 
-def _around(translation: Translation, file: SpecFile, content: Any) -> None:
+def _around(translation: Translation, file: SpecFile, content: object) -> None:
     """Fields of the job around its spec."""
     if not isinstance(content, Mapping):
         return

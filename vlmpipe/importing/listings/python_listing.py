@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from vlmpipe.importing.listings.sdk_search import KIND, PARAMETERS, sent_search
 from vlmpipe.job_spec.worker_pools import POOLS
@@ -39,7 +38,7 @@ IGNORED = ("sync", "create_request_timeout")  # of the call, not of the job
 class Listing:
     """A job as the SDK would send it, and the parts of its arguments that are no plain values: path -> source text."""
 
-    content: Any
+    content: Mapping[str, object] | list[object]
     not_literal: Mapping[str, str]
 
 
@@ -76,7 +75,7 @@ class _Values:
                         values.additions.setdefault(name, []).append(node.args[0])
         return values
 
-    def read(self, node: ast.expr, path: str, depth: int = 0) -> Any:
+    def read(self, node: ast.expr, path: str, depth: int = 0) -> object:
         """The value of an expression; parts that are no plain values are noted. Raises _NotLiteralError."""
         self.nodes += 1
         if self.nodes > MAX_NODES or depth > MAX_DEPTH:
@@ -109,7 +108,7 @@ class _Values:
                 return self._call(node, path, deeper)
         raise _NotLiteralError
 
-    def _name(self, name: str, path: str, depth: int) -> Any:
+    def _name(self, name: str, path: str, depth: int) -> object:
         known = self.names.get(name, [])
         if len(known) != 1:
             raise _NotLiteralError
@@ -118,8 +117,8 @@ class _Values:
             return [*value, *self._items(self.additions.get(name, []), path, depth, start=len(value))]
         return value
 
-    def _items(self, items: list[ast.expr], path: str, depth: int, start: int = 0) -> list[Any]:
-        literals: list[Any] = []
+    def _items(self, items: list[ast.expr], path: str, depth: int, start: int = 0) -> list[object]:
+        literals: list[object] = []
         for item in items:
             here = f"{path}[{start + len(literals)}]"
             try:
@@ -134,8 +133,8 @@ class _Values:
                     literals.append(f"<{ast.unparse(item)[:60]}>")
         return literals
 
-    def _mapping(self, node: ast.Dict, path: str, depth: int) -> dict[str, Any]:
-        mapping: dict[str, Any] = {}
+    def _mapping(self, node: ast.Dict, path: str, depth: int) -> dict[str, object]:
+        mapping: dict[str, object] = {}
         for key, value in zip(node.keys, node.values, strict=True):
             try:
                 if key is None:
@@ -153,7 +152,7 @@ class _Values:
                 self._note(here, value)
         return mapping
 
-    def _call(self, node: ast.Call, path: str, depth: int) -> Any:
+    def _call(self, node: ast.Call, path: str, depth: int) -> object:
         """A function of the listing that returns plain values, or one of the SDK's types with keywords."""
         name = _called(node)
         if name in PARAMETERS:
@@ -167,9 +166,9 @@ class _Values:
             return self.keywords(node, path, depth)
         raise _NotLiteralError
 
-    def keywords(self, node: ast.Call, path: str, depth: int = 0, positions: tuple[str, ...] = ()) -> dict[str, Any]:
+    def keywords(self, node: ast.Call, path: str, depth: int = 0, positions: tuple[str, ...] = ()) -> dict[str, object]:
         """Keyword arguments of a call; others have the names of their `positions`."""
-        arguments: dict[str, Any] = {}
+        arguments: dict[str, object] = {}
         named = [ast.keyword(name, value) for name, value in zip(positions, node.args, strict=False)]
         for keyword in [*named, *node.keywords]:
             here = f"{path}.{keyword.arg}" if path and keyword.arg else keyword.arg or path
@@ -224,12 +223,13 @@ def _called(node: ast.Call) -> str:
     )
 
 
-def _request(values: _Values) -> dict[str, Any] | None:
+def _request(values: _Values) -> dict[str, object] | None:
     """A job that the listing writes as the API takes it, in a dictionary that has a name."""
     for name, known in values.names.items():
         keys = [_text(key) for key in known[0].keys] if len(known) == 1 and isinstance(known[0], ast.Dict) else []
         if {"job_spec", "trial_job_spec"} & set(keys):
-            return dict(values.read(ast.Name(name), ""))
+            content = values.read(ast.Name(name), "")
+            return content if isinstance(content, dict) else None
     return None
 
 
@@ -237,7 +237,7 @@ def _text(node: ast.expr | None) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def _pools(values: _Values) -> list[Any] | None:
+def _pools(values: _Values) -> list[object] | None:
     """A list of worker pools that has a name."""
     for name, known in values.names.items():
         if "pool" in name.lower() and len(known) == 1 and isinstance(known[0], ast.List):
@@ -247,17 +247,18 @@ def _pools(values: _Values) -> list[Any] | None:
     for function in values.functions.values():
         returns = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
         if "pool" in function.name.lower() and len(returns) == 1 and isinstance(returns[0], ast.List):
-            return list(values.read(returns[0], POOLS))
+            pools = values.read(returns[0], POOLS)
+            return pools if isinstance(pools, list) else None
     return None
 
 
-def _job(tree: ast.Module, values: _Values) -> dict[str, Any] | None:
+def _job(tree: ast.Module, values: _Values) -> dict[str, object] | None:
     """The first job that the listing makes, with the arguments of its run."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     makers = sorted((node for node in calls if _called(node) in JOBS), key=lambda node: (node.lineno, node.col_offset))
     if not makers:
         return None
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     searches = [node for node in makers if _called(node) == "HyperparameterTuningJob"]
     job = next((node for node in makers if node not in searches), None)
     for node in (*searches[:1], *([job] if job else [])):
@@ -275,10 +276,10 @@ def _job(tree: ast.Module, values: _Values) -> dict[str, Any] | None:
     return _sent(arguments, kind, "trial_job_spec" if searches else "job_spec")
 
 
-def _sent(arguments: dict[str, Any], kind: str, root: str) -> dict[str, Any]:
+def _sent(arguments: dict[str, object], kind: str, root: str) -> dict[str, object]:
     """The job that the SDK makes from its arguments."""
     fields = {name: value for name, value in arguments.items() if value is not None and name not in IGNORED}
-    spec: dict[str, Any] = {}
+    spec: dict[str, object] = {}
     if POOLS in fields:
         spec[POOLS] = fields.pop(POOLS)
     elif kind != "CustomJob":
@@ -299,10 +300,10 @@ def _sent(arguments: dict[str, Any], kind: str, root: str) -> dict[str, Any]:
     return {**around, root: {**spec, **fields}}
 
 
-def _sdk_pools(arguments: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+def _sdk_pools(arguments: dict[str, object], kind: str) -> list[dict[str, object]]:
     """The pools that the SDK makes from single arguments: a chief, the other replicas as workers, reducers."""
     environment = arguments.pop("environment_variables", None)
-    task: dict[str, Any] = {}
+    task: dict[str, object] = {}
     image = arguments.pop("container_uri", None)
     if kind == "CustomPythonPackageTrainingJob":
         names = {"python_package_gcs_uri": "package_uris", "python_module_name": "python_module"}
@@ -314,11 +315,12 @@ def _sdk_pools(arguments: dict[str, Any], kind: str) -> list[dict[str, Any]]:
         task["image_uri"] = image
         command, script = arguments.pop("command", None), arguments.pop("script_path", None)
         task["command"] = command or (["python", script] if script else None)
-    task["args"] = [str(word) for word in arguments.pop("args", None) or []] or None
+    words = arguments.pop("args", None) or None
+    task["args"] = [str(word) for word in words] if isinstance(words, list) else words
     if isinstance(environment, dict):
         task["env"] = [{"name": name, "value": str(value)} for name, value in environment.items()]
     count = arguments.pop("replica_count", 1)
-    pool: dict[str, Any] = {
+    pool: dict[str, object] = {
         "machine_spec": {name: arguments.pop(name) for name in OF_A_MACHINE if name in arguments},
         "disk_spec": {name: arguments.pop(name) for name in OF_A_DISK if name in arguments},
         "python_package_spec" if "executor_image_uri" in task else "container_spec": {

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 from vlmpipe.importing.findings import Path, path_text
 from vlmpipe.importing.translation import Translation
@@ -12,12 +11,35 @@ from vlmpipe.importing.translation import Translation
 OFF = (None, False, 0, "", "none", "no", "null", "false", "off", "never")
 
 
+class Defaults(TypedDict, total=False):
+    """Defaults of a training program by concept, where ours differ."""
+
+    micro_batch: int
+    accumulation: int
+    epochs: int
+    learning_rate: float
+    preference_rate: float
+    schedule: str
+    warmup_steps: int
+    warmup_ratio: float
+    betas: list[float]
+    precision: str
+    length: int
+    max_pixels: int
+    checkpointing: bool
+    method: str
+    lora_rank: int
+    lora_alpha: int
+    lora_dropout: float
+    trains_tower: bool
+
+
 @dataclass(frozen=True)
 class Entry:
     """A value of the imported file."""
 
     path: Path
-    value: Any
+    value: object
 
     @property
     def name(self) -> str:
@@ -33,10 +55,10 @@ class Concepts:
 
     translation: Translation
     program: str = ""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Defaults = field(default_factory=Defaults)
     entries: dict[str, Entry] = field(default_factory=dict)
 
-    def add(self, concept: str, path: Path, value: Any) -> None:
+    def add(self, concept: str, path: Path, value: object) -> None:
         """Note a value; a second one of the same concept is refused."""
         if first := self.entries.get(concept):
             self.translation.refuse(path, f"{path_text(first.path)} says it too, and was taken")
@@ -78,21 +100,17 @@ class Concepts:
         entry = self.take(concept)
         return entry is not None and is_on(entry.value)
 
-    def default(self, concept: str) -> Any:
-        """The program's default; None where it has none of interest."""
-        return self.defaults.get(concept)
-
     def by_default(self, what: str) -> str:
         return f"{what}: the default of {self.program}"
 
 
-def is_on(value: Any) -> bool:
+def is_on(value: object) -> bool:
     """Return whether a value switches something on, also as text."""
     value = value.strip().lower() if isinstance(value, str) else value
     return value not in OFF and value != []
 
 
-def number(value: Any) -> float | None:
+def number(value: object) -> float | None:
     """A number, also one that is written as text; None for anything else."""
     if isinstance(value, bool):
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from vlmpipe.importing.cluster import EXAMPLE_GPUS, assume_cluster
 from vlmpipe.importing.findings import Outcome, Path, path_text
@@ -265,7 +265,7 @@ def _assume_ranks(concepts: Concepts) -> None:
     translate_sharding(concepts)
 
 
-def is_deepspeed(content: Any) -> bool:
+def is_deepspeed(content: Mapping[str, object]) -> bool:
     """Return whether a mapping is a DeepSpeed configuration, by its keys."""
     keys = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "fp16", "bf16", "optimizer"}
     marks = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}

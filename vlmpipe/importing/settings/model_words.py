@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from vlmpipe.importing.cluster import gpu_memory_gib, gpus
 from vlmpipe.importing.findings import Outcome
@@ -49,13 +48,13 @@ def translate_model(concepts: Concepts) -> None:
 def _model(concepts: Concepts) -> None:
     translation, entry = concepts.translation, concepts.take("model")
     pixels = [concepts.count(name) for name in ("max_pixels", "min_pixels")]
-    pixels[0] = pixels[0] or concepts.default("max_pixels")
+    pixels[0] = pixels[0] or concepts.defaults.get("max_pixels")
     name = str(entry.value) if entry else ""
     family = family_of(name) if is_model_name(name) else ""
     if entry and family:
         fields = model_fields(name, max_pixels=pixels[0])
         weights = "model.tower.weights" if family == "llava" else "model.pretrained.weights"
-        by_default = concepts.default("max_pixels") and not concepts.take("max_pixels")
+        by_default = concepts.defaults.get("max_pixels") and not concepts.take("max_pixels")
         for field, value in fields.items():
             is_default = field == "model.max_pixels" and by_default
             translation.assume(field, value, concepts.by_default(str(value)) if is_default else "")
@@ -96,7 +95,7 @@ def _uses_adapters(concepts: Concepts) -> bool:
     """Return whether adapters are trained: said by a method, a switch, or their rank alone."""
     translation = concepts.translation
     method = concepts.take("method")
-    default = str(concepts.default("method") or "")
+    default = str(concepts.defaults.get("method") or "")
     if method:
         name = str(method.value).lower()
         known = {"lora": True, "qlora": True, "full": False, "none": False}
@@ -129,18 +128,18 @@ def _adapters(concepts: Concepts) -> None:
     rank = concepts.count("lora_rank")
     if rank and (entry := concepts.take("lora_rank")):
         translation.express(entry.path, "model.lora.rank", rank)
-    rank = rank or int(concepts.default("lora_rank") or 8)
+    rank = rank or int(concepts.defaults.get("lora_rank") or 8)
     translation.assume("model.lora.rank", rank, concepts.by_default(str(rank)))
     alpha, entry = concepts.number("lora_alpha"), concepts.take("lora_alpha")
     if alpha and entry:
         translation.express(entry.path, "model.lora.alpha", alpha)
     else:
-        alpha = concepts.default("lora_alpha") or 2 * rank
+        alpha = concepts.defaults.get("lora_alpha") or 2 * rank
         translation.assume("model.lora.alpha", alpha, concepts.by_default(f"{alpha:g}"))
     dropout, entry = concepts.number("lora_dropout"), concepts.take("lora_dropout")
     if dropout is not None and entry:
         translation.express(entry.path, "model.lora.dropout", dropout)
-    elif default := concepts.default("lora_dropout"):
+    elif default := concepts.defaults.get("lora_dropout"):
         translation.assume("model.lora.dropout", default, concepts.by_default(str(default)))
     for name in ("use_rslora", "use_dora"):
         if entry := concepts.take(name):
@@ -195,8 +194,12 @@ def _frozen_parts(concepts: Concepts) -> None:
         return
     if only:
         translation.drop(only.path, "off")
-    is_llama_factory = concepts.default("method") == "lora"
-    frozen = {"tower": not concepts.default("trains_tower"), "projector": is_llama_factory, "language_model": False}
+    is_llama_factory = concepts.defaults.get("method") == "lora"
+    frozen = {
+        "tower": not concepts.defaults.get("trains_tower"),
+        "projector": is_llama_factory,
+        "language_model": False,
+    }
     frozen |= {part: is_on(entry.value) for part, entry in entries.items() if entry}
     has_adapters = any(field.startswith("model.lora.") for field in translation.settings)
     if has_adapters:  # adapters are in the language model alone; other parts would be trained whole
@@ -219,7 +222,7 @@ def _length(concepts: Concepts) -> None:
     length, entry = concepts.count("length"), concepts.take("length")
     if length and entry:
         translation.express(entry.path, "data.sequence_length", length)
-    elif default := concepts.default("length"):
+    elif default := concepts.defaults.get("length"):
         translation.assume("data.sequence_length", default, concepts.by_default(str(default)))
     else:
         translation.assume("data.sequence_length", EXAMPLE_LENGTH, "not in the file: an example")
@@ -230,7 +233,7 @@ def _length(concepts: Concepts) -> None:
                 translation.change([entry.path], "data.overlong_policy", policy, f"{entry.value} there")
             else:
                 translation.refuse(entry.path, "data.overlong_policy is reject, truncate or split")
-    if concepts.default("length"):
+    if concepts.defaults.get("length"):
         translation.assume("data.overlong_policy", "truncate", concepts.by_default("longer samples are cut"))
 
 
@@ -251,7 +254,7 @@ def _data(concepts: Concepts) -> None:
     translation.assume("data.source", EXAMPLE_SOURCE, "not in the file: an example; put in your own")
     if samples := concepts.take("max_samples"):
         count, sets = concepts.count("max_samples"), concepts.take("dataset")
-        number_of_sets = str(sets.value).count(",") + 1 if sets and concepts.default("method") else 1
+        number_of_sets = str(sets.value).count(",") + 1 if sets and concepts.defaults.get("method") else 1
         if count and number_of_sets > 1:
             reason = f"{count} of each of {number_of_sets} data sets there"
             translation.change([samples.path], "data.max_samples", count * number_of_sets, reason)
@@ -333,7 +336,7 @@ def _tracking(concepts: Concepts) -> None:
 
 
 def _take_name(concepts: Concepts, entry: Entry) -> None:
-    name: Any = run_name(str(entry.value))
+    name = run_name(str(entry.value))
     if name == entry.value:
         concepts.translation.express(entry.path, "name", name)
     else:

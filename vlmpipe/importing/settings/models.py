@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 # Examples where no model is named: for few GPUs, and for MANY_GPUS or more.
 SMALL_MODEL, LARGE_MODEL, MANY_GPUS = "Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-VL-8B-Instruct", 16
@@ -31,10 +30,10 @@ def family_of(name: str) -> str:
     return next((family for pattern, family in _FAMILIES if pattern.search(name)), "")
 
 
-def model_fields(name: str, *, max_pixels: int | None = None) -> dict[str, Any]:
+def model_fields(name: str, *, max_pixels: int | None = None) -> dict[str, object]:
     """Fields of the section `model` for a model whose family is known, by dotted name."""
     family = family_of(name)
-    fields: dict[str, Any] = {"model.family": family}
+    fields: dict[str, object] = {"model.family": family}
     if family == "llava":
         parts = ("tower", "projector", "language_model")
         fields |= {f"model.{part}.weights": name for part in parts}

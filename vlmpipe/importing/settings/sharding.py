@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from vlmpipe.importing.findings import path_text
 from vlmpipe.importing.settings.concepts import Concepts, Entry, is_on
@@ -79,7 +79,7 @@ def _zero(concepts: Concepts) -> None:
     translation = concepts.translation
     entry = concepts.take("zero_stage")
     if entry is not None:
-        stage = int(entry.value) if str(entry.value) in ("0", "1", "2", "3") else None
+        stage = int(str(entry.value)) if str(entry.value) in ("0", "1", "2", "3") else None
         if stage is None:
             translation.refuse(entry.path, "a stage is 0, 1, 2 or 3")
         else:
@@ -217,7 +217,7 @@ def _degrees(concepts: Concepts) -> None:
         translation.settings["train.strategy"] = Setting(strategy, "what the degrees of parallelism say", is_given=True)
 
 
-def _model_parallel(degrees: dict[str, Any]) -> str:
+def _model_parallel(degrees: Mapping[str, int]) -> str:
     if "pipeline_parallel" in degrees:
         return "tp+pp+dp" if "tensor_parallel" in degrees else "pp"
     return "tp" if "tensor_parallel" in degrees else ""

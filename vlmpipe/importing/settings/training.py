@@ -55,7 +55,7 @@ def _batch(concepts: Concepts) -> None:
     if packing := concepts.take("packing"):
         translation.express(packing.path, "data.pack", is_packed)
     has_any = total or micro or accumulation
-    if not has_any and concepts.default("micro_batch") is None:
+    if not has_any and concepts.defaults.get("micro_batch") is None:
         batch = EXAMPLE_MICRO_BATCH * EXAMPLE_PASSES * processes
         translation.assume("train.global_batch_size", batch, "not in the file: an example")
         translation.assume("train.micro_batch_size", EXAMPLE_MICRO_BATCH, "not in the file: an example")
@@ -65,9 +65,9 @@ def _batch(concepts: Concepts) -> None:
             "data.pack", False, "a sample to a sequence, as in the file; true packs several, and is faster"
         )
     is_named = micro is not None
-    if not is_named and total and accumulation and not concepts.default("micro_batch"):
+    if not is_named and total and accumulation and not concepts.defaults.get("micro_batch"):
         micro = total // processes // accumulation or 1
-    micro = micro or int(concepts.default("micro_batch") or 1)
+    micro = micro or int(concepts.defaults.get("micro_batch") or 1)
     if of_a_rank := concepts.count("rank_batch"):
         paths["rank_batch"] = [concepts.entries["rank_batch"].path]
         accumulation = max(1, of_a_rank // micro)
@@ -76,7 +76,7 @@ def _batch(concepts: Concepts) -> None:
         is_named = False
     parts = [f"{micro} samples a rank", f"{processes} ranks"]
     if total is None:
-        passes = accumulation or int(concepts.default("accumulation") or 1)
+        passes = accumulation or int(concepts.defaults.get("accumulation") or 1)
         total = micro * passes * processes
         parts.insert(1, f"{passes} passes")
         reason = f"{' x '.join(parts)}"
@@ -102,7 +102,7 @@ def _batch(concepts: Concepts) -> None:
     else:
         why = (
             concepts.by_default(str(micro))
-            if concepts.default("micro_batch")
+            if concepts.defaults.get("micro_batch")
             else "not in the file: more fill the GPU better, if vlmpipe plan says that they fit"
         )
         translation.assume("train.micro_batch_size", micro, why)
@@ -117,16 +117,16 @@ def _steps(concepts: Concepts) -> None:
             translation.express(entry.path, "train.epochs", whole)
         else:
             translation.change([entry.path], "train.epochs", whole, f"whole passes over the data; {epochs:g} there")
-    elif (default := concepts.default("epochs")) and not concepts.is_on("max_steps"):
+    elif (default := concepts.defaults.get("epochs")) and not concepts.is_on("max_steps"):
         translation.assume("train.epochs", int(default), concepts.by_default(str(default)))
     steps = concepts.number("max_steps")
     if steps is not None and (entry := concepts.take("max_steps")):
         if steps >= 1:
             translation.express(entry.path, "train.max_steps", int(steps))
-            if (passes := concepts.take("epochs")) and concepts.default("epochs"):
+            if (passes := concepts.take("epochs")) and concepts.defaults.get("epochs"):
                 translation.drop(passes.path, "max_steps decides the length there, also beyond these epochs")
                 translation.settings.pop("train.epochs", None)
-            if epochs is None or concepts.default("epochs"):
+            if epochs is None or concepts.defaults.get("epochs"):
                 translation.assume("train.epochs", 1000, "train.max_steps ends training, in any epoch")
         else:
             translation.drop(entry.path, "the epochs decide the number of steps")
@@ -177,8 +177,8 @@ def _default_rate(concepts: Concepts) -> float | None:
     """The program's learning rate, of preferences where it has another one for them."""
     stage, loss = concepts.take("stage"), concepts.take("loss")
     learns_preferences = (stage and stage.value != "sft") or (loss and loss.value in ("sigmoid", "simpo"))
-    rate: float | None = concepts.default("learning_rate")
-    return concepts.default("preference_rate") or rate if learns_preferences else rate
+    rate: float | None = concepts.defaults.get("learning_rate")
+    return concepts.defaults.get("preference_rate") or rate if learns_preferences else rate
 
 
 def _schedule(concepts: Concepts) -> None:
@@ -193,7 +193,7 @@ def _schedule(concepts: Concepts) -> None:
             translation.change([entry.path], "train.lr_schedule", schedule, f"{entry.value} there: {differs}")
     elif entry:
         translation.refuse(entry.path, f"the schedules are {', '.join(('cosine', 'linear', 'constant', 'wsd'))}")
-    elif default := concepts.default("schedule"):
+    elif default := concepts.defaults.get("schedule"):
         translation.assume("train.lr_schedule", default, concepts.by_default(default))
     _final_rate(concepts)
     _warmup(concepts, ignores_warmup=name == "constant" and "betas" in concepts.defaults)
@@ -242,9 +242,9 @@ def _warmup(concepts: Concepts, *, ignores_warmup: bool) -> None:
         translation.express(of_steps.path, "train.warmup_fraction", 0.0)
     if ratio is not None and of_ratio:
         translation.express(of_ratio.path, "train.warmup_fraction", ratio)
-    elif concepts.default("warmup_steps") == 0:
+    elif concepts.defaults.get("warmup_steps") == 0:
         translation.assume("train.warmup_fraction", 0.0, concepts.by_default("no warm-up"))
-    elif share := concepts.default("warmup_ratio"):
+    elif share := concepts.defaults.get("warmup_ratio"):
         translation.assume("train.warmup_fraction", float(share), concepts.by_default(str(share)))
 
 
@@ -274,7 +274,7 @@ def _optimizer(concepts: Concepts) -> None:
 
 
 def _betas(concepts: Concepts) -> None:
-    translation, default = concepts.translation, concepts.default("betas")
+    translation, default = concepts.translation, concepts.defaults.get("betas")
     both = concepts.take("betas")
     if both:
         values = [number(value) for value in both.value] if isinstance(both.value, list) else []
@@ -360,7 +360,7 @@ def _checkpointing(concepts: Concepts) -> None:
                 [entry.path], "train.activation_offloading", True, "the inputs of layers go to host memory"
             )
             translation.assume(field, "full", "what activation_offloading needs")
-    elif concepts.default("checkpointing"):
+    elif concepts.defaults.get("checkpointing"):
         translation.assume(field, "full", concepts.by_default("layers are recomputed"))
     else:
         why = "not in the file: layers are recomputed, for the least memory; vlmpipe plan says whether none fits"

@@ -3,31 +3,51 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from vlmpipe.config.validation_errors import did_you_mean
 from vlmpipe.config.yaml_loader import packaged_yaml
 from vlmpipe.importing.findings import Path
-from vlmpipe.importing.settings.concepts import Concepts, is_on
+from vlmpipe.importing.settings.concepts import Concepts, Defaults, is_on
 from vlmpipe.importing.translation import Translation
 
 Tool = Literal["transformers", "trl", "llama_factory", "axolotl", "accelerate"]
 # Concepts whose values may be mappings.
 _NESTED = ("deepspeed", "fsdp_options", "schedule_arguments", "datasets")
 
+# An answer that is no field's name: one of these keys, with its text.
+Answer = TypedDict("Answer", {"is": str, "drop": str, "refuse": str}, total=False)
+Table = Mapping[str, str | Answer]
+
+
+class Program(TypedDict):
+    """A training program: the tables of its keys in order of precedence, and its defaults by concept."""
+
+    name: str
+    version: str
+    tables: list[str]
+    defaults: Defaults
+
+
+class Words(TypedDict):
+    """The content of `words.yaml`."""
+
+    tools: dict[str, Program]
+    tables: dict[str, dict[str, str | Answer]]
+
 
 @functools.cache
-def load_words() -> Mapping[str, Any]:
-    words: Mapping[str, Any] = packaged_yaml(FilePath(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
+def load_words() -> Words:
+    words: Words = packaged_yaml(FilePath(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
     return words
 
 
 @functools.cache
-def table_of(tool: Tool) -> Mapping[str, Any]:
+def table_of(tool: Tool) -> Table:
     """Keys of a program with their answers."""
-    table: dict[str, Any] = {}
+    table: dict[str, str | Answer] = {}
     for name in reversed(load_words()["tools"][tool]["tables"]):
         table |= load_words()["tables"][name]
     return table
@@ -48,12 +68,12 @@ def translate_words(translation: Translation, tool: Tool, *, under: Path = ()) -
     return concepts
 
 
-def unknown(key: str, known: Mapping[str, Any], program: str) -> str:
+def unknown(key: str, known: Iterable[str], program: str) -> str:
     """The reason for a key that no table has."""
     return f"{program} has no such key that is known here{did_you_mean(key, list(known))}"
 
 
-def _known_key(key: Path, table: Mapping[str, Any]) -> str:
+def _known_key(key: Path, table: Table) -> str:
     """The table's key of a value: its own, that of a section around it, or a beginning such as `swanlab_*`."""
     texts = [".".join(str(part) for part in key[:length]) for length in range(len(key), 0, -1)]
     for text in texts:
@@ -66,7 +86,7 @@ def _known_key(key: Path, table: Mapping[str, Any]) -> str:
     return next((name for name in table if name.endswith("*") and texts[-1].startswith(name[:-1])), "")
 
 
-def _answer(concepts: Concepts, entry: Any, section: Path, leaf: Path) -> None:
+def _answer(concepts: Concepts, entry: str | Answer, section: Path, leaf: Path) -> None:
     translation, value = concepts.translation, concepts.translation.value(leaf)
     if isinstance(entry, str):
         translation.express(leaf, entry, value)

@@ -37,7 +37,7 @@ class Pool:
 
     def get(self, *names: str) -> Any:
         """The field's value; None where it is unset."""
-        value: Any = self.spec
+        value: object = self.spec
         for name in names:
             value = value.get(name) if isinstance(value, Mapping) else None
         return value

@@ -86,7 +86,7 @@ def _configured(config: Mapping[str, Any]) -> tuple[int, int] | None:
     return whole, whole
 
 
-def _has_experts(level: Mapping[str, Any]) -> bool:
+def _has_experts(level: Mapping[str, object]) -> bool:
     return any("expert" in name for name in level)
 
 

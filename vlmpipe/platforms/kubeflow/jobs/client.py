@@ -93,7 +93,7 @@ class Jobs:
     def get(self, name: str) -> dict[str, Any]:
         """The TrainJob. Raises NoSuchObject."""
         with translated_errors("get"):
-            result: dict[str, Any] = self._custom.get_namespaced_custom_object(**self._place, name=name, **LIMIT)
+            result: dict[str, object] = self._custom.get_namespaced_custom_object(**self._place, name=name, **LIMIT)
         return result
 
     def delete(self, name: str) -> None:

@@ -216,7 +216,7 @@ def status_of(address: Address, job: PipelineJob, *, now_s: float | None = None)
     train = state.step("train") if not sweeps or state.stage != stages[-1] else Step("train")
     record = files_of[state.stage].records.get("train")
     shown = ("loss", "tokens_per_s")
-    metrics: dict[str, Any] = {key: train.detail[key] for key in shown if key in train.detail}
+    metrics: dict[str, object] = {key: train.detail[key] for key in shown if key in train.detail}
     eta_s = None
     if record and train.state == "running":  # from when training began: the task began when it asked for machines
         eta_s = replace(train, elapsed_s=max(0.0, now_s - record.started_s)).eta_s
