@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -76,17 +77,9 @@ def _is_right(
         found = [output, *tried.backward(gradient, query, key, value, output, lse, args)]
         return [result.flatten(0, 1)[in_sample] for result in found]
 
-    try:
-        pairs = zip(results(kernel), results(BLOCKWISE), strict=True)
-        apart = float(torch.stack([(ours - plain).abs().max() / plain.abs().max() for ours, plain in pairs]).max())
-    except torch.OutOfMemoryError:  # no verdict on the kernel
-        raise
-    except RuntimeError as error:
-        found = str(error).splitlines()[0]
-    else:
-        if apart <= TRIAL_TOLERANCE:  # false for NaN
-            return True
-        found = f"its results differ from those of plain products by {apart:.2g} of the largest number"
+    found = disagreement(lambda: results(kernel), lambda: results(BLOCKWISE))
+    if not found:
+        return True
     with_shared = " with shared prefixes" if shared else ""
     warnings.warn(
         f"torch's flash attention of samples{with_shared} is not used for {heads} heads of {head_dim} in {dtype} on "
@@ -94,6 +87,23 @@ def _is_right(
         stacklevel=2,
     )
     return False
+
+
+def disagreement(tried: Callable[[], list[Tensor]], plain: Callable[[], list[Tensor]]) -> str:
+    """Why the results of a kernel are not those of plain products; empty where they are.
+
+    Its error is a reason too, also of a torch with another signature.
+    """
+    try:
+        pairs = zip(tried(), plain(), strict=True)
+        apart = float(torch.stack([(ours - other).abs().max() / other.abs().max() for ours, other in pairs]).max())
+    except torch.OutOfMemoryError:  # no verdict on the kernel
+        raise
+    except (RuntimeError, TypeError, ImportError) as error:
+        return str(error).splitlines()[0]
+    if apart <= TRIAL_TOLERANCE:  # false for NaN
+        return ""
+    return f"its results differ from those of plain products by {apart:.2g} of the largest number"
 
 
 def flash_takes(query: Tensor) -> bool:

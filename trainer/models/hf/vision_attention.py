@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
-from vlmpipe.trainer.models.attention.kernel_choice import TRIAL_TOLERANCE, flash_takes
+from vlmpipe.trainer.models.attention.kernel_choice import disagreement, flash_takes
 from vlmpipe.trainer.models.hf.encoder import layers_of, mergers_of
 
 if TYPE_CHECKING:
@@ -155,17 +155,9 @@ def _is_right(device: torch.device, dtype: torch.dtype, heads: int, head_dim: in
             output = tried(*own, pieces, head_dim**-0.5)
             return [output.detach(), *torch.autograd.grad(output.square().sum(), own)]
 
-    try:
-        pairs = list(zip(results(at_once), results(by_runs), strict=True))
-        apart = max(float((ours - plain).abs().max() / plain.abs().max()) for ours, plain in pairs)
-    except torch.OutOfMemoryError:  # no verdict on the kernel
-        raise
-    except (RuntimeError, TypeError, ImportError) as error:  # also of a torch with another signature
-        found = str(error).splitlines()[0]
-    else:
-        if apart <= TRIAL_TOLERANCE:  # false for NaN
-            return True
-        found = f"its results differ by {apart:.2g} of the largest number"
+    found = disagreement(lambda: results(at_once), lambda: results(by_runs))
+    if not found:
+        return True
     warnings.warn(
         f"torch's variable-length attention is not used in the tower, for {heads} heads of {head_dim} in {dtype} on "
         f"{device}: {found}. Windows then take a launch for each row of them.",

@@ -156,7 +156,15 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
     def wrong(query: Tensor, key: Tensor, value: Tensor, pieces: Pieces, scaling: float) -> Tensor:
         return by_runs(query, key, value, Pieces.of([0, query.shape[2]], CPU), scaling)
 
-    for broken, why in ((wrong, "its results differ by"), (at_once, "is not used in the tower")):
+    def without_gradient(query: Tensor, key: Tensor, value: Tensor, pieces: Pieces, scaling: float) -> Tensor:
+        key = key * 1
+        key.register_hook(lambda gradient: gradient * torch.nan)
+        return by_runs(query, key, value, pieces, scaling)
+
+    broken_kernels = (
+        (wrong, "differ from those"), (without_gradient, "by nan of"), (at_once, "is not used in the tower")
+    )  # fmt: skip
+    for broken, why in broken_kernels:
         vision_attention._is_right.cache_clear()
         monkeypatch.setattr(vision_attention, "at_once", broken)
         with pytest.warns(UserWarning, match=why):
