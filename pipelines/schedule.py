@@ -10,6 +10,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlmpipe.config.run_config import parse_run_config
 from vlmpipe.pipelines.submit import compiler
 from vlmpipe.planner.cost.cron import require_starts, runs_per_month, starts_after
 from vlmpipe.planner.spending.approval import (
@@ -199,8 +200,9 @@ def resume_live_schedule(
 ) -> RunSchedule:
     """Let a paused schedule start runs again, once what they cost is approved. Another one is left as it is.
 
-    The figures are the run file's plan and the live schedule's cron line: a month, and with `catch_up` the runs that
-    were due since the pause. Raises UserError where there is no such schedule, or no approval.
+    The figures are those of the live schedule: the plan of the run file that its runs read, with the prices of the one
+    given, and its cron line; a month, and with `catch_up` the runs that were due since the pause. Raises UserError
+    where there is no such schedule, or no approval.
     """
     with answering_soon():
         schedules = schedules_of(config, target)
@@ -208,13 +210,32 @@ def resume_live_schedule(
         if live.state != "paused":
             return live
         schedules.require_resumable(live, catch_up=catch_up)
-        run = spending_of(config, plan_config(config))
-    if not platform_of(target).has_prices:
-        run = on_own_machines(config, run)
-    coming = _coming(run, live, config.name, catch_up=catch_up, now=now)
+        run, which = _of_live_runs(config, live, target)
+    coming = _coming(run, live, f"{config.name}{which}", catch_up=catch_up, now=now)
     limit_usd = config.plan.confirm_above_usd
     approved = require_approval(coming, confirm_above_usd=limit_usd, force=False, yes=yes, dry_run=False, ask=ask)
     return schedules.resume(live, approved, catch_up=catch_up)
+
+
+def _of_live_runs(config: RunConfig, live: RunSchedule, target: str) -> tuple[Spending, str]:
+    """Spending of a run of the live schedule, and how it differs from one of the run file, for the name of the sum.
+
+    `plan` is the run file's own: its prices, and what it says of samples, are those that are known now.
+    """
+    job = config.model_copy(update={"schedule": None})
+    scheduled, unread = job, "the service does not show the run file that its runs read"
+    if live.run_file is not None:
+        try:
+            content = {**live.run_file, "plan": config.plan.model_dump(mode="json"), "schedule": None}
+            scheduled, unread = parse_run_config(content, live.address), ""
+        except ConfigError as error:
+            unread = f"this version does not take the run file that its runs read ({error.found})"
+    run = spending_of(scheduled, plan_config(scheduled))
+    if not platform_of(target).has_prices:
+        run = on_own_machines(scheduled, run)
+    if unread:
+        return replace(run, usd=None, hours=None, usd_range=None, unknown=unread), ""
+    return run, "" if scheduled == job else ", as it is scheduled and not as in the run file,"
 
 
 def _coming(run: Spending, live: RunSchedule, name: str, *, catch_up: bool, now: dt.datetime) -> Spending:

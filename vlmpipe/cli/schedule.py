@@ -92,7 +92,7 @@ def resume_command(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever a month costs.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start runs again. Asks before that costs much."""
+    """Start runs again, as they were scheduled. Asks before that costs much."""
     from vlmpipe.pipelines.schedule import resume_live_schedule
     from vlmpipe.planner.spending.approval import terminal_confirm
 

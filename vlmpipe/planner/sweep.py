@@ -10,6 +10,7 @@ from vlmpipe.catalog.this_machine import LocalMachine, this_machine
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.config.sections.sweep import variants_of
+from vlmpipe.planner.cost.bill import Bill, bill_of_sweep
 from vlmpipe.planner.cost.estimate import StepCost
 from vlmpipe.planner.plan import STATES, Plan, State, plan_run
 from vlmpipe.planner.stages import StagesPlan, plan_whole_run
@@ -115,8 +116,26 @@ class SweepPlan:
             return None
         return usd + sum(low for low, _ in known), usd + sum(high for _, high in known)
 
+    @property
+    def bill(self) -> Bill | None:
+        """The bill of all trainings and of what they share; None where a part has none."""
+        shared = [plan.bill for plan in self.stages.values() if plan.bill]
+        plans = [variant.plan for variant in self.variants.values() if variant.plan]
+        each = [plan.bill for plan in plans if plan.bill]
+        if not self.is_priced or len(shared) < len(self.stages) or len(each) < len(plans):
+            return None
+        return bill_of_sweep(self.usd, self._storage_usd_per_month(), shared, each * self.starts)
+
+    def _storage_usd_per_month(self) -> float | None:
+        """Storage of earlier stages, of the features that all trainings share, and of each training."""
+        *earlier, last = self.stages.values()
+        before = [plan.bill.storage_usd_per_month if plan.bill else None for plan in earlier]
+        of_each = [_kept_usd(variant.plan)[0] for variant in self.variants.values() if variant.plan]
+        return _sum([*before, _kept_usd(last)[1], *of_each * self.starts])
+
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
+        bill = self.bill
         return {
             "name": self.name,
             "state": self.state,
@@ -127,6 +146,7 @@ class SweepPlan:
             "elapsed_hours": self.elapsed_hours,
             "usd": self.usd,
             "usd_range": self.usd_range,
+            "bill": bill.as_dict() if bill else None,
             "starts": self.starts,
             "parallelism": self.parallelism,
             "trainings": self.trainings,
@@ -208,6 +228,15 @@ def _variant(name: str, run: RunConfig, last: Plan, here: LocalMachine | None) -
     train_hours = training.hours if training else plan.time.train_hours if plan.time else None
     usd = _sum([training.usd, evaluation.usd]) if training and evaluation else None
     return VariantPlan(name, plan, train_hours, evaluate_hours, usd)
+
+
+def _kept_usd(plan: Plan) -> tuple[float | None, float | None]:
+    """Dollars a month for what a training keeps, and for its features."""
+    cost, cache = plan.cost, plan.features_cache
+    if cost is None or cost.storage_usd_per_month is None or not cost.storage_bytes:
+        return None, None
+    features = (cache.bytes or 0) / cost.storage_bytes if cache and cache.state == "on" else 0.0
+    return (1 - features) * cost.storage_usd_per_month, features * cost.storage_usd_per_month
 
 
 def _around(plan: Plan) -> tuple[float, float] | None:

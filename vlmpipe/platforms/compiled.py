@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +46,23 @@ class Template:
     address: str
     compiled: Compiled
     config: RunConfig
+
+
+def run_file_in(spec: object, parameters: Mapping[str, object]) -> dict[str, object] | None:
+    """The run file that runs of a compiled pipeline read: the default of the parameter run_file, or its value.
+
+    spec: the pipeline, in the API's spelling, also beside what it asks of a platform. None where it has no run file.
+    """
+    value: object = parameters.get("run_file")
+    if value is None:
+        value = spec.get("pipeline_spec", spec) if isinstance(spec, Mapping) else None
+        for key in ("root", "inputDefinitions", "parameters", "run_file", "defaultValue"):
+            value = value.get(key) if isinstance(value, Mapping) else None
+    try:
+        content = json.loads(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def described(path: Path, spec: pipeline_spec_pb2.PipelineSpec) -> Compiled:

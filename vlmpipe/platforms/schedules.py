@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
@@ -78,6 +78,10 @@ class RunSchedule(Protocol):
     @property
     def runs_left(self) -> int | None:
         """Runs that it may still start; None without a limit."""
+
+    @property
+    def run_file(self) -> Mapping[str, object] | None:
+        """The run file of the runs that it starts; None where the service does not show one."""
 
     def as_json(self) -> dict[str, object]: ...
     def changes_to(self, desired: Self) -> list[Change]:

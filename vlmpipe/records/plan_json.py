@@ -208,6 +208,8 @@ class BillJson(TypedDict):
     serving: ServingJson | None
     managed: ManagedJson | None
     places: NotRequired[ServingPlacesJson | None]  # plans of earlier releases have none
+    if_deployed: NotRequired[ServingJson | None]  # likewise
+    not_deployable: NotRequired[str]
     whole_usd: float | None
     usd_per_million_tokens: float | None
     usd_per_thousand_samples: float | None
@@ -311,6 +313,7 @@ class SweepPlanJson(TypedDict):
     elapsed_hours: float | None
     usd: float | None
     usd_range: tuple[float, float] | None
+    bill: NotRequired[BillJson | None]  # plans of earlier releases have none
     starts: int
     parallelism: int
     trainings: int

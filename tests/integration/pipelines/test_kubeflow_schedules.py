@@ -149,6 +149,13 @@ def test_machines_without_a_price_need_a_yes(pipelines: FakePipelines, schedule:
     assert schedule("resume", WEEKLY, unpriced, "--yes").code == 0 and only(pipelines)["status"] == "ENABLED"
 
 
+def test_what_is_resumed_is_priced_as_it_was_scheduled(pipelines: FakePipelines, schedule: Any) -> None:
+    schedule("apply", WEEKLY, "train.seed=5")
+    schedule("pause", WEEKLY)
+    asked = schedule("resume", WEEKLY, "plan.machine.usd_per_hour=null")
+    assert asked.code == 64 and "as it is scheduled and not as in the run file, will cost is not known" in asked.err
+
+
 def test_whether_missed_runs_are_started_is_fixed_when_it_is_made(pipelines: FakePipelines, schedule: Any) -> None:
     schedule("apply", WEEKLY)
     schedule("pause", WEEKLY)

@@ -17,9 +17,10 @@ from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.short_form import chosen
 from tests.support.vertex.submit_runs import CHEAP, DEAR, RED, Submit, running_vertex, scheduler
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.pipelines import schedule as schedule_plan
 from vlmpipe.pipelines import submit
 from vlmpipe.pipelines.compile import Compiled, compile_pipeline
-from vlmpipe.planner.spending.approval import Approved
+from vlmpipe.planner.spending.approval import Approved, Spending
 from vlmpipe.platforms.vertex.client import schedule_client
 from vlmpipe.platforms.vertex.schedules import VertexSchedule, VertexSchedules
 from vlmpipe.rehearsal.vertex.messages import Call, Json
@@ -288,6 +289,36 @@ def test_pause_resume_delete_and_list(vertex: FakeVertex, schedule: Submit) -> N
         assert (missing.code, "has no schedule of second" in missing.err) == (64, True)
     table = schedule("list").out
     assert "third" in table and "TZ=UTC 0 3 * * 1" in table and "second" not in table
+
+
+def test_what_is_resumed_is_priced_as_it_was_scheduled(
+    vertex: FakeVertex, schedule: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And with the prices of the run file that is given."""
+
+    def spending(config: RunConfig, _: object) -> Spending:
+        return replace(CHEAP, usd=float(config.train.max_steps or 0) * (config.plan.machine.usd_per_hour or 0))
+
+    schedule("apply", WEEKLY, "train.max_steps=100")
+    schedule("pause")
+    monkeypatch.setattr(schedule_plan, "plan_config", lambda config: config)
+    monkeypatch.setattr(schedule_plan, "spending_of", spending)
+    price = "plan.machine.usd_per_hour=2"
+    same = schedule("resume", "train.max_steps=100", price, plan=None)
+    assert (same.code, f"a month of {NAME} is planned to cost $870" in same.err) == (64, True)
+    other = schedule("resume", "train.max_steps=1", price, plan=None)
+    assert (other.code, "as it is scheduled and not as in the run file, is planned to cost $870" in other.err) == (
+        64,
+        True,
+    )
+    spec = only(vertex).create_pipeline_job_request.pipeline_job.pipeline_spec
+    default = spec["root"]["inputDefinitions"]["parameters"]["run_file"]
+    default["defaultValue"] = '{"unknown_key": 1}'
+    unread = schedule("resume", price, plan=None)
+    assert (unread.code, "this version does not take the run file that its runs read" in unread.err) == (64, True)
+    default["defaultValue"] = "none"
+    hidden = schedule("resume", price, plan=None)
+    assert (hidden.code, "does not show the run file that its runs read" in hidden.err) == (64, True)
 
 
 def only_of(vertex: FakeVertex, name: str) -> Schedule:

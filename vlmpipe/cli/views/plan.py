@@ -67,6 +67,8 @@ def sweep_blocks(plan: SweepPlanJson, width: int, verbose: bool) -> Iterator[Ren
     yield from (Text(f"  {error}", style="red") for error in plan["errors"])
     yield ""
     yield sweep_table(plan)
+    if bill := plan.get("bill"):
+        yield from bill_blocks(bill)
     yield ""
     yield Rule(Text("the run file without its sweep", style="bold"), align="left", style="dim")
     yield from _blocks_of(cast(Mapping[str, object], plan["shared"]), width, verbose)

@@ -13,6 +13,7 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.cloud_run import load_cloud_run
 from vlmpipe.config.sections.deploy import DeployConfig
 from vlmpipe.planner.cost.estimate import Cost
+from vlmpipe.planner.cost.serving_machine import cheapest_deploy, serving_obstacle
 from vlmpipe.planner.cost.serving_places import ServingPlaces, instance_name, instance_quote, serving_places
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.steps.estimate import HOURS_PER_MONTH
@@ -55,6 +56,8 @@ class Bill:
     serving: ServingCost | None  # None: the run deploys nothing
     managed: ManagedRange | None  # None: nothing comparable is sold
     places: ServingPlaces | None = None  # None: the run deploys nothing
+    if_deployed: ServingCost | None = None  # of a run without deploy: on the cheapest machine for its model
+    not_deployable: str = ""  # why `if_deployed` is None of such a run, as a clause
 
     @property
     def whole_usd(self) -> float | None:
@@ -75,6 +78,7 @@ def bill_of(case: Scenario, cost: Cost, prices: Prices) -> Bill:
     """The bill of one training with its pipeline."""
     config, load = case.config, case.load
     sequences = None if load.steps is None else load.steps * load.sequences_per_step
+    if_deployed, obstacle = (None, "") if config.deploy else _if_deployed(config, case.shape, prices)
     return Bill(
         usd=cost.usd,
         requests_usd=cost.requests.usd if cost.requests else None,
@@ -86,28 +90,68 @@ def bill_of(case: Scenario, cost: Cost, prices: Prices) -> Bill:
         serving=serving_cost(config, prices),
         managed=_managed(config, case.shape),
         places=serving_places(case, prices),
+        if_deployed=if_deployed,
+        not_deployable=obstacle,
     )
+
+
+def _if_deployed(config: RunConfig, shape: ModelShape, prices: Prices) -> tuple[ServingCost | None, str]:
+    """A month of serving that the run does not ask for, or why none can be stated."""
+    if obstacle := serving_obstacle(config):
+        return None, obstacle
+    if deploy := cheapest_deploy(config, shape, prices):
+        return serving_cost(config.model_copy(update={"deploy": deploy}), prices), ""
+    return None, f"no machine that holds the model has a price in {config.gcp.location}"
 
 
 def bill_of_stages(bills: Sequence[Bill]) -> Bill:
     """The sums over trainings that follow each other; of storage each keeps its own, and the last one is served."""
-
-    def total(of: Callable[[Bill], float | None]) -> float | None:
-        known = [value for value in map(of, bills) if value is not None]
-        return sum(known) if len(known) == len(bills) else None
-
     return Bill(
-        usd=total(lambda bill: bill.usd),
-        requests_usd=total(lambda bill: bill.requests_usd),
-        network_usd=total(lambda bill: bill.network_usd),
-        storage_usd_per_month=total(lambda bill: bill.storage_usd_per_month),
+        usd=_total(bills, lambda bill: bill.usd),
+        requests_usd=_total(bills, lambda bill: bill.requests_usd),
+        network_usd=_total(bills, lambda bill: bill.network_usd),
+        storage_usd_per_month=_total(bills, lambda bill: bill.storage_usd_per_month),
         is_lower_bound=any(bill.is_lower_bound for bill in bills),
-        tokens=total(lambda bill: bill.tokens),
-        samples=total(lambda bill: bill.samples),
+        tokens=_total(bills, lambda bill: bill.tokens),
+        samples=_total(bills, lambda bill: bill.samples),
         serving=next((bill.serving for bill in bills if bill.serving), None),
         managed=bills[-1].managed if all(bill.managed for bill in bills) else None,
         places=bills[-1].places,
+        if_deployed=bills[-1].if_deployed,
+        not_deployable=bills[-1].not_deployable,
     )
+
+
+def bill_of_sweep(
+    usd: float | None, storage_usd_per_month: float | None, shared: Sequence[Bill], trainings: Sequence[Bill]
+) -> Bill:
+    """The bill of all trainings of a sweep.
+
+    Args:
+        usd: of the whole sweep.
+        storage_usd_per_month: likewise.
+        shared: of each stage of the run file without its sweep; the last one is trained by the sweep in its place.
+        trainings: of each training, of all starts.
+    """
+    trained = [*shared[:-1], *trainings]
+    return Bill(
+        usd=usd,
+        requests_usd=_total(trained, lambda bill: bill.requests_usd),
+        network_usd=_total([*shared, *trainings], lambda bill: bill.network_usd),
+        storage_usd_per_month=storage_usd_per_month,
+        is_lower_bound=any(bill.is_lower_bound for bill in [*shared, *trainings]),
+        tokens=_total(trained, lambda bill: bill.tokens),
+        samples=_total(trained, lambda bill: bill.samples),
+        serving=None,
+        managed=shared[-1].managed if all(bill.managed for bill in trained) else None,
+        if_deployed=shared[-1].if_deployed,
+        not_deployable=shared[-1].not_deployable,
+    )
+
+
+def _total(bills: Sequence[Bill], of: Callable[[Bill], float | None]) -> float | None:
+    known = [value for value in map(of, bills) if value is not None]
+    return sum(known) if len(known) == len(bills) else None
 
 
 def serving_cost(config: RunConfig, prices: Prices) -> ServingCost | None:

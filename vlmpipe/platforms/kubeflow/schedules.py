@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from vlmpipe.planner.cost.cron import starts_after
+from vlmpipe.platforms.compiled import run_file_in
 from vlmpipe.platforms.kubeflow.runs.client import KubeflowApi
 from vlmpipe.platforms.kubeflow.runs.version import require_version
 from vlmpipe.platforms.schedules import Change, Schedules
@@ -51,6 +52,7 @@ class KubeflowSchedule:
     package: Path | None = None  # of a wanted one
     address: str = ""
     is_enabled: bool = True
+    run_file: Mapping[str, object] | None = None  # of a live one
 
     @property
     def state(self) -> str:
@@ -268,7 +270,7 @@ class KubeflowSchedules(Schedules[KubeflowSchedule]):
 def _live(schedule: kfp_server_api.V2beta1RecurringRun) -> KubeflowSchedule | None:
     """Return the recurring run as a schedule, or None if vlmpipe did not make it."""
     ours = OURS.fullmatch(schedule.description or "")
-    cron = schedule.trigger and schedule.trigger.cron_schedule
+    cron, runtime = schedule.trigger and schedule.trigger.cron_schedule, schedule.runtime_config
     if not ours or not cron:
         return None
     return KubeflowSchedule(
@@ -281,6 +283,7 @@ def _live(schedule: kfp_server_api.V2beta1RecurringRun) -> KubeflowSchedule | No
         end_time=_moment(cron.end_time),
         address=schedule.recurring_run_id,
         is_enabled=schedule.status == "ENABLED",
+        run_file=run_file_in(schedule.pipeline_spec, (runtime.parameters if runtime else None) or {}),
     )
 
 

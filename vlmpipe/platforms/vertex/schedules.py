@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from google.api_core import exceptions
 from google.cloud.aiplatform_v1.types import CreatePipelineJobRequest, ListSchedulesRequest, PipelineJob, Schedule
 from google.protobuf import field_mask_pb2, json_format
 
+from vlmpipe.platforms.compiled import run_file_in
 from vlmpipe.platforms.schedules import UNSET, Change, Schedules
 from vlmpipe.platforms.vertex.client import Place, translate_errors
 from vlmpipe.platforms.vertex.pipeline_job import SUBMISSION_LABEL, Submission
@@ -106,6 +107,13 @@ class VertexSchedule:
     @property
     def digest(self) -> str:
         return str(self.job.labels.get(DIGEST_LABEL, ""))
+
+    @property
+    def run_file(self) -> Mapping[str, object] | None:
+        job = _job_dict(self.job)
+        runtime = job.get("runtimeConfig")
+        given = runtime.get("parameterValues") if isinstance(runtime, dict) else None
+        return run_file_in(job.get("pipelineSpec"), given if isinstance(given, dict) else {})
 
     @property
     def job(self) -> PipelineJob:

@@ -58,6 +58,22 @@ def test_trainings_are_summed_and_what_is_shared_counts_once(config: RunConfig, 
     assert rows["train-variants"] == 6 and "register-model" not in rows
 
 
+def test_the_bill_is_that_of_all_trainings_and_of_what_they_share(plan: SweepPlan) -> None:
+    bills = [variant.plan.bill for variant in plan.variants.values() if variant.plan]
+    bill = plan.bill
+    assert bill and len(bills) == 2 and plan.usd and plan.as_dict()["bill"] == bill.as_dict()
+    assert bill.usd == plan.usd and bill.serving is None
+    assert bill.tokens == pytest.approx(2 * sum(one.tokens or 0 for one in bills if one))
+    assert bill.samples == pytest.approx(2 * sum(one.samples or 0 for one in bills if one))
+    assert bill.requests_usd == pytest.approx(2 * sum(one.requests_usd or 0 for one in bills if one))
+    last, one_kept = plan.shared.stages[""], plan.variants["short"].plan
+    assert last.features_cache and last.cost and last.cost.storage_usd_per_month and one_kept and one_kept.cost
+    cached = last.features_cache.bytes if last.features_cache.state == "on" else 0
+    shared = (cached or 0) / last.cost.storage_bytes * last.cost.storage_usd_per_month
+    each = (one_kept.cost.storage_usd_per_month or 0) - shared
+    assert bill.storage_usd_per_month == pytest.approx(shared + 4 * each)
+
+
 def test_jobs_that_share_trainings_leave_less_to_do_side_by_side(config: RunConfig, plan: SweepPlan) -> None:
     assert config.sweep and plan.hours and plan.jobs == 6
     in_one = config.model_copy(update={"sweep": config.sweep.model_copy(update={"trainings_per_job": 6})})

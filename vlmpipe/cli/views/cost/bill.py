@@ -23,7 +23,7 @@ def bill_blocks(bill: BillJson) -> Iterator[RenderableType]:
 
 
 def bill_table(bill: BillJson) -> Table:
-    """The lines of `Bill.as_dict()`, without those of which nothing is known."""
+    """The lines of `Bill.as_dict()`."""
     table = grid(columns=2)
     for name, text in _lines(bill):
         table.add_row(Text(name, style="bold"), Text(text))
@@ -36,12 +36,18 @@ def _lines(bill: BillJson) -> Iterator[tuple[str, str]]:
         network = "none in one region" if bill["network_usd"] == 0 else amount(bill["network_usd"])
         parts = f"jobs and steps {amount(bill['usd'])}, requests {amount(bill['requests_usd'])}, network {network}"
         yield "Whole run", f"{least}{amount(bill['whole_usd'])}: {parts}."
+    else:
+        yield "Whole run", f"{UNKNOWN}: hours or a price of training are not known, as said above."
     tokens, samples = bill["usd_per_million_tokens"], bill["usd_per_thousand_samples"]
     if tokens is not None and samples is not None:
         of = f"of {_count(bill['tokens'])} tokens and {_count(bill['samples'])} samples in all passes"
         yield "Training", f"{_price(tokens)} a million tokens, {_price(samples)} a thousand samples, {of}."
     if serving := bill["serving"]:
         yield "Serving", _serving(serving)
+    elif if_deployed := bill.get("if_deployed"):
+        yield "Serving", f"not by this run file; with deploy, {_serving(if_deployed)[:-1]}; $0 while it sleeps."
+    elif obstacle := bill.get("not_deployable"):
+        yield "Serving", f"not by this run file, and no month can be stated: {obstacle}."
     if (managed := bill["managed"]) and tokens is not None:
         ends = dict.fromkeys(map(dollars, (managed["low_usd"], managed["high_usd"])))
         yield (

@@ -14,6 +14,7 @@ from vlmpipe.pipelines import submit_job
 from vlmpipe.planner.cost.bill import Bill, bill_of_stages, serving_cost
 from vlmpipe.planner.plan import Plan, plan_run
 from vlmpipe.planner.spending.approval import reasons_to_confirm, spending_of
+from vlmpipe.planner.stages import plan_whole_run
 
 CONFIG = ROOT / "configs/qwen2-5-vl-7b-qlora.yaml"
 DEPLOY = (
@@ -77,6 +78,30 @@ def test_a_run_on_cloud_run_has_its_instances_price_and_is_compared_with_endpoin
     assert serving.most_usd_per_month == pytest.approx(3 * 730 * hourly)
     assert serving.usd_per_wake == pytest.approx(hourly / 4)
     assert isinstance(told["places"], dict) and len(told["places"]["places"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("run_file", "overrides", "machine"),
+    [
+        ("digits", [], "n1-highmem-4 with 1 x NVIDIA_TESLA_T4"),
+        ("llava-13b-fsdp", [], "g2-standard-24"),
+        ("digits", ["train.precision=bf16"], "g2-standard-8"),
+    ],
+)
+def test_a_run_that_deploys_nothing_has_a_month_on_the_cheapest_machine_that_holds_its_model(
+    run_file: str, overrides: list[str], machine: str
+) -> None:
+    config = load_run_file(ROOT / f"configs/{run_file}.yaml", overrides)
+    plan = plan_run(config)
+    assert plan.bill and plan.bill.serving is None and plan.bill.places is None
+    serving = plan.bill.if_deployed
+    assert serving and serving.usd_per_month and serving.machines.startswith(machine) and serving.min_replicas == 1
+    assert spending_of(config, plan).serving_usd_per_month == 0.0, "it is not asked for"
+
+
+def test_a_relevance_module_is_served_by_no_machine() -> None:
+    bill = plan_whole_run(load_run_file(ROOT / "configs/arr-coc.yaml")).bill
+    assert bill and bill.if_deployed is None and "relevance" in bill.not_deployable
 
 
 def test_a_machine_without_a_price_is_named_and_left_out_of_the_approval() -> None:

@@ -48,16 +48,28 @@ def test_a_sleeping_endpoint_says_what_a_start_costs_and_that_its_length_is_not_
     )
 
 
+def test_a_run_that_deploys_nothing_has_the_month_of_a_machine_for_its_model_or_why_there_is_none() -> None:
+    nothing = replace(BILL, serving=None, if_deployed=replace(SERVING, max_replicas=1))
+    assert (
+        "Serving not by this run file; with deploy, $730 a month for 1 x g2-standard-12, also while no question comes; "
+        "$0 while it sleeps." in printed(nothing)
+    )
+    assert "Serving not by this run file, and no month can be stated: it has a relevance module." in printed(
+        replace(BILL, serving=None, not_deployable="it has a relevance module")
+    )
+
+
 def test_what_is_not_known_makes_the_sum_a_lower_bound() -> None:
     text = printed(replace(BILL, requests_usd=None, network_usd=None))
     assert "Whole run at least $20.00: jobs and steps $20.00, requests unknown, network unknown." in text
 
 
-def test_an_unknown_run_has_no_line_and_no_market_to_compare_with() -> None:
-    assert printed(replace(BILL, usd=None, serving=None)) == ""
+def test_an_unknown_run_says_so_and_has_no_market_to_compare_with() -> None:
+    unknown = "Whole run unknown: hours or a price of training are not known, as said above."
+    assert printed(replace(BILL, usd=None, serving=None)) == unknown
     unpriced = replace(SERVING, usd_per_month=None, most_usd_per_month=None, missing=("x in us-central1, standard",))
     text = printed(replace(BILL, usd=None, serving=unpriced))
-    assert text == "Serving a month unknown: no price of x in us-central1, standard."
+    assert text == f"{unknown} Serving a month unknown: no price of x in us-central1, standard."
 
 
 def test_a_small_price_keeps_two_digits() -> None:
