@@ -34,6 +34,9 @@ SUITE = Suite(
         Part("reads", "gpu.losses", 30, "steps in which the host waits for the device"),
         Part("exactness", "gpu.attention", 20, "attention by sample, with gradients, beside fp64 on the host"),
         Part("attention", "gpu.attention", 30, "the rate by sample and under a mask, with gradients"),
+        Part(
+            "prefixes", "gpu.prefixes", 120, "attention with shared prefixes, beside FlexAttention and without", False
+        ),
         Part("windows", "gpu.attention", 20, "a tower's attention in windows, beside the library's calls"),
         Part("memory", "gpu.memory", 80, "the planner's peak, beside the allocator's and the device's"),
         Part("speed", "gpu.speed", 90, "useful tokens a second and MFU of a 1.3-billion-parameter model"),

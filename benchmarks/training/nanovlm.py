@@ -27,14 +27,16 @@ from benchmarks.training.products import PRODUCTS_AND_ATTENTION, Products
 from benchmarks.training.ready_steps import WARM_UP, ReadyStep, SteadySteps, packed_steps, padded_steps
 from benchmarks.training.step_split import by_mkl, one_thread
 from benchmarks.training.workloads import TOLERANCE
+from vlmpipe.trainer.config.optimizer import OptimizerConfig
 from vlmpipe.trainer.cpu_products import prefers_onednn
+from vlmpipe.trainer.dataloading.batches import PackedBatch
 from vlmpipe.trainer.models.registry import family_of
 
 CHECKOUT = CONFIGS.parent / "build" / "nanovlm"
 COMMIT = "4e0c0961846135c2217f95e54cb4c2d66eb55e42"
 IGNORED = -100  # of nanoVLM's targets
 SIDE, PATCH, SCALE = 64, 8, 2  # pixels of an image's and a patch's side, patches of a token's side
-EPS, TOWER_EPS, THETA = 1e-5, 1e-6, 10000.0
+EPS, TOWER_EPS, THETA, MOST_TOKENS = 1e-5, 1e-6, 10000.0, 4096
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Size:
     tower_layers: int
     tower_heads: int
     batch: int  # packed sequences of a step
+    side: int = SIDE
+    scale: int = SCALE
 
 
 # The second has the layers of nanoVLM-222M (SmolLM2-135M, SigLIP B/16), 4 of its 30 and 2 of its 12.
@@ -128,21 +132,21 @@ def overrides(size: Size, *, quick: bool) -> tuple[str, ...]:
     """Of the run file: a model of nanoVLM's architecture, and an optimizer that treats all parameters alike."""
     whole = {
         "model_type": "smolvlm",
-        "scale_factor": SCALE,
+        "scale_factor": size.scale,
         "tie_word_embeddings": True,
         "vision_config": {
-            "hidden_size": size.tower_hidden, "intermediate_size": 4 * size.tower_hidden, "image_size": SIDE,
+            "hidden_size": size.tower_hidden, "intermediate_size": 4 * size.tower_hidden, "image_size": size.side,
             "num_hidden_layers": size.tower_layers, "num_attention_heads": size.tower_heads, "patch_size": PATCH,
             "layer_norm_eps": TOWER_EPS,
         },
         "text_config": {
             "model_type": "llama", "hidden_size": size.hidden, "intermediate_size": size.intermediate,
             "num_hidden_layers": size.layers, "num_attention_heads": size.heads, "tie_word_embeddings": True,
-            "num_key_value_heads": size.kv_heads, "max_position_embeddings": 1024, "rms_norm_eps": EPS,
+            "num_key_value_heads": size.kv_heads, "max_position_embeddings": MOST_TOKENS, "rms_norm_eps": EPS,
             "rope_parameters": {"rope_type": "default", "rope_theta": THETA}, "vocab_size": 400,
         },
     }  # fmt: skip
-    model = {"family": "smolvlm", "pretrained": {"config": whole}, "tokenizer": "train:400", "image_size": SIDE}
+    model = {"family": "smolvlm", "pretrained": {"config": whole}, "tokenizer": "train:400", "image_size": size.side}
     model |= {"tower": None, "language_model": None, "freeze": ["tower"]}  # parts of the run file's own family
     batch = 2 if quick else size.batch
     return (
@@ -163,14 +167,8 @@ class NanoSteps:
         self._clip, self.losses = settings.clip_grad_norm, list[float]()
         with nano_modules() as modules:
             self._model = nano_model(modules, job.model, size, load.chat.tokenizer)
-        parts = (self._model.MP, self._model.decoder)
-        self._model.vision_encoder.requires_grad_(False)  # as its learning rate of 0
-        groups: list[dict[str, Any]] = [
-            {"params": list(part.parameters()), "lr": optimizer.learning_rate} for part in parts
-        ]
-        self._optimizer = torch.optim.AdamW(groups, betas=optimizer.betas, eps=optimizer.eps, weight_decay=0.0)
-        self._parameters = [parameter for group in groups for parameter in group["params"]]
-        inputs = [(_inputs(step), step.useful_tokens) for step in ready]
+        self._optimizer, self._parameters = nano_optimizer(self._model, optimizer)
+        inputs = [(nano_inputs(step.batches), step.useful_tokens) for step in ready]
         self._ready = inputs[WARM_UP:]
         self._train(inputs[:WARM_UP])
 
@@ -190,8 +188,19 @@ class NanoSteps:
             self.losses.append(loss.item())
 
 
-def _inputs(step: ReadyStep) -> dict[str, Any]:
-    (batch,) = step.batches
+def nano_optimizer(model: Any, optimizer: OptimizerConfig) -> tuple[torch.optim.Optimizer, list[nn.Parameter]]:
+    """As its train.py makes it, and the parameters that it trains; the tower is frozen, as by its rate of 0."""
+    model.vision_encoder.requires_grad_(False)
+    groups: list[dict[str, Any]] = [
+        {"params": list(part.parameters()), "lr": optimizer.learning_rate} for part in (model.MP, model.decoder)
+    ]
+    made = torch.optim.AdamW(groups, betas=optimizer.betas, eps=optimizer.eps, weight_decay=0.0)
+    return made, [parameter for group in groups for parameter in group["params"]]
+
+
+def nano_inputs(batches: Sequence[PackedBatch]) -> dict[str, Any]:
+    """Arguments of nanoVLM's model for the only one of these."""
+    (batch,) = batches
     targets = torch.full_like(batch.input_ids, IGNORED)
     targets.view(-1)[batch.label_index] = batch.label_ids
     assert not isinstance(batch.images, Tensor)
@@ -200,10 +209,15 @@ def _inputs(step: ReadyStep) -> dict[str, Any]:
     return {"input_ids": batch.input_ids, "images": pixels.flatten(0, 1), "targets": targets}
 
 
+def is_there() -> bool:
+    """Return whether there is a checkout of nanoVLM."""
+    return (CHECKOUT / "models").is_dir()
+
+
 @contextlib.contextmanager
 def nano_modules() -> Iterator[Any]:
     """nanoVLM's `vision_language_model`. Its tokenizers, which are downloads, stay out."""
-    if not (CHECKOUT / "models").is_dir():
+    if not is_there():
         raise SystemExit(
             f"bench-train: no checkout of nanoVLM in {CHECKOUT.relative_to(CONFIGS.parent)}; make one by: git clone "
             f"https://github.com/huggingface/nanoVLM build/nanovlm && git -C build/nanovlm checkout {COMMIT}"
@@ -225,11 +239,12 @@ def nano_model(module: Any, config: Any, size: Size, tokenizer: Any) -> Any:
     family = family_of(config)
     ours = family.build(config, tokenizer)
     settings = module.VLMConfig(
-        vit_hidden_dim=size.tower_hidden, vit_inter_dim=4 * size.tower_hidden, vit_patch_size=PATCH, vit_img_size=SIDE,
-        vit_n_heads=size.tower_heads, vit_n_blocks=size.tower_layers, vit_ln_eps=TOWER_EPS, lm_hidden_dim=size.hidden,
-        lm_inter_dim=size.intermediate, lm_rms_eps=EPS, lm_re_base=THETA, lm_max_position_embeddings=1024,
-        lm_vocab_size=ours.config.text_config.vocab_size, lm_n_heads=size.heads, lm_n_kv_heads=size.kv_heads,
-        lm_n_blocks=size.layers, mp_pixel_shuffle_factor=SCALE, mp_image_token_length=(SIDE // PATCH // SCALE) ** 2,
+        vit_hidden_dim=size.tower_hidden, vit_inter_dim=4 * size.tower_hidden, vit_patch_size=PATCH,
+        vit_img_size=size.side, vit_n_heads=size.tower_heads, vit_n_blocks=size.tower_layers, vit_ln_eps=TOWER_EPS,
+        lm_hidden_dim=size.hidden, lm_inter_dim=size.intermediate, lm_rms_eps=EPS, lm_re_base=THETA,
+        lm_max_position_embeddings=MOST_TOKENS, lm_vocab_size=ours.config.text_config.vocab_size,
+        lm_n_heads=size.heads, lm_n_kv_heads=size.kv_heads, lm_n_blocks=size.layers, mp_pixel_shuffle_factor=size.scale,
+        mp_image_token_length=(size.side // PATCH // size.scale) ** 2,
     )  # fmt: skip
     module.get_tokenizer = lambda *_: SimpleNamespace(image_token_id=ours.config.image_token_id)
     model = module.VisionLanguageModel(settings, load_backbone=False)

@@ -74,7 +74,7 @@ def padded_steps(load: Workload, steps: int, *, cached: bool = True) -> list[Rea
     found = []
     for micro_batches in _members(load, steps):
         single = [[loader.pack_sequence([one]) for members in micro for one in members] for micro in micro_batches]
-        found.append(ReadyStep([_padded(micro, images) for micro in single], _tokens(single)))
+        found.append(ReadyStep([padded(micro, images) for micro in single], _tokens(single)))
     return found
 
 
@@ -103,7 +103,7 @@ def _tokens(micro_batches: list[list[PackedSequence]]) -> int:
     return sum(sequence.tokens for micro in micro_batches for sequence in micro)
 
 
-def _padded(sequences: Sequence[PackedSequence], images: ImageSource) -> PackedBatch:
+def padded(sequences: Sequence[PackedSequence], images: ImageSource) -> PackedBatch:
     """Padding attends to next to nothing, as in packed sequences: the best that this layout can do."""
     length = max(each.tokens for each in sequences)
     positions = np.arange(length)

@@ -14,7 +14,8 @@ from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.timing import Clock, Measured, close
 from benchmarks.support.workloads import Workload, workload
-from benchmarks.training.prefixes.comparison import PATCH, SETTINGS, Questions
+from benchmarks.training.nanovlm import PATCH
+from benchmarks.training.prefixes.comparison import Questions
 from benchmarks.training.ready_steps import cached_source
 from benchmarks.training.workloads import TOLERANCE
 from vlmpipe.trainer.data.loader import PackedLoader
@@ -24,6 +25,15 @@ from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.setup.training import build_training
 
 IMAGE_TOKENS = 256
+SETTINGS = (
+    "model.language_model.config.hidden_size=256",
+    "model.language_model.config.intermediate_size=704",
+    "model.language_model.config.num_key_value_heads=2",
+    "model.language_model.config.max_position_embeddings=8192",
+    "data.max_images_per_sequence=1024",
+    "train.global_batch_size=1",
+    "train.micro_batch_size=1",
+)
 WORDS = [f"{first}{second}" for first in "bdfgklmn" for second in ("ar", "en", "is", "ol", "ut")]
 ONCE, TWICE = "each prompt once", "a prompt with each answer"
 NOTE = (

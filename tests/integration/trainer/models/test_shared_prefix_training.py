@@ -16,6 +16,7 @@ from tests.support.short_form import chosen
 from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
 from tests.support.trainer.shared_prefixes import write_pairs, write_questions
+from tests.support.trainer.tiny_native import TILES, model_section
 from tests.support.trainer.tiny_runs import strategy_changes
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.features.preferences.references import references_of_run
@@ -31,6 +32,9 @@ REFERENCES: dict[str, dict[str, Any]] = {
     "ema": {"train.ema_decay": 0.6},
     "frozen": {"model.freeze": ["tower", "language_model"]},
     "pairs": {"train.objective": "dpo", "train.dpo_beta": 0.5, "features.cache": "off"},
+    # Positions of three axes and a level of DeepStack; images that are cut into tiles.
+    "qwen3_vl": {"model": model_section("qwen3_vl", freeze=[]), "features.cache": "off"},
+    "smolvlm": {"model": model_section(f"smolvlm{TILES}"), "features.cache": "off"},
 }
 
 
@@ -74,6 +78,16 @@ CASES: dict[str, Case] = chosen(
         "ema": of("fsdp", "ema"),
         "frozen": of("fsdp", "frozen"),
         "compiled": of("fsdp", compile="on", compile_backend="aot_eager"),
+        **{
+            f"{family} {name}": of(strategy, family, **changes)
+            for family in ("qwen3_vl", "smolvlm")
+            for name, strategy, changes in (
+                ("fsdp", "fsdp", {}),
+                ("tp", "tp", {"sequence_parallel": True}),
+                ("pp", "pp", {}),
+                ("context", "ddp", {"context_parallel": 2}),
+            )
+        },
         "pairs": of("fsdp", "pairs"),
         "pairs ddp": of("ddp", "pairs"),
         "pairs zero3": of("zero3", "pairs"),
@@ -127,7 +141,7 @@ def test_steps_equal_those_of_separate_samples(
 ) -> None:
     found, separate = shared[name], references[CASES[name].reference]
     require_equal_training(found, separate)
-    assert 0 < summary(found)["tokens"] < 0.7 * summary(separate)["tokens"]
+    assert 0 < summary(found)["tokens"] < 0.8 * summary(separate)["tokens"]
 
 
 def test_pairs_have_the_references_of_separate_ones(
