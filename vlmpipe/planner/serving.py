@@ -59,6 +59,11 @@ def doubts(config: RunConfig, model: Architecture | None) -> Iterator[str]:
         yield from _doubts_of_adapters(config)
     if deploy.cloud_run:
         yield from _doubts_of_cloud_run(deploy, config.gcp.location)
+    if deploy.quantized and config.train.precision != "bf16":
+        yield (
+            f"{vllm.name}'s kernels for {deploy.quantized} weights compute in bf16 or fp16, and deploy asks for fp32 "
+            f"after train.precision {config.train.precision}: serve one before training, or train in bf16"
+        )
     if model is None:
         yield f"whether {vllm.name} opens the model is not known: its type and sizes are not known here"
         return

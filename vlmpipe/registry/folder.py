@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import re
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -87,6 +87,13 @@ class Registry(Protocol):
     def version(self, model: str, number: int) -> Entry | None: ...
     def register(self, model: str, candidate: Candidate, model_card: str) -> Entry: ...
     def promote(self, model: str, version: int, *, instead_of: int | None) -> None: ...
+
+
+@runtime_checkable
+class MadeContainers(Protocol):
+    """A registry whose versions have containers of their own, by which they are served."""
+
+    def arguments(self, number: int) -> tuple[str, ...]: ...
 
 
 class Export:

@@ -11,7 +11,7 @@ import itertools
 from vlmpipe.config.run_settings import RunSettings, run_sha256
 from vlmpipe.records.decision import Champion, Decision
 from vlmpipe.records.registered import Registered
-from vlmpipe.registry.folder import Candidate, Entry, FolderRegistry, OvertakenError, Registry
+from vlmpipe.registry.folder import Candidate, Entry, FolderRegistry, MadeContainers, OvertakenError, Registry
 from vlmpipe.registry.gate import AgainstChampion, decide
 from vlmpipe.registry.model_card import model_card
 from vlmpipe.registry.recorded_answers import recorded_answers
@@ -188,6 +188,23 @@ def _quantized(run: Storage, evaluation: Evaluation) -> dict[str, str]:
     for folder in folders.values():
         require_whole_export(run, folder)
     return {form: run.uri(folder) for form, folder in folders.items()}
+
+
+def require_container(settings: RunSettings, registered: Registered) -> None:
+    """Raise ConfigError where an endpoint of Vertex AI would serve another export than deploy.quantized names.
+
+    A version's container there stays as it was made when the version was registered.
+    """
+    deploy, registry = settings.deploy, open_registry(settings)[0]
+    if deploy is None or deploy.cloud_run or settings.register_.serving or not isinstance(registry, MadeContainers):
+        return
+    if registered.served_uri(deploy.quantized) not in registry.arguments(registered.version):
+        raise ConfigError(
+            f"version {registered.version} of {registered.model} was registered to serve another export than "
+            f"deploy.quantized says, {deploy.quantized or 'null'}",
+            expected="a version that was registered with this run file: its container stays as it was made",
+            fix="set deploy.quantized as it was then, or deploy another checkpoint of the run",
+        )
 
 
 def _decided_again(run_uri: str) -> Decision:

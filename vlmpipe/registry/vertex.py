@@ -59,14 +59,18 @@ class VertexRegistry:
         *,
         alias: str,
         serving: ServingConfig,
+        quantized: str = "",
         labels: Mapping[str, str] | None = None,
         encryption_key: str = "",
     ) -> None:
-        """`root_uri` is on gs://, `serving` is the container that serves a version."""
+        """`root_uri` is on gs://, `serving` is the container that serves a version, from its export of the format
+        `quantized` where it has one.
+        """
         self._place, self._model_id, self._alias = place, model_id, alias
         self._name = f"{place.parent}/models/{model_id}"
         self._store = open_storage(join_uri(root_uri, model_id))
-        self._serving, self._labels, self._encryption_key = serving, labels or {}, encryption_key
+        self._serving, self._quantized = serving, quantized
+        self._labels, self._encryption_key = labels or {}, encryption_key
         self._client: ModelServiceClient = model_client(place.location)
 
     @classmethod
@@ -79,6 +83,7 @@ class VertexRegistry:
             root_uri,
             alias=register.alias,
             serving=container_of(settings),
+            quantized=(settings.deploy.quantized if settings.deploy else None) or "",
             labels=gcp.labels,
             encryption_key=gcp.encryption_spec_key_name,
         )
@@ -126,6 +131,12 @@ class VertexRegistry:
                 raise overtaken(self._alias, model, now, version, instead_of)
             request = api.MergeVersionAliasesRequest(name=f"{self._name}@{version}", version_aliases=[self._alias])
             send_request(self._client.merge_version_aliases, request)
+
+    def arguments(self, number: int) -> tuple[str, ...]:
+        """The arguments of a version's container; none where there is no such version."""
+        with self._translated_errors():
+            result = self._get(str(number))
+        return tuple(result.container_spec.args) if result else ()
 
     # ---- files
 
@@ -221,11 +232,11 @@ class VertexRegistry:
         return result
 
     def _request(self, model: str, uri: str, record: Mapping[str, Any]) -> api.UploadModelRequest:
-        serving = self._serving
+        serving, served_uri = self._serving, record.get("quantized", {}).get(self._quantized, uri)
         container = api.ModelContainerSpec(
             image_uri=serving.image_uri,
             command=list(serving.command),
-            args=[argument.replace("{model_uri}", uri) for argument in serving.args],
+            args=[argument.replace("{model_uri}", served_uri) for argument in serving.args],
             env=[api.EnvVar(name=name, value=value) for name, value in serving.env.items()],
             ports=[api.Port(container_port=serving.port)],
             predict_route=serving.predict_route,

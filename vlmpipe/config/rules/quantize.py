@@ -13,8 +13,17 @@ if TYPE_CHECKING:
 
 def quantize_problems(config: RunFields) -> Iterator[Problem]:
     """Yield the settings with which no quantized export can be made or asked."""
-    if config.evaluate.quantize:
+    asked = config.evaluate.quantize
+    if asked:
         yield from (Problem("evaluate.quantize", f"found with {reason}") for reason in _reasons(config))
+    form = config.deploy.quantized if config.deploy else None
+    if form and (asked is None or form not in asked.formats):
+        there = " and ".join(asked.formats) if asked else "none"
+        text = f"found {form}, and evaluate.quantize.formats has {there}; expected it there, or null here"
+        yield Problem("deploy.quantized", text)
+    if form and config.register_.serving:
+        text = "with register.serving, a container that chooses by itself what it serves; expected null here"
+        yield Problem("deploy.quantized", f"found {form} {text}")
 
 
 def _reasons(config: RunFields) -> Iterator[str]:

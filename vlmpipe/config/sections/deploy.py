@@ -9,6 +9,7 @@ from vlmpipe.config.sections.cluster import Environment
 from vlmpipe.config.sections.output import MAX_DEPLOYMENT_S
 from vlmpipe.config.vllm import load_vllm
 from vlmpipe.trainer.config.base import Agreement, Positive, Section
+from vlmpipe.trainer.config.checkpoint import QuantizedFormat
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 
@@ -40,6 +41,11 @@ class DeployConfig(Section):
         "",
         description="Image of vLLM's OpenAI server by its digest, on Vertex AI in Artifact Registry; adapters and "
         "files in a bucket need that of container/serving.Dockerfile. Empty for local runs only.",
+    )
+    quantized: QuantizedFormat | None = Field(
+        None,
+        description="Quantized export that is served in place of the model, one of evaluate.quantize.formats; null "
+        "serves the model. One that the evaluation has refused ends deploy-model with an error.",
     )
     args: tuple[str, ...] = Field((), description="Additional arguments of vLLM, for example --max-model-len=4096.")
     machine_type: str = Field("g2-standard-12", description="Machine of a replica. Vertex AI only.")

@@ -95,7 +95,7 @@ class Kubeflow(Platform):
 
         deploy = require_deploy(run)
         service = InferenceService(deploy, run.kubeflow, arguments_of(run, FOLDER))
-        with service.canary(registered.uri, run.run.run_id) as url:
+        with service.canary(registered.served_uri(deploy.quantized), run.run.run_id) as url:
             result = measure_agreement(questions, service.ask(url, run.model_name))
             require_agreement(result, deploy.min_agreement)
         return result, {"inference_service": deploy.endpoint, "traffic_percent": service.promote()}

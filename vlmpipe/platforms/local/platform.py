@@ -60,9 +60,10 @@ class Local(Platform):
         from vlmpipe.serving.openai import CHAT_PATH, ChatServer
         from vlmpipe.trainer.serving.local_server import serving
 
-        with serving(run_uri) as server:
+        deploy = require_deploy(run)
+        with serving(run_uri, quantized=deploy.quantized or "") as server:
             result = measure_agreement(questions, ChatServer(f"{server.url}{CHAT_PATH}", server.model).ask)
-            require_agreement(result, require_deploy(run).min_agreement)
+            require_agreement(result, deploy.min_agreement)
         return result, {"server": "transformers serve"}
 
     def find(self, name: str, *, root: str, project: str, location: str) -> RunHere | None:

@@ -139,7 +139,8 @@ class Vertex(Platform):
         deploy, gcp = require_deploy(run), run.gcp
         service = CloudRunService(place, deploy, labels=gcp.labels, encryption_key=gcp.encryption_spec_key_name)
         service.require_usable(questions, run.model_name)
-        with service.canary(arguments_of(run, registered.uri), run.run.run_id) as canary:
+        model_uri = registered.served_uri(deploy.quantized)
+        with service.canary(arguments_of(run, model_uri), run.run.run_id) as canary:
             result = measure_agreement(questions, service.ask(canary, run.model_name))
             require_agreement(result, deploy.min_agreement)
         record = {"service": service.name, "address": canary.service_address}

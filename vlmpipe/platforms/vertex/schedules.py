@@ -112,8 +112,8 @@ class VertexSchedule:
     def run_file(self) -> Mapping[str, object] | None:
         job = _job_dict(self.job)
         runtime = job.get("runtimeConfig")
-        given = runtime.get("parameterValues") if isinstance(runtime, dict) else None
-        return run_file_in(job.get("pipelineSpec"), given if isinstance(given, dict) else {})
+        values = runtime.get("parameterValues") if isinstance(runtime, dict) else None
+        return run_file_in(job.get("pipelineSpec"), values if isinstance(values, dict) else {})
 
     @property
     def job(self) -> PipelineJob:

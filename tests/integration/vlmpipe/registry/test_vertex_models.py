@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from vlmpipe.components.runtime.parameters import compiled_settings
 from vlmpipe.components.runtime.resolve import resolve
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.run_settings import RunSettings
+from vlmpipe.config.sections.deploy import DeployConfig
 from vlmpipe.config.sections.output import ServingConfig
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.pipelines.check import check_run
@@ -30,11 +32,12 @@ from vlmpipe.platforms.vertex import retries
 from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE, Place
 from vlmpipe.platforms.vertex.requirements import require_vertex
 from vlmpipe.records.decision import Champion
+from vlmpipe.records.registered import Registered
 from vlmpipe.registry import folder as registry_module
 from vlmpipe.registry import release as release_module
 from vlmpipe.registry import vertex as vertex_models
 from vlmpipe.registry.folder import Candidate, FolderRegistry
-from vlmpipe.registry.release import decide_run, register_run
+from vlmpipe.registry.release import decide_run, register_run, require_container
 from vlmpipe.registry.vertex import VertexRegistry
 from vlmpipe.trainer.errors import ConfigError, UserError
 from vlmpipe.trainer.storage.base import Storage
@@ -92,6 +95,35 @@ def candidate(folder: Path, run_id: str, checkpoint: str = "c1", exact_match: fl
     return Candidate(
         run_id=run_id, export_uri=str(export), checkpoint=checkpoint, metrics=metrics, data_fingerprint="f3a9"
     )
+
+
+def test_a_version_serves_the_quantized_export_that_is_asked_for_if_it_has_one(
+    server: FakeVertex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving = ServingConfig.model_validate(SERVING)
+    quantized = VertexRegistry(PLACE, "digits", REGISTRY_ROOT, alias="champion", serving=serving, quantized="int4")
+    (tmp_path / "int4").mkdir()
+    (tmp_path / "int4/model.safetensors").write_bytes(b"4" * 10)
+    whole = candidate(tmp_path, "Run.1")
+    entry = quantized.register("digits", whole.model_copy(update={"quantized": {"int4": str(tmp_path / "int4")}}), "#")
+    assert entry.model_uri.endswith("/model") and entry.quantized["int4"] == f"{entry.model_uri}-int4"
+    assert entry.quantized["int4"] in " ".join(quantized.arguments(entry.version))
+    without = quantized.register("digits", candidate(tmp_path, "Run.2"), "#")
+    assert f"{without.model_uri}-int4" not in " ".join(quantized.arguments(without.version))
+    assert quantized.arguments(99) == ()
+
+    monkeypatch.setattr(release_module, "open_registry", lambda _: (quantized, "digits", "champion"))
+    registered = Registered(
+        model="digits", version=entry.version, uri=entry.model_uri, resource=entry.resource, quantized=entry.quantized
+    )
+    for form in ("int4", None):
+        deploy = DeployConfig.model_validate({"endpoint": "digits", "quantized": form})
+        run: Any = SimpleNamespace(register_=SimpleNamespace(serving=None), deploy=deploy)
+        if form:
+            require_container(run, registered)
+        else:
+            with pytest.raises(ConfigError, match=r"registered to serve another export .* null"):
+                require_container(run, registered)
 
 
 def uploads(server: FakeVertex) -> int:

@@ -15,10 +15,12 @@ from tests.fakes.chat_model import ChatModelServer
 from tests.support.reports import make_run, write_json
 from vlmpipe.components.deploy_model import deploy_model
 from vlmpipe.components.runtime.deploy import deploy_run
+from vlmpipe.records.registered import Registered
 from vlmpipe.serving.openai import CHAT_PATH
 from vlmpipe.serving.questions import held_out_questions
-from vlmpipe.trainer.errors import ConfigError, ExitCode
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.serving import local_server
+from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record_file
 
 ASKED = 6
@@ -34,13 +36,18 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
 def serve_by(monkeypatch: pytest.MonkeyPatch, run: Path, answer: Callable[[str], str]) -> list[ChatModelServer]:
     """A server in the place of transformers' own, which answers a question's text. Returns those that were started."""
     started = []
 
     @contextlib.contextmanager
-    def serving(run_uri: str) -> Iterator[SimpleNamespace]:
-        assert run_uri == str(run)
+    def serving(run_uri: str, quantized: str = "") -> Iterator[SimpleNamespace]:
+        assert run_uri == str(run) and quantized == (read_json(run / "run.json")["deploy"].get("quantized") or "")
         with ChatModelServer("digits", answer) as server:
             started.append(server)
             yield SimpleNamespace(url=server.url.removesuffix(CHAT_PATH), model="digits")
@@ -79,6 +86,19 @@ def test_a_model_that_answers_otherwise_is_not_deployed(run: Path, monkeypatch: 
     assert ended.value.code == ExitCode.REJECTED
     assert not (run / "deployed.json").exists()
     assert json.loads((run / "steps/deploy-model.json").read_text())["state"] == "failed"
+
+
+def test_a_quantized_export_is_deployed_if_it_was_registered(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = read_json(run / "run.json")
+    write_json(run / "run.json", {**settings, "deploy": {**settings["deploy"], "quantized": "int4"}})
+    started = serve_by(monkeypatch, run, evaluated(run))
+    with pytest.raises(UserError, match="has no int4 export") as caught:
+        deploy_run(str(run), "local")
+    assert caught.value.code == ExitCode.REJECTED and started == []
+    registered = Registered.require(open_storage(str(run)))
+    registered.model_copy(update={"quantized": {"int4": "there/model-int4"}}).write(open_storage(str(run)))
+    deploy_run(str(run), "local")
+    assert read_record_file(run / "deployed.json")["quantized"] == "int4" and len(started) == 1
 
 
 def test_an_unregistered_model_is_not_deployed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

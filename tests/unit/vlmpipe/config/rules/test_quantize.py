@@ -40,6 +40,16 @@ def test_only_what_is_registered_is_quantized() -> None:
         config("sweep.variants={a: {train.seed: 1}, b: {train.seed: 2}}")
 
 
+def test_only_a_format_that_the_evaluation_makes_is_deployed() -> None:
+    deploy = "deploy={endpoint: digits, quantized: %s}"
+    deployed = config(deploy % "int4").deploy
+    assert deployed and deployed.quantized == "int4"
+    with pytest.raises(ConfigError, match=r"deploy\.quantized: found fp8, and evaluate\.quantize\.formats has int4"):
+        config(deploy % "fp8")
+    with pytest.raises(ConfigError, match=r"evaluate\.quantize\.formats has none"):
+        load_run_file(ROOT / "configs/digits.yaml", [deploy % "int4"])
+
+
 @pytest.mark.parametrize("formats", ["[]", "[int4, int4]", "[int3]"])
 def test_formats_are_known_and_differ(formats: str) -> None:
     with pytest.raises(ConfigError, match=r"evaluate\.quantize\.formats"):
