@@ -222,8 +222,8 @@ class DataConfig(Section):
         description="Compute the tokens of an image, and all others before a sample's first own text, once for all "
         "samples of a packed sequence that begin with them; each sees them and itself alone, so the loss is that of "
         "separate samples; of preference pairs the whole prompt, once for both answers. off computes them for each "
-        "sample; auto shares where model and settings allow it. Without native videos; data is prepared for it, and a "
-        "shard has an image once then.",
+        "sample; auto shares where model and settings allow it. Data is prepared for it, and a shard has an image "
+        "once then.",
     )
     max_questions_per_image: int = Field(
         0,

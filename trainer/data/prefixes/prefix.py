@@ -17,6 +17,7 @@ import numpy as np
 
 from vlmpipe.trainer.data.chat.encode import IGNORED, Encoded
 from vlmpipe.trainer.data.prefixes.groups import KEY_BYTES
+from vlmpipe.trainer.data.sample import Clip
 
 NO_KEY = "00" * KEY_BYTES
 
@@ -31,10 +32,15 @@ class Prefix:
     pair_tokens: int = 0
 
 
+def content_of(sha256: str, clip: Clip | None) -> str:
+    """A name that only equal images have, and of videos those of equal length alone, which decides positions."""
+    return f"{sha256} {clip.patches} of {clip.patch_s!r} s" if clip else sha256
+
+
 def prefix_of(encoded: Encoded, vision_token_ids: Collection[int], images: Sequence[tuple[str, int, int]]) -> Prefix:
     """The prefix of a sample; an empty one for a sample without images, or with images in or behind an answer.
 
-    images: content hash, width and height of each. Two images of one size have the same tokens, so the hash decides.
+    images: `content_of`, width and height of each. Two images of one size have the same tokens, so the hash decides.
     """
     ids = np.array(encoded.input_ids, np.int64)
     places = np.flatnonzero(np.isin(ids, list(vision_token_ids)))

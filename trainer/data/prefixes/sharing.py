@@ -23,8 +23,6 @@ def obstacles(job: JobSections) -> Iterator[Obstacle]:
     one = "one of the two"
     if not data.pack:
         yield Obstacle("data.pack false, which gives each sample its own sequence", "pack true")
-    if data.video == "native":
-        yield Obstacle("data.video native, whose times may differ where tokens and frames are equal", "frames")
     if model.relevance:
         yield Obstacle("model.relevance, whose kept image tokens depend on the question", one)
     if model.lora and model.lora.dropout:

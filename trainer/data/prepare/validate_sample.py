@@ -12,7 +12,7 @@ from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.chat.encode import Chat, Encoded
 from vlmpipe.trainer.data.conversations.grounding import MARKS, with_boxes
 from vlmpipe.trainer.data.conversations.independent import independent_spans
-from vlmpipe.trainer.data.prefixes.prefix import Prefix, prefix_of, prefix_of_pair
+from vlmpipe.trainer.data.prefixes.prefix import Prefix, content_of, prefix_of, prefix_of_pair
 from vlmpipe.trainer.data.prefixes.sharing import stores_prefixes
 from vlmpipe.trainer.data.prepare.checks import CheckedImage, check_clip, check_image, check_turns
 from vlmpipe.trainer.data.prepare.deduplicate import NEW, OTHER, SAME, Met, SeenIds
@@ -240,7 +240,7 @@ class SampleValidator:
     def _prefix(self, piece: _Fitted) -> Prefix | None:
         if not self._stores_prefixes:
             return None
-        images = [(image.sha256, *image.size) for image in piece.images]
+        images = [(content_of(image.sha256, image.clip), *image.size) for image in piece.images]
         if self._in_pairs:
             return prefix_of_pair(*piece.encoded.conversations(), self._chat.vision_token_ids, images)
         return prefix_of(piece.encoded, self._chat.vision_token_ids, images)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tests.support.hf.publish import model_section
 from tests.support.short_form import WHOLE, only_whole
+from tests.support.trainer.native_videos import video_job
 from tests.support.trainer.prefix_mistakes import (
     branches_see_each_other,
     mask_by_positions,
@@ -105,6 +106,27 @@ def test_shared_equals_separate_in_family_smolvlm(name: str, tmp_path: Path) -> 
     case = SharedPrefixes(job_of(tmp_path, native_section(name, freeze=[]), data))
     require_shared_prefix(case.job.model)
     shared, separate = (case.computed(groups) for groups in (case.groups, None))
+    assert max(apart(shared, separate).values()) < BOUNDS[torch.float64], apart(shared, separate)
+
+
+@only_whole
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_shared_equals_separate_where_images_are_videos(family: str, tmp_path: Path) -> None:
+    """Positions in seconds, and texts of times before each patch of frames."""
+    shown = (
+        ("long", "<video>", {"videos": ["long.mp4"]}),
+        ("short", "<video>", {"videos": ["short.mp4"]}),
+        ("both", "<image> <video>", {"videos": ["long.mp4"], "image": "a.png"}),
+    )
+    records = [
+        {"id": f"{name}-{place}", **files, "asked": f"{marks}\nwhat is at place {place}?"}
+        for name, marks, files in shown
+        for place in range(3)
+    ]
+    changes = {"data.share_prefix": "on", "model.freeze": [], "data.max_images_per_sequence": 64}
+    case = SharedPrefixes(video_job(tmp_path, family, records=records, **changes))
+    shared, separate = (case.computed(groups) for groups in (case.groups, None))
+    assert len(np.unique(case.groups.group)) == len(shown)
     assert max(apart(shared, separate).values()) < BOUNDS[torch.float64], apart(shared, separate)
 
 

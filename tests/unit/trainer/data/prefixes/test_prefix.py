@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmpipe.trainer.data.chat.encode import IGNORED, Encoded
-from vlmpipe.trainer.data.prefixes.prefix import Prefix, prefix_of, prefix_of_pair
+from vlmpipe.trainer.data.prefixes.prefix import Prefix, content_of, prefix_of, prefix_of_pair
+from vlmpipe.trainer.data.sample import Clip
 
 IMAGE, PHOTO = 9, ("ab" * 32, 24, 24)
 TOKENS = st.lists(st.tuples(st.sampled_from([1, 2, IMAGE]), st.booleans()), max_size=12)
@@ -76,3 +77,10 @@ def test_prompts_of_a_pair_that_differ_share_what_is_equal() -> None:
     assert prefix_of_pair(*divided, [IMAGE], [PHOTO]) == Prefix(), "an image would be in parts"
     behind = encoded([1, 2, IMAGE, 7], [3]), encoded([1, 2, IMAGE, 8], [3])
     assert prefix_of_pair(*behind, [IMAGE], [PHOTO]) == Prefix(), "the image predicts the answer"
+
+
+def test_videos_of_equal_frames_and_other_times_have_other_keys() -> None:
+    clips = [None, Clip(2, 0.5), Clip(2, 1.0), Clip(1, 0.5), Clip(2, 0.5)]
+    shown = [(content_of(PHOTO[0], clip), *PHOTO[1:]) for clip in clips]
+    keys = [prefix_of(encoded([1, IMAGE, IMAGE, 5, 6], [4]), [IMAGE], [image]).key for image in shown]
+    assert len(set(keys)) == 4 and keys[1] == keys[4]

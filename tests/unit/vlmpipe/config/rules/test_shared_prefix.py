@@ -20,7 +20,6 @@ PROGRAM = {"name": "plain", "command": ["python", "train.py"]}
     "changes",
     [
         {"data__pack": False},
-        {"data__video": "native"},
         {"model__lora": {"dropout": 0.1}, "model__freeze": ["tower"]},
         {"train__router_loss": 0.1},
         {"train__trainer": PROGRAM},
