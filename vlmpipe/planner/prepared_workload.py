@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import TYPE_CHECKING
 
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.model_architecture import Architecture, sharing_obstacle
@@ -18,6 +19,9 @@ from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.models.hub_errors import without_hub
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import join_uri
+
+if TYPE_CHECKING:
+    from vlmpipe.trainer.data.shards.index import SplitIndex
 
 
 def planned_workload(config: RunConfig, model: Architecture, paths: RunPaths) -> tuple[Workload, str]:
@@ -80,12 +84,17 @@ def _prepared_here(
         steps=sampler.num_steps(job.train.epochs, max_steps=job.train.max_steps),
         fills=() if job.data.sources or shares else fill_by_length(config, split),
         step_questions=step_questions(config, job, split, epoch),
-        whole_sample=(float(split.tokens.mean()), float(split.image_count.mean())) if shares else None,
+        whole_sample=_whole_sample(split, job) if shares else None,
     )
     together = 1.0 if obstacle else questions_per_image(validation, config.model)
     cost = separate_cost(split) if why_not else None
     workload = dataclasses.replace(workload, replayed=_replayed(job), asked_together=together, separate_cost=cost)
     return workload, f"Prepared data, {passes}." if passes else ""
+
+
+def _whole_sample(split: SplitIndex, job: JobConfig) -> tuple[float, float]:
+    """Tokens and images of a mean sample by itself; of a pair by itself, those of both conversations."""
+    return float(split.tokens.mean()), float(split.image_count.mean()) * (1 + job.train.in_pairs)
 
 
 def _replayed(job: JobConfig) -> int | None:

@@ -56,9 +56,9 @@ class Kind:
 
 
 FULL = (
-    Kind("answers of 30 words", 30, 1, 24, 2048),
-    Kind("answers of 120 words", 120, 1, 16, 2048),
-    Kind("three pairs an image, answers of 30 words", 30, 3, 8, 2048),
+    Kind("answers of 30 words", 30, 1, 28, 2560),
+    Kind("answers of 120 words", 120, 1, 15, 2688),
+    Kind("three pairs an image, answers of 30 words", 30, 3, 20, 2688),
 )
 QUICK = (Kind("answers of 10 words", 10, 2, 3, 2048),)
 

@@ -42,6 +42,12 @@ SLOWED = "computing slowed by communication"
 STRAGGLER_SHARE = 0.01
 
 
+REFERENCES = (
+    "The pass under the reference over both splits, {minutes:,.1f} min of computing before the first step, is in the "
+    "time of training; another run with this start and data finds what it computed."
+)
+
+
 @dataclass(frozen=True)
 class TimePart:
     """Seconds of a step; hidden ones run at the same time as others and add nothing."""
@@ -133,6 +139,8 @@ def estimate_time(case: Scenario) -> Time:
     save, every_steps = save_time(case), config.train.checkpoint_every_steps
     parts.append(TimePart(SAVING, save.in_a_step(sum(part.s for part in parts), every_steps)))
     step_s = sum(part.s for part in parts)
+    forward_s = (compute_s - backward_s) * (1 + sum(image_shares(case).values())) * calibration.pace
+    references_s = _references_s(case, forward_s)
     if hidden_s > 0:
         parts.append(TimePart(OVERLAPPED, hidden_s, hidden=True))
     if copying_s:
@@ -155,7 +163,7 @@ def estimate_time(case: Scenario) -> Time:
         mfu=useful / layout.world_size / rates.peak / step_s,
         binds=max((part for part in parts if not part.hidden), key=lambda part: part.s).name,
         steps=load.steps,
-        train_hours=None if load.steps is None else load.steps * step_s / 3600,
+        train_hours=None if load.steps is None else (load.steps * step_s + references_s) / 3600,
         tokens_per_s_per_gpu=sequences * load.useful_tokens_per_sequence / step_s / layout.world_size,
         save=save,
         exposed_all_reduce_s=sum(phase.s for phase in exposed if phase.between_nodes and phase.all_reduce),
@@ -171,11 +179,24 @@ def estimate_time(case: Scenario) -> Time:
             ),
             *save_sentences(case, save),
             *update_sentences(case),
+            *([REFERENCES.format(minutes=references_s / 60)] if references_s else []),
             load.origin,
         ),
         pace=calibration.pace,
         interval=interval_of(case, measured=calibration.measures_steps or bool(config.plan.efficiency)),
     )
+
+
+def _references_s(case: Scenario, forward_s: float) -> float:
+    """Seconds of the pass under the reference that DPO is compared with, over both splits; 0 without one.
+
+    forward_s: of a step's forward pass. How much data there is may not be known: then 0, as training has no time.
+    """
+    load, config = case.load, case.config
+    if not config.train.has_reference or load.sequences_per_epoch is None:
+        return 0.0
+    of_training = 1 - config.data.validation_fraction
+    return load.sequences_per_epoch / load.sequences_per_step / (of_training or 1.0) * forward_s
 
 
 def image_shares(case: Scenario) -> dict[str, float]:

@@ -24,7 +24,15 @@ from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.strategies.registry import build_strategy
 from vlmpipe.trainer.tracing.fake_inputs import SequenceShape
 
-TOKENS, PREFIX, BRANCH, BRANCHES = 512, 64, 28, 16
+TOKENS, IMAGE = 512, 64
+# Lengths of segments, and prefixes: 16 questions about an image, and four pairs with a question of their own each.
+LAYOUTS = {
+    "questions": ([IMAGE, *[28] * 16], [(0, IMAGE, TOKENS)]),
+    "pairs": (
+        [IMAGE, *[16, 48, 48] * 4],
+        [(0, IMAGE, TOKENS), *((start, start + 16, start + 112) for start in range(IMAGE, TOKENS, 112))],
+    ),
+}
 WORKER = ProcessContext(0, 1, 0, 1, torch.device("cpu"))
 ROWS = SequenceShape(rows=2, tokens=TOKENS, images=8, label_tokens=384)
 CASES = {
@@ -36,8 +44,11 @@ CASES = {
 
 
 @only_whole
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", CASES)
-def test_merging_attention_does_not_move_the_planned_peak(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merging_attention_does_not_move_the_planned_peak(
+    name: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a layer's attention gathers is gone before its feed-forward layer takes more."""
     scales, merged = Scales(), list[int]()
     original = attend._kernel_with
@@ -57,17 +68,17 @@ def test_merging_attention_does_not_move_the_planned_peak(name: str, monkeypatch
         return Kernel(inside(kernel.forward), inside(kernel.backward))
 
     monkeypatch.setattr(attend, "_kernel_with", weighed)
-    found = _peak(CASES[name], scales)
+    found = _peak(CASES[name], layout, scales)
     assert merged and all(merged)
     assert predicted(CASES[name], 1)["peak"] == pytest.approx(found, rel=PEAK)
 
 
-def _peak(case: Case, scales: Scales) -> int:
+def _peak(case: Case, layout: str, scales: Scales) -> int:
     """Bytes held at the fullest moment of a second step, on one rank."""
     job = case.config(1)
     family = family_of(job.model)
     torch.manual_seed(0)
-    lengths, spans = [PREFIX] + [BRANCH] * BRANCHES, [(0, PREFIX, TOKENS)]
+    lengths, spans = LAYOUTS[layout]
     samples = CuSeqlens.of([lengths] * ROWS.rows, TOKENS, [spans] * ROWS.rows)
     with scales:
         model = family.skeleton(job.model, vocabulary=case.vocabulary)

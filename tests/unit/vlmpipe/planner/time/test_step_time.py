@@ -274,6 +274,25 @@ def test_hours_are_steps_of_that_time() -> None:
     assert time.train_hours == pytest.approx(time.steps * time.step_s / 3600)
 
 
+def test_dpo_has_a_forward_pass_under_the_reference_before_its_steps() -> None:
+    """The forward share of an epoch's computing, and as much more as there are validation samples."""
+    configs = [run_config(train__objective=name, data__validation_fraction=0.2) for name in ("dpo", "simpo")]
+    dpo, simpo = map(timed, configs)
+    assert dpo.steps and dpo.step_s and dpo.train_hours and simpo.train_hours
+    before_s = 3600 * dpo.train_hours - dpo.steps * dpo.step_s
+    of_images = sum(part(dpo, name) for name in (UNCOMPILED, UNEVEN))
+    load = Workload.assumed(configs[0], LLAVA_7B)
+    assert load.sequences_per_epoch
+    epoch_s = load.sequences_per_epoch / load.sequences_per_step * (part(dpo, "computing") + of_images)
+    flops = sequence_flops(configs[0], LLAVA_7B, load, cached=False)
+    assert 0.25 < flops.forward / flops.total < 0.6
+    # Less by what communication slows computing in a step.
+    assert before_s == pytest.approx(flops.forward / flops.total * epoch_s / 0.8, rel=0.1)
+    assert simpo.train_hours == pytest.approx(simpo.steps * simpo.step_s / 3600)  # type: ignore[operator]
+    said = [any("pass under the reference" in sentence for sentence in time.assumptions) for time in (dpo, simpo)]
+    assert said == [True, False]
+
+
 def test_without_samples_a_step_is_known_and_the_run_is_not() -> None:
     time = timed(run_config(plan__samples=0))
     assert time.step_s is not None and time.steps is None and time.train_hours is None
