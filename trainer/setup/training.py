@@ -51,7 +51,7 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     replica, family = _placed(job, worker), family_of(job.model)
     data = open_data(job)
     if why_not and worker.is_first:
-        cost = cost_text(separate_cost(data.train))
+        cost = cost_text(separate_cost(data.train, in_pairs=job.train.in_pairs), in_pairs=job.train.in_pairs)
         print(f"train: data.share_prefix auto computes images for each sample: found {why_not}; {cost}", flush=True)
     built = build_model(job, family, data, replica, worker)
     meet(worker)  # reading weights, a node may be much faster than another

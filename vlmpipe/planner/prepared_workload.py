@@ -87,7 +87,7 @@ def _prepared_here(
         whole_sample=_whole_sample(split, job) if shares else None,
     )
     together = 1.0 if obstacle else questions_per_image(validation, config.model)
-    cost = separate_cost(split) if why_not else None
+    cost = separate_cost(split, in_pairs=job.train.in_pairs) if why_not else None
     workload = dataclasses.replace(workload, replayed=_replayed(job), asked_together=together, separate_cost=cost)
     return workload, f"Prepared data, {passes}." if passes else ""
 
@@ -113,6 +113,6 @@ def questions_note(config: RunConfig, model: Architecture, load: Workload) -> st
     job = JobConfig.model_validate(config.to_run_json(RunPaths(run_id=config.name, root_uri=config.output.root_uri)))
     _, why_not = resolved_sharing(job, lambda: sharing_obstacle(model.model))
     if why_not:
-        cost = cost_text(load.separate_cost)
+        cost = cost_text(load.separate_cost, in_pairs=job.train.in_pairs)
         return f"data.share_prefix auto computes images for each sample: found {why_not}; {cost}."
     return load.step_questions.text(config.train.global_batch_size) if load.step_questions else UNKNOWN

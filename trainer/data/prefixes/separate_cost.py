@@ -11,6 +11,8 @@ Int32Array = NDArray[np.int32]
 
 # Of benchmarks/results/2026-11-29-cpu-shared-prefix.md, for where no prepared data tells.
 MEASURED = "10 questions about an image then take 1.6 times as long with 16 image tokens, 7.9 with 576, as measured"
+# Of benchmarks/results/2026-11-30-cpu-shared-pairs.md.
+PAIRS_MEASURED = "pairs with 256 image tokens and answers of 30 words then take 1.6 times as long, as measured"
 
 
 class Samples(Protocol):
@@ -30,16 +32,22 @@ class Samples(Protocol):
     def prefix_tokens(self) -> Int32Array: ...
     @property
     def prefix_keys(self) -> NDArray[np.uint8]: ...
+    @property
+    def pair_prefix_tokens(self) -> Int32Array: ...
 
 
-def separate_cost(split: Samples) -> float:
-    """Tokens of all samples, as a multiple of those with each image, or prefix, once for all samples that have it."""
+def separate_cost(split: Samples, *, in_pairs: bool = False) -> float:
+    """Tokens of all samples, as a multiple of those with each image, or prefix, once for all samples that have it, and
+    for both conversations of a pair."""
     if not len(split):
         return 1.0
     shared, keys = (split.prefix_tokens, split.prefix_keys) if split.has_prefixes else _by_images(split)
     has_some = shared > 0
     _, first, count = np.unique(keys[has_some], axis=0, return_index=True, return_counts=True)
     saved = int((shared[has_some][first].astype(np.int64) * (count - 1)).sum())
+    if in_pairs:
+        of_pairs = split.pair_prefix_tokens if split.has_prefixes else split.image_tokens
+        saved += int(of_pairs.sum(dtype=np.int64))
     tokens = int(split.tokens.sum(dtype=np.int64))
     return tokens / (tokens - saved)
 
@@ -57,10 +65,10 @@ def _by_images(split: Samples) -> tuple[Int32Array, NDArray[np.uint8]]:
     return np.where(has_any, split.image_tokens, 0), keys
 
 
-def cost_text(cost: float | None) -> str:
+def cost_text(cost: float | None, *, in_pairs: bool = False) -> str:
     """A half-sentence. cost: of `separate_cost`; None where no data is prepared."""
     if cost is None:
-        return MEASURED
+        return PAIRS_MEASURED if in_pairs else MEASURED
     if cost < 1.05:
         return "nearly no two samples of the data have the same images"
     return f"the data's samples are {cost:.1f} times as many tokens as with each image once"

@@ -22,8 +22,9 @@ MIN_FLASH_CAPABILITY = (8, 0)
 TRIAL_WINDOW = 40  # tokens
 TRIAL_TOLERANCE = 0.02  # of the largest number; two kernels in bf16 or fp16 differ by some 0.005
 LENGTHS, TOKENS = [[3, 130, 1], [64, 65]], 144  # of the samples in a trial
-# The prefixes of a trial: two branches of a long prefix and a branch of a short one, in a sequence of their own each.
-SHARED_LENGTHS, SHARED = [[90, 30, 14], [5, 131]], [[(0, 90, 134)], [(0, 5, 136)]]
+# The prefixes of a trial, in a sequence of their own each: a long one with two branches, and a short one around another
+# one with two.
+SHARED_LENGTHS, SHARED = [[90, 30, 14], [5, 20, 60, 51]], [[(0, 90, 134)], [(0, 5, 136), (5, 25, 136)]]
 
 
 def kernel_for(query: Tensor, key: Tensor, window: int = 0, *, shared: bool = False) -> Kernel:

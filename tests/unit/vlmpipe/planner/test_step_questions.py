@@ -104,5 +104,12 @@ def test_auto_says_why_it_is_off_and_what_that_costs(cost: float | None, said: s
     load: Any = SimpleNamespace(step_questions=None, separate_cost=cost)
     model: Any = None
     found = questions_note(config, model, load)
+    assert cost or "pairs with 256 image tokens" in questions_note(
+        config.model_copy(
+            update={"train": config.train.model_copy(update={"objective": "dpo", "validate_every_steps": 0})}
+        ),
+        model,
+        load,
+    )
     reason = "data.pack false, which gives each sample its own sequence"
     assert found.startswith(f"data.share_prefix auto computes images for each sample: found {reason}; {said}")

@@ -27,6 +27,7 @@ class Split(SimpleNamespace):
             has_prefixes=has_prefixes,
             prefix_tokens=np.array([64, 64, 94, 0, 0], np.int32),
             prefix_keys=np.array([[1], [1], [2], [0], [0]], np.uint8),
+            pair_prefix_tokens=np.array([70, 70, 100, 45, 10], np.int32),
         )
 
     def __len__(self) -> int:
@@ -37,3 +38,11 @@ class Split(SimpleNamespace):
 def test_tokens_of_what_is_the_same_count_once(has_prefixes: bool, saved: int) -> None:
     split: Any = Split(has_prefixes=has_prefixes)
     assert separate_cost(split) == pytest.approx(400 / (400 - saved))
+
+
+@pytest.mark.parametrize(("has_prefixes", "saved"), [(True, 64 + 295), (False, 60 + 250)])
+def test_prompts_of_pairs_count_once_too(has_prefixes: bool, saved: int) -> None:
+    """Where prepared data does not tell, their images do."""
+    split: Any = Split(has_prefixes=has_prefixes)
+    split.tokens = 2 * TOKENS
+    assert separate_cost(split, in_pairs=True) == pytest.approx(800 / (800 - saved))
