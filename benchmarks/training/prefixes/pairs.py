@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,14 +16,14 @@ from benchmarks.support.suite import Bench
 from benchmarks.support.timing import Clock, Measured, close
 from benchmarks.support.workloads import Workload, workload
 from benchmarks.training.nanovlm import PATCH
-from benchmarks.training.prefixes.comparison import Questions
 from benchmarks.training.ready_steps import cached_source
 from benchmarks.training.workloads import TOLERANCE
 from vlmpipe.trainer.data.loader import PackedLoader
-from vlmpipe.trainer.data.sampler import PackedBatchSampler
+from vlmpipe.trainer.data.sampler import EpochTotals, PackedBatchSampler
 from vlmpipe.trainer.dataloading.batches import PackedBatch, collate
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.setup.training import build_training
+from vlmpipe.trainer.strategies.base import Strategy
 
 IMAGE_TOKENS = 256
 SETTINGS = (
@@ -63,7 +64,25 @@ FULL = (
 QUICK = (Kind("answers of 10 words", 10, 2, 3, 2048),)
 
 
-class ReferencePass(Questions):
+@dataclass
+class Pairs:
+    """All pairs in packed sequences, and a model that trains on them; each call makes an update."""
+
+    strategy: Strategy
+    batches: list[PackedBatch]
+    totals: EpochTotals
+    first_loss: float | None = None
+
+    def __call__(self) -> Measured:
+        """Units: pairs."""
+        clock = Clock()
+        loss = self.strategy.forward_backward(self.batches, self.totals.samples).item()
+        self.strategy.step(1.0)
+        self.first_loss = loss if self.first_loss is None else self.first_loss
+        return clock.stop(self.totals.samples)
+
+
+class ReferencePass(Pairs):
     """Log probabilities of all answers, without gradients."""
 
     def __call__(self) -> Measured:
@@ -80,14 +99,14 @@ def shared_pairs(bench: Bench) -> None:
     for number, kind in enumerate(kinds):
         source = write_pairs(bench.scratch / f"pairs-{number}", kind)
         side = round(IMAGE_TOKENS**0.5) * PATCH
-        given = (
+        settings = (
             *SETTINGS, f"data.source={source}", f"data.sequence_length={kind.sequence_tokens}",
             f"model.image_size={side}", "model.tokenizer=train:800", "train.objective=simpo",
             "train.validate_every_steps=0",
         )  # fmt: skip
-        steps, passes = dict[str, Questions](), dict[str, Questions]()
+        steps, passes = dict[str, Pairs](), dict[str, Pairs]()
         for name, on in ((ONCE, "on"), (TWICE, "off")):  # one by one: runs of a run file have one folder
-            load = workload(bench, "easy-vqa", (*given, f"data.share_prefix={on}"), name=f"{kind.name}, {name}")
+            load = workload(bench, "easy-vqa", (*settings, f"data.share_prefix={on}"), name=f"{kind.name}, {name}")
             steps[name] = pairs(load, bench.worker)
             if not number:
                 passes[name] = pairs(load, bench.worker, is_reference=True)
@@ -97,13 +116,13 @@ def shared_pairs(bench: Bench) -> None:
     bench.report.note(NOTE)
 
 
-def compared(bench: Bench, kind: Kind, sides: dict[str, Questions], what: str) -> None:
+def compared(bench: Bench, kind: Kind, sides: dict[str, Pairs], what: str) -> None:
     """Both sides in turns."""
     totals = {name: side.totals for name, side in sides.items()}
     fills = {name: of.tokens / of.sequences / kind.sequence_tokens for name, of in totals.items()}
     data = f"{kind.name}; sequences {fills[ONCE]:.0%} and {fills[TWICE]:.0%} full"
     found = bench.take_turns(f"{what}, {kind.name}", sides)
-    losses = [[side.first_loss or 0.0] for side in sides.values()]
+    losses = [[side.first_loss or math.nan] for side in sides.values()]
     is_same = totals[ONCE].samples == totals[TWICE].samples and close(losses[0], losses[1], TOLERANCE)
     law = f"the same pairs, and the same loss before the first update (relative {TOLERANCE:g})"
     bench.report.require(is_same, law, found=str(losses))
@@ -115,7 +134,7 @@ def compared(bench: Bench, kind: Kind, sides: dict[str, Questions], what: str) -
     bench.report.figure(f"speed of shared prompts, of the ideal; {what}", data, "%", shares)
 
 
-def pairs(load: Workload, worker: ProcessContext, *, is_reference: bool = False) -> Questions:
+def pairs(load: Workload, worker: ProcessContext, *, is_reference: bool = False) -> Pairs:
     """Those of the first epoch."""
     job, split = load.cached, load.split()
     sampler = PackedBatchSampler.of_training(split, job)
@@ -124,8 +143,8 @@ def pairs(load: Workload, worker: ProcessContext, *, is_reference: bool = False)
     loader.references = None if is_reference else training.loader.references
     rows = [row for step in range(sampler.num_steps(1)) for row in loader.sequences_for_step(step, 0, 1)]
     batches: list[PackedBatch] = [collate([row], images) for row in rows]
-    side = ReferencePass if is_reference else Questions
-    return side(training.strategy, batches, sampler.totals(0), len(split))
+    side = ReferencePass if is_reference else Pairs
+    return side(training.strategy, batches, sampler.totals(0))
 
 
 def write_pairs(folder: Path, kind: Kind) -> Path:
