@@ -53,6 +53,19 @@ The file is the `pricing.yml` of
 [Cyclenerd's calculator](https://github.com/Cyclenerd/google-cloud-pricing-cost-calculator), which compiles the Cloud
 Billing catalogue. A table of which it lacks a price is left whole with its old day, and named. Other sources, the
 disks and the managed offers are renewed by hand.
+
+A file that ends with `.json` is the catalogue itself, as the
+[Cloud Billing Catalog API](https://docs.cloud.google.com/billing/v1/how-tos/catalog-api) lists it: all pages of
+
+```bash
+curl "https://cloudbilling.googleapis.com/v1/services/6F81-5844-456A/skus?currencyCode=USD&pageSize=5000&key=KEY"
+```
+
+in one JSON list, each with the `pageToken` of the page before it. A machine costs the sum of its vCPUs, memory and
+GPUs, for the families whose SKUs `vlmpipe/catalog/billing_skus.yaml` names: A2 with A100 of 40 GB, C2, E2, G2, N1 and
+N2. A test compares such sums with the prices that `prices.yaml` has of us-central1. Other families, machines with
+local SSDs, and SKUs in several tiers, other units or other currencies have no price by it. **Not proved:** no list of
+the service was read here; its form is that of the API's description.
 """
 
 

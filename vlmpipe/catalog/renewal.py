@@ -4,7 +4,8 @@
     python -m vlmpipe.catalog.renewal pricing.yml --source ce-2026-08-20 --date 2026-11-29 --write
 
 The file is the pricing.yml of Cyclenerd/google-cloud-pricing-cost-calculator, which compiles the Cloud Billing
-catalogue: compute.instance.MACHINE.cost.REGION.hour and hour_spot. A table of which it lacks a price is left whole,
+catalogue: compute.instance.MACHINE.cost.REGION.hour and hour_spot. A file that ends with .json has the catalogue's own
+SKUs, see `vlmpipe.catalog.billing_skus`. A table of which it lacks a price is left whole,
 with its old day. Comments and the order of prices.yaml stay.
 """
 
@@ -17,6 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
+from vlmpipe.catalog.billing_skus import read_costs
 from vlmpipe.catalog.machines import FOLDER
 from vlmpipe.catalog.price_schema import parse_prices
 from vlmpipe.catalog.prices import FILE_NAME
@@ -59,8 +61,24 @@ class Renewal:
         return [*lines, *(f"  left: {table}" for table in self.left)]
 
 
-def renewed(text: str, costs: Mapping[str, object], source: str, day: date) -> Renewal:
+@dataclass(frozen=True)
+class Origin:
+    """Title and address of a source in prices.yaml."""
+
+    title: str
+    url: str
+
+
+SKUS = Origin(
+    "Cloud Billing Catalog API, SKUs of Compute Engine; a machine costs the sum of its vCPUs, memory and GPUs",
+    "https://cloudbilling.googleapis.com/v1/services/6F81-5844-456A/skus",
+)
+
+
+def renewed(text: str, costs: Mapping[str, object], source: str, day: date, origin: Origin | None = None) -> Renewal:
     """`text`, that of prices.yaml, with the tables of `source` from `costs`, which is compute.instance of the file.
+
+    origin: of the new prices; None is that of the old ones, on a later day.
 
     Raises ConfigError for a source that has no table of machines.
     """
@@ -80,7 +98,7 @@ def renewed(text: str, costs: Mapping[str, object], source: str, day: date) -> R
     for block in blocks:
         renewal = _with_table(renewal, block, costs, new_source)
     if renewal.changes or renewal.equal:
-        renewal = replace(renewal, text=_with_source(renewal.text, source, new_source, day))
+        renewal = replace(renewal, text=_with_source(renewal.text, source, new_source, day, origin))
     parse_prices(packaged_yaml(renewal.text), FILE_NAME)
     return renewal
 
@@ -132,14 +150,25 @@ def _usd(costs: Mapping[str, object], name: str, block: _Block) -> float | None:
     return float(usd) if isinstance(usd, int | float) and not isinstance(usd, bool) and usd > 0 else None
 
 
-def _with_source(text: str, source: str, new_source: str, day: date) -> str:
+def _with_source(text: str, source: str, new_source: str, day: date, origin: Origin | None) -> str:
     """The text with the new source after the old one, which leaves once no table names it."""
     entry = re.search(rf"^  {re.escape(source)}:\n(?:    .*\n)+", text, re.MULTILINE)
     assert entry, source
     lines = entry[0].replace(f"  {source}:", f"  {new_source}:", 1)
     lines = re.sub(r"^    date: .*$", f"    date: {day}", lines, flags=re.MULTILINE)
+    if origin:
+        lines = f"  {new_source}:\n    title: {origin.title}\n    url: {origin.url}\n    date: {day}\n"
     is_used = f"source: {source}\n" in text
     return text.replace(entry[0], entry[0] + lines if is_used else lines, 1)
+
+
+def _compiled_costs(file: Path) -> Mapping[str, object]:
+    """compute.instance of a pricing.yml. Raises ConfigError for another file."""
+    compute = read_mapping(file, read_text(file, "a kept price file"), "compute.instance").get("compute")
+    costs = compute.get("instance") if isinstance(compute, Mapping) else None
+    if not isinstance(costs, Mapping):
+        raise ConfigError(f"{file} has no compute.instance", expected="the pricing.yml that prices.yaml names")
+    return costs
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -147,20 +176,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m vlmpipe.catalog.renewal", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("file", type=Path, help="kept copy of pricing.yml")
+    parser.add_argument("file", type=Path, help="kept copy of pricing.yml, or .json: SKUs of the Cloud Billing Catalog")
     parser.add_argument("--source", required=True, help="key in the sources of prices.yaml whose tables are renewed")
     parser.add_argument("--date", required=True, type=date.fromisoformat, help="day of the file's prices")
     parser.add_argument(
         "--write", action="store_true", help="write prices.yaml; without it only the difference is shown"
     )
     options = parser.parse_args(arguments)
-    content = read_mapping(options.file, read_text(options.file, "a kept price file"), "compute.instance")
-    compute = content.get("compute")
-    costs = compute.get("instance") if isinstance(compute, Mapping) else None
-    if not isinstance(costs, Mapping):
-        raise ConfigError(f"{options.file} has no compute.instance", expected="the pricing.yml that prices.yaml names")
+    is_list = options.file.suffix == ".json"
+    costs = read_costs(options.file) if is_list else _compiled_costs(options.file)
     path = FOLDER / FILE_NAME
-    result = renewed(path.read_text(encoding="utf-8"), costs, options.source, options.date)
+    origin = SKUS if is_list else None
+    result = renewed(path.read_text(encoding="utf-8"), costs, options.source, options.date, origin)
     print("\n".join(result.lines()))
     if not options.write:
         print("Nothing is written: --write does, and python -m tests.support.generated_files renews the page.")
