@@ -141,7 +141,7 @@ def shared_prefix(bench: Bench) -> None:
 
 def compare(bench: Bench, name: str, tokens: int, source: Path, images: int) -> None:
     size = Size(256, 704, 4, 4, 2, 192, 2, 4, batch=1, side=round(tokens**0.5) * PATCH, scale=1)
-    given = (
+    settings = (
         *(one for one in overrides(size, quick=False) if one.startswith("model=")),
         *SETTINGS,
         f"data.source={source}",
@@ -150,7 +150,7 @@ def compare(bench: Bench, name: str, tokens: int, source: Path, images: int) -> 
     sides: dict[str, Questions | NanoQuestions] = {}
     stored: dict[str, int] = {}
     for side, on in ((SHARED, "on"), (ALONE, "off")):  # one by one: runs of a run file have one folder
-        load = workload(bench, "easy-vqa", (*given, f"data.share_prefix={on}"), name=f"{name}, {side}")
+        load = workload(bench, "easy-vqa", (*settings, f"data.share_prefix={on}"), name=f"{name}, {side}")
         sides[side] = questions(load, load.cached, bench.worker)
         if side == SHARED:
             sides[ONLINE] = questions(load, load.online, bench.worker)
