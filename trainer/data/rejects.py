@@ -201,15 +201,15 @@ def _line(message: str) -> str:
     return line if len(line) <= MESSAGE_CHARS else line[: MESSAGE_CHARS - 3] + "..."
 
 
-def rejected_for_tiles(summary: dict[str, Any]) -> list[str]:
+def rejected_for_tiles(by_code: Mapping[str, int], examples: Mapping[str, Iterable[str]]) -> list[str]:
     """A sentence about prepared data in which an earlier version rejected samples that are taken now; none elsewhere.
 
-    summary: of its `Ledger`. Its fingerprint did not change with the rule, so that runs continue.
+    by_code, examples: of the data's `SUMMARY`. Its fingerprint did not change with the rule, so that runs continue.
     """
     code = RejectCode.CONV_TOO_MANY_IMAGES
-    if not any(OF_TILES.search(example) for example in summary["examples"].get(code, ())):
+    if not any(OF_TILES.search(example) for example in examples.get(code, ())):
         return []
     return [
-        f"{summary['by_code'][code]:,} samples were rejected for too many images by an earlier version, which counted "
-        "tiles: set data.max_images_per_sequence to another number to prepare the data by images"
+        f"{by_code[code]:,} samples were rejected for too many images by an earlier version, which counted tiles: set "
+        "data.max_images_per_sequence to another number to prepare the data by images"
     ]

@@ -83,7 +83,8 @@ def span(name: str, entry: Any) -> tuple[int, int, str]:
     """Where a tensor begins and ends behind the header, and its name. Raises ValueError, LookupError, TypeError."""
     start, stop = entry["data_offsets"]
     shape = entry["shape"]
-    if not all(type(number) is int and number >= 0 for number in (start, stop, *shape)):
+    is_listed = isinstance(shape, list)
+    if not is_listed or not all(type(number) is int and number >= 0 for number in (start, stop, *shape)):
         raise ValueError(f"{name!r} has the shape {shape} and the offsets {entry['data_offsets']}")
     if 8 * (stop - start) != math.prod(shape) * BITS[entry["dtype"]]:
         raise ValueError(f"{name!r} of the shape {shape} has {stop - start} bytes")

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -110,10 +111,11 @@ class MemoryTracker(TorchDispatchMode):
         self._held_bytes -= num_bytes * (category != "offloaded")
 
 
-def _result(func: Any, args: Any, kwargs: Any) -> object:
+def _result(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """The result of an operation. Fake grouped products of experts take bf16 alone, real ones take fp32 too."""
     first = args[0] if func is torch.ops.aten._grouped_mm.default else None
     if not isinstance(first, FakeTensor) or first.dtype == torch.bfloat16:
         return func(*args, **kwargs)
-    in_bf16 = [part.bfloat16() for part in args[:2]]  # experts' rows are multiples of 16 bytes in bf16 as well
+    # Rows of experts are multiples of 16 bytes in bf16 as well.
+    in_bf16 = [tensor.bfloat16() for tensor in args[:2] if isinstance(tensor, Tensor)]
     return func(*in_bf16, *args[2:], **kwargs).to(first.dtype)

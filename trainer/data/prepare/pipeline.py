@@ -142,7 +142,8 @@ def prepare(config: JobConfig, progress: Progress) -> Prepared:
             counts, chunks = built.counts, built.chunks
             _publish(config, identity, folder / "set", built)
     notes = _notes(json.loads(storage.read(STATS)), config.data) + (f"; {fetched}" if fetched else "")
-    tiles = rejected_for_tiles(json.loads(storage.read(SUMMARY)))
+    rejects = json.loads(storage.read(SUMMARY))
+    tiles = rejected_for_tiles(rejects["by_code"], rejects["examples"])
     notes += "".join(f"; {note}" for note in [*unknown_slices(uri, config.data.slices), *tiles])
     changes = None
     try:

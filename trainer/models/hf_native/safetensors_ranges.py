@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import google_crc32c
 import torch
@@ -95,11 +95,13 @@ class RangedFile:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise self._damaged(f"its header cannot be read: {error}") from error
 
-    def _place(self, name: str, entry: Any, begin: int) -> _Place:
+    def _place(self, name: str, entry: dict[str, object], begin: int) -> _Place:
         start, end, _ = span(name, entry)
         if end > self._source.size_bytes - begin:
             raise ValueError(f"{name!r} lies at bytes {start} to {end}")
-        return _Place(READ[entry["dtype"]], tuple(entry["shape"]), begin + start, begin + end)
+        shape = entry["shape"]
+        assert isinstance(shape, list), "span() has looked"
+        return _Place(READ[str(entry["dtype"])], tuple(shape), begin + start, begin + end)
 
     def _read(self, start: int, end: int) -> tuple[bytearray, int]:
         """Bytes of the file, and their CRC32C."""

@@ -292,5 +292,6 @@ def test_data_of_a_version_that_counted_tiles_says_what_it_lacks(message: str, s
     ledger = Ledger(1.0, io.StringIO())
     for number in ledger.counting(range(3)):
         ledger.reject(Reject(f"record {number}", "", RejectCode.CONV_TOO_MANY_IMAGES, message))
-    notes = rejected_for_tiles(json.loads(json.dumps(ledger.summary())))
+    summary = json.loads(json.dumps(ledger.summary()))
+    notes = rejected_for_tiles(summary["by_code"], summary["examples"])
     assert [note.split()[0] for note in notes] == [str(said)] * bool(said)

@@ -132,6 +132,7 @@ def with_header(change: Callable[[dict[str, dict[str, object]]], object]) -> byt
         with_header(lambda header: header["a"].update(dtype="F5")),
         with_header(lambda header: header["a"].update(shape=[2, 3])),
         with_header(lambda header: header["a"].update(shape=[-2, -2])),
+        with_header(lambda header: header["a"].update(shape="", data_offsets=[0, 4])),
         with_header(lambda header: header["a"].update(data_offsets=[8, 24])),
         with_header(lambda header: header["a"].update(data_offsets=[16, 0])),
         with_header(lambda header: header["a"].update(data_offsets=[0])),
