@@ -6,11 +6,13 @@ import hashlib
 import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.sqlite_table import short_digest
 from vlmpipe.trainer.storage.base import crc32c_of
+
+Item = TypeVar("Item")
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -185,6 +187,6 @@ def stable_digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def stable_shuffle(items: Iterable[object], key: str) -> list[Any]:
+def stable_shuffle(items: Iterable[Item], key: str) -> list[Item]:
     """The items in an order that depends only on their representations and `key`."""
     return sorted(items, key=lambda item: stable_digest(key, item))

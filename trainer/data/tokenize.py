@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from operator import le
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN, WeightsConfig
 from vlmpipe.trainer.data.sample import Turn
@@ -152,7 +152,7 @@ def _train(size: int, texts: Iterable[str], around: list[str]) -> PreTrainedToke
     )
 
 
-def pretrained_tokenizer(name: str, revision: str = "") -> Any:
+def pretrained_tokenizer(name: str, revision: str = "") -> PreTrainedTokenizerFast:
     """A published tokenizer, as it is. `revision`: of a hub repository or a bucket's folder; "" for the newest.
 
     Raises ConfigError for a slow one and for one that does not give English text back, UserError (69) for one out of
@@ -193,7 +193,7 @@ def _require_vocabulary(name: str, folder: Path) -> None:
     )
 
 
-def _require_round_trip(name: str, tokenizer: Any) -> None:
+def _require_round_trip(name: str, tokenizer: PreTrainedTokenizerFast) -> None:
     """Raise ConfigError unless the tokens of English text decode to the text, apart from white space."""
     tokens = tokenizer.backend_tokenizer.encode(PROBE, add_special_tokens=False).ids
     decoded = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
@@ -207,7 +207,12 @@ def _require_round_trip(name: str, tokenizer: Any) -> None:
 
 
 def lost_characters(
-    text: str, ids: Sequence[int], starts: Sequence[int], stops: Sequence[int], tokenizer: Any, unknown_id: int | None
+    text: str,
+    ids: Sequence[int],
+    starts: Sequence[int],
+    stops: Sequence[int],
+    tokenizer: PreTrainedTokenizerFast,
+    unknown_id: int | None,
 ) -> str:
     """Characters of a text, without white space, that its tokens do not decode to, in ascending order.
 
@@ -235,7 +240,7 @@ def covers(text: str, starts: Sequence[int], stops: Sequence[int]) -> bool:
     return gaps and not text[ends[-1] :].strip()
 
 
-def require_tokens(name: str, tokenizer: Any, tokens: Iterable[str]) -> None:
+def require_tokens(name: str, tokenizer: PreTrainedTokenizerFast, tokens: Iterable[str]) -> None:
     """Raise ConfigError where the tokenizer lacks one of them."""
     if lacking := [token for token in tokens if tokenizer.backend_tokenizer.token_to_id(token) is None]:
         more = f" and {len(lacking) - FEW} more" if len(lacking) > FEW else ""

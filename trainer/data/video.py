@@ -11,6 +11,7 @@ import io
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
@@ -136,7 +137,7 @@ class Video:
         return RejectedError(RejectCode.MEDIA_UNREADABLE, f"{self._file} {problem}")
 
 
-def media_package(name: str) -> Any:
+def media_package(name: str) -> ModuleType:
     """A package that decodes documents or videos. Raises UserError (69) where it is not installed."""
     try:
         return importlib.import_module(name)

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from vlmpipe.trainer.errors import ConfigError
 
@@ -99,12 +98,12 @@ def read_roles(environment: Mapping[str, str]) -> Roles | None:
     """Roles by worker pool, from CLUSTER_SPEC; None for a job of one replica. Raises ConfigError elsewhere."""
     if text := environment.get("CLUSTER_SPEC"):
         spec = _parse("CLUSTER_SPEC", text)
-        hosts = {role: tuple(_hosts(spec["cluster"], f"workerpool{pool}")) for pool, role in enumerate(ROLES)}
-        pool = str(spec["task"].get("type", ""))
+        hosts = {role: tuple(_hosts(spec.cluster, f"workerpool{pool}")) for pool, role in enumerate(ROLES)}
+        pool = str(spec.task.get("type", ""))
         if pool not in (f"workerpool{number}" for number in range(len(ROLES))) or not hosts["chief"]:
             raise ConfigError(f"CLUSTER_SPEC task.type is {pool!r}", expected="one of the cluster's worker pools")
         role = ROLES[int(pool[-1])]
-        roles = Roles(hosts, role, _index(spec["task"].get("index"), len(hosts[role])))
+        roles = Roles(hosts, role, _index(spec.task.get("index"), len(hosts[role])))
         if text := environment.get("TF_CONFIG"):
             _require_same_roles(roles, _parse("TF_CONFIG", text))
         return roles
@@ -113,10 +112,10 @@ def read_roles(environment: Mapping[str, str]) -> Roles | None:
     return None
 
 
-def _require_same_roles(roles: Roles, tf_config: dict[str, Any]) -> None:
+def _require_same_roles(roles: Roles, tf_config: _Variable) -> None:
     """Raise ConfigError where TF_CONFIG gives this replica another place, or roles other numbers of replicas."""
-    cluster, task = tf_config["cluster"], tf_config["task"]
-    named = {"chief" if role == "master" else role: len(hosts) for role, hosts in cluster.items()}
+    cluster, task = tf_config.cluster, tf_config.task
+    named = {"chief" if role == "master" else role: len(_listed(cluster, role)) for role in cluster}
     named.pop("evaluator", None)  # no part of TensorFlow's cluster, but some name it
     known = {role: len(hosts) for role, hosts in roles.hosts.items() if hosts and role != "evaluator"}
     place = ("chief" if task.get("type") == "master" else task.get("type"), str(task.get("index")))
@@ -142,7 +141,15 @@ def read_cluster(environment: Mapping[str, str]) -> Cluster | None:
     return None
 
 
-def _parse(variable: str, text: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Variable:
+    """The cluster by pool or role, and this replica's task, as a variable says them."""
+
+    cluster: Mapping[str, object]
+    task: Mapping[str, object]
+
+
+def _parse(variable: str, text: str) -> _Variable:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -154,11 +161,11 @@ def _parse(variable: str, text: str) -> dict[str, Any]:
         raise ConfigError(
             f"{variable} has no cluster and task objects: {text[:200]}", expected="the form Vertex AI sets"
         )
-    return value
+    return _Variable(value["cluster"], value["task"])
 
 
-def _from_cluster_spec(spec: dict[str, Any]) -> Cluster:
-    cluster, task = spec["cluster"], spec["task"]
+def _from_cluster_spec(spec: _Variable) -> Cluster:
+    cluster, task = spec.cluster, spec.task
     pool, index = task.get("type"), task.get("index")
     if pool not in cluster:
         raise ConfigError(
@@ -182,8 +189,8 @@ def _from_cluster_spec(spec: dict[str, Any]) -> Cluster:
     return Cluster((*chiefs, *workers), node_rank, tuple(_hosts(cluster, "workerpool2")))
 
 
-def _from_tf_config(spec: dict[str, Any]) -> Cluster:
-    cluster, task = spec["cluster"], spec["task"]
+def _from_tf_config(spec: _Variable) -> Cluster:
+    cluster, task = spec.cluster, spec.task
     role = task.get("type")
     if role not in TF_ROLES:
         raise ConfigError(f"TF_CONFIG task.type is {role!r}", expected=f"one of {sorted(TF_ROLES)}")
@@ -218,8 +225,15 @@ def _from_pet(environment: Mapping[str, str]) -> Cluster:
     return Cluster(tuple(f"{host}:{port}" for host in (chief, *others)), rank, in_pools=False)
 
 
-def _hosts(cluster: dict[str, Any], pool: str) -> list[str]:
+def _listed(cluster: Mapping[str, object], pool: str) -> list[str]:
     hosts = cluster.get(pool) or []
+    if not isinstance(hosts, list):
+        raise ConfigError(f"{pool} is {hosts!r}", expected="a list of host:port")
+    return hosts
+
+
+def _hosts(cluster: Mapping[str, object], pool: str) -> list[str]:
+    hosts = _listed(cluster, pool)
     for host in hosts:
         name, _, port = str(host).rpartition(":")
         if not name or not port.isdigit():

@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import SupportsFloat
 
 import torch
 
@@ -77,7 +77,7 @@ class GpuTelemetry:
     def close(self) -> None:
         self._nvml.nvmlShutdown()
 
-    def _gauge(self, read: Callable[[], Any]) -> float:
+    def _gauge(self, read: Callable[[], SupportsFloat]) -> float:
         try:
             return float(read())
         except self._nvml.NVMLError:  # not supported, or the GPU is lost: training itself says so

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmpipe.trainer.errors import print_warning, require_package
 from vlmpipe.trainer.threads import thread_pool
@@ -35,7 +35,7 @@ class MlflowLog:
         self._sent: list[Future[None]] = []
         self._is_broken = False
 
-    def write(self, step: int, values: dict[str, Any]) -> None:
+    def write(self, step: int, values: dict[str, float]) -> None:
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)

@@ -9,7 +9,7 @@ import resource
 import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -66,8 +66,8 @@ class ForwardTimer:
     def __init__(self, modules: Sequence[nn.Module], device: torch.device) -> None:
         self._seconds = 0.0
         self._on_gpu = device.type == "cuda"
-        self._started: object = None
-        self._events: list[tuple[Any, Any]] = []
+        self._started: float | torch.cuda.Event | None = None
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._ran: set[nn.Module] = set()
         for module in modules:
             module.register_forward_pre_hook(lambda *_: self._start())
@@ -91,12 +91,13 @@ class ForwardTimer:
         if started is None:
             return
         self._ran.add(module)
-        if self._on_gpu:
-            self._events.append((started, self._now()))
-        else:
-            self._seconds += self._now() - started
+        stopped = self._now()
+        if isinstance(started, torch.cuda.Event) and isinstance(stopped, torch.cuda.Event):
+            self._events.append((started, stopped))
+        elif isinstance(started, float) and isinstance(stopped, float):
+            self._seconds += stopped - started
 
-    def _now(self) -> Any:
+    def _now(self) -> float | torch.cuda.Event:
         if not self._on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from vlmpipe.trainer.errors import UserError, print_warning
 from vlmpipe.trainer.monitoring.mlflow import open_mlflow
@@ -45,7 +45,7 @@ class TensorBoardLog:
         name = next(folder.iterdir()).name  # made by the writer
         self._copy = BackgroundWriter(open_storage(copied_to), name) if copied_to else None
 
-    def write(self, step: int, values: dict[str, Any]) -> None:
+    def write(self, step: int, values: dict[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         # One event for all: each event wakes a thread, which costs ten times as much as creating it.

@@ -16,7 +16,6 @@ import urllib.request
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 from vlmpipe.trainer.errors import print_warning
 from vlmpipe.trainer.storage.regular_files import read_regular
@@ -39,10 +38,10 @@ class TrainJobStatus:
         self._thread = thread_pool(1, name="train-job-status")
         self._under_way: Future[None] | None = None
         self._posted_s, self._has_warned = -math.inf, False
-        self._step, self._values = 0, dict[str, Any]()  # the newest step, and all that was measured of it
+        self._step, self._values = 0, dict[str, float]()  # the newest step, and all that was measured of it
         self._is_posted = True
 
-    def write(self, step: int, values: dict[str, Any]) -> None:
+    def write(self, step: int, values: dict[str, float]) -> None:
         self._values = (self._values if step == self._step else {}) | values  # validation comes after the rest
         self._step, self._is_posted = step, False
         if time.monotonic() - self._posted_s >= INTERVAL_S and (self._under_way is None or self._under_way.done()):
@@ -80,7 +79,7 @@ class TrainJobStatus:
                 print_warning(f"the TrainJob's status may be old: {type(error).__name__}")
 
 
-def status_of(step: int, values: Mapping[str, Any], total_steps: int) -> dict[str, object]:
+def status_of(step: int, values: Mapping[str, float], total_steps: int) -> dict[str, object]:
     """A `TrainerStatus` of Kubeflow Trainer's API. Seconds left are by the step's time, and left out without it.
 
     A training that has ended early is complete: its metrics have its step, all planned steps, and ENDED_EARLY.

@@ -29,7 +29,7 @@ class WandbLog:
     def __init__(self, run: object) -> None:
         self._run = run
 
-    def write(self, step: int, values: dict[str, Any]) -> None:
+    def write(self, step: int, values: dict[str, float]) -> None:
         # The step is an ordinary value: W&B would drop lines of steps that an earlier attempt has already logged.
         line = {"step": step, **{f"train/{name}": value for name, value in values.items()}}
         self._guarded(lambda run: run.log(line), f"no metrics from step {step} on")

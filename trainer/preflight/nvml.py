@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
@@ -39,7 +39,7 @@ def devices() -> list[tuple[str, int, tuple[int, int]]] | None:
     return found
 
 
-def _device(nvml: Any, index: int) -> tuple[str, int, tuple[int, int]]:
+def _device(nvml: ModuleType, index: int) -> tuple[str, int, tuple[int, int]]:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     return str(nvml.nvmlDeviceGetName(handle)), int(nvml.nvmlDeviceGetMemoryInfo(handle).total), (major, minor)

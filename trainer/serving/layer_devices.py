@@ -7,18 +7,17 @@ back. So devices work one after another, as one large device would, and each lay
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
-from transformers import Cache
+from transformers import Cache, PreTrainedModel
 
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.sizing.device_spread import devices_of_layers
 
 
-def language_layers(model: Any) -> list[nn.Module]:
+def language_layers(model: PreTrainedModel) -> list[nn.Module]:
     """The decoder layers of a transformers model."""
     return list(model.get_decoder().layers)
 

@@ -22,6 +22,7 @@ from typing import IO, Any
 
 import boto3
 from botocore import exceptions as boto
+from botocore.client import BaseClient
 from botocore.config import Config
 from botocore.model import OperationModel
 
@@ -84,7 +85,7 @@ class S3Storage(BucketStorage):
 
     scheme, product = "s3://", "S3"
 
-    def __init__(self, root_uri: str, *, client: Any = None) -> None:
+    def __init__(self, root_uri: str, *, client: BaseClient | None = None) -> None:
         super().__init__(root_uri)
         with _readable_errors("connecting to", self.root_uri):
             self._client = client or (_soon_client() if must_answer_soon() else _default_client())
@@ -308,17 +309,17 @@ def holds_objects(uri: str) -> bool:
         return bool(client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1).get("KeyCount"))
 
 
-def _default_client(attempts: int = ATTEMPTS, read_s: float = READ_S) -> Any:
+def _default_client(attempts: int = ATTEMPTS, read_s: float = READ_S) -> BaseClient:
     endpoint = next((os.environ[name] for name in ENDPOINT_VARIABLES if os.environ.get(name)), "")
     return _client_for(endpoint, os.environ.get("AWS_ACCESS_KEY_ID", ""), attempts, read_s)
 
 
-def _soon_client() -> Any:
+def _soon_client() -> BaseClient:
     return _default_client(attempts=1, read_s=SOON_S)
 
 
 @functools.cache
-def _client_for(endpoint: str, access_key: str, attempts: int, read_s: float) -> Any:
+def _client_for(endpoint: str, access_key: str, attempts: int, read_s: float) -> BaseClient:
     """One client for each server and account: making one takes a tenth of a second."""
     session = boto3.Session()
     region = session.region_name or os.environ.get("AWS_REGION") or "us-east-1"

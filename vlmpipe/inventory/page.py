@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup
@@ -76,7 +75,7 @@ def _group(name: str, runs: Sequence[ListedRun], page: Path) -> dict[str, object
 
 def _charts(
     drawn: Sequence[tuple[ListedRun, list[dict[str, object]]]], runs: Sequence[ListedRun]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, str]]:
     charts = []
     for metric, title in CURVES.items():
         lines = {run.run_id: thin_out(points) for run, log in drawn if (points := column(log, metric))}

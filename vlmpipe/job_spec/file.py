@@ -33,14 +33,14 @@ _JOB_KEYS = {"job_spec": "CustomJob", "trial_job_spec": "HyperparameterTuningJob
 class SpecFile:
     """A CustomJobSpec from a file. The file's spelling is that of most field names."""
 
-    content: Mapping[str, Any]
+    content: Mapping[str, object]
     region: str  # empty where the file does not say it
     spelling: Spelling
     form: Form
     root: str  # path of the spec inside the file
     names: Mapping[FieldPath, str]  # path in snake_case -> the last field as written
     around: Mapping[str, object] = field(default_factory=dict)  # other fields of a whole job, in snake_case
-    study: Mapping[str, Any] = field(default_factory=dict)  # those of a tuning job as written
+    study: Mapping[str, object] = field(default_factory=dict)  # those of a tuning job as written
 
     @property
     def is_of_a_search(self) -> bool:
@@ -165,7 +165,7 @@ def _long_names() -> list[str]:
     return sorted(names, key=len, reverse=True)
 
 
-def _parse(text: str, source: str) -> Any:
+def _parse(text: str, source: str) -> object:
     """JSON where it is JSON, else YAML. Keys that are given twice are an error: one of them would be lost."""
     twice: list[str] = []
     try:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from vlmpipe.config.validation_errors import closest, did_you_mean, show
 from vlmpipe.job_spec.violation import FieldPath, Violation, read_rules_yaml
@@ -35,7 +35,7 @@ class UnknownField:
 
     path: FieldPath
     message: str
-    value: Any
+    value: object
 
     @property
     def target(self) -> FieldPath:
@@ -43,7 +43,7 @@ class UnknownField:
         *parents, name = self.path
         if moved_to := _advice(self.message, name).get("to"):
             return (*parents, *moved_to.split("."))
-        return (*parents, closest(snake_case(str(name)), load_fields()["messages"][self.message]) or name)
+        return (*parents, closest(snake_case(str(name)), list(load_fields()["messages"][self.message])) or name)
 
     @property
     def is_of_the_job(self) -> bool:
@@ -67,13 +67,26 @@ class Reading:
     names: Mapping[FieldPath, str]  # path in snake_case -> the last field as written
 
 
+class Messages(TypedDict):
+    """Messages of the API by name, each with its fields' types, and the names of its enums."""
+
+    messages: Mapping[str, Mapping[str, str]]
+    enums: Mapping[str, list[str]]
+
+
+class ApiFields(Messages):
+    """The content of `custom_job_fields.json`. `tuning`: messages around the trials' spec of a tuning job."""
+
+    tuning: Messages
+
+
 @functools.cache
-def load_fields() -> Mapping[str, Any]:
+def load_fields() -> ApiFields:
     """`messages`: message -> field -> type; `enums`: enum -> names. "[T]" is a list of T; "any" is not checked.
 
     `tuning` has both of a HyperparameterTuningJob, of which the trials' spec is a CustomJobSpec.
     """
-    tables: Mapping[str, object] = json.loads(FIELDS_FILE.read_text(encoding="utf-8"))
+    tables: ApiFields = json.loads(FIELDS_FILE.read_text(encoding="utf-8"))
     return tables
 
 
@@ -146,7 +159,7 @@ def read_field(value: object, kind: str, path: FieldPath, spelling: Spelling) ->
 class _Reader:
     """Descends only into fields of the API, so that the depth of other content does not matter."""
 
-    def __init__(self, spelling: Spelling, whole_floats: bool = False, tables: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, spelling: Spelling, whole_floats: bool = False, tables: Messages | None = None) -> None:
         self.violations: list[Violation] = []
         self.unknown: list[UnknownField] = []
         self.names: dict[FieldPath, str] = {}
@@ -164,7 +177,7 @@ class _Reader:
                 return {"name": name, "value": text}
             return None
         known = self._messages[message]
-        fields: dict[str, Any] = {}
+        fields: dict[str, object] = {}
         for name, inner in value.items():
             field = self._known_name(name, inner, value, message, path)
             if field and inner is not None:  # null means unset
@@ -252,7 +265,9 @@ class _Reader:
         self._wrong("VP103", value, path, "a number")
         return None
 
-    def _known_name(self, name: Any, inner: Any, value: Mapping[Any, Any], message: str, path: FieldPath) -> str:
+    def _known_name(
+        self, name: object, inner: object, value: Mapping[object, object], message: str, path: FieldPath
+    ) -> str:
         """The field's name in the API; empty for an unknown field."""
         known, written = self._messages[message], str(name)
         snake = snake_case(written)
@@ -264,7 +279,7 @@ class _Reader:
                 fix = f"write {expected}: the REST API and gcloud take camelCase, the SDK and the pipeline snake_case"
                 self.violations.append(Violation("VP102", here, written, expected, fix))
             return snake
-        here, actual, advice = (*path, written), f"a field that {message} does not have", _advice(message, name)
+        here, actual, advice = (*path, written), f"a field that {message} does not have", _advice(message, written)
         expected, fix = f"one of {', '.join(known)}", ""
         if snake in known:
             fix = f"write {snake} once: it is given in both spellings"

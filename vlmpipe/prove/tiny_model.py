@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -66,9 +66,9 @@ PATCHES = VISION | {
 class Kind:
     """Peculiarities of a model type."""
 
-    text: dict[str, Any]
-    vision: dict[str, Any]
-    config: dict[str, Any]
+    text: Mapping[str, object]
+    vision: Mapping[str, object]
+    config: Mapping[str, object]
     mark: str  # what the chat template writes for an image
     image_token: str
 
@@ -111,7 +111,7 @@ def write_tiny_model(model_type: str, folder: Path) -> None:
     ends = {"eos_token_id": ids[END], "pad_token_id": ids[PAD], "vocab_size": len(tokenizer)}
     marks = {"video_token_id": VIDEO, "vision_start_token_id": VISION_START, "vision_end_token_id": VISION_END}
     config = CONFIG_MAPPING[model_type](
-        text_config=TEXT | ends | kind.text,
+        text_config={**TEXT, **ends, **kind.text},
         vision_config=kind.vision,
         image_token_id=ids[kind.image_token],
         tie_word_embeddings=False,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import re
 from datetime import UTC, datetime
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -46,7 +46,7 @@ class Candidate(Section):
     run_id: str
     export_uri: str
     checkpoint: str = Field("", description="Checkpoint that the export was made from.")
-    metrics: dict[str, Any] = Field(description="evaluate.json of the run.")
+    metrics: dict[str, object] = Field(description="evaluate.json of the run.")
     data_fingerprint: str = Field("", description="Fingerprint of the prepared data.")
     config_digest: str = Field("", description="sha256 of run.json without its submission.")
     base: str = Field("", description="The model that an adapter belongs to, with its revision; empty for a model.")
@@ -65,7 +65,7 @@ class Entry(Section):
     run_id: str
     model_uri: str
     checkpoint: str = ""
-    metrics: dict[str, Any]
+    metrics: dict[str, object]
     data_fingerprint: str = ""
     config_digest: str = ""
     base: str = ""

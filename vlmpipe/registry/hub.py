@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.config.sections.output import HubConfig
@@ -122,7 +122,7 @@ def _upload_error(api: HfApi, hub: HubConfig, error: Exception) -> UserError | N
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     repository = f"{api.endpoint}/{hub.repo_id}"
-    cause: Any = error
+    cause: BaseException | None = error
     while cause is not None and not isinstance(cause, HfHubHTTPError):  # an upload's error is wrapped
         cause = cause.__cause__
     if cause is None:

@@ -8,7 +8,6 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from PIL import Image
 
@@ -97,13 +96,14 @@ class PreparedImages:
             return [images], 0
         return [thumbnail(image, pixels) for image in images[:most]], max(0, len(images) - most)
 
-    def picture(self, split: Split, identity: object, place: Any) -> Picture:
+    def picture(self, split: Split, identity: object, place: object) -> Picture:
         """Thumbnail of one image of a sample of any split."""
         images = self._read(split, identity)
         if isinstance(images, Picture):
             return images
-        known = isinstance(place, int) and 0 <= place < len(images)
-        return thumbnail(images[place]) if known else Picture(problem="The sample has no such image any more.")
+        if isinstance(place, int) and 0 <= place < len(images):
+            return thumbnail(images[place])
+        return Picture(problem="The sample has no such image any more.")
 
     def _read(self, split: Split, identity: object) -> Sequence[bytes] | Picture:
         """The images of a sample, or a placeholder with the reason why they cannot be read."""

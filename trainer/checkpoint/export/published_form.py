@@ -10,12 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, apply_converters, revert_weight_conversion
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 Tensors = dict[str, Tensor]
 
@@ -80,7 +83,7 @@ class _Form:
     """transformers' own rules, backwards, with all changes of prefixes."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model: Any = model
+        self._model: PreTrainedModel = model
         self._rules = get_model_conversion_mapping(self._model, add_legacy=False)
         backwards = [rule.reverse_transform() for rule in reversed(self._rules)]
         self._converters = [rule for rule in backwards if isinstance(rule, WeightConverter)]
@@ -114,7 +117,7 @@ def _renamed(name: str, stored: str, tensor: Tensor) -> StoredTensors:
     return StoredTensors((name,), {stored: tensor}, lambda weights: {stored: weights[name]})
 
 
-def _with_uneven_rows(tensors: Tensors, config: Any) -> Tensors:
+def _with_uneven_rows(tensors: Tensors, config: PreTrainedConfig) -> Tensors:
     """transformers cuts rows that it joined into equal parts, whatever they were."""
     for (ending, other_ending), field in UNEVEN_ROWS.items():
         for first in [name for name in tensors if name.endswith(ending)]:

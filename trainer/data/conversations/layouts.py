@@ -36,8 +36,9 @@ def as_llava(record: Record) -> Record:
     if not image and not record.peek("images"):
         return _tagged(record, key)
     if key == "conversations" and isinstance(image, str):
-        messages = listed(record, key)
-        first = messages[0] if isinstance(messages, list) and messages else None
+        given = listed(record, key)
+        messages = given if isinstance(given, list) else []
+        first = messages[0] if messages else None
         # MiniCPM-V's messages have roles, and an image without a mark stands before the first question.
         if isinstance(first, dict) and isinstance(first.get("content"), str) and not _text_has(messages, IMAGE_TOKEN):
             at = 1 if first.get("role") == "system" and len(messages) > 1 else 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from vlmpipe.trainer.config.data import BY_IMAGE, BY_RECORD
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
@@ -187,7 +186,7 @@ def group_named(record: Mapping[str, object], split_by: str) -> str:
     return text(str(value), split_by)
 
 
-def listed(record: Record, key: str) -> Any:
+def listed(record: Record, key: str) -> object:
     """The list under the key, which may be written as a JSON text. Raises RejectedError."""
     value = record[key]
     if isinstance(value, str) and value.lstrip().startswith("["):
@@ -211,7 +210,7 @@ def _slices(record: Record, key: str, turns: int) -> list[str]:
 class _Said:
     """A message, or several in a row that are one: calls of tools and their results."""
 
-    role: Any
+    role: object
     text: str
     thinking: str = ""
     is_learned: bool = True

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from vlmpipe.trainer.data.conversations.message_parts import kind_of, text
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
@@ -54,13 +53,15 @@ def calls_json(calls: Sequence[dict[str, object]]) -> str:
     return _json(calls) if calls else ""
 
 
-def _tool(tool: Any, place: str) -> dict[str, object]:
-    function = _object(tool, place).get("function", tool)
-    if not isinstance(_object(function, place).get("name"), str):
+def _tool(tool: object, place: str) -> dict[str, object]:
+    function = _object(_object(tool, place).get("function", tool), place)
+    if not isinstance(function.get("name"), str):
         raise _refused(f"{place} has no 'name'")
     parameters = function.get("parameters")
-    if parameters is not None and _object(parameters, f"{place}.parameters").get("properties") is not None:
-        _object(parameters["properties"], f"{place}.parameters.properties")
+    if parameters is not None:
+        properties = _object(parameters, f"{place}.parameters").get("properties")
+        if properties is not None:
+            _object(properties, f"{place}.parameters.properties")
     return {"type": "function", "function": _without_nulls(function)}
 
 
@@ -106,7 +107,7 @@ def _parsed(value: str, place: str) -> object:
         raise RejectedError(RejectCode.RECORD_PARSE, f"{place!r} is not JSON: {error}") from error
 
 
-def _object(value: object, place: str) -> dict[str, Any]:
+def _object(value: object, place: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise _refused(f"{place} is {kind_of(value)}, not an object")
     return value

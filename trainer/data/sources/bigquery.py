@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from google.api_core.exceptions import BadRequest, Forbidden, GoogleAPIError, NotFound
 from google.auth.credentials import AnonymousCredentials
@@ -23,6 +23,9 @@ from vlmpipe.trainer.data.sources.parquet import IMAGE_COLUMNS, RowSource, requi
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.extras import install_command
 from vlmpipe.trainer.storage.local import LocalStorage
+
+if TYPE_CHECKING:
+    from google.cloud import bigquery
 
 PART_ROWS = 10_000  # rows that are read independently of others
 PAGE_ROWS = 32  # rows in memory at once, with their images
@@ -78,7 +81,7 @@ class BigQuerySource(RowSource):
                     fix="read a snapshot (CREATE SNAPSHOT TABLE), or run again once no job writes to the table",
                 )
 
-    def _described(self) -> Any:
+    def _described(self) -> bigquery.Table:
         with _errors(self._name):
             table = self._client.get_table(self._name)
         if table.table_type not in ("TABLE", "SNAPSHOT", "CLONE"):
@@ -98,7 +101,7 @@ class BigQuerySource(RowSource):
             raise DataError(f"{BIGQUERY}{self._name} has no rows", expected="at least one")
         return table
 
-    def _chosen(self) -> list[Any]:
+    def _chosen(self) -> list[bigquery.SchemaField]:
         schema = self._table.schema
         mapped = self.config.columns
         chosen = [column for column in schema if column.name not in mapped.ignored]
@@ -113,7 +116,7 @@ class BigQuerySource(RowSource):
         return chosen
 
 
-def _client(project: str) -> Any:
+def _client(project: str) -> bigquery.Client:
     try:
         from google.cloud import bigquery
     except ImportError as error:

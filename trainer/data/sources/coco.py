@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from typing import Any
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.accounting.keys import Record
@@ -47,7 +46,7 @@ class CocoSource(FileSource):
     def record_id(self, record: tuple[object, sqlite3.Connection]) -> str:
         return super().record_id(record[0])
 
-    def sample(self, where: str, record: tuple[Any, sqlite3.Connection]) -> Sample:
+    def sample(self, where: str, record: tuple[object, sqlite3.Connection]) -> Sample:
         """`record`: an annotation, and the images' file names by id."""
         annotation, file_names = self.named(record[0]), record[1]
         if not isinstance(annotation, Record):

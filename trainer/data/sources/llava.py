@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, starmap
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import BinaryIO, Protocol, runtime_checkable
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.accounting.keys import Record
@@ -64,7 +64,7 @@ class LlavaSource(FileSource):
                     yield f"{name} record {number}", record
                 reader.end()
 
-    def sample(self, where: str, record: Any) -> Sample:
+    def sample(self, where: str, record: object) -> Sample:
         if not isinstance(record, Record):
             raise RejectedError(RejectCode.RECORD_FORM, f"the record is {kind_of(record)}, not an object")
         identity = identity_of(record) or stable_digest(record)[:16]

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -53,7 +52,7 @@ DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError, PageHea
 class RowSource(FileSource):
     """Samples of rows. An image is a struct {bytes, path}, plain bytes, or the address of a file."""
 
-    def record_id(self, record: dict[str, Any]) -> str:
+    def record_id(self, record: dict[str, object]) -> str:
         return str(record.get("id") or "")
 
     def sample(self, where: str, record: Record) -> Sample:
@@ -112,7 +111,7 @@ def require_conversation(names: Sequence[str], columns: Columns, of: str) -> Non
     )
 
 
-def _rows(path: Path, uri: str, mapped: Columns) -> Iterator[dict[str, Any]]:
+def _rows(path: Path, uri: str, mapped: Columns) -> Iterator[dict[str, object]]:
     rows = 0
     try:
         with os_errors(f"reading {uri}"):

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from vlmpipe.trainer.data.accounting.keys import MEDIA_SUFFIXES, Record
 from vlmpipe.trainer.data.conversations.message_parts import kind_of
@@ -139,7 +138,7 @@ def _problem(member: Member, before: list[Member]) -> RejectedError | None:
 def _content(parts: list[Member], path: Path) -> dict[str, object]:
     """The record in json; txt is its caption if json has no conversation."""
     texts = {PurePosixPath(part.name).suffix: part for part in parts}
-    record: dict[str, Any] = {}
+    record: dict[str, object] = {}
     if ".json" in texts:
         try:
             found = parse_json(_text(texts[".json"], path))

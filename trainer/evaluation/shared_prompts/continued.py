@@ -12,7 +12,7 @@ import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from transformers.cache_utils import DynamicLayer
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.evaluation.generate import GeneratedAnswer, Generation, GenerationInputs, generate, left_padded
 from vlmpipe.trainer.evaluation.shared_prompts.groups import PromptGroup
+
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedModel
 
 ROUNDING = {torch.float32: 1e-3, torch.float16: 2e-2}  # of the range of a prompt's logits, by the weights' type
 ROUNDING_OF_OTHERS = 5e-2
@@ -134,11 +137,11 @@ class Shared:
         ids, mask = left_padded(prompts, self.chat.tokenizer.pad_token_id)
         return ids.to(self.device), mask.to(self.device)
 
-    def _read(self, prompts: Sequence[list[int]]) -> tuple[Tensor, Tensor, dict[str, object], Any]:
+    def _read(self, prompts: Sequence[list[int]]) -> tuple[Tensor, Tensor, dict[str, object], Cache]:
         """Tokens and mask of a prompt for each group, the model's arguments for them, and its cache behind them."""
         ids, mask = self._padded(prompts)
         arguments = {"attention_mask": mask, **self.inputs(ids)}
-        model: Any = self.model
+        model: PreTrainedModel = self.model
         padding = self.chat.tokenizer.pad_token_id
         options = {"max_new_tokens": 1, "do_sample": False, "pad_token_id": padding, "return_dict_in_generate": True}
         return ids, mask, arguments, model.generate(**arguments, **options).past_key_values

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ from vlmpipe.trainer.models.layers.selection_inputs import marks_of
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 from vlmpipe.trainer.storage.model_folders import local_folder
 
+if TYPE_CHECKING:
+    from transformers import BaseImageProcessor
+
 
 class ArrCocFamily(HfFamily):
     """A model with a `RelevanceModule` as its part `relevance`. See `vlmpipe.trainer.models.base.Family`.
@@ -33,7 +36,7 @@ class ArrCocFamily(HfFamily):
     Features end with the image's textures, so that these are computed once an image too.
     """
 
-    _processor: Any = None
+    _processor: BaseImageProcessor | None = None
 
     def feature_shape(self, config: ModelConfig) -> tuple[int]:
         return (super().feature_shape(config)[0] + len(CHANNELS),)
@@ -121,7 +124,7 @@ class ArrCocFamily(HfFamily):
             return TracedVLM(config, model, None, cached=cached)
         return RelevanceVLM(config, model, self.processor(config), cached=cached)
 
-    def processor(self, config: ModelConfig) -> Any:
+    def processor(self, config: ModelConfig) -> BaseImageProcessor:
         """The image processor, made once: see `with_textures`."""
         if self._processor is None:
             self._processor = self.image_processor(config)

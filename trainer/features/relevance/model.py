@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from vlmpipe.trainer.models.layers.selection_inputs import SelectionInputs
 from vlmpipe.trainer.models.loss.chunked_loss import loss_at_labels
 from vlmpipe.trainer.models.loss.pairs import PreferencePairs
 from vlmpipe.trainer.models.packed_vlm import PackedInputs
+
+if TYPE_CHECKING:
+    from transformers import BaseImageProcessor
 
 
 class RelevanceVLM(HfVLM):
@@ -194,7 +197,7 @@ class Packed:
         return replace(self, input_ids=input_ids, position_ids=position_ids, label_index=label_index, samples=samples)
 
 
-def with_textures(features: Tensor, patches: Tensor, grids: Sequence[Grid], processor: Any) -> Tensor:
+def with_textures(features: Tensor, patches: Tensor, grids: Sequence[Grid], processor: BaseImageProcessor) -> Tensor:
     """Features (tokens, numbers) with the textures of their images behind. patches: see `image_of`."""
     side = int(processor.patch_size) * int(processor.merge_size)
     counts = [rows * columns for _, rows, columns in grids]

@@ -7,13 +7,16 @@ because hues are angles.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from vlmpipe.trainer.config.arr_coc.channels import CHANNELS
+
+if TYPE_CHECKING:
+    from transformers import BaseImageProcessor
 
 TEXTURES_VERSION = 1  # part of cached features' key: raise it when a channel changes
 BAND_PIXELS = 50_000  # whose colours are converted at once
@@ -73,7 +76,7 @@ def textures_of(image: Tensor, side: int) -> Tensor:
     return torch.stack([named[name] for name in CHANNELS], dim=-1).flatten(0, 1)
 
 
-def image_of(patches: Tensor, grid: tuple[int, int, int], processor: Any) -> Tensor:
+def image_of(patches: Tensor, grid: tuple[int, int, int], processor: BaseImageProcessor) -> Tensor:
     """The image that an image processor of the Qwen-VL families cut: (3, height, width) in [0, 1].
 
     patches: (rows x columns, 3 x frames x side x side), normalised, those of a token side by side. grid: frames of the

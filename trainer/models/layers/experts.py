@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,23 @@ from torch import Tensor, nn
 COMPUTES_WEIGHTS = "vlmpipe_computes_weights"  # an attribute of modules whose weights are computed for each pass
 STORED = "stored_weights"  # a submodule of experts: stored weights by name, each with `dequantized(dtype)`
 EXPERT_AXES = 3
+
+
+class StoredWeight(Protocol):
+    """A weight in fewer bits."""
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor: ...
+
+
+class Wrapper(Protocol):
+    """PEFT's wrapper of one parameter (`ParamWrapper`), with an adapter's matrices by the adapter's name."""
+
+    parameter_name: str
+    base_layer: nn.Module
+    active_adapters: list[str]
+    lora_A: Mapping[str, nn.Linear]
+    lora_B: Mapping[str, nn.Linear]
+    scaling: Mapping[str, float]
 
 
 def is_experts(module: nn.Module) -> bool:
@@ -44,7 +62,7 @@ def factors(a: Tensor, b: Tensor, num_experts: int, *, is_transposed: bool) -> t
     return (a.transpose(1, 2), b.transpose(1, 2)) if is_transposed else (b, a)
 
 
-def compute_weights(outer: Any, experts: Any) -> None:
+def compute_weights(outer: nn.Module, experts: nn.Module) -> None:
     """Have experts take weights that are computed in each pass, and in the backward pass again.
 
     outer: PEFT's outermost wrapper of the experts, or the experts themselves where they have no adapters.
@@ -72,27 +90,35 @@ def compute_weights(outer: Any, experts: Any) -> None:
     outer.forward = forward
 
 
-def _makers(outer: Any, experts: object, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
-    stored = dict(getattr(experts, STORED, None) or {})
+def _makers(outer: nn.Module, experts: nn.Module, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
+    stored: dict[str, StoredWeight] = dict(getattr(experts, STORED, None) or {})
     adapters = {module.parameter_name: module for module in wrappers_of(outer)}
     names = dict.fromkeys((*stored, *adapters))
     return {name: functools.partial(_weight, experts, name, stored, adapters.get(name), dtype) for name in names}
 
 
-def wrappers_of(outer: Any) -> Iterator[Any]:
+def wrappers_of(outer: nn.Module) -> Iterator[Wrapper]:
     """PEFT's wrappers of the parameters of one module, the outermost first."""
-    while hasattr(outer, "parameter_name"):
-        yield outer
-        outer = outer.base_layer
+    module: nn.Module | Wrapper = outer
+    while _is_wrapper(module):
+        yield module
+        module = module.base_layer
 
 
-def _weight(experts: Any, name: str, stored: dict[str, Any], adapter: Any, dtype: torch.dtype) -> Tensor:
-    weight: Tensor = stored[name].dequantized(dtype) if name in stored else experts._parameters[name]
+def _is_wrapper(module: nn.Module | Wrapper) -> TypeGuard[Wrapper]:
+    return hasattr(module, "parameter_name")
+
+
+def _weight(
+    experts: nn.Module, name: str, stored: Mapping[str, StoredWeight], adapter: Wrapper | None, dtype: torch.dtype
+) -> Tensor:
+    weight = stored[name].dequantized(dtype) if name in stored else experts._parameters[name]
+    assert weight is not None, f"{name} is neither stored nor a parameter"
     if adapter is None:
         return weight
     (chosen,) = adapter.active_adapters
     a, b = (matrices[chosen].weight.to(weight.dtype) for matrices in (adapter.lora_A, adapter.lora_B))
-    left, right = factors(a, b, weight.shape[0], is_transposed=experts.is_transposed)
+    left, right = factors(a, b, weight.shape[0], is_transposed=bool(experts.is_transposed))
     with torch.autocast(weight.device.type, enabled=False):
         return torch.baddbmm(weight, left, right, alpha=adapter.scaling[chosen])
 
@@ -102,7 +128,7 @@ class _Part:
     """A view of a computed weight, saved for the backward pass in its place."""
 
     name: str
-    layout: tuple[Any, ...]  # sizes, strides, and where it begins
+    layout: tuple[torch.Size, tuple[int, ...], int | torch.SymInt]  # sizes, strides, and where it begins
 
 
 class _Recomputed:
@@ -134,7 +160,9 @@ class _Recomputed:
         return whole.as_strided(*saved.layout)
 
 
-def _recomputed(weights: dict[str, Tensor], makers: Callable[[], dict[str, Callable[[], Tensor]]]) -> Any:
+def _recomputed(
+    weights: dict[str, Tensor], makers: Callable[[], dict[str, Callable[[], Tensor]]]
+) -> AbstractContextManager[object]:
     """Hooks for the pass of experts.
 
     None where others decide about saved tensors already, as activation checkpointing does: inside of its hooks, these

@@ -9,6 +9,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -241,7 +242,7 @@ class Zero:
             small[0].all_gather(small)
 
 
-def _import_deepspeed(worker: ProcessContext) -> Any:
+def _import_deepspeed(worker: ProcessContext) -> ModuleType:
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if worker.device.type == "cuda" else "cpu")
     import deepspeed
     from deepspeed.ops import __compatible_ops__

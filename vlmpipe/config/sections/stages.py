@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -42,28 +42,28 @@ class StageConfig(Section):
     freeze: tuple[ModelPart, ...] | None = Field(
         None, description="Parts whose weights do not change in this stage; null takes those of model.freeze."
     )
-    model: dict[str, Any] = Field(
+    model: dict[str, object] = Field(
         default_factory=dict,
         description="Other fields of model in this stage: freeze_parameters, train_parameters, lora, and min_pixels, "
         "max_pixels or longest_edge, for images with more pixels in a later stage. Other fields are the same in all "
         "stages.",
     )
-    data: dict[str, Any] = Field(default_factory=dict, description="Fields of data in this stage.")
-    features: dict[str, Any] = Field(default_factory=dict, description="Fields of features in this stage.")
-    train: dict[str, Any] = Field(
+    data: dict[str, object] = Field(default_factory=dict, description="Fields of data in this stage.")
+    features: dict[str, object] = Field(default_factory=dict, description="Fields of features in this stage.")
+    train: dict[str, object] = Field(
         default_factory=dict, description="Fields of train in this stage, which ends by its epochs or max_steps."
     )
-    checkpoint: dict[str, Any] = Field(default_factory=dict, description="Fields of checkpoint in this stage.")
-    evaluate: dict[str, Any] = Field(default_factory=dict, description="Fields of evaluate in this stage.")
-    gate: dict[str, Any] | Literal["none"] = Field(
+    checkpoint: dict[str, object] = Field(default_factory=dict, description="Fields of checkpoint in this stage.")
+    evaluate: dict[str, object] = Field(default_factory=dict, description="Fields of evaluate in this stage.")
+    gate: dict[str, object] | Literal["none"] = Field(
         default_factory=dict,
         description="Conditions for starting the next stage; none or empty always starts it. In the last stage, "
         "fields of the run file's gate, for registering the model.",
     )
-    cluster: dict[str, Any] = Field(default_factory=dict, description="Fields of cluster in this stage.")
-    plan: dict[str, Any] = Field(default_factory=dict, description="Fields of plan in this stage.")
+    cluster: dict[str, object] = Field(default_factory=dict, description="Fields of cluster in this stage.")
+    plan: dict[str, object] = Field(default_factory=dict, description="Fields of plan in this stage.")
 
-    def changes(self) -> dict[str, Any]:
+    def changes(self) -> dict[str, object]:
         """The stage's own values, in the run file's sections."""
         sections = self.model_dump(mode="json", exclude={"name", "freeze"})
         changes = {name: section for name, section in sections.items() if section}
@@ -80,7 +80,7 @@ def run_uri(compiled: str, run_id: str, job_name: str) -> str:
     return run_uri_of(settings.root_uri, stage_run_id(run_id or job_name, settings.stage, settings.stages), "")
 
 
-def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) -> dict[str, dict[str, object]]:
+def stage_contents(content: Mapping[str, object], stages: Sequence[StageConfig]) -> dict[str, dict[str, object]]:
     """The content of each stage's own run file, by the stage's name. The last one is that of the run itself.
 
     Args:
@@ -106,7 +106,7 @@ def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) ->
     return contents
 
 
-def _gate_between(stage: StageConfig) -> dict[str, Any] | str:
+def _gate_between(stage: StageConfig) -> dict[str, object] | str:
     """The gate of a stage whose model is not registered: its own bounds, and no default ones."""
     if not isinstance(stage.gate, Mapping) or not stage.gate or stage.gate == {"bounds": "none"}:
         return "none"
@@ -158,11 +158,12 @@ def stage_problems(
     yield from _adapter_problems(contents)
 
 
-def _adapter_problems(contents: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
+def _adapter_problems(contents: Mapping[str, Mapping[str, object]]) -> Iterator[Problem]:
     """The next stage needs a whole model, and begins with one."""
     first, last = next(iter(contents)), list(contents)[-1]
     for name, content in contents.items():
-        lora = content["model"].get("lora") or {}
+        model = content["model"]
+        lora = (model.get("lora") if isinstance(model, Mapping) else None) or {}
         if name != last and lora.get("export") == "adapter":
             text = "found adapter, but the next stage starts from a whole model; expected merged"
             yield Problem(path_in(name, "model.lora.export"), text)

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -45,7 +45,7 @@ class HypothesisConfig(Section):
 class SweepConfig(Section):
     """Variants of the run file, each trained from several random starts."""
 
-    grid: dict[str, tuple[Any, ...]] = Field(
+    grid: dict[str, tuple[object, ...]] = Field(
         default_factory=dict,
         description="Dotted fields of the run file, each with its values: every combination is a variant.",
     )
@@ -83,7 +83,7 @@ class Variant:
     """A variant's name, and the dotted fields of the run file that it replaces."""
 
     name: str
-    values: dict[str, Any]
+    values: dict[str, object]
 
 
 def variants_of(sweep: SweepConfig) -> list[Variant]:

@@ -136,7 +136,7 @@ def _mended(code: str, written: object, path: Path) -> object:
     if code == "VP108":
         return _duration(written)
     if code == "VP106" and isinstance(written, str):
-        names = load_fields()["enums"].get(_type_of(path), ())
+        names = load_fields()["enums"].get(_type_of(path), [])
         return enum_value(written, names)
     if code == "VP103" and isinstance(written, int | float) and _type_of(path) == "text":
         return str(written)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from vlmpipe.importing.findings import Outcome, Path
 from vlmpipe.importing.job_specs.draft import Draft, SpecDraft, StudyDraft
@@ -145,7 +144,7 @@ def _shell(draft: Draft, path: Path, violation: Violation) -> None:
         return
 
 
-MENDS: Mapping[str, Callable[[Draft, Path, Violation], Any]] = {
+MENDS: Mapping[str, Callable[[Draft, Path, Violation], object]] = {
     "VP801": _goal_or_metric,
     "VP802": _parameter,
     "VP803": _count,

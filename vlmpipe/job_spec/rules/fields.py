@@ -30,7 +30,7 @@ BESIDE_POOLS: tuple[FieldPath, ...] = (("scheduling",), ("service_account",))  #
 class LenientReading:
     """The readable part of a spec, the paths of the rest, and the violations of form."""
 
-    spec: Mapping[str, Any]
+    spec: Mapping[str, object]
     unread: frozenset[FieldPath]
     violations: tuple[Violation, ...]
     moved: Mapping[FieldPath, FieldPath]  # path of a value in `spec` -> its path as written, where they differ
@@ -106,8 +106,8 @@ def _move(spec: dict[str, object], field: UnknownField, spelling: Spelling) -> t
     fields, message = load_fields()["messages"], field.message
     *parents, name = field.target[len(field.path) - 1 :]
     for parent in parents:
-        place, message = place.setdefault(parent, {}), fields[message][parent]
-    value, violations = read_field(field.value, fields[message][name], field.path, spelling)
+        place, message = place.setdefault(parent, {}), fields[message][str(parent)]
+    value, violations = read_field(field.value, fields[message][str(name)], field.path, spelling)
     is_moved = value is not None and name not in place
     if is_moved:
         place[name] = value

@@ -6,7 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.extras import install_command
@@ -28,7 +28,7 @@ def require_builtin(source: str) -> None:
         raise _not_installed(module, package)
 
 
-def require(module: str, package: str) -> Any:
+def require(module: str, package: str) -> ModuleType:
     """Import a module of a built-in set. Raises UserError (exit 69) when it is not installed."""
     try:
         return importlib.import_module(module)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from google.cloud.aiplatform_v1.types import custom_job as api
 
@@ -119,12 +118,12 @@ def _without_count(pool: api.WorkerPoolSpec) -> dict[str, object]:
     return content
 
 
-def _require_own_variables(env: Sequence[Any]) -> None:
+def _require_own_variables(env: Sequence[api.EnvVar]) -> None:
     if taken := [variable.name for variable in env if RESERVED.fullmatch(variable.name)]:
         raise ConfigError(f"cluster.env sets {', '.join(taken)}", expected="names that the torch runtime does not set")
 
 
-def _env(of_job: Sequence[Any], placement: KubeflowConfig) -> list[dict[str, object]]:
+def _env(of_job: Sequence[api.EnvVar], placement: KubeflowConfig) -> list[dict[str, object]]:
     """Variables of the job, then those of section `kubeflow`."""
     plain = {**{variable.name: variable.value for variable in of_job}, **placement.env}
     secrets = placement.secrets().items()
