@@ -189,7 +189,7 @@ class Simulation:
         return self.tensors * len(STATES) * ROWS // self.ranks * ROW_BYTES
 
     def save(self, step: int) -> tuple[Requests, Requests, Requests]:
-        """Save and clear up. Returns the requests of all nodes' files, of COMMIT, and of retention, of rank 0."""
+        """Save and clear up. Returns the requests of all nodes' files, of COMMIT, and of LATEST and retention."""
         store, name = self.store, checkpoint_name(1, step, "a")
         part, state, described = (self.scratch / file for file in ("part", "random", "metadata"))
         part.write_bytes(ITEM * (self.rank_bytes // ROW_BYTES))
@@ -205,6 +205,7 @@ class Simulation:
         record = {**vars(RECORD), "step": step, "world_size": self.ranks, "num_nodes": self.nodes}
         commit.commit(store, name, type(RECORD)(**record))
         committed = self.bucket.take()
+        commit.name_newest(store, name)
         Housekeeping(store, Retention(KEEP)).after_commit(name)
         return uploads, committed, self.bucket.take()
 
@@ -276,7 +277,7 @@ def checkpoint_ranks(bench: Bench) -> None:
                 "save: all nodes": ("requests", uploads.total),
                 "COMMIT: rank 0": ("requests", committed.total),
                 "COMMIT: one after the other": ("requests", committed.depth),
-                "retention: rank 0": ("requests", cleared.total),
+                "LATEST and retention: rank 0": ("requests", cleared.total),
                 "resume: rank 0": ("requests", asked.total),
                 "resume: one after the other": ("requests", asked.depth),
                 "resume: COMMITs and manifests": ("KiB", asked.read_bytes / 1024),

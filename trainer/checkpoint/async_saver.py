@@ -21,7 +21,15 @@ import torch
 import torch.distributed as dist
 
 from vlmpipe.trainer.checkpoint.attempts import step_of
-from vlmpipe.trainer.checkpoint.commit import FOLDER, READING, checkpoint_name, commit, upload_node_files
+from vlmpipe.trainer.checkpoint.commit import (
+    FOLDER,
+    READING,
+    checkpoint_name,
+    commit,
+    name_newest,
+    read_or_none,
+    upload_node_files,
+)
 from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
 from vlmpipe.trainer.checkpoint.fault_points import crash_point
 from vlmpipe.trainer.checkpoint.kernel_cache import kernel_files
@@ -226,11 +234,12 @@ class CheckpointSaver:
                 self._await_ranks(folder)
                 upload_node_files(self._store, name, worker.node, folder, key=self._key, ranks=worker.world_size)
             if worker.is_first:
-                self._await_nodes(name, record.num_nodes)
-                commit(self._store, name, record, key=self._key, warn=self._failures.warn)
+                manifests = self._await_nodes(name, record.num_nodes)
+                commit(self._store, name, record, manifests, key=self._key)
                 self.saved = Saved(name, time.monotonic() - started)
                 self._failures.committed(record.step)
                 self._on_commit(name)
+                name_newest(self._store, name, warn=self._failures.warn)
                 self._housekeeping.after_commit(name)
         except UserError as error:
             failed = error
@@ -269,26 +278,27 @@ class CheckpointSaver:
         for rank in ranks:
             (folder / DONE.format(rank=rank)).unlink()
 
-    def _await_nodes(self, name: str, num_nodes: int) -> None:
-        """Wait until every node's manifest is in the store."""
+    def _await_nodes(self, name: str, num_nodes: int) -> list[bytes]:
+        """Wait until every node's manifest is in the store. Returns their contents, which COMMIT vouches for."""
         deadline, poll_s = time.monotonic() + PEERS_TIMEOUT_S, MANIFEST_POLL_S
 
-        def is_done(node: int) -> bool:
-            if self._store.stat(f"{FOLDER}/{name}/{manifest_of(node)}") is not None:
-                return True
-            if self._store.stat(_failure_note(name, node)) is not None:
+        def manifest(node: int) -> bytes | None:
+            content = read_or_none(self._store, f"{FOLDER}/{name}/{manifest_of(node)}")
+            if content is None and self._store.stat(_failure_note(name, node)) is not None:
                 raise _not_saved(f"node {node} could not write its part")
-            return False
+            return content
 
-        missing = list(range(num_nodes))
-        while missing:
-            done = in_parallel(is_done, missing, threads=READING)
-            missing = [node for node, there in zip(missing, done, strict=True) if not there]
-            if missing and time.monotonic() > deadline:
-                raise _not_saved(f"node {missing[0]} is not done after {PEERS_TIMEOUT_S:.0f} s")
-            if missing:
+        contents = dict[int, bytes]()
+        while missing := [node for node in range(num_nodes) if node not in contents]:
+            found = zip(missing, in_parallel(manifest, missing, threads=READING), strict=True)
+            contents |= {node: content for node, content in found if content is not None}
+            if len(contents) < num_nodes:
+                if time.monotonic() > deadline:
+                    slowest = next(node for node in missing if node not in contents)
+                    raise _not_saved(f"node {slowest} is not done after {PEERS_TIMEOUT_S:.0f} s")
                 time.sleep(poll_s)
                 poll_s = min(2 * poll_s, LONGEST_MANIFEST_POLL_S)
+        return [contents[node] for node in range(num_nodes)]
 
 
 def _failure_note(name: str, node: int) -> str:

@@ -20,7 +20,8 @@ from vlmpipe.trainer.records.record import of_another_version
 from vlmpipe.trainer.storage.base import Storage, VersionConflictError
 from vlmpipe.trainer.storage.records import seal, unseal
 
-FILE = "checkpoints/ATTEMPTS.json"
+FOLDER = "checkpoints"
+FILE = f"{FOLDER}/ATTEMPTS.json"
 # Running the run file again in the same folder would meet the same file.
 OTHER_VERSION = "continue with the vlmpipe that started the run, or start a new run (another run id)"
 _NAME = re.compile(r"(?P<attempt>[0-9]{4,})-(?P<step>[0-9]{8,})-[0-9A-Za-z]+")
@@ -203,7 +204,7 @@ def _parsed(store: Storage, data: bytes) -> Attempts:
 
 
 def _highest_saved(store: Storage) -> int:
-    return max(map(attempt_of, store.folders("checkpoints")), default=0)
+    return max(map(attempt_of, store.folders(FOLDER)), default=0)
 
 
 def attempt_of(name: str) -> int:

@@ -22,7 +22,14 @@ from functools import partial
 from pathlib import Path
 
 from vlmpipe.trainer.checkpoint.attempts import FILE as ATTEMPTS
-from vlmpipe.trainer.checkpoint.attempts import attempt_of, attempts_of, claim_attempt, order_of, require_current
+from vlmpipe.trainer.checkpoint.attempts import (
+    FOLDER,
+    attempt_of,
+    attempts_of,
+    claim_attempt,
+    order_of,
+    require_current,
+)
 from vlmpipe.trainer.checkpoint.fault_points import crash_point
 from vlmpipe.trainer.checkpoint.manifest import (
     DamagedError,
@@ -43,7 +50,6 @@ from vlmpipe.trainer.storage.base import AlreadyExistsError, CorruptObjectError,
 from vlmpipe.trainer.storage.file_sums import files_below
 from vlmpipe.trainer.storage.transfer import in_parallel
 
-FOLDER = "checkpoints"
 PROGRAM = "trainer"  # folder of a run that has the checkpoints of a training program of the user's own
 LATEST = f"{FOLDER}/LATEST"
 REJECTED = "REJECTED.json"
@@ -95,13 +101,14 @@ def commit(
     store: Storage,
     name: str,
     record: CommitRecord,
+    contents: Sequence[bytes] | None = None,
     *,
     key: bytes = b"",
-    warn: Callable[[str], None] = print_warning,
 ) -> None:
     """Write COMMIT, which makes the checkpoint exist, after all nodes have uploaded their files.
 
-    LATEST, a hint, is written afterwards; where that fails, there is a warning.
+    Three requests in a row: the manifests, the number of starts, COMMIT. contents: of the manifests, by node, as the
+    store has them; None reads them.
 
     Raises UserError (72) when a later start of the training job has taken over, ConfigError for a manifest that is not
     signed with `key` (empty: nothing is signed).
@@ -109,7 +116,8 @@ def commit(
     manifests, manifests_sha256 = {}, {}
     names = [manifest_of(node) for node in range(record.num_nodes)]
     try:
-        contents = in_parallel(lambda manifest: store.read(f"{FOLDER}/{name}/{manifest}"), names, threads=READING)
+        if contents is None:
+            contents = list(in_parallel(lambda file: store.read(f"{FOLDER}/{name}/{file}"), names, threads=READING))
         for manifest, data in zip(names, contents, strict=True):
             manifests[manifest] = crc32c_of(data)
             if key:
@@ -125,6 +133,10 @@ def commit(
     crash_point("before COMMIT")
     create_commit(store, name, body)
     crash_point("after COMMIT")
+
+
+def name_newest(store: Storage, name: str, *, warn: Callable[[str], None] = print_warning) -> None:
+    """Write LATEST, a hint, after COMMIT; where that fails, there is a warning. The checkpoint exists already."""
     try:
         store.write(LATEST, name.encode())
     except UserError as error:
@@ -176,13 +188,21 @@ def _content(store: Storage, file: str) -> bytes | None:
     if file.endswith(REJECTED):  # it matters only that it is there
         return b"" if store.stat(file) else None
     try:
-        return store.read(file)
+        return read_or_none(store, file)
     except UserError as error:
-        if store.stat(file) is None:
-            return None
         if _is_damage(error):
             return b""
-    return store.read(file)  # written since: by a mirror, or by a node that commits
+        raise
+
+
+def read_or_none(store: Storage, file: str) -> bytes | None:
+    """Content of a small file; None without one. Takes one request where it is there."""
+    try:
+        return store.read(file)
+    except UserError:
+        if store.stat(file) is None:
+            return None
+    return store.read(file)  # written since: by a mirror, or by a node
 
 
 def create_commit(store: Storage, name: str, body: bytes) -> None:

@@ -154,14 +154,24 @@ def read_lines(store: Storage, name: str) -> list[dict[str, Any]]:
 
 def read_record_file(path: Path | str) -> dict[str, Any]:
     """The record in a file, empty where there is none. Raises DataError for a damaged one."""
+    return record_in(record_bytes(path), path)
+
+
+def record_bytes(path: Path | str) -> bytes:
+    """The bytes of a record's file, none where there is none."""
     try:
-        data = read_whole(path)
-        return unseal(data) if data else {}
+        return read_whole(path)
     except MISSING:
-        return {}
+        return b""
     except (OSError, UnicodeEncodeError):
         with os_errors(f"reading {path}"):
             raise
+
+
+def record_in(data: bytes, path: Path | str) -> dict[str, Any]:
+    """The record in the bytes of the file `path`, empty without any. Raises DataError for a damaged one."""
+    try:
+        return unseal(data) if data else {}
     except ValueError as error:
         raise damaged_record(str(path), error) from error
 

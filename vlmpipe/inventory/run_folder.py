@@ -25,7 +25,7 @@ from vlmpipe.platforms.local.search import LocalSearch
 from vlmpipe.platforms.searches import SEARCH_FILE
 from vlmpipe.records.registered import Registered
 from vlmpipe.records.stage_folders import STAGES_FOLDER
-from vlmpipe.trainer.checkpoint.commit import FOLDER as CHECKPOINTS
+from vlmpipe.trainer.checkpoint.attempts import FOLDER as CHECKPOINTS
 from vlmpipe.trainer.errors import UserError, os_errors
 from vlmpipe.trainer.monitoring.usage import FOLDER as USAGE
 from vlmpipe.trainer.records.prepared import DataPointers
@@ -39,6 +39,7 @@ R = TypeVar("R", bound=Record)
 SETTINGS = "run.json"
 REMEMBERED = 256  # contents of files that runs have in common
 REFERRING = (DataPointers.FILE, Registered.FILE, RUN_FILE_COPY, SETTINGS)
+ASKED_FOR = frozenset((TAGS, LOCK, SEARCH_FILE))
 BULK = (CHECKPOINTS, EXPORT, STEPS, USAGE, "kfp", "logs")  # beside a run's records; a variant may have such a name
 # Runs in the texts of a run file. The usual root is a folder that is called runs, too: runs/runs/ID names both.
 _NAMED = re.compile(r"run(?::|(?<=\brun)s/)(?=([a-z0-9][a-z0-9-]{0,127}))")
@@ -152,8 +153,7 @@ class RunFolder:
             run = replace(run, size_bytes=size_of(self.folder))
             if run.problem or self.marker is None:
                 return run
-            has_stages = STAGES_FOLDER in self._contents.folders
-            place = results_folder(self.folder, since_s=run.started_s) if has_stages else self.folder
+            place = results_folder(self.folder, since_s=run.started_s) if self._contents.has_stages else self.folder
             evaluation, decision = _record_in(place, Evaluation), _record_in(place, Decision)
         except UserError as error:
             return replace(run, outcome="damaged", problem=error.found)
@@ -194,20 +194,20 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class Contents:
-    """Names and paths in a run's folder. files, folders: names in the folder itself.
+    """Names and paths in a run's folder. files: those of ASKED_FOR that are in the folder itself, of some 30 names.
 
     referring: paths of the REFERRING files in it and below, by their names.
     """
 
     files: Set[str]
-    folders: Set[str]
+    has_stages: bool
     referring: Mapping[str, Sequence[str]]
 
     @classmethod
     def of(cls, folder: str) -> Contents:
         """Raises UserError for a folder that cannot be read."""
         referring: dict[str, list[str]] = {name: [] for name in REFERRING}
-        files, folders = first = _names(folder)
+        first = files, folders = _names(folder)
         places = [(folder, *first)]
         while places:
             place, files_here, below = places.pop()
@@ -217,20 +217,22 @@ class Contents:
             for name in below:
                 if not (here and name in BULK):
                     places.append((f"{place}/{name}", *_names(f"{place}/{name}")))
-        return cls(files, folders, referring)
+        return cls(ASKED_FOR & files, STAGES_FOLDER in folders, referring)
 
 
 def _names(folder: str) -> tuple[set[str], set[str]]:
     """Names of the files and of the folders in a folder; none of one that was removed since it was listed."""
+    files, folders = set[str](), set[str]()
     try:
         with os.scandir(folder) as entries:
-            named = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-        return {name for name, is_folder in named if not is_folder}, {name for name, is_folder in named if is_folder}
+            for entry in entries:
+                (folders if entry.is_dir(follow_symlinks=False) else files).add(entry.name)
     except FileNotFoundError:
         return set(), set()
     except (OSError, UnicodeEncodeError):
         with os_errors(f"listing {folder}"):
             raise
+    return files, folders
 
 
 def _bytes(path: str) -> bytes:

@@ -21,6 +21,7 @@ from vlmpipe.trainer.checkpoint.commit import (
     checkpoint_name,
     commit,
     committed,
+    name_newest,
     upload_node_files,
 )
 from vlmpipe.trainer.checkpoint.fault_points import VARIABLE
@@ -62,6 +63,7 @@ def save(store: Storage, scratch: Path, step: int, *, attempt: int = 1, nonce: s
     name = checkpoint_name(attempt, step, nonce)
     upload(store, scratch, name, step, key=key)
     commit(store, name, record(attempt, step), key=key)
+    name_newest(store, name)
     return name
 
 

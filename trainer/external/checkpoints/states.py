@@ -34,6 +34,7 @@ from vlmpipe.trainer.checkpoint.commit import (
     commit,
     committed,
     inspect,
+    name_newest,
     settle_other_trainer,
     upload_files,
     upload_node_files,
@@ -272,9 +273,10 @@ class SavedStates:
 
     def _commit(self, name: str, candidate: Candidate) -> None:
         record = dataclasses.replace(self._record, step=candidate.step)
-        commit(self._store, name, record, key=self._key, warn=self._failures.warn)
+        commit(self._store, name, record, key=self._key)
         self.newest_step = candidate.step
         self._failures.committed(candidate.step)
+        name_newest(self._store, name, warn=self._failures.warn)
         print(f"train: checkpoint of step {candidate.step} committed as {name}", flush=True)
         self._housekeeping.after_commit(name)
         if self._copies:
@@ -307,7 +309,8 @@ class SavedStates:
 
             def save() -> None:
                 upload_node_files(self._results, name, 0, result_folder, key=self._key)
-                commit(self._results, name, record, key=self._key, warn=self._failures.warn)
+                commit(self._results, name, record, key=self._key)
+                name_newest(self._results, name, warn=self._failures.warn)
 
             patiently("saving the result", save, limit_s=self._job.checkpoint.max_s_without_commit)
         Housekeeping(self._results, Retention(1), key=self._key, warn=self._failures.warn).after_commit(name)

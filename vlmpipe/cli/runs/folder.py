@@ -13,6 +13,7 @@ from vlmpipe.cli.arguments import AsJson, run_ids
 from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
 from vlmpipe.cli.runs.options import Root, Run
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from vlmpipe.trainer.gc_control import collector_off
 
 if TYPE_CHECKING:
     from vlmpipe.inventory.listing import Inventory
@@ -131,16 +132,17 @@ def rm(
     from vlmpipe.inventory.removal import removal_of
     from vlmpipe.platforms.short_names import full_name
 
-    inventory, names = _read(root), [full_name(run, root) for run in runs]
-    known = {run.run_id for run in inventory.runs}
-    if missing := [name for name in names if name not in known]:
-        raise UserError(
-            f"no run {missing[0]!r} in {inventory.root}",
-            expected="a run of this machine",
-            fix="vlmpipe runs list, or give its --root",
-            code=ExitCode.NOT_FOUND,
-        )
-    _remove(removal_of(inventory, names, unfinished=unfinished), dry_run=dry_run, yes=yes, as_json=as_json)
+    with collector_off():  # as in prune
+        inventory, names = _read(root), [full_name(run, root) for run in runs]
+        known = {run.run_id for run in inventory.runs}
+        if missing := [name for name in names if name not in known]:
+            raise UserError(
+                f"no run {missing[0]!r} in {inventory.root}",
+                expected="a run of this machine",
+                fix="vlmpipe runs list, or give its --root",
+                code=ExitCode.NOT_FOUND,
+            )
+        _remove(removal_of(inventory, names, unfinished=unfinished), dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 @app.command()
@@ -159,8 +161,9 @@ def prune(
     """Remove old runs that nothing refers to, and data that no run uses. Champions and tagged runs stay."""
     from vlmpipe.inventory.removal import Policy, pruning_of
 
-    removal = pruning_of(_read(root), Policy(keep, older_than_days, name, unfinished))
-    _remove(removal, dry_run=dry_run, yes=yes, as_json=as_json)
+    with collector_off():  # from the first run read to the last line shown: all of them live that long
+        removal = pruning_of(_read(root), Policy(keep, older_than_days, name, unfinished))
+        _remove(removal, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 @app.command()

@@ -22,7 +22,7 @@ RANK_FILES = 3  # of a save: a rank's part of the state, and the states of its t
 SAVE_WRITES = 3  # what is where, COMMIT and LATEST
 SAVE_LISTS = 4  # of folders and of what is deleted
 KEPT_READS = 5  # of each checkpoint that is kept: COMMIT, a note that it is damaged, the number of starts
-MANIFEST_READS = 2  # is it there, and what does it say
+MANIFEST_READS = 1  # it is asked for again while a node is not done
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from vlmpipe.trainer.checkpoint.commit import (
     commit,
     committed,
     inspect,
+    name_newest,
     read_commit,
     reject,
     settle_other_trainer,
@@ -244,6 +245,7 @@ def test_superseded_start_cannot_commit(store: LocalStorage, tmp_path: Path) -> 
 
 def test_latest_is_only_informational(store: LocalStorage, tmp_path: Path) -> None:
     name = save(store, tmp_path, 1)
+    name_newest(store, name)
     assert store.read("checkpoints/LATEST") == name.encode()
     store.write("checkpoints/LATEST", b"nonsense")
     found, _ = newest_good(store)

@@ -58,6 +58,7 @@ class ChunkMaker:
     ) -> None:
         """`plan`: folder of the plan. `settings`: digest of all that decides a chunk's files beside its records."""
         self._config, self._settings, self._threads = config, settings, threads
+        self._described = config.data.described()  # once: it names every source, of which each has chunks
         self._parts, self._part_starts = source.parts(), json.loads((plan / PARTS).read_text(encoding="utf-8"))
         self._validator, self._excluded = SampleValidator(config, chat), read_exclusions(config.data.exclude)
         self._store = ChunkStore(config.run.chunks_root)
@@ -77,7 +78,7 @@ class ChunkMaker:
                 report=report,
             )
             if content != chunk.content:
-                raise SourceChangedError(self._config.data.described())
+                raise SourceChangedError(self._described)
             self._store.put(chunk.fingerprint(self._settings), folder)
         trim_memory()
 
@@ -88,7 +89,7 @@ class ChunkMaker:
         for _ in islice(self._records, chunk.start - self._position):
             pass
         self._position = chunk.start
-        for entry in chunk.entries(self._records, self._config.data.described(), self._excluded):
+        for entry in chunk.entries(self._records, self._described, self._excluded):
             self._position += 1
             yield entry
 

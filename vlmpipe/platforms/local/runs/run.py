@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from vlmpipe.platforms.local.runs.state import read_state
 from vlmpipe.runs.run_state import STOPPED, RunState
@@ -25,7 +26,7 @@ from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, from_os_err
 from vlmpipe.trainer.storage.base import TEMPORARY_PREFIX, cache_folder, join_uri
 from vlmpipe.trainer.storage.file_systems import NO_LOCKS, limits_of
 from vlmpipe.trainer.storage.local import LocalStorage
-from vlmpipe.trainer.storage.records import damaged_record, read_record_file, write_record
+from vlmpipe.trainer.storage.records import damaged_record, is_whole, record_bytes, record_in, write_record
 from vlmpipe.trainer.storage.regular_files import NotRegularFileError, open_lock, read_regular
 from vlmpipe.trainer.storage.user_folders import expanded
 
@@ -95,7 +96,7 @@ def read_marker(folder: Path) -> Marker | None:
 
     Raises DataError for a damaged one.
     """
-    raw = read_record_file(f"{folder}/{MARKER}")
+    raw = _marker_record(f"{folder}/{MARKER}")
     if raw.get("version") != 1:
         return None
     try:
@@ -103,6 +104,14 @@ def read_marker(folder: Path) -> Marker | None:
     except ValidationError as error:
         wrong = error.errors()[0]
         raise damaged_record(str(folder / MARKER), f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from error
+
+
+def _marker_record(path: str) -> dict[str, object]:
+    data = record_bytes(path)
+    if is_whole(data):
+        with contextlib.suppress(ValueError):  # half of a surrogate pair, which only Python's parser takes
+            return dict(from_json(data))  # in a fifth of that parser's time: a folder may have 10,000 runs
+    return record_in(data, path)
 
 
 def require_marker(folder: Path) -> Marker:
