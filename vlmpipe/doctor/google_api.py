@@ -15,6 +15,7 @@ from vlmpipe.doctor import remedies
 from vlmpipe.platforms.vertex.client import SCOPE, no_credentials, reason_of
 
 if TYPE_CHECKING:
+    import requests
     from google.auth.credentials import Credentials
     from google.auth.transport import requests as transport
 
@@ -144,7 +145,7 @@ class GoogleApi:
             raise CannotSee(why) from error
         return self._read(asked, response)
 
-    def _read(self, service: str, response: Any) -> Answer:
+    def _read(self, service: str, response: requests.Response) -> Answer:
         content = _object(response)
         reason, text = _error_of(content)
         message = re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", text)[:LONGEST_MESSAGE_CHARS]
@@ -179,7 +180,7 @@ def _error_of(content: dict[str, object]) -> tuple[str, str]:
     return str(first.get("code", "")), str(first.get("message", ""))
 
 
-def _object(response: Any) -> dict[str, object]:
+def _object(response: requests.Response) -> dict[str, object]:
     try:
         content = response.json()
     except ValueError:

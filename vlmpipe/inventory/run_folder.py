@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypedDict, TypeVar
 
 from vlmpipe.inventory.tags import TAGS, read_tags
 from vlmpipe.platforms.local.runs.run import LOCK, MARKER, Marker, is_running, read_marker, require_marker
@@ -44,6 +44,17 @@ BULK = (CHECKPOINTS, EXPORT, STEPS, USAGE, "kfp", "logs")  # beside a run's reco
 # Runs in the texts of a run file. The usual root is a folder that is called runs, too: runs/runs/ID names both.
 _NAMED = re.compile(r"run(?::|(?<=\brun)s/)(?=([a-z0-9][a-z0-9-]{0,127}))")
 _STARTED = re.compile(r"-\d{8}-\d{6}(-[0-9a-f]+)?$")
+
+
+class _About(TypedDict, total=False):
+    """Fields of a `ListedRun` that its marker, or the settings of its search, say."""
+
+    name: str
+    outcome: str
+    exit_code: int | None
+    command: str
+    tags: tuple[str, ...]
+    starts_from: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -115,14 +126,14 @@ class RunFolder:
                 named_in = set[str]().union(*(text.names for text in run_files.values()))
                 about["starts_from"] = tuple(sorted(named_in - {self.run_id}))
             uses, registered = tuple(sorted(self.uses())), tuple(sorted(self._versions()))
-            about["name"] = about["name"] or _STARTED.sub("", self.run_id)
+            about["name"] = about.get("name") or _STARTED.sub("", self.run_id)
             return ListedRun(
                 self.run_id, self.folder, started_s=self.started_s, uses=uses, registered=registered, **about
             )
         except UserError as error:
             return ListedRun(self.run_id, self.folder, _STARTED.sub("", self.run_id), problem=error.found)
 
-    def _about_run(self, marker: Marker, run_files: Mapping[str, _RunFileText]) -> dict[str, Any]:
+    def _about_run(self, marker: Marker, run_files: Mapping[str, _RunFileText]) -> _About:
         path, name = f"{self.folder}/{RUN_FILE_COPY}", marker.name
         if path in run_files and not (name and run_files[path].is_whole):
             name = str(_content(path, _bytes(path)).get("name") or "")
@@ -133,7 +144,7 @@ class RunFolder:
             "command": marker.shown_command,
         }
 
-    def _about_search(self) -> dict[str, Any]:
+    def _about_search(self) -> _About:
         if SEARCH_FILE not in self._contents.files:
             require_marker(self.folder)  # which is not of this version
         search = LocalSearch(self.folder)
@@ -275,7 +286,7 @@ def _named_in(texts: Iterable[bytes]) -> set[str]:
     return {name for text in texts for name in _NAMED.findall(text.decode("utf-8", "replace"))}
 
 
-def _content(path: str, data: bytes) -> dict[str, Any]:
+def _content(path: str, data: bytes) -> dict[str, object]:
     try:
         return unseal(data)
     except ValueError as error:

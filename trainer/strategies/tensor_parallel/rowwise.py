@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from vlmpipe.trainer.models.layers.saved_products import PRODUCTS
-from vlmpipe.trainer.strategies.tensor_parallel.sequence_parallel import SequenceParallel
+from vlmpipe.trainer.strategies.tensor_parallel.sequence_parallel import Context, SequenceParallel
 from vlmpipe.trainer.strategies.tensor_parallel.styles import PartialSum, with_forward
 
 
@@ -83,12 +83,12 @@ class _Factors(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Context, rows: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(rows, weight)
         return rows.new_empty(()).expand(*rows.shape[:-1], len(weight))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         rows, weight = ctx.saved_tensors
         of_rows = gradient @ weight if ctx.needs_input_grad[0] else None
         of_weight = gradient.flatten(0, -2).t() @ rows.flatten(0, -2) if ctx.needs_input_grad[1] else None
@@ -98,7 +98,7 @@ class _Factors(torch.autograd.Function):
 class _Reduced(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         _product: Tensor,
         rows: Tensor,
         weight: Tensor,
@@ -110,5 +110,5 @@ class _Reduced(torch.autograd.Function):
         return reduced_product(rows, weight, shares, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         return ctx.back(gradient) if ctx.back else gradient, None, None, None, None, None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -98,18 +98,29 @@ def _in_compute_type(hidden: Tensor) -> Tensor:
     return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
 
 
+class Context(Protocol):
+    """What autograd hands to the two passes of a function, with `back` for the gradient."""
+
+    back: Callable[[Tensor], Tensor] | None
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
 class _Moved(torch.autograd.Function):
     """Applies `forth` to a tensor and `back` to its gradient."""
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: Tensor, forth: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+        ctx: Context, tensor: Tensor, forth: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
     ) -> Tensor:
         ctx.back = back
         return forth(tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor, None, None]:
+        assert ctx.back, "forward sets it"
         return ctx.back(gradient), None, None
 
 

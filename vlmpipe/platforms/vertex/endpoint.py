@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from google.api_core import exceptions
 from google.api_core.future.polling import DEFAULT_POLLING
@@ -41,7 +41,9 @@ from vlmpipe.serving.waking import answer_once_awake
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
 if TYPE_CHECKING:
+    from google.api_core.operation import Operation
     from google.auth.credentials import Credentials
+    from proto import Message
 
 POLLING = DEFAULT_POLLING
 SERVED_BY = "x-vertex-ai-deployed-model-id"
@@ -115,7 +117,7 @@ class VertexEndpoint:
                 self._undo(title, before, made)
             raise
 
-    def ask(self, served: Served, name: str) -> Any:
+    def ask(self, served: Served, name: str) -> Callable[[Chat, int], Answer]:
         """A function that asks the new model, by the name that its server knows."""
         address = self._address()
         server = ChatServer(f"{address}/v1/{served.endpoint}:rawPredict", name, Headers(credentials_for(address)))
@@ -191,7 +193,7 @@ class VertexEndpoint:
             raise
         return Served(current.name, answer.deployed_model.id, share, before)
 
-    def _send(self, request: api.DeployModelRequest) -> tuple[Any, Any]:
+    def _send(self, request: api.DeployModelRequest) -> tuple[Operation, type[Message]]:
         """Begin a deployment. Returns its operation, and the message of the answer; v1 has no endpoint that sleeps."""
         if not self._deploy.sleeps:
             return send_once(self._client.deploy_model, request), api.DeployModelResponse
@@ -244,7 +246,7 @@ class VertexEndpoint:
             raise exceptions.InternalServerError(f"{self.name} was made and is not there")
         return result
 
-    def _cancel(self, sent: Any) -> None:
+    def _cancel(self, sent: Operation) -> None:
         """End a deployment, or print that it may still come about."""
         operation = from_gapic(sent.operation, operations_client(self._place.location), api.DeployModelResponse)
         try:
@@ -258,7 +260,7 @@ class VertexEndpoint:
         except exceptions.GoogleAPICallError:  # it has ended without a model
             pass
 
-    def _finished(self, sent: Any, kind: object, timeout_s: float) -> Any:
+    def _finished(self, sent: Operation, kind: type[Message] | None, timeout_s: float) -> Message:
         """The answer of a long-running operation."""
         from google.protobuf.empty_pb2 import Empty
 

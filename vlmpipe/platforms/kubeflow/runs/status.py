@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import kfp_server_api
 
+from vlmpipe.platforms.compiled_spec import compiled_root_uri, compiled_run_file, names_of_stages, run_file_of_text
 from vlmpipe.platforms.kubeflow.runs.client import OVER
 from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
 from vlmpipe.platforms.local.runs.summary import result_lines, stage_lines
@@ -106,7 +106,7 @@ def status_of(run: KubeflowRun, api_run: kfp_server_api.V2beta1Run, *, now_s: fl
     """The run's state from the service's answer and the files in its folder."""
     now_s = time.time() if now_s is None else now_s
     run_file, uri = run_file_of(api_run), run.run_uri or folder_of(api_run)
-    stages = [str(stage["name"]) for stage in run_file.get("stages") or ()] or [""]
+    stages = names_of_stages(run_file)
     created_s = api_run.created_at.timestamp() if api_run.created_at else 0.0
     is_over = api_run.state in OVER
     files_of = {}
@@ -144,24 +144,17 @@ def _step(stage: str, name: str, files: RunFiles, now_s: float) -> Step:
     return Step(**{**vars(step), "name": name, "stage": stage})
 
 
-def run_file_of(run: kfp_server_api.V2beta1Run) -> dict[str, Any]:
+def run_file_of(run: kfp_server_api.V2beta1Run) -> dict[str, object]:
     """The run file of the run: its parameter, or the compiled default."""
     written = _parameters(run).get("run_file")
-    inputs: Any = _spec(run)
-    for key in ("root", "inputDefinitions", "parameters", "run_file"):
-        inputs = inputs.get(key) or {}
-    content = json.loads(written or inputs.get("defaultValue") or "{}")
-    return content if isinstance(content, dict) else {}
+    return run_file_of_text(str(written)) if written else compiled_run_file(_spec(run))
 
 
 def folder_of(run: kfp_server_api.V2beta1Run) -> str:
     """The run's folder, from its own parameters; empty for a run that is not vlmpipe's, or whose name is not known."""
-    inputs: Any = _spec(run)
-    for key in ("root", "dag", "tasks", "notify", "inputs", "parameters"):
-        inputs = inputs.get(key) or {}
-    root_uri = (inputs.get("root_uri") or {}).get("runtimeValue", {}).get("constant", "")
+    root_uri = compiled_root_uri(_spec(run))
     run_id = _parameters(run).get("run_id")
-    return join_uri(str(root_uri), "runs", str(run_id)) if root_uri and run_id else ""
+    return join_uri(root_uri, "runs", str(run_id)) if root_uri and run_id else ""
 
 
 def error_of(run: kfp_server_api.V2beta1Run) -> str:
@@ -173,10 +166,10 @@ def error_of(run: kfp_server_api.V2beta1Run) -> str:
     return f"{failed[0].display_name}: {failed[0].error.message}" if failed else ""
 
 
-def _spec(run: kfp_server_api.V2beta1Run) -> dict[str, Any]:
+def _spec(run: kfp_server_api.V2beta1Run) -> dict[str, object]:
     spec = run.pipeline_spec or {}
     return dict(spec.get("pipeline_spec") or spec)  # with settings of Kubernetes the service wraps it
 
 
-def _parameters(run: kfp_server_api.V2beta1Run) -> dict[str, Any]:
+def _parameters(run: kfp_server_api.V2beta1Run) -> dict[str, object]:
     return dict((run.runtime_config and run.runtime_config.parameters) or {})

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from google.api_core import exceptions
 
+from vlmpipe.platforms.compiled_spec import compiled_root_uri, compiled_run_file, names_of_stages
 from vlmpipe.platforms.vertex.client import Place, pipeline_client, translate_errors
 from vlmpipe.platforms.vertex.retries import send_request
 from vlmpipe.platforms.vertex.runs.names import Address
@@ -90,22 +90,15 @@ def state_of(job: PipelineJob) -> str:
 
 def stages_of_job(job: PipelineJob) -> list[str]:
     """The names of the run's stages, which are fixed when the pipeline is compiled; one empty name without stages."""
-    inputs: Any = job.pipeline_spec or {}
-    for key in ("root", "inputDefinitions", "parameters", "run_file"):
-        inputs = inputs.get(key) or {}
-    run_file = json.loads(inputs.get("defaultValue") or "{}")
-    return [str(stage["name"]) for stage in run_file.get("stages") or ()] or [""]
+    return names_of_stages(compiled_run_file(job.pipeline_spec))
 
 
 def run_uri_of_job(job: PipelineJob) -> str:
     """The run's folder, from the job's own parameters; empty for a job that is not vlmpipe's."""
-    spec, parameters = job.pipeline_spec or {}, job.runtime_config.parameter_values or {}
-    inputs: Any = spec
-    for key in ("root", "dag", "tasks", "notify", "inputs", "parameters"):
-        inputs = inputs.get(key) or {}
-    root_uri = (inputs.get("root_uri") or {}).get("runtimeValue", {}).get("constant", "")
+    parameters = job.runtime_config.parameter_values or {}
+    root_uri = compiled_root_uri(job.pipeline_spec)
     run_id = parameters.get("run_id") or job.name.rpartition("/")[2]
-    return join_uri(str(root_uri), "runs", str(run_id)) if root_uri else ""
+    return join_uri(root_uri, "runs", str(run_id)) if root_uri else ""
 
 
 def _not_found(address: Address) -> UserError:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from google.api_core import exceptions
 from google.cloud.aiplatform_v1 import types as api
 
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
+from vlmpipe.platforms.compiled_spec import compiled_run_file
 from vlmpipe.platforms.vertex.client import Place, job_client, translate_errors
 from vlmpipe.platforms.vertex.jobs.custom_job import WHAT
 from vlmpipe.platforms.vertex.retries import list_all, send_request
@@ -30,6 +30,7 @@ from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.service_run import CLOCKS_APART_S, RunFiles, read_files
 from vlmpipe.runs.steps import Step, step_of_record
 from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.nesting import object_at
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
@@ -190,7 +191,7 @@ def with_web_access(status: VertexStatus, job: PipelineJob) -> VertexStatus:
 
     A pipeline names a job only when its step has ended, so they are found by their label and the run's folder.
     """
-    gcp = _run_file(job).get("gcp") or {}
+    gcp = object_at(compiled_run_file(job.pipeline_spec), "gcp")  # fixed when it is compiled
     running = [step for step in status.state.steps if step.state == "running"]
     if not running or not (gcp.get("enable_web_access") or gcp.get("enable_dashboard_access")):
         return status
@@ -224,12 +225,3 @@ def log_source(address: Address, step: str) -> Callable[[], tuple[dict[str, str]
 def job_state(job: api.CustomJob) -> str:
     """The job's state, such as RUNNING."""
     return str(job.state.name).removeprefix("JOB_STATE_")
-
-
-def _run_file(job: PipelineJob) -> dict[str, Any]:
-    """The run file with which the pipeline was compiled; its gcp section is fixed."""
-    inputs: Any = job.pipeline_spec or {}
-    for key in ("root", "inputDefinitions", "parameters", "run_file"):
-        inputs = inputs.get(key) or {}
-    result: dict[str, object] = json.loads(inputs.get("defaultValue") or "{}")
-    return result

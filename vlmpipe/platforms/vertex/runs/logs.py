@@ -10,7 +10,7 @@ import datetime as dt
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from google.api_core import exceptions
 from google.protobuf import json_format
@@ -18,6 +18,7 @@ from google.protobuf import json_format
 from vlmpipe.platforms.vertex.client import Place, credentials_for, endpoint, is_local, translate_errors
 from vlmpipe.platforms.vertex.retries import REQUEST_TIMEOUT_S, retrying
 from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.nesting import object_at
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
@@ -95,25 +96,33 @@ def _all(place: Place, request: dict[str, object]) -> Iterator[dict[str, object]
             return
 
 
-def _post(place: Place, request: dict[str, object]) -> dict[str, Any]:
+class _Page(TypedDict, total=False):
+    """An answer of Cloud Logging's entries.list."""
+
+    entries: list[dict[str, object]]
+    nextPageToken: str
+
+
+def _post(place: Place, request: dict[str, object]) -> _Page:
     from google.auth.transport.requests import AuthorizedSession
 
     vertex = endpoint(place.location)
     address = vertex if is_local(vertex) else LOGGING  # a test server answers for both
     with translate_errors(place, role=ROLE), AuthorizedSession(credentials_for(address)) as session:
 
-        def ask() -> dict[str, Any]:
+        def ask() -> _Page:
             answer = session.post(f"{address}/v2/entries:list", json=request, timeout=REQUEST_TIMEOUT_S)
             if answer.status_code != 200:
                 raise exceptions.from_http_response(answer)
-            return dict(answer.json())
+            page: _Page = answer.json()
+            return page
 
         return retrying(ask)
 
 
-def _entry(raw: dict[str, Any], jobs: dict[str, str]) -> Entry:
-    labels = raw.get("resource", {}).get("labels", {})
-    payload = raw.get("jsonPayload", {})
+def _entry(raw: dict[str, object], jobs: dict[str, str]) -> Entry:
+    labels = object_at(raw, "resource", "labels")
+    payload = object_at(raw, "jsonPayload")
     text = raw.get("textPayload") or payload.get("message") or ""
     moment = str(raw.get("timestamp", ""))
     return Entry(
