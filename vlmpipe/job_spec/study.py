@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from vlmpipe.config.launch_commands import passes_arguments
 from vlmpipe.job_spec.rules.base import Pool
@@ -15,11 +15,56 @@ from vlmpipe.job_spec.worker_pools import POOLS
 
 CHECKED = ("study_spec", "max_trial_count", "parallel_trial_count", "max_failed_trial_count")
 GOALS = ("MAXIMIZE", "MINIMIZE")
-VALUES = ("double_value_spec", "integer_value_spec", "discrete_value_spec", "categorical_value_spec")
+ValueKind = Literal["double_value_spec", "integer_value_spec", "discrete_value_spec", "categorical_value_spec"]
+VALUES: tuple[ValueKind, ...] = (
+    "double_value_spec", "integer_value_spec", "discrete_value_spec", "categorical_value_spec"
+)  # fmt: skip
 RANGES = VALUES[:2]
 LEAST_APART, MAX_DISCRETE_VALUES = 1e-10, 1000
 LOG_SCALES = ("UNIT_LOG_SCALE", "UNIT_REVERSE_LOG_SCALE")
 _BRACES = re.compile(r"\{\{\s*([A-Za-z_][\w-]*)\s*\}\}|\$\{([A-Za-z_][\w-]*)\}")
+
+
+class Metric(TypedDict, total=False):
+    """A metric of a study (StudySpec.MetricSpec)."""
+
+    metric_id: str
+    goal: str
+
+
+class Values(TypedDict, total=False):
+    """A range of values, or those to choose from."""
+
+    min_value: float
+    max_value: float
+    values: list[float | str]
+    default_value: float | str
+
+
+class Parameter(TypedDict, total=False):
+    """A parameter of a study (StudySpec.ParameterSpec), with one of VALUES."""
+
+    parameter_id: str
+    scale_type: str
+    double_value_spec: Values
+    integer_value_spec: Values
+    discrete_value_spec: Values
+    categorical_value_spec: Values
+    conditional_parameter_specs: list[Condition]
+
+
+class Condition(TypedDict, total=False):
+    """A parameter that is searched under a condition on another."""
+
+    parameter_spec: Parameter
+
+
+class Study(TypedDict, total=False):
+    """The readable part of a study (StudySpec)."""
+
+    algorithm: str
+    metrics: list[Metric]
+    parameters: list[Parameter]
 
 
 def study_violations(job: Mapping[str, object], trial: Mapping[str, Any], spelling: Spelling) -> Iterator[Violation]:
@@ -32,7 +77,7 @@ def study_violations(job: Mapping[str, object], trial: Mapping[str, Any], spelli
     reading = read_tuning_job(job, spelling)
     yield from reading.violations
     unread = [violation.field for violation in reading.violations]
-    study = reading.fields.get("study_spec", {})
+    study: Study = reading.fields.get("study_spec", {})
     names: list[str] = []
     for violation in (*_metrics(study), *_parameters(study, names), *_counts(reading.fields)):
         if not any(path[: len(violation.field)] == violation.field for path in unread):
@@ -41,7 +86,7 @@ def study_violations(job: Mapping[str, object], trial: Mapping[str, Any], spelli
         yield from _told(Pool(index, pool), [name for name in names if name])
 
 
-def _metrics(study: Mapping[str, Any]) -> Iterator[Violation]:
+def _metrics(study: Study) -> Iterator[Violation]:
     metrics = study.get("metrics", [])
     if not metrics:
         expected = "one metric that trials report, and its goal"
@@ -57,7 +102,7 @@ def _metrics(study: Mapping[str, Any]) -> Iterator[Violation]:
             yield Violation("VP801", (*path, "goal"), metric.get("goal", "nothing"), " or ".join(GOALS))
 
 
-def _several_metrics(study: Mapping[str, object], count: int) -> Iterator[Violation]:
+def _several_metrics(study: Study, count: int) -> Iterator[Violation]:
     """Several metrics are allowed: the service then looks for trials that no other one beats in all of them."""
     text = "one metric, where one trial is to be the best; early stopping needs one"
     stopping = next((name for name in study if name.endswith("stopping_spec")), "")
@@ -66,7 +111,7 @@ def _several_metrics(study: Mapping[str, object], count: int) -> Iterator[Violat
     yield Violation("VP808", ("study_spec", "metrics"), actual, text, fix)
 
 
-def _parameters(study: Mapping[str, Any], names: list[str]) -> Iterator[Violation]:
+def _parameters(study: Study, names: list[str]) -> Iterator[Violation]:
     """Check the parameters, those under conditions too, and add their names."""
     parameters = study.get("parameters", [])
     if not parameters:
@@ -91,7 +136,7 @@ def _parameters(study: Mapping[str, Any], names: list[str]) -> Iterator[Violatio
         yield from _values(parameter, kinds[0], path)
 
 
-def _all_parameters(parameters: list[Any], path: FieldPath) -> Iterator[tuple[FieldPath, Mapping[str, Any]]]:
+def _all_parameters(parameters: list[Parameter], path: FieldPath) -> Iterator[tuple[FieldPath, Parameter]]:
     for index, parameter in enumerate(parameters):
         yield (*path, index), parameter
         for number, condition in enumerate(parameter.get("conditional_parameter_specs", ())):
@@ -101,7 +146,7 @@ def _all_parameters(parameters: list[Any], path: FieldPath) -> Iterator[tuple[Fi
                     yield (*inner, *place[len(inner) + 1 :]), below
 
 
-def _values(parameter: Mapping[str, Any], kind: str, path: FieldPath) -> Iterator[Violation]:
+def _values(parameter: Parameter, kind: ValueKind, path: FieldPath) -> Iterator[Violation]:
     values, here, scale = parameter[kind], (*path, kind), parameter.get("scale_type", "")
     if kind not in RANGES:
         listed = values.get("values", [])

@@ -17,7 +17,9 @@ from vlmpipe.job_spec.worker_pools import POOLS
 class Draft:
     """A message of the API in snake_case, with comments by path. Values stand in `at`, by their path in the file."""
 
-    def __init__(self, ledger: Ledger, reading: Reading, spec: Mapping[str, Any], leaves: Mapping[Path, Path]) -> None:
+    def __init__(
+        self, ledger: Ledger, reading: Reading, spec: Mapping[str, object], leaves: Mapping[Path, Path]
+    ) -> None:
         """leaves: values of the file, each with its path inside the message, in the file's names."""
         self.ledger, self.reading = ledger, reading
         self.spec: dict[str, Any] = copy.deepcopy(dict(spec))
@@ -52,7 +54,7 @@ class Draft:
                 return None
         return value
 
-    def put(self, path: Path, value: Any, reason: str, *, leaves: Iterable[Path] | None = None) -> None:
+    def put(self, path: Path, value: object, reason: str, *, leaves: Iterable[Path] | None = None) -> None:
         """Set a value. `leaves` are values of the file that it comes from; by default those at the path."""
         *parents, last = path
         place: Any = self.spec
@@ -137,10 +139,12 @@ class StudyDraft(Draft):
         study = {name: value for name, value in file.study.items() if snake_case(name) in CHECKED}
         reading = read_tuning_job(study, file.spelling)
         leaves = {leaf: leaf for name in study for leaf in ledger.below((name,))}
-        super().__init__(ledger, reading, _with_whole_numbers(reading.fields), leaves)
+        super().__init__(
+            ledger, reading, {name: _with_whole_numbers(value) for name, value in reading.fields.items()}, leaves
+        )
 
 
-def _with_whole_numbers(value: Any) -> Any:
+def _with_whole_numbers(value: object) -> object:
     """4 for 4.0, as it was probably written: the API's numbers are all real."""
     if isinstance(value, Mapping):
         return {name: _with_whole_numbers(inner) for name, inner in value.items()}

@@ -262,13 +262,13 @@ def _tpu(draft: SpecDraft, violation: Violation, catalog: Catalog) -> None:
     name = str(draft.get((*path, "machine_type")) or draft.get((*path, "accelerator_type")))
     near = catalog.gpu_machine_like(name).split()[0]
     machine = catalog.machines.get(near) or catalog.machines["a2-ultragpu-8g"]
-    spec: dict[str, Any] = {"machine_type": machine.machine_type}
+    spec: dict[str, object] = {"machine_type": machine.machine_type}
     if machine.accelerators:
         spec |= {"accelerator_type": machine.accelerator_type, "accelerator_count": machine.accelerator_counts[0]}
     draft.put(path, spec, f"TPUs ({name}) there: the trainer runs on GPUs, and this machine has as much memory")
 
 
-def _set(name: str, value: Any, reason: str) -> Callable[[SpecDraft, Violation, Catalog], None]:
+def _set(name: str, value: object, reason: str) -> Callable[[SpecDraft, Violation, Catalog], None]:
     def mend(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
         draft.put((*violation.field[:-1], name), value, f"{reason}; found {violation.found}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -22,7 +21,7 @@ from vlmpipe.importing.settings.model_words import EXAMPLE_RANK
 from vlmpipe.importing.settings.training import SCHEDULES
 from vlmpipe.importing.settings.words import table_of
 from vlmpipe.importing.translation import Setting, Translation
-from vlmpipe.job_spec.study import RANGES, VALUES
+from vlmpipe.job_spec.study import RANGES, VALUES, Parameter, ValueKind, Values
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.config.train_fields import ONE_OF_TWO
 from vlmpipe.trainer.monitoring.hypertune import VALIDATION_LOSS
@@ -78,7 +77,7 @@ def translate_search(translation: Translation, answers: Answers[StudyDraft], pas
 
     passes: the trials' gradient accumulation, by which a rank's batch counts.
     """
-    parameters: dict[str, dict[str, Any]] = {}
+    parameters: dict[str, Parameter] = {}
     for index, parameter in enumerate(answers.draft.get((*STUDY, "parameters")) or ()):
         path: Path = (*STUDY, "parameters", index)
         _conditions(answers, path, parameter)
@@ -113,7 +112,7 @@ def field_of(name: str) -> str:
     return ""
 
 
-def _conditions(answers: Answers[StudyDraft], path: Path, parameter: Mapping[str, Any]) -> None:
+def _conditions(answers: Answers[StudyDraft], path: Path, parameter: Parameter) -> None:
     for number, condition in enumerate(parameter.get("conditional_parameter_specs") or ()):
         name = (condition.get("parameter_spec") or {}).get("parameter_id", "")
         answers.refuse((*path, "conditional_parameter_specs", number), f"{name or 'a parameter'}: {NO_CONDITIONS}")
@@ -122,12 +121,12 @@ def _conditions(answers: Answers[StudyDraft], path: Path, parameter: Mapping[str
 def _parameter(
     answers: Answers[StudyDraft],
     path: Path,
-    parameter: Mapping[str, Any],
-    parameters: dict[str, dict[str, Any]],
+    parameter: Parameter,
+    parameters: dict[str, Parameter],
     passes: int,
 ) -> None:
     name = str(parameter.get("parameter_id", ""))
-    kind = next((name for name in VALUES if name in parameter), "")
+    kind = next(name for name in VALUES if name in parameter)
     field = field_of(name)
     if not field:
         known = [*FIELDS, *OTHER_NAMES, "weight_decay", "max_grad_norm"]
@@ -157,10 +156,10 @@ def _parameter(
     answers.note(path, None, target, "")
 
 
-def _values(name: str, field: str, kind: str, parameter: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def _values(name: str, field: str, kind: ValueKind, parameter: Parameter) -> tuple[Parameter, str]:
     """A parameter's values for its field, and what was changed in them."""
     values, scale = parameter[kind], parameter.get("scale_type", "")
-    spec: dict[str, Any] = {}
+    spec: Parameter = {}
     reason = ""
     if kind in RANGES:
         low, high = values.get("min_value", 0.0), values.get("max_value", 0.0)
@@ -173,7 +172,7 @@ def _values(name: str, field: str, kind: str, parameter: Mapping[str, Any]) -> t
             "values": [int(value) if float(value).is_integer() else value for value in values.get("values", [])]
         }
     else:
-        spec[kind], reason = _texts(field, values.get("values", []))
+        spec[kind], reason = _texts(field, [str(value) for value in values.get("values", [])])
     return spec, reason
 
 
@@ -184,49 +183,53 @@ def _is_of_a_rank(name: str) -> bool:
     return bare == "bs" or (isinstance(entry, Mapping) and entry.get("is") == "micro_batch")
 
 
-def _texts(field: str, values: list[str]) -> tuple[dict[str, Any], str]:
+def _texts(field: str, values: list[str]) -> tuple[Values, str]:
     """Texts of a choice; numbers and schedules in the run file's words."""
     if field == "train.lr_schedule":
         ours = list(dict.fromkeys(SCHEDULES.get(value.lower(), (value, ""))[0] for value in values))
-        return {"values": ours}, "the run file's schedules" if ours != values else ""
-    return {"values": list(values)}, ""
+        return {"values": [*ours]}, "the run file's schedules" if ours != values else ""
+    return {"values": [*values]}, ""
 
 
-def _batches(spec: dict[str, Any], processes: int, passes: int) -> tuple[dict[str, Any], str]:
+def _batches(spec: Parameter, processes: int, passes: int) -> tuple[Parameter, str]:
     """Batches of a step that all ranks divide. passes: those of a rank's samples; 0 for samples of all ranks."""
-    (kind, bounds), *_ = spec.items()
+    kind = next(name for name in VALUES if name in spec)
+    bounds = spec[kind]
     if kind == RANGES[0]:
         return spec, ""  # which has no whole numbers, and is refused
     if kind == RANGES[1]:
-        low, high = bounds["min_value"], bounds["max_value"]
+        low, high = int(bounds["min_value"]), int(bounds["max_value"])
         step = 1 if passes else processes
         low = -(-low // step) * step
-        values: list[Any] = list(range(low, high + 1, step * max(1, -(-(high - low + step) // (step * MAX_VALUES)))))
+        values: list[float | str] = list(
+            range(low, high + 1, step * max(1, -(-(high - low + step) // (step * MAX_VALUES))))
+        )
     else:
         values = [int(value) if str(value).isdecimal() else value for value in bounds["values"]]
     if not values or not all(isinstance(value, int) for value in values):
         return spec, ""
-    whole = {"discrete_value_spec": {"values": [value * (processes * passes or 1) for value in values]}}
+    batches = [value * (processes * passes or 1) for value in values if isinstance(value, int)]
+    whole: Parameter = {"discrete_value_spec": {"values": [*batches]}}
     if not passes:
         return whole, f"batches that {processes} ranks divide" if kind == RANGES[1] and processes > 1 else ""
     in_passes = f" in {passes} passes" if passes > 1 else ""
     return whole, f"a rank's samples, on {processes} ranks{in_passes}" if processes * passes > 1 else ""
 
 
-def _settle_micro_batch(translation: Translation, parameters: Mapping[str, dict[str, Any]]) -> None:
+def _settle_micro_batch(translation: Translation, parameters: Mapping[str, Parameter]) -> None:
     """A micro-batch that divides every batch that is tried."""
     batches = parameters.get("train.global_batch_size", {}).get("discrete_value_spec", {}).get("values") or [""]
     before = translation.settings.get("train.micro_batch_size")
     if before is None or not all(isinstance(value, int) for value in (before.value, *batches)):
         return
-    size = math.gcd(before.value, *(value // ranks(translation) for value in batches)) or 1
+    size = math.gcd(before.value, *(value // ranks(translation) for value in batches if isinstance(value, int))) or 1
     if size != before.value:
         why = "a divisor of every batch that is tried"
         leaves = translation.ledger.leaves_of("train.micro_batch_size")
         translation.change(leaves, "train.micro_batch_size", size, f"{before.value} there; {why}" if leaves else why)
 
 
-def _adapters(translation: Translation, parameters: Mapping[str, dict[str, Any]]) -> None:
+def _adapters(translation: Translation, parameters: Mapping[str, Parameter]) -> None:
     """The section model.lora where its size is searched."""
     for field in [name for name in parameters if name in OF_ADAPTERS]:
         value = ParameterSpec.model_validate(parameters[field]).points[0]
@@ -266,7 +269,7 @@ def _metric_of(name: str, goal: str) -> tuple[str, str]:
     return VALIDATION_LOSS, "MINIMIZE"
 
 
-def _algorithm(answers: Answers[StudyDraft], parameters: Mapping[str, dict[str, Any]]) -> None:
+def _algorithm(answers: Answers[StudyDraft], parameters: Mapping[str, Parameter]) -> None:
     path = (*STUDY, "algorithm")
     name = answers.draft.get(path)
     if name == "GRID_SEARCH" and any("double_value_spec" in spec for spec in parameters.values()):
