@@ -7,7 +7,7 @@ parallelism leaves a share, and sum it again in the backward pass.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from vlmpipe.trainer.models.layers.saved_products import PRODUCTS
-from vlmpipe.trainer.strategies.tensor_parallel.sequence_parallel import Context, SequenceParallel
+from vlmpipe.trainer.strategies.tensor_parallel.sequence_parallel import SequenceParallel
 from vlmpipe.trainer.strategies.tensor_parallel.styles import PartialSum, with_forward
 
 
@@ -75,6 +75,16 @@ def _(rows: Tensor, weight: Tensor, shares: int, group: str) -> Tensor:
 PRODUCTS.append(torch.ops.vlmpipe.reduced_product.default)
 
 
+class _Context(Protocol):
+    """Context that autograd passes from the forward to the backward pass."""
+
+    back: Callable[[Tensor], Tensor] | None
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
 class _Factors(torch.autograd.Function):
     """Saves the factors of a product that is yet to be computed, and computes their gradients. Its output has the
     product's shape and no values.
@@ -83,12 +93,12 @@ class _Factors(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Context, rows: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: _Context, rows: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(rows, weight)
         return rows.new_empty(()).expand(*rows.shape[:-1], len(weight))
 
     @staticmethod
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         rows, weight = ctx.saved_tensors
         of_rows = gradient @ weight if ctx.needs_input_grad[0] else None
         of_weight = gradient.flatten(0, -2).t() @ rows.flatten(0, -2) if ctx.needs_input_grad[1] else None
@@ -98,7 +108,7 @@ class _Factors(torch.autograd.Function):
 class _Reduced(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Context,
+        ctx: _Context,
         _product: Tensor,
         rows: Tensor,
         weight: Tensor,
@@ -110,5 +120,5 @@ class _Reduced(torch.autograd.Function):
         return reduced_product(rows, weight, shares, group)
 
     @staticmethod
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         return ctx.back(gradient) if ctx.back else gradient, None, None, None, None, None

@@ -98,14 +98,10 @@ def _in_compute_type(hidden: Tensor) -> Tensor:
     return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
 
 
-class Context(Protocol):
-    """What autograd hands to the two passes of a function, with `back` for the gradient."""
+class _Context(Protocol):
+    """Context that autograd passes from the forward to the backward pass."""
 
-    back: Callable[[Tensor], Tensor] | None
-    saved_tensors: tuple[Tensor, ...]
-    needs_input_grad: tuple[bool, ...]
-
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
+    back: Callable[[Tensor], Tensor]
 
 
 class _Moved(torch.autograd.Function):
@@ -113,14 +109,13 @@ class _Moved(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, tensor: Tensor, forth: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+        ctx: _Context, tensor: Tensor, forth: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
     ) -> Tensor:
         ctx.back = back
         return forth(tensor)
 
     @staticmethod
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor, None, None]:
-        assert ctx.back, "forward sets it"
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None]:
         return ctx.back(gradient), None, None
 
 
