@@ -79,8 +79,8 @@ class Translation:
 
     def content(self) -> dict[str, object]:
         """The run file's sections, in their usual order."""
-        given = {_section(key) for key in self.settings}
-        content: dict[str, object] = {name: {} for name in SECTIONS if name in given}
+        sections = {_section(key) for key in self.settings}
+        content: dict[str, object] = {name: {} for name in SECTIONS if name in sections}
         for field, setting in sorted(self.settings.items(), key=lambda item: _place(item[0])):
             *parents, last = field.split(".")
             place = content

@@ -36,8 +36,8 @@ def as_llava(record: Record) -> Record:
     if not image and not record.peek("images"):
         return _tagged(record, key)
     if key == "conversations" and isinstance(image, str):
-        given = listed(record, key)
-        messages = given if isinstance(given, list) else []
+        value = listed(record, key)
+        messages = value if isinstance(value, list) else []
         first = messages[0] if messages else None
         # MiniCPM-V's messages have roles, and an image without a mark stands before the first question.
         if isinstance(first, dict) and isinstance(first.get("content"), str) and not _text_has(messages, IMAGE_TOKEN):
