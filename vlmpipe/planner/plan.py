@@ -356,7 +356,7 @@ def _estimated(bare: Plan, config: RunConfig, model: Architecture, nodes: Nodes,
         if prices and not trainer
         else None,
         cost=estimated,
-        bill=bill_of(case, estimated, prices) if estimated and prices else None,
+        bill=bill_of(case, estimated, prices, is_last=stage.is_last) if estimated and prices else None,
         pipeline=estimated.by_term[estimated.term].pipeline if estimated else None,
         notes=tuple(dict.fromkeys(notes)),
     )

@@ -74,11 +74,11 @@ class Bill:
         }
 
 
-def bill_of(case: Scenario, cost: Cost, prices: Prices) -> Bill:
-    """The bill of one training with its pipeline."""
+def bill_of(case: Scenario, cost: Cost, prices: Prices, *, is_last: bool = True) -> Bill:
+    """The bill of one training with its pipeline; no month of serving where another stage follows it."""
     config, load = case.config, case.load
     sequences = None if load.steps is None else load.steps * load.sequences_per_step
-    if_deployed, obstacle = (None, "") if config.deploy else _if_deployed(config, case.shape, prices)
+    if_deployed, obstacle = (None, "") if config.deploy or not is_last else _if_deployed(config, case.shape, prices)
     return Bill(
         usd=cost.usd,
         requests_usd=cost.requests.usd if cost.requests else None,

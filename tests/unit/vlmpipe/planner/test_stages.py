@@ -45,6 +45,8 @@ def test_stages_are_planned_as_their_own_run_files_and_summed(config: RunConfig,
     first, last = ([step.name for step in one.pipeline.steps] for one in each if one.pipeline)
     assert set(last) - set(first) == {"register-model", "notify"}, "once, after the last stage"
     assert [one.as_dict() for one in plan.stages.values()] == [one.as_dict() for one in each]
+    served = [one.bill and one.bill.if_deployed for one in each]
+    assert served[0] is None and served[1] and plan.bill and plan.bill.if_deployed == served[1]
     usd = [one.cost.usd for one in each if one.cost and one.cost.usd]
     assert len(usd) == 2 and usd[0] != usd[1]
     assert plan.usd == pytest.approx(sum(usd))
