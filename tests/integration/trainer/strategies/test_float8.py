@@ -10,6 +10,7 @@ import pytest
 from tests.support.short_form import chosen, needs_torchao
 from tests.support.trainer.equalities import NODES, STOP_STEP, trained_weights
 from tests.support.trainer.runs import losses, make_run, summary, train_runs
+from tests.support.trainer.shared_prefixes import write_questions
 from tests.support.trainer.tiny_runs import strategy_changes
 
 pytestmark = needs_torchao
@@ -48,3 +49,19 @@ def test_losses_stay_close_to_bf16_and_resume_exactly(case: str, tmp_path: Path)
     weights, again = trained_weights(straight), trained_weights(resumed)
     assert all(weights[name].equal(again[name]) for name in weights)
     assert {tensor.dtype.itemsize for tensor in weights.values()} == {4}, "checkpoints hold fp32 masters"
+
+
+@pytest.mark.parametrize("recipe", chosen(dict.fromkeys(RECIPES), lambda name: name == "tensorwise"))
+def test_shared_prefixes_have_the_losses_of_separate_samples(recipe: str, tmp_path: Path) -> None:
+    """Each step holds the whole split: only roundings of products differ, which are made once for a prefix."""
+    data = write_questions(tmp_path / "data") | {"validation_fraction": 0.3, "max_images_per_sequence": 8}
+    steps = {"train.global_batch_size": 32, "train.micro_batch_size": 2, "train.max_steps": 4}
+    base = strategy_changes("ddp") | steps | {"data": data, "train.precision": "bf16", "train.float8": recipe}
+    separate, shared = (
+        make_run(tmp_path, f"share-{how}", base | {"data.share_prefix": how}, features="off") for how in ("off", "on")
+    )
+    train_runs([separate, shared], processes=2)
+    assert losses(shared) == pytest.approx(losses(separate), abs=MEAN_DIFFERENCE)
+    assert losses(shared)[0] > losses(shared)[-1]
+    assert 0 < summary(shared)["tokens"] < 0.8 * summary(separate)["tokens"]
+    assert {summary(job)["float8"] for job in (separate, shared)} == {recipe}
