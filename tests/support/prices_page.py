@@ -58,7 +58,7 @@ A file that ends with `.json` is the catalogue itself, as the
 [Cloud Billing Catalog API](https://docs.cloud.google.com/billing/v1/how-tos/catalog-api) lists it: all pages of
 
 ```bash
-curl "https://cloudbilling.googleapis.com/v1/services/6F81-5844-456A/skus?currencyCode=USD&pageSize=5000&key=KEY"
+curl --header "X-Goog-Api-Key: $KEY" "https://cloudbilling.googleapis.com/v1/services/6F81-5844-456A/skus?currencyCode=USD&pageSize=5000"
 ```
 
 in one JSON list, each with the `pageToken` of the page before it. A machine costs the sum of its vCPUs, memory and

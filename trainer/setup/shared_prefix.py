@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vlmpipe.trainer.config.model import ModelConfig
-from vlmpipe.trainer.data.prefixes.separate_cost import MEASURED
+from vlmpipe.trainer.data.prefixes.sharing import MEASURED
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.attention.varlen import shares_prefixes
 from vlmpipe.trainer.models.registry import family_of

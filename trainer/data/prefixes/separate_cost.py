@@ -7,12 +7,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Int32Array = NDArray[np.int32]
+from vlmpipe.trainer.data.prefixes.sharing import MEASURED, PAIRS_MEASURED
 
-# Of benchmarks/results/2026-11-29-cpu-shared-prefix.md, for where no prepared data tells.
-MEASURED = "10 questions about an image then take 1.6 times as long with 16 image tokens, 7.9 with 576, as measured"
-# Of benchmarks/results/2026-11-30-cpu-shared-pairs.md.
-PAIRS_MEASURED = "pairs with 256 image tokens and answers of 30 words then take 1.6 times as long, as measured"
+Int32Array = NDArray[np.int32]
 
 
 class Samples(Protocol):

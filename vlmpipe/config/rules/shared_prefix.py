@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vlmpipe.config.validation_errors import Problem
-from vlmpipe.trainer.data.prefixes.separate_cost import MEASURED
-from vlmpipe.trainer.data.prefixes.sharing import obstacles
+from vlmpipe.trainer.data.prefixes.sharing import MEASURED, obstacles
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_fields import RunFields
