@@ -9,12 +9,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import Any
 
+from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from vlmpipe.config.yaml_loader import packaged_yaml
 from vlmpipe.trainer.config.compiling import LEAST_FOR_FLOAT8
+from vlmpipe.trainer.nesting import object_at
 
 FOLDER = Path(__file__).parent
 MIB_PER_GIB = 1024
@@ -144,7 +145,7 @@ class Catalog:
 class KnownModel:
     """A published model: the sizes in its config.json, and its number of parameters."""
 
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
     parameters: int
     source: str
     date: str
@@ -155,25 +156,30 @@ def load_catalog() -> Catalog:
     """GPUs, machines and regions from `machines.yaml`."""
     data = read_yaml("machines.yaml")
     gpus, machines = {}, {}
-    for name, entry in data["gpus"].items():
-        memory_gib = entry.pop("memory_mib") / MIB_PER_GIB
-        rates = data["rates"][entry.pop("rates")]
-        gpus[name] = Gpu(accelerator_type=name, memory_gib=memory_gib, **rates, **_with_source(entry, data))
-    for family in data["families"]:
-        for name, entry in family.pop("machines").items():
-            fields = family | entry
+    for name, entry in entries_at(data, "gpus").items():
+        memory_mib = entry.pop("memory_mib")
+        assert isinstance(memory_mib, int), f"memory_mib of {name}"
+        rates = object_at(data, "rates", str(entry.pop("rates")))
+        named = {"accelerator_type": name, "memory_gib": memory_mib / MIB_PER_GIB}
+        gpus[name] = {**named, **rates, **_with_source(entry, data)}
+    for family in listed_at(data, "families"):
+        for name, entry in entries_at(family, "machines").items():
+            fields = {key: value for key, value in family.items() if key != "machines"} | entry
             if "accelerator" in fields:
                 built_in = {fields.pop("accelerator"): (fields.pop("accelerator_count"),)}
                 fields |= {"accelerators": built_in, "accelerators_fixed": True}
-            machines[name] = Machine(machine_type=name, **_with_source(fields, data))
-    return Catalog(gpus, machines, data["regions"]["by_accelerator"], data["tpu_hbm_gib"])
+            machines[name] = {"machine_type": name, **_with_source(fields, data)}
+    regions, hbm_gib = object_at(data, "regions", "by_accelerator"), data["tpu_hbm_gib"]
+    content = {"gpus": gpus, "machines": machines, "regions": regions, "tpu_hbm_gib": hbm_gib}
+    return TypeAdapter(Catalog).validate_python(content)
 
 
 @functools.cache
 def load_models() -> Mapping[str, KnownModel]:
     """Well-known towers and language models from `models.yaml`, by their id on the Hugging Face hub."""
     data = read_yaml("models.yaml")
-    return {name: KnownModel(**_with_source(entry, data)) for name, entry in data["models"].items()}
+    entries = {name: _with_source(entry, data) for name, entry in entries_at(data, "models").items()}
+    return TypeAdapter(dict[str, KnownModel]).validate_python(entries)
 
 
 def reducers_needed(nodes: int, nic_gbps: float) -> int:
@@ -181,16 +187,33 @@ def reducers_needed(nodes: int, nic_gbps: float) -> int:
     return math.ceil(nodes * nic_gbps / REDUCER_GBPS)
 
 
-def read_yaml(name: str, folder: Path = FOLDER) -> dict[str, Any]:
+def read_yaml(name: str, folder: Path = FOLDER) -> dict[str, object]:
     """One of the catalog's own files, or one of the same form elsewhere."""
-    data: dict[str, Any] = packaged_yaml((folder / name).read_text(encoding="utf-8"))
+    data: dict[str, object] = packaged_yaml((folder / name).read_text(encoding="utf-8"))
     return data
 
 
-def _with_source(entry: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+def entries_at(data: Mapping[str, object], key: str) -> dict[str, dict[str, object]]:
+    """The named entries below a key of one of the catalog's files."""
+    return TypeAdapter(dict[str, dict[str, object]]).validate_python(data[key])
+
+
+def listed_at(data: Mapping[str, object], key: str) -> list[dict[str, object]]:
+    """The entries in a list of one of the catalog's files."""
+    return TypeAdapter(list[dict[str, object]]).validate_python(data[key])
+
+
+def source_at(data: Mapping[str, object], key: object) -> Mapping[str, object]:
+    """A source that an entry names by its key, with its date as text. Raises KeyError for one that is not there."""
+    source = object_at(data, "sources")[str(key)]
+    assert isinstance(source, Mapping)
+    return {**source, "date": str(source["date"])}
+
+
+def _with_source(entry: Mapping[str, object], data: Mapping[str, object]) -> dict[str, object]:
     """`entry` with title and date of its source, which it names by a key of `sources`."""
-    source = data["sources"][entry["source"]]
-    return {**entry, "source": source["title"], "date": str(source["date"])}
+    source = source_at(data, entry["source"])
+    return {**entry, "source": source["title"], "date": source["date"]}
 
 
 def unknown_region(location: str) -> str:

@@ -6,11 +6,12 @@ import functools
 from collections.abc import Mapping
 from dataclasses import field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from vlmpipe.catalog.machines import Machine, read_yaml
+from vlmpipe.catalog.machines import Machine, entries_at, listed_at, read_yaml, source_at
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
@@ -63,14 +64,16 @@ class Misfit:
 def load_networks() -> Mapping[str, Network]:
     """Networks by the name that machines.yaml gives them."""
     data = read_yaml("nccl.yaml")
-    return {name: Network(**_with_sources(entry, data)) for name, entry in data["networks"].items()}
+    entries = {name: _with_sources(entry, data) for name, entry in entries_at(data, "networks").items()}
+    return TypeAdapter(dict[str, Network]).validate_python(entries)
 
 
 @functools.cache
 def load_misfits() -> tuple[Misfit, ...]:
     """Variables that suit some networks only."""
     data = read_yaml("nccl.yaml")
-    return tuple(Misfit(**_with_sources(entry, data)) for entry in data["variables"])
+    entries = [_with_sources(entry, data) for entry in listed_at(data, "variables")]
+    return TypeAdapter(tuple[Misfit, ...]).validate_python(entries)
 
 
 def expected(config: RunConfig, machine: Machine) -> str:
@@ -88,7 +91,8 @@ def expected(config: RunConfig, machine: Machine) -> str:
     return f"{network.plugin} ({network.carries}); {variables}{doubt}"
 
 
-def _with_sources(entry: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+def _with_sources(entry: Mapping[str, object], data: Mapping[str, object]) -> dict[str, object]:
     """`entry` with the sources that it names by keys of `sources`."""
-    sources = [data["sources"][name] for name in entry["sources"]]
-    return {**entry, "sources": [{**source, "date": str(source["date"])} for source in sources]}
+    names = entry["sources"]
+    assert isinstance(names, list)
+    return {**entry, "sources": [source_at(data, name) for name in names]}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
+from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from vlmpipe.catalog.machines import read_yaml
+from vlmpipe.catalog.machines import entries_at, read_yaml, source_at
+from vlmpipe.trainer.nesting import object_at
 
 ImageName = Literal["pipeline", "trainer", "launcher"]
 
@@ -75,23 +77,23 @@ class StepFacts:
 def load_steps() -> StepFacts:
     """The facts of `steps.yaml`. KeyError for a source that it does not name."""
     data = read_yaml("steps.yaml")
-    sources = data["sources"]
 
-    def sourced(entry: Mapping[str, Any]) -> dict[str, Any]:
-        return {**entry, "source": sources[entry["source"]]["title"]}
+    def sourced(entry: Mapping[str, object]) -> dict[str, object]:
+        return {**entry, "source": source_at(data, entry["source"])["title"]}
 
-    disk, start = sourced(data["disk"]), sourced(data["start"])
-    return StepFacts(
-        default_machine=data["default_machine"],
-        limits={name: Limits(**entry) for name, entry in data["limits"].items()},
-        boot_disk_type=disk["boot_disk_type"],
-        boot_disk_size_gb=disk["boot_disk_size_gb"],
-        system_gb=sourced(data["system_gb"])["value"],
-        memory_share=sourced(data["memory_share"])["value"],
-        images={name: Image(**sourced(entry)) for name, entry in data["images"].items()},
-        cpu_machine_s=start["cpu_machine_s"],
-        gpu_machine_s=start["gpu_machine_s"],
-        pulled_gb_per_s=start["pulled_gb_per_s"],
-        rates={name: sourced(entry)["value"] for name, entry in data["rates"].items()},
-        steps={name: StepWork(**sourced(entry)) for name, entry in data["steps"].items()},
-    )
+    disk, start = sourced(object_at(data, "disk")), sourced(object_at(data, "start"))
+    content = {
+        "default_machine": data["default_machine"],
+        "limits": data["limits"],
+        "boot_disk_type": disk["boot_disk_type"],
+        "boot_disk_size_gb": disk["boot_disk_size_gb"],
+        "system_gb": sourced(object_at(data, "system_gb"))["value"],
+        "memory_share": sourced(object_at(data, "memory_share"))["value"],
+        "images": {name: sourced(entry) for name, entry in entries_at(data, "images").items()},
+        "cpu_machine_s": start["cpu_machine_s"],
+        "gpu_machine_s": start["gpu_machine_s"],
+        "pulled_gb_per_s": start["pulled_gb_per_s"],
+        "rates": {name: sourced(entry)["value"] for name, entry in entries_at(data, "rates").items()},
+        "steps": {name: sourced(entry) for name, entry in entries_at(data, "steps").items()},
+    }
+    return TypeAdapter(StepFacts).validate_python(content)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from vlmpipe.config.yaml_loader import packaged_yaml
@@ -47,5 +47,5 @@ class Vllm:
 
 @functools.cache
 def load_vllm() -> Vllm:
-    content: dict[str, Any] = packaged_yaml(FILE.read_text(encoding="utf-8"))
-    return Vllm(**(content | {"date": str(content["date"])}))
+    content: dict[str, object] = packaged_yaml(FILE.read_text(encoding="utf-8"))
+    return TypeAdapter(Vllm).validate_python(content | {"date": str(content["date"])})

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from vlmpipe.config.yaml_loader import packaged_yaml
@@ -79,5 +78,5 @@ class CloudRunConfig(Section):
 
 @functools.cache
 def load_cloud_run() -> CloudRunLimits:
-    content: dict[str, Any] = packaged_yaml(FILE.read_text(encoding="utf-8"))
-    return CloudRunLimits(**(content | {"date": str(content["date"])}))
+    content: dict[str, object] = packaged_yaml(FILE.read_text(encoding="utf-8"))
+    return TypeAdapter(CloudRunLimits).validate_python(content | {"date": str(content["date"])})

@@ -12,6 +12,7 @@ from vlmpipe.planner.steps.estimate import step_disks
 from vlmpipe.planner.steps.needs import all_samples
 from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.nesting import object_at
 from vlmpipe.trainer.sizing.model_shape import PARTS, ModelShape, Stack
 from vlmpipe.trainer.storage.outage import answering_soon
 
@@ -61,9 +62,17 @@ def _largest(part: WeightsConfig) -> tuple[int, int] | None:
     known = load_models().get(part.weights)
     if known is None:
         return _configured(part.config) if part.config else None
-    widths = known.config.get("text_config", known.config)
-    hidden = widths["hidden_size"]
-    return known.parameters, hidden * max(widths.get("vocab_size", 0), widths["intermediate_size"])
+    widths = object_at(known.config, "text_config") or known.config
+    hidden, inner = _width(widths, "hidden_size"), _width(widths, "intermediate_size")
+    vocabulary = _width(widths, "vocab_size") if "vocab_size" in widths else 0
+    return known.parameters, hidden * max(vocabulary, inner)
+
+
+def _width(widths: Mapping[str, object], name: str) -> int:
+    """A size in a model's configuration."""
+    size = widths[name]
+    assert isinstance(size, int), f"{name} is {size!r}"
+    return size
 
 
 def _configured(config: Mapping[str, Any]) -> tuple[int, int] | None:

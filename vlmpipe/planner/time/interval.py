@@ -6,6 +6,8 @@ import functools
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from pydantic import TypeAdapter
+
 from vlmpipe.catalog.machines import read_yaml
 from vlmpipe.planner.scenario import Scenario
 
@@ -57,4 +59,4 @@ def kinds_of(case: Scenario) -> list[Kind]:
 @functools.cache
 def _intervals() -> dict[Kind, Interval]:
     data = read_yaml("intervals.yaml")
-    return {kind: Interval(**data[kind]) for kind in get_args(Kind)}
+    return TypeAdapter(dict[Kind, Interval]).validate_python({kind: data[kind] for kind in get_args(Kind)})
