@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import yaml
 
 from vlmpipe.catalog.machines import Catalog
 from vlmpipe.config.file_kinds import JOB_SPEC, kind_of_content
 from vlmpipe.config.yaml_loader import read_text
+from vlmpipe.job_spec.read_forms import ReadSpec
 from vlmpipe.job_spec.rules import check_spec
 from vlmpipe.job_spec.schema import Spelling, camel_case, load_fields, read_message, snake_case
 from vlmpipe.job_spec.study import CHECKED, study_violations
@@ -21,6 +22,11 @@ from vlmpipe.job_spec.violation import FieldPath, Violation, path_text
 from vlmpipe.job_spec.worker_pools import POOLS
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.nesting import is_nested_too_deep
+
+if TYPE_CHECKING or not yaml.__with_libyaml__:  # noqa: SIM108 (type checkers take no conditional value as a base)
+    _Base = yaml.SafeLoader
+else:
+    _Base = yaml.CSafeLoader
 
 WHOLE_IS_WRONG = "VP109"
 Form = Literal["job", "spec", "pools"]
@@ -53,9 +59,9 @@ class SpecFile:
         checked = CHECKED if self.is_of_a_search else ()
         return [str(name) for name in self.around if name not in (*_JOB_KEYS, *_HARMLESS, *checked)]
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> ReadSpec:
         """The spec in the API's types and snake_case names, without what cannot be read."""
-        return read_message(self.content, spelling=self.spelling).fields
+        return read_message(self.content, spelling=self.spelling).spec
 
     def name_path(self, path: FieldPath) -> str:
         """The path as it stands in the file."""
@@ -203,10 +209,8 @@ def _once(pairs: list[tuple[str, object]], twice: list[str]) -> dict[str, object
 
 
 def _load_yaml(text: str, twice: list[str]) -> object:
-    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-    class Loader(base):  # libyaml is optional, so the base is chosen when it runs
-        def construct_mapping(self, node: Any, deep: bool = False) -> object:
+    class Loader(_Base):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
             seen = set()
             for key, _ in node.value:
                 if key.tag == "tag:yaml.org,2002:merge":
@@ -219,6 +223,6 @@ def _load_yaml(text: str, twice: list[str]) -> object:
     # A date is no type of a job spec: what looks like one is text.
     Loader.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in base.yaml_implicit_resolvers.items()
+        for first, resolvers in _Base.yaml_implicit_resolvers.items()
     }
     return yaml.load(text, Loader=Loader)

@@ -14,7 +14,6 @@ from vlmpipe.job_spec.rules.base import Pool
 from vlmpipe.job_spec.rules.worker_pools import role_violations
 from vlmpipe.job_spec.schema import read_message
 from vlmpipe.job_spec.violation import path_text
-from vlmpipe.job_spec.worker_pools import POOLS
 from vlmpipe.trainer.errors import ConfigError
 
 
@@ -26,7 +25,7 @@ def parse_job_spec(spec: Mapping[str, object]) -> api.CustomJobSpec:
     Raises ConfigError for the first violation of form or of the worker pools' roles.
     """
     reading = read_message(spec, whole_floats=True)
-    pools = [Pool(index, pool) for index, pool in enumerate(reading.fields.get(POOLS, []))]
+    pools = [Pool(index, pool) for index, pool in enumerate(reading.spec.get("worker_pool_specs", ()))]
     violations = [*reading.violations, *role_violations(pools)]
     if violations:
         first = violations[0]

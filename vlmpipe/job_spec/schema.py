@@ -14,11 +14,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict, cast
+
+from pydantic import TypeAdapter
 
 from vlmpipe.config.validation_errors import closest, did_you_mean, show
 from vlmpipe.job_spec.violation import FieldPath, Violation, read_rules_yaml
 from vlmpipe.trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vlmpipe.job_spec.read_forms import ReadSpec
 
 FIELDS_FILE = Path(__file__).with_name("custom_job_fields.json")
 INTEGER_BITS = {"int32": 32, "int64": 64}
@@ -41,7 +46,7 @@ class UnknownField:
     def target(self) -> FieldPath:
         """Path of the field that was probably meant; the unknown field's own where none is similar."""
         *parents, name = self.path
-        if moved_to := _advice(self.message, name).get("to"):
+        if moved_to := _advice(self.message, name).to:
             return (*parents, *moved_to.split("."))
         return (*parents, closest(snake_case(str(name)), list(load_fields()["messages"][self.message])) or name)
 
@@ -54,17 +59,22 @@ class UnknownField:
     @property
     def has_target(self) -> bool:
         """Return whether the value certainly belongs to `target`."""
-        return bool(_advice(self.message, self.path[-1]).get("to"))
+        return bool(_advice(self.message, self.path[-1]).to)
 
 
 @dataclass(frozen=True)
 class Reading:
     """The readable part of a message, with snake_case names and the API's types, and what is wrong with the rest."""
 
-    fields: dict[str, Any]
+    fields: dict[str, object]
     violations: tuple[Violation, ...]
     unknown: tuple[UnknownField, ...]
     names: Mapping[FieldPath, str]  # path in snake_case -> the last field as written
+
+    @property
+    def spec(self) -> ReadSpec:
+        """The fields of a CustomJobSpec, of which the reader left only values of the API's types."""
+        return cast("ReadSpec", self.fields)
 
 
 class Messages(TypedDict):
@@ -90,19 +100,24 @@ def load_fields() -> ApiFields:
     return tables
 
 
+@dataclass(frozen=True)
+class _Advice:
+    """An entry of `fields.yaml`: an unknown field's usual names, and where it belongs or what to do with it."""
+
+    names: tuple[str, ...] = ()
+    to: str = ""
+    fix: str = ""
+
+
 @functools.cache
-def _all_advice() -> Mapping[tuple[str, str], Mapping[str, str]]:
-    return {
-        (message, name): entry
-        for message, entries in read_rules_yaml("fields.yaml").items()
-        for entry in entries
-        for name in entry["names"]
-    }
+def _all_advice() -> Mapping[tuple[str, str], _Advice]:
+    content = TypeAdapter(dict[str, list[_Advice]]).validate_python(read_rules_yaml("fields.yaml"))
+    return {(message, name): entry for message, entries in content.items() for entry in entries for name in entry.names}
 
 
-def _advice(message: str, name: str | int) -> Mapping[str, str]:
+def _advice(message: str, name: str | int) -> _Advice:
     """Where an unknown field belongs (`to`), or what to do with it (`fix`); empty if it is not a common mistake."""
-    return _all_advice().get((message, snake_case(str(name))), {})
+    return _all_advice().get((message, snake_case(str(name))), _Advice())
 
 
 def snake_case(name: str) -> str:
@@ -283,10 +298,10 @@ class _Reader:
         expected, fix = f"one of {', '.join(known)}", ""
         if snake in known:
             fix = f"write {snake} once: it is given in both spellings"
-        elif target := advice.get("to"):
+        elif target := advice.to:
             expected, fix = f"{target}, relative to the {message}", "move it there"
-        elif advice:
-            expected, fix = f"only fields that a {message} has", advice["fix"]
+        elif advice.fix:
+            expected, fix = f"only fields that a {message} has", advice.fix
         else:
             expected += did_you_mean(snake, list(known))
         self.violations.append(Violation("VP101", here, actual, expected, fix))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict, cast
 
 from vlmpipe.config.launch_commands import passes_arguments
+from vlmpipe.job_spec.read_forms import ReadSpec
 from vlmpipe.job_spec.rules.base import Pool
 from vlmpipe.job_spec.schema import Spelling, read_tuning_job
 from vlmpipe.job_spec.violation import FieldPath, Violation
-from vlmpipe.job_spec.worker_pools import POOLS
 
 CHECKED = ("study_spec", "max_trial_count", "parallel_trial_count", "max_failed_trial_count")
 GOALS = ("MAXIMIZE", "MINIMIZE")
@@ -67,7 +67,16 @@ class Study(TypedDict, total=False):
     parameters: list[Parameter]
 
 
-def study_violations(job: Mapping[str, object], trial: Mapping[str, Any], spelling: Spelling) -> Iterator[Violation]:
+class TuningJob(TypedDict, total=False):
+    """The readable part of a tuning job without its trials' spec."""
+
+    study_spec: Study
+    max_trial_count: int
+    parallel_trial_count: int
+    max_failed_trial_count: int
+
+
+def study_violations(job: Mapping[str, object], trial: ReadSpec, spelling: Spelling) -> Iterator[Violation]:
     """Everything wrong with the study of a tuning job, and with what its trials are told.
 
     Args:
@@ -77,12 +86,13 @@ def study_violations(job: Mapping[str, object], trial: Mapping[str, Any], spelli
     reading = read_tuning_job(job, spelling)
     yield from reading.violations
     unread = [violation.field for violation in reading.violations]
-    study: Study = reading.fields.get("study_spec", {})
+    counts = cast("TuningJob", reading.fields)  # of which the reader left only values of the API's types
+    study = counts.get("study_spec", {})
     names: list[str] = []
-    for violation in (*_metrics(study), *_parameters(study, names), *_counts(reading.fields)):
+    for violation in (*_metrics(study), *_parameters(study, names), *_counts(counts)):
         if not any(path[: len(violation.field)] == violation.field for path in unread):
             yield violation
-    for index, pool in enumerate(trial.get(POOLS, ())):
+    for index, pool in enumerate(trial.get("worker_pool_specs", ())):
         yield from _told(Pool(index, pool), [name for name in names if name])
 
 
@@ -173,7 +183,7 @@ def _values(parameter: Parameter, kind: ValueKind, path: FieldPath) -> Iterator[
             yield Violation("VP802", (*here, name), f"{values[name]:g}", "a whole number, or a double_value_spec")
 
 
-def _counts(job: Mapping[str, Any]) -> Iterator[Violation]:
+def _counts(job: TuningJob) -> Iterator[Violation]:
     trials, parallel = job.get("max_trial_count", 0), job.get("parallel_trial_count", 0)
     for name, count in (("max_trial_count", trials), ("parallel_trial_count", parallel)):
         if name not in job:
@@ -197,8 +207,7 @@ def _told(pool: Pool, names: list[str]) -> Iterator[Violation]:
         elif (name := word.lstrip("-").partition("=")[0]) in names and word.startswith("--"):
             fix = how.format(name)
             yield Violation("VP805", ("trial_job_spec", *path), word, "a parameter of the study once", fix)
-    task: Mapping[str, Any] = pool.get("container_spec") or {}
-    words = [*(task.get("command") or ()), *(task.get("args") or ())]
+    words = [*pool.container.get("command", ()), *pool.container.get("args", ())]
     if names and not passes_arguments(words):
         text = "a shell's text, behind which the parameters do not reach the program"
         fix = 'write PROGRAM "$@" in the text, and one more word behind it, such as sh'

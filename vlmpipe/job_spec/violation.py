@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from pydantic import TypeAdapter
 
 from vlmpipe.config.yaml_loader import packaged_yaml
+from vlmpipe.trainer.nesting import object_at
 from vlmpipe.trainer.redaction import redact
 
 FieldPath = tuple[str | int, ...]  # ("worker_pool_specs", 0, "replica_count")
@@ -15,8 +18,8 @@ Severity = Literal["error", "warning"]
 RULES_FOLDER = Path(__file__).with_name("rules")
 
 
-def read_rules_yaml(name: str) -> dict[str, Any]:
-    content: dict[str, Any] = packaged_yaml((RULES_FOLDER / name).read_text(encoding="utf-8"))
+def read_rules_yaml(name: str) -> dict[str, object]:
+    content: dict[str, object] = packaged_yaml((RULES_FOLDER / name).read_text(encoding="utf-8"))
     return content
 
 
@@ -32,10 +35,11 @@ class Rule:
 
 def _load_rules() -> dict[str, Rule]:
     content = read_rules_yaml("rules.yaml")
-    return {
-        code: Rule(code=code, **(entry | {"source": content["sources"][entry["source"]].strip()}))
-        for code, entry in content["rules"].items()
-    }
+    sources, rules = object_at(content, "sources"), object_at(content, "rules")
+    entries = {code: {"code": code, **object_at(rules, code)} for code in rules}
+    for entry in entries.values():
+        entry["source"] = str(sources[str(entry["source"])]).strip()
+    return TypeAdapter(dict[str, Rule]).validate_python(entries)
 
 
 RULES: Mapping[str, Rule] = _load_rules()

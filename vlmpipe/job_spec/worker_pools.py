@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from vlmpipe.job_spec.forms import WorkerPool
+from vlmpipe.job_spec.read_forms import ReadPool
 
 CHIEF_POOL, WORKER_POOL, REDUCTION_SERVER_POOL, EVALUATOR_POOL = range(4)  # Vertex AI's roles
 REDUCTION_SERVER_IMAGE = "reductionserver"
@@ -13,6 +13,7 @@ STOP_GRACE_VARIABLE = "VLMPIPE_STOP_GRACE_S"  # seconds that a replica may take 
 LOCAL_PORT_VARIABLE = "VLMPIPE_LOCAL_PORT"  # port at which the replicas of a local job meet
 
 
-def is_reducers(pool: Mapping[str, Any]) -> bool:
+def is_reducers(pool: WorkerPool | ReadPool) -> bool:
     """Return whether the pool runs the Reduction Server's image."""
-    return REDUCTION_SERVER_IMAGE in pool.get("container_spec", {}).get("image_uri", "")
+    container = pool.get("container_spec")
+    return container is not None and REDUCTION_SERVER_IMAGE in container.get("image_uri", "")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 from vlmpipe.importing.findings import Ledger, Outcome, Path, path_text
 from vlmpipe.job_spec.file import SpecFile
+from vlmpipe.job_spec.read_forms import ReadPool, ReadSpec
 from vlmpipe.job_spec.rules.fields import LenientReading, read_leniently
 from vlmpipe.job_spec.schema import Reading, read_message, read_tuning_job, snake_case
 from vlmpipe.job_spec.study import CHECKED
@@ -22,7 +23,7 @@ class Draft:
     ) -> None:
         """leaves: values of the file, each with its path inside the message, in the file's names."""
         self.ledger, self.reading = ledger, reading
-        self.spec: dict[str, Any] = copy.deepcopy(dict(spec))
+        self.spec: dict[str, object] = copy.deepcopy(dict(spec))
         self.comments: dict[Path, str] = {}
         self.at: dict[Path, Path] = {leaf: self._api_path(path) for leaf, path in leaves.items()}
         for leaf, path in self.at.items():
@@ -44,7 +45,7 @@ class Draft:
 
     def get(self, path: Path) -> Any:
         """The value at a path; None for none."""
-        value: Any = self.spec
+        value: object = self.spec
         for part in path:
             if isinstance(value, Mapping):
                 value = value.get(str(part))
@@ -57,13 +58,17 @@ class Draft:
     def put(self, path: Path, value: object, reason: str, *, leaves: Iterable[Path] | None = None) -> None:
         """Set a value. `leaves` are values of the file that it comes from; by default those at the path."""
         *parents, last = path
-        place: Any = self.spec
+        place: object = self.spec
         for number, part in enumerate(parents):
             if isinstance(place, dict):
                 place = place.setdefault(str(part), [] if isinstance(path[number + 1], int) else {})
-            else:
+            elif isinstance(place, list) and isinstance(part, int):
                 place = place[part]
-        place[last] = value
+        if isinstance(place, list) and isinstance(last, int):
+            place[last] = value
+        else:
+            assert isinstance(place, dict), f"{path_text(path)} lies in a value"
+            place[last] = value
         for leaf in self.leaves_at(path) if leaves is None else leaves:
             self.at[leaf] = path
             self.ledger.note(leaf, Outcome.CHANGED, path_text(path), reason)
@@ -93,7 +98,7 @@ class Draft:
             self.comment(tuple(parents), reason)
         return True
 
-    def arrange_pools(self, order: list[tuple[int | None, dict[str, Any]]]) -> None:
+    def arrange_pools(self, order: Sequence[tuple[int | None, ReadPool]]) -> None:
         """Put the pools in another order. Each is given with its old index, or None for a new one."""
         moves = {old: new for new, (old, _) in enumerate(order) if old is not None}
         self._renumber((POOLS,), moves)
@@ -124,12 +129,16 @@ class SpecDraft(Draft):
         root: Path = (file.root,) if file.root else ()
         inside: Path = (POOLS,) if file.form == "pools" else ()
         leaves = {leaf: (*inside, *leaf[len(root) :]) for leaf in ledger.below(root)}
-        super().__init__(ledger, read_message(file.content, spelling=file.spelling), self.lenient.spec, leaves)
+        super().__init__(ledger, read_message(file.content, spelling=file.spelling), dict(self.lenient.spec), leaves)
 
     @property
-    def pools(self) -> list[dict[str, Any]]:
-        pools: list[dict[str, Any]] = self.spec.setdefault(POOLS, [])
-        return pools
+    def typed(self) -> ReadSpec:
+        """The spec by the API's types, which the reader and the repairs keep."""
+        return cast("ReadSpec", self.spec)
+
+    @property
+    def pools(self) -> list[ReadPool]:
+        return self.typed.setdefault("worker_pool_specs", [])
 
 
 class StudyDraft(Draft):

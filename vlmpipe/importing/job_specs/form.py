@@ -8,6 +8,7 @@ from vlmpipe.config.other_names import word_of_guides
 from vlmpipe.importing.findings import Outcome, Path, path_text
 from vlmpipe.importing.job_specs.draft import Draft, SpecDraft
 from vlmpipe.importing.settings.concepts import is_on
+from vlmpipe.job_spec.read_forms import TASKS, ReadTask
 from vlmpipe.job_spec.schema import UnknownField, load_fields, read_field, snake_case
 from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import POOLS
@@ -40,8 +41,8 @@ def mend_form(draft: SpecDraft) -> None:
 def _nameless_variables(draft: SpecDraft) -> None:
     """Take out what is no variable with a name: an unreadable one leaves an empty entry."""
     for index, pool in enumerate(draft.pools):
-        for kind in ("container_spec", "python_package_spec"):
-            variables = (pool.get(kind) or {}).get("env") or ()
+        for kind in TASKS:
+            variables = pool.get(kind, ReadTask()).get("env", [])
             for number in reversed(range(len(variables))):
                 if not variables[number].get("name"):
                     path = pools_path(index, kind, "env", number)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from vlmpipe.catalog.machines import Catalog
 from vlmpipe.importing.findings import Outcome, Path
 from vlmpipe.importing.job_specs.draft import SpecDraft
 from vlmpipe.importing.job_specs.form import cut_word, mend_form, pools_path
 from vlmpipe.importing.job_specs.launch_numbers import with_right_number
+from vlmpipe.job_spec.read_forms import ReadContainer, ReadMachine, ReadPackage, ReadPool
 from vlmpipe.job_spec.rules import CHECKS
 from vlmpipe.job_spec.rules.base import Job, Pool
 from vlmpipe.job_spec.rules.machines import BOOT_DISK_TYPES, LEAST_BOOT_DISK_GB, MAX_BOOT_DISK_GB
@@ -60,7 +60,7 @@ def repair(draft: SpecDraft, catalog: Catalog, region: str) -> None:
 
 
 def _violations(draft: SpecDraft, catalog: Catalog, region: str) -> list[Violation]:
-    job = Job(draft.spec, frozenset(), region, catalog, {})
+    job = Job(draft.typed, frozenset(), region, catalog, {})
     return [violation for check in CHECKS for violation in check(job)]
 
 
@@ -121,13 +121,13 @@ def _chief(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
     draft.put(pools_path(0, "replica_count"), 1, reason, leaves=leaves)
 
 
-def _servers(draft: SpecDraft, servers: dict[str, Any]) -> None:
+def _servers(draft: SpecDraft, servers: ReadPool) -> None:
     """Parameter servers in pool 0: they are pool 2, behind the chief and the other workers."""
     worker = draft.pools[WORKER_POOL]
     count = worker.get("replica_count") or 1
     others = [(index, pool) for index, pool in enumerate(draft.pools) if index > 1]
-    chief = {**copy.deepcopy(worker), "replica_count": 1}
-    order: list[tuple[int | None, dict[str, Any]]] = [(None, chief), (1, worker), (0, servers), *others]
+    chief: ReadPool = {**copy.deepcopy(worker), "replica_count": 1}
+    order: list[tuple[int | None, ReadPool]] = [(None, chief), (1, worker), (0, servers), *others]
     draft.arrange_pools(order[: EVALUATOR_POOL + 1])
     reason = f"{count} workers there: one of them is the chief, pool 0"
     draft.put(pools_path(1, "replica_count"), max(1, count - 1), reason)
@@ -158,29 +158,34 @@ def _task(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
     if "python_package_spec" in pool and "container_spec" in pool:
         draft.remove(pools_path(index, "python_package_spec"), Outcome.REFUSED, violation.sentence)
         return
-    kinds = ("container_spec", "python_package_spec")
-    task = next(((kind, other[kind]) for other in draft.pools for kind in kinds if other.get(kind)
-                 and other is not pool and not Pool(0, other).is_reducers
-                 and (kind != "container_spec" or other[kind].get("image_uri"))), None)  # fmt: skip
+    others = [Pool(0, other) for other in draft.pools if other is not pool]
+    task = next((task for other in others if not other.is_reducers and (task := _whole_task(other))), None)
     if task and "container_spec" not in pool:
         draft.put(pools_path(index, task[0]), copy.deepcopy(task[1]), "no container there: that of another pool")
     elif "container_spec" in pool and task and task[0] == "container_spec":
-        image = task[1]["image_uri"]
+        image = task[1].get("image_uri")
         draft.put(pools_path(index, "container_spec", "image_uri"), image, "no image there: that of another pool")
     else:
         reason = "no image there: an example, put in your own"
         draft.put(pools_path(index, "container_spec", "image_uri"), EXAMPLE_IMAGE, reason)
 
 
+def _whole_task(pool: Pool) -> tuple[str, ReadContainer | ReadPackage] | None:
+    """The container that has an image, or else the package of a pool, with its field's name; None for neither."""
+    if pool.image_uri:
+        return "container_spec", pool.container
+    return ("python_package_spec", pool.package) if pool.package else None
+
+
 def _misplaced_reducers(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
     index = violation.field[1]
     assert isinstance(index, int)
-    order = [(number, pool) for number, pool in enumerate(draft.pools) if number != index]
+    order: list[tuple[int | None, ReadPool]] = [item for item in enumerate(draft.pools) if item[0] != index]
     if len(order) < 2:
         draft.remove(pools_path(index), Outcome.REFUSED, "a Reduction Server is for two nodes or more")
         return
     order.insert(REDUCTION_SERVER_POOL, (index, draft.pools[index]))
-    draft.arrange_pools([(old, pool) for old, pool in order])
+    draft.arrange_pools(order)
     draft.comment(pools_path(REDUCTION_SERVER_POOL), f"pool {index} there: reducers are pool 2")
 
 
@@ -192,7 +197,7 @@ def _machine(draft: SpecDraft, violation: Violation, catalog: Catalog) -> None:
     """The machine that has the named accelerators, in the next number that exists."""
     index = violation.field[1]
     assert isinstance(index, int)
-    path, spec = pools_path(index, "machine_spec"), draft.pools[index].get("machine_spec") or {}
+    path, spec = pools_path(index, "machine_spec"), draft.pools[index].get("machine_spec", {})
     gpu, count = spec.get("accelerator_type") or "", spec.get("accelerator_count") or 0
     if gpu and not catalog.machines_with(gpu):
         draft.remove((*path, "accelerator_type"), Outcome.REFUSED, violation.sentence)
@@ -218,7 +223,7 @@ def _machine(draft: SpecDraft, violation: Violation, catalog: Catalog) -> None:
         draft.put((*path, "machine_type"), machine.machine_type, reason)
 
 
-def _unnamed_gpus(draft: SpecDraft, path: Path, spec: Mapping[str, Any], catalog: Catalog) -> None:
+def _unnamed_gpus(draft: SpecDraft, path: Path, spec: ReadMachine, catalog: Catalog) -> None:
     machine = catalog.machines.get(spec.get("machine_type", ""))
     if machine and machine.accelerators:
         name = EXAMPLE_GPU if EXAMPLE_GPU in machine.accelerators else next(iter(machine.accelerators))
@@ -231,7 +236,7 @@ def _no_machine(draft: SpecDraft, violation: Violation, catalog: Catalog) -> Non
     """A missing or impossible machine type: by its GPUs, by the nearest name, or that of pool 0."""
     index = violation.field[1]
     assert isinstance(index, int)
-    path, spec = pools_path(index, "machine_spec"), draft.pools[index].get("machine_spec") or {}
+    path, spec = pools_path(index, "machine_spec"), draft.pools[index].get("machine_spec", {})
     named, gpu, count = spec.get("machine_type", ""), spec.get("accelerator_type", ""), spec.get("accelerator_count")
     near = re.findall(r"did you mean ([\w-]+)", violation.fix)
     machines = catalog.machines_with(gpu) if gpu else ()

@@ -28,7 +28,7 @@ def repair_study(study: StudyDraft, trial: SpecDraft) -> None:
     worst: Violation | None = None
     for _ in range(MAX_REPAIRS):
         # What was mended is in the API's types, so that its own reading finds nothing.
-        violations = list(study_violations(study.spec, trial.spec, "snake_case"))
+        violations = list(study_violations(study.spec, trial.typed, "snake_case"))
         worst = next((violation for violation in violations if RULES[violation.code].severity == "error"), None)
         if worst is None:
             for violation in violations:

@@ -25,6 +25,7 @@ from vlmpipe.importing.settings.model_words import run_name
 from vlmpipe.importing.translation import Setting, Translation
 from vlmpipe.importing.yaml_text import yaml_lines
 from vlmpipe.job_spec.file import SpecFile, spec_of
+from vlmpipe.job_spec.read_forms import TASKS, ReadTask, TaskKind
 from vlmpipe.job_spec.rules.base import Pool
 from vlmpipe.job_spec.schema import camel_case, snake_case
 from vlmpipe.job_spec.study import CHECKED
@@ -245,9 +246,9 @@ def _other_pools(answers: Answers[SpecDraft]) -> None:
 def _environment(answers: Answers[SpecDraft]) -> None:
     """Variables of pool 0 for every job; those of other pools where they are the same."""
     draft, variables = answers.draft, dict[str, str]()
-    for kind in ("container_spec", "python_package_spec"):
+    for kind in TASKS:
         for index, pool in enumerate(draft.pools):
-            for number, variable in enumerate((pool.get(kind) or {}).get("env") or ()):
+            for number, variable in enumerate(pool.get(kind, ReadTask()).get("env", ())):
                 path, name, value = (
                     (POOLS, index, kind, "env", number),
                     variable.get("name", ""),
@@ -273,10 +274,10 @@ def _program(answers: Answers[SpecDraft], *, is_search: bool) -> None:
     """
     draft, translation = answers.draft, answers.translation
     package = draft.pools[CHIEF_POOL].get("python_package_spec")
-    kind = "python_package_spec" if package else "container_spec"
-    task = draft.pools[CHIEF_POOL][kind]
+    kind: TaskKind = "python_package_spec" if package else "container_spec"
+    task: ReadTask = draft.pools[CHIEF_POOL][kind]
     place = (POOLS, CHIEF_POOL, kind)
-    words = [*(task.get("command") or ()), *(task.get("args") or ())]
+    words = [*task.get("command", ()), *task.get("args", ())]
     if package and is_search:
         for name in ("package_uris", "executor_image_uri", "python_module"):
             answers.refuse((*place, name), OF_A_SEARCH)
@@ -330,10 +331,10 @@ def _package(answers: Answers[SpecDraft], place: Path) -> None:
     program_defaults(answers.translation)
 
 
-def _same_in_other_pools(answers: Answers[SpecDraft], kind: str) -> None:
+def _same_in_other_pools(answers: Answers[SpecDraft], kind: TaskKind) -> None:
     """Containers of workers and of other roles: they run what pool 0 runs."""
     draft = answers.draft
-    chief = draft.pools[CHIEF_POOL][kind]
+    chief: ReadTask = draft.pools[CHIEF_POOL][kind]
     for index in range(1, len(draft.pools)):
         for name in ("image_uri", "command", "args", "executor_image_uri", "package_uris", "python_module"):
             path = (POOLS, index, kind, name)

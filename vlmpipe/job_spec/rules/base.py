@@ -6,8 +6,10 @@ import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from vlmpipe.job_spec.forms import Scheduling
+from vlmpipe.job_spec.read_forms import ReadContainer, ReadMachine, ReadPackage, ReadPool, ReadSpec, ReadTask
 from vlmpipe.job_spec.violation import FieldPath
 from vlmpipe.job_spec.worker_pools import CHIEF_POOL, POOLS, REDUCTION_SERVER_POOL, WORKER_POOL, is_reducers
 
@@ -24,7 +26,7 @@ class Pool:
     """The readable part of a worker pool."""
 
     index: int
-    spec: Mapping[str, Any]
+    spec: ReadPool
     unread: frozenset[FieldPath] = frozenset()
 
     def at(self, *names: str | int) -> FieldPath:
@@ -35,34 +37,42 @@ class Pool:
         """Return whether the field could be read, or is unset."""
         return not _is_unread(self.at(*names), self.unread)
 
-    def get(self, *names: str) -> Any:
-        """The field's value; None where it is unset."""
-        value: object = self.spec
-        for name in names:
-            value = value.get(name) if isinstance(value, Mapping) else None
-        return value
+    @property
+    def machine(self) -> ReadMachine:
+        """The machine's fields; empty where they are unset."""
+        return self.spec.get("machine_spec", {})
+
+    @property
+    def container(self) -> ReadContainer:
+        """The container's fields; empty where they are unset."""
+        return self.spec.get("container_spec", {})
+
+    @property
+    def package(self) -> ReadPackage:
+        """The Python package's fields; empty where they are unset."""
+        return self.spec.get("python_package_spec", {})
 
     @property
     def replica_count(self) -> int:
-        return int(self.get("replica_count") or 0)
+        return self.spec.get("replica_count", 0)
 
     @property
     def machine_type(self) -> str:
-        return self.get("machine_spec", "machine_type") or ""
+        return self.machine.get("machine_type", "")
 
     @property
     def accelerator_type(self) -> str:
         """Empty for none, also where the API's name for "unspecified" is written."""
-        name = self.get("machine_spec", "accelerator_type") or ""
+        name = self.machine.get("accelerator_type", "")
         return "" if name == "ACCELERATOR_TYPE_UNSPECIFIED" else name
 
     @property
     def accelerator_count(self) -> int:
-        return self.get("machine_spec", "accelerator_count") or 0
+        return self.machine.get("accelerator_count", 0)
 
     @property
     def image_uri(self) -> str:
-        return self.get("container_spec", "image_uri") or ""
+        return self.container.get("image_uri", "")
 
     @property
     def is_reducers(self) -> bool:
@@ -82,17 +92,18 @@ class Pool:
         """Return whether the pool's replicas train: the chief's and the workers'."""
         return self.index in (CHIEF_POOL, WORKER_POOL) and not self.is_reducers
 
-    def tasks(self) -> Iterator[tuple[FieldPath, Mapping[str, Any]]]:
+    def tasks(self) -> Iterator[tuple[FieldPath, ReadTask]]:
         """The pool's container and Python package, each with its path."""
-        for name in ("container_spec", "python_package_spec"):
-            if self.get(name):
-                yield self.at(name), self.get(name)
+        if self.container:
+            yield self.at("container_spec"), self.container
+        if self.package:
+            yield self.at("python_package_spec"), self.package
 
     def word_lists(self) -> Iterator[tuple[FieldPath, list[str]]]:
         """Commands and arguments, each with its path."""
         for path, task in self.tasks():
-            for name in ("command", "args"):
-                yield (*path, name), list(task.get(name) or ())
+            yield (*path, "command"), list(task.get("command", ()))
+            yield (*path, "args"), list(task.get("args", ()))
 
     def words(self) -> Iterator[tuple[FieldPath, str]]:
         """The words of commands and arguments, each with its path."""
@@ -103,7 +114,7 @@ class Pool:
     def environment(self) -> Iterator[tuple[FieldPath, str, str]]:
         """Path, name and value of each variable."""
         for path, task in self.tasks():
-            for index, variable in enumerate(task.get("env") or ()):
+            for index, variable in enumerate(task.get("env", ())):
                 yield (*path, "env", index), variable.get("name", ""), variable.get("value", "")
 
 
@@ -111,7 +122,7 @@ class Pool:
 class Job:
     """The readable part of a job's spec, and its region; empty if unknown."""
 
-    spec: Mapping[str, Any]
+    spec: ReadSpec
     unread: frozenset[FieldPath]
     region: str
     catalog: Catalog
@@ -119,15 +130,18 @@ class Job:
 
     @functools.cached_property
     def pools(self) -> tuple[Pool, ...]:
-        return tuple(Pool(index, spec, self.unread) for index, spec in enumerate(self.spec.get(POOLS, ())))
+        return tuple(
+            Pool(index, spec, self.unread) for index, spec in enumerate(self.spec.get("worker_pool_specs", ()))
+        )
 
     def knows(self, *names: str | int) -> bool:
         """Return whether the field could be read, or is unset."""
         return not _is_unread(names, self.unread)
 
-    def scheduling(self, name: str) -> Any:
-        """A field of `scheduling`; None where it is unset."""
-        return self.spec.get("scheduling", {}).get(name)
+    @property
+    def scheduling(self) -> Scheduling:
+        """How the job is scheduled; empty where it is unset."""
+        return self.spec.get("scheduling", {})
 
     def machine(self, pool: Pool) -> Machine | None:
         """The catalog's entry for the pool's machine."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from vlmpipe.catalog.nccl import NET_VARIABLE, NO_PLUGIN, load_misfits, load_networks
 from vlmpipe.config.launch_commands import runs_shell, variable_in
+from vlmpipe.job_spec.read_forms import ReadTask
 from vlmpipe.job_spec.rules.base import Job, Pool
 from vlmpipe.job_spec.violation import Violation
 from vlmpipe.trainer.secret_detection import form_of_secret, is_secret_name, may_be_secret
@@ -62,7 +62,7 @@ def _unreplaced(_job: Job, pool: Pool) -> Iterator[Violation]:
         elif match := _TRIAL.fullmatch(word):
             fix = "leave it out: a tuning job appends --NAME=VALUE of each parameter; otherwise write the value"
             yield Violation("VP709", path, word, "a value: nothing replaces it", fix)
-        elif (variable := variable_in(word)) and not _runs_shell(pool.get(str(path[2]))):
+        elif (variable := variable_in(word)) and not _runs_shell(pool, path[2]):
             fix = "read the variable in the program, or start the container with a shell and -c"
             yield Violation("VP704", path, variable, "a value: no shell replaces it", fix)
     for path, name, _ in pool.environment():
@@ -71,8 +71,10 @@ def _unreplaced(_job: Job, pool: Pool) -> Iterator[Violation]:
             yield Violation("VP706", path, name, expected, "start torchrun from CLUSTER_SPEC")
 
 
-def _runs_shell(task: Mapping[str, Any]) -> bool:
-    return runs_shell([*(task.get("command") or ()), *(task.get("args") or ())])
+def _runs_shell(pool: Pool, name: str | int) -> bool:
+    """Return whether a task of the pool, its container or its package, starts a shell."""
+    task: ReadTask = pool.container if name == "container_spec" else pool.package
+    return runs_shell([*task.get("command", ()), *task.get("args", ())])
 
 
 def _nccl(job: Job, pool: Pool) -> Iterator[Violation]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from vlmpipe.job_spec.read_forms import ReadSpec
 from vlmpipe.job_spec.rules.base import Job
 from vlmpipe.job_spec.schema import (
     Spelling,
@@ -30,7 +30,7 @@ BESIDE_POOLS: tuple[FieldPath, ...] = (("scheduling",), ("service_account",))  #
 class LenientReading:
     """The readable part of a spec, the paths of the rest, and the violations of form."""
 
-    spec: Mapping[str, object]
+    spec: ReadSpec
     unread: frozenset[FieldPath]
     violations: tuple[Violation, ...]
     moved: Mapping[FieldPath, FieldPath]  # path of a value in `spec` -> its path as written, where they differ
@@ -61,18 +61,18 @@ def read_leniently(content: object, spelling: Spelling) -> LenientReading:
                 moved[field.target] = field.path
         places.append(field.target)
     unread.update(path for path in places if _look_up(reading.fields, path) is None)
-    return LenientReading(reading.fields, frozenset(unread), tuple(violations), moved)
+    return LenientReading(reading.spec, frozenset(unread), tuple(violations), moved)
 
 
 def check(job: Job) -> Iterator[Violation]:
     """Check values that have the right form."""
-    strategy = job.scheduling("strategy")
+    strategy = job.scheduling.get("strategy")
     if strategy in DEPRECATED_STRATEGIES:
         fix = f"write {DEPRECATED_STRATEGIES[strategy]}"
         yield Violation("VP107", ("scheduling", "strategy"), strategy, "STANDARD, SPOT or FLEX_START", fix)
     for pool in job.pools:
         for path, task in pool.tasks():
-            count = len(task.get("env") or ())
+            count = len(task.get("env", ()))
             if count > MAX_VARIABLES:
                 fix = "put them into a file in Cloud Storage"
                 yield Violation("VP111", (*path, "env"), f"{count} variables", f"at most {MAX_VARIABLES}", fix)
@@ -98,20 +98,31 @@ def _move(spec: dict[str, object], field: UnknownField, spelling: Spelling) -> t
 
     Returns whether it was moved, and the violations of the value itself.
     """
-    place: Any = spec
-    for part in field.path[:-1]:
-        place = place[part] if isinstance(part, int) else place.get(part)
-        if place is None:
-            return False, ()
+    holder = _nested(spec, field.path[:-1])
+    if not isinstance(holder, dict):
+        return False, ()
+    place: dict[str, object] = holder
     fields, message = load_fields()["messages"], field.message
     *parents, name = field.target[len(field.path) - 1 :]
     for parent in parents:
-        place, message = place.setdefault(parent, {}), fields[message][str(parent)]
+        inner = place.setdefault(str(parent), {})
+        assert isinstance(inner, dict), f"{parent} is a message"
+        place, message = inner, fields[message][str(parent)]
     value, violations = read_field(field.value, fields[message][str(name)], field.path, spelling)
     is_moved = value is not None and name not in place
     if is_moved:
-        place[name] = value
+        place[str(name)] = value
     return is_moved, violations
+
+
+def _nested(value: object, path: FieldPath) -> object:
+    """The value at a path of what was read; None where there is none."""
+    for part in path:
+        if isinstance(value, list) and isinstance(part, int):
+            value = value[part]
+        else:
+            value = value.get(str(part)) if isinstance(value, Mapping) else None
+    return value
 
 
 def _look_up(value: object, path: FieldPath) -> object:

@@ -94,9 +94,9 @@ def _capabilities(name: str) -> str:
 
 
 def _package(pool: Pool) -> Iterator[Violation]:
-    package = pool.get("python_package_spec")
-    if package is None:
+    if "python_package_spec" not in pool.spec:
         return
+    package = pool.package
     for name in ("executor_image_uri", "package_uris", "python_module"):
         if not package.get(name) and pool.knows("python_package_spec", name):
             path = pool.at("python_package_spec", name)
@@ -107,15 +107,15 @@ def _package(pool: Pool) -> Iterator[Violation]:
 
 def _package_python(pool: Pool) -> Iterator[Violation]:
     """Packages for another Python than that in the name of the image that installs them."""
-    package = pool.get("python_package_spec") or {}
-    image = package.get("executor_image_uri") or ""
+    package = pool.package
+    image = package.get("executor_image_uri", "")
     python = python_of_image(image)
     if python is None:
         return
     path, version = pool.at("python_package_spec", "executor_image_uri"), f"Python {python[0]}.{python[1]} ({image})"
-    names = [uri.rpartition("/")[2] for uri in package.get("package_uris") or ()]
+    names = [uri.rpartition("/")[2] for uri in package.get("package_uris", ())]
     if python < OLDEST_PYTHON and any(
-        name.startswith(("vlmpipe-", "vlmpipe.")) for name in (*names, package.get("python_module") or "")
+        name.startswith(("vlmpipe-", "vlmpipe.")) for name in (*names, package.get("python_module", ""))
     ):
         oldest = ".".join(map(str, OLDEST_PYTHON))
         yield Violation("VP607", path, version, f"Python {oldest} or later, which vlmpipe needs", NEWER_PYTHON)
@@ -129,8 +129,11 @@ def _package_python(pool: Pool) -> Iterator[Violation]:
 
 def _google_name(pool: Pool) -> Iterator[Violation]:
     """Google's prebuilt images that have no such name, or are not offered any more."""
-    for task, name in (("container_spec", "image_uri"), ("python_package_spec", "executor_image_uri")):
-        image = pool.get(task, name) or ""
+    executor = pool.package.get("executor_image_uri", "")
+    for task, name, image in (
+        ("container_spec", "image_uri", pool.image_uri),
+        ("python_package_spec", "executor_image_uri", executor),
+    ):
         match, path = _PREBUILT.search(image), pool.at(task, name)
         if match is None:
             continue

@@ -74,7 +74,7 @@ def _accelerators(catalog: Catalog, pool: Pool, machine: Machine) -> Iterator[Vi
 
 
 def _partition(pool: Pool) -> Iterator[Violation]:
-    size, count = pool.get("machine_spec", "gpu_partition_size"), pool.accelerator_count
+    size, count = pool.machine.get("gpu_partition_size"), pool.accelerator_count
     if size and count != 1 and pool.knows("machine_spec", "accelerator_count"):
         expected = "1: it counts GPUs, each of which is partitioned"
         yield Violation("VP315", _paths(pool)[1], f"{count} with gpu_partition_size {size}", expected)
@@ -82,9 +82,9 @@ def _partition(pool: Pool) -> Iterator[Violation]:
 
 def _reservation(job: Job, pool: Pool) -> Iterator[Violation]:
     """Reservations are named in full, lie in the job's region, and hold machines at the standard price."""
-    affinity = pool.get("machine_spec", "reservation_affinity") or {}
+    affinity = pool.machine.get("reservation_affinity", {})
     path, kind = pool.at("machine_spec", "reservation_affinity"), affinity.get("reservation_affinity_type", "")
-    strategy, values = job.scheduling("strategy"), affinity.get("values") or ()
+    strategy, values = job.scheduling.get("strategy"), affinity.get("values", [])
     if kind == SPECIFIC_RESERVATION and not (affinity.get("key") and values):
         fix = "write key: compute.googleapis.com/reservation-name and the reservation's full name in values"
         yield Violation("VP312", path, f"{kind} without {'values' if affinity.get('key') else 'key'}", "both", fix)
@@ -100,7 +100,7 @@ def _reservation(job: Job, pool: Pool) -> Iterator[Violation]:
 
 
 def _needed_reservation(pool: Pool, machine: Machine) -> Iterator[Violation]:
-    affinity = pool.get("machine_spec", "reservation_affinity") or {}
+    affinity = pool.machine.get("reservation_affinity", {})
     path = ("machine_spec", "reservation_affinity")
     specific = affinity.get("reservation_affinity_type") == SPECIFIC_RESERVATION
     if machine.needs_reservation and not specific and pool.knows(*path, "reservation_affinity_type"):
@@ -122,7 +122,7 @@ def _region(job: Job, pool: Pool) -> Iterator[Violation]:
 
 
 def _disk_type(pool: Pool, machine: Machine | None) -> Iterator[Violation]:
-    disk = pool.get("disk_spec", "boot_disk_type")
+    disk = pool.spec.get("disk_spec", {}).get("boot_disk_type")
     allowed = machine.boot_disk_types if machine else BOOT_DISK_TYPES
     if disk and disk not in allowed:
         hint = did_you_mean(disk, list(allowed)) if disk not in BOOT_DISK_TYPES else ""
@@ -132,7 +132,7 @@ def _disk_type(pool: Pool, machine: Machine | None) -> Iterator[Violation]:
 
 
 def _disk_size(pool: Pool) -> Iterator[Violation]:
-    size_gb = pool.get("disk_spec", "boot_disk_size_gb")
+    size_gb = pool.spec.get("disk_spec", {}).get("boot_disk_size_gb")
     if size_gb and not LEAST_BOOT_DISK_GB <= size_gb <= MAX_BOOT_DISK_GB:
         expected = f"{LEAST_BOOT_DISK_GB} to {MAX_BOOT_DISK_GB:,} GB"
         yield Violation("VP311", pool.at("disk_spec", "boot_disk_size_gb"), f"{size_gb:,} GB", expected)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from vlmpipe.config.service_forms import NETWORK
+from vlmpipe.job_spec.read_forms import MountKind
 from vlmpipe.job_spec.rules.base import Job, Pool
 from vlmpipe.job_spec.violation import FieldPath, Violation
 
 _ADDRESS = re.compile(r"[0-9.]+(/[0-9]+)?|[0-9a-fA-F:]*:[0-9a-fA-F:]*(/[0-9]+)?")
 _FOLDER = re.compile(r"[A-Za-z0-9._-]+")
-_MOUNTS = {
+_MOUNTS: Mapping[MountKind, tuple[str, ...]] = {
     "nfs_mounts": ("server", "path", "mount_point"),
     "lustre_mounts": ("instance_ip", "volume_handle", "filesystem", "mount_point"),
 }
@@ -57,8 +58,8 @@ def check(job: Job) -> Iterator[Violation]:
 
 
 def _dns_peering(job: Job) -> Iterator[Violation]:
-    psc = job.spec.get("psc_interface_config") or {}
-    for index, peering in enumerate(psc.get("dns_peering_configs") or ()):
+    psc = job.spec.get("psc_interface_config", {})
+    for index, peering in enumerate(psc.get("dns_peering_configs", ())):
         path = ("psc_interface_config", "dns_peering_configs", index)
         for name in ("domain", "target_project", "target_network"):
             if not peering.get(name) and job.knows(*path, name):
@@ -76,7 +77,7 @@ def _mounts(pool: Pool, *, has_network: bool) -> Iterator[Violation]:
     """NFS shares and Lustre file systems of a pool, which are in a private network and have a folder each."""
     for kind, fields in _MOUNTS.items():
         places: set[str] = set()
-        mounts = pool.get(kind) or ()
+        mounts = pool.spec.get(kind, [])
         if mounts and not has_network:
             fix = "set network or psc_interface_config"
             yield Violation(

@@ -25,7 +25,7 @@ def check(job: Job) -> Iterator[Violation]:
         if not pool.is_node or pool.is_tpu or takes_options_from(name for _, name, _ in pool.environment()):
             continue
         path, parts = _command(pool)
-        if module := pool.get("python_package_spec", "python_module"):
+        if module := pool.package.get("python_module"):
             parts = ["python", "-m", module, *parts]
         if pool.accelerator_count > 1:
             yield from _processes(pool, job.num_nodes, path, parts)
@@ -63,7 +63,7 @@ def _processes(pool: Pool, nodes: int, path: FieldPath, parts: Sequence[str]) ->
     elif program := program_of(parts):
         fix = f"torchrun --nproc_per_node={gpus} PROGRAM; nothing, if it uses all GPUs (tf.distribute, mp.spawn)"
         yield Violation("VP216", path, f"one process ({program}) on {gpus} GPUs", PER_GPU, fix)
-    elif not pool.get("container_spec", "command"):  # of a script of one's own nothing is known
+    elif not pool.container.get("command"):  # of a script of one's own nothing is known
         actual = f"no command on {gpus} GPUs: the image's entry point starts the processes, or starts one"
         fix = 'look at the ENTRYPOINT of the image; ENTRYPOINT ["python", ...] leaves GPUs idle that are paid for'
         yield Violation("VP216", path, actual, PER_GPU, fix)

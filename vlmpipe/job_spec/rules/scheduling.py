@@ -17,14 +17,14 @@ _SCHEDULING = "scheduling"
 
 def check(job: Job) -> Iterator[Violation]:
     """Requirements of the scheduling strategy and of restarts."""
-    strategy = job.scheduling("strategy")
+    strategy = job.scheduling.get("strategy")
     if strategy == SPOT:
         yield from _spot(job)
     if strategy == FLEX_START:
         yield from _flex_start(job)
-    elif job.scheduling("max_wait_duration") is not None and job.knows(_SCHEDULING, "strategy"):
+    elif job.scheduling.get("max_wait_duration") is not None and job.knows(_SCHEDULING, "strategy"):
         path = (_SCHEDULING, "max_wait_duration")
-        actual = f"{job.scheduling('max_wait_duration')} with strategy {strategy or 'STANDARD'}"
+        actual = f"{job.scheduling.get('max_wait_duration')} with strategy {strategy or 'STANDARD'}"
         yield Violation("VP405", path, actual, "FLEX_START, the only strategy that waits", "leave it out")
     yield from _restart(job)
     yield from _persistent_resource(job)
@@ -33,7 +33,7 @@ def check(job: Job) -> Iterator[Violation]:
 def _persistent_resource(job: Job) -> Iterator[Violation]:
     name, strategy, path = (
         job.spec.get("persistent_resource_id"),
-        job.scheduling("strategy"),
+        job.scheduling.get("strategy"),
         ("persistent_resource_id",),
     )
     if name and not PERSISTENT_RESOURCE.fits(name):
@@ -69,7 +69,7 @@ def _flex_start(job: Job) -> Iterator[Violation]:
         actual = ", ".join(sorted({f"{name} with {count} x {gpu}" if gpu else name for name, gpu, count in machines}))
         expected = "the same machine in all pools, so no Reduction Server"
         yield Violation("VP403", (POOLS,), actual, expected, "or use STANDARD or SPOT")
-    timeout = job.scheduling("timeout")
+    timeout = job.scheduling.get("timeout")
     if timeout and float(timeout.removesuffix("s")) > FLEX_START_MOST_TIMEOUT_S:
         expected = f"at most {FLEX_START_MOST_TIMEOUT_S}s, 7 days"
         yield Violation("VP404", (_SCHEDULING, "timeout"), timeout, expected, "train in several jobs from checkpoints")
@@ -77,12 +77,12 @@ def _flex_start(job: Job) -> Iterator[Violation]:
 
 def _restart(job: Job) -> Iterator[Violation]:
     path = (_SCHEDULING, "restart_job_on_worker_restart")
-    restart = job.scheduling("restart_job_on_worker_restart")
-    if restart and job.scheduling("disable_retries"):
+    restart = job.scheduling.get("restart_job_on_worker_restart")
+    if restart and job.scheduling.get("disable_retries"):
         actual = "true with disable_retries true, which overrides it"
         yield Violation("VP406", path, actual, "one of the two", "leave disable_retries out")
     if job.num_nodes > 1 and not restart and job.knows(*path) and not job.has_parameter_servers:
-        spot = " on Spot" if job.scheduling("strategy") == SPOT else ""
+        spot = " on Spot" if job.scheduling.get("strategy") == SPOT else ""
         yield Violation(
             "VP407",
             path,

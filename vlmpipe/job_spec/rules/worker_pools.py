@@ -98,8 +98,8 @@ def _tpus(job: Job, pool: Pool) -> Iterator[Violation]:
 def _reducers(pool: Pool) -> Iterator[Violation]:
     for path, value in (
         (pool.at("machine_spec", "accelerator_type"), pool.accelerator_type or pool.accelerator_count),
-        (pool.at("container_spec", "command"), pool.get("container_spec", "command")),
-        (pool.at("container_spec", "args"), pool.get("container_spec", "args")),
+        (pool.at("container_spec", "command"), pool.container.get("command")),
+        (pool.at("container_spec", "args"), pool.container.get("args")),
     ):
         if value:
             actual = value if isinstance(value, str) else "given"
