@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -117,8 +116,9 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     benchmarked = run_benchmarks(job, subject.model, benchmarks, worker, progress)
     start_weights, probed = start_weights.probing(subject.model, benchmarked.answers, worker)
     budget = subject.model.budget
-    everyone: list[Any] = [None] * worker.world_size
-    dist.all_gather_object(everyone, (answered, examined, resized, budget.out_of_memory, budget.tokens))
+    of_rank = (answered, examined, resized, budget.out_of_memory, budget.tokens)
+    everyone = [of_rank] * worker.world_size
+    dist.all_gather_object(everyone, of_rank)
     predictions = {
         control: sorted((p for part, *_ in everyone for p in part[control]), key=lambda p: (p.id, p.turn))
         for control in answered
@@ -144,14 +144,15 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     for name, scored in scored_by_slice["slices"].items():
         scored["chance"] = majority["slices"][name]["exact_match"]
     found = [one for _, part, *_ in everyone for one in part]
+    measures: dict[str, object] = {}
     if examiner:
-        summary = examiner.summarise([one for _, one in found], scored_by_slice["exact_match"])
-        scored_by_slice[examiner.measures] = summary
+        measures[examiner.measures] = examiner.summarise([one for _, one in found], scored_by_slice["exact_match"])
     pairs = Pairs(predictions[""])
-    resized, out_of_memory = (sum(part[number] for part in everyone) for number in (2, 3))
+    resized, out_of_memory = sum(part[2] for part in everyone), sum(part[3] for part in everyone)
     result = {
         "samples": len({question.sample for question in questions}),
         **scored_by_slice,
+        **measures,
         "chance": majority["exact_match"],
         "paired": paired_answers(pairs, questions, {one: predictions[one] for one in controls}, stats["slices"]),
         **({"champion": champion_scores(rescored, pairs)} if rescored else {}),

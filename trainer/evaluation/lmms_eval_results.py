@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -30,8 +29,8 @@ OF_NORMAL = 1.96  # standard errors on either side of a mean that hold 95 %
 class TaskScores:
     """A task's entry in evaluate.json, and its answers; none where no score is a mean over questions."""
 
-    described: dict[str, Any]
-    answers: list[dict[str, Any]]
+    described: dict[str, object]
+    answers: list[dict[str, object]]
 
 
 def read_results(folder: Path, tasks: Sequence[str]) -> dict[str, TaskScores]:
@@ -42,7 +41,7 @@ def read_results(folder: Path, tasks: Sequence[str]) -> dict[str, TaskScores]:
     content = json.loads(found.read_bytes())
     read = {}
     for task in tasks:
-        scores = {name: value for name, value in content["results"].get(task, {}).items() if _is_score(name, value)}
+        scores = _scores(content["results"].get(task, {}))
         if not scores:
             raise _no_scores(f"lmms-eval has no score of task {task}")
         samples = _samples(found.parent, task)
@@ -61,13 +60,15 @@ def _no_scores(found: str) -> UserError:
     )
 
 
-def _is_score(name: str, value: object) -> bool:
-    return "," in name and STDERR not in name and _number(value) is not None
+def _scores(result: Mapping[str, object]) -> dict[str, float]:
+    numbers = {name: _number(value) for name, value in result.items() if "," in name and STDERR not in name}
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
-def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else None
+def _number(value: object) -> float | None:
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    return None
 
 
 def _samples(folder: Path, task: str) -> list[dict[str, object]]:
@@ -78,7 +79,7 @@ def _samples(folder: Path, task: str) -> list[dict[str, object]]:
 
 
 def _task(
-    scores: dict[str, Any], result: dict[str, object], samples: list[dict[str, object]], counts: dict[str, object]
+    scores: dict[str, float], result: dict[str, object], samples: list[dict[str, object]], counts: dict[str, object]
 ) -> TaskScores:
     intervals, first = {}, ""
     shown = {name: name.removesuffix(NO_FILTER) for name in scores}
@@ -96,7 +97,7 @@ def _task(
     described = {
         "format": FORMAT,
         "questions": len(samples) or counts.get("effective"),
-        "scores": {shown[name]: float(value) for name, value in scores.items()},
+        "scores": {shown[name]: value for name, value in scores.items()},
         "intervals": intervals,
         "compared": first,  # the score that the answers' file holds, by question
         "questions_sha256": hashlib.sha256(asked.encode()).hexdigest() if samples else "",

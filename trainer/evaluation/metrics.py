@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
 
@@ -16,6 +16,30 @@ from vlmpipe.trainer.evaluation.cider import MIN_PICTURES, Captioned, cider_d, l
 from vlmpipe.trainer.evaluation.vqa_answers import normalise_answer
 
 MIN_SIMILARITY = 0.5  # this and lower similarities score 0
+
+
+class SliceScores(TypedDict):
+    """Scores of a slice's answers in evaluate.json. None without questions."""
+
+    questions: int
+    exact_match: float | None
+    vqa_accuracy: NotRequired[float | None]
+    anls: NotRequired[float | None]
+    cider_d: NotRequired[float | None]
+    chance: NotRequired[float | None]  # of the majority baseline
+
+
+class Scores(SliceScores):
+    """Scores of all answers, and of each slice by its name."""
+
+    slices: dict[str, SliceScores]
+
+
+class TrainingSlice(TypedDict, total=False):
+    """The training answers to a slice's questions in stats.json."""
+
+    majority_answer: str | None
+    question_answers: Mapping[str, str]  # by question, of those that training repeats
 
 
 @dataclass(frozen=True)
@@ -50,7 +74,7 @@ class Prediction:
     image_group: str = ""  # of its question: answers of one group are no independent evidence
     fields: tuple[tuple[str, str], ...] = ()  # of its question
 
-    def line(self) -> dict[str, Any]:
+    def line(self) -> dict[str, object]:
         """Content of its line in predictions.jsonl, with fields as an object where there are any."""
         values = asdict(self)
         fields = dict(values.pop("fields"))
@@ -77,7 +101,7 @@ def is_right(answer: str, prediction: str) -> bool:
     return normalise(answer) == normalise(prediction)
 
 
-def exact_match(predictions: Sequence[Prediction]) -> dict[str, Any]:
+def exact_match(predictions: Sequence[Prediction]) -> Scores:
     """Share of right answers, overall and per slice."""
     return _by_slice((prediction.slice, prediction.correct) for prediction in predictions)
 
@@ -86,7 +110,7 @@ def scores(
     predictions: Sequence[Prediction],
     pictures: Mapping[tuple[str, int], Hashable] | None = None,
     captions: Literal["auto", "on", "off"] = "off",
-) -> dict[str, Any]:
+) -> Scores:
     """Mean exact match, VQA accuracy and ANLS, overall and per slice, and CIDEr-D of captions.
 
     Args:
@@ -95,14 +119,20 @@ def scores(
         captions: `auto` adds `cider_d` where answers look like captions.
     """
     found = exact_match(predictions)
-    for name, group in (("", found), *found["slices"].items()):
+    groups: list[tuple[str, SliceScores]] = [("", found), *found["slices"].items()]
+    for name, group in groups:
         asked = [prediction for prediction in predictions if not name or prediction.slice == name]
-        for metric, score in (("vqa_accuracy", vqa_accuracy), ("anls", anls)):
-            group[metric] = fmean(score(one.answer, one.prediction) for one in asked) if asked else None
+        group["vqa_accuracy"] = _mean_of(vqa_accuracy, asked)
+        group["anls"] = _mean_of(anls, asked)
         if captions == "on" or (captions == "auto" and looks_like_captions([one.answer for one in asked])):
             together = captioned(asked, pictures or {})
             group["cider_d"] = fmean(cider_d(together)) if len(together) >= MIN_PICTURES else None
     return found
+
+
+def _mean_of(score: Callable[[str, str], float], predictions: Sequence[Prediction]) -> float | None:
+    """The mean of a score of answers and predictions; None without any."""
+    return fmean(score(asked.answer, asked.prediction) for asked in predictions) if predictions else None
 
 
 def captioned(predictions: Sequence[Prediction], pictures: Mapping[tuple[str, int], Hashable]) -> list[Captioned]:
@@ -113,7 +143,7 @@ def captioned(predictions: Sequence[Prediction], pictures: Mapping[tuple[str, in
     return [Captioned(tuple(one.answer for one in group), group[0].prediction) for group in groups.values()]
 
 
-def baseline_answers(questions: Sequence[Question], slices: Mapping[str, Mapping[str, Any]]) -> list[bool]:
+def baseline_answers(questions: Sequence[Question], slices: Mapping[str, TrainingSlice]) -> list[bool]:
     """Return whether the majority baseline is right: the most frequent training answer to this very question where
     training repeats it, else to its slice's questions.
 
@@ -121,20 +151,20 @@ def baseline_answers(questions: Sequence[Question], slices: Mapping[str, Mapping
     """
 
     def answer(asked: Question) -> str:
-        of_slice = slices.get(asked.slice) or slices.get(DEFAULT_SLICE) or {}
+        of_slice = slices.get(asked.slice) or slices.get(DEFAULT_SLICE) or TrainingSlice()
         own = (of_slice.get("question_answers") or {}).get(counted_question(asked.question))
         return own or of_slice.get("majority_answer") or ""
 
     return [is_right(asked.answer, answer(asked)) for asked in questions]
 
 
-def majority_baseline(questions: Sequence[Question], slices: Mapping[str, Mapping[str, object]]) -> dict[str, Any]:
+def majority_baseline(questions: Sequence[Question], slices: Mapping[str, TrainingSlice]) -> Scores:
     """Exact match of the majority baseline (`baseline_answers`)."""
     right = baseline_answers(questions, slices)
     return _by_slice((asked.slice, correct) for asked, correct in zip(questions, right, strict=True))
 
 
-def _by_slice(scored: Iterable[tuple[str, bool]]) -> dict[str, object]:
+def _by_slice(scored: Iterable[tuple[str, bool]]) -> Scores:
     slices: dict[str, list[bool]] = {}
     for name, correct in scored:
         slices.setdefault(name, []).append(correct)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from vlmpipe.trainer.data.text_files.json_stream import BadJsonError, parse_json
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.storage import open_storage
+
+Member = TypeVar("Member", str, int, list[object], dict[str, object])
 
 MAX_BYTES = 4 << 30
 KINDS = {str: "a text", int: "a whole number", list: "a list", dict: "an object"}
@@ -29,7 +31,7 @@ class BenchmarkFile:
         except UnicodeDecodeError as error:
             raise self.wrong(f"it is not UTF-8 text: {error}") from error
 
-    def json(self) -> Any:
+    def json(self) -> object:
         try:
             return parse_json(self.text())
         except BadJsonError as error:
@@ -42,7 +44,7 @@ class BenchmarkFile:
             fix="take the published file of this version, or set the benchmark's format to that of the file",
         )
 
-    def member(self, record: object, name: str, kind: type, where: str) -> Any:
+    def member(self, record: object, name: str, kind: type[Member], where: str) -> Member:
         """A member of an object. Raises DataError where it is missing or of another type."""
         if not isinstance(record, dict):
             raise self.wrong(f"{where} is {_kind(record)}, not an object")
@@ -59,11 +61,11 @@ class BenchmarkFile:
         values = self.member(record, name, list, where)
         if not values or not all(isinstance(value, str) for value in values):
             raise self.wrong(f"{name!r} of {where} is not a list of texts")
-        return tuple(values)
+        return tuple(map(str, values))
 
-    def require(self, record: dict[str, object], name: str, value: str) -> None:
+    def require(self, record: object, name: str, value: str) -> None:
         """The file's own statement of what it is must begin with `value`."""
-        found = record.get(name)
+        found = record.get(name) if isinstance(record, dict) else None
         if not str(found).startswith(value):
             raise self.wrong(f"its {name!r} is {found!r}, not {value!r}")
 

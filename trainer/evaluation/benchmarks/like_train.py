@@ -6,7 +6,6 @@ Data that was prepared before images had signatures (format 10 and older) says n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from vlmpipe.trainer.config.benchmarks import ANSWERS_FOLDER
 from vlmpipe.trainer.config.job import JobConfig
@@ -14,12 +13,13 @@ from vlmpipe.trainer.data.near_duplicates.table import NAME, like_train
 from vlmpipe.trainer.data.prepare.previews import thumbnail
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.evaluation.benchmarks.question import BenchmarkQuestion
+from vlmpipe.trainer.nesting import object_at
 from vlmpipe.trainer.storage import open_storage
 
 
-def validation_images_like_train(stats: Mapping[str, Any]) -> dict[str, object]:
+def validation_images_like_train(stats: Mapping[str, object]) -> dict[str, object]:
     """The validation split's part of evaluate.json. stats: of the prepared data."""
-    near = stats.get("near_duplicates", {})
+    near = object_at(stats, "near_duplicates")
     return {"images_like_train": near.get("eval_images"), "like_train_compared": near.get("compared")}
 
 

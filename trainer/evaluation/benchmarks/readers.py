@@ -13,7 +13,7 @@ import string
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from vlmpipe.trainer.config.benchmarks import BenchmarkConfig, BenchmarkFormat
 from vlmpipe.trainer.data.rejects import RejectedError
@@ -32,6 +32,7 @@ CIRCULAR = 1_000_000  # MMBench: a question with its choices rotated k times has
 LONGEST_INDEX = 64  # characters; a longer cell is an image
 CAPTION_PROMPT = "Describe the image in one sentence."
 CHOICE_PROMPT = "Answer with the option's letter from the given choices directly."
+Item = TypeVar("Item")
 FIND_IMAGE = Callable[[str], ImageRef]
 Reader = Callable[[BenchmarkConfig, FIND_IMAGE], Iterator[BenchmarkQuestion]]
 
@@ -87,7 +88,7 @@ def _asked(config: BenchmarkConfig, question: str) -> str:
     return config.prompt.replace("{question}", question) if config.prompt else question
 
 
-def _numbered(items: Sequence[object], what: str) -> Iterator[tuple[str, Any]]:
+def _numbered(items: Sequence[Item], what: str) -> Iterator[tuple[str, Item]]:
     for number, item in enumerate(items, 1):
         yield f"{what} {number}", item
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from vlmpipe.trainer.data.chat.encode import IGNORED, Chat
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.evaluation.held_out.champion import Rescored
-from vlmpipe.trainer.evaluation.metrics import Prediction, Question, baseline_answers, exact_match
+from vlmpipe.trainer.evaluation.metrics import Prediction, Question, TrainingSlice, baseline_answers, exact_match
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts, paired_counts
 
 Right = Mapping[tuple[str, int], bool]  # by id and turn of a question
@@ -34,7 +33,7 @@ def paired_answers(
     pairs: Pairs,
     questions: Sequence[Question],
     controls: Mapping[str, Sequence[Prediction]],
-    slices: Mapping[str, Any],
+    slices: Mapping[str, TrainingSlice],
 ) -> dict[str, object]:
     """The model's answers beside the majority baseline's and each control's. slices: of stats.json."""
     keys = [(question.id, question.turn) for question in questions]
@@ -50,7 +49,7 @@ def control_scores(predictions: Sequence[Prediction], asked: int, resized: int) 
         asked: questions of the model itself.
         resized: questions that were shown images of another size, resized.
     """
-    return exact_match(predictions) | {"left_out": asked - len(predictions), "resized": resized}
+    return {**exact_match(predictions), "left_out": asked - len(predictions), "resized": resized}
 
 
 def champion_scores(rescored: Rescored, pairs: Pairs) -> dict[str, object]:
@@ -60,7 +59,7 @@ def champion_scores(rescored: Rescored, pairs: Pairs) -> dict[str, object]:
         return found | {"obstacle": rescored.obstacle}
     scores = exact_match(rescored.predictions)
     paired = pairs.beside(right_of(rescored.predictions)).model_dump()
-    counts = {name: scores[name] for name in ("questions", "exact_match")}
+    counts = {"questions": scores["questions"], "exact_match": scores["exact_match"]}
     return found | counts | {"in_its_training": rescored.in_its_training, "paired": paired}
 
 
