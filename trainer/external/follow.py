@@ -13,13 +13,18 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard
 
 from vlmpipe.trainer.external.platform_folders import SlowFolders
+
+if TYPE_CHECKING:
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+Numbers = dict[str, float]  # a logged step by vlmpipe's names, with `step` and `loss`
 
 STATE = "trainer_state.json"
 LOGS = ("trainer_log.jsonl", "logging.jsonl", "training.jsonl")
@@ -48,7 +53,8 @@ class TrainingProgress:
     interval: int = 1  # steps between two logged ones: the last logged one may be so far from the end
     # Outlast a start, and hold files of those before it, which are not read.
     lasting: Sequence[Path] = ()
-    _read: dict[Path, Any] = field(default_factory=dict)
+    _read: dict[Path, int] = field(default_factory=dict)  # bytes of a log, and the time of a state's change
+    _loaders: dict[Path, EventFileLoader | None] = field(default_factory=dict)  # of TensorBoard files
     _logged: set[int] = field(default_factory=set)
     _from_zero: set[Path] = field(default_factory=set)  # TensorBoard files that count steps from 0
 
@@ -56,12 +62,12 @@ class TrainingProgress:
         self._before = {path for folder in self.lasting for path in paths_below(folder)}
         self._slow = SlowFolders(self.lasting)
 
-    def read(self, *, last: bool = False) -> list[dict[str, Any]]:
+    def read(self, *, last: bool = False) -> list[Numbers]:
         """Lines that came since the last call, each of a new step, by vlmpipe's names and in order.
 
         last: the program has ended, and all folders are read, however short ago they were.
         """
-        lines: list[dict[str, Any]] = []
+        lines: list[Numbers] = []
         without = frozenset() if last else self._slow.not_due()
         lasting = [folder for number, folder in enumerate(self.lasting) if number not in without]
         paths = [path for folder in (*self.folders, *lasting) for path in paths_below(folder, *LOGS, STATE, EVENTS)]
@@ -72,7 +78,7 @@ class TrainingProgress:
             lines += self._new_state(path)
         for path in (path for path in paths if fnmatch(path.name, EVENTS)):
             lines += self._new_scalars(path)
-        by_step: dict[int, dict[str, object]] = {}
+        by_step: dict[int, Numbers] = {}
         for line in lines:
             by_step.setdefault(int(line["step"]), line)
         new = [by_step[step] for step in sorted(by_step) if step not in self._logged]
@@ -80,7 +86,7 @@ class TrainingProgress:
             self._note(line)
         return new
 
-    def _note(self, line: dict[str, Any]) -> None:
+    def _note(self, line: Numbers) -> None:
         step = int(line["step"])
         if step > (last := max(self._logged, default=0)):
             self.interval = max(self.interval, step - last)
@@ -89,7 +95,7 @@ class TrainingProgress:
         self._logged.add(step)
         self.first_loss = line["loss"] if self.first_loss is None else self.first_loss
 
-    def _new_lines(self, path: Path) -> list[dict[str, object]]:
+    def _new_lines(self, path: Path) -> list[Numbers]:
         """Whole lines behind the place read to last."""
         try:
             with path.open("rb") as file:
@@ -101,7 +107,7 @@ class TrainingProgress:
         self._read[path] = self._read.get(path, 0) + len(whole)
         return [line for text in whole.splitlines() if (line := self._line(json_object(text)))]
 
-    def _new_state(self, path: Path) -> list[dict[str, object]]:
+    def _new_state(self, path: Path) -> list[Numbers]:
         try:
             changed = path.stat().st_mtime_ns
             if self._read.get(path) == changed:
@@ -114,17 +120,18 @@ class TrainingProgress:
         self._read[path] = changed
         self._line(state)
         history = state.get("log_history")
-        return [line for entry in history or () if isinstance(entry, dict) and (line := self._line(entry))]
+        entries = history if isinstance(history, list) else []
+        return [line for entry in entries if isinstance(entry, dict) and (line := self._line(entry))]
 
-    def _new_scalars(self, path: Path) -> list[dict[str, object]]:
+    def _new_scalars(self, path: Path) -> list[Numbers]:
         """TensorBoard has an event for each scalar; those of a step make a line."""
-        if path not in self._read:
-            self._read[path] = _event_loader(path)
-        if (loader := self._read[path]) is None:
+        if path not in self._loaders:
+            self._loaders[path] = _event_loader(path)
+        if (loader := self._loaders[path]) is None:
             return []
         from tensorboard.util.tensor_util import make_ndarray
 
-        entries: dict[int, dict[str, Any]] = {}
+        entries: dict[int, Numbers] = {}
         for event in loader.Load():
             for value in event.summary.value:
                 name = value.tag.removeprefix("train/").removeprefix("train_").replace("eval/", "eval_")
@@ -135,7 +142,7 @@ class TrainingProgress:
         first = int(path in self._from_zero)
         return [line for entry in entries.values() if (line := self._line(entry | {"step": entry["step"] + first}))]
 
-    def _line(self, entry: dict[str, object]) -> dict[str, Any] | None:
+    def _line(self, entry: Mapping[str, object]) -> Numbers | None:
         """The entry by vlmpipe's names; None for one without a loss. Notes its step and the total."""
         done, _, total = str(entry.get(STEP_OF_TOTAL, "")).partition("/")
         step = _first(entry, STEP) or (int(done) if done.isdigit() else None)
@@ -149,7 +156,7 @@ class TrainingProgress:
         return {"step": int(step), **values} if "loss" in values else None
 
 
-def _event_loader(path: Path) -> object:
+def _event_loader(path: Path) -> EventFileLoader | None:
     """Reads a TensorBoard file's new events at each `Load()`; None where that package is not installed."""
     try:
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
@@ -177,15 +184,15 @@ def steps_of(folder: Path) -> int:
     return int(_first(state, STEP) or 0)
 
 
-def _first(entry: dict[str, Any], names: Sequence[str]) -> float | None:
+def _first(entry: Mapping[str, object], names: Sequence[str]) -> float | None:
     return next((value for name in names if _is_number(value := entry.get(name))), None)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def json_object(text: bytes) -> dict[str, Any]:
+def json_object(text: bytes) -> dict[str, object]:
     """The JSON object; empty for anything else, such as a line that is still written."""
     try:
         content = json.loads(text)

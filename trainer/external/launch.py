@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from vlmpipe.trainer import __version__
 from vlmpipe.trainer.checkpoint.commit import Checkpoint, Listing, inspect
@@ -37,6 +36,7 @@ from vlmpipe.trainer.external.report import TrainerReport, is_done
 from vlmpipe.trainer.external.result import model_type_of, require_change, require_result
 from vlmpipe.trainer.external.versions import versions_in
 from vlmpipe.trainer.launch import one_node, processes_on_node
+from vlmpipe.trainer.nesting import object_at
 from vlmpipe.trainer.preflight.machine import require_machine
 from vlmpipe.trainer.preflight.node import announce, check_node
 from vlmpipe.trainer.preflight.reducers import require_reducers
@@ -253,12 +253,11 @@ class Session:
 
 def setting_values(job: JobConfig, world_size: int) -> dict[str, str]:
     """The values of the placeholders that are settings of the run file."""
-    sections: dict[str, Any] = {name: getattr(job, name).model_dump(mode="json") for name in ("model", "data", "train")}
+    sections = {name: getattr(job, name).model_dump(mode="json") for name in ("model", "data", "train")}
     values = {}
     for name, field in SETTINGS.items():
-        value: Any = sections
-        for part in field.split(".") if field else ():
-            value = value[part]
+        *parents, last = field.split(".")
+        value = object_at(sections, *parents)[last] if field else sections
         values[name] = f"{value:g}" if isinstance(value, float) else str(value)
     ranks = world_size * job.train.micro_batch_size
     return values | {"gradient_accumulation_steps": str(max(1, job.train.global_batch_size // ranks))}

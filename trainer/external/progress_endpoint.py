@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from vlmpipe.trainer.external.follow import json_object
 from vlmpipe.trainer.monitoring.train_job_status import TOKEN, URL
@@ -110,9 +109,11 @@ class ProgressEndpoint:
         return Handler
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
+    if not isinstance(value, int | float | str):
+        return None
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except ValueError:
         return None
     return number if math.isfinite(number) else None

@@ -7,7 +7,6 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from vlmpipe.trainer.checkpoint.attempts import Attempts, begun_by, read_attempts
 from vlmpipe.trainer.config.job import JobConfig
@@ -89,17 +88,19 @@ class TrainerReport:
         for line in lines:
             step_s = (now - self._last_s) / (lines[-1]["step"] - self._last_step)  # they came together
             values = {name: value for name, value in line.items() if name != "step"}
-            self._log.write(line["step"], {**values, "step_s": step_s, "time_s": time.time()})
+            self._log.write(int(line["step"]), {**values, "step_s": step_s, "time_s": time.time()})
         if lines:
-            self._last_step, self._last_s = lines[-1]["step"], now
+            self._last_step, self._last_s = int(lines[-1]["step"]), now
             self._show(progress.step, progress.total_steps, lines[-1]["loss"])
         elif posted and posted.step > self._progress.record.done:
             self._show(posted.step, posted.total_steps, posted.loss)
         self._usage.note(max(self._first_step, progress.step))
 
     def _show(self, step: int, total_steps: int, loss: float | None) -> None:
-        values: dict[str, Any] = {} if loss is None else {"message": f"loss {loss:.4f}", "loss": loss}
-        self._progress.update(step, total_steps, unit="steps", **values)
+        if loss is None:
+            self._progress.update(step, total_steps, unit="steps")
+        else:
+            self._progress.update(step, total_steps, unit="steps", message=f"loss {loss:.4f}", loss=loss)
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:

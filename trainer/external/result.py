@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
 from vlmpipe.trainer.errors import ExitCode, UserError
@@ -21,9 +21,9 @@ CHUNK_NUMBERS = 1 << 24
 PIECE_BYTES = 1 << 24
 MAX_HEADER_BYTES = 100 << 20
 # A float is infinite or no number where all bits of its exponent are set.
-EXPONENTS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
-    "F64": (np.uint64, 0x7FF0000000000000), "F32": (np.uint32, 0x7F800000), "F16": (np.uint16, 0x7C00),
-    "BF16": (np.uint16, 0x7F80),
+EXPONENTS: dict[str, tuple[str, int]] = {
+    "F64": ("uint64", 0x7FF0000000000000), "F32": ("uint32", 0x7F800000), "F16": ("uint16", 0x7C00),
+    "BF16": ("uint16", 0x7F80),
 }  # fmt: skip
 
 
@@ -107,6 +107,21 @@ class _Tensor:
         return self.form == other.form and all(a == b for a, b in zip(self.read(), other.read(), strict=True))
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """A tensor in the header of a safetensors file. data_offsets: where it begins and ends after the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def _entries(header: Mapping[str, object]) -> dict[str, _Entry]:
+    """The tensors in a header by name. Raises ValidationError for another form."""
+    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    return TypeAdapter(dict[str, _Entry]).validate_python(tensors)
+
+
 def _tensors(folder: Path) -> dict[str, _Tensor]:
     """The tensors of a folder's safetensors files by name, in the order of the files; nothing where it has none."""
     tensors = {}
@@ -114,10 +129,9 @@ def _tensors(folder: Path) -> dict[str, _Tensor]:
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             header = json_object(stream.read(length))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                start, end = entry["data_offsets"]
-                tensors[name] = _Tensor(file, (entry["dtype"], tuple(entry["shape"])), 8 + length + start, end - start)
+        for name, entry in _entries(header).items():
+            start, end = entry.data_offsets
+            tensors[name] = _Tensor(file, (entry.dtype, entry.shape), 8 + length + start, end - start)
     return tensors
 
 
@@ -139,7 +153,12 @@ def _folder_of(output: Path, marker: str, trainer: ExternalTrainerConfig) -> Pat
 def _require_whole_weights(folder: Path, name: str) -> None:
     files = sorted(folder.glob(f"*{WEIGHTS}"))
     for index in folder.glob(f"*{INDEX}"):
-        listed = {folder / str(file) for file in dict(_json(index).get("weight_map", {})).values()}
+        weight_map = _json(index).get("weight_map", {})
+        if not isinstance(weight_map, dict):
+            raise bad_result(
+                f"train.trainer {name} left half a model: {index.name} lists no files", expected="weight_map, an object"
+            )
+        listed = {folder / str(file) for file in weight_map.values()}
         if missing := sorted(listed - set(files)):
             raise bad_result(
                 f"train.trainer {name} left half a model: {index.name} lists {missing[0].name}, which is not there",
@@ -167,29 +186,33 @@ def _not_finite(file: Path, name: str) -> Iterator[str]:
         start = stream.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER_BYTES
         header = json_object(stream.read(length)) if length < MAX_HEADER_BYTES else {}
-        tensors = {key: entry for key, entry in header.items() if key != "__metadata__"}
-        ends = [entry["data_offsets"][1] for entry in tensors.values()]
+        try:
+            tensors = _entries(header)
+        except ValidationError:
+            tensors = {}
+        ends = [entry.data_offsets[1] for entry in tensors.values()]
         if not tensors or size != 8 + length + max(ends):
             raise bad_result(
                 f"train.trainer {name} left half a model: {file.name} is cut off or damaged",
                 expected="whole safetensors files",
             )
         for key, entry in tensors.items():
-            if entry["dtype"] not in EXPONENTS:
+            if entry.dtype not in EXPONENTS:
                 continue
-            kind, exponent = EXPONENTS[entry["dtype"]]
-            begin, end = entry["data_offsets"]
+            kind, bits = EXPONENTS[entry.dtype]
+            exponent = np.asarray(bits, kind)
+            begin, end = entry.data_offsets
             stream.seek(8 + length + begin)
             left = (end - begin) // np.dtype(kind).itemsize
             while left:
                 numbers = np.fromfile(stream, kind, min(left, CHUNK_NUMBERS))
                 left -= len(numbers)
-                if ((numbers & kind(exponent)) == exponent).any():
+                if ((numbers & exponent) == exponent).any():
                     yield key
                     break
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path) -> dict[str, object]:
     try:
         return json_object(path.read_bytes())
     except OSError:

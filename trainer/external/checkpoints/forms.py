@@ -237,7 +237,15 @@ def _is_cut_off(path: Path) -> str:
             return ""
         header = json_object(file.read(length))
         try:
-            ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
+            ends = [_end_of(entry) for name, entry in header.items() if name != "__metadata__"]
         except (KeyError, IndexError, TypeError, ValueError):  # another program's file of that name
             return ""
         return "" if header and size >= 8 + length + max(ends, default=0) else "cut off"
+
+
+def _end_of(entry: object) -> int:
+    """Where a tensor's bytes end after the header. Raises TypeError, LookupError or ValueError for another form."""
+    offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
+    if not isinstance(offsets, list):
+        raise TypeError(f"{entry!r} has no offsets")
+    return int(offsets[1])
