@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from vlmpipe.trainer.data.accounting.keys import Record
 from vlmpipe.trainer.data.conversations.message_parts import kind_of, text
@@ -109,15 +108,18 @@ def _boxes(holder: Mapping[str, object], boxes: Sequence[object], images: int) -
     return tuple(Box(_corners(box), number, kind == SHARES) for box, number in zip(boxes, of_images, strict=True))
 
 
-def _corners(box: Any) -> tuple[float, ...]:
-    is_numbers = isinstance(box, list) and all(
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) for value in box
+def _corners(box: object) -> tuple[float, ...]:
+    values = box if isinstance(box, list) else []
+    numbers = tuple(
+        float(value)
+        for value in values
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     )
-    if not is_numbers or len(box) not in (POINT, BOX):
+    if len(numbers) != len(values) or len(numbers) not in (POINT, BOX):
         raise _refused(f"objects.bbox has {kind_of(box)}, not [left, top, right, bottom] or [x, y] in numbers")
-    if len(box) == BOX and (box[0] > box[2] or box[1] > box[3]):
+    if len(numbers) == BOX and (numbers[0] > numbers[2] or numbers[1] > numbers[3]):
         raise _refused(f"the box {box} is not left, top, right, bottom")
-    return tuple(map(float, box))
+    return numbers
 
 
 def _written(box: Box, sizes: Sequence[tuple[int, int]], area: BoxArea) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.accounting.keys import Record
@@ -83,12 +82,17 @@ def _text_has(messages: object, mark: str) -> bool:
     return any(isinstance(value, str) and mark in value for value in values)
 
 
-def _with_texts(messages: Any, change: Any) -> list[Any]:
-    """The messages with their texts changed, in order."""
-    changed = []
-    for one in messages:
-        texts = {key: change(one[key]) for key in ("content", "value") if isinstance(one.get(key), str)}
-        changed.append({**one, **texts})
+def _with_texts(messages: object, change: Callable[[str], str]) -> object:
+    """The messages with their texts changed, in order. What is no message stays, for its reader to refuse."""
+    if not isinstance(messages, list):
+        return messages
+    changed: list[object] = []
+    for message in messages:
+        if not isinstance(message, dict):
+            changed.append(message)
+            continue
+        texts = {key: change(message[key]) for key in ("content", "value") if isinstance(message.get(key), str)}
+        changed.append({**message, **texts})
     return changed
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import string
-from typing import Any
 
 from vlmpipe.trainer.data.accounting.keys import Record
 from vlmpipe.trainer.data.conversations.message_parts import kind_of, text
@@ -78,10 +77,10 @@ def _options(record: Record) -> dict[str, str]:
     return {}
 
 
-def _listed(value: Any, name: str) -> dict[str, str]:
+def _listed(value: object, name: str) -> dict[str, str]:
     """Options as a list, also one that is written as a text, or by their letters."""
     is_text = isinstance(value, str)
-    if is_text and len(value) <= LONGEST_LIST_CHARS and value.lstrip().startswith("["):
+    if isinstance(value, str) and len(value) <= LONGEST_LIST_CHARS and value.lstrip().startswith("["):
         value = _written(value.strip())
     if isinstance(value, list) and len(value) <= len(string.ascii_uppercase):
         value = dict(zip(string.ascii_uppercase, value, strict=False))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain, islice
 from types import MappingProxyType
-from typing import Any
+from typing import Generic, TypeVar
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.accounting.keys import Record
@@ -31,6 +31,10 @@ from vlmpipe.trainer.data.sources.split_names import stated_splits
 from vlmpipe.trainer.data.sqlite_table import disk_table
 
 Records = Iterable[Sample | Reject]
+
+
+Raw = TypeVar("Raw")
+Item = TypeVar("Item")
 
 
 class Source(ABC):
@@ -66,8 +70,11 @@ class Source(ABC):
         return []
 
 
-class FileSource(Source):
-    """Samples of one or many files. A subclass reads the records of one format."""
+class FileSource(Source, Generic[Raw, Item]):
+    """Samples of one or many files. A subclass reads the records of one format.
+
+    Raw: a record as the file has it. Item: as `sample` takes it.
+    """
 
     format: str  # begins the fingerprint
     shapes: Sequence[str] = tuple(SHAPES)  # keys under which a record may hold its conversation
@@ -89,10 +96,14 @@ class FileSource(Source):
         """The samples of one file, each made by `checked`."""
 
     @abstractmethod
-    def sample(self, where: str, record: Any) -> Sample:
+    def sample(self, where: str, record: Item) -> Sample:
         """The sample of a record. Raises RejectedError."""
 
-    def record_id(self, record: Any) -> str:
+    @abstractmethod
+    def named(self, record: Raw) -> Item:
+        """The record under the names of `data.columns`. Raises RejectedError."""
+
+    def record_id(self, record: Raw) -> str:
         """The id under which a rejected record is listed."""
         return str(record.get("id", "")) if isinstance(record, dict) else ""
 
@@ -166,11 +177,11 @@ class FileSource(Source):
         is_hash = self.makes_ids and not record.has("id")
         return Sample(identity, turns, images, where, split, group, unread, is_hash, boxes)
 
-    def named(self, record: Any) -> Any:
-        """The record under the names of `data.columns`."""
+    def renamed(self, record: object) -> object:
+        """An object under the names of `data.columns`; anything else as it is."""
         return Record.of(record, self.config.columns) if isinstance(record, dict) else record
 
-    def checked(self, where: str, record: object) -> Sample | Reject:
+    def checked(self, where: str, record: Raw | Reject) -> Sample | Reject:
         """The sample of a record, or a Reject that says what is wrong with it. `where` names its place for people."""
         if isinstance(record, Reject):
             return record

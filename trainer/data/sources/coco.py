@@ -21,7 +21,10 @@ EXAMPLE = """{"images": [{"id": 1, "file_name": "cats/1.jpg"}],
  "annotations": [{"id": 7, "image_id": 1, "caption": "A cat on a mat."}]}"""
 
 
-class CocoSource(FileSource):
+Annotation = tuple[object, sqlite3.Connection]  # and the file names of images
+
+
+class CocoSource(FileSource[Annotation, Annotation]):
     """One sample per caption."""
 
     format = "coco"
@@ -43,12 +46,15 @@ class CocoSource(FileSource):
         for number, record in enumerate(self._members(name, "annotations"), 1):
             yield self.checked(f"{name} annotation {number}", (record, file_names))
 
-    def record_id(self, record: tuple[object, sqlite3.Connection]) -> str:
-        return super().record_id(record[0])
+    def record_id(self, record: Annotation) -> str:
+        return str(record[0].get("id", "")) if isinstance(record[0], dict) else ""
 
-    def sample(self, where: str, record: tuple[object, sqlite3.Connection]) -> Sample:
+    def named(self, record: Annotation) -> Annotation:
+        return self.renamed(record[0]), record[1]
+
+    def sample(self, where: str, record: Annotation) -> Sample:
         """`record`: an annotation, and the images' file names by id."""
-        annotation, file_names = self.named(record[0]), record[1]
+        annotation, file_names = record
         if not isinstance(annotation, Record):
             raise RejectedError(RejectCode.RECORD_FORM, f"an annotation is {kind_of(annotation)}, not an object")
         image_id = annotation.get("image_id")

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from types import ModuleType
-from typing import Any
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.sources.data_source import function_named
@@ -73,7 +72,7 @@ class FunctionSource(LlavaSource):
         for number, record in self._yielded():
             digest.update(repr(_hashed(record, self._uri, number)).encode("utf-8", "surrogatepass"))
             sample = self.checked(self._uri, record)
-            if isinstance(sample, Sample) and not _has_stored(self.named(record)):
+            if isinstance(sample, Sample) and not _has_stored(Record.of(record, self.config.columns)):
                 yield from (image.name for image in sample.images)
 
     def recall(self, earlier: Source) -> None:
@@ -89,8 +88,8 @@ class FunctionSource(LlavaSource):
         for number, record in self._yielded():
             yield self.checked(f"{name} record {number}", record)
 
-    def sample(self, where: str, record: Any) -> Sample:
-        if _has_stored(record):
+    def sample(self, where: str, record: object) -> Sample:
+        if isinstance(record, Record) and _has_stored(record):
             return row_sample(self, where, record)
         return super().sample(where, record)
 

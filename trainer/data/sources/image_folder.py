@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.accounting.keys import Record
@@ -25,7 +25,10 @@ IMAGE_KEYS = ("image",)  # of data.columns
 LONGEST_LINE_CHARS = 64 << 20
 
 
-class ImageFolderSource(FileSource):
+Line = dict[str | None, str | list[str] | None]  # with None for what the header does not name
+
+
+class ImageFolderSource(FileSource[Line, Record]):
     """One sample per line."""
 
     format = "image-folder"
@@ -37,14 +40,15 @@ class ImageFolderSource(FileSource):
             path = files.path(files.names[0])
             raise DataError(f"{path} holds no lines but the header", expected="one line a sample")
 
-    def record_id(self, record: dict[Any, Any]) -> str:
+    def record_id(self, record: Line) -> str:
         return str(record.get("id") or "")
 
-    def named(self, record: Any) -> Any:
+    def named(self, record: Line) -> Record:
         """The line under the names of `data.columns`, without its empty fields."""
         if None in record or None in record.values():
             raise RejectedError(RejectCode.RECORD_FORM, "the line has more or fewer fields than the header")
-        return Record.of({name: text(value, name) for name, value in record.items() if value}, self.config.columns)
+        filled = {name: text(value, name) for name, value in record.items() if name is not None and value}
+        return Record.of(filled, self.config.columns)
 
     def sample(self, where: str, record: Record) -> Sample:
         named = [name for name in (FILE_NAME, *IMAGE_KEYS) if record.has(name)]

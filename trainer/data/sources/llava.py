@@ -38,7 +38,7 @@ class VideoReader(Protocol):
         ...
 
 
-class LlavaSource(FileSource):
+class LlavaSource(FileSource[object, object]):
     """Samples of `.json` or `.jsonl` files, read one by one."""
 
     format = "llava"
@@ -63,6 +63,9 @@ class LlavaSource(FileSource):
                 for number, record in enumerate(reader.items(), 1):
                     yield f"{name} record {number}", record
                 reader.end()
+
+    def named(self, record: object) -> object:
+        return self.renamed(record)
 
     def sample(self, where: str, record: object) -> Sample:
         if not isinstance(record, Record):

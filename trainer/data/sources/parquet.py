@@ -21,7 +21,7 @@ from vlmpipe.trainer.data.conversations.questions import HINT, LISTS
 from vlmpipe.trainer.data.conversations.records import SHAPES, identity_of
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import ImageRef, Sample, stable_digest
-from vlmpipe.trainer.data.sources.base import FileSource
+from vlmpipe.trainer.data.sources.base import FileSource, Item, Raw
 from vlmpipe.trainer.data.sources.columns import names_files
 from vlmpipe.trainer.data.sources.file_patterns import Files
 from vlmpipe.trainer.data.sources.image_files import ImageFiles, require_size
@@ -49,17 +49,20 @@ ARROW_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # of a whole stream; without it
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError, PageHeaderError, TooLargeRowError)
 
 
-class RowSource(FileSource):
+class RowSource(FileSource[dict[str, object], Record]):
     """Samples of rows. An image is a struct {bytes, path}, plain bytes, or the address of a file."""
 
     def record_id(self, record: dict[str, object]) -> str:
         return str(record.get("id") or "")
 
+    def named(self, record: dict[str, object]) -> Record:
+        return Record.of(record, self.config.columns)
+
     def sample(self, where: str, record: Record) -> Sample:
         return row_sample(self, where, record)
 
 
-def row_sample(source: FileSource, where: str, record: Record) -> Sample:
+def row_sample(source: FileSource[Raw, Item], where: str, record: Record) -> Sample:
     """The sample of a record with images as bytes, as {bytes, path} or as addresses. Raises RejectedError."""
     images = tuple(_image(value, source.image_files) for value in media_values(record, "image"))
     texts = {name: value for name, value in record.items() if name in (*IDENTIFYING, source.config.split_by)}

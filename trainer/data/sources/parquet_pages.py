@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 # Fields of PageHeader and of its parts.
 TYPE, UNCOMPRESSED, COMPRESSED, PARTS, ENCODINGS = 1, 2, 3, (5, 8), {5: 2, 8: 4}
@@ -24,6 +24,7 @@ MAGIC = b"PAR1"
 ROW_GROUPS, COLUMNS, DESCRIPTION, PLACE, SIZE, DATA_PAGE, DICTIONARY = 4, 1, 3, 3, 7, 9, 11
 MAX_VARINT_BYTES, MAX_DEPTH = 10, 8
 MAX_ROW_BYTES = 1 << 30
+Fields = dict[int, object]  # of a struct, by their numbers
 TRUE, FALSE, BYTE, I64, DOUBLE, BINARY, LIST, SET, STRUCT = 1, 2, 3, 6, 7, 8, 9, 10, 12
 
 
@@ -50,13 +51,32 @@ class ColumnChunk:
     size_bytes: int
 
     @classmethod
-    def of(cls, fields: dict[int, Any]) -> ColumnChunk:
-        """From ColumnMetaData. Some writers name no dictionary, and begin with one."""
-        starts = [fields[DATA_PAGE]] + ([fields[DICTIONARY]] if fields.get(DICTIONARY) else [])
-        names = [name.decode() for name in fields[PLACE]]
-        if min(*starts, 0) < 0 or fields[SIZE] < 0:
+    def of(cls, fields: Fields) -> ColumnChunk:
+        """From ColumnMetaData. Some writers name no dictionary, and begin with one. Raises KeyError, ValueError."""
+        numbers = {name: value for name, value in fields.items() if isinstance(value, int)}
+        starts = [numbers[DATA_PAGE]] + ([numbers[DICTIONARY]] if fields.get(DICTIONARY) else [])
+        place = _listed(fields, PLACE)
+        parts = [part.decode() for part in place if isinstance(part, bytes)]
+        if len(parts) < len(place):
+            raise ValueError("a name that is no text")
+        if min(*starts, 0) < 0 or numbers[SIZE] < 0:
             raise ValueError("a place before the file's beginning")
-        return cls(".".join(names), min(starts), fields[SIZE])
+        return cls(".".join(parts), min(starts), numbers[SIZE])
+
+
+def _listed(fields: Fields, number: int) -> list[object]:
+    """A list in a field. Raises KeyError, ValueError."""
+    value = fields[number]
+    if not isinstance(value, list):
+        raise ValueError(f"field {number} is no list")
+    return value
+
+
+def _struct(value: object) -> Fields:
+    """A struct in a field or in a list. Raises ValueError."""
+    if not isinstance(value, dict):
+        raise ValueError("a value that is no struct")
+    return value
 
 
 def pages(file: BinaryIO, start: int, size_bytes: int) -> Iterator[Page]:
@@ -67,7 +87,7 @@ def pages(file: BinaryIO, start: int, size_bytes: int) -> Iterator[Page]:
         uncompressed, compressed = header.get(UNCOMPRESSED), header.get(COMPRESSED)
         if not (isinstance(uncompressed, int) and isinstance(compressed, int) and min(uncompressed, compressed) >= 0):
             raise PageHeaderError(f"a page at byte {start:,} has no size")
-        parts = {part: header[part] for part in PARTS if isinstance(header.get(part), dict)}
+        parts = {part: inner for part in PARTS if isinstance(inner := header.get(part), dict)}
         yield Page(
             uncompressed,
             max((value for part in parts.values() if isinstance(value := part.get(1), int)), default=0),
@@ -77,7 +97,7 @@ def pages(file: BinaryIO, start: int, size_bytes: int) -> Iterator[Page]:
         start += header_bytes + compressed
 
 
-def _header(file: BinaryIO, start: int, end: int) -> tuple[dict[int, Any], int]:
+def _header(file: BinaryIO, start: int, end: int) -> tuple[Fields, int]:
     """The fields of a page's header, and its length."""
     limit = FIRST_READ_BYTES
     while True:
@@ -106,8 +126,8 @@ def column_chunks(path: Path) -> list[list[ColumnChunk]]:
         file.seek(end - size_bytes)
         reader = _Compact(file.read(size_bytes), keeps=True)
     try:
-        groups = reader.struct()[ROW_GROUPS]
-        return [[ColumnChunk.of(chunk[DESCRIPTION]) for chunk in group[COLUMNS]] for group in groups]
+        groups = [_listed(_struct(group), COLUMNS) for group in _listed(reader.struct(), ROW_GROUPS)]
+        return [[ColumnChunk.of(_struct(_struct(chunk)[DESCRIPTION])) for chunk in chunks] for chunks in groups]
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise PageHeaderError("its footer describes no columns") from error
 
@@ -118,11 +138,11 @@ class _Compact:
     def __init__(self, data: bytes, *, keeps: bool = False) -> None:
         self._data, self.at, self._keeps = data, 0, keeps
 
-    def struct(self, depth: int = 0) -> dict[int, Any]:
+    def struct(self, depth: int = 0) -> Fields:
         """Values by the number of their field; texts and lists only where they are kept, else None."""
         if depth > MAX_DEPTH:
             raise PageHeaderError(f"a header has structs {depth} deep")
-        fields: dict[int, Any] = {}
+        fields: Fields = {}
         number = 0
         while byte := self._byte():
             number = number + (byte >> 4) if byte >> 4 else self._zigzag()

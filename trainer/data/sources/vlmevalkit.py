@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from collections.abc import Iterator
-from typing import Any
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.accounting.keys import Record
@@ -27,7 +28,15 @@ LONGEST_INDEX_CHARS = 64  # an image of fewer characters is the index of the row
 PATHS = ("image_path",)  # of images on the machine of those who made the table
 
 
-class VlmEvalKitSource(FileSource):
+@dataclass(frozen=True)
+class _Row:
+    """The cells of a row by their columns, None for what the header does not name; images of the rows before it."""
+
+    cells: Mapping[str | None, str | list[str] | None]
+    images: sqlite3.Connection
+
+
+class VlmEvalKitSource(FileSource[_Row, Record]):
     """One sample a row. Source: https://github.com/open-compass/VLMEvalKit/blob/main/docs/en/Development.md."""
 
     format = "vlmevalkit"
@@ -59,7 +68,7 @@ class VlmEvalKitSource(FileSource):
                         expected="index, image in base64, question, answer, and options under A, B, ...",
                     )
                 for number, row in enumerate(reader, 1):
-                    yield self.checked(f"{name} row {number}", {**row, "images of rows": images})
+                    yield self.checked(f"{name} row {number}", _Row(row, images))
             except csv.Error as error:
                 raise DataError(
                     f"{path} is not a table at line {reader.line_num}: {error}",
@@ -70,12 +79,16 @@ class VlmEvalKitSource(FileSource):
         mapped = {"question": [self.config.columns.question], "image": list(self.config.columns.image)}
         return [name for name, keys in mapped.items() if set(keys) & set(columns)]
 
-    def named(self, record: Any) -> Any:
+    def record_id(self, record: _Row) -> str:
+        return str(record.cells.get("id", ""))
+
+    def named(self, record: _Row) -> Record:
         """The row under the names of `data.columns`, without its empty cells."""
-        images = record.pop("images of rows")
-        if None in record or None in record.values():
+        cells, images = record.cells, record.images
+        if None in cells or None in cells.values():
             raise RejectedError(RejectCode.RECORD_FORM, "the row has more or fewer cells than the header")
-        row = Record.of({name: text(value, name) for name, value in record.items() if value}, self.config.columns)
+        filled = {name: text(value, name) for name, value in cells.items() if name is not None and value}
+        row = Record.of(filled, self.config.columns)
         encoded = row.get("image")
         encoded = encoded[0] if isinstance(encoded, list) and encoded else encoded
         if isinstance(encoded, str) and len(encoded) <= LONGEST_INDEX_CHARS:

@@ -39,7 +39,7 @@ class _Group:
     path: Path  # the tar on this machine
 
 
-class WebDatasetSource(FileSource):
+class WebDatasetSource(FileSource[_Group, _Group]):
     """Samples of one or many tars, in the order of their names."""
 
     names_images = makes_ids = False
@@ -64,6 +64,9 @@ class WebDatasetSource(FileSource):
 
     def record_id(self, record: _Group) -> str:
         return record.key
+
+    def named(self, record: _Group) -> _Group:
+        return record  # which is read by `sample`
 
     def sample(self, where: str, record: _Group) -> Sample:
         parts = _safe_members(record.members)

@@ -6,11 +6,10 @@ One record an image, with all its questions. The package's own test images are t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from vlmpipe.trainer.data.sample import ImageRef, Sample, Split, shuffled_turns
 from vlmpipe.trainer.data.sources.base import Source
@@ -19,6 +18,7 @@ from vlmpipe.trainer.data.sources.builtin import require
 GENERATOR_VERSION = 1
 TRAIN_PER_TEST = 4  # the package has four train pictures for each test picture
 SHAPES = {"circle", "rectangle", "triangle"}
+Questions = tuple[Sequence[str], Sequence[str], Sequence[int]]  # parallel: texts, answers and numbers of images
 
 
 class EasyVqaSource(Source):
@@ -36,10 +36,10 @@ class EasyVqaSource(Source):
         for group in zip_longest(*[train] * TRAIN_PER_TEST, test):
             yield from (sample for sample in group if sample is not None)
 
-    def _samples(self, split: Split, questions: Any, paths: dict[int, str]) -> Iterator[Sample]:
-        """`questions`: parallel lists of texts, answers and picture numbers."""
+    def _samples(self, split: Split, questions: Questions, paths: dict[int, str]) -> Iterator[Sample]:
         by_picture: dict[int, list[tuple[str, str, str]]] = defaultdict(list)
-        for text, answer, picture in zip(*questions, strict=True):
+        texts, answers, images = questions
+        for text, answer, picture in zip(texts, answers, images, strict=True):
             by_picture[picture].append((text, answer, _slice(answer)))
         for picture in sorted(by_picture):
             name = f"easy-vqa-{split}-{picture}"

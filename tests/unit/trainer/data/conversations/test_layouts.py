@@ -11,6 +11,8 @@ from tests.support.data.layout_table import LAYOUTS
 from tests.support.data.layouts import Layout
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.accounting.coverage import Coverages
+from vlmpipe.trainer.data.accounting.keys import Record
+from vlmpipe.trainer.data.conversations.layouts import as_llava
 from vlmpipe.trainer.data.prepare.checks import check_image, check_turns
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import Sample
@@ -62,3 +64,9 @@ def test_a_layout_is_read_whole_or_refused_by_name(name: str, tmp_path: Path) ->
 
 def test_there_are_many() -> None:
     assert len(LAYOUTS) >= 60
+
+
+@pytest.mark.parametrize("messages", [["What?", "A cat."], "What? A cat."])
+def test_what_is_no_message_stays_for_its_reader(messages: object) -> None:
+    record = as_llava(Record({"image": {"<image_00>": "1.jpg"}, "conversations": messages}))
+    assert record.peek("conversations") == messages
