@@ -18,7 +18,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, Any
+from typing import IO, NotRequired, Protocol, TypedDict
 
 import boto3
 from botocore import exceptions as boto
@@ -78,6 +78,27 @@ class _ConditionError(Exception):
     def __init__(self, is_busy: bool) -> None:
         super().__init__()
         self.is_busy = is_busy
+
+
+class Head(TypedDict):
+    """Facts about an object, as S3 answers a request for them."""
+
+    ContentLength: int
+    ETag: str
+    Metadata: NotRequired[dict[str, str]]
+    ChecksumCRC32C: NotRequired[str]
+
+
+class Stream(Protocol):
+    """The bytes of an answer."""
+
+    def iter_chunks(self, chunk_size: int) -> Iterator[bytes]: ...
+
+
+class Reading(Head):
+    """The answer to a request for an object."""
+
+    Body: Stream
 
 
 class S3Storage(BucketStorage):
@@ -179,10 +200,10 @@ class S3Storage(BucketStorage):
             names = [common["Prefix"] for page in pages for common in page.get("CommonPrefixes", ())]
         return sorted(name.removeprefix(folder).rstrip("/") for name in names)
 
-    def _head(self, name: str) -> Mapping[str, Any] | None:
+    def _head(self, name: str) -> Head | None:
         try:
             with _readable_errors("looking up", self.uri(name)):
-                head: Mapping[str, object] = self._client.head_object(**self._at(name), ChecksumMode="ENABLED")
+                head: Head = self._client.head_object(**self._at(name), ChecksumMode="ENABLED")
         except _MissingError:
             return None
         return head
@@ -256,10 +277,10 @@ class S3Storage(BucketStorage):
         except (boto.FlexibleChecksumError, _ConditionError, _MissingError):  # another sum; replaced, deleted meanwhile
             return CORRUPT
 
-    def _begin_reading(self, name: str) -> Mapping[str, Any]:
+    def _begin_reading(self, name: str) -> Reading:
         try:
             with _readable_errors("reading", self.uri(name)):
-                answer: Mapping[str, Any] = self._client.get_object(**self._at(name), ChecksumMode="ENABLED")
+                answer: Reading = self._client.get_object(**self._at(name), ChecksumMode="ENABLED")
         except _MissingError as error:
             raise no_such_object(self.uri(name)) from error
         return answer
@@ -350,7 +371,7 @@ def _encoded(checksum: int) -> str:
     return base64.b64encode(checksum.to_bytes(4, "big")).decode()
 
 
-def _checksum(answer: Mapping[str, object]) -> int | None:
+def _checksum(answer: Head) -> int | None:
     """CRC32C of the whole object; None without one, or with one of its parts' sums, which ends with their number."""
     encoded = str(answer.get("ChecksumCRC32C") or "")
     return int.from_bytes(base64.b64decode(encoded), "big") if encoded and "-" not in encoded else None

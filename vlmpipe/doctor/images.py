@@ -5,13 +5,14 @@ path.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from vlmpipe.access.needs import Named, named
 from vlmpipe.doctor import remedies
 from vlmpipe.doctor.google_api import CannotSee, GoogleApi
 from vlmpipe.doctor.rows import Row, missing, ok, unseen
+from vlmpipe.trainer.nesting import object_at
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
@@ -77,30 +78,37 @@ def _row(field: str, image: str, api: GoogleApi, libraries: str) -> Row:
     return missing("image", text, fix).showing(READ, True)
 
 
-def _architectures(api: GoogleApi, host: str, name: str, manifest: dict[str, Any]) -> set[str]:
+def _forms(manifest: Mapping[str, object]) -> list[Mapping[str, object]]:
+    """The image's forms for different platforms, where a manifest lists several."""
+    listed = manifest.get("manifests")
+    return [form for form in listed if isinstance(form, Mapping)] if isinstance(listed, list) else []
+
+
+def _architectures(api: GoogleApi, host: str, name: str, manifest: Mapping[str, object]) -> set[str]:
     """The architectures for which the image has Linux files."""
     if "manifests" in manifest:
-        platforms = [entry.get("platform", {}) for entry in manifest["manifests"]]
+        platforms = [object_at(form, "platform") for form in _forms(manifest)]
         return {str(platform.get("architecture")) for platform in platforms if platform.get("os") == "linux"}
     settings = _settings(api, host, name, manifest)
     return {str(settings["architecture"])} if settings.get("architecture") else set()
 
 
-def _settings(api: GoogleApi, host: str, name: str, manifest: dict[str, Any]) -> dict[str, object]:
+def _settings(api: GoogleApi, host: str, name: str, manifest: Mapping[str, object]) -> dict[str, object]:
     """The settings of an image's amd64 form; empty where its manifest names none."""
-    for entry in manifest.get("manifests", ()):
-        if entry.get("platform", {}).get("architecture") == NEEDED and entry.get("digest"):
-            path = f"/v2/{name}/manifests/{entry['digest']}"
+    for form in _forms(manifest):
+        if object_at(form, "platform").get("architecture") == NEEDED and form.get("digest"):
+            path = f"/v2/{name}/manifests/{form['digest']}"
             accept = {"Accept": ", ".join(MANIFESTS)}
             manifest = api.ask("GET", "images", path, host=host, headers=accept).content
             break
-    digest = manifest.get("config", {}).get("digest", "")
+    digest = object_at(manifest, "config").get("digest")
     return api.ask("GET", "images", f"/v2/{name}/blobs/{digest}", host=host).content if digest else {}
 
 
-def _lost_folders(settings: dict[str, Any], libraries: str) -> tuple[str, ...]:
+def _lost_folders(settings: Mapping[str, object], libraries: str) -> tuple[str, ...]:
     """Folders of the image's own LD_LIBRARY_PATH that are not in the container's, which takes its place."""
-    variables = dict(variable.partition("=")[::2] for variable in settings.get("config", {}).get("Env") or ())
+    listed = object_at(settings, "config").get("Env")
+    variables = dict(str(variable).partition("=")[::2] for variable in listed) if isinstance(listed, list) else {}
     image_folders = libraries.split(":")
     return tuple(folder for folder in variables.get(LIBRARIES, "").split(":") if folder and folder not in image_folders)
 
