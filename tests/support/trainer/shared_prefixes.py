@@ -191,6 +191,17 @@ class SharedPrefixes:
         loader.references = self.references
         return [row for step in range(sampler.num_steps(1)) for row in loader.sequences_for_step(step, 0, 1)]
 
+    def computed_in(self, dtype: torch.dtype) -> tuple[Computed, Computed]:
+        """With shared prefixes and without, in a precision of their own."""
+        usual = self.dtype
+        self.dtype = dtype
+        self.module.to(dtype)
+        try:
+            return self.computed(self.groups), self.computed(None)
+        finally:
+            self.dtype = usual
+            self.module.to(usual)
+
     def computed(self, groups: PrefixGroups | None, change: Change = lambda batch: batch) -> Computed:
         """Of all sequences, two in a batch. change: what is made of each batch before it is computed."""
         module: Any = self.module

@@ -58,13 +58,7 @@ def case_of(root: Path, model: dict[str, Any], objective: str = "dpo", **data: A
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=["float64", "float32"])
 def test_shared_equals_separate_in_llava(llava: SharedPrefixes, dtype: torch.dtype) -> None:
-    llava.dtype = dtype
-    llava.module.to(dtype)
-    try:
-        shared, separate = (llava.computed(groups) for groups in (llava.groups, None))
-    finally:
-        llava.dtype = torch.float64
-        llava.module.to(torch.float64)
+    shared, separate = llava.computed_in(dtype)
     assert max(apart(shared, separate).values()) < BOUNDS[dtype], apart(shared, separate)
     rows, lone = llava.sequences(llava.groups), llava.sequences(None)
     assert sum(row.tokens for row in rows) < 0.6 * sum(row.tokens for row in lone)

@@ -62,8 +62,7 @@ class CloudRunService:
         """Raise UserError before anything is deployed.
 
         64 for a service that everybody may call, that takes no requests from here, or that has nothing to give its
-        traffic back to; 65 for questions that are larger
-        than a request may be.
+        traffic back to; 65 for questions that are larger than a request may be.
         """
         with cloud_run_errors(self._place):
             current = self._get()
