@@ -39,7 +39,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE container/requirements.py 
 COPY container/torch_builds torch_builds
 # EXTRAS: of pyproject.toml, such as wandb.
 ARG EXTRAS=
-# The build of torch (decision 0097), a file of container/torch_builds: PyPI has cu130. For others, the secret `torch_index`
+# The build of torch (decision 0004), a file of container/torch_builds: PyPI has cu130. For others, the secret `torch_index`
 # holds the address of an index that has them, from which nothing but torch is taken.
 ARG TORCH_BUILD=cu130
 # hadolint ignore=SC2086
