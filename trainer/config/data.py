@@ -14,7 +14,7 @@ from vlmpipe.trainer.config.sources.data_source import Columns, DataSource, Sour
 BY_IMAGE, BY_RECORD = "image", "record"  # values of data.split_by; every other one is the name of a field
 NATIVE, OWN_FORMAT = "native", "vlmpipe"  # values of data.chat_template (every other one is a file's address)
 REPLAY_SAMPLES = "samples"  # folder of the start model's answers, below `replay_folder`
-AUTO_QUESTIONS = 4  # about an image in a packed sequence: docs/decisions/0261
+AUTO_QUESTIONS = 4  # about an image in a packed sequence: docs/decisions/0248
 SHUFFLE_SHARDS = 64  # 64,000 samples at the default size of shards
 
 

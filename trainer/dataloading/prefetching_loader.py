@@ -1,7 +1,8 @@
 """Makes a rank's micro-batches in background threads, some ahead of training.
 
 One thread reads samples, in order. Several decode and prepare the images of as many micro-batches as give each of them
-an image; the queue keeps the order.
+an image; the queue keeps the order. Threads, not worker processes: each process would hold the index and a tokenizer,
+and copy pixels, while decoding, resizing and NumPy release Python's lock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Answers by the values of the records' fields that `data.slices` names."""
+"""Answers by the values of the records' fields that `data.slices` names.
+
+Preparation stores the values in each turn of a sample, since training, which maps the index, never reads them.
+"""
 
 from __future__ import annotations
 
