@@ -1,4 +1,8 @@
-"""The documentation site: `make docs`. Strict: a dead link or anchor fails the build."""
+"""The documentation site: `make docs`. Strict: a dead link or anchor fails the build.
+
+Sphinx with MyST: pages stay plain Markdown with relative links, a dead anchor fails, and the Python API comes from
+docstrings. MkDocs checks links to pages alone, and needs plug-ins for docstrings.
+"""
 
 import re
 import shutil

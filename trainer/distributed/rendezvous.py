@@ -5,7 +5,8 @@ minutes apart, so waiting is normal, and an error must name the missing node.
 
 The chief listens on the master port, the only port known to be open between replicas (2222 in CLUSTER_SPEC). It closes
 the port before it lets any node continue, so that torchrun finds it free. A node whose connection is refused, or
-answered by something else (the torchrun of a job that is still ending), tries again.
+answered by something else (the torchrun of a job that is still ending), tries again. torch's TCPStore would not do: it
+does not report that a waiting node died, and cannot tell an earlier job's store from this one's.
 
     node -> chief   {"node": 2, "nodes": 4}
     chief -> node   wait <sentence> | go | fail <sentence>      each a line; `wait` is repeated while others are missing

@@ -1,4 +1,4 @@
-"""Where metrics go beside `metrics.jsonl`, through one interface."""
+"""Copies of `metrics.jsonl` for TensorBoard, Weights & Biases and MLflow, through one interface; none ends training."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ WORDS = {
     "train.deepspeed.zero_optimization.reduce_bucket_size, in elements",
     "min_num_params": "leave it out: layers are FSDP's units, which suit every size",
 }
-# Fields that are gone (docs/decisions/0148 and 0228), and what does their work.
+# Fields that are gone (docs/decisions/0148), and what does their work.
 GONE = {
     "train.powersgd": "train.gradient_compression: bf16, or train.reduce_dtype: bf16",
     "train.overlap_vision_encoder": "features.cache: on, by which a frozen encoder runs once",

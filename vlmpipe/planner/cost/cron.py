@@ -1,4 +1,7 @@
-"""How often and when a schedule starts runs, from its five cron fields."""
+"""How often and when a schedule starts runs, from its five cron fields.
+
+cronsim reads them: it follows Debian's cron and has no dependencies. Its own signs (`L`, `LW`, `#`) are refused.
+"""
 
 from __future__ import annotations
 

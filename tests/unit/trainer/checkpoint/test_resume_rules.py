@@ -208,7 +208,7 @@ def drawing(estimator: str = "rloo") -> JobConfig:
 
 
 def test_a_run_that_began_with_an_earlier_reward_is_refused_with_the_way_back() -> None:
-    """Checkpoints of vlmpipe before decision 0192 record no reward; theirs was a log probability."""
+    """Checkpoints of earlier versions record no reward; theirs was a log probability (decision 0080)."""
     now = settings_of(drawing())
     saved = record(settings={name: value for name, value in now.items() if name != SELECTION_REWARD})
     with pytest.raises(ConfigError) as refused:

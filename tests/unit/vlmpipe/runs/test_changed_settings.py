@@ -141,7 +141,7 @@ def test_the_first_step_refuses_what_training_would(started: RunPaths) -> None:
 def test_the_first_step_refuses_a_reward_that_only_the_checkpoint_records(
     has_run_json: bool, started: RunPaths
 ) -> None:
-    """Decision 0192: selections of earlier versions were drawn with another reward, which no run file has."""
+    """Decision 0080: selections of earlier versions were drawn with another reward, which no run file has."""
     config = load_run_file(ROOT / "configs/arr-coc.yaml").stage_runs()["relevance"]
     store = LocalStorage(started.run_uri)
     written = config.to_run_json(started) if has_run_json else {"name": "digits", "of_old": 1}
