@@ -2,7 +2,7 @@
 
     VLMPIPE_PIPELINE_IMAGE=... python examples/own_pipeline/pipeline.py
 
-writes own-pipeline.yaml for Vertex AI Pipelines or Kubeflow Pipelines; docs/how-to/train-in-your-own-pipeline.md
+writes own-pipeline.yaml for Vertex AI Pipelines or Kubeflow Pipelines; docs/how-to/python-api.md#train-in-it
 explains it.
 """
 

@@ -151,7 +151,7 @@ print("said:", task.output)
 
 def test_pipelines_of_ones_own(hour: Hour, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLMPIPE_PIPELINE_IMAGE", "example.com/mine/pipeline:1")
-    assert "run_job" in hour.vlmpipe("docs", "train-in-your-own-pipeline")
+    assert "run_job" in hour.vlmpipe("docs", "how-to/python-api")
     shutil.copy(OURS, hour.folder / "pipeline.py")
     run_file = merged(TINY, {"train.max_steps": 4, "evaluate.max_samples": 8})
     (hour.folder / "run.json").write_text(json.dumps(run_file))
