@@ -23,7 +23,7 @@ HEADER = """# Who reads and writes what
 
 Which step of a run opens what a run file names, as which account. The grants of Terraform's module, the sentences about
 accounts in the guides and the questions of
-[`vlmpipe doctor`](../how-to/the-first-real-run.md#ask-google-cloud-whether-a-run-could-start) are made from the same
+[`vlmpipe doctor`](../how-to/first-run-on-vertex.md#ask-google-cloud-whether-a-run-could-start) are made from the same
 table, `vlmpipe/access/table.yaml`.
 
 No step has run against Google Cloud with these grants. The tests hold the table against the run file's schema and the
@@ -39,7 +39,7 @@ This page is generated: `python -m tests.support.generated_files`. A test compar
 ACCESSES = """
 `submit` stands for the commands on your machine that start and follow runs, `start-jobs` for the steps that create and
 watch a job, `trial` for a job of `vlmpipe tune`, and `probe` for one of `vlmpipe submit --only probe`. The other names
-are those of the [steps](../how-to/submit.md). Without `gcp.job_service_account`, jobs run as `gcp.service_account`,
+are those of the [steps](../how-to/runs.md). Without `gcp.job_service_account`, jobs run as `gcp.service_account`,
 which then needs both.
 
 ## Accesses
