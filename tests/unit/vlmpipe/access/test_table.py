@@ -213,6 +213,6 @@ def test_pages_and_guides_are_those_of_the_table() -> None:
     hint = "run python -m tests.support.generated_files"
     assert access_pages.PAGE.read_text() == access_pages.access_page(), hint
     guides = access_pages.guides()
-    assert {path.name for path in guides} >= {"secrets-and-notifications.md", "fine-tuning.md", "model-registry.md"}
+    assert {path.name for path in guides} >= {"publish-and-schedule.md", "fine-tuning.md", "model-registry.md"}
     for path, text in guides.items():
         assert path.read_text() == text, f"{path}: {hint}"
