@@ -51,7 +51,7 @@ def _remedies(
     if FORGOTTEN in failed:
         replays = any("replay" in source for source in (content.get("data") or {}).get("sources") or [])
         purpose = "more answers of the start: replay_images" if replays else "keep what it knew: a source replay: self"
-        yield "vlmpipe docs mixtures", purpose
+        yield "vlmpipe docs bring-your-own-data", purpose
     if shared:
         yield f"vlmpipe data audit {run_argument(folder)}", "which images are in both splits"
     if any(metric not in (*NOT_LEARNED, *shared) for metric in failed):
