@@ -1,22 +1,17 @@
-"""Tensors of a safetensors file that is read by ranges, one tensor at a time, without a copy on the disk.
-
-Source of the format: https://huggingface.co/docs/safetensors/index#format.
-"""
+"""Tensors of a safetensors file that is read by ranges, one tensor at a time, without a copy on the disk."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import google_crc32c
 import torch
 from torch import Tensor
 
 from vlmpipe.trainer.errors import DataError
-from vlmpipe.trainer.models.safetensors_header import LENGTH_BYTES, MAX_HEADER_BYTES, span
+from vlmpipe.trainer.models.safetensors_header import Place, places_in
 from vlmpipe.trainer.sizing.export_size import IN_FLIGHT_BYTES
 from vlmpipe.trainer.storage.bucket import TRANSFER_ATTEMPTS
 from vlmpipe.trainer.storage.transfer import in_parallel
@@ -30,25 +25,19 @@ THREADS = 8
 PIECE_BYTES = 32 << 20  # of one request
 
 
-class Source(Protocol):
-    """A file elsewhere. `read` raises UserError, also where the file is no longer the one that was looked up."""
+@dataclass(frozen=True)
+class Source:
+    """A file elsewhere. read: bytes of it, from one place to another.
 
-    @property
-    def uri(self) -> str: ...
-    @property
-    def size_bytes(self) -> int: ...
-    def read(self, start: int, end: int) -> bytes: ...
+    It raises UserError, also where the file is no longer the one that was looked up.
+    """
+
+    uri: str
+    size_bytes: int
+    read: Callable[[int, int], bytes]
 
 
 Sums = MutableMapping[tuple[str, str], int]  # CRC32C of a tensor by file and name
-
-
-@dataclass(frozen=True)
-class _Place:
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    end: int
 
 
 class RangedFile:
@@ -71,37 +60,25 @@ class RangedFile:
 
     def get_tensor(self, name: str) -> Tensor:
         place, key = self._places[name], (self._source.uri, name)
+        if place.dtype not in READ:
+            raise self._damaged(f"{name} has the type {place.dtype}, which is not read here")
         for _ in range(TRANSFER_ATTEMPTS):
             data, found = self._read(place.start, place.end)
             if self._sums.setdefault(key, found) == found:
                 break
         else:
             raise self._damaged(f"{name} has other bytes than when it was first read")
-        flat = torch.frombuffer(data, dtype=place.dtype) if data else torch.empty(0, dtype=place.dtype)
+        dtype = READ[place.dtype]
+        flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
         return flat.reshape(place.shape)
 
     def get_slice(self, name: str) -> RangedTensor:
         return RangedTensor(self, name, self._places[name].shape)
 
     @cached_property
-    def _places(self) -> dict[str, _Place]:
-        size = int.from_bytes(self._read(0, LENGTH_BYTES)[0], "little")
-        begin = LENGTH_BYTES + size
-        if size > MAX_HEADER_BYTES or begin > self._source.size_bytes:
-            raise self._damaged("it has no header of safetensors")
-        try:
-            entries = json.loads(self._read(LENGTH_BYTES, begin)[0])
-            return {name: self._place(name, entry, begin) for name, entry in entries.items() if name != "__metadata__"}
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise self._damaged(f"its header cannot be read: {error}") from error
-
-    def _place(self, name: str, entry: dict[str, object], begin: int) -> _Place:
-        start, end, _ = span(name, entry)
-        if end > self._source.size_bytes - begin:
-            raise ValueError(f"{name!r} lies at bytes {start} to {end}")
-        shape = entry["shape"]
-        assert isinstance(shape, list), "span() has looked"
-        return _Place(READ[str(entry["dtype"])], tuple(shape), begin + start, begin + end)
+    def _places(self) -> dict[str, Place]:
+        source = self._source  # a proxy may have announced another size
+        return places_in(source.uri, source.size_bytes, lambda *at: bytes(self._read(*at)[0]), may_be_longer=True)
 
     def _read(self, start: int, end: int) -> tuple[bytearray, int]:
         """Bytes of the file, and their CRC32C."""

@@ -7,12 +7,12 @@ tensor twice, and has a small disk: within `read_in_passing` it reads ranges of 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from safetensors import safe_open
 from torch import Tensor
@@ -26,6 +26,9 @@ from vlmpipe.trainer.models.published import model_file
 from vlmpipe.trainer.models.safetensors_header import read_header
 from vlmpipe.trainer.storage.base import ObjectInfo, Storage, VersionConflictError
 from vlmpipe.trainer.storage.model_folders import folder_in_bucket, local_folder
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfFileMetadata
 
 HUB_S = 60.0  # without a byte from the hub, after which a request is tried again
 _passing: ContextVar[Sums | None] = ContextVar("passing", default=None)
@@ -48,20 +51,6 @@ class OpenedFile(Protocol):
     def get_slice(self, name: str) -> Rows: ...
 
 
-class WeightFiles(Protocol):
-    """Files of one published model."""
-
-    def has(self, name: str) -> bool: ...
-
-    def index(self) -> Path | None:
-        """The index of its shards, on this machine; None for a model without."""
-        ...
-
-    def opened(self, name: str) -> OpenedFile:
-        """A safetensors file that it has, as `safetensors.safe_open` gives it."""
-        ...
-
-
 @contextlib.contextmanager
 def read_in_passing() -> Iterator[None]:
     """Read published weights where they lie, and copy none to this machine.
@@ -76,147 +65,74 @@ def read_in_passing() -> Iterator[None]:
         _passing.reset(token)
 
 
+class WeightFiles:
+    """Files of one published model.
+
+    find: where a file is, on this machine or elsewhere; None for one that the model does not have. published: of which
+    revision its index is read.
+    """
+
+    def __init__(self, find: Callable[[str], Path | Source | None], published: WeightsConfig, sums: Sums) -> None:
+        self._find, self._published, self._sums = functools.cache(find), published, sums
+        self._ranged: dict[str, RangedFile] = {}
+        self._whole: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        return self._find(name) is not None
+
+    def index(self) -> Path | None:
+        """The index of its shards, on this machine; None for a model without."""
+        found = self._find(SAFE_WEIGHTS_INDEX_NAME)
+        return (
+            model_file(self._published, SAFE_WEIGHTS_INDEX_NAME, weights=False) if isinstance(found, Source) else found
+        )
+
+    def opened(self, name: str) -> OpenedFile:
+        """A safetensors file that it has, as `safetensors.safe_open` gives it."""
+        place = self._find(name)
+        assert place, "has() was asked"
+        if isinstance(place, Source):
+            return self._ranged.setdefault(name, RangedFile(place, self._sums))
+        if name not in self._whole:
+            read_header(place)  # safetensors' own errors name no file
+            self._whole.add(name)
+        return safe_open(place, framework="pt")
+
+
 def weight_files(part: WeightsConfig) -> WeightFiles:
     """The files of a published model. Raises as `local_folder` does, and UserError for a hub out of reach."""
     sums = _passing.get()
     if sums is not None and (folder := folder_in_bucket(part.weights, part.revision)):
-        return _InBucket(part, folder.store, folder.files, sums)
+        store, files = folder.store, folder.files
+        return WeightFiles(lambda name: _in_store(store, files[name]) if name in files else None, part, sums)
     if sums is not None and local_folder(part.weights, part.revision, weights=False) is None:
-        return _OnHub(part, sums)
-    return _OnDisk(part)
+        of_commit = _at_commit(part)
+        return WeightFiles(lambda name: _in_cache(of_commit, name) or _on_hub(of_commit, name), of_commit, sums)
+    return WeightFiles(functools.partial(model_file, part), part, {})
 
 
-class _OnDisk:
-    def __init__(self, part: WeightsConfig) -> None:
-        self._part = part
-        self._paths: dict[str, Path | None] = {}
-        self._whole: set[Path] = set()
-
-    def has(self, name: str) -> bool:
-        return self._path(name) is not None
-
-    def index(self) -> Path | None:
-        return self._path(SAFE_WEIGHTS_INDEX_NAME)
-
-    def opened(self, name: str) -> OpenedFile:
-        path = self._path(name)
-        assert path, "has() was asked"
-        if path not in self._whole:
-            read_header(path)  # safetensors' own errors name no file
-            self._whole.add(path)
-        return safe_open(path, framework="pt")
-
-    def _path(self, name: str) -> Path | None:
-        if name not in self._paths:
-            self._paths[name] = model_file(self._part, name)
-        return self._paths[name]
-
-
-class _InBucket:
-    def __init__(self, part: WeightsConfig, store: Storage, files: dict[str, ObjectInfo], sums: Sums) -> None:
-        self._part, self._store, self._files, self._sums = part, store, files, sums
-        self._open: dict[str, RangedFile] = {}
-
-    def has(self, name: str) -> bool:
-        return name in self._files
-
-    def index(self) -> Path | None:
-        return model_file(self._part, SAFE_WEIGHTS_INDEX_NAME, weights=False)
-
-    def opened(self, name: str) -> OpenedFile:
-        if name not in self._open:
-            self._open[name] = RangedFile(_Object(self._store, self._files[name]), self._sums)
-        return self._open[name]
-
-
-@dataclass(frozen=True)
-class _Object:
+def _in_store(store: Storage, info: ObjectInfo) -> Source:
     """One version of an object: another one is refused by the store."""
+    uri = store.uri(info.name)
 
-    store: Storage
-    info: ObjectInfo
-
-    @property
-    def uri(self) -> str:
-        return self.store.uri(self.info.name)
-
-    @property
-    def size_bytes(self) -> int:
-        return self.info.size_bytes
-
-    def read(self, start: int, end: int) -> bytes:
+    def read(start: int, end: int) -> bytes:
         try:
-            return self.store.read_range(self.info.name, start, end, version=self.info.version)
+            return store.read_range(info.name, start, end, version=info.version)
         except VersionConflictError as error:
             raise DataError(
-                f"{self.uri} was replaced while it was read", fix="repeat the step when no program writes there"
+                f"{uri} was replaced while it was read", fix="repeat the step when no program writes there"
             ) from error
 
-
-class _OnHub:
-    """Files of one commit: that of the revision, or the one of which this machine has a copy."""
-
-    def __init__(self, part: WeightsConfig, sums: Sums) -> None:
-        self._part, self._sums = part, sums
-        self._open: dict[str, RangedFile] = {}
-        self._sources: dict[str, Source | None] = {}
-
-    def has(self, name: str) -> bool:
-        return self._cached(name) is not None or self._source(name) is not None
-
-    def index(self) -> Path | None:
-        return model_file(self._at_commit, SAFE_WEIGHTS_INDEX_NAME)
-
-    def opened(self, name: str) -> OpenedFile:
-        if path := self._cached(name):
-            return safe_open(path, framework="pt")
-        if name not in self._open:
-            source = self._source(name)
-            assert source, "has() was asked"
-            self._open[name] = RangedFile(source, self._sums)
-        return self._open[name]
-
-    @cached_property
-    def _at_commit(self) -> WeightsConfig:
-        """The part with the commit as its revision."""
-        names = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
-        there = next(filter(None, (_in_cache(self._part, name) for name in names)), None)
-        if there:
-            return self._part.model_copy(update={"revision": there.parent.name})
-        found = next(filter(None, (_look_up(self._part, name) for name in names)), None)
-        return self._part.model_copy(update={"revision": found.commit}) if found else self._part
-
-    def _cached(self, name: str) -> Path | None:
-        return _in_cache(self._at_commit, name)
-
-    def _source(self, name: str) -> Source | None:
-        if name not in self._sources:
-            self._sources[name] = _look_up(self._at_commit, name)
-        return self._sources[name]
+    return Source(uri, info.size_bytes, read)
 
 
-@dataclass(frozen=True)
-class _HubFile:
-    part: WeightsConfig
-    name: str
-    commit: str
-    size_bytes: int
-
-    @property
-    def uri(self) -> str:
-        return f"{self.part.weights}@{self.commit}/{self.name}"
-
-    def read(self, start: int, end: int) -> bytes:
-        from huggingface_hub import hf_hub_url
-        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
-
-        url = hf_hub_url(self.part.weights, self.name, revision=self.commit)
-        with readable_hub_errors(self.part.weights, self.part.revision, self.name):
-            answer = http_backoff(
-                "GET", url, headers={**build_hf_headers(), "Range": f"bytes={start}-{end - 1}"}, timeout=HUB_S
-            )
-            hf_raise_for_status(answer)
-            return bytes(answer.content)
+def _at_commit(part: WeightsConfig) -> WeightsConfig:
+    """The part with a commit as its revision: the one of which this machine has a copy, else that of the hub."""
+    names = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
+    commits = (path.parent.name for name in names if (path := _in_cache(part, name)))
+    on_hub = (found.commit_hash for name in names if (found := _look_up(part, name)))
+    commit = next(itertools.chain(commits, on_hub), None)
+    return part.model_copy(update={"revision": commit}) if commit else part
 
 
 def _in_cache(part: WeightsConfig, name: str) -> Path | None:
@@ -226,14 +142,31 @@ def _in_cache(part: WeightsConfig, name: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def _look_up(part: WeightsConfig, name: str) -> _HubFile | None:
-    """Return the file's revision and size on the hub, or None if the repository has no such file."""
+def _look_up(part: WeightsConfig, name: str) -> HfFileMetadata | None:
+    """Return the file's commit and size on the hub, or None if the repository has no such file."""
     from huggingface_hub.errors import EntryNotFoundError
 
     with readable_hub_errors(part.weights, part.revision, name):
         try:
-            found = file_on_hub(part.weights, part.revision, name)
+            return file_on_hub(part.weights, part.revision, name)
         except EntryNotFoundError:
             return None
-    assert found.commit_hash and found.size is not None
-    return _HubFile(part, name, found.commit_hash, found.size)
+
+
+def _on_hub(part: WeightsConfig, name: str) -> Source | None:
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
+
+    if (found := _look_up(part, name)) is None:
+        return None
+    url = hf_hub_url(part.weights, name, revision=found.commit_hash)
+
+    def read(start: int, end: int) -> bytes:
+        headers = {**build_hf_headers(), "Range": f"bytes={start}-{end - 1}"}
+        with readable_hub_errors(part.weights, part.revision, name):
+            answer = http_backoff("GET", url, headers=headers, timeout=HUB_S)
+            hf_raise_for_status(answer)
+            return bytes(answer.content)
+
+    assert found.size is not None, "file_on_hub has looked"
+    return Source(f"{part.weights}@{found.commit_hash}/{name}", found.size, read)
