@@ -17,7 +17,14 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from transformers import CONFIG_MAPPING, BaseImageProcessor, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModel,
+    BaseImageProcessor,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.initialization import no_init_weights
@@ -49,17 +56,18 @@ from vlmpipe.trainer.models.hf.model import HfVLM
 from vlmpipe.trainer.models.hf.processor import BLANK, PublishedImages, Tensors, kind_of, published_images
 from vlmpipe.trainer.models.hf.stored import StoredOutput, encoder_output
 from vlmpipe.trainer.models.hf.vision_attention import use_few_launches
-from vlmpipe.trainer.models.hf_native.family import NativeFamily, drawn_vision
+from vlmpipe.trainer.models.hf_native.family import TransformersFamily
 from vlmpipe.trainer.models.hf_native.pretrained import part_config, pretrained_config, weights_description
 from vlmpipe.trainer.models.hf_native.settings_files import (
     copy_video_settings,
     save_model_settings,
     serve_older_readers,
 )
-from vlmpipe.trainer.models.hf_native.weights import PretrainedModel, StoredWeights
+from vlmpipe.trainer.models.hf_native.weights import DrawnWeights, PretrainedModel, StoredWeights
 from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights, parameters_on_meta
 from vlmpipe.trainer.models.layers.freeze import part_of, trains
+from vlmpipe.trainer.models.layers.lora import without_adapters
 from vlmpipe.trainer.models.layers.parameter_counts import OfImages, model_shape, vocabulary_of
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
@@ -68,7 +76,7 @@ FIRST_RELEASE = {"model.visual.": ["visual."], "model.language_model.": ["model.
 AROUND = "_around"  # attribute of a vision encoder: the model that it is part of, without values
 
 
-class HfFamily(NativeFamily):
+class HfFamily(TransformersFamily):
     """See `vlmpipe.trainer.models.base.Family`."""
 
     def images(self, config: ModelConfig) -> PublishedImages:
@@ -97,6 +105,15 @@ class HfFamily(NativeFamily):
     def stored_model(self, config: ModelConfig) -> PretrainedModel:
         return stored_model(config.tower.model_dump_json())
 
+    def fill_other_parts(self, model: nn.Module, config: ModelConfig) -> None:
+        encoder_of(model).load_state_dict(_drawn_vision(config).state_dict())
+
+    def initial_weights(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> StoredWeights | DrawnWeights:
+        if config.tower.weights:
+            return StoredWeights(config.tower, self.stored_model(config), len(tokenizer))
+        plain = without_adapters(config)
+        return DrawnWeights(lambda: self.build(plain, tokenizer).state_dict())
+
     def require_trainable(self, config: ModelConfig, *, pack: bool, cached: bool) -> str:
         """Types whose images are grids here are known, and not examined."""
         if grids_of(config):
@@ -121,7 +138,7 @@ class HfFamily(NativeFamily):
             model = self.kind(self.type_of(config))(self.whole_config(config)).float()
         encoder = encoder_of(model)
         if not config.tower.weights:
-            encoder.load_state_dict(drawn_vision(config).state_dict(), assign=True)
+            encoder.load_state_dict(_drawn_vision(config).state_dict(), assign=True)
         if merger_parts(encoder):
             stored = None if grids_of(config) else examine(config).stored
             use_few_launches(encoder)
@@ -306,6 +323,13 @@ class HfFamily(NativeFamily):
             return None
         rows = round(stored.blank_rows * images.patches[0] / images.patches_of(BLANK)[0])
         return rows * _in_full_width(stored, config).width
+
+
+def _drawn_vision(config: ModelConfig) -> nn.Module:
+    """A vision encoder on the CPU in fp32, whose weights depend on the seed only."""
+    torch.manual_seed(config.seed)
+    vision: nn.Module = AutoModel.from_config(pretrained_config(config).vision_config, trust_remote_code=False)
+    return vision.float()
 
 
 def _in_full_width(stored: StoredOutput, config: ModelConfig) -> StoredOutput:

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from transformers import (
     AutoConfig,
-    AutoModel,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -19,6 +18,7 @@ from transformers.initialization import no_init_weights
 
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.base import Weights
 from vlmpipe.trainer.models.hf_native.peft_folder import (
     SETTINGS,
     load_adapter,
@@ -27,17 +27,17 @@ from vlmpipe.trainer.models.hf_native.peft_folder import (
     require_same_adapter,
     saved_modules,
 )
-from vlmpipe.trainer.models.hf_native.pretrained import load_complete, pretrained_config, set_dtype
+from vlmpipe.trainer.models.hf_native.pretrained import load_complete, set_dtype
 from vlmpipe.trainer.models.hf_native.quantized import load_export
-from vlmpipe.trainer.models.hf_native.weights import DrawnWeights, PretrainedModel, StoredWeights, fill
+from vlmpipe.trainer.models.hf_native.weights import fill
 from vlmpipe.trainer.models.layers.deferred_weights import parameters_on_meta
-from vlmpipe.trainer.models.layers.lora import draw_adapters, freeze_and_adapt, without_adapters
+from vlmpipe.trainer.models.layers.lora import draw_adapters, freeze_and_adapt
 from vlmpipe.trainer.models.layers.parameter_counts import skeleton_of
 from vlmpipe.trainer.models.published import image_token_in
 
 
 class TransformersFamily:
-    """See `vlmpipe.trainer.models.base.Family`. Subclasses define `kind` and `whole_config`."""
+    """See `vlmpipe.trainer.models.base.Family`. Subclasses define what raises NotImplementedError."""
 
     def kind(self, model_type: str) -> type[PreTrainedModel]:
         """transformers' class of the model."""
@@ -107,6 +107,28 @@ class TransformersFamily:
             self.with_first_adapters(model, config)
         return model
 
+    def build(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> nn.Module:
+        """The whole model on the CPU in fp32: pretrained parts where weights are named, else drawn from the seed."""
+        whole, kind = self.config_for(config, tokenizer), self.kind(self.type_of(config))
+        if config.language_model.weights:
+            with no_init_weights():
+                model: nn.Module = kind(whole).float()
+            model.tie_weights()  # skipped together with initialization
+            fill(model, self.initial_weights(config, tokenizer))
+        else:
+            torch.manual_seed(config.seed)
+            model = kind(whole).float()
+            self.fill_other_parts(model, config)
+        torch.manual_seed(config.seed)  # adapters do not depend on what was drawn before
+        return self.with_first_adapters(self.freeze(model, config, is_whole=True), config)
+
+    def fill_other_parts(self, model: nn.Module, config: ModelConfig) -> None:
+        """Give a drawn model the parts that are not drawn with it: its tower depends on the seed alone."""
+        raise NotImplementedError
+
+    def initial_weights(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> Weights:
+        raise NotImplementedError
+
     def skeleton(
         self,
         config: ModelConfig,
@@ -148,40 +170,3 @@ def _keep_fp32_buffers(model: nn.Module) -> None:
         parent, _, own = name.rpartition(".")
         module = model.get_submodule(parent)
         module._buffers[own] = model.get_buffer(name).to(buffer.dtype) if name in stored else buffer
-
-
-class NativeFamily(TransformersFamily):
-    """Families that take the whole model, tower included, from one checkpoint or one configuration."""
-
-    def stored_model(self, config: ModelConfig) -> PretrainedModel:
-        """The model's class and the names of its weights."""
-        raise NotImplementedError
-
-    def build(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> nn.Module:
-        """The whole model on the CPU in fp32: pretrained where weights are named, else drawn from the seed."""
-        whole, names = self.config_for(config, tokenizer), self.stored_model(config)
-        assert names.kind, "a whole model"
-        torch.manual_seed(config.seed)
-        if config.tower.weights:
-            with no_init_weights():
-                model: nn.Module = names.kind(whole).float()
-            model.tie_weights()  # skipped together with initialization
-            fill(model, StoredWeights(config.tower, names, len(tokenizer)))
-        else:
-            model = names.kind(whole).float()
-            model.get_submodule(names.tower.removesuffix(".")).load_state_dict(drawn_vision(config).state_dict())
-        torch.manual_seed(config.seed)  # adapters start the same whatever was drawn before them
-        return self.with_first_adapters(self.freeze(model, config, is_whole=True), config)
-
-    def initial_weights(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> StoredWeights | DrawnWeights:
-        if config.tower.weights:
-            return StoredWeights(config.tower, self.stored_model(config), len(tokenizer))
-        plain = without_adapters(config)
-        return DrawnWeights(lambda: self.build(plain, tokenizer).state_dict())
-
-
-def drawn_vision(config: ModelConfig) -> nn.Module:
-    """A vision encoder on the CPU in fp32, whose weights depend on the seed only."""
-    torch.manual_seed(config.seed)
-    vision: nn.Module = AutoModel.from_config(pretrained_config(config).vision_config, trust_remote_code=False)
-    return vision.float()

@@ -25,11 +25,12 @@ from transformers.initialization import no_init_weights
 
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.models.base import ShardingUnits
+from vlmpipe.trainer.models.attention.varlen import takes_samples
+from vlmpipe.trainer.models.base import ShardingUnits, Weights
 from vlmpipe.trainer.models.hf_native.family import TransformersFamily
 from vlmpipe.trainer.models.hf_native.pretrained import load_pretrained, weights_description
 from vlmpipe.trainer.models.hf_native.settings_files import save_model_settings, serve_older_readers
-from vlmpipe.trainer.models.hf_native.weights import fill
+from vlmpipe.trainer.models.hf_native.weights import DrawnWeights, fill
 from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.image_tokens import CLIP, class_tokens, square_tokens
 from vlmpipe.trainer.models.layers.freeze import tower_layers_of
@@ -43,12 +44,23 @@ from vlmpipe.trainer.models.llava.configuration import (
     text_config,
     vision_config,
 )
-from vlmpipe.trainer.models.llava.initial_weights import InitialWeights, stored_projector, stored_tower
-from vlmpipe.trainer.models.llava.model import PROJECTOR, TOWER, LlavaVLM, project, tower_output
-from vlmpipe.trainer.models.llava.packing import require_packable
+from vlmpipe.trainer.models.llava.initial_weights import (
+    LANGUAGE_MODEL,
+    PROJECTOR,
+    TOWER,
+    Part,
+    PartWeights,
+    drawn_projector,
+    stored_language,
+    stored_projector,
+    stored_tower,
+)
+from vlmpipe.trainer.models.llava.model import LlavaVLM, project, tower_output
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 IMAGE_CHANNELS = 3
+# Kinds of layers in transformers' `layer_types` that see no other sample under a mask.
+MASKED = {"full_attention", "sliding_attention", "chunked_attention"}
 BEHIND_LAYERS = ("post_layernorm", "layernorm", "head")  # names of a tower's modules after its last layer
 
 
@@ -71,8 +83,19 @@ class LlavaFamily(TransformersFamily):
         )
 
     def require_trainable(self, config: ModelConfig, *, pack: bool, cached: bool) -> str:
-        if pack:
-            require_packable(config, self)
+        """Builds a language model on the meta device, if it has layers other than attention."""
+        text = text_config(config)
+        kinds = set(getattr(text, "layer_types", None) or ())
+        if not pack or kinds <= MASKED:
+            return ""
+        with torch.device("meta"):
+            model = self.skeleton(config, vocabulary=vocabulary_of(config, text))
+        if not takes_samples(self.training_module(config, model, cached=True).language_model.config):
+            raise ConfigError(
+                f"a {text.model_type} model lets samples in one sequence see each other (its layers are "
+                f"{', '.join(sorted(kinds))})",
+                fix="set data.pack to false",
+            )
         return ""
 
     def unused(self, model: nn.Module, config: ModelConfig) -> list[nn.Module]:
@@ -100,22 +123,10 @@ class LlavaFamily(TransformersFamily):
             return CLIPImageProcessorPil(**square)
         return SiglipImageProcessorPil(size=square["size"])
 
-    def build(self, config: ModelConfig, tokenizer: object) -> nn.Module:
-        """The whole model on the CPU in fp32: pretrained parts where weights are named, else drawn from the seed."""
-        whole = self.config_for(config, tokenizer)
-        if config.language_model.weights:
-            with no_init_weights():
-                model = LlavaForConditionalGeneration(whole).float()
-            model.tie_weights()  # skipped together with initialization
-            fill(model, self.initial_weights(config, tokenizer))
-        else:
-            torch.manual_seed(config.seed)
-            model = LlavaForConditionalGeneration(whole).float()
-            model.model.vision_tower.load_state_dict(self.build_tower(config).state_dict())
-            if config.projector:
-                fill(model.model.multi_modal_projector, stored_projector(config.projector, whole))
-        torch.manual_seed(config.seed)  # adapters do not depend on what was drawn before
-        return self.with_first_adapters(self.freeze(model, config, is_whole=True), config)
+    def fill_other_parts(self, model: nn.Module, config: ModelConfig) -> None:
+        model.model.vision_tower.load_state_dict(self.build_tower(config).state_dict())
+        if config.projector:
+            fill(model.model.multi_modal_projector, stored_projector(config.projector, model.config))
 
     @torch.no_grad()
     def encode(
@@ -133,18 +144,14 @@ class LlavaFamily(TransformersFamily):
         return tower_output(config, tower, pixel_values).to(dtype)
 
     def tower(self, model: nn.Module) -> nn.Module:
-        return getattr(model.model, TOWER)
+        return model.model.vision_tower
 
     def project(self, model: nn.Module, features: Tensor) -> Tensor:
         """(images, feature tokens, tower_hidden) -> (images, tokens, hidden)."""
-        return project(getattr(model.model, PROJECTOR), features)
+        return project(model.model.multi_modal_projector, features)
 
     def generation_inputs(
-        self,
-        model: nn.Module,
-        input_ids: Tensor,
-        projected: Tensor,
-        grids: Tensor | None = None,
+        self, model: nn.Module, input_ids: Tensor, projected: Tensor, grids: Tensor | None = None
     ) -> dict[str, object]:
         """The tokens' embeddings, with projected features in place of the image tokens'."""
         return {"inputs_embeds": embedded(model, input_ids, projected)}
@@ -157,8 +164,31 @@ class LlavaFamily(TransformersFamily):
     def blocks(self, module: LlavaVLM) -> ShardingUnits:
         return module.sharding_units(tower_layers_of(module.tower) if module.tower is not None else [])
 
-    def initial_weights(self, config: ModelConfig, tokenizer: object) -> InitialWeights:
-        return InitialWeights(self, without_adapters(config), tokenizer)
+    def initial_weights(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> Weights:
+        """Equal to those of `build`. A projector or tower that is not stored is drawn by itself. Without a stored
+        language model the model is built once and held: each drawn weight depends on all drawn before it."""
+        plain = without_adapters(config)
+
+        def tower() -> Weights:
+            if config.tower.weights:
+                return stored_tower(config.tower, vision_config(config))
+            return DrawnWeights(lambda: self.build_tower(plain).state_dict())
+
+        def language() -> Weights:
+            if not config.language_model.weights:
+                return DrawnWeights(lambda: self.build(plain, tokenizer).state_dict())
+            return stored_language(config.language_model, self.config_for(plain, tokenizer), len(tokenizer))
+
+        def projector() -> Weights:
+            whole = self.config_for(plain, tokenizer)
+            if config.projector:
+                return stored_projector(config.projector, whole)
+            return DrawnWeights(lambda: drawn_projector(whole, config.seed).state_dict())
+
+        parts = {TOWER: Part(tower)}
+        if config.language_model.weights:
+            parts |= {PROJECTOR: Part(projector), LANGUAGE_MODEL: Part(language, "model.")}
+        return PartWeights(parts, Part(language))
 
     def shape(self, config: ModelConfig) -> ModelShape:
         """Sizes, with the parameters counted on the meta device."""

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    PreTrainedConfig,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModel, AutoModelForCausalLM, LlavaConfig, LlavaForConditionalGeneration, PreTrainedConfig
 from transformers.initialization import no_init_weights
 from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 
-from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.models.base import Weights
-from vlmpipe.trainer.models.hf_native.weights import HEAD, DrawnWeights, PretrainedModel, StoredWeights
-from vlmpipe.trainer.models.llava.configuration import vision_config
+from vlmpipe.trainer.models.hf_native.weights import HEAD, PretrainedModel, StoredWeights
 
 # Prefixes of weights in the whole model.
 TOWER, PROJECTOR, LANGUAGE_MODEL = "model.vision_tower.", "model.multi_modal_projector.", "model.language_model."
@@ -57,69 +49,46 @@ def stored_projector(part: WeightsConfig, whole: LlavaConfig) -> StoredWeights:
     return stored
 
 
+def stored_language(part: WeightsConfig, whole: LlavaConfig, rows: int) -> StoredWeights:
+    stored = StoredWeights(part, CAUSAL_LM, rows, is_tied=bool(whole.tie_word_embeddings))
+    with torch.device("meta"), no_init_weights():
+        language = AutoModelForCausalLM.from_config(whole.text_config, trust_remote_code=False)
+    stored.require("language model", _shapes(language))
+    return stored
+
+
 def _shapes(module: nn.Module) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in module.state_dict().items()}
 
 
-class Builder(Protocol):
-    """Functions of a family that loading needs."""
+@dataclass(frozen=True)
+class Part:
+    """A part of a model. prefix: of its names in the source, in place of that in the model."""
 
-    def config_for(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> LlavaConfig: ...
-    def build(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> nn.Module: ...
-    def build_tower(self, config: ModelConfig) -> nn.Module: ...
+    make: Callable[[], Weights]
+    prefix: str = ""
+
+    @cached_property
+    def source(self) -> Weights:
+        return self.make()
 
 
-class InitialWeights:
-    """See `vlmpipe.trainer.models.base.Weights`. Equal to those of `build`.
+class PartWeights:
+    """See `vlmpipe.trainer.models.base.Weights`. Each part has a source of its own, by the prefix of its names.
 
-    Stored parts are read tensor by tensor, and a projector or tower that is not stored is drawn by itself. Without a
-    stored language model the model is built once and held: each drawn weight depends on all drawn before it.
-
-    Files are looked at when the first weight of their part is read: an export of trained weights needs none. Raises
+    A source is made when the first weight of its part is read: an export of trained weights needs none. Raises
     ConfigError then if a stored part lacks a weight.
     """
 
-    def __init__(self, family: Builder, config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._family, self._config, self._tokenizer = family, config, tokenizer
+    def __init__(self, parts: Mapping[str, Part], rest: Part) -> None:
+        self._parts, self._rest = parts, rest
 
     def read(self, name: str) -> Tensor:
-        if name.startswith(TOWER):
-            return self._tower.read(name.removeprefix(TOWER))
-        if not self._config.language_model.weights:
-            return self._drawn.read(name)
-        if name.startswith(PROJECTOR):
-            return self._projector.read(name.removeprefix(PROJECTOR))
-        return self._language.read(name.replace(LANGUAGE_MODEL, "model.", 1))
-
-    @cached_property
-    def _tower(self) -> Weights:
-        if self._config.tower.weights:
-            return stored_tower(self._config.tower, vision_config(self._config))
-        return DrawnWeights(lambda: self._family.build_tower(self._config).state_dict())
-
-    @cached_property
-    def _drawn(self) -> Weights:
-        return DrawnWeights(lambda: self._family.build(self._config, self._tokenizer).state_dict())
-
-    @cached_property
-    def _projector(self) -> Weights:
-        whole = self._family.config_for(self._config, self._tokenizer)
-        if self._config.projector:
-            return stored_projector(self._config.projector, whole)
-        return DrawnWeights(lambda: _drawn_projector(whole, self._config.seed).state_dict())
-
-    @cached_property
-    def _language(self) -> Weights:
-        whole, rows = self._family.config_for(self._config, self._tokenizer), len(self._tokenizer)
-        tied = bool(whole.tie_word_embeddings)
-        stored = StoredWeights(self._config.language_model, CAUSAL_LM, rows, is_tied=tied)
-        with torch.device("meta"), no_init_weights():
-            language = AutoModelForCausalLM.from_config(whole.text_config, trust_remote_code=False)
-        stored.require("language model", _shapes(language))
-        return stored
+        prefix, part = next((item for item in self._parts.items() if name.startswith(item[0])), ("", self._rest))
+        return part.source.read(part.prefix + name.removeprefix(prefix))
 
 
-def _drawn_projector(whole: LlavaConfig, seed: int) -> nn.Module:
+def drawn_projector(whole: LlavaConfig, seed: int) -> nn.Module:
     """Draw a projector from transformers' distribution of initial weights."""
     with torch.device("meta"), no_init_weights():
         model = LlavaForConditionalGeneration(whole)
