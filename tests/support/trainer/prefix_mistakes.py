@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from vlmpipe.trainer.dataloading.batches import PackedBatch
-from vlmpipe.trainer.models.attention import prefixes
+from vlmpipe.trainer.models.attention import merged_parts
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.attention.kernels import Kernel, VarlenArgs
 from vlmpipe.trainer.models.attention.merged_parts import Part
 
-MERGED = prefixes.with_parts
+MERGED = merged_parts.with_parts
 
 
 def no_gradient_of_log_sum_exps(kernel: Kernel, parts: list[Part]) -> Kernel:

@@ -13,10 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import FunctionCtx
 from torch.utils.flop_counter import register_flop_formula
 
-from vlmpipe.trainer.models.attention.image_blocks import with_image_blocks
 from vlmpipe.trainer.models.attention.kernel_choice import kernel_for
 from vlmpipe.trainer.models.attention.kernels import Kernel, VarlenArgs, exact
-from vlmpipe.trainer.models.attention.prefixes import with_prefixes
+from vlmpipe.trainer.models.attention.merged_parts import with_image_blocks, with_prefixes
 
 
 @torch.library.custom_op("vlmpipe::attend", mutates_args=())
@@ -85,26 +84,19 @@ class _AttendContext(FunctionCtx):
     saved_tensors: tuple[Tensor, ...]
     scale: float
     window: int
-    has: tuple[bool, bool]  # blocks and prefixes, which are saved last
 
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float, int, "Tensor | None", "Tensor | None"]  # of `attend`
 
 
 def _save(ctx: _AttendContext, inputs: Inputs, output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, bounds, device_bounds, ctx.scale, ctx.window, *optional = inputs
-    ctx.has = (optional[0] is not None, optional[1] is not None)
-    more = [spans for spans in optional if spans is not None]
-    ctx.save_for_backward(query, key, value, *output, bounds, device_bounds, *more)
+    query, key, value, bounds, device_bounds, ctx.scale, ctx.window, *spans = inputs
+    ctx.save_for_backward(query, key, value, *output, bounds, device_bounds, *spans)
 
 
 def _backward(ctx: _AttendContext, gradient: Tensor, _d_lse: Tensor) -> tuple[Tensor | None, ...]:
-    query, key, value, output, lse, bounds, device_bounds, *more = ctx.saved_tensors  # checkpointing unpacks them once
-    left = iter(more)
-    optional = [next(left) if is_there else None for is_there in ctx.has]
-    gradients = attend_backward(
-        gradient, query, key, value, output, lse, bounds, device_bounds, ctx.scale, ctx.window, *optional
-    )
+    *tensors, blocks, prefixes = ctx.saved_tensors  # checkpointing unpacks them once
+    gradients = attend_backward(gradient, *tensors, ctx.scale, ctx.window, blocks, prefixes)
     return *gradients, *(None,) * 6
 
 

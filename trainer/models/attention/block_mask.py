@@ -6,7 +6,6 @@ holds more than one sample. The host knows that already.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
@@ -34,7 +33,10 @@ def mask_of(config: object, position_ids: Tensor, *, packed: bool) -> Tensor | N
     """
     if not packed or not sees_all_before(config):
         return None
-    starts = position_ids.diff(prepend=position_ids[:, :1] - 1) != 1
-    sample = starts.cumsum(-1)
-    places = torch.arange(position_ids.shape[1], device=position_ids.device)
-    return ((sample[:, :, None] == sample[:, None, :]) & (places[:, None] >= places)).unsqueeze(1)
+    return same_sample(position_ids).tril()
+
+
+def same_sample(position_ids: Tensor) -> Tensor:
+    """(sequences, 1, tokens, tokens), true where two tokens are of one sample."""
+    sample = (position_ids.diff(prepend=position_ids[:, :1] - 1) != 1).cumsum(-1)
+    return (sample[:, :, None] == sample[:, None, :]).unsqueeze(1)

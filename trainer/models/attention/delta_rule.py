@@ -146,31 +146,23 @@ def faults_of(rule: DeltaRule, device: torch.device, dtype: torch.dtype = torch.
     """Return the faults of a kernel as sentences; none for a right one."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)
-        inputs = _inputs(rule.sizes, ROWS, device, dtype)
-        other = [
-            torch.cat([noise[:1], tensor.detach()[1:]])
-            for tensor, noise in zip(inputs, _inputs_like(inputs), strict=True)
-        ]
-        behind = [_changed_behind(tensor, noise) for tensor, noise in zip(inputs, _inputs_like(inputs), strict=True)]
-    alone = [tensor.detach()[1:] for tensor in inputs]
-    together, changed = _results(rule.kernel, inputs), _results(rule.kernel, other)
-    padded, single = _results(rule.kernel, behind), _results(rule.kernel, alone)
-    exact = _results(rule.reference, [tensor.detach().float() for tensor in inputs])
-    names = ("output", *(f"gradient of {name}" for name in NAMES))
-    faults = []
-    for name, all_rows, after, later, single_row, truth in zip(
-        names, together, changed, padded, single, exact, strict=True
-    ):
-        second = all_rows[1]
-        if not torch.equal(second, after[1]):
+        inputs = [tensor.detach() for tensor in _inputs(rule.sizes, ROWS, device, dtype)]
+    noise = [tensor.flip(1) for tensor in inputs]  # numbers in another order of tokens have the same ranges
+    other, behind, alone = [], [], [tensor[1:] for tensor in inputs]
+    for tensor, changed in zip(inputs, noise, strict=True):
+        other.append(torch.cat([changed[:1], tensor[1:]]))
+        behind.append(tensor.clone())
+        behind[-1][1, ROWS[1] : ROWS[1] + CHANGED] = changed[1, ROWS[1] : ROWS[1] + CHANGED]
+    together, exact = _results(rule.kernel, inputs), _results(rule.reference, [tensor.float() for tensor in inputs])
+    variants = [[result[-1] for result in _results(rule.kernel, some)] for some in (other, behind, alone)]
+    names, faults = ("output", *(f"gradient of {name}" for name in NAMES)), list[str]()
+    for name, ours, true, after_other, padded, single in zip(names, together, exact, *variants, strict=True):
+        if not torch.equal(ours[1], after_other):
             faults.append(f"the {name} of a sample changes with another sample")
-        for apart, what in (
-            (_apart(later[1], second), "what stands behind it"),
-            (_apart(single_row[0], second), "a batch"),
-        ):
-            if not apart <= TOLERANCE:
+        for changed, what in ((padded, "what stands behind it"), (single, "a batch")):
+            if not (apart := _apart(changed, ours[1])) <= TOLERANCE:
                 faults.append(f"the {name} of a sample changes with {what} by {apart:.2g} of its norm")
-        if not (apart := max(_apart(*pair) for pair in zip(all_rows, truth, strict=True))) <= TOLERANCE:
+        if not (apart := max(map(_apart, ours, true))) <= TOLERANCE:
             faults.append(f"the {name} differs from torch's own by {apart:.2g} of its norm")
     return faults
 
@@ -186,17 +178,12 @@ def _results(rule: Rule, inputs: Iterable[Tensor]) -> list[Tensor]:
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     with torch.enable_grad():
         output = _call(rule, leaves)
-        rows = ROWS[-len(output) :]
-        is_own = torch.zeros_like(output)
-        for sample, tokens in enumerate(rows):
-            is_own[sample, :tokens] = 1
+        ends = torch.tensor(ROWS[-len(output) :], device=output.device)
+        is_own = (torch.arange(output.shape[1], device=output.device) < ends[:, None])[..., None, None]
         weights = torch.linspace(-1, 1, output[0].numel(), device=output.device).view_as(output[0]).cos()
         (output * is_own * weights).sum().backward()
     results = [output.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
-    for result in results:
-        for sample, tokens in enumerate(rows):
-            result[sample, tokens:] = 0
-    return results
+    return [result.masked_fill(~is_own.view(*is_own.shape[:2], *[1] * (result.ndim - 2)), 0) for result in results]
 
 
 def _call(rule: Rule, inputs: Iterable[Tensor]) -> Tensor:
@@ -216,14 +203,3 @@ def _inputs(
     decay = -torch.rand(*shape, sizes.value_heads, device=device) * math.log(2)
     beta = torch.rand(*shape, sizes.value_heads, device=device).to(dtype)
     return [tensor.requires_grad_() for tensor in (*made, decay, beta)]
-
-
-def _inputs_like(inputs: Iterable[Tensor]) -> list[Tensor]:
-    """Return the numbers in another order of tokens: they have the same ranges."""
-    return [tensor.detach().flip(1) for tensor in inputs]
-
-
-def _changed_behind(tensor: Tensor, noise: Tensor) -> Tensor:
-    changed = tensor.detach().clone()
-    changed[1, ROWS[1] : ROWS[1] + CHANGED] = noise[1, ROWS[1] : ROWS[1] + CHANGED]
-    return changed

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH, Kernel, VarlenArgs
-from vlmpipe.trainer.models.attention.prefixes import with_prefixes
+from vlmpipe.trainer.models.attention.merged_parts import with_prefixes
 
 MAX_FLASH_HEAD_DIM = 256  # of torch's flash kernels, which also take multiples of 8 only
 MIN_FLASH_CAPABILITY = (8, 0)

@@ -6,31 +6,21 @@ whose heads serves equally many consecutive query heads. Results are new and con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vlmpipe.trainer.models.attention.cpu_windows import cpu_backward, cpu_forward
-from vlmpipe.trainer.models.attention.cu_seqlens import PADDING_PIECE
+from vlmpipe.trainer.models.attention.cu_seqlens import PADDING_PIECE, CuSeqlens
 from vlmpipe.trainer.models.attention.sample_groups import Group, Spans, clear, groups_of, rectangles_of
 
 aten = torch.ops.aten
 MAX_SCORES = 1 << 24  # held at a time, several times over, without a fused kernel: 64 MiB each in fp32
+CPU_BLOCK = 128  # queries with a window in one call of the CPU's fused kernel
 
 Tensors = tuple[Tensor, ...]
-
-
-class KeyBounds(NamedTuple):
-    """Bounds of keys that are not those of the queries: piece k of the queries sees the whole of piece k of the keys.
-
-    Pieces follow each other without gaps, and none is empty.
-    """
-
-    bounds: Tensor  # this and the next: see `CuSeqlens`
-    device_bounds: Tensor
 
 
 class VarlenArgs(NamedTuple):
@@ -40,13 +30,9 @@ class VarlenArgs(NamedTuple):
     device_bounds: Tensor
     scale: float  # of scores
     window: int = 0  # tokens that a token sees, itself the last; 0 is all before it
-    keys: KeyBounds | None = None  # None: causal attention inside samples
-
-
-class _Options(TypedDict):
-    scale: float
-    window: int
-    causal: bool
+    # Pieces of keys, which follow each other without gaps, none of them empty: each piece of queries sees the whole of
+    # its own. None: causal attention inside samples.
+    keys: CuSeqlens | None = None
 
 
 @dataclass(frozen=True)
@@ -98,9 +84,9 @@ def _sample_by_sample(forward: Callable[..., Tensors], backward: Callable[..., T
     """From functions of equally long samples: (samples, heads, tokens, head_dim) each, key and value with as many heads
     as the query.
 
-    forward: (query, key, value, scale, window, causal) -> (output, log-sum-exp (samples, heads, tokens)). backward:
-    (gradient, query, key, value, output, log-sum-exp, scale, window, causal) -> gradients of query, key and value.
-    Padding gets zeros. Without `causal`, keys may be more or fewer than queries.
+    forward: (query, key, value, args) -> (output, log-sum-exp (samples, heads, tokens)). backward: ((gradient, query,
+    key, value, output, log-sum-exp), args) -> gradients of query, key and value. Padding gets zeros. Unless attention
+    is causal, keys may be more or fewer than queries.
     """
 
     def all_forward(query: Tensor, key: Tensor, value: Tensor, args: VarlenArgs) -> tuple[Tensor, Tensor]:
@@ -112,7 +98,7 @@ def _sample_by_sample(forward: Callable[..., Tensors], backward: Callable[..., T
         clear(padding, _heads_first(output), lse)
         for group, keys in calls:
             queries, *seen = (place.read(input_) for place, input_ in zip((group, keys, keys), inputs, strict=True))
-            found = forward(queries, *(_repeated(tensor, heads) for tensor in seen), **_options(args))
+            found = forward(queries, *(_repeated(tensor, heads) for tensor in seen), args)
             group.write(found[0], _heads_first(output))
             group.write(found[1], lse)
         return output, lse
@@ -132,8 +118,7 @@ def _sample_by_sample(forward: Callable[..., Tensors], backward: Callable[..., T
             queries, *seen = (place.read(input_) for place, input_ in zip((group, keys, keys), inputs, strict=True))
             seen = [_repeated(tensor, heads) for tensor in seen]
             d_output = group.read(d_outputs, repeat=False)
-            saved = (group.read(outputs), group.read(lse))
-            found = backward(d_output, queries, *seen, *saved, **_options(args))
+            found = backward((d_output, queries, *seen, group.read(outputs), group.read(lse)), args)
             for place, total, gradient_of in zip((group, keys, keys), totals, found, strict=True):
                 is_shared = len(total) < heads
                 place.write(gradient_of.unflatten(1, (kv_heads, -1)).sum(2) if is_shared else gradient_of, total)
@@ -148,10 +133,6 @@ def _calls(args: VarlenArgs, query: Tensor) -> tuple[Sequence[tuple[Group, Group
         return rectangles_of(args.bounds, args.keys.bounds), ()
     groups, padding = groups_of(args.bounds, query)
     return [(group, group) for group in groups], padding
-
-
-def _options(args: VarlenArgs) -> _Options:
-    return {"scale": args.scale, "window": args.window, "causal": args.keys is None}
 
 
 def _heads_first(sequences: Tensor) -> Tensor:
@@ -170,74 +151,113 @@ def exact(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def _blocks(
+    query: Tensor, key: Tensor, args: VarlenArgs, size: int, dtype: torch.dtype
+) -> Iterator[tuple[slice, slice, Tensor | None]]:
+    """Queries, the keys that some of them see, and what is added to their scores: 0, or -inf out of sight."""
+    for start in range(0, query.shape[2], size):
+        end = min(start + size, query.shape[2])
+        if args.keys is not None:
+            yield slice(start, end), slice(0, key.shape[2]), None
+            continue
+        first = max(0, start + 1 - args.window) if args.window else 0
+        places = torch.arange(start, end, device=query.device)[:, None]
+        keys = torch.arange(first, end, device=query.device)
+        hidden = (places < keys) | (places - keys >= args.window) if args.window else places < keys
+        band = torch.zeros(hidden.shape, dtype=dtype, device=query.device).masked_fill_(hidden, -torch.inf)
+        yield slice(start, end), slice(first, end), band
+
+
+def _forward_by_blocks(
+    of_block: Callable[..., Tensors], query: Tensor, key: Tensor, value: Tensor, args: VarlenArgs, size: int
+) -> Tensors:
+    """of_block: (queries, keys, values, what is added to scores) -> (output, log-sum-exp). size: queries of a block."""
+    parts = [
+        of_block(query[:, :, queries], key[:, :, seen], value[:, :, seen], band)
+        for queries, seen, band in _blocks(query, key, args, size, query.dtype)
+    ]
+    outputs, logs = zip(*parts, strict=True)
+    return torch.cat(outputs, 2), torch.cat(logs, 2)
+
+
+def _backward_by_blocks(
+    of_block: Callable[..., Tensors], tensors: Sequence[Tensor], args: VarlenArgs, size: int
+) -> Tensors:
+    """of_block: (*tensors of the block, what is added to scores) -> gradients of its queries, keys and values. tensors:
+    see `_sample_by_sample`. Gradients of keys and values, which several blocks see, are in `exact`."""
+    gradient, query, key, value, output, lse = tensors
+    d_query, (d_key, d_value) = [], (torch.zeros_like(tensor, dtype=exact(key.dtype)) for tensor in (key, value))
+    for queries, seen, band in _blocks(query, key, args, size, query.dtype):
+        d_output, own, given, logs = (tensor[:, :, queries] for tensor in (gradient, query, output, lse))
+        parts = of_block(d_output, own, key[:, :, seen], value[:, :, seen], given, logs, band)
+        d_query.append(parts[0])
+        d_key[:, :, seen] += parts[1]
+        d_value[:, :, seen] += parts[2]
+    return torch.cat(d_query, 2), d_key, d_value
+
+
+def _cpu_block(operation: Callable[..., Tensors], args: VarlenArgs) -> Callable[..., Tensors]:
+    """torch's fused attention of the CPU, which knows no windows, or its gradients."""
+
+    def of_block(*inputs: Tensor | None) -> Tensors:
+        *tensors, band = inputs
+        is_causal, no_dropout = band is None and args.keys is None, 0.0
+        return operation(*tensors, no_dropout, is_causal, attn_mask=band, scale=args.scale)
+
+    return of_block
+
+
+def _cpu_forward(query: Tensor, key: Tensor, value: Tensor, args: VarlenArgs) -> Tensors:
+    of_block = _cpu_block(aten._scaled_dot_product_flash_attention_for_cpu, args)
+    if not args.window or query.shape[2] <= args.window:
+        return of_block(query, key, value, None)
+    return _forward_by_blocks(of_block, query, key, value, args, CPU_BLOCK)
+
+
+def _cpu_backward(tensors: Sequence[Tensor], args: VarlenArgs) -> Tensors:
+    of_block = _cpu_block(aten._scaled_dot_product_flash_attention_for_cpu_backward, args)
+    _, query, key, *_ = tensors
+    if not args.window or query.shape[2] <= args.window:
+        return of_block(*tensors, None)
+    d_query, d_key, d_value = _backward_by_blocks(of_block, tensors, args, CPU_BLOCK)
+    return d_query, d_key.to(key.dtype), d_value.to(key.dtype)
+
+
+def _plain_scores(query: Tensor, key: Tensor, band: Tensor | None, scale: float) -> Tensor:
+    scores = query @ key.mT * scale
+    return scores if band is None else scores.add_(band)
+
+
+def _plain_forward(query: Tensor, key: Tensor, value: Tensor, args: VarlenArgs) -> Tensors:
+    def of_block(query: Tensor, key: Tensor, value: Tensor, band: Tensor | None) -> Tensors:
+        scores = _plain_scores(query, key, band, args.scale)
+        lse = scores.logsumexp(-1)
+        return (scores - lse[..., None]).exp_() @ value, lse
+
+    query, key, value = (tensor.to(exact(query.dtype)) for tensor in (query, key, value))
+    return _forward_by_blocks(of_block, query, key, value, args, _block_tokens(query, key))
+
+
+def _plain_backward(tensors: Sequence[Tensor], args: VarlenArgs) -> Tensors:
+    """Dao et al. 2022 (arXiv 2205.14135), algorithm 4, with all keys of a block of queries at a time."""
+
+    def of_block(
+        gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, band: Tensor | None
+    ) -> Tensors:
+        shares = (_plain_scores(query, key, band, args.scale) - lse[..., None]).exp_()
+        weighted = (gradient * output).sum(-1, keepdim=True)
+        d_scores = shares * (gradient @ value.mT - weighted) * args.scale
+        return d_scores @ key, d_scores.mT @ query, shares.mT @ gradient
+
+    tensors = [tensor.to(exact(tensor.dtype)) for tensor in tensors]
+    return _backward_by_blocks(of_block, tensors, args, _block_tokens(tensors[1], tensors[2]))
+
+
 def _block_tokens(query: Tensor, key: Tensor) -> int:
     """Queries whose scores are held at a time."""
     return max(1, MAX_SCORES // (query.shape[1] * key.shape[2]))
 
 
-def _seen(start: int, query: Tensor, keys: int, window: int, causal: bool) -> slice:
-    """Keys that some of a block of queries from token `start` see."""
-    if not causal:
-        return slice(0, keys)
-    return slice(max(0, start + 1 - window) if window else 0, start + query.shape[2])
-
-
-def _scores(query: Tensor, key: Tensor, start: int, scale: float, window: int, causal: bool) -> Tensor:
-    """Scores of a block of queries from token `start` with the keys of `_seen`; -inf for those out of sight."""
-    seen = _seen(start, query, key.shape[2], window, causal)
-    scores = query @ key[:, :, seen].mT * scale
-    if not causal:
-        return scores
-    queries = torch.arange(start, seen.stop, device=query.device)[:, None]
-    keys = torch.arange(seen.start, seen.stop, device=query.device)
-    hidden = (queries < keys) | (queries - keys >= window) if window else queries < keys
-    return scores.masked_fill(hidden, -torch.inf)
-
-
-def _block_forward(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, causal: bool = True
-) -> Tensors:
-    outputs, logs = [], []
-    query, key, value = (tensor.to(exact(query.dtype)) for tensor in (query, key, value))
-    size = _block_tokens(query, key)
-    for start in range(0, query.shape[2], size):
-        block = query[:, :, start : start + size]
-        scores = _scores(block, key, start, scale, window, causal)
-        logs.append(scores.logsumexp(-1))
-        seen = _seen(start, block, key.shape[2], window, causal)
-        outputs.append((scores - logs[-1][..., None]).exp_() @ value[:, :, seen])
-    return torch.cat(outputs, 2), torch.cat(logs, 2)
-
-
-def _block_backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    scale: float,
-    window: int,
-    causal: bool = True,
-) -> Tensors:
-    """Dao et al. 2022 (arXiv 2205.14135), algorithm 4, with all keys of a block of queries at a time."""
-    inputs = (gradient, query, key, value, output)
-    gradient, query, key, value, output = (input_.to(exact(query.dtype)) for input_ in inputs)
-    d_query, d_key, d_value = [], torch.zeros_like(key), torch.zeros_like(value)
-    weighted = (gradient * output).sum(-1, keepdim=True)
-    size = _block_tokens(query, key)
-    for start in range(0, query.shape[2], size):
-        block = slice(start, start + size)
-        own, d_output = query[:, :, block], gradient[:, :, block]
-        shares = (_scores(own, key, start, scale, window, causal) - lse[:, :, block, None]).exp_()
-        seen = _seen(start, own, key.shape[2], window, causal)
-        d_value[:, :, seen] += shares.mT @ d_output
-        d_scores = shares * (d_output @ value[:, :, seen].mT - weighted[:, :, block]) * scale
-        d_query.append(d_scores @ key[:, :, seen])
-        d_key[:, :, seen] += d_scores.mT @ own
-    return torch.cat(d_query, 2), d_key, d_value
-
-
-CPU = _sample_by_sample(cpu_forward, cpu_backward)
-BLOCKWISE = _sample_by_sample(_block_forward, _block_backward)
+CPU = _sample_by_sample(_cpu_forward, _cpu_backward)
+BLOCKWISE = _sample_by_sample(_plain_forward, _plain_backward)
 FLASH = Kernel(_flash_forward, _flash_backward)

@@ -59,7 +59,7 @@ Group = LongSample | ShortSamples
 
 
 def rectangles_of(queries: Tensor, keys: Tensor) -> Sequence[tuple[LongSample, LongSample]]:
-    """A call for each piece of queries with its piece of keys. queries, keys: bounds (see `KeyBounds`)."""
+    """A call for each piece of queries with its piece of keys. queries, keys: bounds (see `VarlenArgs.keys`)."""
     pieces = [
         [LongSample(start, end - start) for start, end in spans.tolist() if start < end] for spans in (queries, keys)
     ]

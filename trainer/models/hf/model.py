@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
-from vlmpipe.trainer.models.attention.image_blocks import image_blocks
+from vlmpipe.trainer.models.attention.merged_parts import image_blocks
 from vlmpipe.trainer.models.attention.varlen import no_mask, takes_samples
 from vlmpipe.trainer.models.hf.encoder import encoder_of, mergers_of, round_features, without_mergers
 from vlmpipe.trainer.models.hf.grids import project, tower_output

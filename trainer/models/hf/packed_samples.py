@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask
+from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask, same_sample
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 
 # Inputs of a language model that each pipeline stage has, and those of levels that are added in the first stage.
@@ -30,12 +30,6 @@ class PackedSamples:
     masks: dict[str, Tensor] | None = None
     layers: int = 0
     why_masked: str = ""
-
-
-def same_sample(position_ids: Tensor) -> Tensor:
-    """(sequences, 1, tokens, tokens), true where two tokens are of one sample."""
-    sample = (position_ids.diff(prepend=position_ids[:, :1] - 1) != 1).cumsum(-1)
-    return (sample[:, :, None] == sample[:, None, :]).unsqueeze(1)
 
 
 def separate_samples(packed: PackedSamples) -> object:
@@ -83,5 +77,5 @@ def _require_later_stages_know(inputs: Mapping[str, object], layers: int) -> Non
 
 def _both(mask: Tensor | None, seen: Tensor) -> Tensor:
     if mask is None:  # plainly causal
-        return seen & torch.ones_like(seen).tril()
+        return seen.tril()
     return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, torch.finfo(mask.dtype).min)

@@ -28,7 +28,7 @@ from vlmpipe.trainer.data.loader import PackedSequence
 from vlmpipe.trainer.data.prefixes.groups import PrefixGroups
 from vlmpipe.trainer.dataloading import batches
 from vlmpipe.trainer.dataloading.batches import PackedBatch
-from vlmpipe.trainer.models.attention import prefixes
+from vlmpipe.trainer.models.attention import merged_parts
 
 pytest_plugins = ("tests.support.hf.published",)
 
@@ -146,7 +146,7 @@ def test_a_rejected_answer_that_sees_the_chosen_one_is_seen(llava: SharedPrefixe
 def test_kernels_whose_log_sum_exp_has_no_gradient_are_seen(
     llava: SharedPrefixes, separate: Computed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefixes, "with_parts", no_gradient_of_log_sum_exps)
+    monkeypatch.setattr(merged_parts, "with_parts", no_gradient_of_log_sum_exps)
     found = apart(llava.computed(llava.groups), separate)
     assert found["loss"] < 1e-6 and found["hidden"] < 1e-9, "the loss does not show it"
     assert found["gradients"] > VISIBLE

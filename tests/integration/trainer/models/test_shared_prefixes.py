@@ -30,7 +30,7 @@ from tests.support.trainer.tiny_native import model_section as native_section
 from vlmpipe.trainer.data.prefixes.groups import PrefixGroups
 from vlmpipe.trainer.dataloading.batches import PackedBatch, cached_images
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.models.attention import prefixes
+from vlmpipe.trainer.models.attention import merged_parts
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.setup.shared_prefix import require_shared_prefix
@@ -152,7 +152,7 @@ def test_kernels_whose_log_sum_exp_has_no_gradient_are_seen(
     llava: SharedPrefixes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     separate = llava.computed(None)
-    monkeypatch.setattr(prefixes, "with_parts", no_gradient_of_log_sum_exps)
+    monkeypatch.setattr(merged_parts, "with_parts", no_gradient_of_log_sum_exps)
     found = apart(llava.computed(llava.groups), separate)
     assert found["loss"] < 1e-9 and found["hidden"] < 1e-9, "the loss does not show it"
     assert found["gradients"] > VISIBLE

@@ -27,13 +27,13 @@ from transformers import (
     MistralModel,
 )
 
-from vlmpipe.trainer.models.attention import cpu_windows, sample_groups
 from vlmpipe.trainer.models.attention import kernels as attention_kernels
+from vlmpipe.trainer.models.attention import sample_groups
 from vlmpipe.trainer.models.attention.attend import attend, forward_flops
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
-from vlmpipe.trainer.models.attention.image_blocks import image_blocks
 from vlmpipe.trainer.models.attention.kernel_choice import is_right
 from vlmpipe.trainer.models.attention.kernels import BLOCKWISE, CPU, VarlenArgs
+from vlmpipe.trainer.models.attention.merged_parts import image_blocks
 from vlmpipe.trainer.models.attention.varlen import attention, no_mask, use_varlen_attention
 
 TOKENS, HEADS, KV_HEADS, HEAD_DIM, SCALE = 40, 4, 2, 8, 0.3
@@ -62,7 +62,7 @@ MODELS: dict[str, tuple[Any, Any]] = {
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each of those that run here, in blocks of a few queries, with and without calls that short samples share."""
     monkeypatch.setattr(attention_kernels, "MAX_SCORES", 7 * HEADS * TOKENS)
-    monkeypatch.setattr(cpu_windows, "BLOCK", 4)
+    monkeypatch.setattr(attention_kernels, "CPU_BLOCK", 4)
     monkeypatch.setattr(sample_groups, "MAX_JOINED", 12 * HEADS * HEAD_DIM)
     monkeypatch.setattr("vlmpipe.trainer.models.attention.attend.kernel_for", lambda *_, **__: KERNELS[request.param])
     yield

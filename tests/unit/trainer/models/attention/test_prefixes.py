@@ -21,7 +21,7 @@ from vlmpipe.trainer.models.attention.attend import attend, attend_backward
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.attention.kernel_choice import is_right
 from vlmpipe.trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH, Kernel, VarlenArgs
-from vlmpipe.trainer.models.attention.prefixes import with_prefixes
+from vlmpipe.trainer.models.attention.merged_parts import with_prefixes
 from vlmpipe.trainer.models.attention.varlen import attention
 
 TOKENS, HEADS, KV_HEADS, HEAD_DIM, SCALE = 60, 4, 2, 8, 0.3
