@@ -6,17 +6,19 @@ So the largest model is traced in a second on any machine, and the code itself i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.models.attention.context_parallel import ContextParallel
 from vlmpipe.trainer.models.hf.model import HfVLM
-from vlmpipe.trainer.models.hf.vision_metadata import fake_sizes_of
+from vlmpipe.trainer.models.hf.vision_attention import Pieces, sizes_of
+from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.models.llava.model import LlavaVLM
 from vlmpipe.trainer.models.registry import family_of
@@ -27,6 +29,7 @@ from vlmpipe.trainer.strategies.deepspeed.linear_regather import recompute_gathe
 from vlmpipe.trainer.strategies.tensor_parallel.plan import shard_first_rank
 from vlmpipe.trainer.tracing.fake_inputs import SequenceShape, inputs_of, tensors_of
 from vlmpipe.trainer.tracing.memory_tracker import MemoryTracker, cast_weights
+from vlmpipe.trainer.tracing.traced_images import Encoded, VisionBytes
 from vlmpipe.trainer.tracing.vision_pass import vision_bytes
 
 
@@ -98,14 +101,37 @@ def add_vision_bytes(
     recompute: Recompute,
 ) -> None:
     """Have a training module of family hf that gets pixels allocate what its vision encoder would."""
-    if isinstance(module, HfVLM) and not isinstance(images, Tensor) and len(pixels := images.get("pixel_values", ())):
-        module.vision_bytes = vision_bytes(config.model_dump_json(), len(pixels), compute, recomputes=recompute.tower)
+    if isinstance(module, HfVLM) and not isinstance(images, Tensor):
+        size = VisionBytes()
+        if len(pixels := images.get("pixel_values", ())):
+            size = vision_bytes(config.model_dump_json(), len(pixels), compute, recomputes=recompute.tower)
+        module.encoded = lambda projected: Encoded.apply(projected, size)
 
 
 def without_numbers(module: nn.Module) -> None:
     """Have a training module that gets grids of patches run on fake tensors."""
     if isinstance(module, HfVLM) and module.knows_grids:
         module.sizes_of = fake_sizes_of
+
+
+def fake_sizes_of(tower: nn.Module, grids: Sequence[Grid], _device: torch.device) -> dict[str, object]:
+    """Return `sizes_of` for traces: tensors of equal sizes and types, without values.
+
+    Windowed attention then runs as one product over all patches. Its inputs and outputs have the same size; its FLOPs
+    cannot be counted this way.
+    """
+    patches = sum(map(math.prod, grids))
+    whole = Pieces(((0, patches, 1),), torch.empty(0, dtype=torch.int32), patches)
+    with unset_fake_temporarily():
+        sizes = sizes_of(tower, grids, torch.device("cpu"))
+    return {
+        name: torch.zeros(size.shape, dtype=size.dtype)
+        if isinstance(size, Tensor)
+        else whole
+        if isinstance(size, Pieces)
+        else patches
+        for name, size in sizes.items()
+    }
 
 
 def has_equal_tower_layers(config: ModelConfig) -> bool:

@@ -22,7 +22,7 @@ from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPI
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.models.grid_images import VIDEO_TOKEN, VISION_END, VISION_START
 from vlmpipe.trainer.models.hf.encoder import merged, mergers_of, patches_of_a_token
-from vlmpipe.trainer.models.hf.vision_metadata import sizes_of
+from vlmpipe.trainer.models.hf.vision_attention import sizes_of
 from vlmpipe.trainer.models.hf_native.pretrained import load_pretrained, part_config
 from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.parameter_counts import OfImages

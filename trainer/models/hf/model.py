@@ -24,9 +24,7 @@ from vlmpipe.trainer.models.hf.grids import project, tower_output
 from vlmpipe.trainer.models.hf.packed_samples import PackedSamples, separate_samples
 from vlmpipe.trainer.models.hf.processor import BLANK, FEATURES, PIXEL_SHAPE, TYPES, PublishedImages, Tensors
 from vlmpipe.trainer.models.hf.stored import PROJECTED_OUTPUTS, StoredEncoder, StoredOutput, tensors_in
-from vlmpipe.trainer.models.hf.traced_images import Encoded, VisionBytes
-from vlmpipe.trainer.models.hf.vision_attention import use_few_launches
-from vlmpipe.trainer.models.hf.vision_metadata import sizes_of
+from vlmpipe.trainer.models.hf.vision_attention import sizes_of, use_few_launches
 from vlmpipe.trainer.models.image_inputs import Grid, NamedImages
 from vlmpipe.trainer.models.layers.freeze import part_of, trains
 from vlmpipe.trainer.models.layers.image_placeholders import add_levels_at_places, embedded, places_of, put
@@ -67,11 +65,11 @@ class HfVLM(PackedVLM):
         super().__init__(config, model)
         self._images, encoder = images, encoder_of(model)
         self.features_of = inspect.signature(model.base_model.get_image_features).parameters
-        self.vision_bytes = VisionBytes()  # in traces
         self.packed, self.is_stage, self.has_images = PackedSamples(why_masked=self.why_masked), False, True
         self.language_model.register_forward_pre_hook(separate_samples(self.packed), with_kwargs=True)
         self.tower_is_frozen = not trains(without_mergers(encoder))
-        self.sizes_of = sizes_of  # replaced in traces with fake tensors
+        # Replaced in traces with fake tensors; the second of these is there for them.
+        self.sizes_of, self.encoded = sizes_of, _as_it_is
         if images is None and len(mergers_of(encoder)) > 1:
             add_levels_at_places(self.language_model)
         # In a list because it is no submodule: its parts already belong to the encoder, under their names in files.
@@ -262,7 +260,7 @@ class HfVLM(PackedVLM):
         model alone, behind images that are projected already."""
         trained = [one for name, one in self.named_parameters() if one.requires_grad and part_of(name) == "projector"]
         first = sum((one.flatten()[0] for one in trained), start=projected.new_zeros(()))
-        hidden = embedded(self.model, input_ids, Encoded.apply(projected + first, self.vision_bytes))
+        hidden = embedded(self.model, input_ids, self.encoded(projected + first))
         positions = position_ids
         if hasattr(self.model.base_model, "get_rope_index"):
             positions = position_ids.repeat(4, 1, 1)
@@ -335,6 +333,10 @@ class HfVLM(PackedVLM):
                     further = torch.arange(run.end - run.start, device=places.device)
                     places[1:, run.start : run.end] = places[1:, run.behind, None] + further
         return places.view(4, *input_ids.shape)
+
+
+def _as_it_is(projected: Tensor) -> Tensor:
+    return projected
 
 
 @contextlib.contextmanager

@@ -10,21 +10,25 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
+from transformers.modeling_utils import AttentionInterface
+from transformers.vision_utils import (
+    get_vision_cu_seqlens,
+    get_vision_interpolation_indices_and_weights,
+    get_vision_position_ids,
+    get_vision_window_index,
+)
 
 from vlmpipe.trainer.models.attention.kernel_choice import disagreement, flash_takes
 from vlmpipe.trainer.models.hf.encoder import layers_of, mergers_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+from vlmpipe.trainer.models.image_inputs import Grid
 
 NAME = "vlmpipe_flash_by_piece"  # "flash": the library then passes bounds on instead of cutting tensors itself
 BOUNDS = "cu_seqlens"  # the library's argument of layers that are told where images end
@@ -53,25 +57,47 @@ class Pieces:
             if tokens:
                 runs.append((start, tokens, count))
             start += tokens * count
-        bounds = torch.tensor(known, dtype=torch.int32)
-        # From memory that is not page-locked, the host would wait for all queued work.
-        pinned = bounds.pin_memory() if device.type == "cuda" else bounds
-        return cls(tuple(runs), pinned.to(device, non_blocking=True), max(lengths, default=0))
+        bounds = _moved(torch.tensor(known, dtype=torch.int32), device)
+        return cls(tuple(runs), bounds, max(lengths, default=0))
+
+
+def sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device) -> dict[str, object]:
+    """Named arguments of the tower's forward pass for at least one image, by the library's own functions.
+
+    It would derive them from a tensor on the device, and the host would wait for that in each layer.
+    """
+    merge, on_host = int(tower.spatial_merge_size), torch.tensor(grids)
+    tensors = {"position_ids": get_vision_position_ids(on_host, merge)}
+    lengths = {"seqlen": get_vision_cu_seqlens(on_host)}
+    if hasattr(tower, "window_size"):
+        tensors["window_index"], lengths["window_seqlen"] = get_vision_window_index(
+            on_host, merge, tower.window_size, tower.patch_size
+        )
+    if hasattr(tower, "pos_embed"):
+        tensors["interp_indices"], tensors["interp_weights"] = get_vision_interpolation_indices_and_weights(
+            on_host,
+            num_grid_per_side=tower.num_grid_per_side,
+            mode=tower.interpolation_mode,
+            align_corners=tower.interpolation_align_corners,
+            spatial_merge_size=merge,
+        )
+    named: dict[str, object] = {name: _moved(tensor, device) for name, tensor in tensors.items()}
+    for name, ends in lengths.items():  # the library hands them on as they are
+        pieces = Pieces.of(ends.tolist(), device)
+        named |= {f"cu_{name}s": pieces, f"max_{name}": pieces.longest}
+    return named
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy without waiting: from memory that is not page-locked, the host would wait for all queued work."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def use_few_launches(encoder: nn.Module) -> None:
     """Have an encoder with mergers, whose images lie one behind the other, use `attention`."""
     if mergers_of(encoder) and all(BOUNDS in signature(layer.forward).parameters for layer in layers_of(encoder)):
-        use_attention_by_piece(encoder)
-
-
-def use_attention_by_piece(tower: nn.Module) -> None:
-    """Have a tower of transformers use `attention`."""
-    from transformers.modeling_utils import AttentionInterface
-
-    AttentionInterface.register(NAME, attention)
-    config: PreTrainedConfig = tower.config
-    config._attn_implementation = NAME
+        AttentionInterface.register(NAME, attention)
+        encoder.config._attn_implementation = NAME
 
 
 @torch.compiler.disable  # images differ in their pieces, and each would be a variant of the layer's code

@@ -36,7 +36,7 @@ from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.evaluation.evaluate import load_subject
 from vlmpipe.trainer.models.hf.grids import tower_output
-from vlmpipe.trainer.models.hf.vision_metadata import sizes_of
+from vlmpipe.trainer.models.hf.vision_attention import sizes_of
 from vlmpipe.trainer.models.image_inputs import Images
 from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of

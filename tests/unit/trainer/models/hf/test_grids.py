@@ -18,7 +18,7 @@ from vlmpipe.trainer.config.model import GRID_FAMILIES, ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.attention.block_mask import mask_of
 from vlmpipe.trainer.models.hf.grids import precomputed, project
-from vlmpipe.trainer.models.hf.vision_metadata import sizes_of
+from vlmpipe.trainer.models.hf.vision_attention import sizes_of
 from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.image_placeholders import add_levels_at_places, places_of, put
 from vlmpipe.trainer.models.registry import family_of

@@ -20,8 +20,7 @@ from vlmpipe.trainer.models.hf import vision_attention
 from vlmpipe.trainer.models.hf.encoder import without_mergers
 from vlmpipe.trainer.models.hf.grids import tower_output
 from vlmpipe.trainer.models.hf.model import HfVLM
-from vlmpipe.trainer.models.hf.vision_attention import Pieces, at_once, attention, by_runs, use_few_launches
-from vlmpipe.trainer.models.hf.vision_metadata import sizes_of
+from vlmpipe.trainer.models.hf.vision_attention import Pieces, at_once, attention, by_runs, sizes_of, use_few_launches
 from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.registry import family_of
 
