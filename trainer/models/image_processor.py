@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from transformers import CLIPImageProcessorPil, SiglipImageProcessorPil
 
@@ -18,7 +17,7 @@ from vlmpipe.trainer.models.image_inputs import Images, PrepareImages
 from vlmpipe.trainer.models.image_patches import PatchPreparer
 from vlmpipe.trainer.models.image_threads import for_each
 from vlmpipe.trainer.models.image_tokens import image_form_of
-from vlmpipe.trainer.models.pixels import decoded, empty_values, fill
+from vlmpipe.trainer.models.pixels import decoded, empty_values, value_tables
 from vlmpipe.trainer.models.registry import family_of
 
 POINTWISE = (CLIPImageProcessorPil, SiglipImageProcessorPil)  # after resizing, they map each value on its own
@@ -49,9 +48,9 @@ class PixelPreparer:
     """Decodes and resizes images: the bits of the family's own image processor, in less time."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self._processor = family_of(config).image_processor(config)
-        self._side = config.image_size
-        self._tables = self._tables_of_values() if type(self._processor) in POINTWISE else None
+        self._processor, self._side = family_of(config).image_processor(config), config.image_size
+        is_pointwise = type(self._processor) in POINTWISE and self._processor.do_resize
+        self._tables = value_tables(self._processor) if is_pointwise else None
 
     def __call__(self, images: Sequence[bytes]) -> Tensor:
         """Encoded images, possibly none -> (images, 3, side, side) in fp32."""
@@ -64,14 +63,7 @@ class PixelPreparer:
         if self._tables is None:
             made = self._processor([image], return_tensors="np")["pixel_values"]
             place[:] = made.reshape(place.shape)  # some processors add an axis
-        else:
-            resized = np.asarray(image.resize((self._side, self._side), self._processor.resample))
-            fill(place, resized, self._tables)
-
-    def _tables_of_values(self) -> np.ndarray | None:
-        """(3, 256) rescaled and normalized values; None if the processor does not resize."""
-        if not self._processor.do_resize:
-            return None
-        ramp = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], 3, axis=2)
-        made = self._processor([Image.fromarray(ramp)], do_resize=False, return_tensors="np")["pixel_values"]
-        return np.asarray(made[0, :, 0], np.float32)
+            return
+        resized = np.asarray(image.resize((self._side, self._side), self._processor.resample))
+        for channel, table in enumerate(self._tables):
+            np.take(table, resized[..., channel], out=place[channel], mode="clip")  # other modes copy first

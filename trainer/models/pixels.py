@@ -84,9 +84,3 @@ def value_tables(processor: BaseImageProcessor) -> np.ndarray:
     scaled = processor.rescale(ramp, processor.rescale_factor) if processor.do_rescale else ramp
     normal = processor.normalize(scaled, processor.image_mean, processor.image_std)
     return np.asarray(normal if processor.do_normalize else scaled, np.float32)[:, 0]
-
-
-def fill(place: np.ndarray, values: np.ndarray, tables: np.ndarray) -> None:
-    """Map `values` (side, side, 3) through `tables` (3, 256) into `place` (3, side, side)."""
-    for channel, table in enumerate(tables):
-        np.take(table, values[..., channel], out=place[channel], mode="clip")  # other modes copy first
