@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from benchmarks.support.suite import Bench
 from vlmpipe.trainer.models.attention.attend import attend
-from vlmpipe.trainer.models.attention.block_mask import mask_of
+from vlmpipe.trainer.models.attention.varlen import mask_of
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens, equal_lengths
 
 HOST = torch.device("cpu")

@@ -120,14 +120,12 @@ def hub_error(error: BaseException, name: str, revision: str, file: str) -> User
     """
     from huggingface_hub import constants, errors
 
-    at = f" at revision {revision}" if revision else ""
-
     def meant(found: str, fix: str, code: ExitCode = ExitCode.NOT_FOUND) -> UserError:
         return UserError(found, fix=fix, code=code)
 
-    cause = _of_client(error)
-    if cause is None:
+    if (cause := _of_client(error)) is None:
         return None
+    at = f" at revision {revision}" if revision else ""
     status = getattr(getattr(cause, "response", None), "status_code", None)
     if isinstance(cause, errors.OfflineModeIsEnabled | errors.LocalEntryNotFoundError | errors.DryRunError):
         here, may_be_here = "is not on this machine", True
@@ -141,10 +139,9 @@ def hub_error(error: BaseException, name: str, revision: str, file: str) -> User
         elif constants.HF_HUB_OFFLINE:
             why, fix = "HF_HUB_OFFLINE is set", "unset it, or give a folder"
         else:
-            why = f"{constants.ENDPOINT} does not answer"
-            fix = "check the network and HF_ENDPOINT; a model that was downloaded before is read with HF_HUB_OFFLINE=1"
-            if not may_be_here:
-                fix = "check the network and HF_ENDPOINT"
+            why, fix = f"{constants.ENDPOINT} does not answer", "check the network and HF_ENDPOINT"
+            if may_be_here:
+                fix += "; a model that was downloaded before is read with HF_HUB_OFFLINE=1"
         return meant(f"{name}{at} {here}, and {why}", fix, ExitCode.UNAVAILABLE)
     if isinstance(cause, errors.GatedRepoError):
         if status == 401:
@@ -183,17 +180,12 @@ def _of_client(error: BaseException) -> BaseException | None:
     """The hub client's error among those that caused this one: an answer of the hub before the client's own errors."""
     from huggingface_hub import errors
 
-    answers = (errors.HfHubHTTPError, errors.FileMetadataError)
-    replacements = (
-        errors.HTTPError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, errors.DryRunError
-    )  # fmt: skip
+    own = (errors.HTTPError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, errors.DryRunError)
+    causes: list[BaseException] = []
     seen: BaseException | None = error
-    outermost: BaseException | None = None
     while seen is not None:
-        if isinstance(seen, answers):
-            return seen
-        is_incomplete = isinstance(seen, OSError) and str(seen).startswith(INCOMPLETE)
-        if outermost is None and (is_incomplete or isinstance(seen, replacements)):
-            outermost = seen
+        causes.append(seen)
         seen = seen.__cause__ or seen.__context__
-    return outermost
+    answers = [cause for cause in causes if isinstance(cause, errors.HfHubHTTPError | errors.FileMetadataError)]
+    others = [cause for cause in causes if isinstance(cause, own) or str(cause).startswith(INCOMPLETE)]
+    return next(iter(answers + others), None)

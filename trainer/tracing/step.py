@@ -114,7 +114,7 @@ def without_numbers(module: nn.Module) -> None:
         module.sizes_of = fake_sizes_of
 
 
-def fake_sizes_of(tower: nn.Module, grids: Sequence[Grid], _device: torch.device) -> dict[str, object]:
+def fake_sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device) -> dict[str, object]:
     """Return `sizes_of` for traces: tensors of equal sizes and types, without values.
 
     Windowed attention then runs as one product over all patches. Its inputs and outputs have the same size; its FLOPs
@@ -124,14 +124,13 @@ def fake_sizes_of(tower: nn.Module, grids: Sequence[Grid], _device: torch.device
     whole = Pieces(((0, patches, 1),), torch.empty(0, dtype=torch.int32), patches)
     with unset_fake_temporarily():
         sizes = sizes_of(tower, grids, torch.device("cpu"))
-    return {
-        name: torch.zeros(size.shape, dtype=size.dtype)
-        if isinstance(size, Tensor)
-        else whole
-        if isinstance(size, Pieces)
-        else patches
-        for name, size in sizes.items()
-    }
+
+    def without_values(size: object) -> object:
+        if isinstance(size, Tensor):
+            return torch.zeros(size.shape, dtype=size.dtype)
+        return whole if isinstance(size, Pieces) else patches
+
+    return {name: without_values(size) for name, size in sizes.items()}
 
 
 def has_equal_tower_layers(config: ModelConfig) -> bool:

@@ -91,7 +91,7 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float, int, "Tensor | Non
 
 def _save(ctx: _AttendContext, inputs: Inputs, output: tuple[Tensor, Tensor]) -> None:
     query, key, value, bounds, device_bounds, ctx.scale, ctx.window, *spans = inputs
-    ctx.save_for_backward(query, key, value, *output, bounds, device_bounds, *spans)
+    ctx.save_for_backward(query, key, value, *output, bounds, device_bounds, *spans)  # type: ignore[arg-type]
 
 
 def _backward(ctx: _AttendContext, gradient: Tensor, _d_lse: Tensor) -> tuple[Tensor | None, ...]:

@@ -28,8 +28,7 @@ from vlmpipe.trainer.models.hf.vision_attention import sizes_of, use_few_launche
 from vlmpipe.trainer.models.image_inputs import Grid, NamedImages
 from vlmpipe.trainer.models.layers.freeze import part_of, trains
 from vlmpipe.trainer.models.layers.image_placeholders import add_levels_at_places, embedded, places_of, put
-from vlmpipe.trainer.models.layers.pipeline_stage import reduce_to_stage
-from vlmpipe.trainer.models.packed_vlm import PackedInputs, PackedVLM, loss_of
+from vlmpipe.trainer.models.packed_vlm import PackedInputs, PackedVLM
 from vlmpipe.trainer.sizing.pipeline_partition import Stage
 
 ROPE_AXES = 3  # of positions: time, height and width
@@ -104,10 +103,6 @@ class HfVLM(PackedVLM):
         return self._images
 
     @property
-    def language_model(self) -> nn.Module:
-        return self.model.get_decoder()
-
-    @property
     def masked(self) -> str:
         """Why samples are kept apart by a mask; empty where they are not."""
         return self.packed.why_masked
@@ -118,12 +113,6 @@ class HfVLM(PackedVLM):
         return self.model.config.model_type in SEES_IMAGES
 
     @property
-    def language_part(self) -> str:
-        """See `vlmpipe.trainer.models.layers.pipeline_stage.PackedModel`."""
-        decoder = self.language_model
-        return next(name for name, part in self.model.base_model.named_children() if part is decoder)
-
-    @property
     def tower(self) -> nn.Module | None:
         """The vision encoder, in some models with mergers, which are projectors. None with cached features, and in
         later pipeline stages."""
@@ -131,7 +120,6 @@ class HfVLM(PackedVLM):
         return None if isinstance(encoder, StoredEncoder) else encoder
 
     def drop_images(self) -> None:
-        """See `vlmpipe.trainer.models.layers.pipeline_stage.PackedModel`."""
         base, language_part = self.model.base_model, self.language_part
         for name, _ in [*base.named_children(), *base.named_parameters(recurse=False)]:
             if name != language_part:
@@ -154,7 +142,7 @@ class HfVLM(PackedVLM):
         if stage.is_first and not stage.is_last:
             self.packed.layers = max(len(stage.layers), 1)
         self.is_stage = True
-        reduce_to_stage(self, stage)
+        super().reduce_to(stage)
 
     def train(self, mode: bool = True) -> HfVLM:
         super().train(mode)
@@ -202,7 +190,7 @@ class HfVLM(PackedVLM):
             hidden = self._continued(hidden, inputs["input_ids"], positions, images, samples)
         # Without an embedding, as in later stages, the library says that there is no head either.
         head = self.model.lm_head if self.is_stage else self.model.get_output_embeddings()
-        return loss_of(self.token_loss, head, hidden, inputs)
+        return self.loss_of(head, hidden, inputs)
 
     def hidden_states(
         self, input_ids: Tensor, position_ids: Tensor, images: NamedImages, samples: CuSeqlens | None = None
@@ -249,11 +237,7 @@ class HfVLM(PackedVLM):
     ) -> Tensor:
         """(sequences, tokens, hidden) behind this pipeline stage's layers."""
         tensors = {name: value for name, value in images.items() if isinstance(value, Tensor)}
-        if PROJECTED in images and hasattr(self.model.base_model, "get_rope_index"):
-            positions = position_ids.repeat(4, 1, 1)
-        else:
-            positions = self._positions(input_ids, position_ids, tensors, samples)
-        return self.decode(hidden, positions, samples)
+        return self.decode(hidden, self._positions(input_ids, position_ids, tensors, samples), samples)
 
     def _traced(self, input_ids: Tensor, position_ids: Tensor, projected: Tensor, samples: CuSeqlens | None) -> Tensor:
         """For traces with fake tensors, which have no values that the library's forward pass asks for: the language
@@ -261,9 +245,7 @@ class HfVLM(PackedVLM):
         trained = [one for name, one in self.named_parameters() if one.requires_grad and part_of(name) == "projector"]
         first = sum((one.flatten()[0] for one in trained), start=projected.new_zeros(()))
         hidden = embedded(self.model, input_ids, self.encoded(projected + first))
-        positions = position_ids
-        if hasattr(self.model.base_model, "get_rope_index"):
-            positions = position_ids.repeat(4, 1, 1)
+        positions = self._positions(input_ids, position_ids, {PROJECTED: projected}, samples)
         more = {}
         if width := getattr(self.language_model.config, "hidden_size_per_layer_input", 0):
             shape = (*input_ids.shape, len(self.language_model.layers), width)
@@ -304,6 +286,8 @@ class HfVLM(PackedVLM):
         """The language model's positions. images: inputs of the images in the sequences."""
         if not hasattr(self.model.base_model, "get_rope_index"):
             return position_ids
+        if PROJECTED in images:  # in a trace
+            return position_ids.repeat(4, 1, 1)
         return self._rope_positions(input_ids, position_ids, self._published.types(input_ids) | images, samples)
 
     def _rope_positions(

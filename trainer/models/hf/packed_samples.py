@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask, same_sample
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
+from vlmpipe.trainer.models.attention.varlen import block_diagonal_mask, same_sample
 
 # Inputs of a language model that each pipeline stage has, and those of levels that are added in the first stage.
 IN_ALL_STAGES = ("inputs_embeds", "position_ids", "attention_mask", "visual_pos_masks")

@@ -353,10 +353,7 @@ def _processor(part: WeightsConfig, config: PreTrainedConfig, settings: Mapping[
                 "it needs torchvision",
                 expected="a model whose processor of transformers takes images without one",
             ) from error
-        raise ConfigError(
-            f"the processor of {part.weights} ({kind.__name__}) cannot be made: {error}",
-            expected="a folder or hub id with the tokenizer and the processor that the model was published with",
-        ) from error
+        raise
 
 
 def _in_runs(text: str, image_token: str) -> ImageText:

@@ -16,8 +16,9 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
+from vlmpipe.trainer.config.checkpoint import QUANTIZED_PACKAGE
 from vlmpipe.trainer.config.model import ModelConfig
-from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.errors import ConfigError, require_package
 from vlmpipe.trainer.models.base import Weights
 from vlmpipe.trainer.models.hf_native.peft_folder import (
     SETTINGS,
@@ -28,7 +29,6 @@ from vlmpipe.trainer.models.hf_native.peft_folder import (
     saved_modules,
 )
 from vlmpipe.trainer.models.hf_native.pretrained import load_complete, set_dtype
-from vlmpipe.trainer.models.hf_native.quantized import load_export
 from vlmpipe.trainer.models.hf_native.weights import fill
 from vlmpipe.trainer.models.layers.deferred_weights import parameters_on_meta
 from vlmpipe.trainer.models.layers.lora import draw_adapters, freeze_and_adapt
@@ -170,3 +170,23 @@ def _keep_fp32_buffers(model: nn.Module) -> None:
         parent, _, own = name.rpartition(".")
         module = model.get_submodule(parent)
         module._buffers[own] = model.get_buffer(name).to(buffer.dtype) if name in stored else buffer
+
+
+def load_export(kind: type[PreTrainedModel], folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """A model of `kind` on the CPU.
+
+    Raises UserError (69) for a quantized one without the package of the extra `quantized`, ConfigError for one of which
+    transformers leaves tensors out.
+    """
+    if not getattr(AutoConfig.from_pretrained(folder, trust_remote_code=False), "quantization_config", None):
+        return kind.from_pretrained(folder, dtype=dtype, trust_remote_code=False)
+    require_package(QUANTIZED_PACKAGE)
+    model, info = kind.from_pretrained(folder, dtype=dtype, trust_remote_code=False, output_loading_info=True)
+    if left := sorted(map(str, [*info["missing_keys"], *info["unexpected_keys"], *info["mismatched_keys"]])):
+        raise ConfigError(
+            f"transformers does not find or know {len(left)} tensors of the quantized export, for example {left[0]}",
+            expected="an export whose every tensor is a weight or a scale of the model",
+        )
+    # By itself it would happen in the first call of the whole model, and evaluation calls its parts.
+    model.hf_quantizer.compressor.decompress_model(model)
+    return model

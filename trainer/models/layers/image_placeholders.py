@@ -59,12 +59,8 @@ def add_levels_at_places(language_model: nn.Module) -> None:
     Masks still work. Raises ConfigError for a release of transformers with a different method.
     """
     theirs = getattr(type(language_model), "_deepstack_process", None)
-    if theirs is None or list(inspect.signature(theirs).parameters) != [
-        "self",
-        "hidden_states",
-        "visual_pos_masks",
-        "visual_embeds",
-    ]:
+    takes = ["self", "hidden_states", "visual_pos_masks", "visual_embeds"]
+    if theirs is None or list(inspect.signature(theirs).parameters) != takes:
         raise ConfigError(
             "this release of transformers adds images behind language layers in an unknown way",
             expected="the version in constraints.txt",

@@ -35,7 +35,6 @@ class LlavaVLM(PackedVLM):
         return getattr(self.model.model, PROJECTOR)
 
     def drop_images(self) -> None:
-        """See `vlmpipe.trainer.models.layers.pipeline_stage.PackedModel`."""
         for part in (TOWER, PROJECTOR):
             setattr(self.model.model, part, None)
 

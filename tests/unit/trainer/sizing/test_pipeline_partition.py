@@ -22,7 +22,6 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import GRID_FAMILIES, ModelConfig
 from vlmpipe.trainer.data.sampler import EpochTotals
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.models.layers.pipeline_stage import reduce_to_stage, stage_view
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.setup.data import mean_sequence_flops
 from vlmpipe.trainer.sizing.pipeline_partition import Costs, Stage, cut, end_costs, schedule_passes, stages_of
@@ -104,7 +103,7 @@ def test_stages_one_after_another_compute_what_the_whole_model_does(model: str) 
     in_stages: list[str] = []
     for stage in stages_of(len(blocks.language_layers), 2, None, image_layers=blocks.image_layers):
         module = built(model)
-        reduce_to_stage(module, stage)
+        module.reduce_to(stage)
         in_stages += [name for name, _ in module.named_parameters()]
         hidden = module(**(inputs if stage.is_first else without_images(inputs)), hidden=hidden)
     assert hidden is not None
@@ -119,8 +118,8 @@ def test_a_rank_with_two_stages_computes_what_the_whole_model_does(model: str) -
     whole, ends, between = (built(model) for _ in range(3))
     blocks, inputs = family_of(CONFIGS[model]).blocks(whole), rows_for(model)
     first, middle, last = stages_of(len(blocks.language_layers), 3, None, image_layers=blocks.image_layers)
-    views = [stage_view(ends, first), stage_view(between, middle), stage_view(ends, last)]
-    reduce_to_stage(ends, Stage.joined([first, last]))
+    views = [ends.view(first), between.view(middle), ends.view(last)]
+    ends.reduce_to(Stage.joined([first, last]))
     hidden: Tensor | None = None
     for number, view in enumerate(views):
         hidden = view(**(without_images(inputs) if number else inputs), hidden=hidden)
@@ -155,7 +154,7 @@ def test_a_model_that_works_on_hidden_states_outside_of_its_layers_is_refused() 
     scaled.rotary = module.language_model.rotary_emb
     module.language_model.rotary_emb = scaled
     with pytest.raises(ConfigError, match="'qwen2' cannot be split into pipeline stages"):
-        reduce_to_stage(module, Stage(range(1), is_first=True, is_last=False))
+        module.reduce_to(Stage(range(1), is_first=True, is_last=False))
 
 
 def test_a_model_whose_norm_has_another_name_is_refused() -> None:
@@ -164,7 +163,7 @@ def test_a_model_whose_norm_has_another_name_is_refused() -> None:
     module.language_model.embedding_norm = module.language_model.norm
     del module.language_model.norm
     with pytest.raises(ConfigError, match="'qwen2' cannot be split into pipeline stages: its last norm"):
-        reduce_to_stage(module, Stage(range(1), is_first=True, is_last=False))
+        module.reduce_to(Stage(range(1), is_first=True, is_last=False))
 
 
 def built(name: str) -> nn.Module:

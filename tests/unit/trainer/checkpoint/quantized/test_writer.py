@@ -24,8 +24,8 @@ from vlmpipe.trainer.checkpoint.quantized.layers import quantized_layers
 from vlmpipe.trainer.checkpoint.quantized.writer import write_quantized
 from vlmpipe.trainer.config.checkpoint import QuantizedFormat
 from vlmpipe.trainer.errors import ConfigError, MissingPackageError
-from vlmpipe.trainer.models.hf_native import quantized as opening
-from vlmpipe.trainer.models.hf_native.quantized import load_export
+from vlmpipe.trainer.models.hf_native import family as opening
+from vlmpipe.trainer.models.hf_native.family import load_export
 
 TEXT: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,

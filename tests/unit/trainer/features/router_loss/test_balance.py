@@ -13,9 +13,8 @@ from transformers import LlamaConfig, LlamaModel, Qwen3MoeConfig, Qwen3MoeForCau
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.features.router_loss.balance import FEATURE
-from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
-from vlmpipe.trainer.models.attention.varlen import use_varlen_attention
+from vlmpipe.trainer.models.attention.varlen import block_diagonal_mask, use_varlen_attention
 from vlmpipe.trainer.models.layers.recompute_policy import recompute_layers
 from vlmpipe.trainer.models.loss.chunked_loss import TokenLoss, loss_at_labels
 

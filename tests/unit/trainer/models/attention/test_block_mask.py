@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 from transformers.masking_utils import create_causal_mask
 
-from vlmpipe.trainer.models.attention.block_mask import mask_of
+from vlmpipe.trainer.models.attention.varlen import mask_of
 
 TOKENS = 12
 TINY: dict[str, Any] = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 10}

@@ -9,9 +9,8 @@ import torch
 from transformers import Lfm2Config, Lfm2Model, Qwen3_5TextConfig, Qwen3_5TextModel
 
 from vlmpipe.trainer.models.attention import mixers
-from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
-from vlmpipe.trainer.models.attention.varlen import takes_samples, use_varlen_attention
+from vlmpipe.trainer.models.attention.varlen import block_diagonal_mask, takes_samples, use_varlen_attention
 
 WIDTH, LENGTHS, TOKENS = 16, [[70, 9, 66], [3, 120]], 145  # the longest are of two chunks of 64; the last row is padded
 SIZES: dict[str, Any] = {

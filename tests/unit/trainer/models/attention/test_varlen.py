@@ -39,11 +39,16 @@ from tests.support.trainer.memory_cases import Case
 from vlmpipe.trainer.models.attention import kernels as attention_kernels
 from vlmpipe.trainer.models.attention import sample_groups
 from vlmpipe.trainer.models.attention.attend import attend, attend_backward
-from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask, mask_of
 from vlmpipe.trainer.models.attention.cu_seqlens import PADDING_PIECE, CuSeqlens
 from vlmpipe.trainer.models.attention.kernel_choice import is_right
 from vlmpipe.trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH, Kernel, VarlenArgs
-from vlmpipe.trainer.models.attention.varlen import attention, takes_samples, use_varlen_attention
+from vlmpipe.trainer.models.attention.varlen import (
+    attention,
+    block_diagonal_mask,
+    mask_of,
+    takes_samples,
+    use_varlen_attention,
+)
 from vlmpipe.trainer.models.layers.recompute_policy import recompute_layers
 from vlmpipe.trainer.models.registry import family_of
 

@@ -16,7 +16,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 from tests.support.trainer.tiny_native import TEXT, model_section
 from vlmpipe.trainer.config.model import GRID_FAMILIES, ModelConfig
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.models.attention.block_mask import mask_of
+from vlmpipe.trainer.models.attention.varlen import mask_of
 from vlmpipe.trainer.models.hf.grids import precomputed, project
 from vlmpipe.trainer.models.hf.vision_attention import sizes_of
 from vlmpipe.trainer.models.image_inputs import Grid
