@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from benchmarks.support.suite import Bench
 from vlmpipe.trainer.models.attention.attend import attend
-from vlmpipe.trainer.models.attention.varlen import mask_of
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens, equal_lengths
+from vlmpipe.trainer.models.attention.varlen import mask_of
 
 HOST = torch.device("cpu")
 CLOSE = 1e-5  # absolute, of numbers near 1 in fp32

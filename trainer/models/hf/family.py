@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -68,7 +67,7 @@ from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights, parameters_on_meta
 from vlmpipe.trainer.models.layers.freeze import part_of, trains
 from vlmpipe.trainer.models.layers.lora import without_adapters
-from vlmpipe.trainer.models.layers.parameter_counts import OfImages, model_shape, vocabulary_of
+from vlmpipe.trainer.models.layers.parameter_counts import OfImages, count_parameters, model_shape, vocabulary_of
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 # Names of weights as the first releases of transformers with such models wrote them.
@@ -275,27 +274,17 @@ class HfFamily(TransformersFamily):
         text, vision = whole.get_text_config(), whole.vision_config
         with torch.device("meta"):
             model = self.skeleton(config, vocabulary=vocabulary_of(config, text))
-        counts = Counter[str]()
-        for name, parameter in model.named_parameters():
-            counts[part_of(name)] += parameter.numel()
         levels = 1 + image_layers_of(whole)
         if grids:
             images = of_images(whole, grids, self.feature_shape(config)[0], levels)
             images["counted"] = counted_flops(config) if config.is_of_any_type else None
         else:
-            as_of_one_product = -(-counts["projector"] // int(text.hidden_size))
-            images = self._of_published_images(config, as_of_one_product, levels)
-        return model_shape(
-            config,
-            model,
-            layers_of(encoder_of(model)),
-            vision,
-            tower_parameters=counts["tower"],
-            projector_parameters=counts["projector"],
-            **images,
-        )
+            in_projector = count_parameters(model, lambda name: part_of(name) == "projector")
+            images = self._of_published_images(config, -(-in_projector // int(text.hidden_size)), levels)
+        return model_shape(config, model, layers_of(encoder_of(model)), vision, **images)
 
     def _of_published_images(self, config: ModelConfig, feature_width: int, levels: int) -> OfImages:
+        """feature_width: that of one product with the projector's parameters."""
         images = self.images(config)
         patches, in_patch = images.patches
         is_fixed = images.max_tokens == sum(images.texts((BLANK,))[0].runs)

@@ -98,9 +98,6 @@ def model_shape(
     model: nn.Module,
     tower_layers: Sequence[nn.Module],
     vision: PreTrainedConfig,
-    *,
-    tower_parameters: int,
-    projector_parameters: int,
     **of_images: Unpack[OfImages],
 ) -> ModelShape:
     """Sizes of a model on the meta device. of_images: fields of `ModelShape` that depend on how it takes images.
@@ -115,10 +112,11 @@ def model_shape(
     text, language, head = model.config.get_text_config(), model.get_decoder(), model.get_output_embeddings()
     tied = head.weight is language.embed_tokens.weight
     in_embedding = count_parameters(language.embed_tokens)
-    adapters = Counter[Part]()
+    counts = Counter[Part]()
     for name, parameter in model.named_parameters():
-        if is_adapter(name):
-            adapters[_shape_part_of(name)] += parameter.numel()
+        counts[_shape_part_of(name)] += parameter.numel()
+    in_layers = count_parameters(language) - in_embedding - counts["adapters"]
+    in_language: dict[Part, int] = {"embedding": in_embedding, "language_layers": in_layers}
     chosen = _chosen_parameters(config, model, language.layers, tower_layers)
     quantized = [feature.quantized_size(model) for feature in features_of(config, "model")]
     return ModelShape(
@@ -126,16 +124,9 @@ def model_shape(
         language=_stack_of(text, language.layers[0]),
         vocabulary=int(text.vocab_size),
         tied_head=tied,
-        parameters={
-            "tower": tower_parameters - adapters["tower_adapters"],
-            "tower_adapters": adapters["tower_adapters"],
-            "projector": projector_parameters - adapters["projector_adapters"],
-            "projector_adapters": adapters["projector_adapters"],
-            "embedding": in_embedding,
-            "language_layers": count_parameters(language) - in_embedding - adapters["adapters"],
-            "adapters": adapters["adapters"],
-            "head": 0 if tied else count_parameters(head),
-        },
+        parameters={part: counts[part] for part in PARTS}
+        | in_language
+        | {"head": 0 if tied else count_parameters(head)},
         frozen=_frozen_parts(config, chosen, tied=tied),
         chosen=chosen,
         adapters=_adapter_parameters(language.layers),
@@ -145,7 +136,11 @@ def model_shape(
         routers=len(routers_of(language.layers)) if balancing_loss_of(language.layers) else 0,
         quantized=sum(count for count, _ in quantized),
         quantized_bytes=sum(size_bytes for _, size_bytes in quantized),
-        in_8_bits=count_parameters(model, lambda name: _has_8_bit_moments(name, model.get_parameter(name))),
+        in_8_bits=sum(
+            parameter.numel()
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad and fits_8_bits(name, parameter.shape)
+        ),
         **of_images,
     )
 
@@ -155,10 +150,6 @@ def _delta_rules(language: nn.Module) -> DeltaRules | None:
     if not rules:
         return None
     return DeltaRules(len(rules), rules[0].reference_bytes_per_token(), rules[0].sizes.kernel_bytes_per_token())
-
-
-def _has_8_bit_moments(name: str, parameter: nn.Parameter) -> bool:
-    return parameter.requires_grad and fits_8_bits(name, parameter.shape)
 
 
 def _stack_of(config: PreTrainedConfig, layer: nn.Module) -> Stack:

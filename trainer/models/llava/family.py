@@ -205,8 +205,6 @@ class LlavaFamily(TransformersFamily):
             model,
             tower_layers_of(tower),
             vision,
-            tower_parameters=count_parameters(tower),
-            projector_parameters=count_parameters(model.model.multi_modal_projector),
             tower_tokens=side * side + class_tokens(str(vision.model_type)),
             image_tokens=image_tokens,
             feature_width=feature_width,
