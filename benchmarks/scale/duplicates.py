@@ -69,7 +69,7 @@ def contents(samples: int) -> dict[str, float]:
             counts.add(digests, random.random(len(digests)) < 0.9)
         assert counts.totals().repeats
 
-    return _measured(count, lambda: samples * ROW.itemsize)  # but for digests that are summed early
+    return _measured(count, lambda: samples * ROW.itemsize)
 
 
 def ids(samples: int) -> dict[str, float]:

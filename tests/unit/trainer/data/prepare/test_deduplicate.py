@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import tracemalloc
+import weakref
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -53,10 +55,7 @@ digests = st.sampled_from([bytes([first]) * 15 + bytes([last]) for first in (0, 
 
 @given(st.lists(st.tuples(digests, splits)), st.integers(1, 5))
 def test_content_is_counted_as_a_dictionary_would(things: list[tuple[bytes, Split]], at_once: int) -> None:
-    with (
-        mock.patch.object(digest_files, "BUFFERED_ROWS", at_once),
-        mock.patch.object(digest_files, "SUMMED_ROWS", at_once),
-    ):
+    with mock.patch.object(digest_files, "BUFFERED_ROWS", at_once):
         counts = ContentCounts()
         for start in range(0, len(things), at_once):
             piece = things[start : start + at_once]
@@ -69,6 +68,24 @@ def test_content_is_counted_as_a_dictionary_would(things: list[tuple[bytes, Spli
     assert totals.distinct == {split: len(found[split]) for split in SPLITS}
     assert totals.in_both_splits == len(found["train"] & found["eval"])
     assert totals.repeats == len(things) - len(found["train"] | found["eval"])
+
+
+def test_memory_of_counted_contents_does_not_grow_with_them() -> None:
+    """A quarter of them is one content; the others are distinct."""
+    piece, random = 1 << 12, np.random.default_rng(0)
+    peaks = []
+    for pieces in (1 << 5, 1 << 8):
+        with mock.patch.multiple(digest_files, BUFFERED_ROWS=piece, SPOOLED_BYTES=piece):
+            tracemalloc.start()
+            counts = ContentCounts()
+            for _ in range(pieces):
+                contents = random.integers(0, 256, (piece, digest_files.DIGEST_BYTES), dtype=np.uint8)
+                contents[::4] = 0
+                counts.add(contents, np.ones(piece, np.bool_))
+            assert counts.totals().repeats == pieces * piece // 4 - 1
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 1 << 19, peaks
 
 
 @given(st.lists(st.tuples(digests, st.integers(0, 5))), st.integers(1, 5))
@@ -146,24 +163,30 @@ def test_index_is_sorted_and_whole(
     ]
 
 
-def test_no_more_lines_than_asked_for_are_sorted_at_once(tmp_path: Path) -> None:
-    """Also of chunks of few lines whose ids are spread alike, as hashes of images are."""
+@pytest.mark.parametrize(("every", "max_keys"), [(16, 1 << 15), (4, 256)])
+def test_no_more_lines_than_asked_for_are_sorted_at_once(tmp_path: Path, every: int, max_keys: int) -> None:
+    """Also of chunks of few lines whose ids are spread alike, as hashes of images are, and of few ids that are kept."""
     chance = random.Random(57)
     lengths: list[int] = []
+    sorted_before: list[weakref.ref[pa.Table]] = []
     in_order = sorted_lines._in_order
 
     def counted(lines: pa.Table) -> pa.Table:
+        assert not any(ref() for ref in sorted_before), "lines that were sorted before are freed"
         lengths.append(len(lines))
-        return in_order(lines)
+        result = in_order(lines)
+        sorted_before.append(weakref.ref(result))
+        return result
 
-    lines = sorted_lines.SortedLines()
-    sizes = {"EVERY": 16, "SORTED_ROWS": 256, "MAX_FILES": 4, "_in_order": counted}
+    sizes = {"EVERY": every, "MAX_KEYS": max_keys, "SORTED_ROWS": 256, "MAX_FILES": 4, "_in_order": counted}
     with mock.patch.multiple(sorted_lines, **sizes):
+        lines = sorted_lines.SortedLines()
         for _ in range(64):
             table = pa.Table.from_pylist(
                 [next(lines_of({f"{chance.getrandbits(64):016x}": []}, "eval")) for _ in range(64)], SCHEMA
             ).sort_by("id")
             lines.add(table, partial(lambda table: table, table))
+        assert sum(map(len, lines._keys)) == 256
         lines.write_index(tmp_path, {"train": [], "eval": ["shard"]})
     assert sum(lengths) == 64 * 64 and max(lengths) <= 256 + 64, sorted(lengths)[-3:]
 
