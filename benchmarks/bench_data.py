@@ -67,6 +67,13 @@ SUITE = Suite(
             default=False,
         ),
         Part(
+            "merge",
+            "scale.merge",
+            900,
+            "0.1, 1 and 10 million texts, or --size: memory of prepare-data over chunks that are made for it",
+            default=False,
+        ),
+        Part(
             "shared-plans",
             "scale.shared_plans",
             60,

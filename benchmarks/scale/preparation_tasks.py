@@ -19,7 +19,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.scale.private_memory import MIB, PeakMemory, private_mib
+from benchmarks.scale.made_chunks import answer, question
+from benchmarks.scale.private_memory import MIB, Memory, PeakMemory
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.timing import Clock
@@ -32,13 +33,12 @@ SIZES = (100_000, 1_000_000, 10_000_000)  # or `--size` and a hundredth and a te
 TASKS, AT_ONCE = 8, 2
 QUARTERS = 4  # of a task, whose first and last are compared
 FILE_RECORDS = 50_000
-WORDS = ("red", "green", "blue", "small", "large", "round", "square", "old", "new", "bright")
 STEPS = {"plan": "plan-data", "share": "a task of prepare-chunks", "merge": "prepare-data"}
 
 
 def preparation_tasks(bench: Bench) -> None:
     """Memory and CPU time of each step by the number of records: texts, which are the smallest records."""
-    sizes = [size * (bench.size or SIZES[-1]) // SIZES[-1] // (100 if bench.quick else 1) for size in SIZES]
+    sizes = sizes_of(bench)
     found: dict[int, dict[str, dict[str, float]]] = {}
     for number, records in enumerate(sizes):
         folder = bench.scratch.parent / f"vlmpipe-preparation-{records}"
@@ -57,13 +57,11 @@ def preparation_tasks(bench: Bench) -> None:
         whole = [one for one in shares if one["whole"]]
         bench.report.require(len(whole) > 0, "a task was measured from its first record to its last")
         of_all = sum(one["cpu_s"] for one in whole) * TASKS / len(whole)  # tasks have equal shares
-        share = {"mib": max(one["mib"] for one in shares), "cpu_s": of_all}
+        share = {name: max(one[name] for one in shares) for name in ("mib", "mapped_mib")} | {"cpu_s": of_all}
         found[records] = {"plan": plan, "share": share, "merge": merge}
+        data = f"{records:,} texts, {TASKS} tasks"
         for step, figures in found[records].items():
-            data = f"{records:,} texts, {TASKS} tasks"
-            bench.report.figure(f"{STEPS[step]}: memory", data, "MiB", Side(step, [figures["mib"]]))
-            each = 1e6 * figures["cpu_s"] / records
-            bench.report.figure(f"{STEPS[step]}: CPU time of all", data, "us a record", Side(step, [each]))
+            report_step(bench, step, data, figures, records)
         paces = [one["last_s"] / one["first_s"] for one in whole if one["last_s"]]
         if paces:
             pace = statistics.median(paces)
@@ -71,11 +69,31 @@ def preparation_tasks(bench: Bench) -> None:
             bench.report.figure(claim, data, "times", Side("share", [pace]))
         bench.at(f"{records:,} records: done", (number + 1) / len(sizes))
         shutil.rmtree(folder)
-    for few, many in itertools.pairwise(sizes):
-        for step in STEPS:
-            grown = (found[many][step]["mib"] - found[few][step]["mib"]) * MIB / (many - few)
-            between = f"{few:,} to {many:,} texts"
-            bench.report.figure(f"{STEPS[step]}: slope of memory", between, "bytes a record", Side(step, [grown]))
+    for step in STEPS:
+        report_slopes(bench, step, {records: steps[step] for records, steps in found.items()})
+
+
+def sizes_of(bench: Bench) -> list[int]:
+    """Numbers of records that are measured."""
+    return [size * (bench.size or SIZES[-1]) // SIZES[-1] // (100 if bench.quick else 1) for size in SIZES]
+
+
+def report_step(bench: Bench, step: str, data: str, figures: dict[str, float], records: int) -> None:
+    """Report the memory and the CPU time of a step."""
+    for claim, unit, value in (
+        ("memory", "MiB", figures["mib"]),
+        ("pages of mapped files", "MiB", figures["mapped_mib"]),
+        ("CPU time of all", "us a record", 1e6 * figures["cpu_s"] / records),
+    ):
+        bench.report.figure(f"{STEPS[step]}: {claim}", data, unit, Side(step, [value]))
+
+
+def report_slopes(bench: Bench, step: str, found: dict[int, dict[str, float]]) -> None:
+    """Report what each further record adds to a step's memory. found: its figures by the number of records."""
+    for few, many in itertools.pairwise(found):
+        grown = (found[many]["mib"] - found[few]["mib"]) * MIB / (many - few)
+        between = f"{few:,} to {many:,} texts"
+        bench.report.figure(f"{STEPS[step]}: slope of memory", between, "bytes a record", Side(step, [grown]))
 
 
 def _shares(bench: Bench, arguments: dict[str, Any]) -> list[dict[str, float]]:
@@ -94,8 +112,8 @@ def write_texts(folder: Path, records: int) -> None:
         numbers = range(start, min(records, start + FILE_RECORDS))
         columns = {
             "id": [f"r{number}" for number in numbers],
-            "question": [f"what is number {number}?" for number in numbers],
-            "answer": [" ".join(WORDS[int(digit)] for digit in str(number)) for number in numbers],
+            "question": list(map(question, numbers)),
+            "answer": list(map(answer, numbers)),
         }
         pq.write_table(pa.table(columns), folder / f"part-{start // FILE_RECORDS:05d}.parquet")
 
@@ -103,17 +121,17 @@ def write_texts(folder: Path, records: int) -> None:
 def measured(folder: str, records: int, step: str, fingerprint: str = "", task: int = 0) -> dict[str, Any]:
     """Run a step, or read what an earlier benchmark measured of it.
 
-    Returns its CPU time, and the most memory beyond what the process had before. `whole` is false of a step that was
-    stopped once: what it had made is not made again.
+    Returns its CPU time, and the most memory, own and of mapped files, beyond what the process had before. `whole` is
+    false of a step that was stopped once: what it had made is not made again.
     """
     kept, begun = Path(folder, f"{step}-{task}.json"), Path(folder, f"{step}-{task}.begun")
     if kept.is_file():
         return dict(json.loads(kept.read_text(encoding="utf-8")))
     whole = not begun.exists()
     begun.touch()
-    job = _job(Path(folder))
+    job = job_in(Path(folder))
     progress = _Quarters(job.run.run_uri, f"{step}-{task}", quiet=True)
-    before, clock, peak = private_mib(), Clock(), PeakMemory()
+    before, clock, peak = Memory.now(), Clock(), PeakMemory()
     accepted = 0
     if step == "plan":
         fingerprint = plan_chunks(job, progress).fingerprint
@@ -123,13 +141,16 @@ def measured(folder: str, records: int, step: str, fingerprint: str = "", task: 
         accepted = prepare(job, progress).counts["accepted"]
     used = clock.stop(records)
     first_s, last_s = progress.first_and_last()
-    figures = {"cpu_s": used.cpu_per_unit * records, "mib": peak.stop() - before, "first_s": first_s, "last_s": last_s}
+    most = peak.stop()
+    memory = {"mib": most.own_mib - before.own_mib, "mapped_mib": most.mapped_mib - before.mapped_mib}
+    figures = memory | {"cpu_s": used.cpu_per_unit * records, "first_s": first_s, "last_s": last_s}
     measured_step = figures | {"accepted": accepted, "fingerprint": fingerprint, "whole": whole}
     kept.write_text(json.dumps(measured_step), encoding="utf-8")
     return measured_step
 
 
-def _job(folder: Path) -> JobConfig:
+def job_in(folder: Path) -> JobConfig:
+    """The job that prepares the texts in `folder`/set."""
     source = (f"data.source={folder / 'set'}", "data.image_folder=", f"data.tasks={TASKS}", "data.workers=1")
     return job_of("llava-local", folder / "root", "texts", source)
 

@@ -71,7 +71,7 @@ def compared(images: int, by_index: bool) -> dict[str, float]:
     cpu_s, wall_s = _cpu_s(), time.monotonic()
     pairs = candidates(vectors)
     seconds = {"CPU time": _cpu_s() - cpu_s, "time": time.monotonic() - wall_s}
-    memory = {"vectors": held - before, "comparing, beyond vectors": peak.stop() - held}
+    memory = {"vectors": held - before, "comparing, beyond vectors": peak.stop().own_mib - held}
     is_planted = (pairs[:, 0] < copies) & (pairs[:, 1] == pairs[:, 0] + images - copies)
     counts = {"pairs that are opened": len(pairs) / images, "copies among the pairs": is_planted.sum() / copies}
     return {**memory, **seconds, **counts}
