@@ -139,9 +139,10 @@ def hub_error(error: BaseException, name: str, revision: str, file: str) -> User
         elif constants.HF_HUB_OFFLINE:
             why, fix = "HF_HUB_OFFLINE is set", "unset it, or give a folder"
         else:
-            why, fix = f"{constants.ENDPOINT} does not answer", "check the network and HF_ENDPOINT"
-            if may_be_here:
-                fix += "; a model that was downloaded before is read with HF_HUB_OFFLINE=1"
+            why = f"{constants.ENDPOINT} does not answer"
+            fix = "check the network and HF_ENDPOINT; a model that was downloaded before is read with HF_HUB_OFFLINE=1"
+            if not may_be_here:
+                fix = "check the network and HF_ENDPOINT"
         return meant(f"{name}{at} {here}, and {why}", fix, ExitCode.UNAVAILABLE)
     if isinstance(cause, errors.GatedRepoError):
         if status == 401:
