@@ -34,7 +34,7 @@ from tests.support.workers import TEST_RUN_VARIABLE
 
 REPOSITORY = ROOT
 MODULES = (
-    "pyarrow.dataset", "torch._dynamo",
+    "deepspeed", "peft", "pyarrow.dataset", "torch._dynamo",
     "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel", "torch.nn.parallel", "torch.profiler", "torch.utils.tensorboard",
     "transformers.models.qwen2.modeling_qwen2", "transformers.models.siglip.modeling_siglip",
