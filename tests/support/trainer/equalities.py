@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
+from tests.support.short_form import WHOLE
 from tests.support.trainer.checkpoints import newest_good
-from vlmpipe.trainer.checkpoint.commit import Checkpoint, read_commit
+from vlmpipe.trainer.checkpoint.commit import Checkpoint, committed, read_commit
 from vlmpipe.trainer.checkpoint.export.weight_reader import open_weights
 from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles, fetch_folder
 from vlmpipe.trainer.config.job import JobConfig
@@ -23,6 +25,10 @@ RELATIVE_BF16 = 5e-3
 
 
 STOP_STEP = 3
+
+
+# Of runs that are compared, one of which stops at STOP_STEP: a step more, and an epoch more in the long form.
+STEPS = {"train.max_steps": 2 * STOP_STEP if WHOLE else STOP_STEP + 1}
 
 
 HELD_OUT = {"train.validate_every_steps": STOP_STEP, "train.validation_sequences": 3}
@@ -56,6 +62,17 @@ def fetched(job: JobConfig, name: str = "") -> Iterator[Path]:
     checkpoint = _checkpoint(job, name)
     with tempfile.TemporaryDirectory() as scratch:
         yield fetch_folder(open_storage(job.run.run_uri), checkpoint, Path(scratch))
+
+
+def begin_in_the_middle(job: JobConfig, begun: JobConfig, stop_step: int = STOP_STEP) -> None:
+    """Give `job` the checkpoints and metrics of `begun`, a run with a checkpoint of `stop_step`, up to that step."""
+    folder, source = Path(job.run.run_uri), Path(begun.run.run_uri)
+    shutil.copytree(source / "checkpoints", folder / "checkpoints")
+    shutil.copy(source / "metrics.jsonl", folder)
+    store = open_storage(job.run.run_uri)
+    for name in committed(store):
+        if read_commit(store, name).step > stop_step:
+            store.delete_folder(f"checkpoints/{name}")
 
 
 def _checkpoint(job: JobConfig, name: str) -> Checkpoint:

@@ -15,7 +15,7 @@ import torch
 
 from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.checkpoints import newest_good
-from tests.support.trainer.equalities import trained_weights
+from tests.support.trainer.equalities import STEPS, STOP_STEP, trained_weights
 from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, summary, train_runs
 from vlmpipe.trainer.checkpoint.attempts import read_attempts
@@ -23,8 +23,6 @@ from vlmpipe.trainer.checkpoint.commit import committed
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_lines
-
-STOP_STEP = 3
 
 
 class Move(NamedTuple):
@@ -45,6 +43,7 @@ ALL_MOVES = (
     Move(("fsdp", 2), ("ddp", 1)),
     Move(("zero2", 4), ("zero2", 2)),
     Move(("fsdp", 2), ("zero3", 4)),
+    Move(("fsdp", 1), ("zero3", 2)),
     Move(("zero1", 1), ("zero1", 4)),
     Move(("zero2", 2), ("zero2", 1)),
     Move(("zero2", 1), ("zero2", 2)),
@@ -56,7 +55,7 @@ ALL_MOVES = (
     Move(("ddp", 1), ("zero1", 2)),
 )
 # Fewer ranks and more, each format of checkpoints, and from one to another; of DDP alone: test_exact_resume.py.
-SHORT = ("ddp-4-fsdp-2", "zero2-4-zero2-2", "fsdp-2-zero3-4")
+SHORT = ("fsdp-2-ddp-1", "zero2-2-zero2-1", "fsdp-1-zero3-2")
 MOVES = list(chosen({move.run_id: move for move in ALL_MOVES}, lambda name: name in SHORT).values())
 # What else ZeRO keeps, or must not: averages, an embedding with two names, frozen weights under adapters.
 KEPT: dict[str, dict[str, Any]] = {
@@ -83,7 +82,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(root: Path) -> JobConfig:
-    job = make_run(root, "reference", EVERY_STEP)
+    job = make_run(root, "reference", EVERY_STEP | STEPS)
     train_runs([job], processes=1)
     return job
 
@@ -102,7 +101,7 @@ def moved(root: Path) -> dict[Move, JobConfig]:
 
 
 def _job(root: Path, move: Move, strategy: str, changes: dict[str, Any] | None = None) -> JobConfig:
-    return make_run(root, move.run_id, {"train.strategy": strategy, **(changes or {})})
+    return make_run(root, move.run_id, {"train.strategy": strategy, **STEPS, **(changes or {})})
 
 
 @pytest.mark.parametrize("move", MOVES, ids=lambda move: move.run_id)

@@ -65,6 +65,8 @@ def any_model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
         "simpo": make_run(root, "simpo", base | SIMPO, features="off"),
     }
     train_runs(list(made.values()), processes=1)
+    if not WHOLE:  # forward passes are the family's, and what ranks share of them is that of `runs`
+        return made
     made["fsdp"] = make_run(root, "fsdp", dpo | {"train.strategy": "fsdp", "train.micro_batch_size": 1}, features="off")
     train_runs([made["fsdp"]], processes=2)
     return made
@@ -148,10 +150,11 @@ def test_an_interrupted_pass_goes_on_where_it_was(runs: dict[str, JobConfig]) ->
 
 
 def test_a_model_of_any_type_trains_on_pairs(any_model: dict[str, JobConfig]) -> None:
-    """Through its own forward pass, with the images of both conversations, alone and shared by two processes."""
+    """Through its own forward pass, with the images of both conversations; in the long form also on two processes."""
     reference = losses(any_model["reference"])
     assert reference[0] == pytest.approx(math.log(2), abs=1e-6) and reference[1:] != pytest.approx(reference[:-1])
-    assert losses(any_model["fsdp"]) == pytest.approx(reference, rel=RELATIVE)
+    for name in ("fsdp",) if WHOLE else ():
+        assert losses(any_model[name]) == pytest.approx(reference, rel=RELATIVE)
 
 
 def test_simpo_trains_without_references(any_model: dict[str, JobConfig]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.short_form import chosen
+from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
 from tests.support.trainer.shared_prefixes import write_pairs, write_questions
@@ -93,7 +93,7 @@ CASES: dict[str, Case] = chosen(
         "pairs zero3": of("zero3", "pairs"),
         "compiled ddp": of("ddp", compile="on", compile_backend="aot_eager", activation_checkpointing="selective"),
     },
-    lambda name: name in ("fsdp", "tp", "pp", "context", "pairs"),
+    lambda name: name in ("tp", "pp", "context", "pairs"),  # of which the last is fsdp
 )
 USED = dict.fromkeys(case.reference for case in CASES.values())
 
@@ -156,7 +156,7 @@ def test_pairs_have_the_references_of_separate_ones(
 def test_resumed_equals_uninterrupted_also_on_other_ranks(data: dict[str, Any]) -> None:
     """With steps of two sequences, of questions and of pairs."""
     small = SHARED | {"train.global_batch_size": 2, "train.micro_batch_size": 1, "train.max_steps": 4}
-    kinds = {name: small | REFERENCES[name] for name in ("cached", "pairs")}
+    kinds = {name: small | REFERENCES[name] for name in (("cached", "pairs") if WHOLE else ("cached",))}
     stopped = {"train.max_steps": STOP_STEP}
     straight = {name: run(data, f"straight-{name}", changes) for name, changes in kinds.items()}
     begun = [run(data, f"resumed-{name}", changes | stopped) for name, changes in kinds.items()]

@@ -66,11 +66,10 @@ FOUR_RANKS = {name: 2 if name.startswith("hsdp") else 1 for name in SETTINGS if 
 FOUR_RANKS |= {name: 1 for name in SETTINGS if "context" in name}
 PUBLISHED = "hf "  # begins the name of a type of family hf: some are native families too
 FAMILIES = ("llava", *CONFIGS, *(PUBLISHED + model_type for model_type in INSTALLED))
-# Settings of the short form by family: llava has both, of which each other family has one.
+# Settings of the short form by family. That parts without images have gradients too is tested of each native family in
+# tests/integration/trainer/models/test_native_models.py.
 SHORT = {
-    "llava": ("fsdp embedding", "zero3"),
-    "smolvlm": ("zero3",),
-    "qwen2_5_vl": ("fsdp embedding",),
+    "llava": ("fsdp embedding",),
     "qwen3_vl": ("zero3",),
     "hf gemma3": ("fsdp embedding",),
 }

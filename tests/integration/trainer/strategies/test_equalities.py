@@ -24,6 +24,7 @@ from tests.support.trainer.equalities import (
     NODES,
     RELATIVE,
     RELATIVE_BF16,
+    STEPS,
     STOP_STEP,
     TOWER_RECOMPUTED,
     TOWER_TRAINED,
@@ -45,10 +46,11 @@ ALL_LOGITS = {"train.loss_chunk_tokens": 0}  # at once
 # test_pipeline_parallel.py and, of zero2, test_world_sizes.py and test_mixed_precision.py.
 STRATEGIES = chosen(dict.fromkeys(strategy_names()), lambda name: name in ("ddp", "fsdp", "zero3"))
 # The others share their code with one of these.
-THOROUGH = chosen(dict.fromkeys(("ddp", "fsdp", "zero2", "zero3")), lambda name: name in ("fsdp", "zero3"))
-# What each format of checkpoints restores; of DDP's, over more ranks: test_exact_resume.py.
-RESUMED = chosen(STRATEGIES, lambda name: name in ("fsdp", "zero3"))
-# Rows and features reach every engine by the same loader.
+THOROUGH = chosen(dict.fromkeys(("ddp", "fsdp", "zero2", "zero3")), lambda name: name == "fsdp")
+# What each format of checkpoints restores; of DDP's, over more ranks: test_exact_resume.py, of ZeRO's:
+# test_mixed_precision.py.
+RESUMED = chosen(STRATEGIES, lambda name: name == "fsdp")
+# Features reach every engine by the same loader.
 READING = chosen(THOROUGH, lambda name: name == "fsdp")
 # How they are compiled: all strategies that train.compile takes.
 COMPILED: dict[str, dict[str, Any]] = chosen(
@@ -93,20 +95,21 @@ class Runs:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("equalities")
     encode_features(make_run(root, "features"))
-    encode_features(make_run(root, "features-bf16", {"train.precision": "bf16"}))  # in which its tower computes
+    if WHOLE:
+        encode_features(make_run(root, "features-bf16", {"train.precision": "bf16"}))  # in which its tower computes
     return root
 
 
 @pytest.fixture(scope="module")
 def reference(root: Path) -> JobConfig:
-    job = make_run(root, "reference", {"train.micro_batch_size": 8, **ALL_LOGITS, **AVERAGED, **EVERY_STEP})
+    job = make_run(root, "reference", {"train.micro_batch_size": 8, **ALL_LOGITS, **AVERAGED, **EVERY_STEP, **STEPS})
     train_runs([job], processes=1)
     return job
 
 
 @pytest.fixture(scope="module")
 def reference_of_tower(root: Path) -> JobConfig:
-    changes = {"train.micro_batch_size": 8, **ALL_LOGITS, **TOWER_TRAINED, **EVERY_STEP}
+    changes = {"train.micro_batch_size": 8, **ALL_LOGITS, **TOWER_TRAINED, **EVERY_STEP, **STEPS}
     job = make_run(root, "reference-tower", changes, features="off")
     train_runs([job], processes=1)
     return job
@@ -165,7 +168,7 @@ def _train(root: Path, strategies: Sequence[str]) -> dict[str, Runs]:
 
 def _base(strategy: str) -> dict[str, Any]:
     rows = 2 // NODES.get(strategy, 1)  # two micro-batches a step on any number of processes
-    return {**strategy_changes(strategy), "train.micro_batch_size": rows}
+    return {**strategy_changes(strategy), **STEPS, "train.micro_batch_size": rows}
 
 
 def _jobs(root: Path, strategy: str) -> dict[str, JobConfig]:
@@ -191,23 +194,19 @@ def _jobs(root: Path, strategy: str) -> dict[str, JobConfig]:
         }
     if strategy not in THOROUGH:
         return jobs
-    changes: dict[str, dict[str, Any]] = {
-        **{kind: base | recomputing for kind, recomputing in RECOMPUTING.items()},
-        "bf16": {**base, "train.precision": "bf16"},
-    }
+    changes: dict[str, dict[str, Any]] = {}
+    changes |= {kind: base | recomputing for kind, recomputing in RECOMPUTING.items()}
     if strategy in READING:
-        whole = {**base, "train.global_batch_size": WHOLE_SET_ROWS, "train.micro_batch_size": 8}
-        changes |= {"packed": whole, "unpacked": {**whole, "data.pack": False}}
         jobs["online"] = make_run(root, f"{strategy}-online", base, features="off")
     if WHOLE:
-        changes["fp16"] = {**base, "train.precision": "fp16"}
+        changes |= {kind: {**base, "train.precision": kind} for kind in ("bf16", "fp16")}
     jobs |= {name: make_run(root, f"{strategy}-{name}", change) for name, change in changes.items()}
     jobs["tower"] = make_run(root, f"{strategy}-tower", {**base, **TOWER_RECOMPUTED}, features="off")
     return jobs
 
 
 def _train_by_nodes(jobs: Mapping[str, Sequence[JobConfig]]) -> None:
-    for nodes in sorted({NODES.get(strategy, 1) for strategy in jobs}):
+    for nodes in sorted({NODES.get(strategy, 1) for strategy, some in jobs.items() if some}):
         train_runs(
             [job for name in jobs if NODES.get(name, 1) == nodes for job in jobs[name]], processes=2, nodes=nodes
         )
@@ -256,9 +255,14 @@ def test_a_trained_tower_equals_one_process(
     assert losses(reference_of_tower) != pytest.approx(losses(runs_of(strategy)["accumulated"]), rel=RELATIVE)
 
 
-@pytest.mark.parametrize("strategy", READING)
-def test_packed_equals_unpacked(strategy: str, runs_of: Callable[[str], Runs]) -> None:
-    runs = runs_of(strategy)
+def test_packed_equals_unpacked(root: Path) -> None:
+    """On one process: rows reach every engine by the same loader."""
+    changes = {"train.global_batch_size": WHOLE_SET_ROWS, "train.micro_batch_size": 8}
+    runs = {
+        "packed": make_run(root, "packed", changes),
+        "unpacked": make_run(root, "unpacked", changes | {"data.pack": False}),
+    }
+    train_runs(list(runs.values()), processes=1)
     rows = {job.run.run_id: summary(job)["tokens"] for job in (runs["packed"], runs["unpacked"])}
     assert len(set(rows.values())) == 1, "both read the same samples"
     fills = [metrics(job)[0]["fill"] for job in (runs["packed"], runs["unpacked"])]
@@ -296,6 +300,7 @@ def test_the_two_compressions_round_differently(runs_of: Callable[[str], Runs]) 
     assert losses(runs["bf16 gradients"]) != pytest.approx(losses(runs["fp16 gradients"]), rel=RELATIVE / 100)
 
 
+@only_whole  # from the start, and as near: test_mixed_precision.py
 @pytest.mark.parametrize("strategy", THOROUGH)
 def test_bf16_stays_close_to_fp32_and_is_not_fp32(strategy: str, runs_of: Callable[[str], Runs]) -> None:
     runs = runs_of(strategy)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.short_form import only_whole
-from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
+from tests.support.trainer.runs import encode_features, ends_of_ranks, losses, make_run, summary, train_runs
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.records.sweep import FeaturesError, Outcome, Sweep, SweepTraining, SweepVariant
 from vlmpipe.trainer.storage import open_storage
@@ -69,7 +69,12 @@ def start(sweep: str, processes: int = 1) -> subprocess.Popen[str]:
     )
 
 
-def finish(sweep: str, processes: int = 1) -> tuple[int, str]:
+def finish(sweep: str, processes: int = 1, *, job: int = 0) -> tuple[int, str]:
+    """Exit code of the job, and what it printed. One of a process is forked from the preloaded one."""
+    if processes == 1:
+        arguments = ["--config", f"{sweep}/{Sweep.FILE}", "--job", str(job), "--nproc-per-node", "1"]
+        (code,), (said,) = ends_of_ranks("vlmpipe.trainer.trials.sweep", arguments, processes=1)
+        return code, said
     process = start(sweep, processes)
     said, _ = process.communicate(timeout=240)
     return process.returncode, said
@@ -172,6 +177,5 @@ def test_a_job_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_a_job_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     job = add(tmp_path, "plain", {})
     sweep = write_sweep(tmp_path, [job])
-    command = [sys.executable, "-m", "vlmpipe.trainer.trials.sweep", "--config", f"{sweep}/{Sweep.FILE}", "--job", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 64 and "--job is 3" in done.stderr
+    code, said = finish(sweep, job=3)
+    assert code == 64 and "--job is 3" in said

@@ -6,20 +6,17 @@ What two stages on two processes do is in test_equalities.py, for all strategies
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.short_form import WHOLE, chosen
-from tests.support.trainer.equalities import RELATIVE, STOP_STEP, TOWER_TRAINED
+from tests.support.short_form import chosen
+from tests.support.trainer.equalities import RELATIVE, STEPS, STOP_STEP, TOWER_TRAINED, begin_in_the_middle
 from tests.support.trainer.hard_to_shard import MODEL as HARD_TO_SPLIT
 from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import losses, make_run, metrics, summary, train_runs
-from vlmpipe.trainer.checkpoint.commit import committed, read_commit
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.storage import open_storage
 
 pytestmark = pytest.mark.slow
 
@@ -35,10 +32,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "tower": TOWER_TRAINED,
     "tied": {**TIED, "train.validate_every_steps": STOP_STEP, "train.validation_sequences": 5},
     "projector": PROJECTOR_ONLY,
-    "hard to split": {**HARD_TO_SPLIT, "train.max_steps": 2 * STOP_STEP},
+    "hard to split": {**HARD_TO_SPLIT, **STEPS},
     "adapters": {"model.lora": {"rank": 4, "alpha": 8.0}},
     "uneven": {"data.max_samples": 52},  # epochs of which the last step has fewer rows
 }
+UNEVEN = "2 x 2 stages, uneven"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "2 stages, 2 copies": ("plain", TWO_BY_TWO),
     "2 stages, 2 copies, all trained": ("tower", TWO_BY_TWO),
@@ -46,6 +44,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "4 stages, tied": ("tied", FOUR),
     "4 stages, three of them frozen": ("projector", FOUR),
     "4 stages, 2 micro-batches": ("uneven", {**FOUR, "train.micro_batch_size": 4}),
+    UNEVEN: ("uneven", {**PAIR, **INTERLEAVED, "train.micro_batch_size": 4}),
     "2 x 2 stages, 2 copies": ("tied", {**TWO_BY_TWO, **INTERLEAVED}),
     "2 x 2 stages, 2 copies, projector": ("projector", {**TWO_BY_TWO, **INTERLEAVED}),
     "2 x 2 stages, 2 copies, uneven": ("uneven", {**TWO_BY_TWO, **INTERLEAVED}),
@@ -55,9 +54,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "2 stages of 2 ranks, shared tokens": ("hard to split", {**SPLIT, "train.sequence_parallel": True}),
     "2 stages of 2 ranks, 2 copies": ("hard to split", {**SPLIT, "train.micro_batch_size": 1}),
 }
-PROCESSES = {"2 stages of 2 ranks, 2 copies": 8}  # 4 for all others
-# Copies, more stages than there are micro-batches, several stages on a rank, and ranks that split a stage.
-SHORT = ("2 stages, 2 copies", "4 stages, 2 micro-batches", "2 x 2 stages, 2 copies", "2 stages of 2 ranks")
+PROCESSES = {"2 stages of 2 ranks, 2 copies": 8, UNEVEN: 2}  # 4 for all others
+# Copies, several stages on a rank, more of them than there are micro-batches, and ranks that split a stage.
+SHORT = ("2 stages, 2 copies", UNEVEN, "2 stages of 2 ranks")
 RUN = chosen(CASES, SHORT.__contains__)
 REFERENCES = {model: MODELS[model] for model in dict.fromkeys(model for model, _ in RUN.values())}
 
@@ -82,13 +81,13 @@ MOVES = chosen(
         "2 stages of 2 ranks to one process": Move("2 stages of 2 ranks", "hard to split", {}, 1),
         "one process to 2 stages of 2 ranks": Move("hard to split", "hard to split", SPLIT, 4),
     },
-    lambda name: name in ("2 stages, 2 copies, to fsdp", "2 stages of 2 ranks to one process"),
+    lambda name: name == "2 stages of 2 ranks to one process",
 )
 
 
 def make(root: Path, name: str, changes: dict[str, Any]) -> JobConfig:
     run_id = name.replace(", ", "-").replace(" ", "-")
-    common = {"model.language_model.config.num_hidden_layers": 4, "train.checkpoint_every_steps": STOP_STEP}
+    common = {"model.language_model.config.num_hidden_layers": 4, "train.checkpoint_every_steps": STOP_STEP, **STEPS}
     return make_run(root, run_id, {**common, **changes}, features="off")
 
 
@@ -101,26 +100,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     train_runs(list(jobs.values()), processes=1)
     cases = {name: make(root, name, {**MODELS[model], **changes}) for name, (model, changes) in RUN.items()}
     jobs |= cases
-    if WHOLE:
-        train_runs([cases[name] for name in PROCESSES], processes=8)
-    train_runs([cases[name] for name in cases if name not in PROCESSES], processes=4)
+    for processes in sorted({PROCESSES.get(name, 4) for name in cases}):
+        train_runs([cases[name] for name in cases if PROCESSES.get(name, 4) == processes], processes=processes)
     moved = {name: make(root, name, {**MODELS[move.model], **move.changes}) for name, move in MOVES.items()}
     for name, move in MOVES.items():
         begin_in_the_middle(moved[name], jobs[move.begins])
     for processes in sorted({move.processes for move in MOVES.values()}):
         train_runs([moved[name] for name, move in MOVES.items() if move.processes == processes], processes=processes)
     return jobs | moved
-
-
-def begin_in_the_middle(job: JobConfig, begun: JobConfig) -> None:
-    """Give `job` what the other run had when it was at STOP_STEP."""
-    folder, source = Path(job.run.run_uri), Path(begun.run.run_uri)
-    shutil.copytree(source / "checkpoints", folder / "checkpoints")
-    shutil.copy(source / "metrics.jsonl", folder)
-    store = open_storage(job.run.run_uri)
-    for name in committed(store):
-        if read_commit(store, name).step > STOP_STEP:
-            store.delete_folder(f"checkpoints/{name}")
 
 
 def held_out(job: JobConfig) -> list[float]:
@@ -152,7 +139,7 @@ def test_whoever_continues_gets_the_same(name: str, trained: dict[str, JobConfig
 
 def test_the_last_micro_batch_of_an_epoch_is_not_full(trained: dict[str, JobConfig]) -> None:
     """Else the case for it would show nothing."""
-    job = trained["4 stages, 2 micro-batches"]
+    job = trained[UNEVEN]
     rows = [
         round(line["tokens_per_s"] * line["step_s"] / line["fill"] / job.data.sequence_length) for line in metrics(job)
     ]

@@ -15,7 +15,14 @@ import pytest
 from tests.support.planner.memory_bounds import COUNTED, PEAK
 from tests.support.planner.planned_memory import predicted
 from tests.support.short_form import WHOLE, chosen, only_whole
-from tests.support.trainer.equalities import RELATIVE, RELATIVE_BF16, STOP_STEP, trained_weights
+from tests.support.trainer.equalities import (
+    RELATIVE,
+    RELATIVE_BF16,
+    STEPS,
+    STOP_STEP,
+    begin_in_the_middle,
+    trained_weights,
+)
 from tests.support.trainer.hard_to_shard import MODEL
 from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import losses, make_run, metrics, run_ranks, summary, train_runs
@@ -56,11 +63,12 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = chosen(
     },
     lambda name: name == "shared tokens selective",
 )
+IN_THE_MIDDLE = {"train.checkpoint_every_steps": STOP_STEP}  # a checkpoint for another layout
 UNPACKED = {"data.pack": False} if any("unpacked" in name for name in OTHERS) else None
 # From one layout to another, and the run of one process that the whole equals.
 MOVES = chosen(
     {"ddp-tp": "reference", "tp-ddp": "reference", "tp-ddp-adapters": "reference adapters"},
-    lambda name: "adapters" not in name,
+    lambda name: name == "tp-ddp",  # and to its own layout: test_lora.py
 )
 
 
@@ -71,30 +79,34 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(root: Path) -> dict[str, JobConfig]:
-    """From beginning to end, from a checkpoint of one process, and up to one for one process."""
+    """From beginning to end, from a checkpoint of one process, and on one process from a checkpoint of several."""
 
     def job(run_id: str, strategy: str = "tp", **changes: Any) -> JobConfig:
-        return make_run(root, run_id, {**MODEL, **strategy_changes(strategy), **changes}, features="off")
+        return make_run(root, run_id, {**MODEL, **STEPS, **strategy_changes(strategy), **changes}, features="off")
 
-    stop = {"train.max_steps": STOP_STEP}
     has_adapters = any("adapters" in name for name in (*OTHERS, *MOVES))
     done = {"reference": job("reference", "ddp", **EVERY_STEP)}
     if has_adapters:
         done["reference adapters"] = job("reference-adapters", "ddp", **ADAPTED, **EVERY_STEP)
     if UNPACKED:
         done["reference unpacked"] = job("reference-unpacked", "ddp", **UNPACKED, **EVERY_STEP)
-    train_runs([*done.values(), job("ddp-tp", "ddp", **stop)], processes=1)
-    done |= {"tp": job("tp"), "ddp-tp": job("ddp-tp")}
+    train_runs(list(done.values()), processes=1)
+    done["tp"] = job("tp", **IN_THE_MIDDLE)
+    if "ddp-tp" in MOVES:
+        done["ddp-tp"] = job("ddp-tp")
+        begin_in_the_middle(done["ddp-tp"], done["reference"])
     if WHOLE:
         done["checkpointing"] = job("checkpointing", **{"train.activation_checkpointing": "full"})
         done["bf16"] = job("bf16", **{"train.precision": "bf16"})
     done |= {name: job(name.replace(" ", "-"), **changes) for name, (changes, _) in OTHERS.items()}
-    begun = {"tp-ddp": job("tp-ddp", **stop)}
     if has_adapters:
-        begun["tp-ddp-adapters"] = job("tp-ddp-adapters", **ADAPTED, **stop)
-    tensor = [one for name, one in done.items() if "reference" not in name]
-    train_runs([*tensor, *begun.values()], processes=PROCESSES)
-    ended = {name: job(name, "ddp", **(ADAPTED if "adapters" in name else {})) for name in begun}
+        done["adapters of tp"] = job("adapters-of-tp", **ADAPTED, **IN_THE_MIDDLE)
+    train_runs([one for name, one in done.items() if "reference" not in name], processes=PROCESSES)
+    ended = {"tp-ddp": job("tp-ddp", "ddp")}
+    begin_in_the_middle(ended["tp-ddp"], done["tp"])
+    if has_adapters:
+        ended["tp-ddp-adapters"] = job("tp-ddp-adapters", "ddp", **ADAPTED)
+        begin_in_the_middle(ended["tp-ddp-adapters"], done["adapters of tp"])
     train_runs(list(ended.values()), processes=1)
     return done | ended
 
